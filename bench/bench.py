@@ -18,6 +18,7 @@ import sys
 import time
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -44,8 +45,8 @@ TRIALS = 10  # in the paper
 
 
 def seconds(work, least=0.3, repeats=2):
-    """The best time of a few, each repeated until it takes long enough to be
-    measured.
+    """The best of a few timings of `work`, in seconds a call; each timing repeats the
+    call until it takes at least `least` seconds.
     """
     best = math.inf
     count = 1
@@ -91,20 +92,19 @@ class Counted:
             if step.kind in ("normals", "positive"):
                 self.normals += step.random_numbers
             elif step.kind == "chi":
-                for f in step.params["freedom"]:
-                    share = step.random_numbers // len(step.params["freedom"])
-                    self.gammas[float(f)] = self.gammas.get(float(f), 0) + share
+                degrees = [float(freedom) for freedom in step.params["freedom"]]
+                for freedom in degrees:
+                    self.gammas.setdefault(freedom, 0)
+                    self.gammas[freedom] += step.random_numbers // len(degrees)
 
     def floor(self):
         """Seconds a replica to draw them on one core, in large arrays."""
         rng = np.random.Generator(np.random.SFC64(0))
         normal = seconds(lambda: rng.standard_normal(2**16), 0.05, 3) / 2**16
-        gammas = sum(
-            count
-            * seconds(lambda f=f: rng.standard_gamma(f / 2, 2**14), 0.01, 2)
-            / 2**14
-            for f, count in self.gammas.items()
-        )
+        gammas = 0.0
+        for freedom, count in self.gammas.items():
+            draw = partial(rng.standard_gamma, freedom / 2, 2**14)
+            gammas += count * seconds(draw, 0.01, 2) / 2**14
         return self.normals * normal + gammas, self.all * normal
 
 
@@ -113,31 +113,12 @@ def configurations():
     workers.
     """
     rows = []
-    cases = dict.fromkeys(
-        case for figure in figures().values() for case in figure.cases if not case.score
-    )
-    for case in cases:
+    for case in paper_cases():
         net, widths = case.program, case.widths
-        draws = int(
-            np.clip(4e8 / (Counted(net, widths).all * 8 + 400), 16_384, 131_072)
-        )
-        one = (
-            seconds(
-                lambda net=net, widths=widths, draws=draws: sample(
-                    net, widths, draws, 1
-                ),
-                0.5,
-            )
-            / draws
-        )
-        two = (
-            seconds(
-                lambda net=net, widths=widths, draws=draws: sample(net, widths, draws),
-                0.5,
-            )
-            / draws
-        )
         counted = Counted(net, widths)
+        draws = int(np.clip(4e8 / (counted.all * 8 + 400), 16_384, 131_072))
+        one = seconds(partial(sample, net, widths, draws, 1), 0.5) / draws
+        two = seconds(partial(sample, net, widths, draws), 0.5) / draws
         floor, normals = counted.floor()
         tracemalloc.start()
         sample(net, widths, 50_000, 1)
@@ -163,14 +144,20 @@ def configurations():
     return rows
 
 
+def paper_cases():
+    """The cases of all figures of the paper, each once, without scores."""
+    cases = {}
+    for figure in figures().values():
+        cases |= dict.fromkeys(case for case in figure.cases if not case.score)
+    return list(cases)
+
+
 def name(case):
-    parts = [
-        case.activation,
-        f"s={case.tokens}",
-        f"H={case.heads}",
-        f"n={case.width:.0f}",
-    ]
-    return " ".join(parts + ([f"d={case.head_dim:.0f}"] if case.head_dim else []))
+    """The parameters of a case, in a few words."""
+    text = f"{case.activation} s={case.tokens} H={case.heads} n={case.width:.0f}"
+    if case.head_dim:
+        text += f" d={case.head_dim:.0f}"
+    return text
 
 
 def weights(case):
@@ -211,42 +198,48 @@ def growth():
     """
     rows = []
     for grows, case, parameter, values, draws, predicted in GROWTH:
-        points = []
+        times, numbers = [], []
         for value in values:
-            changed = (
-                case if parameter == "draws" else replace(case, **{parameter: value})
-            )
-            count = value if parameter == "draws" else draws
-            net = changed.program
-            spent = seconds(
-                lambda net=net, w=changed.widths, c=count: sample(net, w, c), 0.3
-            )
-            numbers = sample(net, changed.widths, 2).random_numbers
-            points.append(
-                (value, spent if parameter == "draws" else spent / count, numbers)
-            )
-        x, t, k = (
-            np.log(np.array(column, dtype=float))
-            for column in zip(*points[-3:], strict=True)
-        )
-        fitted = float(np.polyfit(x, t, 1)[0])
-        counted = (
-            1.0 if parameter == "draws" else round(float(np.polyfit(x, k, 1)[0]), 3)
-        )
-        for value, spent, numbers in points:
+            if parameter == "draws":
+                # a law of more replicas: the time of all of them
+                spent, count = timed_case(case, value)
+            else:
+                changed = replace(case, **{parameter: value})
+                spent, count = timed_case(changed, draws)
+                spent /= draws
+            times.append(spent)
+            numbers.append(count)
+        exponent = last_exponent(values, times)
+        exponent_of_numbers = 1.0
+        if parameter != "draws":
+            exponent_of_numbers = round(last_exponent(values, numbers), 3)
+        for value, spent, count in zip(values, times, numbers, strict=True):
             rows.append(
                 {
                     "grows": grows,
                     "value": value,
                     "seconds": spent,
-                    "random numbers": numbers,
-                    "exponent of time": fitted,
-                    "exponent of numbers": counted,
+                    "random numbers": count,
+                    "exponent of time": exponent,
+                    "exponent of numbers": exponent_of_numbers,
                     "predicted": predicted,
                 }
             )
             show(rows[-1], first=len(rows) == 1)
     return rows
+
+
+def timed_case(case, draws):
+    """Seconds of a law of a case, and the random numbers of one draw."""
+    net, widths = case.program, case.widths
+    spent = seconds(partial(sample, net, widths, draws), 0.3)
+    return spent, sample(net, widths, 2).random_numbers
+
+
+def last_exponent(x, y):
+    """The exponent of x in y, fitted to the last three points."""
+    slope, _ = np.polyfit(np.log(x[-3:]), np.log(y[-3:]), 1)
+    return float(slope)
 
 
 def grids():
@@ -259,9 +252,10 @@ def grids():
 
         def plan(rates=rates):
             lr = ns.hyperparameter("lr")
-            made = training(model, (1, 2, 3, 4), (2, 3, 4, 5))
-            by = {weight: ns.optim.SGD(lr) for weight in made.kinds()}
-            net = ns.Program(ns.train(made.logits, made.loss, by, 3)[-1])
+            network = training(model, (1, 2, 3, 4), (2, 3, 4, 5))
+            optimisers = {weight: ns.optim.SGD(lr) for weight in network.kinds()}
+            steps = ns.train(network.logits, network.loss, optimisers, 3)
+            net = ns.Program(steps[-1])
             for k in range(rates):
                 net.plan(**model.widths(), lr=2.0**-k)
 
@@ -334,29 +328,34 @@ def starts():
     files: the best of four.
     """
     rows = []
-    for what, code in STARTS.items():
-        found = []
+    for start, code in STARTS.items():
+        wall, processor = math.inf, math.inf
         for _ in range(4):
-            before, start = os.times(), time.perf_counter()
+            processor_before, before = children_seconds(), time.perf_counter()
             subprocess.run(
                 [sys.executable, "-c", code], check=True, capture_output=True
             )
-            wall, after = time.perf_counter() - start, os.times()
-            spent = (
-                after.children_user
-                + after.children_system
-                - before.children_user
-                - before.children_system
-            )
-            found.append((wall, spent))
-        wall, spent = map(min, zip(*found, strict=True))
-        rows.append({"start": what, "seconds": wall, "processor seconds": spent})
+            wall = min(wall, time.perf_counter() - before)
+            processor = min(processor, children_seconds() - processor_before)
+        rows.append({"start": start, "seconds": wall, "processor seconds": processor})
         show(rows[-1], first=len(rows) == 1)
     return rows
 
 
+def children_seconds():
+    """Processor seconds of all processes that were started here and have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def cell(value, digits=3):
+    """A value of a table; numbers with few digits."""
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
 def show(row, first=False):
-    texts = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()]
+    """Print a row of a table; with `first` also the names of its columns."""
+    texts = [cell(value) for value in row.values()]
     if first:
         print("\n" + "  ".join(f"{k:>20}" for k in row))
     print("  ".join(f"{text:>20}" for text in texts), flush=True)
@@ -367,53 +366,8 @@ def picture(table, grown):
     with mpl.rc_context(STYLE):
         figure = new(5.6)
         top, bottom = figure.subplots(2, 1, height_ratios=(1.5, 1.0))
-        order = np.arange(len(table))[::-1]
-        top.hlines(
-            order,
-            [r["exact s/draw"] for r in table],
-            [r["literal s/draw"] for r in table],
-            color="#cccccc",
-        )
-        top.plot(
-            [r["literal s/draw"] for r in table],
-            order,
-            "s",
-            color=VERMILLION,
-            label="literal",
-        )
-        top.plot(
-            [r["exact s/draw"] for r in table], order, "o", color=BLUE, label="exact"
-        )
-        top.set_yticks(order, [r["configuration"] for r in table], fontsize=5.5)
-        top.set(xscale="log", xlabel="seconds a draw")
-        top.legend(loc="upper right")
-        for grows, colour, marker in zip(
-            dict.fromkeys(r["grows"] for r in grown),
-            (BLUE, VERMILLION, GREEN, ORANGE, PURPLE),
-            "os^Dv",
-            strict=True,
-        ):
-            rows = [r for r in grown if r["grows"] == grows]
-            start = rows[0]["seconds"]
-            label = (
-                f"{grows}: {rows[0]['exponent of time']:.2f}"
-                f" ({rows[0]['predicted']:.0f})"
-            )
-            bottom.plot(
-                [r["value"] for r in rows],
-                [r["seconds"] / start for r in rows],
-                marker=marker,
-                ms=3,
-                lw=0.9,
-                color=colour,
-                label=label,
-            )
-        bottom.set(
-            xscale="log",
-            yscale="log",
-            xlabel="value of the parameter",
-            ylabel="time, first = 1",
-        )
+        plot_configurations(top, table)
+        plot_growth(bottom, grown)
         figure.legend(
             *bottom.get_legend_handles_labels(),
             title="exponent of time (predicted)",
@@ -423,6 +377,39 @@ def picture(table, grown):
             columnspacing=1.0,
         )
         return dict(zip(("pdf", "png"), rendered(figure, "pdf", "png"), strict=True))
+
+
+def plot_configurations(axes, table):
+    """Seconds a draw of each configuration, literal and exact."""
+    positions = np.arange(len(table))[::-1]  # the first one on top
+    exact = [row["exact s/draw"] for row in table]
+    literal = [row["literal s/draw"] for row in table]
+    axes.hlines(positions, exact, literal, color="#cccccc")
+    axes.plot(literal, positions, "s", color=VERMILLION, label="literal")
+    axes.plot(exact, positions, "o", color=BLUE, label="exact")
+    names = [row["configuration"] for row in table]
+    axes.set_yticks(positions, names, fontsize=5.5)
+    axes.set(xscale="log", xlabel="seconds a draw")
+    axes.legend(loc="upper right")
+
+
+def plot_growth(axes, grown):
+    """Time against each parameter that grows, over that of its first value."""
+    parameters = list(dict.fromkeys(row["grows"] for row in grown))
+    colours = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
+    for parameter, colour, marker in zip(parameters, colours, "os^Dv", strict=True):
+        rows = [row for row in grown if row["grows"] == parameter]
+        values = [row["value"] for row in rows]
+        times = [row["seconds"] / rows[0]["seconds"] for row in rows]
+        fitted, predicted = rows[0]["exponent of time"], rows[0]["predicted"]
+        label = f"{parameter}: {fitted:.2f} ({predicted:.0f})"
+        axes.plot(values, times, marker=marker, ms=3, lw=0.9, color=colour, label=label)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="value of the parameter",
+        ylabel="time, first = 1",
+    )
 
 
 def save(path, content):
@@ -435,37 +422,31 @@ def as_csv(rows):
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
-        for row in rows
-    )
+    for row in rows:
+        writer.writerow({name: cell(value, 4) for name, value in row.items()})
     return buffer.getvalue()
 
 
 def as_markdown(rows):
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
-    lines += [
-        "| "
-        + " | ".join(
-            f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()
-        )
-        + " |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    table = [list(rows[0]), ["---"] * len(rows[0])]
+    for row in rows:
+        table.append([cell(value) for value in row.values()])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 
 
 def main():
     RESULTS.mkdir(exist_ok=True)
-    table, grown, begun, planned, long = (
-        configurations(),
-        growth(),
-        starts(),
-        grids(),
-        contexts(),
-    )
-    slow = sum(r["literal s/draw"] * r["draws in the paper"] for r in table)
-    fast = sum(r["exact s/draw"] * r["draws in the paper"] for r in table)
+    tables = {
+        "configurations": configurations(),
+        "growth": growth(),
+        "starts": starts(),
+        "grids": grids(),
+        "contexts": contexts(),
+    }
+    slow, fast = 0.0, 0.0
+    for row in tables["configurations"]:
+        slow += row["literal s/draw"] * row["draws in the paper"]
+        fast += row["exact s/draw"] * row["draws in the paper"]
     machine = (
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python"
         f" {platform.python_version()}, numpy {np.__version__}, scipy"
@@ -484,27 +465,21 @@ def main():
                 " otherwise."
             ),
             "## The paper's configurations",
-            as_markdown(table),
+            as_markdown(tables["configurations"]),
             total,
             "## Growth",
-            as_markdown(grown),
+            as_markdown(tables["growth"]),
             "## Cold starts",
-            as_markdown(begun),
+            as_markdown(tables["starts"]),
             "## Grids of learning rates",
-            as_markdown(planned),
+            as_markdown(tables["grids"]),
             "## Long contexts, processor seconds",
-            as_markdown(long),
+            as_markdown(tables["contexts"]),
         ]
     )
-    for stem, rows in {
-        "configurations": table,
-        "growth": grown,
-        "starts": begun,
-        "grids": planned,
-        "contexts": long,
-    }.items():
+    for stem, rows in tables.items():
         save(RESULTS / f"{stem}.csv", as_csv(rows))
-    for kind, content in picture(table, grown).items():
+    for kind, content in picture(tables["configurations"], tables["growth"]).items():
         save(RESULTS / f"bench.{kind}", content)
     save(RESULTS / "machine.txt", machine + "\n")
     save(RESULTS / "table.md", page + "\n")

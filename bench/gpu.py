@@ -55,18 +55,18 @@ def timed(work, sync, least):
     """Seconds of the first call, and of one of as many more as take so long."""
     start = time.perf_counter()
     sync(work(0))
-    first, count, spent = time.perf_counter() - start, 1, 0.0
-    while spent < least:
+    first = time.perf_counter() - start
+    count = 1
+    while True:
         start = time.perf_counter()
         for k in range(count):
-            made = work(1 + k)
-        sync(made)
+            result = work(1 + k)
+        sync(result)
         spent = time.perf_counter() - start
-        if spent < least:
-            count = max(
-                2 * count, min(1000, int(count * 1.2 * least / max(spent, 1e-6)))
-            )
-    return first, spent / count
+        if spent >= least:
+            return first, spent / count
+        enough = int(count * 1.2 * least / max(spent, 1e-6))
+        count = max(2 * count, min(1000, enough))
 
 
 def sampled(net, widths, backend, least=1.0):
@@ -89,6 +89,14 @@ def sampled(net, widths, backend, least=1.0):
     }
 
 
+def texts(row):
+    """A row with its numbers as text."""
+    return {
+        name: f"{value:.4g}" if isinstance(value, float) else value
+        for name, value in row.items()
+    }
+
+
 class Table:
     """Rows, printed and saved as they come."""
 
@@ -103,42 +111,29 @@ class Table:
             try:
                 row = work()
             except (NoDeviceError, ImportError, RuntimeError, MemoryError) as error:
-                row = {
-                    "left out": (
-                        f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
-                    )
-                }
+                message = str(error).splitlines()[0][:120]
+                row = {"left out": f"{type(error).__name__}: {message}"}
         self.rows.append({"what": what, "how": how, **row})
-        shown = {
-            k: f"{v:.4g}" if isinstance(v, float) else v
-            for k, v in self.rows[-1].items()
-        }
-        print(f"{time.perf_counter() - BEGUN:6.1f} s ", shown, flush=True)
+        spent = time.perf_counter() - BEGUN
+        print(f"{spent:6.1f} s ", texts(self.rows[-1]), flush=True)
         self.save()
 
     def save(self):
         """Into bench/results."""
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        texts = [
-            {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
-            for row in self.rows
-        ]
+        columns = {}  # in order, without repetitions
+        for row in self.rows:
+            columns |= dict.fromkeys(row)
+        names = list(columns)
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(texts)
-        lines = [
-            "# Measured on an accelerator",
-            "",
-            f"{self.machine}.",
-            "",
-            "| " + " | ".join(names) + " |",
-        ]
-        lines += ["|" + " --- |" * len(names)]
-        lines += [
-            "| " + " | ".join(str(row.get(name, "")) for name in names) + " |"
-            for row in texts
-        ]
+        table = [names, ["---"] * len(names)]
+        for row in self.rows:
+            cells = texts(row)
+            writer.writerow(cells)
+            table.append([str(cells.get(name, "")) for name in names])
+        lines = ["# Measured on an accelerator", "", f"{self.machine}.", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in table]
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "gpu.csv").write_text(buffer.getvalue())
         (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
@@ -149,7 +144,8 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    least, device = (0.02, options.device) if options.small else (1.0, options.device)
+    least = 0.02 if options.small else 1.0
+    device = options.device
     table = Table(described(device))
 
     def rate(what, net, widths, backend, precision):
@@ -191,21 +187,16 @@ def main():
         "torch float32, in all",
         lambda: audited(model, device, options.small),
     )
-    whole = 0.0
-    cases = dict.fromkeys(
-        case for figure in figures().values() for case in figure.cases if not case.score
-    )
-    for case in list(cases)[: 2 if options.small else None]:
-        parts = [
-            case.activation,
-            f"s={case.tokens}",
-            f"H={case.heads}",
-            f"n={case.width:.0f}",
-        ]
-        rate(" ".join(parts), case.program, case.widths, "jax", "float32")
-        whole += 10 * case.samples / table.rows[-1].get("draws a second", math.nan)
+    cases = {}
+    for figure in figures().values():
+        cases |= dict.fromkeys(case for case in figure.cases if not case.score)
+    total = 0.0
+    for case in list(cases)[:2] if options.small else cases:
+        label = f"{case.activation} s={case.tokens} H={case.heads} n={case.width:.0f}"
+        rate(label, case.program, case.widths, "jax", "float32")
+        total += 10 * case.samples / table.rows[-1].get("draws a second", math.nan)
     table.add(
-        "all draws of the paper's figures", "jax float32", lambda: {"seconds": whole}
+        "all draws of the paper's figures", "jax float32", lambda: {"seconds": total}
     )
 
 
@@ -240,7 +231,7 @@ def audited(model, device, small):
     """An audit at the model's own widths, from the call to its table."""
     draws = 10 if small else 128
     start = time.perf_counter()
-    found = ns.audit(
+    result = ns.audit(
         model,
         tokens=16,
         draws=draws,
@@ -251,14 +242,12 @@ def audited(model, device, small):
         precision="float32",
     )
     spent = time.perf_counter() - start
+    low, median, high = np.quantile(result.actual["loss"], [0.05, 0.5, 0.95])
     return {
         "replicas in one go": draws,
         "seconds": spent,
         "ms a draw": 1e3 * spent / draws,
-    } | {
-        "loss": "{:.3f} ({:.3f} to {:.3f})".format(
-            *np.quantile(found.actual["loss"], [0.5, 0.05, 0.95])
-        )
+        "loss": f"{median:.3f} ({low:.3f} to {high:.3f})",
     }
 
 
@@ -267,17 +256,12 @@ def drawn(tokens, size, device, least):
     import literal
     import torch
 
-    numbers = size["blocks"] * (
-        4 * size["width"] * size["heads"] * size["head_dim"]
-        + 2 * size["width"] * size["hidden"]
-    )
-    replicas = (
-        2
-        if device == "cpu"
-        else max(
-            1, int(torch.cuda.mem_get_info()[0] // 4 // (8 * numbers // size["blocks"]))
-        )
-    )
+    attention = 4 * size["width"] * size["heads"] * size["head_dim"]
+    weights_of_block = attention + 2 * size["width"] * size["hidden"]
+    replicas = 2
+    if device != "cpu":
+        free = torch.cuda.mem_get_info()[0]  # bytes
+        replicas = max(1, int(free // 4 // (8 * weights_of_block)))
     with torch.no_grad():
         first, each = timed(
             lambda k: literal.stack(replicas, device, tokens, **size),
@@ -308,11 +292,9 @@ def described(device):
     try:
         import torch
 
-        name = (
-            torch.cuda.get_device_name()
-            if device != "cpu" and torch.cuda.is_available()
-            else "CPU"
-        )
+        name = "CPU"
+        if device != "cpu" and torch.cuda.is_available():
+            name = torch.cuda.get_device_name()
         parts.append(f"torch {torch.__version__} ({name})")
     except ImportError:
         pass

@@ -37,22 +37,19 @@ def attention(x, heads, head_dim, causal):
     tokens, width).
     """
     replicas, tokens, width = x.shape
-    q, k, v = (
-        (x @ weight(x, heads * head_dim, width).mT)
-        .reshape(replicas, tokens, heads, head_dim)
-        .transpose(1, 2)
-        for _ in range(3)
-    )
-    p = q @ k.mT / math.sqrt(head_dim)
+
+    def projected():
+        """(replicas, heads, tokens, head_dim)"""
+        y = x @ weight(x, heads * head_dim, width).mT
+        return y.reshape(replicas, tokens, heads, head_dim).transpose(1, 2)
+
+    q, k, v = projected(), projected(), projected()
+    scores = q @ k.mT / math.sqrt(head_dim)
     if causal:
-        p = p.masked_fill(
-            torch.ones((tokens, tokens), device=x.device).triu(1).bool(), -math.inf
-        )
-    mixed = (
-        (torch.softmax(p, dim=-1) @ v)
-        .transpose(1, 2)
-        .reshape(replicas, tokens, heads * head_dim)
-    )
+        later = torch.ones((tokens, tokens), device=x.device).triu(1).bool()
+        scores = scores.masked_fill(later, -math.inf)
+    mixed = (torch.softmax(scores, dim=-1) @ v).transpose(1, 2)
+    mixed = mixed.reshape(replicas, tokens, heads * head_dim)
     return mixed @ weight(x, width, heads * head_dim).mT
 
 
@@ -60,8 +57,9 @@ def weight(x, rows, columns, std=None):
     """A matrix for each replica; entries N(0, 1/columns), or with this standard
     deviation.
     """
-    drawn = torch.randn((x.shape[0], rows, columns), device=x.device)
-    return drawn.mul_(columns**-0.5 if std is None else std)
+    if std is None:
+        std = columns**-0.5
+    return torch.randn((x.shape[0], rows, columns), device=x.device).mul_(std)
 
 
 def rms_norm(x):
@@ -105,33 +103,34 @@ def model(
     attention, effective rank; the loss.
     """
     tokens = len(ids)
-    std, out = 0.02, 0.02 if rotary else 0.02 / math.sqrt(2 * layers)
+    std = 0.02
+    out = std if rotary else std / math.sqrt(2 * layers)  # of the last matrices
     later = torch.ones((tokens, tokens), device=device).triu(1).bool()
     table = torch.randn((vocabulary, width), device=device).mul_(std)
-    x, found = table[ids][None], []
+    x = table[ids][None]
+    quantities = []
     if not rotary:
         x = x + torch.randn(x.shape, device=device) * std
     norm = rms_norm if rotary else (lambda x: functional.layer_norm(x, (width,)))
     for _ in range(layers):
         y = norm(x)
-        q, k, v = (
-            (y @ weight(y, count * head_dim, width, std).mT)
-            .reshape(tokens, count, head_dim)
-            .transpose(0, 1)
-            for count in (heads, groups, groups)
-        )
+        qkv = []
+        for count in (heads, groups, groups):
+            projected = y @ weight(y, count * head_dim, width, std).mT
+            qkv.append(projected.reshape(tokens, count, head_dim).transpose(0, 1))
+        q, k, v = qkv
         if rotary:
             q, k = turned(q), turned(k)
-        k, v = (a.repeat_interleave(heads // groups, dim=0) for a in (k, v))
+        k = k.repeat_interleave(heads // groups, dim=0)
+        v = v.repeat_interleave(heads // groups, dim=0)
         scores = (q @ k.mT / math.sqrt(head_dim)).masked_fill(later, -math.inf)
         weights = torch.softmax(scores, dim=-1)
         mixed = (weights @ v).transpose(0, 1).reshape(1, tokens, heads * head_dim)
         x = x + mixed @ weight(x, width, heads * head_dim, out).mT
         y = norm(x)
         if rotary:
-            h = functional.silu(y @ weight(y, hidden, width, std).mT) * (
-                y @ weight(y, hidden, width, std).mT
-            )
+            gate = functional.silu(y @ weight(y, hidden, width, std).mT)
+            h = gate * (y @ weight(y, hidden, width, std).mT)
         else:
             h = functional.gelu(
                 y @ weight(y, hidden, width, std).mT, approximate="tanh"
@@ -140,27 +139,19 @@ def model(
         entropy = -(weights * torch.log(weights.clamp_min(1e-30))).sum(dim=-1).mean()
         spectrum = torch.linalg.eigvalsh(x[0] @ x[0].T / width).clamp_min(1e-30)
         spectrum = spectrum / spectrum.sum()
-        found += [
-            (x * x).mean(),
-            entropy,
-            torch.exp(-(spectrum * torch.log(spectrum)).sum()),
-        ]
-    logits = norm(x)[0] @ (torch.randn_like(table).mul_(std) if rotary else table).T
+        rank = torch.exp(-(spectrum * torch.log(spectrum)).sum())
+        quantities += [(x * x).mean(), entropy, rank]
+    head = torch.randn_like(table).mul_(std) if rotary else table
+    logits = norm(x)[0] @ head.T
     loss = functional.cross_entropy(logits[:-1], torch.tensor(ids[1:], device=device))
-    return torch.stack([*found, logits.std(), loss])
+    return torch.stack([*quantities, logits.std(), loss])
 
 
 def turned(x, base=500000.0):
     """Rotary positions of (heads, tokens, head_dim)."""
     half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[1], device=x.device)[:, None] * base ** (
-        -torch.arange(half, device=x.device) / half
-    )
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat(
-        [
-            first * angle.cos() - second * angle.sin(),
-            second * angle.cos() + first * angle.sin(),
-        ],
-        dim=-1,
-    )
+    frequencies = base ** (-torch.arange(half, device=x.device) / half)
+    angle = torch.arange(x.shape[1], device=x.device)[:, None] * frequencies
+    a, b = x[..., :half], x[..., half:]
+    rotated = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()]
+    return torch.cat(rotated, dim=-1)

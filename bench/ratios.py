@@ -22,7 +22,6 @@ from netsor.engine.plan._plan import run
 
 ENCODER = {"tokens": 192, "width": 720, "hidden": 2880, "layers": 50}
 SMALL_ENCODER = {"tokens": 6, "width": 12, "hidden": 16, "layers": 3}
-PARTS = ("blocks", "encoder", "audits", "steps")
 
 
 def elapsed(work):
@@ -38,7 +37,7 @@ def blocks(table, device, small):
     """Draws a second after the first call."""
     size, least = (gpu.TINY, 0.02) if small else (gpu.GPT2, 1.0)
     for tokens in (4,) if small else (16, 128, 1024):
-        what = (
+        label = (
             f"{size['blocks']} blocks, width {size['width']}, s = {tokens}, ms a draw"
             " after the first call"
         )
@@ -48,7 +47,7 @@ def blocks(table, device, small):
                 gpu.stack(tokens, **size), {}, choose(backend, device, "float32"), least
             )
             table.add(
-                what,
+                label,
                 backend,
                 theirs,
                 found["ms a draw"],
@@ -63,7 +62,7 @@ def encoder(table, device, small):
         f"{size['layers']} post-norm layers, width {size['width']}, s ="
         f" {size['tokens']}"
     )
-    what = f"{net}, {draws} draws, s in all"
+    label = f"{net}, {draws} draws, s in all"
 
     def exact(seed):
         net = gpu.encoder(**size)
@@ -86,11 +85,12 @@ def encoder(table, device, small):
         draws=8, backend="torch", device=device, precision="float32"
     )
     planning = elapsed(lambda: gpu.encoder(**size).plan())
-    ours, again = (elapsed(lambda seed=seed: exact(seed)) for seed in range(2))
+    ours = elapsed(lambda: exact(0))
+    again = elapsed(lambda: exact(1))
     note = f"planning alone {planning:.1f} s, once more in all {again:.1f} s"
-    table.add(f"{what}, literal in batches", "torch", theirs, ours, note)
+    table.add(f"{label}, literal in batches", "torch", theirs, ours, note)
     table.add(
-        f"{what}, literal one by one, of PyTorch's modules",
+        f"{label}, literal one by one, of PyTorch's modules",
         "torch",
         modules,
         ours,
@@ -115,19 +115,17 @@ def encoder(table, device, small):
 def audits(table, device, small):
     """Everything, from the name of a model to its table, forward quantities alone."""
     tokens, draws = (12, 16) if small else (1024, 16)
-    for name, size in (
-        (("gpt2", literal.GPT2),)
-        if small
-        else (("gpt2", literal.GPT2), ("llama-3-8b", literal.LLAMA))
-    ):
-        what = f"audit of {name}, {tokens} tokens, {draws} draws, s in all"
+    models = {"gpt2": literal.GPT2}
+    if not small:
+        models["llama-3-8b"] = literal.LLAMA
+    for name, size in models.items():
+        label = f"audit of {name}, {tokens} tokens, {draws} draws, s in all"
 
         def drawn(size=size, name=name):
+            ids = list(range(tokens))
             with torch.no_grad():
                 for _ in range(draws):
-                    literal.model(
-                        device, list(range(tokens)), name != "gpt2", **size
-                    ).cpu()
+                    literal.model(device, ids, rotary=name != "gpt2", **size).cpu()
 
         def audited(name=name):
             ns.audit(
@@ -145,7 +143,7 @@ def audits(table, device, small):
         theirs = elapsed(drawn)
         ours = elapsed(audited)
         table.add(
-            what, "torch", theirs, ours, f"once more in all {elapsed(audited):.1f} s"
+            label, "torch", theirs, ours, f"once more in all {elapsed(audited):.1f} s"
         )
 
 
@@ -153,21 +151,18 @@ def steps(table, device, small):
     """Where the time of PyTorch goes, by kind of step, after a first run; the device is
     waited for after each step.
     """
-    size = gpu.TINY if small else gpu.GPT2
-    tokens = 4 if small else 128
+    if small:
+        tokens, size, encoder_size = 4, gpu.TINY, SMALL_ENCODER
+        replicas_of_stack = replicas_of_encoder = 4
+    else:
+        tokens, size, encoder_size = 128, gpu.GPT2, ENCODER
+        replicas_of_stack, replicas_of_encoder = 256, 64
+    stack_label = f"{size['blocks']} blocks, s = {tokens}"
     nets = {
-        f"{size['blocks']} blocks, s = {tokens}": (
-            gpu.stack(tokens, **size),
-            4 if small else 256,
-        )
+        stack_label: (gpu.stack(tokens, **size), replicas_of_stack),
+        "encoder": (gpu.encoder(**encoder_size), replicas_of_encoder),
     }
-    nets |= {
-        "encoder": (
-            gpu.encoder(**(SMALL_ENCODER if small else ENCODER)),
-            4 if small else 64,
-        )
-    }
-    for what, (net, replicas) in nets.items():
+    for label, (net, replicas) in nets.items():
         backend = choose("torch", device, "float32")
         plan = net.plan(backend=backend)
         for seed in range(2):
@@ -187,15 +182,18 @@ def steps(table, device, small):
 
                 run(plan, kept(work.draw), work.constant, kept(work.compute))
         order = sorted(spent.items(), key=lambda pair: -pair[1])[:9]
-        words = ", ".join(f"{kind} {1e3 * seconds:.0f}" for kind, seconds in order)
+        times = ", ".join(f"{kind} {1e3 * seconds:.0f}" for kind, seconds in order)
         table.say(
-            f"{what}, {replicas} replicas, ms by kind of step: {words}; in all"
+            f"{label}, {replicas} replicas, ms by kind of step: {times}; in all"
             f" {1e3 * sum(spent.values()):.0f}"
         )
 
 
+PARTS = {"blocks": blocks, "encoder": encoder, "audits": audits, "steps": steps}
+
+
 class Lines:
-    """What was found, printed as it comes and kept."""
+    """Comparisons, printed as they come and kept."""
 
     def __init__(self):
         self.lines, self.begun = [], time.perf_counter()
@@ -222,9 +220,7 @@ def main():
     table = Lines()
     for part in options.only.split(","):
         try:
-            {"blocks": blocks, "encoder": encoder, "audits": audits, "steps": steps}[
-                part
-            ](table, options.device, options.small)
+            PARTS[part](table, options.device, options.small)
         except (RuntimeError, MemoryError, ValueError, ImportError) as error:
             table.say(
                 f"{part}: {type(error).__name__}: {str(error).splitlines()[0][:300]}"

@@ -35,16 +35,18 @@ def _object(path: str) -> griffe.Object | griffe.Alias:
 
 
 def _name(path: str) -> str:
-    """As a user writes it: ns.kl, ns.nn.attention; what has no public name, by its
-    own.
+    """The name that a user writes, such as ns.nn.attention; for a private object the
+    last part of its path.
     """
-    public = not any(part.startswith("_") for part in path.split("."))
-    return path.replace("netsor.", "ns.", 1) if public else path.rsplit(".", 1)[1]
+    is_private = any(part.startswith("_") for part in path.split("."))
+    if is_private:
+        return path.rsplit(".", 1)[1]
+    return path.replace("netsor.", "ns.", 1)
 
 
 def _file(path: str) -> str:
-    """A class says so: `Audit` and `audit` would be one file where file names ignore
-    case.
+    """The file of a page; a class has .class.md, because `Audit` and `audit` are one
+    file where file names ignore case.
     """
     kind = ".class" if _object(path).is_class else ""
     return f"api/{_name(path).removeprefix('ns.')}{kind}.md"
@@ -72,10 +74,9 @@ def on_page_markdown(
         return markdown
 
     def line(match: re.Match[str]) -> str:
-        found = _object(match[1]).docstring
-        words = "" if found is None else found.value.split("\n\n")[0]
-        return (
-            f"- [`{_name(match[1])}`]({_file(match[1])}): {' '.join(words.split())}\n"
-        )
+        path = match[1]
+        docstring = _object(path).docstring
+        summary = "" if docstring is None else docstring.value.split("\n\n")[0]
+        return f"- [`{_name(path)}`]({_file(path)}): {' '.join(summary.split())}\n"
 
     return re.sub(r"\n\n(?=- \[)", "\n", ENTRY.sub(line, markdown))

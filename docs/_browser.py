@@ -1,10 +1,11 @@
 """netsor in a web browser: Pyodide (Python compiled to WebAssembly), an archive of
 netsor, and pages that use them.
 
-python docs/_browser.py pyodide FOLDER    write Pyodide with numpy, scipy and
-matplotlib, from packages on PyPI python docs/_browser.py netsor FILE       write netsor
-and its pure Python dependencies as a zip archive python docs/_browser.py explore FOLDER
-write the explorer as static files
+- `python docs/_browser.py pyodide FOLDER` writes Pyodide with numpy, scipy and
+  matplotlib, from packages on PyPI.
+- `python docs/_browser.py netsor FILE` writes netsor and its pure Python dependencies
+  as a zip archive.
+- `python docs/_browser.py explore FOLDER` writes the explorer as static files.
 
 It is also a hook of mkdocs: code runs on pages with `live: true` at their top, and on
 notebooks.
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import zipfile
 from importlib.metadata import distribution
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from netsor.explore import _forms
@@ -30,10 +31,8 @@ SOURCE = ROOT / "src"
 # A package on PyPI whose wheel carries the files of Pyodide 314.0.3. Pyodide has no
 # other home on PyPI.
 CARRIER, INSIDE = "open-webui==0.12.4", "open_webui/frontend/pyodide/"
-CORE, LOCK = (
-    ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip"),
-    "pyodide-lock.json",
-)
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+LOCK = "pyodide-lock.json"
 # packages with compiled parts, which Pyodide has
 COMPILED = ("numpy", "scipy", "matplotlib")
 # of what matplotlib names: the first is for PDF files, the second for nothing
@@ -62,43 +61,31 @@ def write_pyodide(folder: Path) -> None:
     """The interpreter, its packages with compiled parts, and what these depend on."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as download:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
-        subprocess.run(
-            [
-                *command,
-                "--python-version",
-                "3.12",
-                "--only-binary",
-                ":all:",
-                "-d",
-                download,
-                CARRIER,
-            ],
-            check=True,
-        )
+        options = "--quiet --disable-pip-version-check --no-deps"
+        source = "--python-version 3.12 --only-binary :all:"
+        command = [sys.executable, "-m", "pip", "download", *options.split()]
+        command += [*source.split(), "-d", download, CARRIER]
+        subprocess.run(command, check=True)
         with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
             lock = json.loads(wheel.read(f"{INSIDE}{LOCK}"))
-            packages, names, wanted = lock["packages"], list(COMPILED), list(CORE)
-            packages["matplotlib"]["depends"] = sorted(
-                set(packages["matplotlib"]["depends"]) - UNUSED
-            )
-            for name in names:  # which grows meanwhile
-                wanted.append(packages[name]["file_name"])
-                names += [
-                    other for other in packages[name]["depends"] if other not in names
-                ]
-            for name in wanted:
+            packages = lock["packages"]
+            depends = set(packages["matplotlib"]["depends"]) - UNUSED
+            packages["matplotlib"]["depends"] = sorted(depends)
+            files = [packages[name]["file_name"] for name in _with_depends(packages)]
+            for name in (*CORE, *files):
                 (folder / name).write_bytes(wheel.read(f"{INSIDE}{name}"))
     (folder / LOCK).write_text(json.dumps(lock))
     compile_bytecode(folder, "numpy", "scipy")
+
+
+def _with_depends(packages: dict[str, Any]) -> list[str]:
+    """The compiled packages, and all that they depend on."""
+    names = list(COMPILED)
+    for name in names:  # the list grows as the loop runs
+        for other in packages[name]["depends"]:
+            if other not in names:
+                names.append(other)
+    return names
 
 
 def compile_bytecode(folder: Path, *archives: str) -> None:
@@ -107,17 +94,8 @@ def compile_bytecode(folder: Path, *archives: str) -> None:
     """
     if shutil.which("node"):
         docs = ROOT / "docs"
-        subprocess.run(
-            [
-                "node",
-                docs / "_pyodide.mjs",
-                folder,
-                docs / "_bytecode.py",
-                "",
-                *archives,
-            ],
-            check=True,
-        )
+        program = [docs / "_pyodide.mjs", folder, docs / "_bytecode.py", ""]
+        subprocess.run(["node", *program, *archives], check=True)
 
 
 def write_netsor(path: Path) -> None:
@@ -130,13 +108,7 @@ def write_netsor(path: Path) -> None:
                 archive.write(file, file.relative_to(SOURCE))
         for name in PURE:
             for entry in distribution(name).files or ():
-                kept = (
-                    entry.suffix == ".py"
-                    or "licenses" in entry.parts
-                    or entry.name == "METADATA"
-                )
-                # the scripts of a package lie outside it
-                if kept and not {"..", "tests"} & set(entry.parts):
+                if _is_needed(entry):
                     archive.write(entry.locate(), entry)
     if LOCAL.exists():
         shutil.copy(path, LOCAL / ARCHIVE)
@@ -144,29 +116,33 @@ def write_netsor(path: Path) -> None:
         shutil.move(LOCAL / ARCHIVE, path)
 
 
+def _is_needed(file: PurePath) -> bool:
+    """Whether a file of a dependency belongs in the archive: code or its licence."""
+    if {"..", "tests"} & set(file.parts):  # the scripts of a package lie outside it
+        return False
+    is_licence = "licenses" in file.parts or file.name == "METADATA"
+    return is_licence or file.suffix == ".py"
+
+
 def script(place: str, pyodide: str, archive: Path) -> str:
     """What a page loads: the script and the styles, which load nothing else until they
     are asked to.
     """
     size = SIZE + archive.stat().st_size
-    styles = "".join(
-        f'<link rel="stylesheet" href="{place}{name}">'
-        for name in ("explore.css", "live.css")
+    data = f'data-pyodide="{pyodide}" data-archive="{archive.name}" data-size="{size}"'
+    return (
+        f'<link rel="stylesheet" href="{place}explore.css">'
+        f'<link rel="stylesheet" href="{place}live.css">'
+        f'<script defer src="{place}explore.js"></script>'
+        f'<script defer src="{place}live.js" {data}></script>'
     )
-    given = f'data-pyodide="{pyodide}" data-archive="{archive.name}" data-size="{size}"'
-    scripts = (
-        f'<script defer src="{place}explore.js"></script><script defer'
-        f' src="{place}live.js" {given}></script>'
-    )
-    return styles + scripts
 
 
 def copy_page(folder: Path) -> None:
     """The style and the script that these pages share with `netsor explore`."""
-    for kind in ("css", "js"):
-        shutil.copy(
-            SOURCE / "netsor" / "explore" / f"_page.{kind}", folder / f"explore.{kind}"
-        )
+    explorer = SOURCE / "netsor" / "explore"
+    shutil.copy(explorer / "_page.css", folder / "explore.css")
+    shutil.copy(explorer / "_page.js", folder / "explore.js")
 
 
 def _demo(kind: str, controls: str, stored: str) -> str:
@@ -177,10 +153,14 @@ def _demo(kind: str, controls: str, stored: str) -> str:
 @functools.cache
 def _stored(kind: str) -> str:
     """The answer to a form with its initial values."""
-    found: list[str] = []
-    given = {"layer": _forms.START, "model": {"name": "gpt2"}}[kind]
-    _forms.answer(kind, json.dumps(given), lambda _, content: found.append(content))
-    return found[-1]
+    answers: list[str] = []
+
+    def emit(_: str, content: str) -> None:
+        answers.append(content)
+
+    values = {"layer": _forms.START, "model": {"name": "gpt2"}}[kind]
+    _forms.answer(kind, json.dumps(values), emit)
+    return answers[-1]
 
 
 def write_explorer(folder: Path, pyodide: str = CDN) -> None:
@@ -192,18 +172,15 @@ def write_explorer(folder: Path, pyodide: str = CDN) -> None:
     if LOCAL.exists():
         shutil.copytree(LOCAL, folder / "pyodide", dirs_exist_ok=True)
         pyodide = "pyodide/"
-    views = "".join(
-        f"<section><h2>{title}</h2>{_demo(kind, '', _stored(kind))}</section>"
-        for title, kind in (("One layer", "layer"), ("One model", "model"))
+    body = (
+        '<p class="netsor-note">Everything is computed in your browser; nothing that'
+        " you enter leaves this page.</p>"
     )
-    note = (
-        "Everything is computed in your browser; nothing that you enter leaves this"
-        " page."
-    )
+    for title, kind in (("One layer", "layer"), ("One model", "model")):
+        demo = _demo(kind, "", _stored(kind))
+        body += f"<section><h2>{title}</h2>{demo}</section>"
     head = script("", pyodide, folder / ARCHIVE)
-    (folder / "index.html").write_text(
-        str(markup().page(head, f'<p class="netsor-note">{note}</p>{views}'))
-    )
+    (folder / "index.html").write_text(str(markup().page(head, body)))
 
 
 # The hook of mkdocs
@@ -218,13 +195,16 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     archive = Path(config.site_dir) / "assets" / ARCHIVE
     if not archive.exists():
         write_netsor(archive)
-    content = DEMO.sub(
-        lambda found: _demo(found[1], found[2], _stored(found[1])), content
-    )
+    content = DEMO.sub(_answered, content)
     pyodide = "pyodide/" if LOCAL.exists() else config.extra["pyodide"]
-    return content + script(
-        "../" * page.file.src_uri.count("/") + "assets/", pyodide, archive
-    )
+    to_root = "../" * page.file.src_uri.count("/")
+    return content + script(f"{to_root}assets/", pyodide, archive)
+
+
+def _answered(match: re.Match[str]) -> str:
+    """The form that a page asks for, with the answer to its initial values."""
+    kind, controls = match.groups()
+    return _demo(kind, controls, _stored(kind))
 
 
 def on_post_build(config: Any) -> None:
@@ -240,7 +220,8 @@ def on_post_build(config: Any) -> None:
         shutil.copytree(LOCAL, assets / "pyodide", dirs_exist_ok=True)
 
 
+COMMANDS = {"pyodide": write_pyodide, "netsor": write_netsor, "explore": write_explorer}
+
 if __name__ == "__main__":
-    {"pyodide": write_pyodide, "netsor": write_netsor, "explore": write_explorer}[
-        sys.argv[1]
-    ](Path(sys.argv[2]))
+    command, target = sys.argv[1:]
+    COMMANDS[command](Path(target))

@@ -17,11 +17,11 @@ FOLDER = Path("/pyodide")
 
 
 def compiled(path):
-    """The archive with a .pyc file where it has a .py file."""
-    made = io.BytesIO()
+    """The content of an archive with a .pyc file for each .py file."""
+    result = io.BytesIO()
     with (
         zipfile.ZipFile(path) as archive,
-        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as written,
+        zipfile.ZipFile(result, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as written,
     ):
         for file in archive.namelist():
             content = archive.read(file)
@@ -30,7 +30,7 @@ def compiled(path):
                 py_compile.compile("source.py", "source.pyc", file, doraise=True)
                 file, content = f"{file}c", Path("source.pyc").read_bytes()
             written.writestr(file, content)
-    return made.getvalue()
+    return result.getvalue()
 
 
 lock = json.loads((FOLDER / "pyodide-lock.json").read_text())

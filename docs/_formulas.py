@@ -91,51 +91,56 @@ def parse(tex: str) -> None:
 
 
 class _Parser:
+    r"""A recursive-descent parser of math mode; each method reads what its name says.
+
+    `environments` are those that are open, and `lefts` counts open \left.
+    """
+
     def __init__(self, tex: str) -> None:
         self.tokens = list(TOKEN.findall(tex))
-        self.place = 0
+        self.position = 0
         self.environments: list[str] = []
         self.lefts = 0
 
     def peek(self) -> str | None:
-        return self.tokens[self.place] if self.place < len(self.tokens) else None
+        if self.position < len(self.tokens):
+            return self.tokens[self.position]
+        return None
 
     def next(self) -> str | None:
         token = self.peek()
-        self.place += 1
+        self.position += 1
         return token
 
     def skip_spaces(self) -> None:
         while (token := self.peek()) is not None and token.isspace():
-            self.place += 1
+            self.position += 1
 
     def sequence(self, end: str | None) -> None:
-        """Everything up to the closing token."""
-        scripts: set[str] = set()
+        """Everything up to the closing token, or to the end of the formula."""
+        scripts: set[str] = set()  # of the last atom
         depth, lefts = len(self.environments), self.lefts
-        while (token := self.next()) != end or token is None:
-            if token is None:
-                if end is not None or self.environments or self.lefts:
-                    raise TexError(
-                        f"{end or self.environments or 'left'} is not closed"
-                    )
-                return
-            if token.isspace():
-                continue
+        while (token := self.next()) is not None and token != end:
             if token in "^_":
                 if token in scripts:
                     raise TexError(f"double {token}")
                 scripts.add(token)
                 self.argument(token)
-                continue
-            if token == "'":
+            elif token == "'":
                 if "^" in scripts:
                     raise TexError("a prime after a superscript")
-                continue
-            scripts = set()
-            self.atom(token)
-        if len(self.environments) != depth or self.lefts != lefts:
+            elif not token.isspace():
+                scripts = set()
+                self.atom(token)
+        if token is None:
+            self.check_closed(end)
+        elif len(self.environments) != depth or self.lefts != lefts:
             raise TexError("an environment or a delimiter crosses braces")
+
+    def check_closed(self, end: str | None) -> None:
+        """At the end of a formula nothing may be open."""
+        if end is not None or self.environments or self.lefts:
+            raise TexError(f"{end or self.environments or 'left'} is not closed")
 
     def atom(self, token: str) -> None:
         """One token that begins something."""
@@ -221,30 +226,36 @@ class _Parser:
         self.skip_spaces()
         if self.next() != "{":
             raise TexError("a group of text begins with a brace")
-        found, depth = "", 1
+        text, depth = "", 1
         while depth:
             token = self.next()
             if token is None:
                 raise TexError("a group of text is not closed")
-            depth += {"{": 1, "}": -1}.get(token, 0)
             if token in "_^&#%$":
                 raise TexError(f"{token} in text")
             if not token.isascii():
                 raise TexError(f"{token!r} in text is not ASCII")
-            found += token
-        return found[:-1]
+            if token == "{":
+                depth += 1
+            elif token == "}":
+                depth -= 1
+            text += token
+        return text.removesuffix("}")
 
 
 def formulas_of(page: str, where: str) -> list[Formula]:
     """The formulas of a Markdown page, outside code."""
     prose = CODE.sub(lambda code: "\n" * code[0].count("\n"), page)
-    found = []
+    formulas = []
     for match in FORMULA.finditer(prose):
+        displayed, inline = match.groups()
         line = prose.count("\n", 0, match.start()) + 1
-        found.append(
-            Formula(f"{where}:{line}", match[1] or match[2], match[1] is not None)
+        formulas.append(
+            Formula(
+                f"{where}:{line}", displayed or inline, displayed=displayed is not None
+            )
         )
-    return found
+    return formulas
 
 
 def of_the_docs() -> list[Formula]:
@@ -255,26 +266,32 @@ def of_the_docs() -> list[Formula]:
         *sorted((ROOT / "docs").glob("*.md")),
     ]
     pages += sorted((ROOT / "examples" / "notebooks").glob("*.py"))
-    found: list[Formula] = []
+    formulas: list[Formula] = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        if page.suffix == ".py":  # the prose of a notebook is in comments
-            text = "\n".join(
-                line[2:] if line.startswith("# ") else "" for line in text.splitlines()
-            )
-        found += formulas_of(text, page.relative_to(ROOT).as_posix())
-    return found
+        if page.suffix == ".py":
+            text = _prose_of_notebook(text)
+        formulas += formulas_of(text, page.relative_to(ROOT).as_posix())
+    return formulas
+
+
+def _prose_of_notebook(source: str) -> str:
+    """The comments of a notebook, which are its prose; lines keep their numbers."""
+    lines = []
+    for line in source.splitlines():
+        lines.append(line.removeprefix("# ") if line.startswith("# ") else "")
+    return "\n".join(lines)
 
 
 def problems(formulas: list[Formula]) -> list[str]:
     """One line for each formula that does not parse."""
-    found = []
+    messages = []
     for formula in formulas:
         try:
             parse(formula.tex)
         except TexError as error:
-            found.append(f"{formula.where}: {error}: {formula.tex.strip()}")
-    return found
+            messages.append(f"{formula.where}: {error}: {formula.tex.strip()}")
+    return messages
 
 
 def compile_all(formulas: list[Formula]) -> str | None:
@@ -309,16 +326,12 @@ def compile_all(formulas: list[Formula]) -> str | None:
         )
     if result.returncode == 0:
         return None
-    place = re.search(r"all\.tex:(\d+): (.*)", result.stdout)
-    if place is None:
-        return result.stdout[-2000:]
-    number = int(place[1]) - len(head) - 1
-    known = 0 <= number < len(formulas)
-    return (
-        f"{formulas[number].where}: {place[2]}: {lines[number]}"
-        if known
-        else result.stdout[-2000:]
-    )
+    message = re.search(r"all\.tex:(\d+): (.*)", result.stdout)
+    if message is not None:
+        number = int(message[1]) - len(head) - 1
+        if 0 <= number < len(formulas):
+            return f"{formulas[number].where}: {message[2]}: {lines[number]}"
+    return result.stdout[-2000:]
 
 
 def main(arguments: list[str]) -> int:
@@ -327,8 +340,9 @@ def main(arguments: list[str]) -> int:
     if not formulas:
         print("formulas: none was found, so nothing was checked", file=sys.stderr)
         return 1
-    if found := problems(formulas):
-        print("\n".join(found), file=sys.stderr)
+    messages = problems(formulas)
+    if messages:
+        print("\n".join(messages), file=sys.stderr)
         return 1
     if shutil.which("pdflatex") is None:
         print(
@@ -336,8 +350,9 @@ def main(arguments: list[str]) -> int:
             " installed"
         )
         return 1 if "--latex" in arguments else 0
-    if (said := compile_all(formulas)) is not None:
-        print(said, file=sys.stderr)
+    message = compile_all(formulas)
+    if message is not None:
+        print(message, file=sys.stderr)
         return 1
     print(f"formulas: {len(formulas)} compiled by pdflatex")
     return 0

@@ -44,14 +44,11 @@ def _entry(stem: str, page: str, pictures: list[str]) -> str:
     """The title of a notebook, the docstring of its code, and its last figure as a
     thumbnail.
     """
-    title, summary = (
-        page.split("\n\n")[0].lstrip("# "),
-        " ".join(page.split('"""')[1].split()),
-    )
-    return (
-        f"## [{title}]({stem}.md)\n\n{summary}\n\n[![{title}]({pictures[-1]}){{"
-        f' width="320" }}]({stem}.md)'
-    )
+    title = page.split("\n\n")[0].lstrip("# ")
+    docstring = page.split('"""')[1]
+    summary = " ".join(docstring.split())
+    thumbnail = f'![{title}]({pictures[-1]}){{ width="320" }}'
+    return f"## [{title}]({stem}.md)\n\n{summary}\n\n[{thumbnail}]({stem}.md)"
 
 
 # a notebook that has not changed is not run again while the docs are watched
@@ -67,26 +64,29 @@ def _run(stem: str, source: str) -> tuple[str, dict[str, bytes]]:
 
     def show() -> None:
         for number in plt.get_fignums():
-            name, drawn = f"{stem}-{len(pictures) + 1}.png", io.BytesIO()
-            plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
-            pictures[name] = drawn.getvalue()
+            name = f"{stem}-{len(pictures) + 1}.png"
+            image = io.BytesIO()
+            plt.figure(number).savefig(image, dpi=144, bbox_inches="tight")
+            pictures[name] = image.getvalue()
             page.append(f"![A figure of this notebook]({name})")
         plt.close("all")
 
-    kept, plt.show = plt.show, show
+    original_show = plt.show
+    plt.show = show
     try:
         for cell in jupytext.reads(source, fmt="py:percent").cells:
             if cell.cell_type == "markdown":
                 page.append(cell.source)
                 continue
             page.append(f"```python\n{cell.source}\n```")
-            printed, here = io.StringIO(), len(page)
+            printed = io.StringIO()
+            after_code = len(page)  # before the figures of this block
             with contextlib.redirect_stdout(printed):
                 exec(compile(cell.source, f"{stem}.py", "exec"), names)
             if printed.getvalue().strip():
-                page.insert(here, f"```text\n{printed.getvalue().rstrip()}\n```")
+                page.insert(after_code, f"```text\n{printed.getvalue().rstrip()}\n```")
     finally:
-        plt.show = kept
+        plt.show = original_show
         plt.close("all")
     page.append(
         f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the"

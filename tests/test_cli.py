@@ -30,7 +30,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(module, "memory", lambda: 2.0**34)
 
 
-def test_it_runs_as_a_module():
+def test_module_runs_as_command():
     result = subprocess.run(
         [sys.executable, "-m", "netsor", "law", "--heads", "0"],
         capture_output=True,
@@ -97,7 +97,7 @@ def test_law_at_a_finite_width_in_words():
     assert "pdf" in result.stdout
 
 
-def test_infinitely_many_heads_and_linear_scaling():
+def test_law_of_infinite_heads_and_linear_scaling_is_gaussian():
     heads = json.loads(netsor("law", "--infinite-heads", "--json").stdout)
     assert heads["variance"] == pytest.approx(0.39197144, abs=1e-7)
     assert heads["excess_kurtosis"] == 0
@@ -105,7 +105,7 @@ def test_infinitely_many_heads_and_linear_scaling():
     assert linear["variance"] == pytest.approx(0.25)
 
 
-def test_compare(tmp_path):
+def test_compare_prints_distances_with_errors(tmp_path):
     picture = tmp_path / "picture.png"
     result = netsor(
         "compare", "--width", "64", "--draws", "20000", "--json", "--plot", str(picture)
@@ -119,7 +119,7 @@ def test_compare(tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_finds_the_width_that_is_wide_enough():
+def test_compare_tolerance_finds_sufficient_width():
     arguments = [
         "compare",
         "--width",
@@ -141,7 +141,7 @@ def test_compare_finds_the_width_that_is_wide_enough():
 
 
 @pytest.mark.slow
-def test_compare_takes_the_head_dimension_to_infinity_unless_told():
+def test_compare_head_dim_is_infinite_in_limit_unless_kept():
     arguments = [
         "compare",
         "--width",
@@ -334,7 +334,7 @@ def trial(heads, width=256):
     return ns.paper.layer(heads=heads).plan(n=width).seconds(50_000)
 
 
-def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
+def test_reproduce_estimate_counts_drawn_trials(tmp_path):
     """The limit of 256 heads needs none, and the paper's estimator needs none of any
     limit.
     """
@@ -351,7 +351,7 @@ def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
     )
 
 
-def test_trials_that_are_there_take_no_time(tmp_path):
+def test_reproduce_estimate_skips_finished_trials(tmp_path):
     asked = Request(("2b",), out=tmp_path, trials=3, workers=1, estimator="paper")
     one, many = trial(1), trial(256)
     every = asked.plan.parts(figures()["2b"])
@@ -367,7 +367,7 @@ def test_trials_that_are_there_take_no_time(tmp_path):
     assert PaperStudy(other).estimate().seconds == pytest.approx(3 * (one + many))
 
 
-def test_slow_planning_is_said(monkeypatch, capsys):
+def test_slow_planning_prints_notice(monkeypatch, capsys):
     with _subject.slow_notice("planning"):
         pass
     monkeypatch.setattr(_subject, "SILENT", 0.0)
@@ -380,7 +380,7 @@ def test_slow_planning_is_said(monkeypatch, capsys):
     assert capsys.readouterr().err == "netsor: planning …; Ctrl-C stops it\n"
 
 
-def test_what_is_long_is_announced(capsys):
+def test_long_command_is_announced(capsys):
     _subject.announce(9.0)
     assert capsys.readouterr().err == ""
     _subject.announce(300.0)
@@ -400,7 +400,7 @@ def test_what_is_long_is_announced(capsys):
         (False, ["--tokens", "1000"]),
     ],
 )
-def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
+def test_time_estimate_separates_minutes_from_seconds(long, words, monkeypatch):
     """Those that are not long take about a second on one core."""
 
     def announced(seconds):
@@ -414,7 +414,7 @@ def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
     assert (found[0] > 60) == long
 
 
-def test_a_causal_mask_shows_a_token_itself_and_earlier_ones():
+def test_causal_mask_hides_later_tokens():
     """Token i of a causal layer has the law of a layer of i tokens, in the limit."""
     for token in (1, 3):
         masked, alone = (
@@ -431,7 +431,7 @@ def test_a_causal_mask_shows_a_token_itself_and_earlier_ones():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_no_number_that_is_not_json_is_printed(value, monkeypatch):
+def test_json_rejects_nan_and_infinity(value, monkeypatch):
     """An answer that is no number is an error; an error that is not known is null."""
     exact = ns.Mixture.with_error
 
@@ -458,7 +458,7 @@ def test_no_number_that_is_not_json_is_printed(value, monkeypatch):
     assert json.loads(netsor(*words).stdout)["variance_error"] is None
 
 
-def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
+def test_internal_error_asks_for_report_in_one_line(monkeypatch):
     """Exit code 1: nobody but us can mend it."""
 
     def broken(*_, **__):
@@ -486,7 +486,7 @@ def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
         (ValueError("two\nlines"), "an error of netsor itself"),  # not raised by us
     ],
 )
-def test_errors_from_below_end_in_one_line(error, said, monkeypatch):
+def test_library_and_system_errors_end_in_one_line(error, said, monkeypatch):
     def broken(*_, **__):
         raise error
 
@@ -497,7 +497,7 @@ def test_errors_from_below_end_in_one_line(error, said, monkeypatch):
 
 
 @pytest.mark.parametrize("foreign", ["report.html", "manifest.json", "2a.csv"])
-def test_reproduce_overwrites_nobodys_files(foreign, tmp_path):
+def test_reproduce_keeps_foreign_files(foreign, tmp_path):
     (tmp_path / foreign).write_text("[]")
     result = netsor(
         "reproduce", "2a", "--samples", "100", "--trials", "1", "--out", str(tmp_path)
@@ -514,7 +514,7 @@ def test_reproduce_overwrites_nobodys_files(foreign, tmp_path):
     ]
 
 
-def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
+def test_missing_threads_are_not_reported_as_overflow(monkeypatch):
     """Without memory for a further thread tqdm warns, as numpy does of numbers, and
     Python raises a RuntimeError.
     """

@@ -13,7 +13,7 @@ from functools import lru_cache
 import pytest
 
 from netsor import audit
-from netsor.models import read
+from netsor.models import RECIPES, read
 from netsor.runtime import _process_pool
 from netsor.studies.audit import _plots, _request
 from netsor.studies.audit._quantities import BLOCKS
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_json_is_the_contract(folder):
+def test_audit_json_has_documented_fields(folder):
     result = netsor(*SMALL, "--json", cwd=folder)
     assert result.returncode == 0
     found = json.loads(result.stdout)
@@ -79,7 +79,7 @@ def test_json_is_the_contract(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["tiny.json"]
 
 
-def test_gradients_are_in_the_layers(folder):
+def test_audit_json_layers_contain_gradients(folder):
     result = netsor(*SMALL, "--gradients", "--widths", "actual", "--json", cwd=folder)
     found = json.loads(result.stdout)
     names = {
@@ -100,7 +100,7 @@ def test_gradients_are_in_the_layers(folder):
     }
 
 
-def test_the_cost_is_told_first(folder):
+def test_audit_announces_cost_before_verdict(folder):
     result = netsor(*SMALL, cwd=folder)
     assert result.stderr.startswith("netsor: tiny: 40 draws of 3 tokens; about ")
     # workers begin, and plan again
@@ -111,7 +111,7 @@ def test_the_cost_is_told_first(folder):
 
 
 @pytest.mark.slow
-def test_a_second_model_or_the_same_otherwise(folder):
+def test_audit_compares_other_or_changed_model(folder):
     (folder / "other.json").write_text(json.dumps({**CONFIG, "n_layer": 3}))
     lines = {
         ("--compare", "other.json"): ("tiny", "other"),
@@ -143,7 +143,7 @@ def test_a_second_model_or_the_same_otherwise(folder):
     assert len({*map(max, squares.values())}) == len(squares) - 1
 
 
-def test_ids_are_the_tokens(folder):
+def test_audit_ids_are_used_as_tokens(folder):
     repeated = json.loads(
         netsor(
             "audit",
@@ -159,7 +159,7 @@ def test_ids_are_the_tokens(folder):
     assert repeated["tokens"] == 4
 
 
-def test_out_has_the_report_and_goes_on(folder, unillustrated):
+def test_audit_out_writes_report_and_resumes(folder, unillustrated):
     words = [*SMALL, "--out", "out", "--set", "std=0.1"]
     first = netsor(*words, cwd=folder)
     assert first.stdout.rstrip().endswith("report: out/report.html")
@@ -175,7 +175,7 @@ def test_out_has_the_report_and_goes_on(folder, unillustrated):
     assert (folder / "out" / "audit.csv").read_bytes() == before
 
 
-def test_verdicts_by_length(folder):
+def test_audit_prints_verdicts_by_length(folder):
     words = [
         "audit",
         "tiny.json",
@@ -205,7 +205,7 @@ def test_verdicts_by_length(folder):
     assert "FLAG      branches    12 tokens: " in result.stdout
 
 
-def test_default_lengths_and_draws():
+def test_audit_default_lengths_and_draws():
     """Two lengths, as far as models reach; draws fall as the square of the length, and
     decide at the longest.
     """
@@ -230,7 +230,7 @@ def test_default_lengths_and_draws():
     assert [each.tokens for each in wide.asked if each.infinite] == [16]
 
 
-def test_a_quick_audit_says_first_what_it_does_not_check(folder):
+def test_quick_audit_names_unchecked_rules(folder):
     def second(*options):
         paragraphs = netsor(
             "audit", "tiny.json", "--set", "length=64", *options, cwd=folder
@@ -256,7 +256,7 @@ def test_a_quick_audit_says_first_what_it_does_not_check(folder):
     )
 
 
-def test_rules_that_fail(folder):
+def test_fail_on_flagged_rule_exits_with_3(folder):
     sharp = ["audit", "tiny.json", "--quick", "--set", "std_q=1", "--set", "std_k=1"]
     found = netsor(*sharp, "--fail-on", "growth,entropy", cwd=folder)
     # the cost, and the reason
@@ -291,7 +291,7 @@ def test_rules_that_fail(folder):
     assert (open_.returncode, "loss undecided at 3 tokens" in open_.stderr) == (3, True)
 
 
-def test_a_baseline_fails_when_a_median_leaves_its_band(folder):
+def test_baseline_departure_exits_with_3(folder):
     quick = ["audit", "tiny.json", "--quick"]
     (folder / "old.json").write_text(netsor(*quick, "--json", cwd=folder).stdout)
     same = netsor(*quick, "--seed", "1", "--baseline", "old.json", cwd=folder)
@@ -332,7 +332,17 @@ def test_a_baseline_fails_when_a_median_leaves_its_band(folder):
 
 
 @pytest.mark.slow
-def test_several_models_and_a_sweep(folder, monkeypatch):
+def test_recipes_are_listed_with_a_line_each(folder):
+    """The list needs no MODEL, and has all names that --recipe takes."""
+    result = netsor("audit", "--recipes", cwd=folder)
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    for line, listed in zip(lines, RECIPES.values(), strict=True):
+        assert line.endswith(listed.words)
+
+
+def test_audit_compares_several_models_and_sweeps(folder, monkeypatch):
     monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
     monkeypatch.setattr(_plots, "FINAL", ())
     words = ["audit", "tiny.json", "--quick"]
@@ -364,7 +374,7 @@ def test_several_models_and_a_sweep(folder, monkeypatch):
 BAD = {
     (
         "nothing",
-    ): "MODEL 'nothing' must be the path of a file, or the name of a model that ships",
+    ): "MODEL 'nothing' must be the path of a file, or the name of a built-in model",
     ("tiny.json", "--set", "stdd=1"): "--set 'stdd=1': stdd is not a field",
     ("tiny.json", "--set", "layers=x"): "--set layers='x' must be a positive integer",
     ("tiny.json", "--set", "layers"): "--set 'layers' must be written field=value",
@@ -558,7 +568,7 @@ BAD = {
     ): "a' must be a folder that can be written to: File name too long\n",
     ("b" * 300,): (
         "must be the path of a file that can be read (File name too long), or the name"
-        " of a model"
+        " of a built-in model"
     ),
     (
         "twice.json",
@@ -594,7 +604,7 @@ def earlier(layers):
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_one_line_and_no_file(words, folder):
+def test_audit_bad_input_is_one_line_and_writes_no_file(words, folder):
     (folder / "theirs").mkdir()
     (folder / "theirs" / "report.html").write_text("mine")
     (folder / "text.json").write_text("{")
@@ -622,7 +632,7 @@ def test_bad_input_is_one_line_and_no_file(words, folder):
 @POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
-def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
+def test_audit_interrupt_keeps_finished_draws(kept, tmp_path):
     """An endless audit, so that it is the signal that ends it, and nothing is left
     running.
     """

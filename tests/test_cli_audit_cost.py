@@ -38,7 +38,7 @@ def unplanned(monkeypatch):
     monkeypatch.setattr(AuditCase, "planned", lru_cache(AuditCase.planned.__wrapped__))
 
 
-def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
+def test_audit_beyond_memory_is_rejected_before_planning(unplanned, monkeypatch):
     """GPT-2 on 128 tokens: the covariances of its scores at infinite width, 12 blocks
     of 12 · 128² of them.
     """
@@ -54,7 +54,7 @@ def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeyp
 
 
 @pytest.mark.parametrize("widths", ["actual", "both"])
-def test_gradients_that_do_not_fit_are_refused_before_a_plan(
+def test_gradients_beyond_memory_are_rejected_before_planning(
     unplanned, widths, monkeypatch
 ):
     """405 billion parameters at 128 tokens: 94 GiB, which were known after most of a
@@ -81,7 +81,7 @@ def test_gradients_that_do_not_fit_are_refused_before_a_plan(
     assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
 
 
-def test_long_inputs_are_refused_before_a_plan_or_planned(unplanned, monkeypatch):
+def test_long_inputs_are_planned_or_rejected_before_planning(unplanned, monkeypatch):
     """4,096 tokens and 128,256 words: 2^29 logits, which no array may have."""
     command = "audit", "llama-3-8b", "--tokens", "4096"
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**33)
@@ -94,7 +94,7 @@ def test_long_inputs_are_refused_before_a_plan_or_planned(unplanned, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base", "vit-base"])
-def test_the_memory_known_before_is_not_more_than_that_of_the_plan(name):
+def test_memory_bound_is_at_most_memory_of_plan(name):
     """So nothing is refused that would fit. It is half of it or more, so little is
     planned in vain.
     """
@@ -105,9 +105,7 @@ def test_the_memory_known_before_is_not_more_than_that_of_the_plan(name):
     assert planned / 2 < _cost.gradient_bytes(model, tokens) < 1.1 * planned
 
 
-def test_long_inputs_that_would_take_too_long_are_refused_by_short_plans(
-    folder, monkeypatch
-):
+def test_slow_long_inputs_are_rejected_from_plans_of_short_ones(folder, monkeypatch):
     """Their time grows at least as it does up to 256 tokens."""
     (folder / "long.json").write_text(
         json.dumps({**CONFIG, "n_positions": 2048, "vocab_size": 2048})
@@ -132,7 +130,7 @@ def test_long_inputs_that_would_take_too_long_are_refused_by_short_plans(
     assert AuditStudy(four).least_seconds() < AuditStudy(four).estimate().seconds
 
 
-def test_the_estimate_is_that_of_the_plans(folder):
+def test_audit_estimate_equals_cost_of_plans(folder):
     """With its random numbers, and those of its limit."""
     request = _request.Request(
         (read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1
@@ -152,7 +150,7 @@ def test_the_estimate_is_that_of_the_plans(folder):
     assert reported.first == _cost.START + _cost.REPORT
 
 
-def test_what_would_take_too_long_is_refused(folder, monkeypatch):
+def test_audit_beyond_a_day_is_rejected(folder, monkeypatch):
     monkeypatch.setattr(_run_study, "LONGEST", 1.0)
     result = netsor(*SMALL[:-1], "1000000", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
@@ -161,7 +159,7 @@ def test_what_would_take_too_long_is_refused(folder, monkeypatch):
     )
 
 
-def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
+def test_audit_reports_unavailable_limit(folder, monkeypatch):
     """With both widths the model's own go on; asked for alone, it is an error."""
     made = Probes.plan
 
@@ -201,7 +199,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
     )
 
 
-def test_cheaper_ways_are_named_with_what_they_take():
+def test_cheaper_audits_are_named_with_their_cost():
     """From plans: fewer blocks, fewer tokens, finite widths; none of them is planned
     where it does not take long.
     """

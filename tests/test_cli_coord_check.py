@@ -68,7 +68,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_json_is_the_contract(folder):
+def test_coord_check_json_has_documented_fields(folder):
     result = netsor(*SMALL, "--json", cwd=folder)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
@@ -128,7 +128,7 @@ def test_json_is_the_contract(folder):
     ]  # no --out: nothing is written
 
 
-def test_table_and_folder(folder, monkeypatch):
+def test_coord_check_prints_table_and_writes_folder(folder, monkeypatch):
     run = [*SMALL, "--out", "out", "--parametrisation", "mup"]
     result = netsor(*run, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -177,7 +177,7 @@ def test_table_and_folder(folder, monkeypatch):
     assert found["seconds"] == pytest.approx(spent, abs=1e-3)
 
 
-def test_a_stranger_s_file_is_not_overwritten(folder):
+def test_coord_check_keeps_foreign_files(folder):
     (folder / "out").mkdir()
     (folder / "out" / "report.html").write_text("mine")
     result = netsor(*SMALL, "--out", "out", cwd=folder)
@@ -186,7 +186,7 @@ def test_a_stranger_s_file_is_not_overwritten(folder):
     assert (folder / "out" / "report.html").read_text() == "mine"
 
 
-def test_a_function_of_the_width(folder):
+def test_coord_check_of_function_of_width(folder):
     run = ["coord-check", "mine.py:net", "--widths", "64,512,inf", "--draws", "99"]
     result = netsor(*run, "--lr", "rates", "--json", cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -200,7 +200,7 @@ def test_a_function_of_the_width(folder):
     assert "by n: " in result.stdout
 
 
-def test_fail_is_of_all_that_is_to_change(folder):
+def test_coord_check_fail_covers_weight_updates(folder):
     """The update of one matrix grows, by a rate so small that no activation shows
     it.
     """
@@ -234,7 +234,7 @@ def test_fail_is_of_all_that_is_to_change(folder):
 
 
 @pytest.mark.slow
-def test_a_file_says_how_things_scale(folder):
+def test_coord_check_reads_parametrisation_file(folder):
     (folder / "mine.toml").write_text(
         'like = "mup"\n[logits]\nwidth = -0.5\n[embedding]\nlr = {width = 0.5}\n'
     )
@@ -296,7 +296,7 @@ def test_a_file_says_how_things_scale(folder):
         (["--set", "n=3"], "is not a field"),
     ],
 )
-def test_bad_input(folder, options, said):
+def test_coord_check_bad_options_end_in_one_line(folder, options, said):
     # an option may be given only once, and --ids replace --tokens
     replaced = {*options, "--tokens"} if "--ids" in options else set(options)
     command, model, *pairs = SMALL
@@ -352,7 +352,7 @@ def test_bad_input(folder, options, said):
         (["gpt3"], "must be the path of a file"),
     ],
 )
-def test_bad_models(folder, options, said):
+def test_coord_check_bad_models_end_in_one_line(folder, options, said):
     result = netsor("coord-check", *options, cwd=folder)
     assert result.returncode == 2, result.stdout
     assert said in result.stderr
@@ -372,7 +372,7 @@ def test_bad_models(folder, options, said):
         ("a.toml", None),
     ],
 )
-def test_odd_parametrisations_are_refused_at_once(name, text, folder):
+def test_malformed_parametrisation_file_is_rejected(name, text, folder):
     if text is not None:
         (folder / name).write_text(text)
     elif hasattr(os, "mkfifo"):
@@ -385,7 +385,7 @@ def test_odd_parametrisations_are_refused_at_once(name, text, folder):
 
 
 @pytest.mark.slow
-def test_a_name_may_have_a_dollar_in_it(folder):
+def test_model_name_with_dollar_is_printed(folder):
     """Matplotlib would take it for TeX, after all the work."""
     (folder / "a.json").write_text(json.dumps({"name": r"$\foo$"}))
     result = netsor(*SMALL, "--parametrisation", "a.json", "--out", "out", cwd=folder)

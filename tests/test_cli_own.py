@@ -120,14 +120,14 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["mine:good", "mine:built", "mine.py:good"])
-def test_check(folder, target):
+def test_check_prints_verdict(folder, target):
     result = netsor("check", target, cwd=folder)
     assert result.returncode == 0
     assert result.stdout.splitlines()[0].endswith(": limit proved (Theorem 3.1)")
     assert result.stderr == ""
 
 
-def test_no_limit_is_exit_code_1(folder):
+def test_check_without_limit_exits_with_1(folder):
     result = netsor("check", "mine:tied", "--json", cwd=folder)
     assert result.returncode == 1
     report = json.loads(result.stdout)
@@ -180,7 +180,7 @@ def test_bad_targets_end_in_one_line(folder, target):
     assert result.stderr.count("\n") == 1
 
 
-def test_law_of_ones_own_program(folder):
+def test_law_of_user_program(folder):
     right = mine_law()
     result = netsor(
         "law",
@@ -209,7 +209,7 @@ def test_law_of_ones_own_program(folder):
     assert found["status"] == "conjectured"
 
 
-def test_a_coordinate_may_be_chosen(folder):
+def test_law_of_chosen_coordinate(folder):
     """Of a custom program, whose coordinates differ, and of the layer, whose do not."""
     words = "law", "mine.py:shifted", "--bind", "n=32", "--draws", "100", "--at", "9"
     first, third = (
@@ -251,7 +251,7 @@ def mine_law():
     return net[0].law(n=16, d=ns.inf, draws=500, seed=2)
 
 
-def test_compare_ones_own_program(folder):
+def test_compare_user_program(folder):
     words = [
         "compare",
         "mine.py:own[0]",
@@ -376,7 +376,7 @@ OWN = {
 
 @pytest.mark.parametrize("arguments", OWN)
 @pytest.mark.parametrize("command", ["law", "compare", "plan"])
-def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder):
+def test_errors_in_user_program_end_in_one_line(command, arguments, folder):
     if command == "plan" and (
         not OWN[arguments].startswith(("--", "PROGRAM")) or "--draws" in OWN[arguments]
     ):
@@ -389,7 +389,7 @@ def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder)
     assert result.stderr.count("\n") == 1
 
 
-def test_everything_at_infinity_is_nothing_to_compare(folder):
+def test_compare_rejects_infinite_widths(folder):
     result = netsor(
         "compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder
     )
@@ -407,7 +407,7 @@ class Plan:
         return self.text
 
 
-def test_plan(folder, monkeypatch):
+def test_plan_of_user_program(folder, monkeypatch):
     monkeypatch.setattr(
         ns.Program,
         "plan",
@@ -429,12 +429,12 @@ def test_plan(folder, monkeypatch):
     )
 
 
-def test_help_says_that_the_file_is_run():
+def test_help_says_that_file_is_executed():
     for command in ("check", "law", "compare", "plan"):
         assert "executed" in " ".join(netsor(command, "--help").stdout.split())
 
 
-def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
+def test_bad_programs_are_rejected_before_planning(folder, monkeypatch):
     for name in ("plan", "law"):
         monkeypatch.setattr(
             ns.Program, name, lambda *_, **__: pytest.fail("it is begun")
@@ -511,7 +511,7 @@ def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
         assert said in result.stderr
 
 
-def test_an_output_that_is_always_zero_is_compared(folder):
+def test_compare_output_that_is_always_zero(folder):
     result = netsor(
         "compare",
         "mine.py:zero",
@@ -530,7 +530,7 @@ def test_an_output_that_is_always_zero_is_compared(folder):
     )
 
 
-def test_an_argument_that_the_library_refuses_is_named_as_the_option(folder):
+def test_argument_error_names_the_option(folder):
     result = netsor(
         "law",
         "mine.py:offset",
@@ -549,7 +549,7 @@ def test_an_argument_that_the_library_refuses_is_named_as_the_option(folder):
     )
 
 
-def test_plans_are_counted(folder, monkeypatch):
+def test_announced_time_includes_further_plans(folder, monkeypatch):
     """A plan that takes 7 s is kept for the law, which makes two more at infinite
     width, for its errors.
     """
@@ -574,7 +574,7 @@ def test_plans_are_counted(folder, monkeypatch):
         )
 
 
-def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
+def test_plan_prints_planning_time(folder, monkeypatch):
     """Of 300 layers at infinite width the draws take next to nothing, and the plan a
     second.
     """
@@ -590,7 +590,7 @@ def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
     assert found["planning_seconds"] == 7
 
 
-def test_what_a_file_says_steers_no_terminal(folder):
+def test_control_characters_of_file_are_escaped(folder):
     said = netsor("check", "mine.py:steered", cwd=folder).stderr
     assert len(said) < 3000
     assert said[:-1].isprintable()
@@ -604,7 +604,7 @@ def test_what_a_file_says_steers_no_terminal(folder):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-def test_a_pipe_is_no_program(folder):
+def test_pipe_as_program_is_rejected(folder):
     os.mkfifo(folder / "pipe.py")
     result = netsor("check", "pipe.py:x", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
@@ -614,7 +614,7 @@ def test_a_pipe_is_no_program(folder):
     )
 
 
-def test_an_entry_of_one_of_several_outputs(tmp_path):
+def test_law_of_entry_of_tuple_output(tmp_path):
     tmp_path.joinpath("two.py").write_text(
         "import netsor as ns\n"
         "x = ns.gaussian(ns.Width('n'), 2)\n"

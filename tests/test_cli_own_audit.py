@@ -18,7 +18,7 @@ def net(tokens=3, named="stream"):
 """
 
 
-def test_an_audit_of_a_program(tmp_path, monkeypatch):
+def test_audit_of_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(PROBED)
     done = netsor(
@@ -109,7 +109,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypatch):
+def test_audit_of_program_rejects_bad_options(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(PROBED)
     done = netsor("audit", "own.py:net", *words)
@@ -118,7 +118,7 @@ def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypat
     assert done.stderr.count("\n") == 1
 
 
-def test_what_is_for_programs_is_refused_for_models():
+def test_audit_of_model_rejects_program_options():
     assert (
         "--bind n=3 needs a FILE:PROGRAM"
         in netsor("audit", "gpt2", "--bind", "n=3").stderr

@@ -45,7 +45,7 @@ def shell(command, **how):
 
 
 @POSIX
-def test_a_second_interrupt_is_ignored_by_a_function():
+def test_second_interrupt_is_ignored():
     """With SIG_IGN Python prints "Signal 2 ignored due to race condition" and a
     traceback if both come at once.
     """
@@ -60,7 +60,7 @@ def test_a_second_interrupt_is_ignored_by_a_function():
 
 
 @POSIX
-def test_the_wakeup_descriptor_of_the_caller_is_restored():
+def test_watch_restores_wakeup_descriptor():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer)
@@ -76,7 +76,7 @@ def test_the_wakeup_descriptor_of_the_caller_is_restored():
 
 @pytest.mark.slow
 @POSIX
-def test_a_closed_stderr_is_no_error():
+def test_closed_stderr_is_no_error():
     result = shell(" ".join([*QUICK, "--json", "2>&-"]))
     assert result.returncode == 0
     assert json.loads(result.stdout)["variance"] > 0
@@ -86,7 +86,7 @@ def test_a_closed_stderr_is_no_error():
 @POSIX
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
-def test_closed_streams_take_no_file(closed, tmp_path):
+def test_closed_streams_are_replaced(closed, tmp_path):
     """A picture must not get the number of a closed stream, and with it what others
     print.
     """
@@ -100,7 +100,7 @@ def test_closed_streams_take_no_file(closed, tmp_path):
 
 @pytest.mark.slow
 @POSIX
-def test_an_output_that_cannot_be_written_is_told():
+def test_unwritable_stdout_is_reported():
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     result = shell(" ".join([*QUICK, "> /dev/full"]))
@@ -138,7 +138,7 @@ none = ns.Program(ns.dot(w @ x, w @ x))
         ),
     ],
 )
-def test_a_reader_that_has_seen_enough_is_told_apart_from_a_verdict(words, tmp_path):
+def test_closed_pipe_exits_with_141(words, tmp_path):
     """141, as a shell has it for SIGPIPE, from every command: 1 is the verdict of a
     check.
     """
@@ -153,7 +153,7 @@ def test_a_reader_that_has_seen_enough_is_told_apart_from_a_verdict(words, tmp_p
 
 
 @pytest.mark.slow
-def test_a_terminal_may_know_no_mathematics():
+def test_output_in_ascii_terminal():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = run(*QUICK, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
@@ -165,7 +165,7 @@ def test_a_terminal_may_know_no_mathematics():
 
 @pytest.mark.slow
 @POSIX
-def test_a_name_that_is_no_text_is_refused(tmp_path):
+def test_path_not_in_utf8_is_rejected(tmp_path):
     for option in (["reproduce", "--out"], ["law", "--plot"]):
         words = [os.fsencode(word) for word in [*NETSOR, *option]]
         result = subprocess.run(
@@ -191,14 +191,14 @@ REPRODUCE = ["reproduce", "2a", "--samples", "100", "--trials", "1", "--workers"
         (REPRODUCE, "netsor: figure 2a: "),
     ],
 )
-def test_a_bad_backend_is_of_no_concern(words, said, tmp_path):
+def test_bad_mplbackend_is_ignored(words, said, tmp_path):
     result = run(*words, cwd=tmp_path, env={**os.environ, "MPLBACKEND": "nonsense"})
     assert (result.returncode, result.stderr.count("\n")) == (0, 1)
     assert result.stderr.startswith(said)
 
 
 @pytest.mark.slow
-def test_what_a_file_prints_is_not_on_stdout(tmp_path):
+def test_json_redirects_prints_of_file_to_stderr(tmp_path):
     """Below Python too."""
     (tmp_path / "mine.py").write_text(
         "import os, subprocess, sys\n"
@@ -308,7 +308,7 @@ def interrupted(words, **how):
 
 @pytest.mark.slow
 @POSIX
-def test_a_working_folder_that_was_removed(tmp_path):
+def test_removed_working_folder_ends_in_one_line(tmp_path):
     """What needs no folder is done; what does names the option."""
     config = {
         "model_type": "gpt2",
@@ -364,7 +364,7 @@ def test_a_working_folder_that_was_removed(tmp_path):
 
 
 @POSIX
-def test_an_interrupt_while_the_watch_for_interrupts_is_set_up():
+def test_interrupt_while_watch_is_set_up():
     """It was a traceback: the thread that watches has not begun, and Python's handler
     has been replaced.
     """

@@ -111,21 +111,21 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_refused_in_one_line(words, folder):
+def test_repeated_or_conflicting_options_end_in_one_line(words, folder):
     done = netsor(*words.split(), cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"netsor: {REFUSED[words]}")
     assert done.stderr.count("\n") == 1
 
 
-def test_layers_of_an_audit(folder):
+def test_audit_layers_sets_number_of_blocks(folder):
     done = netsor(
         "audit", "tiny.json", "--quick", "--layers", "1", "--json", cwd=folder
     )
     assert len(json.loads(done.stdout)["layers"]) == 1
 
 
-def test_flags_may_be_repeated(folder):
+def test_repeated_flag_is_accepted(folder):
     assert (
         netsor(
             "check", "mine.py:net", "--json", "--json", "--arg", "n=3", cwd=folder

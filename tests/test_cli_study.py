@@ -73,7 +73,7 @@ def run(
     return run_study(watch or Watch(), where, lambda: study)
 
 
-def test_it_is_announced_and_run(capsys):
+def test_study_is_announced_and_run(capsys):
     seen = []
     assert run(Request(), lambda executor: seen.append(executor) or "found") == "found"
     assert seen == [None]
@@ -81,7 +81,7 @@ def test_it_is_announced_and_run(capsys):
     assert capsys.readouterr().err == text
 
 
-def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
+def test_reuse_of_finished_parts_is_announced(tmp_path, capsys):
     (tmp_path / "parts").mkdir()
     for out in (tmp_path, None):
         run(Request(out=out))
@@ -94,14 +94,14 @@ def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
     assert "on 1 worker. Finished parts in --out are reused. And more." in text
 
 
-def test_on_a_device_no_time_is_told(capsys):
+def test_no_time_is_announced_on_device(capsys):
     """Times are those of cores."""
     assert run(Request(), cost=COST._replace(seconds=1e9), where=THERE) == "found"
     text = "netsor: net: 2 draws; on cuda:1. And more.\n"
     assert capsys.readouterr().err == text
 
 
-def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
+def test_long_or_wrong_study_is_rejected_before_writing():
     never = fails(AssertionError("it is begun"))
     with pytest.raises(
         click.UsageError,
@@ -123,7 +123,7 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
         ),
     ],
 )
-def test_what_is_left_is_told(request_, left, capsys):
+def test_killed_worker_message_says_what_is_kept(request_, left, capsys):
     """Draws of a custom program are never kept: a folder does not change that."""
     watch = Watch()
     with pytest.raises(click.exceptions.Exit) as stop:
@@ -137,7 +137,7 @@ def test_what_is_left_is_told(request_, left, capsys):
     )
 
 
-def test_a_folder_that_cannot_be_written_to_is_told():
+def test_unwritable_out_is_reported():
     full = OSError(28, "No space left on device")
     with pytest.raises(
         click.UsageError,
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_to_is_told():
         (TraceError("softmax", "tokens", 3, "even"), "--tokens 3 must be even"),
     ],
 )
-def test_arguments_are_named_as_options(error, said):
+def test_argument_errors_name_options(error, said):
     """The name of an argument finds its option: no message is rewritten."""
 
     def refuse(**options):
@@ -178,7 +178,7 @@ def test_arguments_are_named_as_options(error, said):
     assert caught.value.message == said
 
 
-def test_other_errors_stay_what_they_are():
+def test_other_errors_are_not_converted():
     with pytest.raises(ValueError, match="an error of ours"):
         Command(
             "check", callback=lambda: fails(ValueError("an error of ours"))(None)

@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_json_is_the_contract(folder):
+def test_transfer_json_has_documented_fields(folder):
     result = netsor(*SMALL, "--json", cwd=folder)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
@@ -86,7 +86,7 @@ def test_json_is_the_contract(folder):
 
 
 @pytest.mark.slow
-def test_table_and_folder(folder):
+def test_transfer_prints_table_and_writes_folder(folder):
     run = [*SMALL, "--out", "out", "--parametrisation", "mup", "--verbose"]
     result = netsor(*run, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -136,7 +136,7 @@ def test_table_and_folder(folder):
     } == parts
 
 
-def test_a_function_of_the_width(folder):
+def test_transfer_of_function_of_width(folder):
     run = [
         "transfer",
         "mine.py:net",
@@ -197,7 +197,7 @@ def test_a_function_of_the_width(folder):
         ("mine.py:text", [], "that returns a Program"),
     ],
 )
-def test_bad_input(folder, model, options, said):
+def test_transfer_bad_options_end_in_one_line(folder, model, options, said):
     result = netsor("transfer", model, *options, cwd=folder)
     assert result.returncode == 2, result.stdout
     assert said in result.stderr

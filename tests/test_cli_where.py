@@ -20,7 +20,7 @@ from .inline import Inline
 
 
 @pytest.mark.slow
-def test_the_law_on_another_backend():
+def test_law_on_other_backend():
     numpy, jax = (
         json.loads(
             netsor(
@@ -47,7 +47,7 @@ def test_the_law_on_another_backend():
 
 
 @pytest.mark.slow
-def test_compare_on_another_backend():
+def test_compare_on_other_backend():
     command = (
         "compare",
         "--width",
@@ -66,7 +66,7 @@ def test_compare_on_another_backend():
 
 
 @pytest.mark.slow
-def test_the_paper_on_another_backend(tmp_path, monkeypatch):
+def test_reproduce_on_other_backend(tmp_path, monkeypatch):
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     out = tmp_path / "results"
     command = (
@@ -92,7 +92,7 @@ def test_the_paper_on_another_backend(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["law", "compare", "reproduce"])
-def test_what_is_not_there(command, tmp_path):
+def test_unavailable_backend_or_device_is_rejected(command, tmp_path):
     for words, said in (
         (("--backend", "cupy"), "cupy"),
         (
@@ -115,7 +115,7 @@ def test_what_is_not_there(command, tmp_path):
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
-def test_the_plan_for_a_device_that_is_not_here(library):
+def test_plan_for_absent_device(library):
     """It depends on the kind of the device alone, so that neither the device nor the
     library is asked for.
     """
@@ -142,7 +142,7 @@ def test_the_plan_for_a_device_that_is_not_here(library):
     assert "made for an accelerator" in found["plan"]
 
 
-def test_wrong_places_of_a_plan():
+def test_plan_rejects_invalid_devices():
     for words, said in (
         (("--backend", "cupy"), "cupy"),
         (
@@ -165,7 +165,7 @@ class Elsewhere(Numpy):
     kind = "cuda"
 
 
-def test_what_a_device_takes_is_not_estimated():
+def test_time_on_device_is_not_estimated():
     """Seconds are those of cores: a day of one is minutes of an accelerator."""
     net = ns.paper.layer(activation="tanh")
     how = net, [{"n": 4096}], 10**11
@@ -201,7 +201,7 @@ TINY = {
     "address",
     ["", "nowhere", "tcp://localhost", "tcp://localhost:99999", "inproc://1/2/3"],
 )
-def test_a_wrong_address_is_refused_before_any_work(
+def test_invalid_dask_address_is_rejected_before_work(
     command, address, tmp_path, monkeypatch
 ):
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
@@ -217,9 +217,7 @@ def test_a_wrong_address_is_refused_before_any_work(
 
 
 @pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask")
-def test_a_scheduler_that_does_not_answer_is_refused_before_any_work(
-    tmp_path, monkeypatch
-):
+def test_silent_dask_scheduler_is_rejected_before_work(tmp_path, monkeypatch):
     import distributed
 
     def nobody(address, timeout):
@@ -242,7 +240,7 @@ def test_a_scheduler_that_does_not_answer_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("command", ["audit", "coord-check"])
-def test_single_precision_is_refused_before_any_work(command, tmp_path, monkeypatch):
+def test_float32_is_rejected_before_work(command, tmp_path, monkeypatch):
     """A folder is not made for an audit that its precision does not hold, nor for a
     coordinate check.
     """

@@ -68,16 +68,16 @@ def shape(line):
     return " ".join(NUMBER.sub("#", line).split())
 
 
-def test_commands_are_found():
+def test_pages_contain_audit_commands():
     assert len(SAID) == 11, sorted(SAID)
     assert sum(map(len, SAID.values())) > 60
 
 
-def test_output_fits_a_terminal():
+def test_audit_output_on_pages_fits_terminal():
     assert max(len(line) for lines in SAID.values() for line in lines) <= 80
 
 
-def test_files_are_those_of_the_pages():
+def test_config_files_match_pages():
     text = "".join(page.read_text() for page in PAGES)
     (config,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     assert json.loads(config) == LLAMA
@@ -86,7 +86,7 @@ def test_files_are_those_of_the_pages():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SAID)
-def test_they_print_what_the_page_says(command, tmp_path):
+def test_audit_commands_print_what_the_page_says(command, tmp_path):
     (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
     (tmp_path / "bug.toml").write_text(BUG)
     (tmp_path / "fixed-eps.toml").write_text(FIXED)
@@ -103,7 +103,7 @@ def test_they_print_what_the_page_says(command, tmp_path):
         assert any(near), f"{line}\n\n{result.stdout}"
 
 
-def test_the_reference_has_every_rule_with_its_threshold():
+def test_audit_reference_lists_every_rule_with_threshold():
     page = (ROOT / "docs" / "audit-reference.md").read_text()
     found = dict(
         re.findall(

@@ -278,3 +278,21 @@ def test_examples(name, monkeypatch):
     )
     runner.run(EXAMPLES[name], out=said.append)
     assert runner.failures == 0, "".join(said)
+
+
+# Classes and functions that only this package uses, and that a reader begins with
+INTERNAL = [
+    "netsor.engine.lower",
+    "netsor.engine.lower._state",
+    "netsor.engine.plan._plan_query",
+    "netsor.language.values._array",
+]
+
+
+@pytest.mark.parametrize("module", INTERNAL)
+def test_examples_of_internal_modules_run(module):
+    results = doctest.testmod(
+        importlib.import_module(module), extraglobs={"ns": ns, "np": np}
+    )
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -64,7 +64,7 @@ def test_example_runs(name, capsys, monkeypatch, tmp_path):
 
 # a PyTorch module
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "check_init"])
-def test_network_is_short(name):
+def test_network_of_example_is_short(name):
     needs(name)
     net = importlib.import_module(f"examples.{name}").net
     assert isinstance(net(), ns.Program)
@@ -77,5 +77,5 @@ def test_network_is_short(name):
     assert len(code) <= 14
 
 
-def test_the_script_of_a_user_is_short():
+def test_user_script_is_short():
     assert len((FOLDER / "three_questions.py").read_text().splitlines()) <= 40

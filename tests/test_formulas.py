@@ -169,7 +169,7 @@ DOUBTFUL = ["50%", r"\text{50%}", r"a \\ b", r"\text a", r"\text{…}"]
 
 
 @pytest.mark.parametrize("broken", BROKEN + DOUBTFUL)
-def test_the_parser_refuses_what_latex_refuses(broken):
+def test_parser_rejects_invalid_latex(broken):
     with pytest.raises(tex.TexError):
         tex.parse(broken)
 
@@ -177,11 +177,11 @@ def test_the_parser_refuses_what_latex_refuses(broken):
 @pytest.mark.slow
 @needs_latex
 @pytest.mark.parametrize("broken", BROKEN)
-def test_latex_refuses_what_the_parser_refuses(broken):
+def test_latex_rejects_what_parser_rejects(broken):
     assert tex.compile_all([tex.Formula("broken", broken, True)]) is not None
 
 
-def test_the_documentation_is_read_as_mkdocs_reads_it():
+def test_formulas_are_found_as_mkdocs_finds_them():
     page = "Costs \\$5 or 5$.\n`$a$` and $b_1$\n```text\n$c$\n```\n$$\nd\n$$\n"
     assert [
         (f.where, f.tex.strip(), f.displayed) for f in tex.formulas_of(page, "p")
@@ -194,7 +194,7 @@ def test_the_documentation_is_read_as_mkdocs_reads_it():
 # What formulas say
 
 
-def test_selections_are_defined():
+def test_latex_defines_selections():
     """Two cyclic shifts are two selections, each written out."""
     for style in ("full", "paper"):
         written = ns.Program(cycles()).latex(style=style)
@@ -211,7 +211,7 @@ def test_selections_are_defined():
     )
 
 
-def test_a_law_defines_what_it_boxes():
+def test_latex_of_law_defines_boxed_symbols():
     law = ns.Program(ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n))).law(
         n=ns.inf
     )
@@ -228,7 +228,7 @@ def test_laws_of_normal_variables_are_formulas(name):
         assert not re.search(r"\\text{[^}]*N\(", written)
 
 
-def test_small_covariances_are_written_out():
+def test_latex_writes_out_small_covariances():
     written = ns.Program(covariances()).latex()
     assert r"\begin{pmatrix} 1 & 0.5 \\ 0.5 & 2 \end{pmatrix}" in written
     assert r"\Sigma) \text{ with a given } \Sigma" in written

@@ -485,12 +485,12 @@ def many(folder, seed, count):
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 4))]
 )
-def test_command_lines(seed, folder):
+def test_random_command_lines_end_in_one_line_or_output(seed, folder):
     # so many say something about both exit codes
     many(folder, seed, 20 if seed else 10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_many_command_lines(seed, folder):
+def test_many_random_command_lines_end_in_one_line_or_output(seed, folder):
     many(folder, seed, 150)

@@ -7,7 +7,7 @@ from pathlib import Path
 import netsor
 
 
-def test_no_two_files_have_one_name():
+def test_file_names_are_unique():
     """Within the language, the engine and the laws, so that a name says which file is
     meant.
     """
@@ -22,7 +22,7 @@ def test_no_two_files_have_one_name():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_text_is_utf_8_in_every_locale():
+def test_text_is_utf8_in_every_locale():
     """Without an encoding, Python takes that of the locale, and the page of the
     explorer is not ASCII.
     """

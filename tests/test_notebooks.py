@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
-def test_all_are_there():
+def test_notebook_list_is_complete():
     assert NOTEBOOKS == [
         "bayesian_prior",
         "layer_from_scratch",
@@ -48,7 +48,7 @@ def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_is_one(name):
+def test_notebook_has_title_and_no_outputs(name):
     import jupytext  # takes four seconds
 
     notebook = jupytext.read(FOLDER / f"{name}.py")

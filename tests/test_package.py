@@ -57,7 +57,7 @@ def built(tmp_path_factory):
     ]
 
 
-def test_the_sources_are_whole(built):
+def test_source_archive_has_all_needed_files(built):
     """All that `make` and the tests need, and nothing else."""
     with tarfile.open(built[0]) as archive:
         found = {name.split("/", 1)[1] for name in archive.getnames()}
@@ -67,7 +67,7 @@ def test_the_sources_are_whole(built):
     assert found - ADDED == wanted | set(FILES)
 
 
-def test_the_wheel_has_the_package_alone(built):
+def test_wheel_contains_only_the_package(built):
     with zipfile.ZipFile(built[1]) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry = next(
@@ -87,7 +87,7 @@ def test_the_wheel_has_the_package_alone(built):
     } <= found
 
 
-def test_lowest_versions_are_read_off(tmp_path):
+def test_lowest_versions_are_read_from_pyproject(tmp_path):
     """Of the library and of every extra; what has no lowest version, or is the library
     itself, has no line.
     """

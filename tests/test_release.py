@@ -28,7 +28,7 @@ def codemeta():
     return json.loads((ROOT / "codemeta.json").read_text())
 
 
-def test_one_version_and_one_date():
+def test_version_and_date_agree_everywhere():
     versions = {
         "CITATION.cff": str(citation()["version"]),
         "codemeta.json": codemeta()["version"],
@@ -44,7 +44,7 @@ def test_one_version_and_one_date():
     assert {str(citation()["date-released"]), codemeta()["datePublished"]} == {dates[0]}
 
 
-def test_the_changelog_says_nothing_twice():
+def test_changelog_has_no_repeated_lines():
     """As it would where a merge brings back what was moved to the section of a
     version.
     """
@@ -56,7 +56,7 @@ def test_the_changelog_says_nothing_twice():
     assert sorted(lines) == sorted(set(lines))
 
 
-def test_the_citation_has_what_its_format_asks_for():
+def test_citation_has_required_fields():
     found = citation()
     assert {"cff-version", "message", "title", "authors"} <= set(found)
     assert found["cff-version"] == "1.2.0"
@@ -64,7 +64,7 @@ def test_the_citation_has_what_its_format_asks_for():
     assert codemeta()["description"] == PROJECT["description"]
 
 
-def test_the_recipe_needs_what_the_package_needs():
+def test_conda_recipe_requirements_match_package():
     run = yaml.safe_load(re.sub(r"\{%.*?%\}|[{}]{2}", "", RECIPE))["requirements"][
         "run"
     ]
@@ -103,7 +103,7 @@ def test_workflows_run_targets_that_exist(path):
                 )
 
 
-def test_all_workflows_are_there():
+def test_workflow_list_is_complete():
     """Together they run what CONTRIBUTING asks for, and only the release may publish to
     the index.
     """
@@ -138,7 +138,7 @@ def test_lint_and_tests_run_on_every_system():
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_templates_of_issues(path):
+def test_issue_templates_are_valid(path):
     found = yaml.safe_load(path.read_text())
     if path.stem == "config":
         assert set(found) == {"blank_issues_enabled"}
@@ -147,7 +147,7 @@ def test_templates_of_issues(path):
     assert all(item["attributes"]["label"] and item["id"] for item in found["body"])
 
 
-def test_the_paper_has_the_journals_form():
+def test_paper_follows_journal_format():
     """Its head, the sections that are asked for, a length of 250 to 1,000 words, keys
     that are in the bibliography.
     """
@@ -176,7 +176,7 @@ def test_the_paper_has_the_journals_form():
         assert (ROOT / "paper" / picture).is_file()
 
 
-def test_the_code_of_the_paper_prints_what_it_says(capsys):
+def test_code_of_paper_prints_what_it_says(capsys):
     code = re.search(r"```python\n(.*?)```", PAPER, re.DOTALL)[1]
     exec(compile(code, "paper.md", "exec"), {})
     verdict, numbers = capsys.readouterr().out.splitlines()

@@ -1,7 +1,8 @@
-"""Blocks of Python and commands of a shell on a page, run in the browser for
-docs/assets/live.js.
+"""Runs the code blocks of a page in the browser, for docs/assets/live.js: Python, and
+shell commands that call netsor.
 
-This file imports little, because the first answer waits for it.
+Blocks of a page share their names, as cells of a notebook do. This file imports little,
+because the first answer waits for it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ def answer(kind: str, content: str, emit: Emit) -> None:
             return
         from . import cli
 
-        for words in (
-            shlex.split(line, comments=True) for line in content.splitlines()
-        ):
-            if words[:1] == ["netsor"]:
-                sys.argv = words
+        for line in content.splitlines():
+            arguments = shlex.split(line, comments=True)
+            if arguments[:1] == ["netsor"]:
+                sys.argv = arguments
                 with contextlib.suppress(SystemExit):
                     cli.main()
 
@@ -52,32 +52,44 @@ def _run(code: str, emit: Emit) -> None:
     linecache.cache[BLOCK] = (len(code), None, code.splitlines(keepends=True), BLOCK)
     try:
         tree = ast.parse(code, BLOCK)
-        last = (
-            tree.body.pop()
-            if tree.body and isinstance(tree.body[-1], ast.Expr)
-            else None
-        )
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
         exec(compile(tree, BLOCK, "exec"), _names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), BLOCK, "eval"), _names)
-            if hasattr(value, "_repr_html_"):
-                emit("html", value._repr_html_())
-            elif value is not None:
-                emit("text", f"{value!r}\n")
+        if last is not None:
+            _show(eval(compile(last, BLOCK, "eval"), _names), emit)
     except (Exception, SystemExit) as error:
-        own = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == BLOCK
-        ]
-        where = f"line {own[-1].lineno}: {own[-1].line}\n" if own else ""
-        emit("error", where + "".join(traceback.format_exception_only(error)).rstrip())
-    if plt := sys.modules.get("matplotlib.pyplot"):
-        for number in plt.get_fignums():
-            drawn = io.BytesIO()
-            plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
-            emit("image", base64.b64encode(drawn.getvalue()).decode())
-        plt.close("all")
+        emit("error", _error_text(error))
+    _show_figures(emit)
+
+
+def _show(value: Any, emit: Emit) -> None:
+    """Show the value of the last expression of a block."""
+    if hasattr(value, "_repr_html_"):
+        emit("html", value._repr_html_())
+    elif value is not None:
+        emit("text", f"{value!r}\n")
+
+
+def _error_text(error: BaseException) -> str:
+    """The last line of the block in the traceback, and the message."""
+    message = "".join(traceback.format_exception_only(error)).rstrip()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == BLOCK:
+            return f"line {frame.lineno}: {frame.line}\n{message}"
+    return message
+
+
+def _show_figures(emit: Emit) -> None:
+    """Show the open figures, and close them."""
+    plt = sys.modules.get("matplotlib.pyplot")
+    if plt is None:
+        return
+    for number in plt.get_fignums():
+        image = io.BytesIO()
+        plt.figure(number).savefig(image, dpi=144, bbox_inches="tight")
+        emit("image", base64.b64encode(image.getvalue()).decode())
+    plt.close("all")
 
 
 class _Printed(io.TextIOBase):

@@ -101,7 +101,7 @@ def shown(tab, wanted, row="loss of the first step", digits=4):
 
 
 def test_one_model(tab):
-    """Curves, findings and numbers of a model that ships; of many positions, the
+    """Curves, findings and numbers of a built-in model; of many positions, the
     last.
     """
     tab.view("One model")
@@ -128,7 +128,7 @@ def test_a_model_of_ones_own(tab, programs):
     path.press("Enter")
     tab.settled()
     assert (
-        "must be the path of a file, or the name of a model that ships" in tab.message()
+        "must be the path of a file, or the name of a built-in model" in tab.message()
     )
     path.fill(str(programs / "config.json"))
     path.press("Enter")

@@ -37,13 +37,13 @@ LEVEL = 1e-8
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(programs(steps=10))
-def test_random_programs_have_the_literal_law(built):
+def test_random_programs_match_the_reference_interpreter(built):
     assert smallest_p(built.net, **built.widths) > LEVEL
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
-def test_many_random_programs_have_the_literal_law(part):
+def test_many_random_programs_match_the_reference_interpreter(part):
     """Three thousand in all, in parts that several processes can take."""
 
     @seed(part)
@@ -149,7 +149,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_networks_have_the_literal_law(name):
+def test_networks_match_the_reference_interpreter(name):
     make, widths = NETS[name]
     # 18 networks with at most 24 comparisons each, at 1e-7: a false alarm with
     # probability 3e-5
@@ -183,10 +183,10 @@ def _no_sigma(monkeypatch):
 def _no_projection(monkeypatch):
     span, all_along = LinalgBackend.span, LinalgBackend.along
 
-    def along(self, rows, directions, *factor, **given):
-        found = all_along(self, rows, directions, *factor, **given)
-        found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
-        return found
+    def along(self, rows, directions, *factor, **params):
+        coefficients = all_along(self, rows, directions, *factor, **params)
+        coefficients[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
+        return coefficients
 
     monkeypatch.setattr(
         LinalgBackend, "span", lambda self, rows, *known: span(self, rows)
@@ -199,9 +199,9 @@ def _full_frame_forgotten(monkeypatch):
 
     def grow(self, *arguments):
         self.group.width += 2
-        made = original(self, *arguments)
+        coordinates = original(self, *arguments)
         self.group.width -= 2
-        return made
+        return coordinates
 
     monkeypatch.setattr(BartlettFrame, "add_sources", grow)
 
@@ -236,7 +236,7 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_broken_rule_is_caught(name, monkeypatch):
+def test_comparison_rejects_a_broken_lowering_rule(name, monkeypatch):
     mutate, network = MUTATIONS[name]
     make, widths = NETS[network]
     net = make()
@@ -250,14 +250,14 @@ def test_a_broken_rule_is_caught(name, monkeypatch):
 @pytest.mark.parametrize(
     "widths", [{"n": 9, "d": 3}, {"n": ns.inf, "d": 3}, {"n": ns.inf, "d": ns.inf}]
 )
-def test_bits_do_not_depend_on_the_workers(widths):
+def test_law_bits_do_not_depend_on_the_workers(widths):
     net = cross_attention.net()
     laws = [net.law(draws=9000, workers=k, **widths) for k in (1, 2, 7)]
     for law in laws[1:]:
         assert np.array_equal(law.component_cov, laws[0].component_cov)
 
 
-def test_bits_do_not_depend_on_the_executor():
+def test_law_bits_do_not_depend_on_the_executor():
     from concurrent.futures import ProcessPoolExecutor
 
     net = attention_layer.net()
@@ -269,7 +269,7 @@ def test_bits_do_not_depend_on_the_executor():
         )
 
 
-def test_bits_do_not_depend_on_the_size_of_a_block(monkeypatch):
+def test_law_does_not_depend_on_the_block_size(monkeypatch):
     net = residual_block.net()
     alone = net.law(n=5, draws=300)
     monkeypatch.setattr("netsor.engine.backends._numpy.BLOCK_BYTES", 2**14)
@@ -283,13 +283,13 @@ def test_one_seed_couples_two_widths():
     net = attention_layer.net()[0]
     laws = (net.law(n=w, draws=2000, seed=4) for w in (64, 10**6, ns.inf))
     far, near, limit = (mixture(law).component_var for law in laws)
-    other = net.law(n=10**6, draws=2000, seed=5).component_var
+    other_seed = net.law(n=10**6, draws=2000, seed=5).component_var
     assert np.corrcoef(near, limit)[0, 1] > 0.999
     assert np.corrcoef(far, limit)[0, 1] > 0.3
-    assert abs(np.corrcoef(other, limit)[0, 1]) < 0.1
+    assert abs(np.corrcoef(other_seed, limit)[0, 1]) < 0.1
 
 
-def test_progress_and_interrupt():
+def test_law_reports_progress_and_stops_on_interrupt():
     seen = []
     attention_layer.net().law(
         n=4, draws=10_000, progress=lambda done, total: seen.append((done, total))
@@ -307,14 +307,14 @@ def test_progress_and_interrupt():
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 10**6, 10**12, ns.inf])
-def test_any_width(width):
+def test_law_of_attention_has_a_valid_covariance_at_any_width(width):
     law = attention_layer.net().law(n=width, draws=200)
     assert np.isfinite(law.component_cov).all()
     assert (np.linalg.eigvalsh(law.component_cov) > -1e-9).all()
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, ns.inf])
-def test_singular_kernels(width):
+def test_equal_tokens_have_equal_covariances_at_singular_kernels(width):
     x = ns.relu(ns.gaussian(n, 2))  # at width 1 often all zero
     x = ns.join([x, x, 0.0 * x])  # twice the same, and zero
     law = ns.Program(ns.nn.attention(x, 2)).law(n=width, draws=500)
@@ -324,7 +324,7 @@ def test_singular_kernels(width):
     )
 
 
-def test_a_large_nonlinearity_is_refused_before_it_is_tried():
+def test_too_large_nonlinearity_raises_before_it_is_computed():
     with pytest.raises(
         ns.ExactError, match=r"needs .* bytes for one replica .*or width inf"
     ):
@@ -332,14 +332,14 @@ def test_a_large_nonlinearity_is_refused_before_it_is_tried():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_function_that_gives_nan_is_reported():
+def test_function_that_returns_nan_raises_an_error():
     with pytest.raises(ValueError, match="a function of the program gave NaN"):
         ns.Program(ns.weight(n, n) @ ns.nonlin(np.log, ns.gaussian(n))).law(
             n=8, draws=10
         )
 
 
-def test_laws_say_what_they_are():
+def test_law_repr_origin_and_notes():
     law = attention_layer.net().law(n=ns.inf, draws=100)
     assert (law.status, law.random_numbers, law.replicas) == ("proved", 32, 100)
     assert law.notes == (
@@ -356,7 +356,7 @@ def test_laws_say_what_they_are():
     assert clipped.random_numbers == 9
 
 
-def test_what_does_not_vary_is_computed_once():
+def test_deterministic_law_has_one_replica():
     # three points
     perceptron = ns.Program(
         ns.weight(1, n) @ ns.relu(ns.weight(n, 3) @ ns.data(np.eye(3)))
@@ -381,11 +381,11 @@ STRICT = {
 
 
 def _joint(plan, xp):
-    def strict(step, given, _):
+    def strict(step, arrays, _):
         # numpy's alone, unless there is a formula
         if step.kind in ("kernel", "moments"):
-            return xp.asarray(in_numpy(step, [np.asarray(a) for a in given], None))
-        return compute(linalg, step.kind, given, step.params)
+            return xp.asarray(in_numpy(step, [np.asarray(a) for a in arrays], None))
+        return compute(linalg, step.kind, arrays, step.params)
 
     linalg = LinalgBackend(xp)
     streams = Streams(3, 0)
@@ -398,11 +398,13 @@ def _joint(plan, xp):
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_array_api_strict(name):
+def test_plans_run_with_array_api_strict(name):
     make, widths = STRICT[name]
     plan = make_plan(make().outputs, widths)
-    usual, other = (_joint(plan, xp) for xp in (np, array_api_strict))  # all tokens
-    for a, b in zip(usual, other, strict=True):
+    by_numpy, by_strict = (
+        _joint(plan, xp) for xp in (np, array_api_strict)
+    )  # all tokens
+    for a, b in zip(by_numpy, by_strict, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
@@ -420,16 +422,18 @@ def test_shortcuts_save_random_numbers():
     assert make_plan(y.outputs, {"n": 64}, without=["turn"]).random_numbers > turned
 
 
-def test_large_scores_leave_the_first_draws_as_they_are():
+def test_first_draws_do_not_depend_on_the_number_of_draws_at_large_scores():
     """A replica's bits do not depend on its neighbours, also where a softmax has to be
     shifted.
     """
     net = ns.paper.layer(sigma_q=10.0, sigma_k=10.0)
-    few, many = (net.law(n=64, draws=draws).component_var for draws in (100, 8000))
-    assert (few == many[:100]).all()
+    of_100_draws, of_8000_draws = (
+        net.law(n=64, draws=draws).component_var for draws in (100, 8000)
+    )
+    assert (of_100_draws == of_8000_draws[:100]).all()
 
 
-def test_a_function_that_hands_its_argument_back():
+def test_function_that_returns_its_argument_is_not_overwritten():
     """Its result is an array of its own: sums are written over arrays that nothing
     reads any more.
     """

@@ -117,7 +117,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("name", CASES)
-def test_the_engine_against_the_literal_interpreter(name, size):
+def test_engine_matches_the_reference_interpreter(name, size):
     """Level 1e-5 of the smallest of some 15 p-values."""
     net = CASES[name](size)
     assert (

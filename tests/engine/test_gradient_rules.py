@@ -9,8 +9,10 @@ import netsor as ns
 from netsor.functions import activations, derivatives
 from netsor.language.autodiff import _derivative
 from netsor.language.operations._operation import SteppedParameter
+from netsor.language.values._array import Operation
 
 from ..gradient_cases import CASES, WIDTHS, n, read
+from ..programs import operations
 from .differences import evaluated, slopes
 
 # Derivatives of functions
@@ -25,7 +27,7 @@ from .differences import evaluated, slopes
         (activations.clip(0.5), [0.0, 1.0, 0.0]),
     ],
 )
-def test_derivatives_at_kinks_are_those_of_pytorch(f, right):
+def test_derivatives_at_kinks_equal_those_of_pytorch(f, right):
     """An output of relu is 0 with probability ½, so that a kink at 0 counts for what is
     made of it.
     """
@@ -52,7 +54,7 @@ def test_derivatives_at_kinks_are_those_of_pytorch(f, right):
         "leaky_relu",
     ],
 )
-def test_derivatives_of_named_functions(name, order):
+def test_derivatives_of_named_functions_equal_differences(name, order):
     f = getattr(activations, name)
     f = f if isinstance(f, ns.Function) else f(0.7)
     x = np.linspace(-3.0, 3.0, 41) + 0.0137
@@ -60,22 +62,24 @@ def test_derivatives_of_named_functions(name, order):
         f = derivatives.derivative(f)
         if isinstance(f, float):  # between kinks there is nothing more
             return
-    made, difference = derivatives.derivative(f), (f(x + 1e-5) - f(x - 1e-5)) / 2e-5
-    if isinstance(made, float):
-        assert np.abs(difference - made).max() < 1e-8
+    slope, difference = derivatives.derivative(f), (f(x + 1e-5) - f(x - 1e-5)) / 2e-5
+    if isinstance(slope, float):
+        assert np.abs(difference - slope).max() < 1e-8
         return
-    np.testing.assert_allclose(made(x), difference, atol=2e-8)
-    assert made.breaks == f.breaks
-    assert f.parity is None or made.parity == -f.parity
-    if made.parity is not None:
-        np.testing.assert_allclose(made(-x), made.parity * made(x), atol=1e-13)
-    assert made.bounded
-    assert np.abs(made(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
-    if made.smoothed is not None:
-        np.testing.assert_allclose(made.smoothed(x, np.zeros(41)), made(x), atol=1e-12)
+    np.testing.assert_allclose(slope(x), difference, atol=2e-8)
+    assert slope.breaks == f.breaks
+    assert f.parity is None or slope.parity == -f.parity
+    if slope.parity is not None:
+        np.testing.assert_allclose(slope(-x), slope.parity * slope(x), atol=1e-13)
+    assert slope.bounded
+    assert np.abs(slope(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
+    if slope.smoothed is not None:
+        np.testing.assert_allclose(
+            slope.smoothed(x, np.zeros(41)), slope(x), atol=1e-12
+        )
         m, s, h = np.linspace(-2.0, 2.0, 9), np.full(9, 0.7), 1e-5
         np.testing.assert_allclose(
-            made.smoothed(m, s),
+            slope.smoothed(m, s),
             (f.smoothed(m + h, s) - f.smoothed(m - h, s)) / (2 * h),
             atol=1e-9,
         )
@@ -95,20 +99,20 @@ def test_derivatives_of_named_functions(name, order):
         np.abs,
     ],
 )
-def test_derivatives_of_numpys_functions(f):
+def test_derivatives_of_numpy_functions_equal_differences(f):
     x = np.linspace(0.3, 3.0, 20)
     function = ns.Function(f.__name__, f)
     for _ in range(2):
-        made = derivatives.derivative(function)
-        if isinstance(made, float):
+        slope = derivatives.derivative(function)
+        if isinstance(slope, float):
             break
         np.testing.assert_allclose(
-            made(x),
+            slope(x),
             (function(x + 1e-5) - function(x - 1e-5)) / 2e-5,
             rtol=1e-7,
             atol=1e-9,
         )
-        function = made
+        function = slope
 
 
 # Every rule, against differences of the literal network with the same matrices
@@ -128,16 +132,18 @@ def _error(name):
     p, wrt = {**CASES, "after a step": _after_a_step}[name]()
     g = ns.grad(p, wrt)
     outputs = [p, g, wrt]
-    found = evaluated(outputs, WIDTHS)[1]
-    ways = np.random.default_rng(1).standard_normal((3, *found.shape))
-    unit = found.shape[-1] ** -0.5 if isinstance(wrt, ns.Vector) else 1.0
-    made = unit * np.sum(found * ways, axis=tuple(range(1, ways.ndim)))
-    expected = slopes(outputs, WIDTHS, 1, {wrt: ways})[0]
-    return np.max(np.abs(made - expected)) / (np.abs(expected).max() + 1e-3)
+    gradient = evaluated(outputs, WIDTHS)[1]
+    directions = np.random.default_rng(1).standard_normal((3, *gradient.shape))
+    unit = gradient.shape[-1] ** -0.5 if isinstance(wrt, ns.Vector) else 1.0
+    slopes_by_rule = unit * np.sum(
+        gradient * directions, axis=tuple(range(1, directions.ndim))
+    )
+    expected = slopes(outputs, WIDTHS, 1, {wrt: directions})[0]
+    return np.max(np.abs(slopes_by_rule - expected)) / (np.abs(expected).max() + 1e-3)
 
 
 @pytest.mark.parametrize("name", [*CASES, "after a step"])
-def test_a_rule_against_differences(name):
+def test_gradient_rule_equals_finite_differences(name):
     assert _error(name) < 1e-7
 
 
@@ -149,12 +155,12 @@ def _times(factor, rule):
     """A rule whose results are multiplied."""
 
     def broken(*arguments):
-        for k, made in rule(*arguments):
+        for k, cotangent in rule(*arguments):
             yield (
                 k,
-                {u: factor * c for u, c in made.items()}
-                if isinstance(made, dict)
-                else factor * made,
+                {u: factor * c for u, c in cotangent.items()}
+                if isinstance(cotangent, dict)
+                else factor * cotangent,
             )
 
     return broken
@@ -177,17 +183,26 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize(
-    "rule",
+@pytest.mark.parametrize("name", BREAKS)
+def test_differences_reject_a_broken_gradient_rule(name, factor, monkeypatch):
+    kind = {kind.__name__: kind for kind in operations(Operation)}[name]
+    if kind in _derivative.RULES:
+        broken = _times(factor, _derivative.RULES[kind])
+        monkeypatch.setitem(_derivative.RULES, kind, broken)
+    else:
+        monkeypatch.setattr(kind, "cotangents", _times(factor, kind.cotangents))
+    assert _error(BREAKS[name]) > 1e-4
+
+
+def test_every_rule_is_broken_once():
+    own = {
+        kind
+        for kind in operations(Operation)
+        if kind.cotangents is not Operation.cotangents
+    }
     # no gradient passes what a step has moved
-    [kind for kind in _derivative.RULES if kind is not SteppedParameter],
-    ids=lambda kind: kind.__name__,
-)
-def test_a_broken_rule_is_caught(rule, factor, monkeypatch):
-    monkeypatch.setitem(
-        _derivative.RULES, rule, _times(factor, _derivative.RULES[rule])
-    )
-    assert _error(BREAKS[rule.__name__]) > 1e-4
+    kinds = (own | set(_derivative.RULES)) - {SteppedParameter}
+    assert {kind.__name__ for kind in kinds} == set(BREAKS)
 
 
 BROKEN_FUNCTIONS = {
@@ -208,7 +223,7 @@ BROKEN_FUNCTIONS = {
 @pytest.mark.parametrize(
     "key", _derivative.FUNCTIONS, ids=lambda f: getattr(f, "name", None) or f.__name__
 )
-def test_a_broken_function_is_caught(key, factor, monkeypatch):
+def test_differences_reject_a_broken_derivative(key, factor, monkeypatch):
     rule = _derivative.FUNCTIONS[key]
     monkeypatch.setitem(
         _derivative.FUNCTIONS, key, lambda *arguments: factor * rule(*arguments)

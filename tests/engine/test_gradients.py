@@ -27,7 +27,7 @@ LEVEL = 1e-8  # of the smallest of some 20 p-values
     suppress_health_check=list(HealthCheck),
 )
 @given(built=gradients(steps=4, most=45))
-def test_exact_against_literal(built):
+def test_gradients_match_the_reference_interpreter(built):
     assert smallest_p(built.net, draws=400, **built.widths) > LEVEL
 
 
@@ -40,7 +40,7 @@ def test_exact_against_literal(built):
     suppress_health_check=list(HealthCheck),
 )
 @given(built=gradients(steps=8))
-def test_exact_against_literal_at_length(built):
+def test_many_gradients_match_the_reference_interpreter(built):
     exact, literal = (
         exact_draws(built.net, 1500, **built.widths),
         literal_draws(built.net, 1500, **built.widths),
@@ -61,9 +61,9 @@ def blocks(count=2, heads=1, norm=lambda v: v, tokens=2, mask=None):
         y = y + ns.nn.attention(norm(y), heads, mask=mask)
     p = ns.dot(ns.gaussian(n), y[-1])
     g = ns.grad(p, x)
-    own = [ns.dot(g[i], x[i]) for i in range(tokens)]
+    products = [ns.dot(g[i], x[i]) for i in range(tokens)]
     return ns.Program(
-        (p, ns.ntk(p), *(ns.mean_dot(g[i], g[i]) for i in range(tokens)), *own)
+        (p, ns.ntk(p), *(ns.mean_dot(g[i], g[i]) for i in range(tokens)), *products)
     )
 
 
@@ -108,13 +108,13 @@ def smallest_p_of_draws(limit, wide, width, blur=0.0):
         * np.random.default_rng(5).standard_normal((2, draws, wide.shape[1]))
     )
     limit, wide = limit + noise[0], wide + noise[1]
-    found = [
+    p_values = [
         stats.ks_2samp(limit[:, i], wide[:, i]).pvalue for i in range(limit.shape[1])
     ]
     if limit.shape[1] > 1:
         z = (_ranks(limit) - _ranks(wide)) / np.sqrt(2.0 / (draws - 3))
-        found += (2 * stats.norm.sf(np.abs(z))).tolist()
-    return min(found)
+        p_values += (2 * stats.norm.sf(np.abs(z))).tolist()
+    return min(p_values)
 
 
 LIMITS = {
@@ -134,18 +134,18 @@ MORE_LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_gradients_of_attention_at_infinite_width(name):
+def test_gradients_of_attention_match_their_limit(name):
     assert disagreement(LIMITS[name](), 1000) > 1e-6  # of some 15 tests
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_LIMITS)
-def test_more_gradients_at_infinite_width(name):
+def test_more_gradients_match_their_limit(name):
     assert disagreement(MORE_LIMITS[name](), 4000) > 1e-6
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_random_gradients_at_infinite_width(number):
+def test_random_gradients_match_their_limit(number):
     """The same programs with every version of hypothesis: some are refused, and some
     converge slowly.
     """
@@ -153,7 +153,7 @@ def test_random_gradients_at_infinite_width(number):
 
 
 @pytest.mark.slow
-def test_more_random_gradients_at_infinite_width():
+def test_many_random_gradients_match_their_limit():
     """Against n = 10⁶: at 4,000 some programs are far from their limit still (p =
     7e-11).
 
@@ -191,7 +191,7 @@ def _correlation(net, **widths):
 
 
 @pytest.mark.parametrize("width", [pytest.param(2000, marks=pytest.mark.slow), np.inf])
-def test_a_transpose_is_no_fresh_matrix(width, monkeypatch):
+def test_transpose_in_a_gradient_depends_on_the_forward_pass(width, monkeypatch):
     """Second moments of gradients cannot tell; the output against ⟨gradient, input⟩ of
     the token that is read can.
     """
@@ -226,27 +226,27 @@ def _heads(groups):
 
 
 @pytest.mark.parametrize("groups", [4, 2])
-def test_heads_whose_transposes_are_summed_are_one_matrix(groups):
+def test_summed_transposes_of_heads_are_lowered_as_one_matrix(groups):
     """Fewer numbers, and the same law; levels 1e-4."""
     net, widths = _heads(groups), {"n": 5, "d": 2}
     assert smallest_p(net, 1500, **widths) > 1e-4
     assert smallest_p(net, 1500, without=("stacked",), **widths) > 1e-4
-    one, many = (
+    as_one_matrix, as_many = (
         make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers
         for w in ((), ("stacked",))
     )
-    assert one < many / 2
+    assert as_one_matrix < as_many / 2
 
 
-def test_a_gate_and_its_gradient_at_infinite_width():
+def test_gate_and_its_gradient_have_their_limit():
     """One token's entry of ⟨g, g⟩/n, alone and with the output whose gradient g is."""
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     a, b, c = (ns.weight(n, n) for _ in range(3))
     p = ns.dot(r, x + c @ (ns.silu(a @ x) * (b @ x))).sum()
     g = ns.grad(p, x)
-    found = ns.Program((p, ns.mean_dot(g, g)[0, 0])).law(n=ns.inf, draws=20).mean()
+    means = ns.Program((p, ns.mean_dot(g, g)[0, 0])).law(n=ns.inf, draws=20).mean()
     alone = ns.Program(ns.mean_dot(g, g)[0, 0]).law(n=ns.inf, draws=2).mean()
-    assert found[1] == pytest.approx(alone, rel=1e-12)
+    assert means[1] == pytest.approx(alone, rel=1e-12)
 
 
 def _gated_perceptron():
@@ -263,18 +263,18 @@ def _gated_perceptron():
     )
 
 
-def test_two_matrices_whose_transposes_are_summed_are_one():
+def test_summed_transposes_of_two_matrices_are_lowered_as_one_matrix():
     """Level 1e-4. Without the factors of the standard deviations p is 1e-6, with the
     parts exchanged 8e-6.
     """
     net, widths = _gated_perceptron(), {"n": 5, "d": 4}
     assert smallest_p(net, 1500, **widths) > 1e-4
-    one, many = (
+    as_one_matrix, as_many = (
         make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers
         for w in ((), ("stacked",))
     )
     # three sources of the stream less, in a frame of nine directions
-    assert many - one == 3 * 9 + 3 + 3
+    assert as_many - as_one_matrix == 3 * 9 + 3 + 3
 
 
 def gated(function, first="gate"):
@@ -304,7 +304,7 @@ def gated(function, first="gate"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["gate", "up"])
-def test_gradients_of_gates_at_infinite_width(first):
+def test_gradients_of_gates_match_their_limit(first):
     """Level 1e-5 of 28 tests."""
     assert disagreement(gated(ns.silu, first), 2000) > 1e-5
 
@@ -336,12 +336,12 @@ def swiglu():
     )
 
 
-def test_gradients_pass_a_gate_and_the_attention_before_it_at_infinite_width():
+def test_gradients_through_a_gate_and_attention_have_a_limit():
     assert swiglu()[3].plan(n=ns.inf).random_numbers > 0
 
 
 @pytest.mark.slow
-def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
+def test_joint_law_of_a_gated_model_matches_its_limit(monkeypatch):
     """Level 1e-5 of 28 tests; with independent matrices instead of transposes, rank
     correlations reject at 1e-7.
     """
@@ -352,7 +352,7 @@ def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
+def test_gradients_of_a_relu_gate_obey_euler_homogeneity():
     """relu(g) ⊙ v is linear in v and in g > 0: ⟨g, dg⟩ = ⟨v, dv⟩ = ⟨relu(g) ⊙ v, du⟩,
     at order n^(−1/2) too.
     """

@@ -196,7 +196,7 @@ def errors(trace):
     together = ns.grad(p, list(held))
     alone = [ns.grad(p, value) for value in held]
     slopes, directions = differences(trace, len(held))
-    found = drawn([p, *together, *alone], {})
+    sample = drawn([p, *together, *alone], {})
     size = np.abs(slopes).max() + 1e-3
     worst = []
     for gradients in (together, alone):
@@ -204,22 +204,22 @@ def errors(trace):
             held, gradients, directions, slopes, strict=True
         ):
             unit = value.width.factor**-0.5 if isinstance(value, ns.Vector) else 1.0
-            made = unit * np.sum(found.drawn[gradient][0] * direction)
-            worst.append(abs(made - slope) / size)
+            slope_by_gradient = unit * np.sum(sample.drawn[gradient][0] * direction)
+            worst.append(abs(slope_by_gradient - slope) / size)
     return np.array(worst)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_gradients_with_respect_to_every_value(name):
+def test_gradients_by_every_value_equal_finite_differences(name):
     assert errors(WRITTEN[name]).max() < 1e-7
 
 
 @pytest.mark.parametrize("seed", RANDOM)
-def test_gradients_with_respect_to_every_value_of_random_programs(seed):
+def test_gradients_by_every_value_of_random_programs_equal_finite_differences(seed):
     assert errors(lambda held: random_program(seed, held)).max() < 1e-6
 
 
-def test_a_gradient_and_its_value_after_a_norm_are_orthogonal():
+def test_gradient_before_rms_norm_is_orthogonal_to_its_value():
     """rms_norm does not see the scale of its argument."""
     n = ns.Width("n")
     table = ns.gaussian(n, 2)
@@ -280,14 +280,14 @@ def test_steps_and_kernels_do_not_depend_on_how_rows_are_selected(name):
     index, combination = (
         ns.Program(trained(rows, QUANTITIES[name])) for rows in (selected, mixed)
     )
-    (p, found), (same_p, expected) = (
+    (p, kernel), (same_p, expected) = (
         net.simulate(n=4, draws=3) for net in (index, combination)
     )
     np.testing.assert_allclose(p, same_p, rtol=1e-12)
-    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(kernel, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_a_value_after_a_step_has_a_gradient():
+def test_gradient_by_a_value_after_a_step():
     """The new value of an index is a value of the new program."""
     n = ns.Width("n")
     table, w = ns.gaussian(n, 2), ns.weight(n, n)

@@ -32,7 +32,7 @@ def test_score_covariance_is_the_product_of_kernels():
     assert (np.abs(scores.mean(0)) < 5 * np.sqrt(diagonal / len(scores))).all()
 
 
-def test_scores_of_sources_that_are_drawn_together():
+def test_scores_among_jointly_drawn_sources_match_a_finite_width():
     """Initial vectors of one call, and matrices of one batch, have scores among
     themselves too.
     """
@@ -62,10 +62,10 @@ VARIANCES = [(16, 0.4339), (64, 0.4032), (256, 0.3948), (1024, 0.3927)]
 @pytest.mark.parametrize(
     ("width", "variance"), keep(VARIANCES, (16, 0.4339), (1024, 0.3927))
 )
-def test_variance_of_the_papers_layer(width, variance):
-    found = attention_layer.net()[0].law(n=width, draws=100_000).with_error.var()
+def test_layer_of_the_paper_has_its_variance_at_each_width(width, variance):
+    estimate = attention_layer.net()[0].law(n=width, draws=100_000).with_error.var()
     # the figure is rounded to four digits
-    assert abs(found.value - variance) < 4 * found.error + 5e-5
+    assert abs(estimate.value - variance) < 4 * estimate.error + 5e-5
 
 
 # variance, excess kurtosis: one-dimensional integrals, see test_moments below for their
@@ -81,7 +81,7 @@ LIMITS = {
 @pytest.mark.parametrize(
     ("activation", "heads"), keep(LIMITS, ("clip", 2), ("relu", 2))
 )
-def test_limit_of_the_papers_layer(activation, heads):
+def test_layer_of_the_paper_has_its_limit_moments(activation, heads):
     g = ns.weight(n, n, 4) @ ns.gaussian(n)
     x = ns.clip(g, 100) if activation == "clip" else ns.relu(g)
     law = mixture(
@@ -90,12 +90,12 @@ def test_limit_of_the_papers_layer(activation, heads):
         )
     )
     estimates = law.with_error.var(), law.with_error.kurtosis()
-    for found, right in zip(estimates, LIMITS[activation, heads], strict=True):
-        assert abs(found.value - right) < 4 * found.error
-        assert found.error < 0.1 * right
+    for estimate, expected in zip(estimates, LIMITS[activation, heads], strict=True):
+        assert abs(estimate.value - expected) < 4 * estimate.error
+        assert estimate.error < 0.1 * expected
 
 
-def test_moments_by_one_dimensional_integrals():
+def test_limit_moments_equal_one_dimensional_integrals():
     """An independent derivation of the limits above: 1/S² = ∫ t e^(−tS) dt with S a sum
     of independent terms.
     """
@@ -183,7 +183,7 @@ def structured():
         ns.concat(ns.weight(d, n, 2, std=s) @ x, axis=0) for s in (1.0, 0.7)
     )
     again = w()
-    made = again @ ns.tanh(again @ x)
+    reused = again @ ns.tanh(again @ x)
     mixed = w() @ ns.relu(x) + x
     scores = ns.dot(w() @ x, w() @ x)
     shifted = ns.nonlin(lambda u, p: np.tanh(u + p), x, scores[0])
@@ -200,7 +200,7 @@ def structured():
             ),
             None,
         ),
-        "reuse": ((made, ns.dot(made, w() @ x)), None),
+        "reuse": ((reused, ns.dot(reused, w() @ x)), None),
         "residual": (
             (ns.mean_dot(mixed, mixed), ns.dot(w() @ mixed, w() @ mixed)),
             None,
@@ -226,7 +226,7 @@ def structured():
         structured(), "reuse", "residual", "two layers", "score with a nonlinear vector"
     ),
 )
-def test_structured_programs_approach_their_limit(name):
+def test_structured_programs_match_their_limit_at_large_width(name):
     """Means and covariances at width 400, within 0.2 and 0.28: 5 standard errors of
     1,000 replicas, and a bias.
     """
@@ -242,7 +242,7 @@ def test_structured_programs_approach_their_limit(name):
     assert (np.abs(limit.cov() - wide.cov()) < 0.28 * np.outer(size, size)).all()
 
 
-def test_what_has_no_known_limit_is_refused():
+def test_programs_without_a_known_limit_raise_an_error():
     w, x = ns.weight(n, n), ns.gaussian(n, 2)
     a, b = (
         ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)) for _ in range(2)
@@ -259,7 +259,7 @@ def test_what_has_no_known_limit_is_refused():
         ns.Program(ns.dot(w @ x, w @ x)).law(n=ns.inf)
 
 
-def test_the_block_at_infinity_is_near_a_wide_one():
+def test_block_at_infinite_width_matches_a_wide_one():
     net = residual_block.net()[0]
     limit, wide = (
         net.law(n=ns.inf, draws=2000).with_error.var(),
@@ -270,7 +270,7 @@ def test_the_block_at_infinity_is_near_a_wide_one():
 
 
 @pytest.mark.parametrize("kind", [bool, np.int8, np.float32])
-def test_functions_may_give_booleans_and_integers(kind):
+def test_functions_may_return_booleans_and_integers(kind):
     """Products of them are taken in double precision: E[1(u > 0)²] = 1/2 at every
     width.
     """
@@ -285,24 +285,24 @@ def test_functions_may_give_booleans_and_integers(kind):
     ).mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_complex_functions_are_refused():
+def test_complex_functions_raise_an_error():
     with pytest.raises(ns.TraceError, match="complex"):
         ns.nonlin(lambda u: 1j * u, ns.gaussian(n))
 
 
-def test_jumps_are_found():
+def test_kernel_of_a_function_with_a_jump_equals_the_normal_probability():
     """E[1(u > 1) 1(v > 1)] = P(u > 1, v > 1), for which scipy has a formula."""
     jump = ns.nonlin(lambda u: u > 1.0, ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 1.0]]))
-    found = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf).with_error.cov()
-    both = stats.multivariate_normal.cdf([-1.0, -1.0], cov=[[1.0, 0.5], [0.5, 1.0]])
-    right = np.array([[stats.norm.sf(1.0), both], [both, stats.norm.sf(1.0)]])
-    assert (np.abs(found.value - right) < 1e-9 + 4 * found.error).all()
+    cov = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf).with_error.cov()
+    joint = stats.multivariate_normal.cdf([-1.0, -1.0], cov=[[1.0, 0.5], [0.5, 1.0]])
+    expected = np.array([[stats.norm.sf(1.0), joint], [joint, stats.norm.sf(1.0)]])
+    assert (np.abs(cov.value - expected) < 1e-9 + 4 * cov.error).all()
 
 
 @pytest.mark.parametrize(
     ("f", "error"), [(ns.tanh, 5e-3), (ns.relu, 1e-9), (ns.erf, 1e-9)]
 )
-def test_tokens_that_are_nearly_the_same(f, error):
+def test_nearly_equal_tokens_keep_the_variance_of_one_token(f, error):
     """Gram matrices near a singular one, known up to quadrature: the variance stays
     what one token alone has.
     """
@@ -319,7 +319,7 @@ def test_tokens_that_are_nearly_the_same(f, error):
     np.testing.assert_allclose(cov[0, 3], alone, rtol=max(error, 1e-5))
 
 
-def test_scores_that_nothing_asks_for_do_not_count():
+def test_masked_diverging_scores_do_not_prevent_a_limit():
     """Tokens that are queries and keys: their scores with themselves diverge, and the
     mask leaves them out.
 
@@ -329,8 +329,8 @@ def test_scores_that_nothing_asks_for_do_not_count():
     g = ns.gaussian(n, 3)
     p = ns.dot(g, g)
     assert ns.Program(p[0, 1]).law(n=ns.inf).status == "proved"
-    both = ns.Program(p[[0, 1], [1, 0]]).draw(n=ns.inf, draws=100)
-    np.testing.assert_array_equal(both[:, 0], both[:, 1])
+    scores = ns.Program(p[[0, 1], [1, 0]]).draw(n=ns.inf, draws=100)
+    np.testing.assert_array_equal(scores[:, 0], scores[:, 1])
     net = ns.Program(ns.softmax(p, mask=np.eye(3) < 1) @ (ns.weight(n, n) @ g))
     limit, wide = (net.law(n=width, draws=2000).cov() for width in (ns.inf, 10**9))
     np.testing.assert_allclose(limit, wide, atol=2e-4)
@@ -341,7 +341,7 @@ def test_scores_that_nothing_asks_for_do_not_count():
     assert shared.check().verdict == "conjectured"
 
 
-def test_a_score_of_a_vector_that_is_0():
+def test_score_of_a_zero_vector_is_zero():
     g = ns.gaussian(n, 2)
     for q in (g, ns.weight(n, n) @ g):
         for zero in (q[0] - q[0], 2 * q[0] - (q[0] + q[0])):
@@ -352,7 +352,7 @@ def test_a_score_of_a_vector_that_is_0():
 def _jumping():
     x, y, p = ns.gaussian(n), ns.gaussian(n), ns.dot(ns.gaussian(n), ns.gaussian(n))
     c = ns.mean_dot(x, y)  # vanishes like n^(−1/2), with either sign
-    one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
+    ones = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
     positive = ns.Function("positive", lambda u: np.where(u > 0, 1.0, 0.0))
     return {
         "a scalar that vanishes": ns.apply(np.sign, c),
@@ -368,20 +368,20 @@ def _jumping():
         "times a score": ns.apply(np.sign, c * p),
         "a norm of it": ns.rms_norm(c * x, eps=0.0),
         "a vector that becomes a number": ns.nonlin(
-            lambda u: np.where(u > 1, 1.0, 0.0), one + c * x
+            lambda u: np.where(u > 1, 1.0, 0.0), ones + c * x
         ),
     }
 
 
 @pytest.mark.parametrize("name", _jumping())
-def test_a_function_that_jumps_at_the_limit_of_its_argument_is_refused(name):
+def test_function_with_a_jump_at_the_limit_of_its_argument_raises_an_error(name):
     with pytest.raises(ns.ExactError, match="jumps at the limit of its argument"):
         ns.Program(_jumping()[name]).law(n=ns.inf, draws=10)
 
 
-def test_a_function_that_jumps_elsewhere_has_a_limit():
+def test_function_with_a_jump_elsewhere_has_a_limit():
     x = ns.gaussian(n)
-    one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
+    ones = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
     assert (
         ns.Program(ns.apply(np.sign, ns.mean_dot(x, x) - 0.5))
         .law(n=ns.inf, draws=10)
@@ -389,7 +389,7 @@ def test_a_function_that_jumps_elsewhere_has_a_limit():
         == 1.0
     )
     # 1 at every width
-    assert ns.Program(ns.nonlin(np.floor, one)).law(n=ns.inf, draws=10).mean() == 1.0
+    assert ns.Program(ns.nonlin(np.floor, ones)).law(n=ns.inf, draws=10).mean() == 1.0
     # 0 at every width
     assert ns.Program(ns.nonlin(np.sign, x - x)).law(n=ns.inf, draws=10).mean() == 0.0
     c = ns.mean_dot(x, ns.gaussian(n))

@@ -26,7 +26,7 @@ def paper():
     )
 
 
-def test_the_papers_layer_has_the_known_moments(paper):
+def test_simulated_layer_of_the_paper_has_its_known_moments(paper):
     # E[y²] = 0.4339 (standard error of that figure 0.0004), E[y⁴] = 0.940 (0.003); z
     # below 4, level 1e-4
     for power, known, error in ((2, 0.4339, 0.0004), (4, 0.940, 0.003)):
@@ -36,7 +36,7 @@ def test_the_papers_layer_has_the_known_moments(paper):
         )
 
 
-def test_the_moments_would_show_a_wrong_law(paper):
+def test_moments_of_the_paper_reject_a_wrong_law(paper):
     """The limit law has E[y²] = 0.392, and 1/n scaling 0.25 · 1.19: both far outside
     the error.
     """
@@ -44,7 +44,7 @@ def test_the_moments_would_show_a_wrong_law(paper):
     assert abs(sample.mean() - 0.392) > 12 * sample.std() / np.sqrt(sample.size)
 
 
-def test_linear_scaling_collapses_the_scores():
+def test_scores_scaled_by_1_over_n_have_variance_1_over_n():
     @ns.program
     def scores(scaling):
         x = ns.gaussian(n, 3)
@@ -59,7 +59,7 @@ def test_linear_scaling_collapses_the_scores():
     )
 
 
-def test_attention_is_what_its_docstring_says():
+def test_simulated_attention_equals_its_formula_with_read_off_matrices():
     """With every matrix read off by its action on unit vectors, attention is recomputed
     by hand.
     """
@@ -100,12 +100,12 @@ def _same(net, **arguments):
     ]
 
 
-def test_bits_do_not_depend_on_the_workers():
+def test_simulate_bits_do_not_depend_on_the_workers():
     alone, *others = _same(cross_attention.net(), n=24, d=5)
     assert all(np.array_equal(alone, other) for other in others)
 
 
-def test_bits_do_not_depend_on_the_executor():
+def test_simulate_bits_do_not_depend_on_the_executor():
     net = cross_attention.net()
     alone = net.simulate(n=8, d=5, draws=5000, workers=1)
     with ThreadPoolExecutor(3) as threads, ProcessPoolExecutor(2) as processes:
@@ -115,14 +115,14 @@ def test_bits_do_not_depend_on_the_executor():
             )
 
 
-def test_fewer_draws_are_the_first_of_more():
+def test_simulate_with_fewer_draws_returns_the_first_ones():
     net = attention_layer.net()
     more = net.simulate(n=32, draws=900, seed=5)
     assert np.array_equal(more[:130], net.simulate(n=32, draws=130, seed=5))
     assert not np.array_equal(more[:130], net.simulate(n=32, draws=130, seed=6))
 
 
-def test_memory_is_bounded_by_chunks(monkeypatch):
+def test_simulate_memory_is_bounded_by_chunks(monkeypatch):
     sizes = []
     original = _reference._Chunk.__call__
 
@@ -137,7 +137,7 @@ def test_memory_is_bounded_by_chunks(monkeypatch):
     assert max(sizes) <= _reference.CHUNK_BYTES / matrices
 
 
-def test_coordinates():
+def test_simulate_selects_coordinates():
     net = attention_layer.net()
     every = net.simulate(n=6, draws=3)
     assert np.array_equal(net.simulate(n=6, draws=3, coordinates=2), every[..., 2])
@@ -149,7 +149,7 @@ def test_coordinates():
     )
 
 
-def test_one_query_for_one_token():
+def test_simulate_narrows_products_to_one_query():
     from netsor.language.values._graph import narrow, topological_order
 
     (first,) = narrow(attention_layer.net()[0].outputs)
@@ -167,7 +167,7 @@ def test_one_query_for_one_token():
     }
 
 
-def test_progress_is_reported():
+def test_simulate_reports_progress():
     seen = []
     attention_layer.net().simulate(
         n=128, draws=40, progress=lambda done, total: seen.append((done, total))
@@ -176,7 +176,7 @@ def test_progress_is_reported():
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_an_interrupt_leaves_promptly():
+def test_simulate_stops_promptly_on_interrupt():
     begun = []
 
     def work(part, tick):
@@ -190,7 +190,7 @@ def test_an_interrupt_leaves_promptly():
     assert len(begun) < 10  # of 1,000: what was queued and not begun is dropped
 
 
-def test_an_error_in_a_function_reaches_the_user():
+def test_simulate_raises_the_error_of_a_user_function():
     def fails(x):
         if x.size > 6:  # not while it is traced
             raise RuntimeError("from the user's function")

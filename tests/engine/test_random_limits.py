@@ -87,25 +87,25 @@ def disagreements(limit, wide, widths):
     those before it say how large its fluctuation is.
     """
     noise = NOISE * size(wide[-1]) / widths[-1] ** 0.5
-    found = {}
+    distances = {}
     for column in columns(limit, wide):
         a, b = column.limit, column.widest
         largest = np.abs(b).max()
         if np.ptp(a) < 1e-4 * largest or np.ptp(b) < 0.1 * largest or largest < noise:
             distance = quantiles_apart(a, b)
             if column.kind == "entry" and distance > max(0.1 * largest, noise):
-                found[column.kind, column.number, "quantiles"] = distance
+                distances[column.kind, column.number, "quantiles"] = distance
         else:
             a = a + fluctuation(column, widths) * np.random.default_rng(
                 5
             ).standard_normal(len(a))
-            found.update(
+            distances.update(
                 {
-                    (column.kind, column.number, what): by
-                    for what, by in apart_in_law(a, b)
+                    (column.kind, column.number, statistic): distance_of_law
+                    for statistic, distance_of_law in apart_in_law(a, b)
                 }
             )
-    return found
+    return distances
 
 
 def apart_in_law(a, b):
@@ -159,13 +159,13 @@ def stretch(a, b):
     A scale that is wrong moves the distribution function by little: a third more is
     0.07. Of spreads it is 0.29.
     """
-    both = np.concatenate([a, b])
-    far = cut_distances(both, np.median(both))
-    one, two = far[: len(a)], far[len(a) :]
+    pooled = np.concatenate([a, b])
+    far = cut_distances(pooled, np.median(pooled))
+    far_a, far_b = far[: len(a)], far[len(a) :]
     error = np.sqrt(
-        sum(part.var() / len(part) / part.mean() ** 2 for part in (one, two))
+        sum(part.var() / len(part) / part.mean() ** 2 for part in (far_a, far_b))
     )
-    return np.log(one.mean() / two.mean()), error
+    return np.log(far_a.mean() / far_b.mean()), error
 
 
 def compared(built, draws, refused):
@@ -194,15 +194,15 @@ def wrong_entries(limit, at):
     wide: list[np.ndarray] = []
     for count in (1, 2):  # what does not agree at the first may be slow to converge
         wide.append(at(WIDE[count - 1]))
-        found = disagreements(limit, tuple(wide), WIDE[:count])
-        if not found:
+        distances = disagreements(limit, tuple(wide), WIDE[:count])
+        if not distances:
             return {}
     # a program that vanishes in the limit has no size to compare with: there the
     # distance must fall like 1/√n
     return {
-        (kind, i, what): distance
-        for (kind, i, what), distance in found.items()
-        if what != "quantiles"
+        (kind, i, statistic): distance
+        for (kind, i, statistic), distance in distances.items()
+        if statistic != "quantiles"
         or distance > 0.4 * quantiles_apart(limit[:, i], wide[0][:, i])
     }
 
@@ -229,7 +229,7 @@ def check_reasons(refused):
     assert refused["compared"] > 0.5 * sum(refused.values())
 
 
-def test_random_limits():
+def test_random_programs_agree_with_their_limit():
     """The same programs with every version of hypothesis: some are far from their limit
     at any width of a test.
     """
@@ -245,7 +245,7 @@ def test_random_limits():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_many_random_limits(part):
+def test_many_random_programs_agree_with_their_limit(part):
     """Ten thousand in all, in parts that several processes can take."""
     refused = Counter()
 
@@ -287,20 +287,20 @@ def fluctuating(share, scale=1.0, exponent=0.5):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_a_fluctuation_of_the_known_order_is_no_disagreement(share):
+def test_comparison_allows_a_fluctuation_of_known_order(share):
     assert not wrong_entries(*fluctuating(share))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("scale", [0.6, 1.5])
-def test_a_wrong_spread_is_seen_next_to_a_fluctuation(share, scale):
+def test_comparison_rejects_a_wrong_spread_beside_a_fluctuation(share, scale):
     assert "spreads" in {
-        what for _, _, what in wrong_entries(*fluctuating(share, scale))
+        statistic for _, _, statistic in wrong_entries(*fluctuating(share, scale))
     }
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.1])
-def test_a_fluctuation_that_stays_is_seen(exponent):
+def test_comparison_rejects_a_fluctuation_that_does_not_vanish(exponent):
     """It is part of the limit, which lacks it."""
     assert wrong_entries(*fluctuating(1.0, exponent=exponent))
 
@@ -317,7 +317,7 @@ def slow_to_converge():
 
 
 @pytest.mark.slow
-def test_a_limit_that_is_slow_to_converge_agrees():
+def test_comparison_accepts_slow_convergence():
     """At n = 50,000 the spread is a third more than in the limit."""
     refused = Counter()
     net = slow_to_converge()

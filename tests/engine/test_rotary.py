@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.operations._score import split
+from netsor.language.operations._operation import split
 
 from ..keep import keep
 from .compare import d, n, smallest_ks, smallest_p

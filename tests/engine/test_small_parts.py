@@ -28,7 +28,7 @@ def distance(x, y):
     return ns.Program(ns.mean_dot(d, d)[0, 0])
 
 
-def test_a_matrix_on_large_data_that_differs_a_little():
+def test_matrix_keeps_small_differences_of_large_data():
     """Variance 0.05 for 1.01: the difference is 1e-7 of the data."""
     data = 1e7 + np.random.default_rng(0).standard_normal((2, 16))
     w = ns.weight(8, 16)
@@ -43,30 +43,32 @@ def test_a_matrix_on_large_data_that_differs_a_little():
     ).var() == pytest.approx(expected, rel=1e-6)
 
 
-def test_tokens_that_collapse():
+def test_collapsing_tokens_match_the_reference_interpreter():
     """Attention without residuals: a tenth of the distances was 10 to 40 times too
     small. One comparison, at 1e-4.
     """
     x = ns.gaussian(n, 4)
     for _ in range(3):
         x = ns.nn.attention(x, 1)
-    made, literal = squares_of(distance(x[0], x[1]), 2500, n=32)
-    assert np.quantile(made, 0.1) == pytest.approx(np.quantile(literal, 0.1), rel=0.8)
-    assert stats.ks_2samp(made, literal).pvalue > 1e-4
+    exact, literal = squares_of(distance(x[0], x[1]), 2500, n=32)
+    assert np.quantile(exact, 0.1) == pytest.approx(np.quantile(literal, 0.1), rel=0.8)
+    assert stats.ks_2samp(exact, literal).pvalue > 1e-4
 
 
-def test_a_recurrent_net_near_its_fixed_point():
+def test_recurrent_net_near_its_fixed_point_matches_the_reference_interpreter():
     """5e-19 for 2e-16. One comparison, at 1e-4."""
     w, b = ns.weight(n, n, std=0.5), ns.gaussian(n)
     before = after = ns.tanh(b)
     for _ in range(16):
         before, after = after, ns.tanh(w @ after + b)
-    made, literal = squares_of(distance(after, before), 300, n=64)
-    assert stats.ks_2samp(made, literal).pvalue > 1e-4
+    exact, literal = squares_of(distance(after, before), 300, n=64)
+    assert stats.ks_2samp(exact, literal).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("delta", [*DELTAS, 1e-7])
-def test_a_difference_quotient_through_one_matrix(delta):
+def test_difference_quotient_through_one_matrix_has_the_variance_of_the_derivative(
+    delta,
+):
     """0.003 for E[tanh'²] = 0.4644 at 1e-7 and below; 2,000 conditional variances have
     a mean good to 0.005.
     """
@@ -132,21 +134,24 @@ def smallest_p(seed, draws=500):
     """
     net, delta, width = differences(seed)
     pairs = []
-    made, literal = (
+    exact, literal = (
         net.draw(draws=draws, n=width, seed=seed, progress=False),
         net.simulate(
             draws=draws, n=width, seed=seed + 1, coordinates=0, progress=False
         ),
     )
-    for i in range(made[1].shape[1]):
+    for i in range(exact[1].shape[1]):
         lengths = [
-            np.sqrt(np.maximum(found[0][:, i, i], 0.0)) for found in (made, literal)
+            np.sqrt(np.maximum(moments[0][:, i, i], 0.0))
+            for moments in (exact, literal)
         ]
         pairs.append([np.maximum(length, 3e-12 / delta) for length in lengths])
         pairs.append(
             [
-                np.where(np.abs(found[1][:, i]) < 3e-12 / delta, 0.0, found[1][:, i])
-                for found in (made, literal)
+                np.where(
+                    np.abs(moments[1][:, i]) < 3e-12 / delta, 0.0, moments[1][:, i]
+                )
+                for moments in (exact, literal)
             ]
         )
     return smallest_ks(pairs)
@@ -157,7 +162,7 @@ def smallest_p(seed, draws=500):
 @pytest.mark.parametrize(
     "seeds", [range(4), pytest.param(range(4, 66), marks=pytest.mark.slow)]
 )
-def test_random_programs_have_the_literal_differences(seeds):
+def test_small_differences_in_random_programs_match_the_reference_interpreter(seeds):
     for seed in seeds:
         assert smallest_p(seed) > 1e-7, seed
 
@@ -189,7 +194,7 @@ def test_differences_of_coefficients_are_those_of_the_rows(count, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6, 6e-7])
-def test_differences_that_single_precision_holds(delta):
+def test_reduced_factor_keeps_small_differences_in_single_precision(delta):
     """In lengths, to a few percent, and along other vectors, to its rounding."""
     rows = nearly_equal(12, 300, delta).astype(np.float32)
     others = (
@@ -200,8 +205,11 @@ def test_differences_that_single_precision_holds(delta):
     rows, others, c, along = (a.astype(np.float64) for a in (rows, others, c, along))
     d, e = (np.diff(a, axis=-2) for a in (rows, c))
     np.testing.assert_allclose((e**2).sum(axis=-1), (d**2).sum(axis=-1), rtol=0.1)
-    found, expected = along @ np.swapaxes(c, -1, -2), others @ np.swapaxes(rows, -1, -2)
-    assert np.sqrt(np.mean(np.diff(found - expected) ** 2)) < 2e-7 * np.sqrt(
+    products, expected = (
+        along @ np.swapaxes(c, -1, -2),
+        others @ np.swapaxes(rows, -1, -2),
+    )
+    assert np.sqrt(np.mean(np.diff(products - expected) ** 2)) < 2e-7 * np.sqrt(
         np.mean(expected**2)
     )
 
@@ -219,24 +227,26 @@ def test_directions_of_nearly_equal_rows_are_orthonormal(delta):
 
 
 @pytest.mark.parametrize("count", [3, 12])
-def test_a_matrix_is_factored_alike_whatever_is_beside_it(count):
+def test_factor_of_a_matrix_does_not_depend_on_its_batch(count):
     rows = np.concatenate(
         [nearly_equal(count, 20, delta) for delta in (1.0, 1e-5, 1e-9, 0.0)]
     )
     whole = NUMPY.reduced(_ops.gram(np, rows, rows), rows)
-    for k, one in enumerate(rows[:, None]):
+    for k, matrix in enumerate(rows[:, None]):
         np.testing.assert_array_equal(
-            NUMPY.reduced(_ops.gram(np, one, one), one)[0], whole[k]
+            NUMPY.reduced(_ops.gram(np, matrix, matrix), matrix)[0], whole[k]
         )
 
 
-def test_bits_do_not_depend_on_the_workers():
+def test_small_differences_do_not_depend_on_the_workers():
     x = ns.gaussian(n, 4)
     for _ in range(3):
         x = ns.nn.attention(x, 1)
     net = ns.Program(x[0] - x[1])
-    one, two = (net.law(n=8, draws=9000, workers=k, progress=False) for k in (1, 2))
-    assert np.array_equal(one.component_var, two.component_var)
+    one_worker, two_workers = (
+        net.law(n=8, draws=9000, workers=k, progress=False) for k in (1, 2)
+    )
+    assert np.array_equal(one_worker.component_var, two_workers.component_var)
 
 
 # At infinite width functions have no coordinates
@@ -248,19 +258,19 @@ def quotient(f, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-6])
-def test_at_infinite_width_the_error_says_what_products_hide(delta):
+def test_quadrature_error_covers_small_differences_at_infinite_width(delta):
     """E[relu'²] = 1/2; at 1e-6 it was 0.50016 ± 0."""
-    found = (
+    variance = (
         quotient(ns.relu, delta)
         .law(n=ns.inf, draws=20, progress=False)
         .with_error.var()
     )
-    assert abs(found.value - 0.5) < found.error < 0.01
+    assert abs(variance.value - 0.5) < variance.error < 0.01
 
 
 @pytest.mark.parametrize("f", [ns.relu, ns.tanh])
 @pytest.mark.parametrize("delta", [1e-7, 1e-9])
-def test_at_infinite_width_what_products_do_not_tell_is_refused(f, delta):
+def test_too_small_differences_raise_at_infinite_width(f, delta):
     """Each was a variance of 0, without a word."""
     with pytest.raises(
         ValueError,

@@ -27,12 +27,12 @@ def trained(heads, steps, rate=RATE):
     updates.
     """
     x = ns.tanh(ns.weight(n, 3, name="in") @ ns.data(X))
-    made = ns.nn.attend(x, heads, scaling="linear")
-    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), x + made.output)
+    attention = ns.nn.attend(x, heads, scaling="linear")
+    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), x + attention.output)
     loss = ((f - T) ** 2).mean()
     outer = ns.optim.SGD(lambda fan_in, fan_out: rate * fan_out)
-    by = {"in": outer, "head": outer, None: ns.optim.SGD(4 * rate)}
-    return ns.train([f, loss, made.scores], loss, by, steps)[-1]
+    optimisers = {"in": outer, "head": outer, None: ns.optim.SGD(4 * rate)}
+    return ns.train([f, loss, attention.scores], loss, optimisers, steps)[-1]
 
 
 def smallest(a, b):
@@ -62,7 +62,7 @@ def limit_of(heads, steps):
 
 
 @pytest.mark.parametrize(("heads", "steps"), keep(CASES, (1, 2)))
-def test_large_widths_have_the_limit(heads, steps):
+def test_steps_of_attention_at_large_widths_match_the_limit(heads, steps):
     limit = limit_of(heads, steps)
     p, count = smallest(
         limit, columns(ns.Program(tuple(trained(heads, steps))), 2048, 24, seed=1)
@@ -72,7 +72,7 @@ def test_large_widths_have_the_limit(heads, steps):
         assert np.abs(limit[:, 4:]).mean() > 0.02  # scores begin at 0
 
 
-def test_another_learning_rate_is_seen():
+def test_comparison_rejects_another_learning_rate():
     p, count = smallest(
         limit_of(1, 2),
         columns(ns.Program(tuple(trained(1, 2, 1.03 * RATE))), 2048, 24, seed=1),
@@ -103,7 +103,7 @@ REFUSED = {  # by what, with the remedy
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_has_a_remedy(name):
+def test_rejected_steps_have_a_remedy_that_works(name):
     options, optimiser, words = REFUSED[name]
     x = ns.gaussian(n, 2)
     f = ns.mean_dot(

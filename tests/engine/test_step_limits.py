@@ -73,18 +73,18 @@ EXPONENTS = {"sp": (-0.5, 0.5), "ntk": (-0.5, -0.5), "mup": (0.0, 0.0)}
 
 
 @pytest.mark.parametrize("kind", keep(EXPONENTS, "mup"))
-def test_exponents(kind):
+def test_changes_scale_with_the_width_by_known_exponents(kind):
     (_, g, k), (_, g1, k1) = perceptron(kind)
     net = ns.Program((size(g1 - g), size(k1 - k)))
-    found = [
+    changes = [
         np.sqrt([u.mean() for u in net.draw(n=width, draws=200, seed=1)])
         for width in (128, 2048)
     ]
-    slopes = np.diff(np.log(found), axis=0)[0] / np.log(16.0)
+    slopes = np.diff(np.log(changes), axis=0)[0] / np.log(16.0)
     np.testing.assert_allclose(slopes, EXPONENTS[kind], atol=0.06)
 
 
-def test_no_limit_is_refused_by_name():
+def test_steps_without_a_limit_raise_an_error():
     (f, *_), (f1, *_) = perceptron("sp")
     with pytest.raises(
         ns.ExactError, match=r"a step of hidden changes its output by order n\^\(0\.5\)"
@@ -97,7 +97,7 @@ def test_no_limit_is_refused_by_name():
         ns.Program((f, f1)).draw(n=inf, draws=2)
 
 
-def test_a_small_rate_trains_by_the_tangent_kernel():
+def test_lazy_step_moves_outputs_by_the_tangent_kernel():
     """At infinite width f' = f − η Θ (f − t), in every replica; features do not
     move.
     """
@@ -114,7 +114,7 @@ def test_a_small_rate_trains_by_the_tangent_kernel():
 
 
 @pytest.mark.parametrize("steps", keep([1, 2], 1))
-def test_a_matrix_to_a_finite_space_sees_small_changes(steps):
+def test_readout_to_a_finite_space_moves_by_the_tangent_kernel(steps):
     """As a score does: a readout W h in R^d trains by the tangent kernel too, through
     all layers.
     """
@@ -125,15 +125,15 @@ def test_a_matrix_to_a_finite_space_sees_small_changes(steps):
     after = [f, loss]
     for _ in range(steps):
         after = ns.step(after, after[1], over_fan_in)
-    right, found, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(
+    expected, stepped, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(
         n=inf, d=2, draws=30
     )
     for _ in range(steps):
-        right = right - RATE * (kernel @ (right - T)[..., None])[..., 0]
-    np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-8)
+        expected = expected - RATE * (kernel @ (expected - T)[..., None])[..., 0]
+    np.testing.assert_allclose(stepped, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_adam_moves_vectors_at_infinite_width():
+def test_adam_step_of_vectors_at_infinite_width_matches_a_large_width():
     """A sign forgets the size of a gradient, which vanishes there."""
     r, b = ns.gaussian(n, name="out"), ns.gaussian(n, cov=0.0, name="bias")
     f = ns.mean_dot(r, ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 2) + b))
@@ -161,16 +161,16 @@ def near(net, width=2048, draws=400):
         for w in (inf, width)
     )
     a, b = np.concatenate(a, axis=1), np.concatenate(b, axis=1)
-    found = []
+    p_values = []
     for x, y in zip(a.T, b.T, strict=True):
         if np.ptp(x) > 1e-9:
-            found.append(stats.ks_2samp(x, y).pvalue)
+            p_values.append(stats.ks_2samp(x, y).pvalue)
         else:
             assert abs(y.mean() - x[0]) < 0.05 * max(1.0, abs(x[0])), (x[0], y.mean())
-    return min(found, default=1.0)
+    return min(p_values, default=1.0)
 
 
-def test_the_lazy_limit_is_that_of_large_widths():
+def test_lazy_limit_matches_large_widths():
     (f, *_), (f1, *_) = perceptron("ntk")
     assert near(ns.Program((f, f1)), width=1024) > 1e-4
 
@@ -184,7 +184,7 @@ def test_the_lazy_limit_is_that_of_large_widths():
         ("adam", constant, {"weights": ["in"]}),
     ],
 )
-def test_features_move_at_infinite_width(optimiser, lr, options):
+def test_features_move_in_mup_at_infinite_width(optimiser, lr, options):
     """In µP, and as much as at large widths."""
     (_, _, k), (f1, _, k1) = perceptron("mup", optimiser, lr, **options)
     net = ns.Program((f1, size(k1 - k), size(k1)))
@@ -197,7 +197,7 @@ def test_features_move_at_infinite_width(optimiser, lr, options):
     assert limit[1] > 1e-4
 
 
-def test_attention_at_infinite_width():
+def test_steps_of_attention_at_infinite_width_match_a_large_width():
     """Scores and their change are random there."""
     x = ns.gaussian(n, 2)
     y = x + ns.nn.attention(x, heads=1)
@@ -217,8 +217,8 @@ def nodes(points, cov):
     return z @ np.linalg.cholesky(cov).T
 
 
-def moved_by_adam(tokens, by):
-    """How far µP's hidden layer moves: E_α[(η E_β[by(Σ_t l_tα h_tβ) h_0β])²], h =
+def moved_by_adam(tokens, phi):
+    """How far µP's hidden layer moves: E_α[(η E_β[phi(Σ_t l_tα h_tβ) h_0β])²], h =
     tanh(g), l_t = −target_t φ'(k_t) r.
 
     The sign of r does not matter, and f = 0 before the step.
@@ -226,11 +226,11 @@ def moved_by_adam(tokens, by):
     h = np.tanh(nodes(90_000 if tokens == 1 else 150, X[:tokens] @ X[:tokens].T / 3))
     k = nodes(24, h.T @ h / len(h))
     left = -T[:tokens] * (1 - np.tanh(k) ** 2)
-    return RATE**2 * np.mean([(by(row @ h.T) @ h[:, 0] / len(h)) ** 2 for row in left])
+    return RATE**2 * np.mean([(phi(row @ h.T) @ h[:, 0] / len(h)) ** 2 for row in left])
 
 
 @pytest.mark.parametrize(("tokens", "accuracy"), [(1, 1e-5), (2, 5e-3)])
-def test_adam_after_a_nonlinearity(tokens, accuracy):
+def test_adam_step_after_a_nonlinearity_equals_a_product_rule(tokens, accuracy):
     """Of one token, a product of signs; of two, a mean over nodes. The other side is a
     product rule.
     """
@@ -238,12 +238,12 @@ def test_adam_after_a_nonlinearity(tokens, accuracy):
     k = w @ ns.tanh(ns.weight(n, 3) @ ns.data(X[:tokens]))
     loss = 0.5 * ((ns.mean_dot(r, ns.tanh(k)) - T[:tokens]) ** 2).sum()
     net = ns.Program(size(ns.step(k, loss, over_fan_in, "adam", weights=w) - k))
-    found = net.law(n=inf, draws=60).with_error.mean()
-    right = moved_by_adam(tokens, np.sign)
-    assert abs(found.value - right) < 4 * found.error + 1e-5 * right
-    assert found.error < accuracy * right
+    estimate = net.law(n=inf, draws=60).with_error.mean()
+    expected = moved_by_adam(tokens, np.sign)
+    assert abs(estimate.value - expected) < 4 * estimate.error + 1e-5 * expected
+    assert estimate.error < accuracy * expected
     # of another function of the entries
-    assert abs(moved_by_adam(tokens, np.tanh) / right - 1) > 0.1
+    assert abs(moved_by_adam(tokens, np.tanh) / expected - 1) > 0.1
 
 
 def deep(tokens=2):
@@ -273,7 +273,7 @@ def attention_by_adam(phi=lambda q: q):
     return ns.Program((after[0][0, 0], after[0][0, 1]))
 
 
-def test_adam_of_several_layers_is_that_of_large_widths():
+def test_adam_step_of_several_layers_matches_large_widths():
     limit, wide = (
         np.concatenate(
             [u.reshape(draws, -1) for u in deep().draw(n=width, draws=draws)], axis=1
@@ -288,7 +288,7 @@ def test_adam_of_several_layers_is_that_of_large_widths():
 
 
 @pytest.mark.slow
-def test_adam_takes_the_signs_of_fluctuations():
+def test_adam_step_takes_the_signs_of_fluctuations():
     """Scores after the step are ± one number, as nearly at large widths; their signs
     depend on each other.
     """
@@ -307,7 +307,7 @@ def test_adam_takes_the_signs_of_fluctuations():
         assert abs(f(limit).mean() - f(wide).mean()) < 4 * (2 / 100) ** 0.5
 
 
-def test_adam_is_refused_where_no_form_is_known():
+def test_adam_step_without_a_known_form_raises_an_error():
     _, (f1, *_) = perceptron(
         "mup", "adam", over_fan_in, weights=["hidden"], hidden=lambda v: v, eps=0.1
     )
@@ -321,7 +321,7 @@ def test_adam_is_refused_where_no_form_is_known():
         ns.Program(f1).draw(n=inf, draws=2)
 
 
-def test_adam_is_refused_where_fluctuations_are_not_known():
+def test_adam_step_along_unknown_fluctuations_raises_an_error():
     with pytest.raises(
         ns.ExactError,
         match=r"signs of a gradient whose limit is 0.*method='extrapolate'",
@@ -329,7 +329,7 @@ def test_adam_is_refused_where_fluctuations_are_not_known():
         attention_by_adam(ns.erf).draw(n=inf, draws=2)
 
 
-def test_adam_is_refused_where_it_costs_too_much():
+def test_adam_step_that_costs_too_much_raises_an_error():
     _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
     with pytest.raises(
         ns.ExactError,
@@ -350,7 +350,7 @@ def adam_step(act, targets, scale=1.0):
     )
 
 
-def test_adam_refuses_signs_of_fluctuations():
+def test_adam_step_along_cancelling_entries_raises_an_error():
     """Entries that cancel (saturated inputs, targets that add up to 0), and those of a
     token whose loss begins at 0.
     """
@@ -379,7 +379,7 @@ def adam_step_of_inputs(act, data, targets):
     )
 
 
-def test_adam_of_a_first_layer_refuses_signs_of_fluctuations():
+def test_adam_step_of_a_first_layer_along_cancelling_entries_raises_an_error():
     """Entries that cancel where both tokens pass the ReLU; a token whose loss begins at
     0; a token with two targets.
     """
@@ -406,7 +406,7 @@ def test_adam_of_a_first_layer_refuses_signs_of_fluctuations():
         )
 
 
-def test_a_token_of_zeros_behind_a_relu():
+def test_adam_step_with_a_zero_token_before_relu_matches_a_large_width():
     """Its preactivation is 0 at every width, where the derivative of ReLU jumps: no
     fluctuation decides the side.
     """
@@ -429,14 +429,14 @@ def muon_step(act):
     return ns.Program(ns.train(loss, loss, muon, 1)[-1])
 
 
-def test_muon_along_a_gradient_that_vanishes():
+def test_muon_step_along_a_vanishing_gradient_raises_an_error():
     """It was no step at all: the loss was 0."""
-    found, wide = (
+    limit, wide = (
         muon_step(lambda u: u).draw(n=width, draws=200, seed=1).mean()
         for width in (ns.inf, 2**20)
     )
-    assert found == pytest.approx(wide, rel=0.01)
-    assert found > 0.9
+    assert limit == pytest.approx(wide, rel=0.01)
+    assert limit > 0.9
     with pytest.raises(
         ns.ExactError,
         match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'",
@@ -446,7 +446,7 @@ def test_muon_along_a_gradient_that_vanishes():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("width", [64, ns.inf])
-def test_muon_along_gradients_that_overflow(width):
+def test_muon_step_along_overflowing_gradients_raises_an_error(width):
     """numpy raised its own error: "SVD did not converge"."""
     x = 1e50 * (1e50 * (1e50 * (1e50 * ns.gaussian(n, 2))))
     loss = (

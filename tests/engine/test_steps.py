@@ -30,7 +30,7 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 @seed(31)
 @settings(max_examples=12, **QUIET)
 @given(built=stepped(grow=4))
-def test_exact_against_literal(built):
+def test_one_step_matches_the_reference_interpreter(built):
     b = literal_draws(built.net, 300, **built.widths)
     # the small widths of these programs draw most matrices
     for without in ((), ("drawn",)):
@@ -43,7 +43,7 @@ def test_exact_against_literal(built):
 @seed(32)
 @settings(max_examples=6, **QUIET)
 @given(built=stepped(grow=2, steps=3))
-def test_several_steps(built):
+def test_several_steps_match_the_reference_interpreter(built):
     b = literal_draws(built.net, 300, **built.widths)
     for without in ((), ("drawn",)):
         assert (
@@ -56,12 +56,12 @@ def test_several_steps(built):
 @seed(33)
 @settings(max_examples=1000, **QUIET)
 @given(built=stepped(grow=7))
-def test_exact_against_literal_at_length(built):
+def test_many_steps_match_the_reference_interpreter(built):
     a = exact_draws(built.net, 1500, **built.widths)
     assert smallest_of(a, literal_draws(built.net, 1500, **built.widths)) > LEVEL
 
 
-def test_a_matrix_that_acts_twice_in_one_product():
+def test_matrix_that_acts_twice_in_one_product_takes_a_step():
     """Its places after a step: they were lost, and planning failed."""
     n, w = ns.Width("n"), ns.weight(ns.Width("n"), ns.Width("n"), 2)
     x = ns.gaussian(n)
@@ -79,19 +79,19 @@ def test_a_matrix_that_acts_twice_in_one_product():
 
 def after_step(w, g, rule, widths):
     """A parameter after a step, as a textbook has it."""
-    by, sizes = (
+    optimiser, sizes = (
         rule.optimiser,
         (rule.in_width.bind(widths), rule.out_width.bind(widths)),
     )
-    lr = by.lr(*sizes) if callable(by.lr) else by.lr
-    if isinstance(by, ns.optim.Adam):
-        g = g / (np.abs(g) + by.eps)
-    if isinstance(by, ns.optim.Muon):
-        x = g / max(np.linalg.norm(g), by.eps, 1e-300)
-        for a, b, c in by.iterations:
+    lr = optimiser.lr(*sizes) if callable(optimiser.lr) else optimiser.lr
+    if isinstance(optimiser, ns.optim.Adam):
+        g = g / (np.abs(g) + optimiser.eps)
+    if isinstance(optimiser, ns.optim.Muon):
+        x = g / max(np.linalg.norm(g), optimiser.eps, 1e-300)
+        for a, b, c in optimiser.iterations:
             x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
-        g = by.adjust_lr_fn(*sizes) * x
-    return w - lr * (g + by.weight_decay * w)
+        g = optimiser.adjust_lr_fn(*sizes) * x
+    return w - lr * (g + optimiser.weight_decay * w)
 
 
 def moved_by_differences(outputs, after, loss, widths):
@@ -99,8 +99,8 @@ def moved_by_differences(outputs, after, loss, widths):
     by entry.
     """
     every = [loss, *outputs, *after]  # the order numbers the sources
-    one = drawn(every, widths)
-    given = {}
+    sample = drawn(every, widths)
+    updated = {}
     rules = {}
     for value in topological_order(after):
         if isinstance(value.op, SteppedMatMul):
@@ -112,9 +112,9 @@ def moved_by_differences(outputs, after, loss, widths):
         if isinstance(value.op, SteppedParameter):
             rules[initial_value(value)[0]] = None, value.op.rule
     for key, (weight, rule) in rules.items():
-        array = (one.matrices if isinstance(key, tuple) else one.drawn)[key][0]
-        ways = np.eye(array.size).reshape(array.size, *array.shape)
-        gradient = slopes(every, widths, 1, {key: ways})[0].reshape(array.shape)
+        array = (sample.matrices if isinstance(key, tuple) else sample.drawn)[key][0]
+        directions = np.eye(array.size).reshape(array.size, *array.shape)
+        gradient = slopes(every, widths, 1, {key: directions})[0].reshape(array.shape)
         unit = (
             1.0 if weight is None else weight.std / weight.in_width.bind(widths) ** 0.5
         )
@@ -127,30 +127,30 @@ def moved_by_differences(outputs, after, loss, widths):
                 key.size, dtype=bool
             )
             gradient = (same @ gradient.reshape(key.size, -1)).reshape(array.shape)
-        given[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
-    literal = _Literal(one.sources, widths, 3, 0, replicas=1)
-    literal.matrices = dict(one.matrices)
-    for key, array in given.items():
+        updated[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
+    literal = _Literal(sample.sources, widths, 3, 0, replicas=1)
+    literal.matrices = dict(sample.matrices)
+    for key, array in updated.items():
         if isinstance(key, tuple):
             literal.matrices[key] = array[None]
     for value in topological_order(outputs):
-        if value in given:
-            literal.drawn[value] = given[value][None]
+        if value in updated:
+            literal.drawn[value] = updated[value][None]
         else:
             literal.evaluate(value)
     return [literal.drawn[value][0] for value in outputs], [
-        one.drawn[value][0] for value in after
+        sample.drawn[value][0] for value in after
     ]
 
 
 @seed(34)
 @settings(max_examples=28, **QUIET)
 @given(built=stepped(grow=4, memory=False))
-def test_literal_against_moved_matrices(built):
+def test_reference_interpreter_matches_updated_matrices(built):
     outputs = built.net.outputs
     before, after = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
-    right, made = moved_by_differences(before, after, before[1], built.widths)
-    for a, b in zip(made, right, strict=True):
+    expected, simulated = moved_by_differences(before, after, before[1], built.widths)
+    for a, b in zip(simulated, expected, strict=True):
         np.testing.assert_allclose(
             a, b, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(b).max())
         )
@@ -178,7 +178,7 @@ OPTIONS = {"sgd": {}, "muon": {"newton_schulz": 5}, "adam": {}}
 
 
 @pytest.mark.parametrize("optimiser", OPTIONS)
-def test_a_broken_rule_is_seen(monkeypatch, optimiser):
+def test_comparison_rejects_a_broken_step_rule(monkeypatch, optimiser):
     net = network(optimiser, **OPTIONS[optimiser])
     literal = literal_draws(net, 1000, n=5)
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) > 1e-4
@@ -189,7 +189,9 @@ def test_a_broken_rule_is_seen(monkeypatch, optimiser):
     ]
     act = getattr(_OuterProducts, term)
     monkeypatch.setattr(
-        _OuterProducts, term, lambda *given: [1.5 * change for change in act(*given)]
+        _OuterProducts,
+        term,
+        lambda *arguments: [1.5 * change for change in act(*arguments)],
     )
     net = network(optimiser, **OPTIONS[optimiser])
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) < 1e-8
@@ -200,7 +202,7 @@ def test_a_broken_rule_is_seen(monkeypatch, optimiser):
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("dependent", [False, True])
-def test_the_polar_factor_from_gram_matrices(scale, dependent):
+def test_polar_factor_from_gram_matrices_equals_the_svd(scale, dependent):
     rng = np.random.default_rng(0)
     left, right, sizes = (
         rng.standard_normal((5, 9)),
@@ -237,7 +239,7 @@ def test_the_polar_factor_from_gram_matrices(scale, dependent):
 
 
 @pytest.mark.parametrize("part", [1e-3, 1e-4, 1e-5])
-def test_newton_schulz_of_uses_whose_gradients_cancel(part):
+def test_newton_schulz_with_cancelling_gradients_equals_the_matrix(part):
     """Two uses of a matrix whose gradients are opposite but for a small part."""
     rng = np.random.default_rng(0)
     (left, more), (right, other) = rng.standard_normal((2, 2, 30))

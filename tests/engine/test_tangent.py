@@ -93,16 +93,16 @@ def smallest_p(x, y):
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.slow
-def test_the_limit_is_the_formula(heads):
-    found = statistics(*program(heads).draw(n=ns.inf, draws=DRAWS))
-    assert smallest_p(found, statistics(*formula(heads, DRAWS))) > LEVEL
+def test_tangent_kernel_limit_equals_the_formula(heads):
+    limit = statistics(*program(heads).draw(n=ns.inf, draws=DRAWS))
+    assert smallest_p(limit, statistics(*formula(heads, DRAWS))) > LEVEL
     for broken in ("independent of f", "half between outputs", "keys alone"):
-        assert smallest_p(found, statistics(*formula(heads, DRAWS, broken))) < LEVEL, (
+        assert smallest_p(limit, statistics(*formula(heads, DRAWS, broken))) < LEVEL, (
             broken
         )
 
 
-def test_infinitely_many_heads():
+def test_tangent_kernel_of_many_heads_equals_the_mean_over_one_head():
     """Many heads, and the expectation over one: four independent tokens, by quadrature
     (docs/tangent.md).
     """

@@ -21,8 +21,10 @@ def _jacobian(outputs, count, weight):
     literal, columns = drawn(outputs, WIDTHS), []
     for member in range(weight.count):
         shape = literal.matrices[weight.source, member].shape[1:]
-        ways = np.eye(np.prod(shape)).reshape(-1, *shape)
-        columns.append(slopes(outputs, WIDTHS, count, {(weight.source, member): ways}))
+        directions = np.eye(np.prod(shape)).reshape(-1, *shape)
+        columns.append(
+            slopes(outputs, WIDTHS, count, {(weight.source, member): directions})
+        )
     return np.concatenate(columns, axis=1)
 
 
@@ -84,7 +86,7 @@ def test_tangent_kernels_are_sums_over_all_parameters(name):
         )
 
 
-def test_other_parameters():
+def test_tangent_kernel_by_biases_scalars_and_embeddings():
     """Biases, random scalars, and an embedding that ids share: with respect to them, or
     the normals behind them.
     """
@@ -94,16 +96,16 @@ def test_other_parameters():
     p = ns.dot(
         ns.gaussian(n), ns.softmax(ns.mean_dot(x[:2], x[:2]) + z) @ ns.tanh(x[:2])
     ) + ns.dot(ns.gaussian(n), x[2])
-    asked = {"b": b, "z": z, "e": e}
+    leaves = {"b": b, "z": z, "e": e}
     outputs = [p[0], p[1], b, z, e]
     for kind in ("ntk", "standard"):
-        outputs += [ns.ntk(p, weights=list(asked.values()), parametrisation=kind)]
+        outputs += [ns.ntk(p, weights=list(leaves.values()), parametrisation=kind)]
     expected = {"ntk": np.zeros((2, 2)), "standard": np.zeros((2, 2))}
     factor = e.op.factor
-    for name, leaf in asked.items():
+    for name, leaf in leaves.items():
         shape = (*leaf.shape, 4) if isinstance(leaf, ns.Vector) else leaf.shape
-        ways = np.eye(np.prod(shape)).reshape(-1, *shape)
-        jacobian = slopes(outputs, WIDTHS, 2, {leaf: ways})
+        directions = np.eye(np.prod(shape)).reshape(-1, *shape)
+        jacobian = slopes(outputs, WIDTHS, 2, {leaf: directions})
         expected["standard"] += jacobian @ jacobian.T
         if name == "e":
             jacobian = np.einsum(
@@ -111,18 +113,18 @@ def test_other_parameters():
             ).reshape(2, -1)
         scale = {"b": 0.25, "z": 0.09, "e": 1.0}[name]
         expected["ntk"] += scale * jacobian @ jacobian.T
-    found = evaluated(outputs, WIDTHS)[-2:]
-    for kind, kernel in zip(("ntk", "standard"), found, strict=True):
+    kernels = evaluated(outputs, WIDTHS)[-2:]
+    for kind, kernel in zip(("ntk", "standard"), kernels, strict=True):
         np.testing.assert_allclose(kernel, expected[kind], rtol=1e-7)
 
 
-def test_a_kernel_between_two_outputs_is_a_block_of_the_whole():
+def test_tangent_kernel_of_two_outputs_is_a_block_of_the_whole():
     x = ns.gaussian(n, 3)
     p = ns.dot(ns.gaussian(n), ns.nn.attention(x, 2, d))
     whole, part = ns.ntk(p), ns.ntk(p[:2], p[2])
     norm = ns.grad_norm(p[1], weights_of(topological_order([p]))[0], "ntk")
-    one = ns.ntk(p, weights=weights_of(topological_order([p]))[0])
-    a, b, c, e = evaluated([whole, part, norm, one], WIDTHS)
+    of_first_matrix = ns.ntk(p, weights=weights_of(topological_order([p]))[0])
+    a, b, c, e = evaluated([whole, part, norm, of_first_matrix], WIDTHS)
     np.testing.assert_allclose(b, a[:2, 2], rtol=1e-12)
     np.testing.assert_allclose(c, e[1, 1], rtol=1e-12)
 
@@ -173,13 +175,16 @@ def _recursion(kernels, layers):
     gram = DATA @ DATA.T / 3
     tangent = gram
     for _ in range(layers):
-        both = np.array(
+        expectations = np.array(
             [
                 [kernels(gram[i, i], gram[i, j], gram[j, j]) for j in range(2)]
                 for i in range(2)
             ]
         )
-        tangent, gram = tangent * both[..., 1] + both[..., 0], both[..., 0]
+        tangent, gram = (
+            tangent * expectations[..., 1] + expectations[..., 0],
+            expectations[..., 0],
+        )
     return tangent
 
 
@@ -194,7 +199,7 @@ def _perceptron(activation, layers):
 
 @pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("name", KNOWN)
-def test_the_tangent_kernel_of_a_perceptron(name):
+def test_tangent_kernel_of_a_perceptron_equals_the_recursion(name):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, 1).law(n=np.inf, draws=10)
     np.testing.assert_allclose(
@@ -205,7 +210,7 @@ def test_the_tangent_kernel_of_a_perceptron(name):
 @pytest.mark.usefixtures("unshifted")
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KNOWN)
-def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):
+def test_tangent_kernel_of_a_deep_perceptron_equals_the_recursion(name, layers):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, layers).law(n=np.inf, draws=10)
     np.testing.assert_allclose(
@@ -249,16 +254,18 @@ def _kernels_of_heads(heads, draws):
     return exact_draws(ns.Program(ns.ntk(p)), draws, n=np.inf)
 
 
-def test_the_tangent_kernel_of_attention_with_many_heads():
+def test_tangent_kernel_of_attention_has_the_mean_of_the_recursion():
     """Its mean is that of the recursion for every number of heads, and it varies like
     1/heads.
 
     Level 1e-5 for each of 8 means: 4.4 standard errors.
     """
     expected = _expected().ravel()
-    one, many = _kernels_of_heads(1, 3000), _kernels_of_heads(16, 1500)
-    for found in (one, many):
-        error = found.std(axis=0) / np.sqrt(len(found))
-        assert (np.abs(found.mean(axis=0) - expected) < 4.4 * error).all()
-    np.testing.assert_allclose(one.var(axis=0) / many.var(axis=0), 16.0, rtol=0.4)
-    assert one.std(axis=0).min() > 0.1  # with one head it is random
+    one_head, many_heads = _kernels_of_heads(1, 3000), _kernels_of_heads(16, 1500)
+    for kernels in (one_head, many_heads):
+        error = kernels.std(axis=0) / np.sqrt(len(kernels))
+        assert (np.abs(kernels.mean(axis=0) - expected) < 4.4 * error).all()
+    np.testing.assert_allclose(
+        one_head.var(axis=0) / many_heads.var(axis=0), 16.0, rtol=0.4
+    )
+    assert one_head.std(axis=0).min() > 0.1  # with one head it is random

@@ -31,7 +31,7 @@ def read_by_one_vector():
     )
 
 
-def test_gradients_that_differ_by_small_parts(monkeypatch):
+def test_gradients_that_differ_by_vanishing_parts_match_a_large_width(monkeypatch):
     """Against a large width; and the comparison sees a wrong small part."""
     wide = exact_draws(read_by_one_vector(), 300, seed=12, n=250)
     assert (
@@ -46,7 +46,7 @@ def test_gradients_that_differ_by_small_parts(monkeypatch):
     )
 
 
-def test_small_parts_count_in_the_units_of_their_width():
+def test_vanishing_parts_use_the_units_of_their_width():
     """A concatenation of heads is wider than one: the variance of ⟨g_0, x_0⟩ was 1.5
     times too large.
     """
@@ -62,7 +62,7 @@ def test_small_parts_count_in_the_units_of_their_width():
     np.testing.assert_allclose(limit, wide, rtol=0.15)
 
 
-def test_small_parts_that_structure_does_not_tell():
+def test_vanishing_parts_after_a_lazy_step_match_a_large_width():
     """After a lazy step W acts on what it acted on before, but for small parts. In the
     limit f' is linear in f.
     """
@@ -84,7 +84,7 @@ def net_slope(net, width):
     return np.polyfit(before, after, 1)
 
 
-def test_rounding_is_no_small_part():
+def test_rounding_is_not_taken_for_a_vanishing_part():
     """Hard attention makes tokens nearly equal: rounding was taken for a part of order
     ε.
     """
@@ -105,7 +105,7 @@ def test_rounding_is_no_small_part():
     assert np.isfinite(net.draw(n=inf, draws=50, seed=1, progress=False)).all()
 
 
-def test_without_small_parts_they_are_refused(monkeypatch):
+def test_unfollowed_vanishing_parts_raise_an_error(monkeypatch):
     monkeypatch.setattr(
         _Matrices, "deficient", lambda self, x, side, orders, context: False
     )
@@ -113,7 +113,7 @@ def test_without_small_parts_they_are_refused(monkeypatch):
         read_by_one_vector().law(n=inf, draws=100, seed=5)
 
 
-def test_nan_of_a_function_is_not_taken_for_a_small_part():
+def test_nan_is_not_taken_for_a_vanishing_part():
     net = read_by_one_vector()
     wrong = ns.Program(
         (*net.outputs, ns.apply(lambda p: np.where(p > 1, np.nan, p), net.outputs[0]))
@@ -125,7 +125,7 @@ def test_nan_of_a_function_is_not_taken_for_a_small_part():
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-9, 1e9])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_the_norm_of_a_small_vector(scale, eps):
+def test_norm_of_a_small_vector_is_relative_to_its_size(scale, eps):
     """Sizes are relative: a norm with eps = 0 forgets the scale."""
     x = ns.gaussian(n)
     law = ns.Program(ns.rms_norm(scale * x, eps=eps)).law(n=inf, draws=10)
@@ -136,7 +136,7 @@ def test_the_norm_of_a_small_vector(scale, eps):
     )
 
 
-def test_vanishing_numbers_of_two_widths_are_added():
+def test_vanishing_scalars_of_two_widths_add_up():
     """⟨x, x'⟩/n + ⟨y, y'⟩/(2n) is n^(−1/2) N(0, 3/2); with y of another width m the
     limit depends on n/m.
     """
@@ -153,7 +153,7 @@ def test_vanishing_numbers_of_two_widths_are_added():
         score(m).law(n=inf, m=inf, draws=10)
 
 
-def test_a_norm_of_what_cancels_is_refused():
+def test_norm_of_a_cancelling_sum_raises_an_error():
     """0.1 x + 0.2 x − 0.3 x is 0 but for rounding, so that its direction is not
     known.
     """
@@ -169,7 +169,7 @@ def test_a_norm_of_what_cancels_is_refused():
 
 
 @pytest.mark.parametrize("norm", [ns.layer_norm, ns.rms_norm])
-def test_a_product_that_is_0_in_the_limit(norm):
+def test_product_of_gradient_and_normed_input_is_zero(norm):
     """Norms forget the size of h, so that ⟨∂p/∂h, h⟩ is 0 but for eps: its terms
     cancel, up to rounding.
     """
@@ -181,7 +181,7 @@ def test_a_product_that_is_0_in_the_limit(norm):
 
 
 @pytest.mark.slow
-def test_what_is_0_but_for_errors_of_nodes():
+def test_output_that_is_zero_up_to_node_errors_is_zero():
     """⟨∂f/∂x, x⟩ is 0, because f does not depend on the length of x; at nodes it is of
     order 1e-3.
     """
@@ -197,7 +197,7 @@ def test_what_is_0_but_for_errors_of_nodes():
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-6])
-def test_a_small_difference_of_scalars_is_no_rounding(size):
+def test_small_difference_of_scalars_is_kept(size):
     """A variance from the mean of the squares: relative to that mean it is size², and
     was 0 below 1e-12.
     """
@@ -207,7 +207,7 @@ def test_a_small_difference_of_scalars_is_no_rounding(size):
     np.testing.assert_allclose(law.mean(), 1.0, rtol=1e-15 / size**2)
 
 
-def test_rounding_of_large_terms_is_no_small_difference():
+def test_rounding_of_large_terms_is_zero():
     """The sum is known to be 0 up to rounding of its first terms, which are much larger
     than its last ones.
     """
@@ -224,7 +224,7 @@ def test_rounding_of_large_terms_is_no_small_difference():
     ).mean() == pytest.approx(0.35)  # its size overflows
 
 
-def test_a_function_of_what_does_not_vary_has_no_small_part():
+def test_function_of_a_constant_scalar_has_no_vanishing_part():
     """Otherwise its small part is unknown, and so is the score; a very large width had
     to give the law.
     """

@@ -33,11 +33,11 @@ def smallest(a, b):
     columns = [
         np.concatenate([u, u[:, pairs[0]] * u[:, pairs[1]]], axis=1) for u in (a, b)
     ]
-    found = [
+    p_values = [
         stats.ks_2samp(x, y).pvalue
         for x, y in zip(*(c.T for c in columns), strict=True)
     ]
-    return min(found) * len(found)
+    return min(p_values) * len(p_values)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_gradients_and_steps_have_the_law_of_large_widths(seed):
     assert smallest(limit, exact_draws(net, draws, seed=2, n=16)) < LEVEL
 
 
-def test_what_cancels_is_0():
+def test_cancelling_outputs_are_zero():
     x, w = ns.gaussian(n, 2), [ns.weight(n, n) for _ in range(2)]
     a = ns.softmax(ns.dot(w[0] @ x, w[1] @ x))
     # 0, but not for each term by itself
@@ -63,7 +63,7 @@ def test_what_cancels_is_0():
     assert law.mean() == law.var() == 0.0
 
 
-def test_numbers_that_fall_like_a_power_are_0():
+def test_outputs_that_decrease_like_a_power_are_zero():
     """Tangent kernels of different tokens vanish, next to gradients that have a law."""
     law = network(1_300_942).law(n=inf, draws=50, progress=False)
     assert law[3].mean() == law[3].var() == 0.0
@@ -103,11 +103,11 @@ def test_outputs_of_different_scales_that_are_0_in_some_replicas():
         net.draw(n=width, draws=600, seed=k, progress=False)
         for k, width in enumerate((inf, 2**22))
     )
-    for one, other in zip(limit, wide, strict=True):
-        one, other = (u.reshape(600, -1) for u in (one, other))
+    for in_limit, at_width in zip(limit, wide, strict=True):
+        in_limit, at_width = (u.reshape(600, -1) for u in (in_limit, at_width))
         z = (
-            (one.mean(axis=0) - other.mean(axis=0))
-            / np.hypot(one.std(axis=0), other.std(axis=0))
+            (in_limit.mean(axis=0) - at_width.mean(axis=0))
+            / np.hypot(in_limit.std(axis=0), at_width.std(axis=0))
             * 600**0.5
         )
         assert np.abs(z).max() < 4.5
@@ -116,7 +116,7 @@ def test_outputs_of_different_scales_that_are_0_in_some_replicas():
     assert (share < 0.95).any()
 
 
-def test_a_law_that_grows_is_refused():
+def test_law_that_grows_raises_an_error():
     """A score of tokens with themselves, where the terms that diverge have random
     weights.
     """
@@ -128,7 +128,7 @@ def test_a_law_that_grows_is_refused():
             ns.Program(outputs).law(n=inf)
 
 
-def test_a_width_at_which_the_law_still_changes_is_refused(monkeypatch):
+def test_law_that_still_changes_at_the_largest_width_raises_an_error(monkeypatch):
     monkeypatch.setattr(_very_wide, "WIDTHS", (2.0**10, 2.0**22))
     with pytest.raises(
         ns.ExactError, match=r"a part of order n\^\(-1/2\) .* not followed"
@@ -137,7 +137,7 @@ def test_a_width_at_which_the_law_still_changes_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1e7, 1e9])
-def test_a_part_that_vanishes_does_not_hide_one_that_does_not(size):
+def test_vanishing_mean_does_not_hide_a_lasting_spread(size):
     """The mean falls from 2^34 to 2^46 as the part of order n^(−1/2) does, though its
     limit is N(0, 1).
     """
@@ -150,7 +150,7 @@ def test_a_part_that_vanishes_does_not_hide_one_that_does_not(size):
         )
 
 
-def test_a_law_that_grows_in_few_replicas_is_refused():
+def test_law_that_grows_in_few_replicas_raises_an_error():
     """A step that is too large, read in one network of 44."""
     x, z = ns.gaussian(n, 2), ns.normal((), 1.0)
     p = ns.dot(ns.gaussian(n), (x + ns.nn.attention(x, heads=2))[0])
@@ -162,7 +162,7 @@ def test_a_law_that_grows_in_few_replicas_is_refused():
 
 
 @pytest.mark.parametrize(("optimiser", "products"), [("sgd", True), ("adam", False)])
-def test_steps_of_sgd_ask_for_products_alone(optimiser, products):
+def test_sgd_steps_need_only_inner_products(optimiser, products):
     """Steps of initial vectors too: they counted as asking for coordinates, and such
     programs were refused.
     """

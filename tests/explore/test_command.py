@@ -25,7 +25,7 @@ def served(monkeypatch):
     return asked
 
 
-def test_what_is_shown(served, tmp_path):
+def test_explore_serves_program_at_port(served, tmp_path):
     (tmp_path / "mine.py").write_text(GOOD)
     result = netsor(
         "explore",
@@ -60,7 +60,7 @@ def test_what_is_shown(served, tmp_path):
         (["--port", "70000"], "'--port': '70000' must be an integer from 0 to 65,535"),
     ],
 )
-def test_bad_input(served, tmp_path, arguments, words):
+def test_explore_bad_input_ends_in_one_line(served, tmp_path, arguments, words):
     (tmp_path / "mine.py").write_text(GOOD)
     result = netsor("explore", *arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -69,7 +69,7 @@ def test_bad_input(served, tmp_path, arguments, words):
     assert not served
 
 
-def test_a_port_that_is_taken(served, monkeypatch):
+def test_explore_reports_taken_port(served, monkeypatch):
     def serve(*_):
         raise OSError(98, "Address already in use")
 

@@ -75,7 +75,7 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(cells, "_names", {"__name__": "__main__"})
 
 
-def test_forms_begin_with_the_defaults():
+def test_forms_start_with_defaults():
     said = _forms.layer_of(Controls(_forms.form("layer")).values)
     layer = inspect.signature(ns.paper.layer).parameters
     assert said.pop("head_dim") is None
@@ -90,7 +90,7 @@ def test_forms_begin_with_the_defaults():
     )
 
 
-def test_forms_with_some_controls():
+def test_form_with_selected_controls():
     assert Controls(_forms.form("layer", ("heads", "width"))).values == _forms.START
     assert set(Controls(_forms.form("model", ("name", "config"))).values) == {
         "name",
@@ -104,7 +104,7 @@ def watched(tokens=3, sigma=1.0):
     return ns.probe("stream", x + ns.nn.attention(x, heads=2, sigma_o=sigma))
 
 
-def test_the_forms_of_a_program():
+def test_forms_of_program():
     """They begin with its defaults, and its law and its audit answer them."""
     calls = []
     target = NamedProgram(
@@ -150,7 +150,7 @@ def test_the_forms_of_a_program():
     assert [what for what, _ in found] == ["error"]
 
 
-def test_the_local_page(fresh, tmp_path):
+def test_local_page_has_one_form_per_view(fresh, tmp_path):
     """A view for each form; a program without probes has no audit."""
     assert re.findall('data-view="(.*?)"', _forms.local_page(None)) == [
         "One layer",
@@ -174,7 +174,7 @@ def test_the_local_page(fresh, tmp_path):
     assert found == model_request(Variant(), Variant("mine.json", std=0.1), sharp=True)
 
 
-def test_what_forms_say(fresh):
+def test_form_values_become_arguments(fresh):
     said = {"width": "inf", "token": 3, "sigma_q": 0.5, "distances": True}
     assert _forms.layer_of(said) == {"width": ns.inf, "token": 2, "sigma_q": 0.5}
     said = {
@@ -192,7 +192,7 @@ def test_what_forms_say(fresh):
     assert (found.tokens, found.gradients) == ((4, 8), True)
 
 
-def test_a_layer():
+def test_answer_of_layer_form():
     (_, first), (what, page) = asked(
         _forms, "layer", {"heads": 3, "width": 16, "draws": 500, "distances": True}
     )
@@ -208,13 +208,13 @@ def test_a_layer():
     )
 
 
-def test_a_wrong_value_is_an_error():
+def test_answer_of_wrong_value_is_error():
     assert asked(_forms, "layer", {"width": 16, "head_dim": 64}) == [
         ("error", "head dimension 64 must be at most the width 16")
     ]
 
 
-def test_a_model_as_it_goes_on(fresh):
+def test_answer_of_model_form_has_progress(fresh):
     found = asked(
         _forms, "model", {"name": "gpt2", "config": json.dumps(SMALL), "tokens": "4"}
     )
@@ -227,7 +227,7 @@ def test_a_model_as_it_goes_on(fresh):
     )
 
 
-def test_blocks_share_their_names_and_show_their_last_value(fresh):
+def test_cells_share_names_and_show_last_value(fresh):
     assert asked(cells, "python", "x = 2\nprint('a', x)") == [
         ("text", "a"),
         ("text", " "),
@@ -240,7 +240,7 @@ def test_blocks_share_their_names_and_show_their_last_value(fresh):
     assert "layer" in page
 
 
-def test_an_error_names_its_line(fresh):
+def test_cell_error_names_its_line(fresh):
     assert asked(cells, "python", "x = 1\nx / 0") == [
         ("error", "line 2: x / 0\nZeroDivisionError: division by zero")
     ]
@@ -248,7 +248,7 @@ def test_an_error_names_its_line(fresh):
     assert asked(cells, "python", "raise SystemExit(3)")[0][1].endswith("SystemExit: 3")
 
 
-def test_figures_are_shown_and_closed(fresh, monkeypatch):
+def test_cell_figures_are_shown_and_closed(fresh, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     found = asked(
         cells, "python", "import matplotlib.pyplot as plt\nlines = plt.plot([1, 2])"
@@ -257,7 +257,7 @@ def test_figures_are_shown_and_closed(fresh, monkeypatch):
     assert asked(cells, "python", "plt.get_fignums()") == [("text", "[]\n")]
 
 
-def test_commands_of_a_shell(fresh, monkeypatch):
+def test_cell_runs_shell_commands(fresh, monkeypatch):
     monkeypatch.setattr("sys.argv", ["pytest"])
     found = asked(
         cells, "sh", "pip install .\nnetsor law --heads 2 --at 0.5   # a remark"

@@ -60,7 +60,7 @@ def changes(variant):
     return {name: value for name, value in variant.changes.items() if name != "name"}
 
 
-def test_changes():
+def test_variant_changes_keep_depth_scaling():
     """Another std keeps depth scaling, which is switched by itself; a recipe comes
     before what is changed in it.
     """
@@ -91,7 +91,7 @@ def test_changes():
     assert eval(drawn.code) == drawn.model
 
 
-def test_lengths():
+def test_lengths_are_parsed_from_text():
     assert lengths("") is None
     assert lengths(" 16, 128,") == (16, 128)
     with pytest.raises(
@@ -100,7 +100,7 @@ def test_lengths():
         lengths("16;2")
 
 
-def test_the_code_makes_the_curves(small, capsys):
+def test_audit_code_reproduces_curves(small, capsys):
     """One model with its limit: every curve and number is that of the audit, from the
     embedding on.
     """
@@ -125,7 +125,7 @@ def test_the_code_makes_the_curves(small, capsys):
 
 
 @pytest.mark.slow
-def test_the_code_makes_the_backward_curves(small):
+def test_audit_code_reproduces_gradient_curves(small):
     view = last(
         model_request(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True)
     )
@@ -142,7 +142,7 @@ def test_the_code_makes_the_backward_curves(small):
 
 
 @pytest.mark.slow
-def test_two_models_and_two_lengths(small):
+def test_audit_view_of_two_models_and_two_lengths(small):
     """First the one at the first length, then both, then all lengths; the text is that
     of the comparison.
     """
@@ -187,7 +187,7 @@ def test_two_models_and_two_lengths(small):
     assert found.audits[1].finding("entropy").reason in text
 
 
-def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
+def test_kept_draws_are_not_repeated(small, monkeypatch):
     """A second model leaves the draws of the first as they are."""
     done = []
     run = AuditTask.run
@@ -204,7 +204,7 @@ def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     ]
 
 
-def test_progress(small):
+def test_progress_is_reported_for_each_step(small):
     """In seconds, of each step; what it raises ends the work."""
     calls = []
     last(
@@ -222,7 +222,7 @@ def test_progress(small):
         last(model_request(small, tokens=(2,)), stop)
 
 
-def test_as_many_tokens_as_are_quick(small):
+def test_default_length_is_the_longest_quick_one(small):
     """16, or as many as there are positions for; fewer of a large model. What is given
     is taken.
     """
@@ -233,7 +233,7 @@ def test_as_many_tokens_as_are_quick(small):
     assert AuditViewRequest((gpt3,), tokens=(5,)).lengths == (5,)
 
 
-def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
+def test_slow_steps_are_left_out_with_a_note(small, monkeypatch):
     """More lengths come when they are affordable; else the page says what they would
     take.
     """
@@ -251,7 +251,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"source": "gpt5"}, "the name of a model that ships"),
+        ({"source": "gpt5"}, "the name of a built-in model"),
         ({"std": -1.0}, "std=-1.0"),
         ({"tokens": (1,)}, "must be 2 or more"),
         ({"recipe": "none"}, "recipe='none' must be one of"),
@@ -259,13 +259,13 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
         ({"tokens": (4, 4)}, "each once"),
     ],
 )
-def test_a_wrong_value_is_told(given, words):
+def test_audit_view_rejects_wrong_values(given, words):
     tokens = given.pop("tokens", None)
     with pytest.raises(ValueError, match=words):
         last(model_request(Variant(**given), tokens=tokens))
 
 
-def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
+def test_audit_view_rejects_what_the_command_rejects(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ns.models.Probes, "_build", lambda *_, **__: pytest.fail("it is begun")
     )
@@ -289,7 +289,7 @@ def net(tokens=3, sigma=1.0):
     return x
 
 
-def test_medians_that_are_no_numbers_are_named(monkeypatch):
+def test_missing_medians_are_named(monkeypatch):
     """They are gaps in a curve, and change no axis."""
     band = Draws.band
 
@@ -307,7 +307,7 @@ def test_medians_that_are_no_numbers_are_named(monkeypatch):
     assert np.isfinite(view.panels[0].reach()).all()
 
 
-def test_a_program_with_probes():
+def test_audit_view_of_program_with_probes():
     """Its audit, at finite widths."""
     target = NamedProgram("x", "net", net)
     (view,) = program_audit(target, {"sigma": 2.0}, {"n": 16}).views()

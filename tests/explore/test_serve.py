@@ -36,7 +36,7 @@ def asked(server, method, path, body=None, token=None, **headers):
     return answer, answer.read()
 
 
-def test_the_page(server):
+def test_server_sends_page(server):
     """It loads nothing from elsewhere, and no page of another site may read it."""
     answer, content = asked(server, "GET", "/")
     assert answer.status == 200
@@ -48,7 +48,7 @@ def test_the_page(server):
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "%C3%A9"])
-def test_without_the_token_nothing_is_told(server, token, monkeypatch):
+def test_request_without_token_is_rejected(server, token, monkeypatch):
     monkeypatch.setattr(_server, "answer", lambda *_: pytest.fail("it is answered"))
     for method, path in (
         ("GET", "/"),
@@ -77,7 +77,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_other_hosts_and_origins_are_told_nothing(server, headers, monkeypatch):
+def test_request_with_other_host_or_origin_is_rejected(server, headers, monkeypatch):
     """Not even with the token."""
     monkeypatch.setattr(_server, "answer", lambda *_: pytest.fail("it is answered"))
     for method, path in REQUESTS:
@@ -88,7 +88,7 @@ def test_other_hosts_and_origins_are_told_nothing(server, headers, monkeypatch):
         assert b"netsor" not in content
 
 
-def test_two_hosts_are_told_nothing(server):
+def test_request_with_two_hosts_is_rejected(server):
     page = http.client.HTTPConnection("127.0.0.1", server.server_port)
     page.putrequest("GET", f"/?access_token={server.token}")  # with its own Host
     page.putheader("Host", "attacker.example")
@@ -100,7 +100,7 @@ def test_two_hosts_are_told_nothing(server):
     "host",
     ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "localhost:9000"],
 )
-def test_the_page_itself_is_answered(server, host):
+def test_request_from_own_page_is_answered(server, host):
     """Also through another port of this machine, as behind `ssh -L
     9000:127.0.0.1:PORT`.
     """
@@ -124,7 +124,7 @@ def policy_of(answer):
 @pytest.mark.parametrize(
     ("path", "token"), [("/", None), ("/nothing", None), ("/", "wrong")]
 )
-def test_every_answer_has_the_headers(server, path, token):
+def test_every_response_has_security_headers(server, path, token):
     answer, _ = asked(server, "GET", path, token=token)
     policy = policy_of(answer)
     assert (
@@ -140,7 +140,7 @@ def test_every_answer_has_the_headers(server, path, token):
     assert answer.getheader("referrer-policy") == "no-referrer"
 
 
-def test_only_scripts_of_the_page_run(server):
+def test_only_scripts_with_nonce_run(server):
     """Each carries the nonce of its own answer, and no other page has the same."""
     nonces = set()
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_only_scripts_of_the_page_run(server):
     assert len(nonces) == 2
 
 
-def test_an_answer_and_its_files(server):
+def test_post_answers_with_files(server):
     """Distances come after the picture; the files are those of the view."""
     given = json.dumps({"heads": 3, "width": 16, "draws": 500, "distances": True})
     _, content = asked(server, "POST", "/answer/layer", given)
@@ -174,13 +174,13 @@ def test_an_answer_and_its_files(server):
     assert asked(server, "GET", "/nothing")[0].status == 404
 
 
-def test_old_views_are_dropped(server):
+def test_server_drops_old_views(server):
     for k in range(_server.KEPT + 3):
         server.links(k, "layer")
     assert list(server.views) == [str(k) for k in range(3, _server.KEPT + 3)]
 
 
-def test_work_ends_when_nobody_listens(server, monkeypatch):
+def test_work_ends_when_connection_closes(server, monkeypatch):
     """Of two audits one runs at a time, and one whose page has gone ends at its next
     message.
     """
@@ -206,7 +206,7 @@ def test_work_ends_when_nobody_listens(server, monkeypatch):
         pass
 
 
-def test_the_address_is_that_of_the_page(monkeypatch):
+def test_served_address_is_of_the_page(monkeypatch):
     said = []
     monkeypatch.setattr(
         _server.Server, "serve_forever", lambda server: said.append(server.address)
@@ -219,7 +219,7 @@ def test_the_address_is_that_of_the_page(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_real_server(tmp_path):
+def test_server_in_subprocess(tmp_path):
     command = [sys.executable, "-m", "netsor", "explore", "--no-browser"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=tmp_path

@@ -71,7 +71,7 @@ def values(row):
 
 
 @pytest.mark.parametrize("layer", keep([*LAYERS, *FURTHER], LAYERS[1]), ids=str)
-def test_the_code_makes_the_numbers(layer, capsys):
+def test_layer_code_reproduces_numbers(layer, capsys):
     view = layer_view(**layer)
     made = run(view.code)
     laws = [made[name] for name in ("law", "limit", "gaussian") if name in made]
@@ -87,7 +87,7 @@ def test_the_code_makes_the_numbers(layer, capsys):
 
 @pytest.mark.parametrize("heads", [3, 2])
 @pytest.mark.slow
-def test_the_picture_holds_the_laws(heads):
+def test_panel_contains_densities_of_laws(heads):
     """Densities above; below, the difference from the limit; in the file, every
     number.
     """
@@ -114,7 +114,7 @@ def test_the_picture_holds_the_laws(heads):
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
-def test_scales(scale):
+def test_layer_view_scales_with_sigma_v(scale):
     """The same picture, whatever the unit."""
     one, other = layer_view(width=64), layer_view(width=64, sigma_v=scale)
     ratio = values(other.rows["variance"])[0] / values(one.rows["variance"])[0]
@@ -126,7 +126,7 @@ def test_scales(scale):
         ET.fromstring(f"<div>{as_svg(view.panels)}</div>")
 
 
-def test_heads_that_are_enough():
+def test_note_names_heads_that_make_law_gaussian():
     """The note says from which number of heads on the kurtosis of the limit is below
     0.01: true, and the least.
     """
@@ -145,13 +145,13 @@ def test_heads_that_are_enough():
         ({"width": 2**40, "activation": "tanh"}, "bytes"),
     ],
 )
-def test_a_wrong_value_is_told(layer, words):
+def test_layer_view_rejects_wrong_values(layer, words):
     with pytest.raises((ValueError, TypeError), match=words) as caught:
         layer_view(**layer)
     assert "\n" not in error_text(caught.value)
 
 
-def test_draws_that_are_quick(monkeypatch):
+def test_afford_chooses_quick_number_of_draws(monkeypatch):
     """As many as the plan says are quick, and a note if they are few; those asked for
     are given.
     """
@@ -170,7 +170,7 @@ def test_draws_that_are_quick(monkeypatch):
     assert _memory.memory() > 10.0
 
 
-def test_replicas_that_are_computed_together_have_room(monkeypatch):
+def test_afford_checks_memory_of_blocks(monkeypatch):
     """All of a block are in memory at once, in each thread: twice one replica was
     counted.
     """
@@ -206,7 +206,7 @@ def tied(tokens=2):
 OWN = NamedProgram("netsor_views", "net", net)
 
 
-def test_knobs():
+def test_sliders_of_numeric_arguments():
     """A slider for each number, about its value; flags and words have none."""
     assert sliders(OWN) == [
         Slider("tokens", 3, 1, 12, 1),
@@ -247,7 +247,7 @@ def test_knobs():
     ("output", "part", "key"),
     [(2, None, "[0][2]"), (1, 0, "[0][1]"), (0, None, "[0][0]")],
 )
-def test_own_program(output, part, key, monkeypatch):
+def test_program_view_of_one_output(output, part, key, monkeypatch):
     """The law of one output, its limit and the code, which finds the program again."""
     monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))
     target, arguments = replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}
@@ -261,7 +261,7 @@ def test_own_program(output, part, key, monkeypatch):
     ]
 
 
-def test_own_program_whose_limit_is_a_point():
+def test_program_view_with_constant_limit():
     """The mean product of two tokens at a width, 0 at infinity."""
     view = program_view(OWN, {}, {"n": 32, "m": 4}, 4, 400)
     assert "in the limit it is always 0" in view.notes
@@ -272,7 +272,7 @@ def test_own_program_whose_limit_is_a_point():
     ]
 
 
-def test_own_program_that_has_no_limit():
+def test_program_view_without_limit():
     view = program_view(NamedProgram("x", "tied", tied), {}, {"n": 16}, 0)
     assert "no limit to compare with" in view.notes[0]
     assert "limit" not in view.code
@@ -280,7 +280,7 @@ def test_own_program_that_has_no_limit():
         program_view(NamedProgram("x", "tied", tied), {}, {"n": ns.inf}, 0)
 
 
-def test_own_programs_that_are_wrong():
+def test_program_view_rejects_wrong_programs():
     with pytest.raises(
         ValueError, match="output 12 does not exist: the program has 12"
     ):
@@ -292,14 +292,14 @@ def test_own_programs_that_are_wrong():
         program_view(NamedProgram("x", "zero", zero), {}, {"n": 4})
 
 
-def test_a_program_of_fixed_widths():
+def test_program_view_with_fixed_widths():
     fixed = ns.program(lambda: ns.relu(ns.weight(8, 8) @ ns.gaussian(8)))
     view = program_view(NamedProgram("x", "fixed", fixed), {}, {}, draws=500)
     assert list(view.rows["variance"]) == ["the law", "the Gaussian of its variance"]
     assert any(name.startswith("P(y = 0") for name in view.rows)
 
 
-def test_pictures_are_well_formed():
+def test_svg_and_files_are_well_formed():
     """Also with gaps, one point, nothing but zero, and names that are markup."""
     x = np.linspace(0.0, 1.0, 5)
     hole = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
@@ -330,7 +330,7 @@ def test_pictures_are_well_formed():
     ("low", "high"),
     [(0, 1), (-3.3, 2.9), (0, 1e-12), (1e8, 1.001e8), (-5e-5, 7e-5), (0, 0)],
 )
-def test_ticks(low, high):
+def test_ticks_are_round_numbers(low, high):
     found = ticks(low, high)
     assert 1 <= len(found) <= 6
     assert all(
@@ -339,14 +339,14 @@ def test_ticks(low, high):
     )
 
 
-def test_decades():
+def test_decades_are_ticks_of_logarithmic_axis():
     """Powers of ten, not too many; between two of them 1, 2 and 5."""
     assert decades(-2.5, 1.2) == [-2, -1, 0, 1]
     assert len(decades(-20.0, 3.0)) <= 5
     assert [round(10**x, 6) for x in decades(0.2, 1.05)] == [2, 5, 10]
 
 
-def test_text_is_text():
+def test_markup_is_escaped():
     shown = markup().table({"<i>": {"<u>": ns.Estimate(1.0, 0.0), "x": "<s>"}}, "<p>")
     assert not any(tag in shown for tag in ("<i>", "<u>", "<s>", "<p>"))
     assert 'data-value="1.0"' in shown

@@ -25,12 +25,12 @@ def open_points(value):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_verdicts(name):
+def test_verdict_and_open_points_of_each_case(name):
     make, verdict, points = CASES[name]
     assert open_points(make()) == (verdict, points)
 
 
-def test_boundedness_of_norms_follows():
+def test_norms_with_eps_are_known_to_be_bounded():
     """A mean of bounded vectors is bounded, and so is what is scaled by it."""
     report = ns.Program(ns.nn.attention(ns.layer_norm(tokens(), 0.1), 1)).check()
     assert [p.verdict for p in report.points if p.name == BOUNDED] == ["proved"]
@@ -48,7 +48,7 @@ def test_findings_name_the_value_the_line_and_the_reason():
     assert any("not known to be (declare lipschitz=)" in f for f in report.reasons)
 
 
-def test_the_report_reads():
+def test_report_text_and_repr_state_the_verdict():
     """Its verdict first, in lines of 80 columns."""
     first = {
         "limit proved (Theorem 3.1)": attention_layer.net(),
@@ -62,7 +62,7 @@ def test_the_report_reads():
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_an_entry_that_a_mask_fixes_asks_for_no_score():
+def test_masked_entries_ask_for_no_score():
     """A masked weight is 0 and one that is alone in its row is 1, whatever the scores,
     here of a vector with itself.
     """

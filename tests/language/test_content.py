@@ -8,7 +8,12 @@ import pytest
 import netsor as ns
 from netsor.language.theorem import _check_function
 from netsor.language.values import _array
-from netsor.language.values._array import around, box, index_positions, within
+from netsor.language.values._array import (
+    box_index,
+    index_positions,
+    positions_in_box,
+    smallest_box,
+)
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
 KEYS = [
@@ -26,7 +31,7 @@ KEYS = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_places_that_an_index_picks(shape, key, monkeypatch):
+def test_index_positions_are_those_of_numpy(shape, key, monkeypatch):
     monkeypatch.setattr(_array, "MAX_ENUMERATED_ENTRIES", 0)
     whole = np.arange(np.prod(shape)).reshape(shape)
     try:
@@ -42,7 +47,7 @@ def test_places_that_an_index_picks(shape, key, monkeypatch):
             index_positions(shape, key, "index")
 
 
-def test_places_of_arrays_of_places(monkeypatch):
+def test_positions_of_index_arrays(monkeypatch):
     monkeypatch.setattr(_array, "MAX_ENUMERATED_ENTRIES", 0)
     rng = np.random.default_rng(0)
     whole = np.arange(60).reshape(3, 4, 5)
@@ -56,7 +61,7 @@ def test_places_of_arrays_of_places(monkeypatch):
     )
 
 
-def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
+def test_positions_in_large_arrays_equal_those_in_small_ones(monkeypatch):
     """An index of an array with 131 million entries made all of their places."""
     x = ns.gaussian(ns.Width("n"), (3, 4, 5))
     plain = x[1:, [0, 2], ::2].op.flat
@@ -65,23 +70,24 @@ def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(), *SHAPES])
-def test_the_part_around_some_places(shape):
+def test_around_is_the_smallest_box_of_positions(shape):
     rng = np.random.default_rng(1)
     whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     for count in (1, 2, 3):
         places = rng.integers(whole.size, size=count)
-        keep = around(places, shape)
-        assert [axis.size for axis in keep] == list(shape)
-        for k, axis in enumerate(keep):
+        box = smallest_box(places, shape)
+        assert [axis.size for axis in box] == list(shape)
+        for k, axis in enumerate(box):
             np.testing.assert_array_equal(
                 np.flatnonzero(axis), np.unique(np.unravel_index(places, shape)[k])
             )
         np.testing.assert_array_equal(
-            whole[box(keep)].ravel()[within(places, shape, keep)], places
+            whole[box_index(box)].ravel()[positions_in_box(places, shape, box)],
+            places,
         )
 
 
-def test_content_is_that_of_the_numbers():
+def test_content_is_equal_for_equal_numbers():
     a = np.arange(6.0)
     key = _check_function.content_of(a)
     assert (
@@ -118,7 +124,7 @@ def test_contents_are_forgotten_with_their_arrays():
     assert len(_check_function._known) == before
 
 
-def test_an_array_in_its_own_shape_is_itself(monkeypatch):
+def test_reshape_to_the_same_shape_returns_the_value(monkeypatch):
     x = ns.normal((2, 3))
     # to list the positions of more entries is refused
     monkeypatch.setattr(_array, "NUMBERS", 5)

@@ -464,7 +464,7 @@ def test_an_error_in_a_layer_points_at_the_users_line():
     assert caught.value.where.file.endswith("test_errors.py")
 
 
-def test_names_that_are_not_there_say_what_is():
+def test_unknown_names_list_the_known_ones():
     for name, message in (
         ("exp", r"no 'exp'; of coordinates write ns\.nonlin\(np\.exp, x\)"),
         ("layernorm", r"did you mean ns\.layer_norm"),
@@ -480,7 +480,7 @@ def test_names_that_are_not_there_say_what_is():
     assert x(2, 3).T.shape == (3, 2)
 
 
-def test_a_function_that_makes_programs_says_so():
+def test_repr_of_a_function_that_makes_programs():
     @ns.program
     def layer(tokens=4):
         return x(tokens)
@@ -538,12 +538,12 @@ def test_rotary_needs_an_even_width():
         ns.Program(ns.rotary(x(2), fraction=0.25)).simulate(n=4, draws=1)
 
 
-def test_no_width_to_bind():
+def test_binding_a_program_without_widths_is_rejected():
     with pytest.raises(ValueError, match="this program has no width to bind"):
         ns.Program(ns.gaussian(3)).simulate(draws=1, n=3)
 
 
-def test_shape_of_a_tuple():
+def test_shape_of_several_outputs_is_rejected():
     with pytest.raises(ValueError, match="returns 2 values: use the shape of net"):
         _ = ns.Program((x(), x())).shape
 

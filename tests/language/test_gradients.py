@@ -68,7 +68,7 @@ def test_only_what_counts_is_differentiated():
     assert sorted(op.x.size for op in backward) == [1, 3, 15, 15]
 
 
-def test_an_index_stands_for_its_entries():
+def test_gradient_by_an_index_is_that_of_its_entries():
     x = ns.gaussian(n, 3)
     p = ns.dot(ns.gaussian(n), ns.tanh(x)).sum()
     whole, part = ns.grad(p, [x, x[[2, 0]]])
@@ -78,7 +78,7 @@ def test_an_index_stands_for_its_entries():
     assert whole.shape == (3,)
 
 
-def test_what_is_not_reached_is_zero():
+def test_gradient_of_values_that_are_not_reached_is_zero():
     x = ns.gaussian(n, 2)
     y = x + 0.0
     p = ns.dot(ns.gaussian(n), y[0])
@@ -87,7 +87,7 @@ def test_what_is_not_reached_is_zero():
     assert drawn[:, 0].all()
 
 
-def test_what_has_no_slope_is_zero():
+def test_second_derivative_of_relu_is_zero():
     """relu' is constant between its kinks."""
     x, z = ns.gaussian(n, 2), ns.normal(2)
     first = ns.grad(ns.dot(ns.gaussian(n), ns.relu(x)).sum(), x)
@@ -108,7 +108,7 @@ def test_weights_of_a_sum():
     np.testing.assert_allclose(*by, rtol=1e-12)
 
 
-def test_the_checker_on_gradients():
+def test_checker_verdicts_on_gradients():
     """Without scores a matrix and its transpose are covered; together with scores they
     are not.
     """
@@ -218,7 +218,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_gradient_errors(name):
     make, message = REFUSED[name]
     with pytest.raises(ns.TraceError) as caught:
         make()

@@ -44,14 +44,14 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(x, name):
+def test_activations_of_vectors_agree_with_numpy(x, name):
     phi, expected = ACTIVATIONS[name]
     a, b = drawn(3.0 * x, phi(3.0 * x))
     np.testing.assert_allclose(b, expected(a), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_of_scalars(x, name):
+def test_activations_of_scalars_agree_with_numpy(x, name):
     phi, expected = ACTIVATIONS[name]
     a, b = drawn(ns.dot(x, x), phi(ns.dot(x, x)))
     np.testing.assert_allclose(b, expected(a), rtol=1e-12, atol=1e-14)
@@ -63,7 +63,7 @@ def test_nonlin_of_vectors_and_scalars(x):
     np.testing.assert_allclose(h, np.sin(a) * b[:, None] + c[..., None])
 
 
-def test_algebra_of_vectors(x):
+def test_vector_arithmetic_agrees_with_numpy(x):
     y, one = ns.gaussian(n, 3), ns.gaussian(n)
     made = [
         x + y,
@@ -156,7 +156,7 @@ def test_numpy_on_the_left(x):
         np.testing.assert_allclose(result, right, atol=1e-12)
 
 
-def test_products(x):
+def test_dot_and_mean_dot_agree_with_numpy(x):
     y, one = ns.gaussian(n, (2, 4)), ns.gaussian(n)
     made = [
         ns.dot(x, y),
@@ -183,7 +183,7 @@ def test_products(x):
         np.testing.assert_allclose(result, right, atol=1e-12)
 
 
-def test_functions_of_scalars(x):
+def test_apply_agrees_with_numpy(x):
     p = ns.dot(x, x)
     mask = np.array([True, True, False])
     made = {
@@ -225,7 +225,7 @@ def test_numbers_alone_are_computed_at_once():
     np.testing.assert_allclose(ns.Program(p).simulate(draws=2), [[[2.0]], [[2.0]]])
 
 
-def test_norms(x):
+def test_norms_agree_with_numpy(x):
     a, rms, layer, padded = drawn(
         x, ns.rms_norm(x), ns.layer_norm(x), ns.rms_norm(x, eps=0.5)
     )
@@ -260,7 +260,7 @@ def test_parts_of_random_scalars_are_parts():
 @pytest.mark.parametrize(
     ("base", "fraction"), [(10000.0, 1.0), (100.0, 0.5), (0.5, 0.25)]
 )
-def test_rotary(base, fraction):
+def test_rotary_rotates_pairs_by_position(base, fraction):
     """Against complex numbers: a pair of coordinates is a number, and turning it a
     product with e^(i t θ).
     """

@@ -83,7 +83,7 @@ def moved_by(loss, weights, optimiser):
     return found
 
 
-def test_groups():
+def test_parameter_groups_set_their_own_options():
     loss, weights = network()
     muon, adam, sgd = ns.optim.Muon(), ns.optim.AdamW(), ns.optim.SGD()
     nameless = "a parameter without a name"

@@ -20,7 +20,7 @@ import netsor as ns
 n = ns.Width("n")
 
 
-def test_the_papers_layer():
+def test_text_of_the_papers_layer():
     lines = str(attention_layer.net()).splitlines()
     assert lines[0] == "program net(tokens=4, heads=2), widths n"
     words = [" ".join(line.split()) for line in lines[1:]]
@@ -39,7 +39,7 @@ def test_the_papers_layer():
         "g4 = W^V x1 MatMul 2×4 in R^n",
         "u1 = a1 @ g4 combination 2×4 in R^n",
         "u2 = concat(u1, axis=0) concatenation 4 in R^2n",
-        "W^O matrix n×2n, entries N(0, 1/2n)",
+        "W^O matrix n×2n, entries N(0, 1/(2n))",
         "g5 = W^O u2 MatMul 4 in R^n",
         "return g5",
     ]
@@ -256,6 +256,22 @@ def test_names_are_kept():
     assert r"\mathrm{my\ matrix} \in" in text
 
 
-def test_a_style_that_is_not_there():
+def test_unknown_latex_style_is_rejected():
     with pytest.raises(ValueError, match="style='short' must be 'full' or 'paper'"):
         attention_layer.net().latex(style="short")
+
+
+def test_entry_law_divides_by_the_whole_width():
+    """N(0, 1/(2n)), which without parentheses could be read as 1/2 · n."""
+    matrix = ns.weight(n, 2 * n, std=3.0)
+    heads = ns.concat(ns.gaussian(n, (2, 4)))
+    net = ns.Program(matrix @ heads)
+    assert "entries N(0, 9/(2n))" in str(net)
+    assert r"\mathcal N(0, 9/(2n))" in net.latex()
+    assert r"\mathcal N(0, 9/(2n))" in net.latex(style="paper")
+    score = ns.Program(ns.dot(heads, heads))
+    assert "(2n)^(-1/2) <u1, u1>" in str(score)
+    assert r"(2n)^{-1/2} \langle" in score.latex()
+    small = ns.Program(ns.weight(n, 64) @ ns.gaussian(64))
+    assert "entries N(0, 1/64)" in str(small)
+    assert r"\mathcal N(0, 1/64)" in small.latex()

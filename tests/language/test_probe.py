@@ -119,7 +119,7 @@ REFUSED_NONLIN = {
 
 
 @pytest.mark.parametrize("name", REFUSED_NONLIN)
-def test_refused_of_coordinates(name):
+def test_functions_of_coordinates_that_are_rejected(name):
     f, message = REFUSED_NONLIN[name]
     with pytest.raises(ns.TraceError, match=message):
         ns.nonlin(f, x(2))
@@ -153,7 +153,7 @@ REFUSED_APPLY = {
 
 
 @pytest.mark.parametrize("name", REFUSED_APPLY)
-def test_refused_of_scalars(name):
+def test_functions_of_scalars_that_are_rejected(name):
     f, axes, message = REFUSED_APPLY[name]
     with pytest.raises(ns.TraceError, match=message):
         ns.apply(f, scores(3), axes=axes)
@@ -192,7 +192,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed(name):
+def test_functions_that_are_accepted(name):
     """Without a warning, which the test run would raise."""
     assert ns.nonlin(ALLOWED[name], x(2)).shape == (2,)
     assert ns.apply(ALLOWED[name], scores(2)).shape == (2, 2)
@@ -327,7 +327,7 @@ def test_equal_functions_are_one():
     assert squares.op.f.f is not cubes.op.f.f
 
 
-def test_a_function_that_declares_twice():
+def test_declaring_properties_twice_is_rejected():
     """A Function says itself what is known of it."""
     with pytest.raises(
         ns.TraceError,

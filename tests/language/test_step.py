@@ -150,7 +150,7 @@ def test_gradients_pass_through_the_network_after_a_step():
     assert made[0].shape == (2, 2, 3)
 
 
-def test_it_is_printed():
+def test_step_is_printed_with_what_moves_the_matrix():
     loss, h, w, _, b, _ = net()
     after = ns.Program(ns.step(h, loss, 0.1, weights=[w, b]))
     assert "first' h" in str(after)
@@ -228,7 +228,7 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(H, LOSS, 0.1, weight_decay=-0.1), "weight_decay=-0.1 must be"),
     ],
 )
-def test_errors(call, words):
+def test_step_errors(call, words):
     with pytest.raises(ns.TraceError) as found:
         call()
     # without the line of the user, which has these words here

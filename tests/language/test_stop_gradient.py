@@ -133,7 +133,7 @@ def test_training_respects_stops():
     assert np.allclose(one, two)
 
 
-def test_scaled_gradients():
+def test_scaled_gradient_multiplies_the_cotangent():
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
     p = ns.dot(r, scaled_gradient(x, [0.0, 0.5])).sum()
     g, right = ns.Program((ns.grad(p, x), r)).simulate(n=4, draws=2)
@@ -141,7 +141,7 @@ def test_scaled_gradients():
     assert np.allclose(g[:, 1], 0.5 * right)
 
 
-def test_what_cannot_be_stopped():
+def test_stop_gradient_rejects_other_arguments():
     with pytest.raises(
         ns.TraceError,
         match=r"stop_gradient: x=3\.0 must be a vector, a scalar or a weight",

@@ -1,5 +1,5 @@
-"""An operation is a class that says what all readings share, and a row in their tables;
-here is one without any row.
+"""Every operation of the language has the rules that it needs, and what holds of one
+without any rule. `test_own_operation.py` has operations with rules.
 """
 
 import numpy as np
@@ -7,14 +7,12 @@ import pytest
 
 import netsor as ns
 from netsor.engine.lower import SCALARS, VECTORS
-from netsor.engine.lower._linear import LINEAR
-from netsor.engine.reference import LITERAL
+from netsor.engine.reference import RULES as SAMPLED
 from netsor.language.autodiff._derivative import RULES
 from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
 from netsor.language.operations._rotary import Rotate
 from netsor.language.operations._score import Pool
 from netsor.language.operations._stop_gradient import ScaledGradient
-from netsor.language.theorem._theorem_check import BOUNDED, COVERED
 from netsor.language.values._array import Entrywise, Operation, VectorAccess
 from netsor.language.values._graph import asked_entries, narrow, topological_order
 
@@ -27,7 +25,7 @@ n = ns.Width("n")
 class Flip(Entrywise):
     """V: the coordinates of x in the opposite order."""
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     x: ns.Vector
 
 
@@ -42,22 +40,34 @@ def flipped(x):
     return ns.Vector(Flip(x), x.shape, x.width)
 
 
-def test_no_row_is_missing():
-    """Of the literal interpreter, the exact engine and the checker; the derivative of
-    sources and indexing is none.
+def rules(kinds, method, *tables):
+    """The operations that have a row in a table, or state the method themselves."""
+    with_method = {
+        kind
+        for kind in kinds
+        if getattr(kind, method) is not getattr(Operation, method)
+    }
+    return with_method | {kind for table in tables for kind in table if kind in kinds}
+
+
+def test_no_rule_of_an_operation_is_missing():
+    """For the reference interpreter, the exact engine and the checker; the derivative
+    of sources and indexing is none.
     """
-    every = {operation.__name__: operation for operation in operations(Operation)}
-    assert len(every) == 22
-    assert set(LITERAL) == set(every.values())
-    # which a pass rewrites, so that they are never lowered
+    kinds = set(operations(Operation))
+    assert len(kinds) == 22
+    assert rules(kinds, "sample", SAMPLED) == kinds
+    # a pass rewrites these, so that they are never lowered
     steps = {SteppedMatMul, SteppedParameter}
-    assert set(every.values()) - set(BOUNDED) == {Pool, *steps}
+    lowered = rules(kinds, "lower", VECTORS, SCALARS) | rules(kinds, "combine")
+    # another pass removes scaled gradients
+    assert kinds - lowered == steps | {ScaledGradient}
+    assert kinds - rules(kinds, "bounded") == {Pool, *steps}
     # no theorem speaks of these
-    assert set(every.values()) - COVERED == {Pool, Rotate, *steps}
-    lowered = {*VECTORS, *SCALARS, *LINEAR}
-    # which is removed before
-    assert set(every.values()) - lowered == steps | {ScaledGradient}
-    without = {
+    uncovered = {kind for kind in kinds if not kind.covered}
+    assert uncovered == {Pool, Rotate, *steps}
+    without = {kind.__name__ for kind in kinds - rules(kinds, "cotangents", RULES)}
+    assert without == {
         "Gaussian",
         "Data",
         "Normal",
@@ -68,28 +78,9 @@ def test_no_row_is_missing():
         "Join",
         "Pool",
     }
-    assert {name for name, kind in every.items() if kind not in RULES} == without
 
 
-@pytest.mark.parametrize(
-    ("read", "place"),
-    [
-        (
-            lambda net: net.simulate(n=4, draws=1),
-            r"Flip has no row in LITERAL of engine/_reference.py",
-        ),
-        (
-            lambda net: net.law(n=4, draws=2),
-            r"Flip has no row in VECTORS of engine/lower/__init__.py",
-        ),
-    ],
-)
-def test_a_missing_row_is_named(read, place):
-    with pytest.raises(TypeError, match=place):
-        read(ns.Program(flipped(ns.gaussian(n))))
-
-
-def test_a_missing_kind_is_named(monkeypatch):
+def test_operation_without_acts_is_rejected(monkeypatch):
     monkeypatch.setattr(Flip, "acts", None)
     with pytest.raises(
         TypeError, match="Flip makes vectors: its class must say how it `acts`"
@@ -97,13 +88,13 @@ def test_a_missing_kind_is_named(monkeypatch):
         ns.Program(flipped(ns.gaussian(n))).law(n=4, draws=2)
 
 
-def test_a_missing_derivative_is_named():
+def test_operation_without_derivative_is_named_by_grad():
     x = ns.gaussian(n)
     with pytest.raises(ns.TraceError, match="Flip has no derivative"):
         ns.grad(ns.dot(x, flipped(x)), x)
 
 
-def test_an_operation_that_the_checker_does_not_know_is_conjectured():
+def test_uncovered_operation_is_conjectured_wherever_it_stands():
     """Whatever else is proved of the program, and wherever the operation stands."""
     x = ns.weight(n, n) @ ns.gaussian(n)
     assert ns.Program(x).check().verdict == "proved"
@@ -126,12 +117,12 @@ class Halved(Entrywise):
 
 
 @pytest.mark.parametrize("bounded", [None, False, True])
-def test_no_row_claims_a_theorem(bounded, monkeypatch):
+def test_bounds_and_base_classes_claim_no_theorem(bounded, monkeypatch):
     """A new operation is conjectured, also if its values are declared bounded or it
     derives from a covered one.
     """
     if bounded is not None:
-        monkeypatch.setitem(BOUNDED, Halved, lambda op, inputs: bounded)
+        monkeypatch.setattr(Halved, "bounded", lambda op, inputs: bounded)
     x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 3))
     halved = ns.Vector(Halved(x), x.shape, n)
     query, key = ns.weight(n, n) @ x, ns.weight(n, n) @ x
@@ -151,7 +142,7 @@ def test_no_row_claims_a_theorem(bounded, monkeypatch):
     assert ns.Program(ns.Vector(Sum(x, x), x.shape, n)).check().verdict == "conjectured"
 
 
-def test_nothing_is_said_of_moments_of_an_unknown_operation():
+def test_scores_of_uncovered_operations_are_conjectured():
     """⟨x, Flip x⟩ is no divergence that is known, and no vanishing product either: it
     is a conjecture.
     """
@@ -164,7 +155,7 @@ def test_nothing_is_said_of_moments_of_an_unknown_operation():
     assert ns.Program(ns.dot(unknown, one)).check().verdict == "conjectured"
 
 
-def test_it_is_printed_as_a_function():
+def test_operation_without_notation_is_printed_as_a_function():
     net = ns.Program(flipped(ns.gaussian(n, (2, 1))) + ns.gaussian(n, 3))
     assert "u1 = flip(h1) flip 2×1 in R^n" in " ".join(str(net).split())
     assert r"u^{(1)}_{i} = \operatorname{flip}(h^{(1)}_{i})" in net.latex()
@@ -172,7 +163,7 @@ def test_it_is_printed_as_a_function():
     assert r"Z^{u^{(1)}_{i}} \text{ is not known}" in net.latex()
 
 
-def test_indexing_goes_through_it():
+def test_index_of_an_entrywise_operation_narrows_its_inputs():
     x = ns.gaussian(n, (3, 4))
     outputs = narrow([flipped(x)[1, 2:]])
     assert {
@@ -186,7 +177,7 @@ def test_indexing_goes_through_it():
     assert asked[1, 2:].all()
 
 
-def test_an_operation_that_says_nothing_is_made_whole():
+def test_operation_without_reads_is_computed_whole():
     x = ns.gaussian(n, (3, 4))
     y = ns.Vector(Sorted(x), x.shape, n)
     outputs = narrow([y[1, 2:]])
@@ -199,7 +190,7 @@ def test_an_operation_that_says_nothing_is_made_whole():
     verify(outputs)
 
 
-def test_the_specification_reads_the_fields():
+def test_specification_rejects_wrong_shapes_widths_and_kinds():
     x = ns.gaussian(n, 2)
     verify([flipped(x)])
     for broken in (
@@ -222,5 +213,5 @@ def test_the_specification_reads_the_fields():
         (ns.softmax(ns.normal((4, 2))), ((0, None),)),
     ],
 )
-def test_which_entries_are_read(value, reads):
+def test_reads_names_the_axes_of_each_input(value, reads):
     assert value.op.reads(value.ndim) == reads

@@ -92,7 +92,7 @@ def test_probes_are_printed():
         ),
     ],
 )
-def test_what_is_refused(call, message):
+def test_probe_errors(call, message):
     with pytest.raises(ns.TraceError) as found:
         ns.program(lambda: call(ns.gaussian(n, 3)))()
     # without the line of the user, which has these words here

@@ -111,7 +111,7 @@ class Moved:
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if "padding" not in name])
-def test_the_tape_of_plain_numpy_has_the_derivative_of_its_loss(name):
+def test_numpy_backprop_matches_finite_differences(name):
     """By differences, along a random direction of all that is drawn."""
     model, h = own(name), 1e-5
     before, after = (float(passed(model, IDS, Moved(by))[0].value) for by in (-h, h))
@@ -127,7 +127,7 @@ def test_the_tape_of_plain_numpy_has_the_derivative_of_its_loss(name):
 
 
 @pytest.mark.parametrize("name", keep(OWN, "llama"))
-def test_gradients_have_the_law_of_plain_numpy(name):
+def test_gradients_match_law_of_plain_numpy(name):
     """Kolmogorov–Smirnov, level 1e-4 for all quantities of a model together; width
     8.
     """
@@ -166,7 +166,7 @@ def test_gradients_have_the_law_of_plain_numpy(name):
         if " " not in f and f != "mixtral"
     ],
 )
-def test_the_program_has_one_law_however_it_is_read(family):
+def test_gradient_program_agrees_with_its_literal_draws(family):
     """The exact engine against the literal interpreter; the level is 1e-4 for all
     quantities of a model together.
     """
@@ -188,7 +188,7 @@ def test_the_program_has_one_law_however_it_is_read(family):
 
 
 @pytest.mark.slow
-def test_gradients_of_a_gated_model_at_infinite_width():
+def test_gated_model_gradients_at_infinite_width():
     """Against widths of 1,000 and more; level 1e-5 of the smallest of 19 p-values."""
     given = TINY | {"eps": 1e-5, "activation": "silu", "gated": True, "norm": "rms"}
     probes = models.Transformer(name="gated", **given).probes(tokens=3, gradients=True)
@@ -240,7 +240,7 @@ def _wide(width, tied):
 
 
 @pytest.mark.slow
-def test_gradients_of_tied_logits_grow_with_the_width_and_are_refused_at_infinity():
+def test_tied_logit_gradients_grow_with_width_and_raise_at_infinity():
     """From n = 10⁴ to 10⁶ the loss grows 10 times and squares of gradients of queries
     100 times; untied, none does.
 

@@ -54,7 +54,7 @@ def direct(arrays, known, others, cap):
     ("known", "others"), [(True, True), (False, True), (True, False)]
 )
 @pytest.mark.parametrize("library", ["numpy", "numpy, in pieces", "strict"])
-def test_sums_over_the_vocabulary(library, known, others, cap, monkeypatch):
+def test_of_head_matches_direct_sums(library, known, others, cap, monkeypatch):
     if library == "numpy, in pieces":
         monkeypatch.setattr(_metrics, "LOGITS_PER_BATCH", 7 * T)
     arrays = given(known, others)

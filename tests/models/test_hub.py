@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_model_in_the_cache_is_read_by_its_id(cache, monkeypatch):
+def test_cached_model_is_read_by_id(cache, monkeypatch):
     model = ns.models.read("some-one/tiny-gpt2.1")
     assert (model.name, model.width, model.family) == (
         "some-one/tiny-gpt2.1",
@@ -45,7 +45,7 @@ def test_a_model_in_the_cache_is_read_by_its_id(cache, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["refs/main", f"snapshots/{COMMIT}/config.json"])
-def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
+def test_uncached_model_error_says_what_to_do(cache, broken):
     with pytest.raises(
         ValueError, match=r"run `hf download meta-llama/Llama-3.1-8B config.json` first"
     ):
@@ -55,12 +55,12 @@ def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
         ns.models.read("some-one/tiny-gpt2.1")
 
 
-def test_names_that_are_no_ids_get_no_such_advice(cache):
+def test_error_of_name_that_is_no_id_has_no_cache_advice(cache):
     (cache / "refs" / "main").write_text("../../../../etc")
     for name in ("gpt5", "a/b/c.json", "some-one/tiny-gpt2.1"):
         with pytest.raises(
             ValueError,
-            match="must be the path of a file, or the name of a model that ships",
+            match="must be the path of a file, or the name of a built-in model",
         ) as error:
             ns.models.read(name)
         assert ("hf download" in str(error.value)) == (name == "some-one/tiny-gpt2.1")

@@ -102,7 +102,7 @@ DEFAULT = ("post-norm of small inputs", "pre-norm of small inputs")
         for name in MODELS
     ],
 )
-def test_the_quantities_have_the_law_of_plain_numpy(name):
+def test_quantities_match_law_of_plain_numpy(name):
     model = models.Transformer(**(ODD | MODELS[name]))
     ids, draws = (3, 7, 7, 1), 400
     ours = model.probes(ids=ids).measure(draws, progress=False, workers=1)
@@ -121,7 +121,7 @@ def test_the_quantities_have_the_law_of_plain_numpy(name):
                 assert p > 1e-6, (quantity, p)
 
 
-def test_the_mean_square_after_a_norm_is_measured_not_taken_for_1():
+def test_mean_square_after_norm_is_measured():
     """The stream has a mean square of 1e-6, and after a norm with eps = 1e-5 one of
     1e-6/1.1e-5 = 0.09, not 1.
 

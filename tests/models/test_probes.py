@@ -151,7 +151,7 @@ def _gram(stream):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_quantities_are_what_numpy_makes_of_the_same_draws(family):
+def test_quantities_equal_numpy_on_same_draws(family):
     found, right = by_hand(family, draws=20)
     assert set(found) == set(right)
     for name, numbers in right.items():
@@ -160,7 +160,7 @@ def test_quantities_are_what_numpy_makes_of_the_same_draws(family):
         )
 
 
-def test_measure_is_the_law_at_the_model_and_at_infinity():
+def test_measure_at_model_width_and_at_infinity():
     model = MODELS["llama"]
     probes = model.probes(IDS)
     real = probes.measure(100, progress=False)
@@ -208,7 +208,7 @@ def test_a_wide_model_with_std_002_has_scores_near_5():
 
 
 @pytest.mark.slow
-def test_the_first_loss_of_untied_logits():
+def test_initial_loss_of_untied_logits():
     """ln V + v/2 for logits N(0, v), by independent draws of logits: V is large, so
     that nothing else is left.
     """
@@ -224,7 +224,7 @@ def test_the_first_loss_of_untied_logits():
     assert np.mean(loss) == pytest.approx(direct, abs=4 * error)  # level 6e-5
 
 
-def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():
+def test_large_logits_raise_initial_loss_above_uniform():
     model = MODELS["llama"].replace(vocabulary=500)
     small = (
         model.replace(std_logits=0.01).probes(IDS).measure(50, progress=False)["loss"]
@@ -237,7 +237,7 @@ def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():
 
 
 @pytest.mark.slow
-def test_tied_logits_keep_their_spread_in_the_limit():
+def test_tied_logits_stay_random_in_limit():
     """Of an id that occurs: the law at the model's widths and in the limit have
     variances within 15 %.
     """
@@ -256,27 +256,27 @@ def test_tied_logits_keep_their_spread_in_the_limit():
     np.testing.assert_allclose(variances[0], variances[1], rtol=0.15)
 
 
-def test_a_window_of_one_token_leaves_no_choice():
+def test_window_of_one_token_has_entropy_1():
     found = MODELS["mistral"].replace(window=1).probes(IDS).measure(5, progress=False)
     assert (found["entropy"] == 1).all()
     assert (found["largest_weight"] == 1).all()
 
 
-def test_no_vocabulary_no_end():
+def test_model_without_vocabulary_has_no_end():
     probes = MODELS["encoder"].probes(tokens=3)
     assert probes.final == ()
     assert probes.uniform_loss is None
     assert "loss" not in probes.measure(5, progress=False)
 
 
-def test_one_token_has_no_pairs():
+def test_probes_reject_one_token():
     with pytest.raises(
         ValueError, match="tokens=1 must be 2 or more: an audit compares tokens"
     ):
         MODELS["gpt2"].probes(tokens=1)
 
 
-def test_vectors_that_are_0_are_refused():
+def test_zero_vectors_raise_error():
     """They have no cosine and no rank; where positions, or a branch alone, are not 0,
     nothing is undefined.
     """

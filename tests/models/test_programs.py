@@ -31,7 +31,7 @@ DEFAULT = ("t5",)
 
 
 @pytest.mark.parametrize("family", keep(MODELS, *DEFAULT))
-def test_a_family_has_the_law_of_its_literal_draws(family):
+def test_family_law_matches_literal_draws(family):
     model = MODELS[family]
     net, widths = program(model), model.widths()
     ours = net.draw(draws=2500, progress=False, **widths)
@@ -49,7 +49,7 @@ def test_a_family_has_the_law_of_its_literal_draws(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
-def test_the_limit_is_near_large_widths(family):
+def test_limit_matches_large_widths(family):
     """Means of all scalars at ∞ and at widths of 1,600: 5 standard errors, and 5 % for
     what is left of order 1/n.
     """
@@ -72,7 +72,7 @@ def test_the_limit_is_near_large_widths(family):
         ).all()
 
 
-def test_widths_of_the_model_and_the_limit_have_laws():
+def test_law_at_model_widths_and_in_limit():
     model = models.read(CONFIGS["llama"])
     net = model.program(tokens=3)
     assert net.shape == (3,)
@@ -85,7 +85,7 @@ def test_widths_of_the_model_and_the_limit_have_laws():
     assert (real.origin.status, limit.origin.status) == ("exact", "conjectured")
 
 
-def test_the_limit_keeps_the_scale_of_the_model():
+def test_limit_keeps_scale_of_model():
     """σ = std √N with N of the real model: 0.02² · 12,288 = 4.9 for scores of unit
     tokens.
     """
@@ -131,7 +131,7 @@ def test_repeated_ids_and_padding():
         ("vit", {"patches": np.ones((4, 31))}, "patches of shape \\(4, 31\\)"),
     ],
 )
-def test_bad_inputs(family, given, message):
+def test_program_rejects_bad_inputs(family, given, message):
     with pytest.raises(ValueError, match=message):
         MODELS[family].program(**given)
 
@@ -147,7 +147,7 @@ def test_one_token_and_one_head():
     np.testing.assert_allclose(rows.sum(axis=-1), 1.0)
 
 
-def test_blocks_of_a_decoder_have_the_window_in_their_turn():
+def test_decoder_blocks_alternate_window():
     """Blocks 0 and 1 are the encoder's, 2 and 3 the decoder's; every second one has a
     window of two tokens.
     """
@@ -173,7 +173,7 @@ def test_a_decoder_without_its_last_norm():
 
 
 @pytest.mark.parametrize("std", [1e-8, 1e8])
-def test_extreme_scales(std):
+def test_extreme_scales_give_finite_numbers(std):
     """Norms take scale away: the output of pre-norm blocks has unit mean square
     whatever the std of the embedding.
     """
@@ -186,7 +186,7 @@ def test_extreme_scales(std):
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "truncated"])
-def test_programs_of_weights_that_are_not_gaussian_say_so(distribution):
+def test_non_gaussian_weights_are_noted(distribution):
     """Their laws at finite width were called exact; only the limit is the same."""
     model = ns.models.read("gpt2").replace(
         layers=1, width=16, heads=2, hidden=64, vocabulary=30

@@ -98,7 +98,7 @@ def activations(model, rng):
 
 
 @pytest.mark.parametrize("name", keep(MODELS, "gpt2"))
-def test_ranges_have_the_law_of_plain_numpy(name):
+def test_ranges_match_law_of_plain_numpy(name):
     model, rng = MODELS[name], np.random.default_rng(1)
     drawn = [activations(model, rng) for _ in range(200)]
     found = model.probes(IDS, ranges=True).measure(
@@ -121,7 +121,7 @@ def test_ranges_have_the_law_of_plain_numpy(name):
 
 
 @pytest.mark.parametrize("dependent", [False, True])
-def test_the_root_of_all_logits_begins_with_that_of_the_first(dependent):
+def test_split_root_starts_with_root_of_first_vectors(dependent):
     """Logits of the last token come on top of those that predict, which keep their own
     symmetric root.
     """
@@ -143,7 +143,7 @@ def test_the_root_of_all_logits_begins_with_that_of_the_first(dependent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_ranges_leave_the_law_of_all_else_as_it_is(name):
+def test_ranges_do_not_change_other_quantities(name):
     model = MODELS[name]
     plain, ranged = (
         model.probes(IDS, gradients=True, ranges=ranges).measure(
@@ -164,7 +164,7 @@ def test_ranges_leave_the_law_of_all_else_as_it_is(name):
     )
 
 
-def test_embeddings_of_a_decoder_count():
+def test_ranges_include_decoder_embeddings():
     """Given the largest of k independent |N(0, 1)|, P(|z| < largest)^k is uniform."""
     small = {"num_heads": 2, "d_kv": 4, "d_ff": 8, "num_layers": 1, "vocab_size": 20}
     model = ns.models.read({"model_type": "t5", "d_model": 8, **small})
@@ -175,7 +175,7 @@ def test_embeddings_of_a_decoder_count():
     assert stats.kstest(uniform, "uniform").pvalue > LEVEL
 
 
-def test_formats_are_those_of_their_bits():
+def test_format_limits_follow_from_bits():
     """Largest and smallest number from exponent and mantissa bits; E4M3 gives one
     mantissa to NaN and no infinity.
     """
@@ -188,7 +188,7 @@ def test_formats_are_those_of_their_bits():
         assert f.smallest == 1 - bias - mantissa
 
 
-def test_numbers_of_an_array():
+def test_of_range_columns():
     u = np.array([[3.0, -1e-3, 0.0, 1e-9], [0.0, 0.0, 0.0, 0.0]])
     found = dict(zip(COLUMNS, of_range(u).T, strict=True))
     assert found["largest"].tolist() == [3.0, 0.0]
@@ -206,7 +206,7 @@ def top(u):
     return np.max(np.abs(u), axis=-1, keepdims=True)
 
 
-def test_the_largest_of_gaussian_coordinates_is_a_power_of_their_distribution():
+def test_largest_gaussian_coordinate_matches_direct_draws():
     n = ns.Width("n")
     net = ns.Program(pooled(top, ns.weight(n, n) @ ns.gaussian(n), 1))
     found = net.draw(n=50, draws=4000, progress=False)[:, 0]
@@ -218,7 +218,7 @@ def test_the_largest_of_gaussian_coordinates_is_a_power_of_their_distribution():
     assert stats.ks_2samp(found, direct * 1.03).pvalue < LEVEL
 
 
-def test_functions_of_all_coordinates_have_no_limit_and_are_printed():
+def test_range_functions_have_no_limit():
     n = ns.Width("n")
     net = ns.Program(pooled(top, ns.gaussian(n, 2), 1))
     with pytest.raises(
@@ -230,7 +230,7 @@ def test_functions_of_all_coordinates_have_no_limit_and_are_printed():
     assert net.check().verdict == "conjectured"
 
 
-def test_ranges_are_of_finite_widths():
+def test_ranges_at_infinite_width_raise_error():
     model = MODELS["gpt2"]
     probes = model.probes(IDS, ranges=True)
     found = probes.measure(3, workers=1, progress=False, n=ns.inf, d=ns.inf, m=ns.inf)

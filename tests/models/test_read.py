@@ -47,7 +47,7 @@ COUNTED = {
 }
 
 
-def test_the_models_that_ship():
+def test_built_in_models_are_read():
     assert models.names() == tuple(sorted(COUNTED))
     for name, count in COUNTED.items():
         model = models.read(name)
@@ -56,7 +56,7 @@ def test_the_models_that_ship():
         assert model.widths() == {"n": model.width, "d": model.d, "m": model.hidden}
 
 
-def test_what_the_shipped_models_draw():
+def test_built_in_models_initialisation():
     gpt2 = models.read("gpt2")
     assert (gpt2.std_q, gpt2.std_in, gpt2.tied, gpt2.activation) == (
         0.02,
@@ -110,7 +110,7 @@ def test_what_the_shipped_models_draw():
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_way_to_a_configuration(family, tmp_path):
+def test_read_accepts_every_kind_of_source(family, tmp_path):
     given = CONFIGS[family]
     model = models.read(given)
     (tmp_path / "config.json").write_text(json.dumps(given))
@@ -121,7 +121,7 @@ def test_every_way_to_a_configuration(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_an_unknown_field_is_named(family):
+def test_unknown_field_is_named(family):
     with pytest.raises(
         ValueError,
         match="are not known here and may matter at initialisation: flash_scale=3",
@@ -256,12 +256,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "change", "message"), REFUSED)
-def test_a_value_that_no_description_has_is_refused_by_name(family, change, message):
+def test_unsupported_value_is_named(family, change, message):
     with pytest.raises(ValueError, match=message):
         models.read({**CONFIGS[family], **change})
 
 
-def test_older_ways_of_writing_rotary_positions():
+def test_older_rotary_fields_are_read():
     old = {**CONFIGS["llama"], "rope_theta": 500.0, "rope_scaling": None}
     assert models.read(old).rotary_base == 500.0
     scaling = {
@@ -294,7 +294,7 @@ def test_older_ways_of_writing_rotary_positions():
     assert models.read(repeated) == models.read(CONFIGS["gpt_neox"])
 
 
-def test_values_that_real_code_reads_in_its_own_way():
+def test_values_are_read_as_transformers_reads_them():
     tied = {**CONFIGS["llama"], "tie_word_embeddings": True}
     assert models.read({**tied, "pad_token_id": -1}) == models.read(
         {**tied, "pad_token_id": 30}
@@ -312,7 +312,7 @@ def test_values_that_real_code_reads_in_its_own_way():
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_objects_of_older_versions_say_more_that_does_not_matter(family):
+def test_inert_fields_of_older_versions_are_ignored(family):
     """What every configuration object of transformers 4 holds, at its defaults."""
     more = {
         "is_decoder": False,
@@ -332,7 +332,7 @@ def test_objects_of_older_versions_say_more_that_does_not_matter(family):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_any_value_of_any_field_is_read_or_refused(family):
+def test_random_fields_are_read_or_rejected(family):
     odd = [None, "x", -1, 0, 2.5, True, [1], {"a": 1}, math.nan, 1e300, 10**400]
     for field in (
         *CONFIGS[family],
@@ -355,8 +355,8 @@ def test_any_value_of_any_field_is_read_or_refused(family):
         (
             "gpt5",
             (
-                "model='gpt5' must be the path of a file, or the name of a model that"
-                " ships: did you mean gpt2 or"
+                "model='gpt5' must be the path of a file, or the name of a built-in"
+                " model: did you mean gpt2 or"
             ),
         ),
         (
@@ -383,12 +383,12 @@ def test_any_value_of_any_field_is_read_or_refused(family):
         ),
     ],
 )
-def test_bad_sources(source, message):
+def test_read_rejects_bad_sources(source, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         models.read(source)
 
 
-def test_a_file_that_is_no_configuration(tmp_path):
+def test_read_rejects_file_without_configuration(tmp_path):
     path = tmp_path / "config.json"
     path.write_text("{")
     with pytest.raises(ValueError, match="is not valid JSON"):
@@ -404,7 +404,7 @@ def refused(source):
     return str(caught.value)
 
 
-def test_odd_files_are_refused_before_they_are_read_to_an_end(tmp_path):
+def test_read_rejects_odd_files_early(tmp_path):
     path = tmp_path / "config.json"
     for text in (
         "[" * 100_000,
@@ -424,13 +424,13 @@ def test_odd_files_are_refused_before_they_are_read_to_an_end(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes and devices")
-def test_devices_and_pipes_are_no_configurations(tmp_path):
+def test_read_rejects_devices_and_pipes(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     for path in (tmp_path / "config.json", "/dev/zero"):
         assert "must be a regular file" in refused(path)
 
 
-def test_values_are_repeated_briefly_and_in_plain_text():
+def test_messages_shorten_and_escape_values():
     long, escape = "x" * 10**6, "\x1b[31m\x07"
     for field in (
         "odd",
@@ -453,7 +453,7 @@ def test_values_are_repeated_briefly_and_in_plain_text():
     )
 
 
-def test_different_tokens_are_as_many_as_there_are_ids():
+def test_tokens_are_at_most_the_vocabulary():
     for changes, most in (
         ({"vocab_size": 1}, 1),
         ({"vocab_size": 9, "pad_token_id": 3}, 8),
@@ -469,7 +469,7 @@ def test_different_tokens_are_as_many_as_there_are_ids():
 
 
 @pytest.mark.parametrize("value", [1e-300, 1e300])
-def test_numbers_that_cannot_be_drawn_are_refused_by_their_names(value):
+def test_undrawable_numbers_are_named(value):
     gpt2 = models.read("gpt2")
     for name in (
         "std",
@@ -563,7 +563,7 @@ def test_replace_checks_names_and_values():
             gpt2.replace(**change)
 
 
-def test_heads_of_keys_and_their_dimension_follow_where_the_family_derives_them():
+def test_replace_updates_derived_heads_and_dimensions():
     for name, key_heads, d in (
         ("gpt2", 24, 32),
         ("llama-3-8b", 8, 16),
@@ -596,7 +596,7 @@ def test_heads_of_keys_and_their_dimension_follow_where_the_family_derives_them(
     )
 
 
-def test_a_decoder_is_refused_what_it_has_not():
+def test_decoder_fields_need_a_decoder():
     t5 = models.read("t5-base")
     for change in (
         {"order": "post"},
@@ -611,7 +611,7 @@ def test_a_decoder_is_refused_what_it_has_not():
             t5.replace(**change)
 
 
-def test_settings_are_texts_of_fields():
+def test_settings_parse_texts_of_fields():
     texts = [
         "layers=4",
         "std=0.05",
@@ -670,7 +670,7 @@ def test_nanogpt_is_gpt2_with_the_exact_gelu():
         models.nanogpt({**own, "n_kv": 2})
 
 
-def test_pytorch_encoder():
+def test_pytorch_encoder_is_read():
     model = models.pytorch_encoder(64, 4, 128, num_layers=3)
     assert (model.shared, model.order, model.distribution) == (True, "post", "uniform")
     # Xavier, of one matrix with 192 rows

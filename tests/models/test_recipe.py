@@ -17,7 +17,7 @@ def by(name, model=GPT2):
 
 
 @pytest.mark.parametrize("name", ns.models.RECIPES)
-def test_every_recipe_makes_a_model_of_another_name_and_says_where_it_is_from(name):
+def test_recipe_renames_model_and_names_source(name):
     for model in (
         (BERT,)
         if name == "deepnorm"
@@ -34,7 +34,7 @@ def test_every_recipe_makes_a_model_of_another_name_and_says_where_it_is_from(na
     assert ns.models.RECIPES[name].words
 
 
-def test_gpt2_is_what_its_authors_draw():
+def test_gpt2_recipe_matches_gpt2():
     assert by("gpt2").replace(name="gpt2") == GPT2
     assert by("gpt2", LLAMA).std_out == 0.02 / math.sqrt(64)
     assert by("plain", LLAMA).replace(name=LLAMA.name) == LLAMA
@@ -43,7 +43,7 @@ def test_gpt2_is_what_its_authors_draw():
     ) == ns.models.read("pythia-410m")
 
 
-def test_numbers_of_the_sources():
+def test_recipe_numbers_match_sources():
     n, depth, m = 768, 12, 3072
     assert by("small").std_in == pytest.approx(math.sqrt(2 / (5 * n)))
     assert by("xavier").std_in == pytest.approx(math.sqrt(2 / (n + m)))
@@ -132,7 +132,7 @@ def test_mup_has_scores_and_logits_that_fall_with_width_and_a_stream_that_does_n
     assert 0.2 < ratio["logit_std"] < 0.3
 
 
-def test_what_is_no_recipe_is_refused():
+def test_unknown_recipe_is_rejected():
     with pytest.raises(
         ValueError, match="recipe='gpt3' must be one of plain, gpt2, small"
     ):
@@ -149,7 +149,7 @@ def test_what_is_no_recipe_is_refused():
         ns.audit(own, recipe="gpt2")
 
 
-def test_an_audit_by_a_recipe():
+def test_audit_with_recipe():
     tiny = {
         "model_type": "gpt2",
         "n_embd": 16,

@@ -24,7 +24,7 @@ def right(every):
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e3, 1e8])
 @pytest.mark.parametrize("far", [0.0, 1e4])
 @pytest.mark.parametrize("piece", [5, 37 * 5, 10**6])
-def test_logits_by_pieces(scale, far, piece, monkeypatch):
+def test_of_logits_is_independent_of_batches(scale, far, piece, monkeypatch):
     monkeypatch.setattr(_metrics, "LOGITS_PER_BATCH", piece)
     rng = np.random.default_rng(0)
     known = scale * (far + rng.standard_normal((3, 5, 4)))
@@ -47,7 +47,7 @@ def test_logits_by_pieces(scale, far, piece, monkeypatch):
         np.testing.assert_array_equal(array, same)
 
 
-def test_no_replicas_and_one_for_all():
+def test_of_logits_broadcasts_replicas():
     assert of_logits(
         np.zeros((0, 5, 5)), np.zeros((0, 5, 9)), np.zeros((0, 5, 4))
     ).shape == (0, 3)
@@ -56,18 +56,18 @@ def test_no_replicas_and_one_for_all():
     ).shape == (3, 3)
 
 
-def test_single_precision_stays_single():
+def test_metrics_keep_single_precision():
     root, noise = np.eye(2, dtype=np.float32), np.ones((2, 9), np.float32)
     assert of_logits(root, noise).dtype == np.float32
 
 
-def test_weights_that_chose_have_no_entropy():
+def test_of_attention_one_hot_weights_have_zero_entropy():
     weights = np.array([[[1.0, 0.0], [0.0, 1.0]]])
     found = of_attention(np.zeros((1, 2, 2)), weights, allowed=np.ones((2, 2), bool))
     np.testing.assert_array_equal(found, [0, 0, 0, 1])
 
 
-def test_reductions_make_as_many_numbers_as_they_say():
+def test_metrics_have_declared_number_of_outputs():
     rng = np.random.default_rng(0)
     weights = rng.uniform(size=(2, 3, 5, 5))
     made = {
@@ -82,7 +82,7 @@ def test_reductions_make_as_many_numbers_as_they_say():
         assert f(*arrays).shape == (*rows, plain.numbers)
 
 
-def test_reductions_are_not_called_to_learn_the_shape_of_what_they_make(monkeypatch):
+def test_metrics_shapes_are_known_without_a_call(monkeypatch):
     """On thousands of tokens a call takes minutes, and gigabytes."""
     monkeypatch.setattr(
         _metrics,
@@ -96,9 +96,7 @@ def test_reductions_are_not_called_to_learn_the_shape_of_what_they_make(monkeypa
 @pytest.mark.parametrize(
     ("tokens", "width", "rows"), [(9, 4, 4), (9, 20, 9), (1, 4, 1)]
 )
-def test_the_rank_of_more_tokens_than_coordinates_is_found_from_the_coordinates(
-    tokens, width, rows
-):
+def test_effective_rank_with_more_tokens_than_coordinates(tokens, width, rows):
     """X X^T and X^T X have the same eigenvalues other than 0, and a plan takes the
     smaller of both.
     """

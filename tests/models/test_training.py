@@ -34,7 +34,7 @@ def small(**changes):
         {"logit_cap": 2.0, "embedding_scale": 3.0, "logit_scale": 0.5},
     ],
 )
-def test_the_loss_and_its_derivative(changes):
+def test_loss_and_derivative(changes):
     model = small(**changes)
     made = training(model, IDS, TARGETS)
     net = ns.Program(
@@ -58,7 +58,7 @@ def test_the_loss_and_its_derivative(changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_step_has_the_law_of_real_matrices(tied):
+def test_training_step_matches_law_of_real_matrices(tied):
     model = small(tied=tied)
     made = training(model, IDS, TARGETS)
     vectors = {"embedding": 0.3, "position": 0.2}
@@ -83,14 +83,14 @@ def test_a_step_has_the_law_of_real_matrices(tied):
     ) == pytest.approx(0)
 
 
-def test_large_logits_have_a_loss():
+def test_large_logits_have_finite_loss():
     z = ns.data([[2000.0, 0.0, -3000.0], [0.0, 0.0, 0.0]])
     made = training(small(vocabulary=3), [0, 1], [1, 2])
     value = ns.Program(made.loss_of(z)).simulate(draws=1, progress=False)
     assert value == pytest.approx((2000.0 + np.log(3)) / 2)
 
 
-def test_kinds_of_weights():
+def test_training_lists_kinds_of_weights():
     made = training(small(), IDS, TARGETS)
     assert list(made.kinds().values()) == [
         "embedding",
@@ -107,7 +107,7 @@ def test_kinds_of_weights():
     ("name", "words"),
     [("bert-base", "readout"), ("t5-small", "decoder_layers"), ("vit-base", "inputs")],
 )
-def test_what_is_not_known_is_refused(name, words):
+def test_training_rejects_unsupported_models(name, words):
     found = next(
         each for each in ns.models.names() if each.startswith(name.split("-")[0])
     )

@@ -34,7 +34,7 @@ def given(known):
 
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("known", [False, True])
-def test_moments_of_pieces(known, cap):
+def test_logit_moments_of_pieces_equal_whole(known, cap):
     root, noise, others = given(known)
     state, count = (
         first_words(root, noise[0], *others, cap=cap),
@@ -52,7 +52,7 @@ def test_moments_of_pieces(known, cap):
 
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("known", [False, True])
-def test_sums_of_pieces(known, cap):
+def test_head_sums_of_pieces_equal_whole(known, cap):
     root, noise, others = given(known)
     first = [*others, root, noise[0]]
     state, count = first_head(*first, cap=cap), PIECES[0] + KNOWN * known
@@ -86,7 +86,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "changes", "logit_cap"), [*CASES, (*TIED, None)])
-def test_the_law_is_the_same(name, changes, logit_cap, monkeypatch):
+def test_pieces_do_not_change_the_law(name, changes, logit_cap, monkeypatch):
     """Loss, size of logits and all gradients, with a word that is a target twice, and
     one of the last words.
     """
@@ -112,14 +112,14 @@ def test_the_law_is_the_same(name, changes, logit_cap, monkeypatch):
         assert stats.ks_2samp(one, other).pvalue > LEVEL, quantity
 
 
-def test_ranges_of_pieces(monkeypatch):
+def test_ranges_with_pieces_are_finite(monkeypatch):
     monkeypatch.setattr(_loss_gradient, "PIECE_NUMBERS", 60)
     model = model_of("llama-3-8b", std_logits=0.5)
     found = model.probes(tokens=5, ranges=True).measure(16, progress=False)
     assert np.isfinite(found["logits_largest"]).all()
 
 
-def test_memory_does_not_grow_with_the_vocabulary(monkeypatch):
+def test_memory_is_independent_of_vocabulary(monkeypatch):
     """Beyond the pieces; without them a draw holds all normals of all words."""
     monkeypatch.setattr(_loss_gradient, "PIECE_NUMBERS", 2**14)
     plans = [

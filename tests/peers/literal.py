@@ -17,50 +17,55 @@ from ..engine.differences import drawn
 
 
 def given_numbers(draws, module):
-    """The numbers of a module for the random objects of its program: what `drawn` takes
-    instead of draws.
+    """The numbers of a module for the random objects of its program.
+
+    `drawn` takes them instead of draws.
     """
     named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
-    given = {}
-    for name, places in draws._weights.items():
-        for (start, size), (matrix, plain) in places.items():
-            part = named[name].ravel()[start : start + size]
+    numbers = {}
+    for name, drawn_matrices in draws._matrices.items():
+        for span, drawn_matrix in drawn_matrices.items():
+            matrix = drawn_matrix.weight
+            part = named[name].ravel()[span.start : span.start + span.size]
             rows, columns = matrix.out_width.factor, matrix.in_width.factor
-            part = (
-                part.reshape(rows, columns) if plain else part.reshape(columns, rows).T
-            )
-            given[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
+            if drawn_matrix.row_major:
+                part = part.reshape(rows, columns)
+            else:
+                part = part.reshape(columns, rows).T
+            numbers[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
     for name, table in draws._embeddings.items():
-        given[table.vectors] = named[name][table.known]
-    for name, (length, known, parts) in draws._rows.items():
-        rows = named[name].reshape(-1, length)[list(known)]
-        for part in parts:
-            given[part], rows = rows[: len(part)], rows[len(part) :]
+        numbers[table.vectors] = named[name][table.known]
+    for name, known in draws._rows.items():
+        rows = named[name].reshape(-1, known.length)[list(known.index_of_row)]
+        for vectors in known.drawn:
+            numbers[vectors] = rows[: len(vectors)]
+            rows = rows[len(vectors) :]
     for base, twin in draws.twins.items():
-        name, rows = draws._tables[base]
-        given[twin] = named[name][rows]
-    return given
+        name, rows = draws._rows_of_vectors[base]
+        numbers[twin] = named[name][rows]
+    return numbers
 
 
 @torch.no_grad()
 def outputs(build, args, seed=5):
-    """The outputs of a module in double precision, and of its program with the same
-    numbers, as pairs of arrays.
+    """Pairs of outputs: of a module in double precision, and of its program.
 
-    Coordinates are along the last axis of both.
+    Both are arrays, computed with the same numbers. Coordinates are along the last axis
+    of both.
     """
-    made = []
-    with mock.patch.object(
-        _program,
-        "Draws",
-        lambda *given, **options: made.append(Draws(*given, **options)) or made[-1],
-    ):
+    created = []
+
+    def record(*arguments, **options):
+        created.append(Draws(*arguments, **options))
+        return created[-1]
+
+    with mock.patch.object(_program, "Draws", record):
         net = ns.torch.program(build, args)
     torch.manual_seed(seed)
     module = build().eval().double()
-    found = module(*args)
-    literal = drawn(list(net.outputs), {}, given_numbers(made[0], module))
-    real = found if isinstance(found, tuple) else (found,)
+    real = module(*args)
+    literal = drawn(list(net.outputs), {}, given_numbers(created[0], module))
+    real = real if isinstance(real, tuple) else (real,)
     return [
         (x.numpy(), literal.drawn[value][0])
         for x, value in zip(real, net.outputs, strict=True)

@@ -152,7 +152,7 @@ def _keep(seen, key):
 
 
 @pytest.mark.parametrize("family", PLACES)
-def test_an_audit_says_what_real_initialisations_do(family):
+def test_audit_quantities_match_real_initialisations(family):
     ours = (
         models.read(CONFIGS[family]).probes(IDS).measure(OURS, seed=5, progress=False)
     )

@@ -20,6 +20,7 @@ from netsor.torch._check_init import _own_reference  # noqa: E402
 from netsor.torch._init_tests import holm, pass_tests, reference_of  # noqa: E402
 
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
+from .own_modules import WIDTH, Attention, halves  # noqa: E402
 from .test_torch_modules import MODULES  # noqa: E402
 
 ARGS = (torch.tensor([IDS]),)
@@ -38,7 +39,7 @@ def _checked(known, seed, mistake=None):
 
 @pytest.mark.parametrize("mistake", WHERE)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_each_mistake_is_found_where_it_is(declared, mistake, seed):
+def test_check_init_locates_each_planted_mistake(declared, mistake, seed):
     found = _checked(declared, seed, mistake)
     assert not found.ok
     assert found.first.where == WHERE[mistake], str(found)
@@ -67,7 +68,7 @@ CORRECT = [
 ]
 
 
-def test_correct_models_alarm_as_often_as_the_level_says(declared):
+def test_check_init_of_correct_models_alarms_at_its_level(declared):
     """100 modules, ten of each, those whose configuration netsor reads against it, the
     others against their function.
 
@@ -109,7 +110,7 @@ def test_correct_models_alarm_as_often_as_the_level_says(declared):
     assert len(rare) <= 3, rare
 
 
-def test_small_uniform_biases_are_no_alarm():
+def test_small_uniform_biases_are_read_as_uniform():
     """They are read as uniform: as normal ones their kurtosis would be an alarm, in one
     of 40 modules.
     """
@@ -121,7 +122,7 @@ def test_small_uniform_biases_are_no_alarm():
     assert "normal" not in laws
 
 
-def test_a_truncation_that_is_missing_is_found_by_the_shape():
+def test_missing_truncation_is_found_by_the_shape():
     """Of the same standard deviation."""
 
     def build(cut=2.0):
@@ -192,14 +193,14 @@ def _unscaled():
         (_unscaled, "model.layers.1.mlp.up_proj.weight"),
     ],
 )
-def test_a_model_of_transformers_is_checked_against_its_own_configuration(build, where):
+def test_check_init_of_a_transformers_model_uses_its_configuration(build, where):
     found = ns.torch.check_init(build, IDS)
     assert found.reference == "qwen3"
     assert (found.first and found.first.where) == where, str(found)
     assert any("norm" in name for name in found.undeclared)
 
 
-def test_declared_laws_replace_those_of_the_reference():
+def test_check_init_declared_laws_replace_those_of_the_reference():
     found = ns.torch.check_init(
         _qwen3, IDS, declared={"model.layers.*.mlp.down_proj.weight": 0.02}
     )
@@ -222,7 +223,7 @@ def _write(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + content)
 
 
-def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
+def test_check_init_of_a_checkpoint_uses_the_factory(tmp_path):
     torch.manual_seed(7)
     made = Decoder()
     _write(tmp_path / "good.safetensors", dict(made.named_parameters()))
@@ -252,7 +253,7 @@ def test_a_checkpoint_of_step_0_is_checked_against_its_factory(tmp_path):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "less.safetensors")
 
 
-def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
+def test_check_init_command_exits_with_3_on_a_departure(tmp_path):
     file = tmp_path / "my_model.py"
     file.write_text(
         "from tests.peers.broken_modules import Decoder\n\n\ndef build(mistake=None):\n"
@@ -274,14 +275,45 @@ def test_the_command_ends_with_code_3_if_something_departs(tmp_path):
         assert json.loads(done.stdout)["ok"] == (code == 0)
 
 
-def test_a_module_without_ids_needs_inputs():
+def test_check_init_of_a_module_without_embedding_asks_for_inputs():
     with pytest.raises(
         ValueError, match=r"Linear has no torch\.nn\.Embedding for token ids: give"
     ):
         ns.torch.check_init(lambda: torch.nn.Linear(4, 4))
 
 
-def test_a_mean_is_not_listed_where_the_std_is_wrong(declared):
+class WithoutResidual(torch.nn.Module):
+    """Attention whose output replaces the stream, so that there is no block."""
+
+    def __init__(self, std=0.02):
+        super().__init__()
+        self.embed, self.attention = torch.nn.Embedding(40, WIDTH), Attention(halves)
+        torch.nn.init.normal_(self.attention.q.weight, std=std)
+
+    def forward(self, ids):
+        return self.attention(self.embed(ids))
+
+
+def test_check_init_of_a_module_without_blocks_is_incomplete():
+    check = ns.torch.check_init(WithoutResidual, IDS)
+    assert check.status == "incomplete"
+    assert not check.findings
+    assert not check.unchecked
+    verdict = str(check).partition("\n\n")[0].replace("\n", " ")
+    assert "forward and backward pass not checked" in verdict
+    assert "was not checked: no blocks were found: an audit needs" in check.notes[0]
+
+
+def test_check_init_of_a_module_without_blocks_finds_wrong_parameters():
+    torch.manual_seed(0)
+    wrong = WithoutResidual(std=0.03)
+    check = ns.torch.check_init(wrong, IDS, reference=WithoutResidual)
+    assert check.status == "FLAG"
+    assert check.first.where == "attention.q.weight"
+    assert check.reference == "WithoutResidual"
+
+
+def test_check_init_hides_a_mean_where_the_std_is_wrong(declared):
     torch.manual_seed(0)
     made = Decoder()
     with torch.no_grad():
@@ -297,7 +329,7 @@ def test_a_mean_is_not_listed_where_the_std_is_wrong(declared):
     ) == (True, False)
 
 
-def test_p_values_of_a_pass_are_those_of_ranks():
+def test_p_values_of_a_pass_are_uniform_under_the_law():
     """Independent draws of the law itself: the smallest of all p-values is uniform."""
     rng = np.random.default_rng(0)
     mixing = rng.normal(size=(20, 20))
@@ -314,5 +346,5 @@ def test_p_values_of_a_pass_are_those_of_ranks():
     assert shifted[0] < 1e-6
 
 
-def test_holm_is_as_published():
+def test_holm_matches_a_published_example():
     np.testing.assert_allclose(holm([0.01, 0.04, 0.03]), [0.03, 0.06, 0.06])

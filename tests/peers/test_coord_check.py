@@ -102,7 +102,7 @@ def real(optimiser: str, lr: float, config: dict, vectors: bool) -> list[float]:
 @pytest.mark.parametrize(
     ("tied", "vectors"), [(True, ()), (False, ()), (True, VECTORS)]
 )
-def test_one_step(optimiser, lr, tied, vectors):
+def test_coordinate_check_of_one_step_matches_pytorch(optimiser, lr, tied, vectors):
     config = {**CONFIG, "tie_word_embeddings": tied}
     rule = known("sp", optimiser)
     how = {

@@ -134,7 +134,7 @@ CORRECT = {
 
 
 @pytest.mark.parametrize("name", CORRECT)
-def test_a_correct_module_passes(name):
+def test_coordinate_check_of_a_correct_module_passes(name):
     """Logits are those of words in the batch: the mean over all words falls, as most
     have no part in the step.
     """
@@ -201,7 +201,7 @@ FIELDS = {  # of Scales, by the words of the advice
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_rule_is_flagged_with_its_cause(name):
+def test_coordinate_check_of_a_broken_rule_names_its_cause(name):
     optimiser, scales, flagged, cause = BROKEN[name]
     widths = WIDE if "std" in name or "stand" in name or "scores" in name else WIDTHS
     check = checked(optimiser, scales, widths)

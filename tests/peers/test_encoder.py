@@ -35,7 +35,7 @@ def layer(width: int, heads: int, norm_first: bool) -> nn.Module:
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_copies_of_one_layer_share_their_draw(norm_first):
+def test_encoder_layers_that_are_copies_share_their_draw(norm_first):
     width, heads, count = 48, 4, 3
     model = models.pytorch_encoder(
         width, heads, width, num_layers=count, norm_first=norm_first
@@ -56,7 +56,7 @@ def test_copies_of_one_layer_share_their_draw(norm_first):
     assert min(stats.ks_2samp(real[:, i], apart[:, i]).pvalue for i in range(3)) < 1e-6
 
 
-def test_uniform_weights_differ_at_small_width_and_less_as_it_grows():
+def test_uniform_weights_approach_gaussian_weights_with_width():
     found = {}
     for width, heads in ((2, 1), (8, 1), (32, 2)):
         model = models.pytorch_encoder(width, heads, width, norm_first=True)

@@ -20,7 +20,7 @@ OURS = 20_000
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_family_has_the_law_of_its_real_initialisation(family):
+def test_family_has_the_law_of_its_real_initialisation(family):
     model = models.read(CONFIGS[family])
     assert model.status(**model.widths()) == "exact"
     real = draws(CONFIGS[family], model, REAL)
@@ -41,13 +41,13 @@ def test_a_family_has_the_law_of_its_real_initialisation(family):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_config_object_is_read_as_its_file_is(family):
+def test_config_object_is_read_like_its_file(family):
     assert models.read(configuration(CONFIGS[family])).replace(
         name=family
     ) == models.read(CONFIGS[family]).replace(name=family)
 
 
-def test_the_loads_of_experts_are_those_of_real_routers():
+def test_loads_of_experts_match_real_routers():
     given = CONFIGS["mixtral"]
     model = models.read(given)
     real = loads(given, REAL)

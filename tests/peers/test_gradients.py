@@ -115,7 +115,7 @@ def real(family: str, count: int) -> dict[tuple[str, int], np.ndarray]:
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_gradients_of_real_initialisations(family):
+def test_audit_gradients_match_real_initialisations(family):
     model = models.read(CONFIGS[family])
     given = (
         {"ids": IDS, "decoder_ids": DECODER_IDS}

@@ -51,7 +51,7 @@ def sides(draws: dict[str, np.ndarray], tokens: int) -> dict[str, tuple[str, flo
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(16, 16), (128, 16), (1024, 2)])
-def test_verdicts_agree_with_real_initialisations(tokens, count):
+def test_audit_verdicts_at_several_lengths_match_real_initialisations(tokens, count):
     """Medians of real models are on the side of each threshold that ours say.
 
     16 draws decide by intervals of level 1e-4, or leave open what is near its

@@ -33,7 +33,7 @@ def normed(x):
     return (x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, keepdim=True)
 
 
-def test_tangent_kernel_of_tensor_programs():
+def test_tangent_kernel_matches_tensor_programs():
     """All three entries at width 16, Kolmogorov–Smirnov at level 1e-4 each; half the
     width is rejected.
     """
@@ -50,7 +50,7 @@ def test_tangent_kernel_of_tensor_programs():
     assert stats.ks_2samp(drawn[:, 0, 0], other[:, 0, 0]).pvalue < 1e-4
 
 
-def test_bert_without_residual_connections():
+def test_bert_without_residuals_matches_transformers():
     """‖res‖/‖X‖ of BERT-base after an attention layer by itself, twice: means of
     logarithms within four errors.
     """

@@ -133,7 +133,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_options_that_an_audit_of_a_module_cannot_follow(words, folder):
+def test_audit_of_a_module_refuses_options_it_cannot_follow(words, folder):
     done = netsor("audit", "mine.py:build", "--quick", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"netsor: {REFUSED[words]}")
@@ -141,7 +141,7 @@ def test_options_that_an_audit_of_a_module_cannot_follow(words, folder):
 
 
 @pytest.mark.parametrize("command", ["audit", "check-init"])
-def test_a_module_has_no_parts(command, folder):
+def test_audit_of_a_module_refuses_parts(command, folder):
     done = netsor(command, "mine.py:build[0]")
     assert done.returncode == 2
     assert (
@@ -150,7 +150,7 @@ def test_a_module_has_no_parts(command, folder):
     )
 
 
-def test_the_largest_number_of_tokens_is_measured(folder):
+def test_audit_measures_the_largest_number_of_tokens(folder):
     done = netsor("audit", "mine.py:build", "--quick", "--tokens", "24", "--json")
     assert (json.loads(done.stdout)["tokens"], json.loads(done.stdout)["widths"]) == (
         24,
@@ -204,7 +204,7 @@ def test_the_largest_number_of_tokens_is_measured(folder):
         ),
     ],
 )
-def test_checks_that_cannot_be_made(words, message, folder):
+def test_check_init_refuses_what_it_cannot_check(words, message, folder):
     done = netsor("check-init", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
@@ -212,7 +212,7 @@ def test_checks_that_cannot_be_made(words, message, folder):
 
 
 @pytest.mark.parametrize("name", ["nan", "infinite"])
-def test_weights_that_are_not_finite_depart(name, folder):
+def test_check_init_finds_weights_that_are_not_finite(name, folder):
     found = json.loads(
         netsor(
             "check-init", f"mine.py:{name}", "--reference", "mine.py:build", "--json"
@@ -222,7 +222,7 @@ def test_weights_that_are_not_finite_depart(name, folder):
     assert found["first"]["text"] == "expected finite entries, found NaN or infinity"
 
 
-def test_a_check_without_its_pass_is_incomplete(folder, mine):
+def test_check_init_without_its_pass_is_incomplete(folder, mine):
     """A sort cannot be captured as a program; nor can the pass of a module of several
     precisions run.
     """
@@ -268,7 +268,7 @@ CHECK = InitCheck(
 FOUND = InitFinding("w", "std", 0.0, "expected 1, found 2")
 
 
-def test_the_status_and_the_coverage_come_first():
+def test_check_init_prints_status_and_coverage_first():
     lines = str(CHECK).splitlines()
     assert (
         lines[0]
@@ -297,7 +297,7 @@ def test_the_status_and_the_coverage_come_first():
     )
 
 
-def test_what_is_not_found_without_a_reference_comes_first(mine):
+def test_check_init_without_a_reference_says_so_first(mine):
     found = ns.torch.check_init(mine["build"], [3, 7, 1])
     first = str(found).partition("\n\n")[0].replace("\n", " ")
     assert first.startswith("ok: ")
@@ -346,7 +346,7 @@ def test_what_is_not_found_without_a_reference_comes_first(mine):
         ({"module": 3}, "module=3 must be a torch.nn.Module"),
     ],
 )
-def test_arguments_of_a_check_are_refused_by_name(given, message, mine):
+def test_check_init_refuses_wrong_arguments_by_name(given, message, mine):
     with pytest.raises(ValueError, match=f"^{message}") as error:
         ns.torch.check_init(**{"module": mine["build"], "args": [3, 7, 1], **given})
     assert "\n" not in str(error.value)
@@ -361,12 +361,12 @@ def test_arguments_of_a_check_are_refused_by_name(given, message, mine):
         ({"declared": [1]}, r"declared=\[1\] must be a mapping"),
     ],
 )
-def test_arguments_of_parameters_are_refused_by_name(given, message, mine):
+def test_parameters_refuses_wrong_arguments_by_name(given, message, mine):
     with pytest.raises(ValueError, match=f"^{message}"):
         ns.torch.parameters(mine["build"], **given)
 
 
-def test_a_seed_may_have_128_bits(mine):
+def test_parameters_accepts_a_seed_of_128_bits(mine):
     assert (
         ns.torch.parameters(mine["build"], seed=2**128 - 1, samples=2)[
             "head.weight"
@@ -375,14 +375,14 @@ def test_a_seed_may_have_128_bits(mine):
     )
 
 
-def test_laws_are_those_of_parameters(mine):
+def test_program_refuses_laws_of_a_wrong_type(mine):
     with pytest.raises(
         ValueError, match=r"^laws=3 must be the result of ns\.torch\.parameters"
     ):
         ns.torch.program(mine["build"], torch.tensor([[1, 2]]), laws=3)
 
 
-def test_a_declared_std_of_0_is_zeros(mine):
+def test_declared_std_of_0_makes_zeros(mine):
     found = ns.torch.check_init(mine["build"], [3, 7, 1], declared={"head.weight": 0.0})
     assert found.first.where == "head.weight"
     assert "expected 0 in every entry" in found.first.text

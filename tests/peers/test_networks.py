@@ -11,10 +11,10 @@ transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
 from netsor.models.measure._metric_program import ProgramModel  # noqa: E402
+from netsor.torch._capture import captured  # noqa: E402
 from netsor.torch._check_init import forward_backward  # noqa: E402
+from netsor.torch._laws import Parameters  # noqa: E402
 from netsor.torch._network import _rates, read_network, training  # noqa: E402
-from netsor.torch._parameters import Parameters  # noqa: E402
-from netsor.torch._program import captured  # noqa: E402
 from netsor.torch._structure import structure  # noqa: E402
 
 from ..command import netsor  # noqa: E402
@@ -46,7 +46,7 @@ LEVEL = 0.5e-4 / (len(FAMILIES) * 80)  # and as much for test_torch_modules
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_entropy_loss_and_gradients_have_the_law_of_real_initialisations(name):
+def test_network_quantities_have_the_law_of_real_initialisations(name):
     build, args, kwargs, _ = MODULES[name]
     net = read_network(build, args, kwargs, ns.torch.parameters(build, samples=64))
     law = (
@@ -86,7 +86,7 @@ def test_entropy_loss_and_gradients_have_the_law_of_real_initialisations(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "phi3", "smollm3", "bert"])
-def test_the_quantities_of_a_pass_are_those_that_transformers_computes(name):
+def test_quantities_of_a_pass_match_transformers(name):
     """The loss and its gradients by `labels`, the streams and the entropy by what the
     model returns.
     """
@@ -117,7 +117,7 @@ def test_the_quantities_of_a_pass_are_those_that_transformers_computes(name):
     np.testing.assert_allclose(found["entropy", 1], entropy.mean(), rtol=1e-4)
 
 
-def test_a_module_and_its_factory_can_be_audited():
+def test_audit_accepts_a_module_and_its_factory():
     torch.manual_seed(0)
     found = ns.audit(Decoder, ids=BATCH, gradients=True, draws=16, progress=False)
     assert found.finding("entropy").verdict == "ok"
@@ -126,7 +126,7 @@ def test_a_module_and_its_factory_can_be_audited():
         ns.audit(Decoder, ids=BATCH, widths="inf")
 
 
-def test_a_module_is_audited_at_several_lengths():
+def test_audit_of_a_module_at_several_lengths():
     found = ns.audit(Decoder, tokens=[8, 4], draws=16, workers=1, progress=False)
     assert [length.tokens for length in found.lengths] == [4, 8]
     alone = ns.audit(Decoder, tokens=8, draws=16, workers=1, progress=False)
@@ -135,7 +135,7 @@ def test_a_module_is_audited_at_several_lengths():
     )
 
 
-def test_one_matrix_for_queries_keys_and_values_is_named():
+def test_fused_matrix_of_queries_keys_and_values_is_named():
     found = ns.audit(
         GPT, ids=BATCH, gradients=True, draws=16, workers=1, progress=False
     )
@@ -159,7 +159,7 @@ def adamw(model):
 """
 
 
-def test_modules_are_swept_and_checked_on_the_command_line(tmp_path):
+def test_commands_accept_modules(tmp_path):
     (tmp_path / "gpt.py").write_text(FILE)
     swept = netsor(
         "audit",
@@ -194,7 +194,7 @@ def test_modules_are_swept_and_checked_on_the_command_line(tmp_path):
     )
 
 
-def test_a_network_that_is_off_is_noticed():
+def test_comparison_notices_a_wrong_network():
     """The statistics can fail: the norms of queries and keys of one block left out."""
     law = (
         ProgramModel(ns.torch.network(Decoder, torch.tensor([BATCH])), {})
@@ -253,7 +253,7 @@ def _groups(kind):
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-def test_a_step_of_a_module_changes_the_logits_as_torch_does(kind):
+def test_step_of_a_module_changes_the_logits_like_torch(kind):
     from netsor.studies.coord_check._request import CHANGE, joined, measured, of_program
 
     ids = [3, 7, 1, 9, 3]
@@ -280,7 +280,7 @@ def test_a_step_of_a_module_changes_the_logits_as_torch_does(kind):
     assert stats.ks_2samp(real, ours).pvalue > 1e-4 / 2
 
 
-def test_a_coordinate_check_of_a_module_reads_its_optimiser():
+def test_coordinate_check_of_a_module_reads_its_optimiser():
     found = ns.coord_check(
         _llama, widths=[32, 64], optimiser=_groups("Muon"), draws=4, progress=False
     )
@@ -300,7 +300,7 @@ def test_a_coordinate_check_of_a_module_reads_its_optimiser():
         )
 
 
-def test_options_of_an_optimiser_that_change_its_first_step():
+def test_optimiser_options_that_change_the_first_step():
     def rates(build=lambda: _llama(32), **options):
         return _rates(
             build(),
@@ -330,7 +330,7 @@ def test_options_of_an_optimiser_that_change_its_first_step():
         )
 
 
-def test_steps_of_frozen_parameters_and_of_copies():
+def test_step_leaves_frozen_parameters_and_refuses_copies():
     def frozen(width):
         module = _llama(width)
         module.lm_head.weight.requires_grad_(False)

@@ -111,7 +111,7 @@ def warm_up(t: int) -> float:
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("name", OURS)
-def test_every_step_is_that_of_pytorch(monkeypatch, name, clip):
+def test_optimiser_steps_match_pytorch(monkeypatch, name, clip):
     # Muon in the precision of its gradient
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     losses, parameters = network()

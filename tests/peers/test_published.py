@@ -116,7 +116,7 @@ def test_the_gradient_of_a_head_has_the_law_of_torch():
     assert stats.ks_2samp(found, ours).pvalue > LEVEL
 
 
-def test_our_text_is_as_alike_as_theirs():
+def test_text_is_as_repetitive_as_the_published_one():
     """The mean cosine of tokens before the first layer, 0.025 in their figure."""
     same = np.equal.outer(ids(192), ids(192)).sum() - 192
     share = same / (192 * 191)

@@ -45,7 +45,7 @@ def _given(model):
     return {"input_ids": torch.tensor([IDS]), **decoder}
 
 
-def test_every_family_is_compared():
+def test_every_family_has_a_comparison():
     assert {given["model_type"] for given in CONFIGS.values()} == set(READERS)
 
 
@@ -84,7 +84,7 @@ def test_a_module_has_the_law_of_its_configuration(family):
     assert min(found.values()) > LEVEL, {key: p for key, p in found.items() if p < 1e-4}
 
 
-def test_the_router_of_mixtral_is_refused_by_name():
+def test_router_of_mixtral_is_refused_by_name():
     with pytest.raises(
         ns.torch.UnsupportedError,
         match=r"in model\.layers\.0\.mlp.*\(at .*modeling_mixtral\.py:\d+: ",

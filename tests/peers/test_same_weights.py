@@ -135,7 +135,7 @@ def assert_near(ours, theirs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_with_the_same_weights(family):
+def test_gradients_with_the_same_weights_match_pytorch(family):
     model, theirs = (
         models.read({**CONFIGS[family], "tie_word_embeddings": False}),
         Theirs(family),
@@ -167,14 +167,14 @@ def test_gradients_with_the_same_weights(family):
     for value, table, at in zip(tables, theirs.tables, rows, strict=True):
         given[value] = table[at].reshape(*value.shape, -1)
 
-    slopes, table_slopes = map(back.of, streams), map(back.of, tables)
+    slopes, table_slopes = map(back.cotangent, streams), map(back.cotangent, tables)
     norms = [ns.grad_norm(p, use.op.weight) for use in uses]
     outputs = [
         y,
         *slopes,
         *table_slopes,
         *norms,
-        *(use.d for use in uses),
+        *(use.cotangent for use in uses),
         *(use.op.x for use in uses),
     ]
     literal = drawn(outputs, widths, given)

@@ -109,7 +109,7 @@ def real_perceptron(name: str, width: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_step_of_a_perceptron(name, width):
+def test_step_of_a_perceptron_has_the_law_of_pytorch(name, width):
     # whose bfloat16 takes 0.2 s a step on some machines
     count = 120 if (name, width) == ("muon", 64) else REAL
     ours, theirs = perceptron(name, width), real_perceptron(name, width, count)
@@ -118,7 +118,7 @@ def test_a_step_of_a_perceptron(name, width):
     assert p > LEVEL / ours.shape[1]
 
 
-def test_another_rate_is_told_apart(monkeypatch):
+def test_comparison_notices_another_learning_rate(monkeypatch):
     theirs = real_perceptron("sgd", 16, REAL)
     monkeypatch.setitem(OPTIONS["sgd"], "lr", 0.24)
     assert smallest(perceptron("sgd", 16), theirs) < 1e-8
@@ -270,7 +270,7 @@ def real_gpt2(name: str, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_a_step_of_gpt2(name):
+def test_step_of_gpt2_has_the_law_of_pytorch(name):
     ours, theirs = gpt2(name), real_gpt2(name, REAL)
     p = smallest(ours, theirs)
     print(f"GPT-2, {name}: smallest p {p:.2g} of {ours.shape[1]}")

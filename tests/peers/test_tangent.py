@@ -75,7 +75,9 @@ def statistics(f: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     ("heads", "width", "draws"),
     [(1, 16, 4000), (4, 16, 4000), (1, 64, 3000), (4, 64, 1500)],
 )
-def test_the_kernel_by_autograd(heads: int, width: int, draws: int) -> None:
+def test_tangent_kernel_of_a_module_matches_autograd(
+    heads: int, width: int, draws: int
+) -> None:
     n = ns.Width("n")
     x, r = ns.gaussian(n, TOKENS), ns.gaussian(n, 2)
     f = ns.dot(r, ns.nn.attention(x, heads)[0])

@@ -47,7 +47,7 @@ def test_rounding_errors_of_factors_do_not_grow():
     assert_circles_of_random_size_have_the_kernel_of_erf(50, **TORCH)
 
 
-def test_every_step_computes_what_numpy_computes():
+def test_steps_of_torch_match_numpy():
     """Random programs, step by step, on the same arrays."""
     work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, 16), 0
 
@@ -63,7 +63,7 @@ def test_every_step_computes_what_numpy_computes():
     assert compared > 40
 
 
-def test_torch_computes_what_numpy_computes():
+def test_plans_of_torch_match_numpy():
     """Random programs as a whole, on the same random numbers: some of these use
     matrices again, in full frames.
     """
@@ -80,7 +80,7 @@ def test_torch_computes_what_numpy_computes():
 
 
 @pytest.mark.parametrize("module", [activations, derivatives])
-def test_functions_of_small_numbers_in_single_precision(module):
+def test_functions_of_small_numbers_keep_single_precision(module):
     """To the last digits: PyTorch's own erf of 1e-8 is 0 on a CPU."""
     x = (np.logspace(-20, -0.1, 200) * np.array([[1], [-1]])).astype(np.float32)
     named = [f for f in vars(module).values() if isinstance(f, Function)]
@@ -98,7 +98,7 @@ def spread(p):
     return p.std(axis=-1)  # of a tensor, with one less in the denominator
 
 
-def test_a_function_that_means_something_else_to_torch_is_computed_by_numpy():
+def test_function_with_another_meaning_in_torch_is_computed_by_numpy():
     x = ns.gaussian(6, 4)
     net = ns.Program(
         (ns.apply(spread, ns.mean_dot(x, x), axes=1)[0], ns.mean_dot(x, x)[0])
@@ -137,7 +137,7 @@ def test_the_same_seed_gives_the_same_bits():
     assert one.cov.tobytes() == two.cov.tobytes() == more.cov[:300].tobytes()
 
 
-def test_a_device_that_is_not_there_is_refused():
+def test_missing_device_is_refused():
     with pytest.raises(
         NoDeviceError,
         match=(
@@ -175,11 +175,11 @@ def test_single_precision_is_compared_before_it_draws(monkeypatch):
     assert_refused_before_it_draws("torch", monkeypatch)
 
 
-def test_a_plan_that_takes_long_is_compared_where_it_runs(monkeypatch):
+def test_long_plan_is_compared_where_it_runs(monkeypatch):
     assert_compared_where_it_runs("torch", monkeypatch)
 
 
-def test_vectors_in_single_precision_that_hardly_differ():
+def test_nearly_equal_vectors_in_single_precision():
     """Their products are those of the vectors to its rounding, whatever is left
     undecided; equal ones stay equal.
     """
@@ -224,7 +224,7 @@ def test_vectors_in_single_precision_that_hardly_differ():
 
 @pytest.mark.parametrize("rows", [3, 64, 256])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6])
-def test_differences_that_single_precision_holds(rows, delta):
+def test_differences_within_single_precision_are_kept(rows, delta):
     """How rows differ, in lengths and along other vectors; the last row is equal to
     another.
     """
@@ -256,7 +256,7 @@ def test_differences_that_single_precision_holds(rows, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-7, 1e-10])
-def test_rows_in_double_precision_that_hardly_differ(delta, monkeypatch):
+def test_nearly_equal_rows_in_double_precision(delta, monkeypatch):
     """Without their part along the first, their products tell how they differ: no basis
     is made.
     """
@@ -277,13 +277,13 @@ def test_rows_in_double_precision_that_hardly_differ(delta, monkeypatch):
 
 @pytest.mark.parametrize("noise", [1e-5, 0.3, 100.0])
 @pytest.mark.parametrize("case", device_cases.CASES)
-def test_torch_finds_numpys_likelihoods(case, noise):
+def test_likelihoods_of_torch_match_numpy(case, noise):
     device_cases.assert_same_heights(case, noise, **TORCH)
 
 
-def test_where_torch_is_unsure_numpy_is_asked():
+def test_uncertain_likelihoods_of_torch_are_computed_by_numpy():
     device_cases.assert_same_heights("many columns, inf", 1e-8, **TORCH)
 
 
-def test_chains_by_torch_have_the_posterior():
+def test_chains_of_torch_have_the_posterior():
     device_cases.assert_same_posterior(**TORCH)

@@ -139,7 +139,7 @@ def _quantities(found):
     return [(x[:, 0, 0] * x[:, 0, k]).mean(-1) for x in found for k in (0, 1)]
 
 
-def test_a_bound_that_acts_has_the_law_of_real_initialisations():
+def test_active_bound_has_the_law_of_real_initialisations():
     """4 tests of 2000 draws each; without the bounds, mean squares are constants."""
     net = ns.torch.program(Halfway, IDS)
     first, second = net.outputs
@@ -172,7 +172,7 @@ class Padded(Halfway):
         return sum(super().forward(ids))
 
 
-def test_gradients_where_a_bound_acts():
+def test_gradients_of_an_active_bound_match_autograd():
     """Of Σ_k k y_k/n for the token of zeros and another one, as the mean square; 2
     tests of 1000 draws.
     """

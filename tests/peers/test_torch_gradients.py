@@ -205,7 +205,7 @@ def real(build):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_gradients_are_those_of_autograd(name):
+def test_gradients_of_modules_match_autograd(name):
     build = MODULES[name]
     probes = ProgramModel(ns.torch.network(build, IDS), {}).probes(gradients=True)
     ours = probes.measure(OURS, workers=1, progress=False)
@@ -221,7 +221,7 @@ def test_gradients_are_those_of_autograd(name):
     assert min(found.values()) > LEVEL / len(found), found
 
 
-def test_a_detached_matrix_passes_gradients_to_its_input():
+def test_detached_matrix_passes_gradients_to_its_input():
     """On the weights of one program: the gradient of the embedding, by `ns.grad` and
     through the law alone.
     """
@@ -324,12 +324,69 @@ class Crossed(Network):
         (Crossed, r"layers\.0\.k\.weight is key of block 1 and query of block 2"),
     ],
 )
-def test_backward_passes_that_are_refused(build, message):
+def test_unreadable_backward_pass_is_refused(build, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.network(build, IDS)
 
 
-def test_the_state_of_torch_is_restored():
+class HookInForward(torch.nn.Module):
+    """A module whose forward pass registers a hook."""
+
+    def __init__(self, register):
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 8)
+        self.map = torch.nn.Linear(8, 8)
+        self.register = register
+
+    def forward(self, ids):
+        x = self.map(self.embed(ids))
+        self.register(self, x)
+        return x
+
+
+def _hook_on_tensor(module, x):
+    x.register_hook(lambda gradient: 0 * gradient)
+
+
+def _guarded_hook_on_tensor(module, x):
+    if x.requires_grad:
+        x.register_hook(lambda gradient: 0 * gradient)
+
+
+def _guarded_hook_on_parameter(module, x):
+    if module.map.weight.requires_grad:
+        module.map.weight.register_post_accumulate_grad_hook(print)
+
+
+def _hook_on_module(module, x):
+    module.map.register_full_backward_hook(print)
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        (_hook_on_tensor, r"forward registers a hook on a gradient \(register_hook\)"),
+        (_guarded_hook_on_tensor, r"forward registers a hook on a gradient"),
+        (_guarded_hook_on_parameter, r"\(register_post_accumulate_grad_hook\)"),
+        (_hook_on_module, "the module map has a hook on its gradient: remove the hook"),
+    ],
+)
+def test_hook_registered_in_forward_is_refused(register, message):
+    with pytest.raises(ns.torch.UnsupportedError, match=message):
+        ns.torch.program(lambda: HookInForward(register), IDS)
+
+
+def _hook_that_is_off(module, x):
+    if module.training and x.requires_grad:
+        x.register_hook(print)
+
+
+def test_hook_that_evaluation_mode_skips_is_allowed():
+    net = ns.torch.program(lambda: HookInForward(_hook_that_is_off), IDS)
+    assert net.shape == tuple(IDS.shape)
+
+
+def test_state_of_torch_is_restored_after_an_error():
     with pytest.raises(ns.torch.UnsupportedError):
         ns.torch.program(lambda: Network(Custom), IDS)
     x = torch.ones(2, requires_grad=True)

@@ -308,7 +308,7 @@ LEVEL = 0.5e-4 / (len(MODULES) * 14)  # and as much for test_networks
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_has_the_law_of_its_own_initialisations(name):
+def test_module_has_the_law_of_its_own_initialisations(name):
     build, args, kwargs, paths = MODULES[name]
     real = _real(build, args, kwargs, paths, REAL)
     ours = np.stack(
@@ -329,9 +329,7 @@ def test_a_module_has_the_law_of_its_own_initialisations(name):
 
 @pytest.mark.parametrize("name", MODULES)
 @torch.no_grad()
-def test_a_program_with_the_weights_of_a_module_computes_what_it_does(
-    name, monkeypatch
-):
+def test_program_with_the_weights_of_a_module_matches_it(name, monkeypatch):
     build, args, kwargs, _ = MODULES[name]
     made = []
     monkeypatch.setattr(
@@ -376,7 +374,7 @@ class Cross(torch.nn.Module):
         return self.attend(x, y, y, need_weights=False)[0]
 
 
-def test_a_random_bias_of_attention_to_other_tokens():
+def test_random_bias_of_attention_to_other_tokens():
     inputs = (
         torch.linspace(-1, 1, 16).reshape(1, 2, 8),
         torch.linspace(2, -1, 24).reshape(1, 3, 8),
@@ -404,7 +402,7 @@ def test_inputs_on_the_meta_device_are_refused():
         )
 
 
-def test_a_law_that_is_off_is_noticed():
+def test_comparison_notices_a_wrong_law():
     """The statistics can fail: one matrix a third too large."""
     build, args, kwargs, _ = MODULES["llama"]
     laws = ns.torch.parameters(build)
@@ -456,7 +454,7 @@ def _inputs(value):
     return seen
 
 
-def test_rotary_positions_may_begin_anywhere():
+def test_rotary_positions_with_an_offset_are_read():
     """Scores depend on distances alone, and the programs are alike: so are their
     draws.
     """

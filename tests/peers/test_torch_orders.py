@@ -18,7 +18,7 @@ IDS = torch.tensor([[3, 7, 7, 1]])
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_program_with_the_weights_of_a_module_computes_what_it_does(name):
+def test_program_with_the_weights_of_a_module_matches_it(name):
     for real, ours in outputs(ORDERS[name], (IDS,)):
         assert real.shape == ours.shape
         np.testing.assert_allclose(ours, real, rtol=0, atol=1e-6 * np.abs(real).max())
@@ -28,9 +28,7 @@ DRAWS = 2000
 
 
 def _statistics(value):
-    """Of an output of a program: numbers that see which coordinates and tokens belong
-    together.
-    """
+    """Numbers that see which coordinates and tokens of an output belong together."""
     flat = value.reshape(-1)
     if isinstance(value, ns.Vector):
         gains = ns.data(np.linspace(-1.0, 2.0, value.width.factor))
@@ -43,8 +41,9 @@ def _statistics(value):
 
 
 def _of_arrays(x, coordinates):
-    """The same of an array (draws, …); the last axis holds coordinates if their number
-    is given.
+    """`_statistics` of an array (draws, …).
+
+    The last axis holds coordinates if their number is given.
     """
     if coordinates is None:
         flat = x.reshape(len(x), -1)
@@ -64,23 +63,20 @@ def _of_arrays(x, coordinates):
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_module_has_the_law_of_its_own_initialisations(name):
+def test_module_has_the_law_of_its_own_initialisations(name):
     """All statistics of all modules together have the level 1e-4."""
     net = ns.torch.program(ORDERS[name], IDS)
-    ours = ns.Program(
-        tuple(each for value in net.outputs for each in _statistics(value))
-    )
-    ours = ours.draw(draws=DRAWS, seed=1, progress=False)
+    statistics = [entry for value in net.outputs for entry in _statistics(value)]
+    ours = ns.Program(tuple(statistics)).draw(draws=DRAWS, seed=1, progress=False)
     torch.manual_seed(1)
     with torch.no_grad():
-        found = [ORDERS[name]()(IDS) for _ in range(DRAWS)]
-    found = [each if isinstance(each, tuple) else (each,) for each in found]
+        returned = [ORDERS[name]()(IDS) for _ in range(DRAWS)]
+    samples = [x if isinstance(x, tuple) else (x,) for x in returned]
     real = []
     for k, value in enumerate(net.outputs):
         coordinates = value.width.factor if isinstance(value, ns.Vector) else None
-        real += _of_arrays(
-            np.stack([each[k].double().numpy() for each in found]), coordinates
-        )
+        outputs_k = np.stack([sample[k].double().numpy() for sample in samples])
+        real += _of_arrays(outputs_k, coordinates)
     level = 1e-4 / (len(ORDERS) * 16)
     assert (
         min(stats.ks_2samp(a, b).pvalue for a, b in zip(ours, real, strict=True))

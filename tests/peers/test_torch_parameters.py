@@ -77,7 +77,7 @@ def test_declared_laws_take_the_place_of_samples():
         ns.torch.parameters(Initialised, declared={"nothing.*": 1.0})
 
 
-def test_a_module_is_initialised_anew():
+def test_parameters_initialises_a_module_again():
     module = torch.nn.Linear(64, 96)
     before = module.weight.detach().clone()
     found = ns.torch.parameters(module)
@@ -85,7 +85,7 @@ def test_a_module_is_initialised_anew():
     assert found["weight"].law == "uniform"
 
 
-def test_a_module_that_its_methods_do_not_initialise_as_its_constructor_did_needs_a_factory():
+def test_module_with_another_constructor_initialisation_needs_a_factory():
     assert (
         abs(ns.torch.parameters(Scaled)["attention.o.weight"].std - 0.02 / math.sqrt(8))
         < 2e-4
@@ -139,7 +139,7 @@ def test_without_torch_the_error_says_what_to_install():
     assert "ImportError: ns.torch needs PyTorch: pip install torch" in made.stderr
 
 
-def test_every_name_has_a_page_and_an_example():
+def test_every_public_name_has_a_page_and_an_example():
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     for name in ns.torch.__all__:
         assert f"::: netsor.torch.{name}\n" in page

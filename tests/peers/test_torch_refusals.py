@@ -56,7 +56,7 @@ class Orthogonal(torch.nn.Module):
         (Orthogonal, r"the parameter map\.weight is orthogonal.*declare its law"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(build, message):
+def test_unreadable_operation_is_refused_by_name(build, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.program(build, IDS)
     laws = ns.torch.parameters(Orthogonal, declared={"map.weight": 0.1})
@@ -90,7 +90,7 @@ def _mixed(x, positions, sign=-1.0):
         ),
     ],
 )
-def test_what_is_almost_a_rotary_position_is_refused(turn, message):
+def test_nearly_rotary_positions_are_refused(turn, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.program(lambda: Parallel(turn), IDS)
 
@@ -171,6 +171,6 @@ HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
         (lambda x: x.clamp(2.0, 1.0), "bounds 2 and 1, of which the first is larger"),
     ],
 )
-def test_what_would_change_order_or_numbers_unseen_is_refused(act, message):
+def test_operation_that_breaks_the_axis_rule_is_refused(act, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.program(lambda: Acts(act), IDS)

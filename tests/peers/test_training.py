@@ -208,7 +208,7 @@ def exact_muon(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_gpt2_with_the_same_weights(name):
+def test_training_gpt2_with_the_same_weights_matches_pytorch(name):
     outputs, made = program(name, 12)
     widths = model(12).widths()
     literal = _Literal(
@@ -258,7 +258,7 @@ def checked(name: str, ours: np.ndarray, real: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_a_gpt2_in_law(name):
+def test_training_gpt2_has_the_law_of_pytorch(name):
     outputs, made = program(name, 64)
     ours = np.stack(
         ns.Program(tuple(outputs)).draw(draws=OURS, seed=1, **model().widths()), axis=1
@@ -337,7 +337,7 @@ def real() -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_a_perceptron_in_law(name, real):
+def test_training_a_perceptron_has_the_law_of_pytorch(name, real):
     checked(f"perceptron, {name}", our_perceptrons(name), real(name))
 
 
@@ -370,7 +370,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_optimiser_is_seen(monkeypatch, other, real):
+def test_comparison_notices_another_optimiser(monkeypatch, other, real):
     name, by, clip = OTHERS[other]
     # before it is changed: another process may have run the test that trains them
     theirs = real(name)
@@ -380,7 +380,7 @@ def test_another_optimiser_is_seen(monkeypatch, other, real):
     assert p < LEVEL
 
 
-def test_another_schedule_is_seen(real):
+def test_comparison_notices_another_schedule(real):
     assert (
         smallest(our_perceptrons("nesterov", schedule=None), real("nesterov")) < LEVEL
     )

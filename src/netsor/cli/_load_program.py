@@ -1,5 +1,7 @@
-"""Your own program or PyTorch module on the command line: FILE:PROGRAM, its arguments
-and its widths.
+"""Loads a user's program or PyTorch module, which the command line names as
+FILE:PROGRAM, with its arguments (--arg) and widths (--bind).
+
+FILE is executed. Whatever it raises becomes a usage error in one line.
 """
 
 from __future__ import annotations
@@ -43,11 +45,10 @@ def users_code(problem: str) -> Iterator[None]:
         raise
     except BaseException as error:
         # SystemExit too: a file that ends the process has no verdict
-        # FILE is named already
-        why = (error.strerror if isinstance(error, OSError) else None) or one_line(
-            error
-        )
-        raise UsageError(f"{problem}: {why}") from None
+        reason = one_line(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror  # FILE is named already
+        raise UsageError(f"{problem}: {reason}") from None
 
 
 def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
@@ -64,10 +65,11 @@ def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
 
 def program_of(named: NamedProgram) -> Program:
     """The program, or the named part of it."""
-    net, what = _build(named), f"PROGRAM {shown(str(named))}"
+    net = _build(named)
     if not isinstance(net, Program):
         raise UsageError(
-            f"{what} must be a program (see ns.program), got {type(net).__name__}"
+            f"PROGRAM {shown(str(named))} must be a program (see ns.program), got"
+            f" {type(net).__name__}"
         )
     try:
         # an entry of one of several outputs
@@ -75,12 +77,13 @@ def program_of(named: NamedProgram) -> Program:
             return net[named.part[0]][named.part[1:]]
         return net if named.part is None else net[named.part]
     except IndexError:
-        has = (
-            f"it has {len(net)} outputs"
-            if isinstance(net.output, tuple)
-            else f"its shape is {net.shape}"
-        )
-        raise UsageError(f"{what} has no such part: {has}") from None
+        if isinstance(net.output, tuple):
+            parts = f"it has {len(net)} outputs"
+        else:
+            parts = f"its shape is {net.shape}"
+        raise UsageError(
+            f"PROGRAM {shown(str(named))} has no such part: {parts}"
+        ) from None
 
 
 def _build(named: NamedProgram) -> Any:
@@ -116,7 +119,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and"
             " a name, as net.py:layer[0]"
         )
-    values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
+    texts = pairs("--arg", arguments)
+    values = {name: _literal(text) for name, text in texts.items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
         raise UsageError(f"FILE {shown(module_name)} does not exist")
     with users_code(f"FILE {shown(module_name)} cannot be imported"):
@@ -124,17 +128,22 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
-        known = [
-            name
-            for name, each in vars(module).items()
-            if getattr(each, "__module__", "") == module.__name__
-        ]
-        listed = f", which defines {', '.join(known[:MAX_LISTED])}" if known else ""
-        raise UsageError(
-            f"PROGRAM {match['name']!r} is not in {shown(module_name)}{listed}"
-        )
+        message = f"PROGRAM {match['name']!r} is not in {shown(module_name)}"
+        defined = _names_defined_in(module)
+        if defined:
+            message += f", which defines {', '.join(defined[:MAX_LISTED])}"
+        raise UsageError(message)
     part = None if match["index"] is None else _literal(match["index"].strip())
     return NamedProgram(module_name, match["name"], value, part, values)
+
+
+def _names_defined_in(module: Any) -> list[str]:
+    """The names of what a module defines itself, rather than imports."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+    ]
 
 
 def _module(name: str) -> Any:
@@ -206,14 +215,12 @@ def _literal(text: str) -> Any:
 
 def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     """All widths of the program, from --bind."""
-    widths = {
-        k: math.inf if v.lower() in INFINITE else _literal(v)
-        for k, v in pairs("--bind", binds).items()
-    }
+    values: dict[str, Any] = {}
+    for name, text in pairs("--bind", binds).items():
+        values[name] = math.inf if text.lower() in INFINITE else _literal(text)
+    widths = widths_of(topological_order(net._whole))
     with usage_errors("--bind"):
-        return bind_widths(
-            widths_of(topological_order(net._whole)), widths, allow_inf=True
-        )
+        return bind_widths(widths, values, allow_inf=True)
 
 
 @contextmanager
@@ -224,23 +231,24 @@ def usage_errors(about: str = "") -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        argument, (option, _, value) = (
-            getattr(error, "argument", None),
-            about.partition(" "),
-        )
-        if argument is not None and not about:
+        if getattr(error, "argument", None) is not None and not about:
             raise
-        text = one_line(error)
-        if argument is not None and (
-            option == f"--{argument.name}" or value == shown(argument.value)
-        ):
-            text = f"{about} must be {argument.allowed}"
-        elif about:  # avoid repeating the value if the message begins with it
-            named = text.startswith(value) or (
-                argument is not None and f"{argument.name}=" in value
-            )
-            text = f"{option} {text}" if named else f"{about}: {text}"
-        raise UsageError(text) from None
+        raise UsageError(_message_about(about, error)) from None
+
+
+def _message_about(about: str, error: ValueError) -> str:
+    """The message of an error, which names the option and its value once."""
+    message = one_line(error)
+    if not about:
+        return message
+    option, _, value = about.partition(" ")
+    repeats_value = message.startswith(value)
+    argument = getattr(error, "argument", None)
+    if argument is not None:
+        if option == f"--{argument.name}" or value == shown(argument.value):
+            return f"{about} must be {argument.allowed}"
+        repeats_value = repeats_value or f"{argument.name}=" in value
+    return f"{option} {message}" if repeats_value else f"{about}: {message}"
 
 
 def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:

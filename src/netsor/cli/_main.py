@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from ._output import echo_error
 
 INTERRUPTED = 130
 CLOSED = 128 + 13  # SIGPIPE
+PACKAGE = Path(__file__).parent.parent
 GRACE = 0.7  # seconds for the main thread to clean up and end
 # Python's resource tracker cleans up after a killed process, and would print a warning
 # after our last line.
@@ -80,16 +81,7 @@ def _run(watch: Watch) -> int:
         _give_up_stdout()
         return CLOSED
     except ClickException as error:
-        text = error.format_message()
-        # click sorts them by name
-        if isinstance(error, click.NoSuchOption) and error.possibilities:
-            text = (
-                f"No such option {error.option_name}: did you mean"
-                f" {' or '.join(error.possibilities[:2])}?"
-            )
-        if isinstance(error, click.MissingParameter) and error.ctx is not None:
-            text = f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
-        echo_error(" ".join(text.split()))
+        echo_error(" ".join(_usage_message(error).split()))
     except (KeyboardInterrupt, click.Abort):
         watch.say()
         return INTERRUPTED
@@ -99,77 +91,108 @@ def _run(watch: Watch) -> int:
     return 2
 
 
+def _usage_message(error: ClickException) -> str:
+    """What click says of wrong usage, with the help or the options that are meant."""
+    text = error.format_message()
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        nearest = " or ".join(error.possibilities[:2])  # click sorts them by name
+        return f"No such option {error.option_name}: did you mean {nearest}?"
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        return f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
+    return text
+
+
 @contextmanager
 def _logged() -> Iterator[None]:
     """Print log messages of the library to stderr."""
-    log, lines = logging.getLogger("netsor"), logging.Handler()
-    lines.emit = lambda record: echo_error(record.getMessage())  # type: ignore[method-assign]
-    before, log.propagate = (log.level, log.propagate), False
+    log, handler = logging.getLogger("netsor"), _ToStderr()
+    level, propagates = log.level, log.propagate
+    log.propagate = False
     log.setLevel(logging.INFO)
-    log.addHandler(lines)
+    log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(lines)
-        log.setLevel(before[0])
-        log.propagate = before[1]
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+class _ToStderr(logging.Handler):
+    """Prints log messages as the command prints its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        echo_error(record.getMessage())
 
 
 def _report_unexpected(error: BaseException) -> bool:
     """Print an error that no command expected; False if it is netsor's own."""
     from ._load_program import LOADED, one_line
 
+    if isinstance(error, OSError):
+        _give_up_stdout()  # stdout may be the file that cannot be written
+    message = _system_message(error)
+    if message is not None:
+        echo_error(message)
+        return True
     frames = traceback.extract_tb(error.__traceback__)
-    package = Path(__file__).parent.parent
-    own = [
-        (frame, package)
-        for frame in frames
-        if Path(frame.filename).is_relative_to(package)
-    ]
-    raised = (
-        bool(own)
-        and own[-1][0] is frames[-1]
-        and (frames[-1].line or "").startswith("raise ")
+    if isinstance(error, ValueError | TypeError) and _is_raised_here(frames):
+        echo_error(one_line(error))
+        return True
+    described = f"{type(error).__name__}: {one_line(error)}"
+    if any(frame.filename in LOADED for frame in frames):
+        echo_error(f"FILE:PROGRAM failed: {described}")
+        return True
+    echo_error(
+        f"an error of netsor itself, please report it: {type(error).__name__}"
+        f" at {_last_line_of_netsor(frames)}: {one_line(error)}"
     )
+    return False
+
+
+def _system_message(error: BaseException) -> str | None:
+    """What to say of an error of the user's file, the numbers or the system; None for
+    any other.
+    """
+    from ._load_program import one_line
+
     match error:
         case SystemExit():
-            echo_error(f"FILE:PROGRAM: {one_line(error)}")
+            return f"FILE:PROGRAM: {one_line(error)}"
         case RuntimeWarning():
-            echo_error(
+            return (
                 f"the numbers leave double precision ({one_line(error)}): choose less"
                 " extreme options"
             )
         case RuntimeError() if str(error).startswith("can't start new thread"):
-            echo_error(
+            return (
                 "no more threads can be started: use fewer --workers, or raise the"
                 " limit of this system"
             )
         case MemoryError():
-            echo_error(
+            return (
                 "there is not enough memory: use fewer draws, tokens or heads, or a"
                 " smaller width"
             )
         case OSError():
-            _give_up_stdout()  # stdout may be the file that cannot be written
-            echo_error(f"a file cannot be read or written: {one_line(error)}")
-        case ValueError() | TypeError() if raised:
-            echo_error(one_line(error))
-        case _ if any(frame.filename in LOADED for frame in frames):
-            echo_error(
-                f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}"
-            )
-        case _:
-            place = (
-                f"{Path(own[-1][0].filename).relative_to(own[-1][1])}:{own[-1][0].lineno}"
-                if own
-                else "start"
-            )
-            echo_error(
-                f"an error of netsor itself, please report it: {type(error).__name__}"
-                f" at {place}: {one_line(error)}"
-            )
-            return False
-    return True
+            return f"a file cannot be read or written: {one_line(error)}"
+    return None
+
+
+def _is_raised_here(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether a `raise` of netsor ended the traceback: the message is for the user."""
+    if not frames or not Path(frames[-1].filename).is_relative_to(PACKAGE):
+        return False
+    return (frames[-1].line or "").startswith("raise ")
+
+
+def _last_line_of_netsor(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The file and the line where the traceback was in netsor last."""
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if path.is_relative_to(PACKAGE):
+            return f"{path.relative_to(PACKAGE)}:{frame.lineno}"
+    return "start"
 
 
 def _open_streams() -> None:

@@ -1,5 +1,7 @@
-"""Options that several commands have: of the built-in layer or your own program, of
-sampling, and where to sample.
+"""Options that several commands share, and their types: the built-in layer or a user's
+program, sampling, and where it runs.
+
+`Command` words errors about arguments of the library as errors about options.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 from click import Choice, UsageError, argument, get_current_context, option
@@ -99,10 +101,8 @@ class Command(click.Command):
         for param in self.params:
             if argument.name == param.name or f"--{argument.name}" in param.opts:
                 if isinstance(param, click.Argument):
-                    return (
-                        f"{(param.metavar or argument.name.upper()).strip('[].')}"
-                        f" {typed}"
-                    )
+                    metavar = param.metavar or argument.name.upper()
+                    return f"{metavar.strip('[].')} {typed}"
                 name = spelled(param.opts)
                 return name if value is True else f"{name} {typed}"
         return f"{argument.name}={typed}"
@@ -138,12 +138,8 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         try:
             return self.read(value)
         except (ValueError, TypeError) as error:
-            self.fail(
-                f"{shown(value)} must be"
-                f" {self.allowed or getattr(error, 'allowed', error)}",
-                param,
-                ctx,
-            )
+            allowed = self.allowed or getattr(error, "allowed", error)
+            self.fail(f"{shown(value)} must be {allowed}", param, ctx)
 
 
 def number(
@@ -153,16 +149,18 @@ def number(
     it.
     """
 
-    def read(value: Any) -> float:
-        if inf and str(value).lower() in INFINITE:
+    def read(text: Any) -> float:
+        if inf and str(text).lower() in INFINITE:
             return math.inf
-        with suppress(ValueError):
-            value = int(str(value)) if check is whole else float(value)
+        value = text
+        with suppress(ValueError):  # the check rejects what is not a number
+            value = int(str(text)) if check is whole else float(text)
         return check(value, "", **bounds)
 
-    return Text(
-        "integer|inf" if inf else "integer" if check is whole else "number", read
-    )
+    name = "integer" if check is whole else "number"
+    if inf:
+        name = "integer|inf"
+    return Text(name, read)
 
 
 def _width(word: str) -> float:
@@ -174,16 +172,20 @@ def _swept(text: str) -> tuple[str, tuple[float, ...]]:
     from ..models import settings
 
     field, values = text.split("=")
-    numbers = [
-        settings([f"{field}={value}"])[field.strip()] for value in values.split(",")
-    ]
-    return field.strip(), tuple(
-        number if isinstance(number, int) else float(number) for number in numbers
-    )
+    numbers = []
+    for value in values.split(","):
+        setting = settings([f"{field}={value}"])[field.strip()]
+        numbers.append(setting if isinstance(setting, int) else float(setting))
+    return field.strip(), tuple(numbers)
 
 
-def _several(name: str, kind: Callable[[str], float], allowed: str) -> Text:
-    return Text(name, lambda text: tuple(map(kind, text.split(","))), allowed)
+def _several(name: str, parse: Callable[[str], float], allowed: str) -> Text:
+    """Numbers with commas between, as a tuple."""
+
+    def read(text: str) -> tuple[float, ...]:
+        return tuple(parse(word) for word in text.split(","))
+
+    return Text(name, read, allowed)
 
 
 IDS = _several("I,J,…", int, "whole numbers with commas between, as 3,7,7,1")
@@ -223,9 +225,13 @@ ACTIVATIONS = ("clip", "erf", "gelu", "identity", "relu", "tanh")  # of ns.paper
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """A decorator that adds these options, in this order."""
-    return lambda command: reduce(
-        lambda made, add: add(made), reversed(options), command
-    )
+
+    def decorate(command: Decorated) -> Decorated:
+        for add_option in reversed(options):  # as stacked decorators are applied
+            command = add_option(command)
+        return command
+
+    return decorate
 
 
 def subject_options(width: str) -> Callable[[Decorated], Decorated]:
@@ -380,14 +386,22 @@ def pop_backend(options: dict[str, Any]) -> Place:
     """
     from ..engine.backends import choose
 
-    address = options.pop("dask")
-    backend, device, precision = (
-        options.pop(name) for name in ("backend", "device", "precision")
+    backend = choose(
+        options.pop("backend"),
+        options.pop("device"),
+        options.pop("precision"),
+        ("auto", *PRECISIONS),  # --precision lists what a command allows
     )
-    # --precision lists what a command allows
-    chosen = choose(backend, device, precision, ("auto", *PRECISIONS))
+    address = options.pop("dask")
     if address is None:
-        return Place(chosen)
+        return Place(backend)
+    return Place(backend, _dask_executor(address, options.get("workers")))
+
+
+def _dask_executor(address: str, workers: int | None) -> Executor:
+    """An executor of the cluster at this address, or of a local one; it ends with the
+    command.
+    """
     match = ADDRESS.fullmatch(address)
     if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
         raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
@@ -397,21 +411,18 @@ def pop_backend(options: dict[str, Any]) -> Place:
 
     from ..runtime._parallel import cores
 
-    keep = get_current_context().with_resource
+    until_exit = get_current_context().with_resource
+    cluster: Any = address
     try:
         if address == "local":
-            own: Any = {
-                "threads_per_worker": 1,
-                "dashboard_address": None,
-                "host": "127.0.0.1",
-            }
-            address = keep(
-                distributed.LocalCluster(
-                    n_workers=options.get("workers") or cores(), **own
-                )
+            local = distributed.LocalCluster(
+                n_workers=workers or cores(),
+                threads_per_worker=1,
+                dashboard_address=None,
+                host="127.0.0.1",
             )
-        return Place(
-            chosen, keep(distributed.Client(address, timeout="10s")).get_executor()
-        )
+            cluster = until_exit(local)
+        client = until_exit(distributed.Client(cluster, timeout="10s"))
+        return cast("Executor", client.get_executor())
     except Exception as error:  # Dask and its libraries raise many kinds of errors
         raise UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None

@@ -28,14 +28,14 @@ def strip_control_chars(text: str) -> str:
     """Text that is safe on a terminal: control characters, such as escapes in a file's
     name, are written as codes.
     """
-    return "".join(
-        (
-            c
-            if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs"
-            else ascii(c)[1:-1]
-        )
-        for c in text
-    )
+
+    def safe(character: str) -> str:
+        if character.isprintable() or character == "\n":
+            return character
+        is_space = unicodedata.category(character) == "Zs"
+        return character if is_space else ascii(character)[1:-1]
+
+    return "".join(map(safe, text))
 
 
 def echo(text: str) -> None:
@@ -45,18 +45,17 @@ def echo(text: str) -> None:
 
 def echo_error(text: str) -> None:
     """A message on stderr, if that is open; shortened if it is very long."""
-    brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"netsor: {strip_control_chars(brief)}", file=sys.stderr, flush=True)
+        print(f"netsor: {strip_control_chars(text)}", file=sys.stderr, flush=True)
 
 
 def echo_notice(text: str) -> None:
     """Sentences on stderr, in lines of at most 80 columns."""
-    echo_error(
-        textwrap.fill(text, 72, break_long_words=False, break_on_hyphens=False).replace(
-            "\n", f"\n{8 * ' '}"
-        )
-    )
+    lines = textwrap.wrap(text, 72, break_long_words=False, break_on_hyphens=False)
+    indent = " " * len("netsor: ")
+    echo_error(f"\n{indent}".join(lines))
 
 
 def reason(error: OSError) -> str:
@@ -110,9 +109,9 @@ def check_finite(estimates: Mapping[str, Estimate]) -> None:
     """Reject a number that is infinite or NaN, which JSON cannot hold."""
     for name, (value, _) in estimates.items():
         if not math.isfinite(value):
-            what = f"the {name.replace('_', ' ')} is {float(value)}"
             raise ClickException(
-                f"{what}: it does not exist, or is outside double precision"
+                f"the {name.replace('_', ' ')} is {float(value)}: it does not exist, or"
+                " is outside double precision"
             )
 
 
@@ -135,13 +134,12 @@ def check_name(option: str, path: str) -> None:
     except UnicodeEncodeError:
         raise UsageError(f"{option} {shown(path)} must be a name in UTF-8") from None
     if not path or "\0" in path:
-        what = {
-            "--out": "name a folder; for this one give '.'",
-            "MODEL": "be the name of a model, or a file",
-        }
-        raise UsageError(
-            f"{option} {shown(path)} must {what.get(option, 'name a file')}"
-        )
+        required = "name a file"
+        if option == "--out":
+            required = "name a folder; for this one give '.'"
+        elif option == "MODEL":
+            required = "be the name of a model, or a file"
+        raise UsageError(f"{option} {shown(path)} must {required}")
 
 
 def check_plot(plot: str | None) -> None:
@@ -175,19 +173,15 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     from ..report._mpl_style import new, rendered, styled
     from ..runtime._files import write
 
-    below: Any = (
-        {"nrows": 2, "sharex": True, "height_ratios": (2.2, 1.0)}
-        if len(laws) > 1
-        else {}
-    )
     with styled():
-        figure = new(3.3 if below else 2.5)
-        axes = figure.subplots(**below)
-        if below:
+        if len(laws) > 1:
+            figure = new(3.3)
+            axes = figure.subplots(2, sharex=True, height_ratios=(2.2, 1.0))
             plot_laws(*laws.values(), labels=list(laws), ax=axes)
         else:
+            figure = new(2.5)
             ((label, law),) = laws.items()
-            law.plot(axes, label=label)
+            law.plot(figure.subplots(), label=label)
         content = rendered(figure, Path(plot).suffix[1:])[0]
     try:
         write(Path(plot), content)

@@ -4,10 +4,9 @@ check-init.
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click import UsageError, argument, option
@@ -16,6 +15,11 @@ from .._validate import real
 from . import _options as opt
 from . import _output as out
 from ._options import cli
+
+if TYPE_CHECKING:
+    from ..laws import Estimate, Law
+    from ..studies._convergence import WidthNeeded
+    from ._subject import Target
 
 
 @cli.command("law")
@@ -42,8 +46,6 @@ def law_command(
     or of a function that returns one; PROGRAM[i] is one of several outputs. Bind its
     widths with --bind n=256 --bind d=inf.
     """
-    from ..laws import Estimate
-    from ..report._document import wrap
     from ._subject import announce, subject
 
     out.check_plot(plot)
@@ -52,59 +54,91 @@ def law_command(
         target = subject(options, draws, backend=where.backend)
         announce(target.seconds)
         law = target.law(draws, seed, where)
-        known = law.with_error
-        moments = {
-            "mean": known.mean(),
-            "variance": known.var(),
-            "excess_kurtosis": known.kurtosis(),
-        }
-        points: dict[str, list[Estimate]] = {"pdf": [], "cdf": []}
-        for name in points if at else ():
-            points[name] = [
-                Estimate(*pair)
-                for pair in zip(*getattr(known, name)(list(at)), strict=True)
-            ]
-        values = {
-            f"{name} at {y:g}": e
-            for name, some in points.items()
-            for y, e in zip(at, some, strict=True)
-        }
-        out.check_finite(moments | values)
+        moments = _moments(law)
+        points = _values_at(law, at)
+        densities = {f"pdf at {point.y:g}": point.pdf for point in points}
+        probabilities = {f"cdf at {point.y:g}": point.cdf for point in points}
+        out.check_finite(moments | densities | probabilities)
         if plot:
             out.draw(plot, {target.label: law})
     if as_json:
-        content: dict[str, Any] = {}
-        for name, moment in moments.items():
-            content |= {
-                name: float(moment.value),
-                f"{name}_error": out.finite_or_none(moment.error),
-            }
-        for name, some in points.items():
-            content[name] = [
-                {"y": y, **out.value_and_error(e)}
-                for y, e in zip(at, some, strict=True)
-            ]
-        facts = {
-            "method": law.method,
-            "status": law.status,
-            "random_numbers": law.random_numbers,
-        }
-        out.echo_json({**content, **facts, "notes": list(law.notes)})
-        return
-    sampled = (
-        f", {draws:,} draws of {law.random_numbers:,} random numbers"
-        if law.random_numbers
-        else ""
-    )
-    out.echo(wrap(f"{target.network}, {target.label}: {law.status}{sampled}"))
+        out.echo_json(_law_as_dict(law, moments, points))
+    else:
+        _print_law(target, law, draws, moments, points)
+
+
+class PointValues(NamedTuple):
+    """The density and the distribution function of a law at one point."""
+
+    y: float
+    pdf: Estimate
+    cdf: Estimate
+
+
+def _moments(law: Law) -> dict[str, Estimate]:
+    """Mean, variance and excess kurtosis, with their errors."""
+    statistics = law.with_error
+    return {
+        "mean": statistics.mean(),
+        "variance": statistics.var(),
+        "excess_kurtosis": statistics.kurtosis(),
+    }
+
+
+def _values_at(law: Law, at: tuple[float, ...]) -> list[PointValues]:
+    """The density and the distribution function at each point of --at."""
+    from ..laws import Estimate
+
+    if not at:
+        return []
+    statistics = law.with_error
+    densities = zip(*statistics.pdf(list(at)), strict=True)
+    probabilities = zip(*statistics.cdf(list(at)), strict=True)
+    points = []
+    for y, pdf, cdf in zip(at, densities, probabilities, strict=True):
+        points.append(PointValues(y, pdf=Estimate(*pdf), cdf=Estimate(*cdf)))
+    return points
+
+
+def _law_as_dict(
+    law: Law, moments: dict[str, Estimate], points: list[PointValues]
+) -> dict[str, Any]:
+    """A law for JSON."""
+    content: dict[str, Any] = {}
+    for name, moment in moments.items():
+        content[name] = float(moment.value)
+        content[f"{name}_error"] = out.finite_or_none(moment.error)
+    content["pdf"] = [{"y": y, **out.value_and_error(pdf)} for y, pdf, _ in points]
+    content["cdf"] = [{"y": y, **out.value_and_error(cdf)} for y, _, cdf in points]
+    content["method"] = law.method
+    content["status"] = law.status
+    content["random_numbers"] = law.random_numbers
+    content["notes"] = list(law.notes)
+    return content
+
+
+def _print_law(
+    target: Target,
+    law: Law,
+    draws: int,
+    moments: dict[str, Estimate],
+    points: list[PointValues],
+) -> None:
+    """Print what the network is, how its law was obtained, and its numbers."""
+    from ..report._document import wrap
+
+    heading = f"{target.network}, {target.label}: {law.status}"
+    if law.random_numbers:
+        heading += f", {draws:,} draws of {law.random_numbers:,} random numbers"
+    out.echo(wrap(heading))
     out.echo_rows(law.notes, moments)
-    for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
+    for y, pdf, cdf in points:
         out.echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
 
 
 OF = (
-    "What --tolerance is about: kl, tv, variance, kurtosis, or a quantile such as"
-    " 0.999."
+    "The quantity that --tolerance limits: kl, tv, variance, kurtosis, or a quantile"
+    " such as 0.999."
 )
 # about as many laws --tolerance takes: 7 to 16 for KL, total variation, variance and
 # quantiles
@@ -123,7 +157,14 @@ WIDTHS_TRIED = 12
 )
 @option("--of", default="kl", metavar="WHAT", help=OF)
 def compare_command(
-    draws: int, seed: int, as_json: bool, plot: str | None, **options: Any
+    draws: int,
+    seed: int,
+    as_json: bool,
+    plot: str | None,
+    keep_head_dim: bool,
+    tolerance: float | None,
+    of: str,
+    **options: Any,
 ) -> None:
     """Measure the distance between finite and infinite width.
 
@@ -132,16 +173,52 @@ def compare_command(
     infinite widths. FILE is executed.
     """
     from ..laws import distances
-    from ..report._document import wrap
-    from ..studies._convergence import checked, width_needed
     from ._subject import announce, subject
 
     out.check_plot(plot)
-    where, infinite_heads = opt.pop_backend(options), options["infinite_heads"]
-    keep_head_dim, tolerance, of = (
-        options.pop(name) for name in ("keep_head_dim", "tolerance", "of")
+    where = opt.pop_backend(options)
+    infinite_heads = options["infinite_heads"]
+    _check_limit_options(
+        keep_head_dim=keep_head_dim,
+        head_dim=options["head_dim"],
+        infinite_heads=infinite_heads,
+        tolerance=tolerance,
     )
-    if keep_head_dim and options["head_dim"] is None:
+    with out.stdout_to_stderr(as_json):
+        target = subject(options, draws, both=True, backend=where.backend)
+        kept_widths = {"d": target.widths["d"]} if keep_head_dim else {}
+        needed = None
+        if tolerance is not None:
+            needed = _find_width(target, kept_widths, tolerance, of, draws, seed)
+        announce(target.seconds)
+        sides = target, target.limit(kept_widths, infinite_heads)
+        laws = {side.label: side.law(draws, seed, where) for side in sides}
+        finite, limit = laws.values()
+        measured = distances(finite, limit)
+        out.check_finite(measured)
+        if plot:
+            out.draw(plot, laws)
+    notes = list(dict.fromkeys([*finite.notes, *limit.notes]))  # each once
+    if as_json:
+        content = _distances_as_dict(measured, needed)
+        content["method"] = [finite.method, limit.method]
+        content["status"] = limit.status
+        content["notes"] = notes
+        out.echo_json(content)
+    else:
+        _print_distances(target, laws, draws, needed)
+        out.echo_rows(notes, measured)
+
+
+def _check_limit_options(
+    *,
+    keep_head_dim: bool,
+    head_dim: float | None,
+    infinite_heads: bool,
+    tolerance: float | None,
+) -> None:
+    """Reject options of `compare` that contradict each other."""
+    if keep_head_dim and head_dim is None:
         raise UsageError(
             "--keep-head-dim needs --head-dim D, the head dimension of the built-in"
             " layer to keep"
@@ -155,60 +232,63 @@ def compare_command(
         raise UsageError(
             "--tolerance and --infinite-heads cannot be combined: heads are not a width"
         )
-    with out.stdout_to_stderr(as_json):
-        target = subject(options, draws, both=True, backend=where.backend)
-        kept: dict[str, Any] = {"d": target.widths["d"]} if keep_head_dim else {}
-        enough = None
-        if tolerance is not None:
-            free = [k for k in target.widths if k not in kept]
-            if len(free) != 1:
-                raise UsageError(
-                    f"--tolerance is about one width, not {', '.join(free)};"
-                    " --keep-head-dim keeps d"
-                )
-            with suppress(ValueError):  # it need not be a number
-                of = float(of)
-            tolerance, of = checked(tolerance, of)
-            announce(WIDTHS_TRIED * target.seconds)
-            enough = width_needed(
-                target.net, tolerance, of, draws=draws, seed=seed, **kept
-            )
-        announce(target.seconds)
-        sides = target, target.limit(kept, infinite_heads)
-        laws = {side.label: side.law(draws, seed, where) for side in sides}
-        finite, limit = laws.values()
-        measured, notes = (
-            distances(finite, limit),
-            list(dict.fromkeys([*finite.notes, *limit.notes])),
+
+
+def _find_width(
+    target: Target,
+    kept_widths: dict[str, float],
+    tolerance: float,
+    of: str,
+    draws: int,
+    seed: int,
+) -> WidthNeeded:
+    """The smallest width with at most this difference from the limit."""
+    from ..studies._convergence import checked, width_needed
+    from ._subject import announce
+
+    free_widths = [name for name in target.widths if name not in kept_widths]
+    if len(free_widths) != 1:
+        raise UsageError(
+            f"--tolerance is about one width, not {', '.join(free_widths)};"
+            " --keep-head-dim keeps d"
         )
-        out.check_finite(measured)
-        if plot:
-            out.draw(plot, laws)
-    if as_json:
-        rows: dict[str, Any] = {
-            name: out.value_and_error(e) for name, e in measured.items()
+    quantity: str | float = of
+    with suppress(ValueError):  # a quantile is a number, other quantities have names
+        quantity = float(of)
+    tolerance, quantity = checked(tolerance, quantity)
+    announce(WIDTHS_TRIED * target.seconds)
+    return width_needed(
+        target.net, tolerance, quantity, draws=draws, seed=seed, **kept_widths
+    )
+
+
+def _distances_as_dict(
+    measured: dict[str, Estimate], needed: WidthNeeded | None
+) -> dict[str, Any]:
+    """The distances for JSON, and the width that a tolerance needs."""
+    content: dict[str, Any] = {}
+    for name, distance in measured.items():
+        content[name] = out.value_and_error(distance)
+    if needed is not None:
+        content["width_needed"] = {
+            "low": needed.low,
+            "high": out.finite_or_none(needed.high),
+            "of": needed.of,
+            "tolerance": needed.tolerance,
         }
-        if enough is not None:
-            ends = {"low": enough.low, "high": out.finite_or_none(enough.high)}
-            rows["width_needed"] = {
-                **ends,
-                "of": enough.of,
-                "tolerance": enough.tolerance,
-            }
-        out.echo_json(
-            {
-                **rows,
-                "method": [finite.method, limit.method],
-                "status": limit.status,
-                "notes": notes,
-            }
-        )
-        return
-    if enough is not None:
-        out.echo(wrap(enough.summary))
+    return content
+
+
+def _print_distances(
+    target: Target, laws: dict[str, Law], draws: int, needed: WidthNeeded | None
+) -> None:
+    """Print the width that a tolerance needs, and which laws are compared."""
+    from ..report._document import wrap
+
+    if needed is not None:
+        out.echo(wrap(needed.summary))
     compared = " against ".join(f"{name} ({law.status})" for name, law in laws.items())
     out.echo(wrap(f"{target.network}: {compared}; {draws:,} draws"))
-    out.echo_rows(notes, measured)
 
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
@@ -218,7 +298,9 @@ NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 @opt.subject_options(width="256")
 @opt.place_options
 @opt.AS_JSON
-def plan_command(as_json: bool, **options: Any) -> None:
+def plan_command(
+    as_json: bool, backend: str, device: str | None, **options: Any
+) -> None:
     """Show what one draw would sample and compute, and its cost.
 
     The network is the paper's attention layer, or your own program, FILE:PROGRAM with
@@ -226,11 +308,10 @@ def plan_command(as_json: bool, **options: Any) -> None:
     device, even if this machine does not have it. The plan is the same in both
     precisions; the bytes are for double precision.
     """
-    from ._subject import PLANS, subject
+    from ._subject import plans_of_law, subject
 
     if options["infinite_heads"]:
         raise UsageError("--infinite-heads has no plan: the law is a formula")
-    backend, device = options.pop("backend"), options.pop("device")
     with out.stdout_to_stderr(as_json):
         target = subject(options)
         start = time.perf_counter()
@@ -242,19 +323,17 @@ def plan_command(as_json: bool, **options: Any) -> None:
         )
         seconds = time.perf_counter() - start
         text = str(plan)
-    costs = {
-        name: int(getattr(plan, name))
-        for name in ("bytes", "operations", "random_numbers")
-    }
     content = {
         "program": target.net.name,
-        **costs,
+        "bytes": int(plan.bytes),
+        "operations": int(plan.operations),
+        "random_numbers": int(plan.random_numbers),
         "planning_seconds": seconds,
         "place": plan.place,
         "plan": text,
     }
     if seconds > NOTICED:
-        count = PLANS[math.inf in target.widths.values()]
+        count = plans_of_law(target.widths)
         text += (
             f"\n  the plan itself took {seconds:.2g} s; a law makes {count} plans,"
             " which adds to its time"
@@ -270,9 +349,9 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     """Check whether a program's limit is proved.
 
     Prints each condition of the theorem (Assumption 3.1 of the paper). FILE is the path
-    of a .py file, or the name of a module. It is executed: do not check files that you
-    do not trust. PROGRAM is a program in it, or a function that returns one. The exit
-    code is 1 if the program has no limit.
+    of a .py file, or the name of a module; it is executed, so use only files you trust.
+    PROGRAM is a program in it, or a function that returns one. The exit code is 1 if
+    the program has no limit.
     """
     from ..language.theorem._theorem_check import NO_LIMIT
     from ._load_program import find, program_of
@@ -297,8 +376,8 @@ INCOMPLETE = (
 )
 LEVEL = opt.number(real, above=0, most=0.5)
 REFERENCE = (
-    "The declared initialisation: a config.json, the name of a model that ships, or a"
-    " FILE:FUNCTION.\n[default: the module's own config, or its own initialisation]"
+    "The declared initialisation: a config.json, a built-in model, or a FILE:FUNCTION."
+    "\n[default: the module's own config, or its own initialisation]"
 )
 
 
@@ -330,6 +409,9 @@ def check_init_command(
     arguments: tuple[str, ...],
     as_json: bool,
     allow_incomplete: bool,
+    reference: str | None,
+    weights: str | None,
+    ids: tuple[int, ...] | None,
     **options: Any,
 ) -> None:
     """Check the real weights of a PyTorch module before training.
@@ -344,16 +426,18 @@ def check_init_command(
     with out.stdout_to_stderr(as_json), usage_errors():
         build = module_of(model, arguments)
         check_init = torch_module().check_init
-        reference, weights, ids = (
-            options["reference"],
-            options["weights"],
-            options.pop("ids"),
-        )
+        declared: Any = reference
         if reference is not None and is_target(reference):
-            options["reference"] = module_of(reference, ())
+            declared = module_of(reference, ())
         if weights is not None:
             out.check_name("--weights", weights)
-        check = check_init(build, ids and list(ids), **options)
+        check = check_init(
+            build,
+            None if ids is None else list(ids),
+            reference=declared,
+            weights=weights,
+            **options,
+        )
     out.echo_either(as_json, check.to_dict(), str(check))
     incomplete = not check.ok and not check.findings
     if incomplete and allow_incomplete:

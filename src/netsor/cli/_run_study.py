@@ -1,5 +1,5 @@
-"""Runs studies for commands: options become a request; the study is announced, run and
-printed.
+"""Runs studies for commands: options are checked and become a request; the study is
+announced with its cost, run, and printed.
 """
 
 from __future__ import annotations
@@ -98,12 +98,10 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
     try:
         with usage_errors():
             study.prepare()
-            sentences = [
-                f"{request.title}; {_announced_cost(cost, where)}.",
-                "Finished parts in --out are reused." if reuses else "",
-                request.remark,
-                cheaper,
-            ]
+            sentences = [f"{request.title}; {_announced_cost(cost, where)}."]
+            if reuses:
+                sentences.append("Finished parts in --out are reused.")
+            sentences += [request.remark, cheaper]
             echo_notice(" ".join(filter(None, sentences)))
             return study.run(where.executor)
     except BrokenProcessPool:
@@ -140,8 +138,10 @@ def _announced_cost(cost: Cost, where: Place) -> str:
     """The time, the memory and the workers of a study; of a device, only its name."""
     if where.backend.kind != "cpu":
         return f"on {where.backend.device}"
-    memory = f" and {in_bytes(cost.workers * cost.bytes)}" if cost.bytes else ""
-    return f"about {in_time(cost.clock)}{memory} on {counted(cost.workers, 'worker')}"
+    needed = in_time(cost.clock)
+    if cost.bytes:
+        needed += f" and {in_bytes(cost.workers * cost.bytes)}"
+    return f"about {needed} on {counted(cost.workers, 'worker')}"
 
 
 def _print(
@@ -213,9 +213,8 @@ def changed(
         return model
     with usage_errors(typed or f"{option} {shown(', '.join(texts))}"):
         changes = settings(texts)
-        changes.setdefault(
-            "name", f"{model.name}, {', '.join(text.strip() for text in texts)}"
-        )
+        stripped = [text.strip() for text in texts]
+        changes.setdefault("name", ", ".join([model.name, *stripped]))
         return model.replace(**changes)
 
 
@@ -236,9 +235,8 @@ def audit(
     measured.
     """
     with usage_errors(f"--fail-on {shown(fail_on)}"):
-        rules = []
-        if fail_on is not None:
-            rules = [rule_name(name.strip()) for name in fail_on.split(",")]
+        names = [] if fail_on is None else fail_on.split(",")
+        rules = [rule_name(name.strip()) for name in names]
     if baseline is not None:
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
@@ -460,9 +458,10 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
     def make(options: dict[str, Any]) -> Study[Any]:
         lr = options.pop("lr")
         model, optimiser = _trained(options)
-        is_own = is_function(model)
-        rates = None if lr is None else _rates(lr, model if is_own else None)
-        if is_own:
+        rates = None
+        if lr is not None:
+            rates = _rates(lr, model if is_function(model) else None)
+        if is_function(model):
             model, optimiser, rates, options["ids"] = of_module(
                 model,
                 options["widths"],
@@ -484,12 +483,12 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
     result = run(options, make, as_json)
     _print(result, as_json, verbose)
-    bad = "; ".join(
-        f"{check.name} ({', '.join(check.broken)})"
-        for check in result
-        if not check.kept
-    )
-    _exit_if([f"not as expected: {bad}"] if fail and bad else [])
+    broken = []
+    for check in result:
+        if not check.kept:
+            broken.append(f"{check.name} ({', '.join(check.broken)})")
+    if fail and broken:
+        _exit_if([f"not as expected: {'; '.join(broken)}"])
 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
@@ -550,10 +549,11 @@ def _rates(lr: str, function: Any) -> Any:
     try:
         if "=" not in lr:
             return float(lr)
-        return {
-            name.strip(): float(value)
-            for name, _, value in (part.partition("=") for part in lr.split(","))
-        }
+        rates = {}
+        for text in lr.split(","):
+            kind, _, rate = text.partition("=")
+            rates[kind.strip()] = float(rate)
+        return rates
     except ValueError:
         if function is not None:
             return _named_in_file(

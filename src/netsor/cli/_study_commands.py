@@ -1,4 +1,7 @@
-"""The commands that run studies, and the explorer."""
+"""The commands that run studies, and the explorer: their options and help texts.
+
+`_run_study.py` checks the options and runs the studies.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ GRADIENTS = (
     "Measure gradients by block and kind of weight.  [default: at the shortest length,"
     " if that costs little]"
 )
-EPS = "eps of Adam at MODEL's own width, which the parametrisation scales."
+EPS = (
+    "Adam's eps at MODEL's own width; the parametrisation rescales it for other widths."
+)
 TOLERANCE = "Accepted distance from the expected exponent."
 OUT = "A folder for the report, figures, tables and finished draws."
 ESTIMATOR = "The paper's kernel estimates, exact densities, or both."
@@ -37,12 +42,23 @@ LAYERS = option(
 SET = many("--set", "changes", metavar="FIELD=VALUE", help="Change a field of MODEL.")
 
 
-def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print the names of the models that ship, and stop."""
-    if wanted:
+def _list_models(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
+    """Print the names of the built-in models, and stop."""
+    if is_set:
         from ..models import names
 
         echo("\n".join(names()))
+        ctx.exit()
+
+
+def _list_recipes(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
+    """Print what each recipe sets, in a line each, and stop."""
+    if is_set:
+        from ..models import RECIPES
+
+        widest = max(map(len, RECIPES))
+        for name, recipe in RECIPES.items():
+            echo(f"{name:{widest}}  {recipe.words}")
         ctx.exit()
 
 
@@ -53,7 +69,15 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_list_models,
-    help="List the models that ship.",
+    help="List the built-in models.",
+)
+@flag(
+    "--recipes",
+    "list_recipes",
+    is_eager=True,
+    expose_value=False,
+    callback=_list_recipes,
+    help="List the recipes: n is the width, L the number of blocks.",
 )
 @many("--bind", "binds", metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @opt.ARGUMENTS
@@ -62,7 +86,7 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @option(
     "--recipe",
     metavar="NAME",
-    help="Initialise MODEL by a recipe: gpt2, mup, … (a wrong name lists all).",
+    help="Initialise MODEL with a recipe such as gpt2 or mup: see --recipes.",
 )
 @many(
     "--compare-recipe",
@@ -95,9 +119,7 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @flag(
     "--quick",
-    help=(
-        "Takes seconds: 16 draws of 16 tokens at the model's own widths, no gradients."
-    ),
+    help="A first look: 16 draws of 16 tokens at the model's own widths, no gradients.",
 )
 @option(
     "--fail-on",
@@ -119,11 +141,11 @@ def _list_models(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def audit_command(**options: Any) -> None:
     """Check a transformer's initialisation, without training it.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a
-    config.json, or FILE:PROGRAM: your own function that returns a PyTorch module, or a
-    program whose probes (ns.probe) name what to measure. FILE is executed. With --out,
-    an interrupted audit of a model resumes where it stopped; netsor overwrites only its
-    own files there.
+    MODEL is a built-in model (gpt2, llama-3-8b, …), the path of a config.json, or
+    FILE:PROGRAM: your own function that returns a PyTorch module, or a program whose
+    probes (ns.probe) name what to measure. FILE is executed. With --out, an interrupted
+    audit of a model resumes where it stopped; netsor overwrites only its own files
+    there.
     """
     from ._run_study import audit
 
@@ -142,7 +164,7 @@ def training_options(
     """The options of a study that trains networks for a few steps; the arguments differ
     between studies.
     """
-    grow = "What grows with the width: the number of heads, or their dimension."
+    grow = "Whether the number of heads or their dimension grows with the width."
     rules = (
         "sp, mup, ntk, mean-field, fixed, or a .json or .toml file; repeatable. "
         " [default: sp and mup]"
@@ -227,7 +249,7 @@ def training_options(
 @option(
     "--depths",
     type=opt.SIZES,
-    help="Numbers of blocks, at one width: exponents of the depth.",
+    help="Numbers of blocks, for exponents in the depth at one width.",
 )
 @option(
     "--tolerance", type=opt.number(real, above=0, most=1), default=0.1, help=TOLERANCE
@@ -236,11 +258,11 @@ def training_options(
 def coord_check_command(**options: Any) -> None:
     """Check how optimiser steps scale with the width (µP).
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a
-    config.json, or FILE:FUNCTION, a function of the width that returns a PyTorch module
-    with logits, or a program whose output is the loss and whose probes (ns.probe) name
-    what to measure. FILE is executed. With --out, an interrupted check of a model
-    resumes where it stopped; netsor overwrites only its own files there.
+    MODEL is a built-in model (gpt2, llama-3-8b, …), the path of a config.json, or
+    FILE:FUNCTION, a function of the width that returns a PyTorch module with logits, or
+    a program whose output is the loss and whose probes (ns.probe) name what to measure.
+    FILE is executed. With --out, an interrupted check of a model resumes where it
+    stopped; netsor overwrites only its own files there.
     """
     from ._run_study import coord_check
 
@@ -272,10 +294,10 @@ def coord_check_command(**options: Any) -> None:
 def transfer_command(**options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), the path of a
-    config.json, or FILE:FUNCTION, a function of the width that returns a program whose
-    output is the loss. FILE is executed. With --out, an interrupted sweep of a model
-    resumes where it stopped; netsor overwrites only its own files there.
+    MODEL is a built-in model (gpt2, llama-3-8b, …), the path of a config.json, or
+    FILE:FUNCTION, a function of the width that returns a program whose output is the
+    loss. FILE is executed. With --out, an interrupted sweep of a model resumes where it
+    stopped; netsor overwrites only its own files there.
     """
     from ._run_study import transfer
 
@@ -324,8 +346,10 @@ def reproduce_command(**options: Any) -> None:
     from ..report._document import wrap
     from ._run_study import run
 
-    done = run(options, lambda given: PaperStudy(Request(**given)))
-    echo("\n".join([*map(wrap, done.summary), "", f"report: {done.report}"]))
+    result = run(options, lambda fields: PaperStudy(Request(**fields)))
+    for paragraph in result.summary:
+        echo(wrap(paragraph))
+    echo(f"\nreport: {result.report}")
 
 
 @cli.command("literature")
@@ -351,8 +375,8 @@ def literature_command(verbose: bool, **options: Any) -> None:
     from ..papers.literature._study import LiteratureStudy, Request
     from ._run_study import run
 
-    done = run(options, lambda given: LiteratureStudy(Request(**given)))
-    echo(f"{done.table(verbose)}\n\nreport: {done.report}")
+    result = run(options, lambda fields: LiteratureStudy(Request(**fields)))
+    echo(f"{result.table(verbose)}\n\nreport: {result.report}")
 
 
 @cli.command("explore")

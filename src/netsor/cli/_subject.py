@@ -36,8 +36,6 @@ ANNOUNCE_SECONDS = 10.0  # seconds: a command that takes longer says so before i
 SILENT = 2.0  # seconds: if planning takes longer, that is printed
 LONGEST = 86_400.0  # seconds, a day: longer commands are rejected
 SMALLER = "choose smaller numbers"
-# plans that a law makes: one at finite widths, three at infinite width, for its errors
-PLANS = 1, 3
 LAYER = (
     "width",
     "heads",
@@ -51,6 +49,11 @@ LAYER = (
     "infinite_heads",
     *(f"sigma_{k}" for k in "qkvow"),
 )
+
+
+def plans_of_law(widths: Mapping[str, float]) -> int:
+    """How many plans a law makes: at infinite width two more, for its errors."""
+    return 3 if math.inf in widths.values() else 1
 
 
 def sampling_seconds(
@@ -68,17 +71,18 @@ def sampling_seconds(
         # the plans are kept for the draws themselves
         plans = [net.plan(backend=backend, **widths) for widths in sides]  # type: ignore[arg-type]
     # the law of a side makes further plans, which take as long as those just made
-    further_plans = sum(PLANS[math.inf in widths.values()] - 1 for widths in sides)
+    further_plans = sum(plans_of_law(widths) - 1 for widths in sides)
     planning = further_plans / len(sides) * (time.perf_counter() - start)
     if backend.kind != "cpu":
         return planning
     for plan in plans:
         plan.check_integration(draws)
     workers = cores() if backend.threads else 1
-    most = max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans)
-    check_memory(workers * most, options, SMALLER)
+    largest = max(Draw.of(plan, backend).in_worker(draws, backend) for plan in plans)
+    check_memory(workers * largest, options, SMALLER)
     planning += sum(plan.probing_seconds for plan in plans)
-    seconds = planning + sum(backend.seconds(plan, draws) for plan in plans) / workers
+    sampling = sum(backend.seconds(plan, draws) for plan in plans)
+    seconds = planning + sampling / workers
     if seconds > LONGEST:
         raise UsageError(f"{options} would take about {in_time(seconds)}; {SMALLER}")
     return seconds
@@ -190,11 +194,12 @@ def _own_program(
     net = program_of(find(options["program"], options["arguments"]))
     for name in filter(_is_given, LAYER):
         option = f"--{name.replace('_', '-')}"
-        takes = "--bind and --arg"
+        instead = "--bind and --arg"
         if name == "width" and net.widths:
-            takes = " ".join(f"--bind {width}={options[name]}" for width in net.widths)
+            binds = [f"--bind {width}={options[name]}" for width in net.widths]
+            instead = " ".join(binds)
         raise UsageError(
-            f"{option} belongs to the built-in layer; FILE:PROGRAM takes {takes}"
+            f"{option} belongs to the built-in layer; FILE:PROGRAM takes {instead}"
         )
     target = Target(
         net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"]
@@ -211,54 +216,40 @@ def _own_program(
         raise UsageError(f"{net.name} has several outputs: choose one, {part}")
     if both:
         _refuse_limit("--bind", target.widths)
-    return target, {
-        "bind": " --bind ".join(f"{k}={v}" for k, v in target.widths.items()),
-        "draws": draws,
-    }
+    binds = [f"{name}={width}" for name, width in target.widths.items()]
+    return target, {"bind": " --bind ".join(binds), "draws": draws}
 
 
 def _built_in(
     options: dict[str, Any], draws: int, both: bool
 ) -> tuple[Target, dict[str, Any]]:
     """The layer with its widths, and the options that decide what it costs."""
-    for option, values in (
-        ("--bind", options["binds"]),
-        ("--arg", options["arguments"]),
-    ):
-        if values:
-            raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
-    model = {name: options[name] for name in LAYER}
-    width, head_dim = model.pop("width"), model.pop("head_dim")
-    token, infinite_heads = model.pop("token"), model.pop("infinite_heads")
-    tokens, heads, activation = model["tokens"], model["heads"], model["activation"]
-    if activation != "clip" and _is_given("clip"):
-        raise UsageError(
-            f"--clip {model['clip']:g} is for --activation clip, not {activation}"
-        )
-    if head_dim is not None and head_dim > width:
-        raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
-    if token > tokens:
-        raise UsageError(
-            f"--token {token} must be at most --tokens {tokens}: tokens are counted"
-            " from 1"
-        )
-    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    _check_layer_options(options)
+    infinite_heads = options["infinite_heads"]
+    widths = {"n": options["width"]}
+    if options["head_dim"] is not None:
+        widths["d"] = options["head_dim"]
     if infinite_heads and not both and set(widths.values()) != {math.inf}:
         raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
     if both and not infinite_heads:
         _refuse_limit("--width", widths)
-    # About the memory that the layer needs, whatever its plan: a layer that does not
-    # fit is not planned. The plans of some activations draw the coordinates.
-    draws_coordinates = width != math.inf and activation not in ("identity", "clip")
-    coordinates = width if draws_coordinates else 0.0
-    size = (125.0 * heads + 500.0) * tokens**2 + 32.0 * tokens * coordinates
-    sizes = {"draws": draws, "width": width, "tokens": tokens, "heads": heads}
-    check_memory(size, _written(sizes), SMALLER)
-    net = layer(**model, token=token - 1, low_rank=head_dim is not None)
+    sizes = {
+        "draws": draws,
+        "width": options["width"],
+        "tokens": options["tokens"],
+        "heads": options["heads"],
+    }
+    check_memory(_layer_bytes(options), _written(sizes), SMALLER)
+    of_layer = {
+        name: options[name]
+        for name in LAYER
+        if name not in ("width", "head_dim", "token", "infinite_heads")
+    }
+    net = layer(token=options["token"] - 1, low_rank="d" in widths, **of_layer)
     is_formula = infinite_heads and not both
-    network = f"attention layer of {counted(tokens, 'token')}"
+    network = f"attention layer of {counted(options['tokens'], 'token')}"
     if not is_formula:
-        network += f" and {counted(heads, 'head')}"
+        network += f" and {counted(options['heads'], 'head')}"
     target = Target(
         net,
         widths,
@@ -268,6 +259,42 @@ def _built_in(
         infinite_heads=is_formula,
     )
     return target, sizes
+
+
+def _check_layer_options(options: Mapping[str, Any]) -> None:
+    """Reject options that the built-in layer does not take, or not together."""
+    for option, values in (
+        ("--bind", options["binds"]),
+        ("--arg", options["arguments"]),
+    ):
+        if values:
+            raise UsageError(f"{option} {values[0]} needs a FILE:PROGRAM")
+    activation = options["activation"]
+    if activation != "clip" and _is_given("clip"):
+        raise UsageError(
+            f"--clip {options['clip']:g} is for --activation clip, not {activation}"
+        )
+    width, head_dim = options["width"], options["head_dim"]
+    if head_dim is not None and head_dim > width:
+        raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
+    token, tokens = options["token"], options["tokens"]
+    if token > tokens:
+        raise UsageError(
+            f"--token {token} must be at most --tokens {tokens}: tokens are counted"
+            " from 1"
+        )
+
+
+def _layer_bytes(options: Mapping[str, Any]) -> float:
+    """About the memory that the layer needs, whatever its plan: a layer that does not
+    fit is not planned.
+    """
+    tokens, width = options["tokens"], options["width"]
+    for_scores = (125.0 * options["heads"] + 500.0) * tokens**2
+    # the plans of other activations draw the coordinates
+    if width == math.inf or options["activation"] in ("identity", "clip"):
+        return for_scores
+    return for_scores + 32.0 * tokens * width
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:

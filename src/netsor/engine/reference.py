@@ -1,8 +1,9 @@
 """The reference interpreter: it samples every weight matrix and runs the program.
 
 It is slow and simple, and it is the ground truth for everything else. It does not
-simplify a program: each operation has one rule in the table `LITERAL`, which computes
-the array of a value from the arrays of its inputs. The invariant is the shape: a vector
+simplify a program: the method `sample` of each operation computes the array of a value
+from the arrays of its inputs. Matrices, and the optimiser steps that move them, have
+their rules here. The invariant is the shape: a vector
 of shape (i, j) is an array (replicas, i, j, width), a scalar of that shape an array
 (replicas, i, j).
 
@@ -31,12 +32,13 @@ import numpy as np
 
 from .._array_api import Floats, one_blas_thread
 from .._validate import shown
-from ..language.operations import _operation as ops
-from ..language.operations._operation import SteppedMatMul, SteppedParameter, scalars_of
-from ..language.operations._rotary import Rotate
-from ..language.operations._score import Pool
-from ..language.operations._stop_gradient import ScaledGradient
-from ..language.values._array import Operation, Source, Value, rule_for
+from ..language.operations._operation import (
+    MatMul,
+    SteppedMatMul,
+    SteppedParameter,
+    scalars_of,
+)
+from ..language.values._array import Operation, Source, Value, rule_in
 from ..language.values._graph import narrow, topological_order, weights_of
 from ..language.values._parameters import Weight
 from ..language.values._vector import Vector
@@ -270,42 +272,41 @@ class _Literal:
 
     def evaluate(self, value: Value) -> None:
         """Compute a value from its inputs, which are already computed."""
-        rule = rule_for(value.op, LITERAL, "LITERAL of engine/_reference.py")
-        array = rule(self, value.op, value)
+        rule = rule_in(RULES, value.op, "sample")
+        if rule is None:
+            array = value.op.sample(value, self)
+        else:
+            array = rule(self, value.op, value)
         # constants and data have one replica for all
         self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
 
-    def align_axes(self, value: Value, ndim: int) -> Floats:
+    # What the rules of operations use: see `Samples` in the language
+
+    def __getitem__(self, x: Value) -> Floats:
+        return self.drawn[x]
+
+    def align_axes(self, x: Value, ndim: int) -> Floats:
         """The array of a value with `ndim` axes, for broadcasting.
 
         Axes of size 1 are inserted after the replicas.
         """
-        array = self.drawn[value]
-        inserted = (1,) * (ndim - value.ndim)
+        array = self.drawn[x]
+        inserted = (1,) * (ndim - x.ndim)
         return array.reshape(array.shape[0], *inserted, *array.shape[1:])
 
 
-# One rule per operation, `rule(run, op, value)`: the array of a value from those of its
-# inputs
+# The rules of matrices and of optimiser steps, `rule(run, op, value)`: the array of a
+# value from those of its inputs
 
 
-def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Floats:
-    """Correlated vectors: `factor` times independent ones, and the mean."""
-    independent = op.factor.shape[-1]
-    width = int(value.width.bind(run.widths))
-    e = run.normals(op.source, 0, independent, width)
-    combined: Floats = np.einsum("...k,rkm->r...m", op.factor, e)
-    return op.mean[..., None] + combined
-
-
-def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Floats:
+def _matmul(run: _Literal, op: MatMul, value: Vector) -> Floats:
     members = op.weight.members.ravel().tolist()
     w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)
     return _acted(run, op, value, w)
 
 
 def _acted(
-    run: _Literal, op: ops.MatMul | SteppedMatMul, value: Vector, w: Floats
+    run: _Literal, op: MatMul | SteppedMatMul, value: Vector, w: Floats
 ) -> Floats:
     """Matrices (replicas, members, out, in) times their vectors."""
     x = run.drawn[op.x]
@@ -376,104 +377,8 @@ def _updated(
     return MovedParameter(array, {**before.states, rule.optimiser: state})
 
 
-def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Floats:
-    arrays = [run.align_axes(v, value.ndim) for v in op.vectors]
-    arrays += [run.align_axes(p, value.ndim)[..., None] for p in op.scalars]
-    return np.asarray(op.f(*arrays))
-
-
-def _rotate(run: _Literal, op: Rotate, value: Vector) -> Floats:
-    """Rotate pairs of coordinates by angles t_i θ_f.
-
-    The pairs are (2f, 2f + 1) if they are interleaved, and (f, f + r/2) otherwise.
-    """
-    x = run.drawn[op.x]  # (replicas, …, tokens, width)
-    angles = op.angles(x.shape[-1])
-    coordinates = np.arange(2 * angles.shape[-1])
-    if op.interleaved:
-        real, imaginary = coordinates.reshape(-1, 2).T
-    else:
-        real, imaginary = coordinates.reshape(2, -1)
-    turned = (x[..., real] + 1j * x[..., imaginary]) * np.exp(1j * angles)
-    rotated: Floats = x.copy()
-    rotated[..., real] = turned.real
-    rotated[..., imaginary] = turned.imag
-    return rotated
-
-
-def _dot(run: _Literal, op: ops.Dot, value: Value) -> Floats:
-    q = run.align_axes(op.x, value.ndim - 1)
-    k = run.align_axes(op.y, value.ndim - 1)
-    scale: float = q.shape[-1] ** -op.power
-    return scale * (q @ np.swapaxes(k, -1, -2))
-
-
-def _apply(run: _Literal, op: ops.Apply, value: Value) -> Floats:
-    arguments = [run.align_axes(p, op.leading + op.axes) for p in op.scalars]
-    result = np.asarray(op.f(*arguments))
-    return np.broadcast_to(result, (result.shape[0], *value.shape))
-
-
-def _take(run: _Literal, op: ops.Take, value: Value) -> Floats:
-    array = run.drawn[op.x]
-    coordinates = array.shape[1 + op.x.ndim :]
-    flattened: Floats = array.reshape(run.replicas, op.x.size, *coordinates)
-    return flattened.take(op.flat, axis=1)
-
-
-def _add(run: _Literal, op: ops.Add, value: Value) -> Floats:
-    return run.align_axes(op.x, value.ndim) + run.align_axes(op.y, value.ndim)
-
-
-def _scale(run: _Literal, op: ops.Scale, value: Vector) -> Floats:
-    factors = run.align_axes(op.c, value.ndim)[..., None]
-    return factors * run.align_axes(op.x, value.ndim)
-
-
-def _mix(run: _Literal, op: ops.Mix, value: Vector) -> Floats:
-    coefficients = run.align_axes(op.a, value.ndim + 1)
-    return coefficients @ run.align_axes(op.x, value.ndim)
-
-
-def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Floats:
-    parts = np.moveaxis(run.drawn[op.x], 1 + op.axis, 0)
-    return np.concatenate(parts, axis=-1)
-
-
-def _split(run: _Literal, op: ops.Split, value: Vector) -> Floats:
-    parts = np.split(run.drawn[op.x], op.count, axis=-1)
-    return np.stack(parts, axis=1 + op.axis)
-
-
-def _join(run: _Literal, op: ops.Join, value: Value) -> Floats:
-    return np.concatenate([run.drawn[part] for part in op.parts], axis=1)
-
-
-def _pool(run: _Literal, op: Pool, value: Value) -> Floats:
-    return np.asarray(op.f(run.drawn[op.x].reshape(run.replicas, -1)))
-
-
-LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Floats]] = {
-    ops.Gaussian: _gaussian,
-    ops.Normal: lambda run, op, value: op.std * run.normals(op.source, 0, *op.shape),
-    ops.Data: lambda run, op, value: op.vectors[None],
-    ops.Constant: lambda run, op, value: op.numbers[None],
-    ops.Hyperparameter: lambda run, op, value: np.array([run.widths[op.name]]),
-    ops.Root: lambda run, op, value: np.array([op.of(run.widths)]),
-    ops.MatMul: _matmul,
+RULES: dict[type[Operation], Callable[[_Literal, Any, Any], Floats]] = {
+    MatMul: _matmul,
     SteppedMatMul: _stepped,
     SteppedParameter: _shifted,
-    ops.Nonlin: _nonlin,
-    ops.Add: _add,
-    ops.Scale: _scale,
-    ops.Mix: _mix,
-    ops.Concat: _concat,
-    ops.Split: _split,
-    ops.Dot: _dot,
-    ops.Apply: _apply,
-    ops.Take: _take,
-    ops.Join: _join,
-    Rotate: _rotate,
-    ScaledGradient: lambda run, op, value: run.drawn[op.x],
-    Pool: _pool,
 }

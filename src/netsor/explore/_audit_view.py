@@ -1,15 +1,17 @@
-"""Audits of one or two models on the page: a small part first, and the rest as soon as
-it is done.
+"""Audits of one or two models on the page: a small audit first, then larger ones that
+replace it when they are done.
+
+`AuditViewRequest.views` yields one view after each step. Draws are kept (`_kept`), so a
+step measures only what earlier ones did not.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +30,16 @@ from ..studies.audit._results import Audit, Comparison
 from ._view import MAX_SECONDS, Curve, Panel, View
 
 Tell = Callable[[float, float], None]  # seconds done, of seconds in all
-Side = tuple[str, str, Draws]  # a label, a look, and the draws
+
+
+class Side(NamedTuple):
+    """What one model measures at its own widths or at infinite width."""
+
+    label: str
+    look: str  # of its curves
+    draws: Draws
+
+
 QUICK = 10.0  # seconds that an audit may take if you give no number of tokens
 # seconds that a second model or more lengths may take after the first view
 LATER = 120.0
@@ -45,6 +56,14 @@ LOOKS = {
 }
 
 _kept: dict[tuple[AuditCase, int], Draws] = {}
+
+
+class Step(NamedTuple):
+    """A part of the audit of a page."""
+
+    models: int  # how many of the request's
+    tokens: tuple[int, ...] | None
+    limit: bool  # whether infinite width is measured too
 
 
 @dataclass(frozen=True)
@@ -64,67 +83,60 @@ class AuditViewRequest:
         """The numbers of tokens; None for a program, which has its own."""
         if self.tokens is not None or isinstance(self.models[0], ProgramModel):
             return self.tokens
-        most = min(
-            longest(model)
-            for model in self.models
-            if not isinstance(model, ProgramModel)
-        )
-        fitting = (tokens for tokens in (LENGTHS[0], *FEWER) if tokens <= most)
-        quick = (
-            tokens
-            for tokens in fitting
-            if _seconds(self._request(1, (tokens,), False)) <= QUICK
-        )
-        return (next(quick, min(FEWER)),)
+        described = [m for m in self.models if not isinstance(m, ProgramModel)]
+        most = min(longest(model) for model in described)
+        for tokens in (LENGTHS[0], *FEWER):
+            first_step = Step(1, (tokens,), limit=False)
+            if tokens <= most and _seconds(self._request(first_step)) <= QUICK:
+                return (tokens,)
+        return (min(FEWER),)
 
     @property
     def code(self) -> str:
         """Python that does the audit."""
-        lengths, given = self.lengths, [*self.arguments]
-        given += (
-            []
-            if lengths is None
-            else [f"tokens={lengths[0] if len(lengths) == 1 else [*lengths]}"]
-        )
-        given += [] if self.sharp else ["quick=True"]
-        # the default
-        given += (
-            []
-            if self.limit == self.sharp
-            else [f"widths={'both' if self.limit else 'actual'!r}"]
-        )
-        given += [] if lengths is None else [f"gradients={self.gradients}"]
-        audit = f"found = ns.audit({', '.join(given)})"
-        return "\n".join(
-            [
-                *self.lines,
-                audit,
-                "print(found)",
-                "# found.save('audit') writes a report",
-            ]
-        )
+        lengths = self.lengths
+        arguments = list(self.arguments)
+        if lengths is not None:
+            tokens = lengths[0] if len(lengths) == 1 else list(lengths)
+            arguments.append(f"tokens={tokens}")
+        if not self.sharp:
+            arguments.append("quick=True")
+        # the default is both widths, and the actual ones with `quick`
+        if self.limit != self.sharp:
+            widths = "both" if self.limit else "actual"
+            arguments.append(f"widths={widths!r}")
+        if lengths is not None:
+            arguments.append(f"gradients={self.gradients}")
+        lines = [
+            *self.lines,
+            f"found = ns.audit({', '.join(arguments)})",
+            "print(found)",
+            "# found.save('audit') writes a report",
+        ]
+        return "\n".join(lines)
 
-    def _request(
-        self, models: int, tokens: tuple[int, ...] | None, limit: bool
-    ) -> Request:
-        given: Any = {
-            "widths": "both" if limit else "actual",
-            "gradients": self.gradients,
-            "quick": not self.sharp,
-        }
-        return Request(self.models[:models], tokens, workers=1, **given)
+    def _request(self, step: Step) -> Request:
+        """The audit of one step."""
+        return Request(
+            self.models[: step.models],
+            step.tokens,
+            workers=1,
+            widths="both" if step.limit else "actual",
+            gradients=self.gradients,
+            quick=not self.sharp,
+        )
 
     @property
     def steps(self) -> list[Request]:
         """The first model at the first length; then both; then all lengths."""
-        lengths, every = self.lengths, len(self.models)
+        lengths, models = self.lengths, len(self.models)
         first = None if lengths is None else lengths[:1]
-        wanted = [
-            (1, first, False),
-            (every, first, self.limit),
-            (every, lengths, self.limit),
+        steps = [
+            Step(1, first, limit=False),
+            Step(models, first, self.limit),
+            Step(models, lengths, self.limit),
         ]
-        return [self._request(*step) for step, _ in itertools.groupby(wanted)]
+        return [self._request(step) for step in dict.fromkeys(steps)]  # each once
 
     def views(self, tell: Tell = lambda *_: None) -> Iterator[View]:
         """A view after each step; the last has everything that takes an acceptable
@@ -133,97 +145,102 @@ class AuditViewRequest:
         view: View | None = None
         for request in self.steps:
             seconds = _seconds(request)
-            if seconds > (
-                PATIENT if self.sharp else MAX_SECONDS if view is None else LATER
-            ):
-                models = join_words([model.name for model in request.models])
-                at = (
-                    f"{models} at"
-                    f" {join_words([f'{tokens:,}' for tokens in request.lengths])}"
-                    " tokens"
-                )
-                long = f"{at} would take about {in_time(seconds)}, too long for a page"
+            if seconds > self._patience(is_first=view is None):
+                too_long = _too_long(request, seconds)
                 if view is None:
                     raise ValueError(
-                        f"{long}: choose fewer tokens, or use ns.audit, which has no"
-                        " such limit"
+                        f"{too_long}: choose fewer tokens, or use ns.audit, which has"
+                        " no such limit"
                     )
-                yield view._replace(
-                    notes=(*view.notes, f"{long}; the Python below does it")
-                )
+                note = f"{too_long}; the Python below does it"
+                yield view._replace(notes=(*view.notes, note))
                 return
             view = self._view(_done(request, seconds, tell))
             yield view
 
+    def _patience(self, is_first: bool) -> float:
+        """The seconds that a step may take."""
+        if self.sharp:
+            return PATIENT
+        return MAX_SECONDS if is_first else LATER
+
     def _view(self, result: Audit | Comparison) -> View:
-        firsts = [audit.lengths[0] for audit in result.audits]
-        names = strip_common_prefix([first.model.name for first in firsts])
-        sides: list[Side] = []
-        for first, name, looks in zip(firsts, names, LOOKS[len(firsts)], strict=True):
-            labels = (AT, LIMIT) if len(firsts) == 1 else (name, f"{name}, {LIMIT}")
-            both = zip(labels, looks, (first.actual, first.limit), strict=True)
-            sides += [
-                (label, look, measured)
-                for label, look, measured in both
-                if measured is not None
-            ]
-        panels = tuple(
-            _panel(q, sides)
-            for q in BLOCKS
-            if any(q.name in measured for _, _, measured in sides)
-        )
-        gaps = [
-            (f"{p.title}, {c.label}", c.x[~np.isfinite(c.y)])
-            for p in panels
-            for c in p.curves
-        ]
-        missing = (
-            f"{curve}: no number in block {blocks[0]:g}"
-            for curve, blocks in gaps
-            if blocks.size
-        )
-        return View(
-            panels, {}, self.code, (*missing, *self._notes(result)), result=result
-        )
+        sides = _sides(result)
+        panels = []
+        for quantity in BLOCKS:
+            if any(quantity.name in side.draws for side in sides):
+                panels.append(_panel(quantity, sides))
+        missing = []
+        for panel in panels:
+            for curve in panel.curves:
+                gaps = curve.x[~np.isfinite(curve.y)]
+                if gaps.size:
+                    missing.append(
+                        f"{panel.title}, {curve.label}: no number in block {gaps[0]:g}"
+                    )
+        notes = (*missing, *self._notes(result))
+        return View(tuple(panels), {}, self.code, notes, result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
-        first = result.audits[0]
-        drawn = join_words(
-            [
-                f"{f.best.draws} initialisations of {f.tokens:,} tokens"
-                for f in first.lengths
-            ]
-        )
+        lengths = result.audits[0].lengths
+        drawn = []
+        for length in lengths:
+            drawn.append(
+                f"{length.best.draws} initialisations of {length.tokens:,} tokens"
+            )
         yield (
-            f"{drawn}; curves are of {first.lengths[0].tokens:,} tokens, block 0 is the"
-            " embedding"
+            f"{join_words(drawn)}; curves are of {lengths[0].tokens:,} tokens, block 0"
+            " is the embedding"
         )
         yield "bands from 5 % to 95 %, lines are medians"
         for audit in result.audits:
-            yield from (
-                f"{audit.model.name}: {what}: {why}"
-                for what, why in unavailable(audit.lengths[0]).items()
-            )
-        words = {audit.model.vocabulary for audit in result.audits}
-        yield from (
-            f"a uniform prediction has loss ln V = {np.log(v):.4f}" for v in words if v
-        )
+            for quantity, reason in unavailable(audit.lengths[0]).items():
+                yield f"{audit.model.name}: {quantity}: {reason}"
+        for vocabulary in {audit.model.vocabulary for audit in result.audits}:
+            if vocabulary:
+                loss = np.log(vocabulary)
+                yield f"a uniform prediction has loss ln V = {loss:.4f}"
         if not self.sharp:
-            yield (
-                "Sharper takes about"
-                f" {in_time(_seconds(replace(self, sharp=True).steps[-1]))}"
-            )
+            seconds = _seconds(replace(self, sharp=True).steps[-1])
+            yield f"Sharper takes about {in_time(seconds)}"
+
+
+def _too_long(request: Request, seconds: float) -> str:
+    """What an audit is of, and that it takes too long."""
+    models = join_words([model.name for model in request.models])
+    lengths = join_words([f"{tokens:,}" for tokens in request.lengths])
+    time = in_time(seconds)
+    return f"{models} at {lengths} tokens would take about {time}, too long for a page"
+
+
+def _sides(result: Audit | Comparison) -> list[Side]:
+    """What is measured of each model at the first length: at its own widths, and at
+    infinite width.
+    """
+    audits = result.audits
+    names = strip_common_prefix([audit.lengths[0].model.name for audit in audits])
+    sides = []
+    for audit, name, looks in zip(audits, names, LOOKS[len(audits)], strict=True):
+        label, limit_label = name, f"{name}, {LIMIT}"
+        if len(audits) == 1:
+            label, limit_label = AT, LIMIT
+        measured = audit.lengths[0]
+        if measured.actual is not None:
+            sides.append(Side(label, looks[0], measured.actual))
+        if measured.limit is not None:
+            sides.append(Side(limit_label, looks[1], measured.limit))
+    return sides
 
 
 def _seconds(request: Request) -> float:
     """The approximate time on one core of all draws that are not kept."""
-    keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
-    draws = [
-        (case.draw_at_depth, count)
-        for case, count in keys
-        if (case, count) not in _kept
-    ]
-    return sum(draw.seconds * count + draw.planning for draw, count in draws)
+    seconds = 0.0
+    for case in request.subjects:
+        draws = request.draws_of(case.tokens)
+        if (case, draws) not in _kept:
+            one_draw = case.draw_at_depth
+            seconds += one_draw.seconds * draws + one_draw.planning
+    return seconds
 
 
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
@@ -233,17 +250,15 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     tell(0.0, seconds)
     AuditStudy(request).estimate()  # raises an error if memory is too small
     keys = [(case, request.draws_of(case.tokens)) for case in request.subjects]
-    left, done = [key for key in keys if key not in _kept], 0.0
-    total = sum(case.draw.seconds * draws for case, draws in left)
-
-    def report(drawn: int, _: int) -> None:
-        tell(seconds * ((done + each * drawn) / total), seconds)
-
-    for case, draws in left:
-        each, tasks, arrays = case.draw.seconds, request.tasks(case), []
+    missing = [key for key in keys if key not in _kept]
+    total = sum(case.draw.seconds * draws for case, draws in missing)
+    finished = 0.0  # seconds of finished tasks, of `total`
+    for case, draws in missing:
+        tasks, arrays = request.tasks(case), []
         for task in tasks:
-            arrays.append(task.run(report))
-            done += each * task.draws
+            progress = _Progress(finished, case.draw.seconds, total, seconds, tell)
+            arrays.append(task.run(progress.report))
+            finished += case.draw.seconds * task.draws
         _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
     measured = [_kept[key] for key in keys]
     for oldest in list(_kept)[:-CACHED_SUBJECTS]:
@@ -251,29 +266,48 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     return result_of(request, measured)
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """Tells how far an audit is, while one task draws."""
+
+    finished: float  # seconds of the tasks before this one, as they were estimated
+    seconds_per_draw: float
+    total: float  # seconds of all tasks
+    seconds: float  # of the whole audit, with its planning
+    tell: Tell
+
+    def report(self, drawn: int, _: int) -> None:
+        """Tell the share of the time, after so many draws of the task."""
+        share = (self.finished + self.seconds_per_draw * drawn) / self.total
+        self.tell(self.seconds * share, self.seconds)
+
+
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
     curves = []
-    for label, look, measured in sides:
-        if quantity.name in measured:
-            blocks, middle, low, high, _ = measured.band(quantity.name)
+    for label, look, draws in sides:
+        if quantity.name in draws:
+            blocks, middle, low, high, _ = draws.band(quantity.name)
             assert blocks is not None
+            # bands at infinite width would hide those at the model's own widths
             band = (low, high) if look in ("band", "second") else ()
             curves.append(Curve(label, look, blocks.astype(float), middle, band))
-    every = np.concatenate([c.y[np.isfinite(c.y)] for c in curves])
-    log = (
-        quantity.log
-        and every.size
-        and every.min() > 0
-        and every.max() > VARIES * every.min()
-    )
     return Panel(
         quantity.title,
         "block",
         "",
         tuple(curves),
         legend=len(curves) > 1,
-        log=bool(log),
+        log=quantity.log and _varies(curves),
     )
+
+
+def _varies(curves: list[Curve]) -> bool:
+    """Whether positive numbers differ so much that a logarithmic axis shows more."""
+    medians = np.concatenate([curve.y for curve in curves])
+    medians = medians[np.isfinite(medians)]
+    if not medians.size or medians.min() <= 0:
+        return False
+    return bool(medians.max() > VARIES * medians.min())
 
 
 UNCHANGED = "unchanged"
@@ -303,28 +337,41 @@ class Variant:
     @cached_property
     def changes(self) -> dict[str, Any]:
         """The arguments of `Transformer.replace`; the name lists the choices."""
-        model, blocks = self._base, self._base.layers + self._base.decoder_layers
-        words = [] if self.std is None else [f"std={self.std:g}"]
-        words += (
-            []
-            if self.qk_norm == UNCHANGED
-            else [f"qk_norm={str(self.qk_norm == 'on').lower()}"]
-        )
-        words += [text.strip() for text in self.fields.split(",") if text.strip()]
-        changes = settings(words)
-        # another std keeps the ratio of the last matrices
-        for last, first in (("o", "v"), ("out", "in")):
-            base, own = getattr(model, f"std_{first}"), getattr(model, f"std_{last}")
-            ratio = {"on": 1 / math.sqrt(2 * blocks), "off": 1.0}.get(
-                self.depth, own / base if base else 1.0
-            )
-            wanted = (base if self.std is None else self.std) * ratio
-            if wanted != (own if self.std is None else self.std):
-                changes.setdefault(f"std_{last}", wanted)
-        words += [] if self.depth == UNCHANGED else [f"depth scaling {self.depth}"]
-        return (
-            {**changes, "name": ", ".join([model.name, *words])} if words else changes
-        )
+        texts = []
+        if self.std is not None:
+            texts.append(f"std={self.std:g}")
+        if self.qk_norm != UNCHANGED:
+            texts.append("qk_norm=true" if self.qk_norm == "on" else "qk_norm=false")
+        texts += [text.strip() for text in self.fields.split(",") if text.strip()]
+        changes = settings(texts)
+        for last, first in (("std_o", "std_v"), ("std_out", "std_in")):
+            std, without_scaling = self._last_std(last, first)
+            if std != without_scaling:
+                changes.setdefault(last, std)
+        if self.depth != UNCHANGED:
+            texts.append(f"depth scaling {self.depth}")
+        if texts:
+            changes["name"] = ", ".join([self._base.name, *texts])
+        return changes
+
+    def _last_std(self, last: str, first: str) -> tuple[float, float]:
+        """The std of the last matrices of a branch, and what it is without a change.
+
+        Another std of all matrices keeps their ratio to the first ones, unless depth
+        scaling sets it.
+        """
+        model = self._base
+        first_std, last_std = getattr(model, first), getattr(model, last)
+        if self.depth == "on":
+            blocks = model.layers + model.decoder_layers
+            ratio = 1 / math.sqrt(2 * blocks)
+        elif self.depth == "off" or not first_std:
+            ratio = 1.0
+        else:
+            ratio = last_std / first_std
+        if self.std is None:
+            return first_std * ratio, last_std
+        return self.std * ratio, self.std
 
     @property
     def model(self) -> Transformer:
@@ -335,35 +382,32 @@ class Variant:
     def code(self) -> str:
         """Python that makes it."""
         code = f"ns.models.read({self.source!r})"
-        code = (
-            code
-            if self.recipe == UNCHANGED
-            else f"ns.models.recipe({code}, {self.recipe!r})"
-        )
-        given = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
-        return code + (f".replace({given})" if given else "")
+        if self.recipe != UNCHANGED:
+            code = f"ns.models.recipe({code}, {self.recipe!r})"
+        if not self.changes:
+            return code
+        changes = [f"{name}={value!r}" for name, value in self.changes.items()]
+        return f"{code}.replace({', '.join(changes)})"
 
 
 def model_request(
     first: Variant, second: Variant | None = None, **options: Any
 ) -> AuditViewRequest:
     """The audit of one or two models; other options are those of `AuditViewRequest`."""
-    variants = {"model": first} if second is None else {"model": first, "other": second}
-    lines = (
-        "import netsor as ns",
-        "",
-        *(f"{name} = {variant.code}" for name, variant in variants.items()),
-    )
-    models = tuple(variant.model for variant in variants.values())
-    return AuditViewRequest(
-        models, lines, ("model", "compare=other")[: len(models)], **options
-    )
+    lines = ["import netsor as ns", "", f"model = {first.code}"]
+    models, arguments = [first.model], ["model"]
+    if second is not None:
+        lines.append(f"other = {second.code}")
+        models.append(second.model)
+        arguments.append("compare=other")
+    return AuditViewRequest(tuple(models), tuple(lines), tuple(arguments), **options)
 
 
 def lengths(text: str) -> tuple[int, ...] | None:
     """Numbers of tokens from text such as "16, 128"; None if there are none."""
     try:
-        return tuple(int(word) for word in text.split(",") if word.strip()) or None
+        numbers = [int(word) for word in text.split(",") if word.strip()]
+        return tuple(numbers) or None
     except ValueError:
         raise ValueError(
             f"tokens {text!r} must be a whole number, or several with commas, as"

@@ -66,15 +66,15 @@ def answer(
         for view in _views(kind, values, target, progress):
             saved = links(view, kind) if links else ""
             distances: Any = {}
-            wrong = ""
+            problem = ""
             # distances take longer than a picture, which comes first
             if view.more is not None and values.get("distances"):
                 emit("html", view_html(view, waiting="KL …", saved=saved))
                 try:
                     distances = view.more()
                 except ValueError as error:
-                    wrong = f"KL: {error_text(error)}"
-            emit("html", view_html(view, distances, wrong, saved))
+                    problem = f"KL: {error_text(error)}"
+            emit("html", view_html(view, distances, problem, saved))
     except ConnectionError:  # the page was closed
         raise
     except (Exception, SystemExit) as error:  # a program of the user may raise anything
@@ -93,14 +93,13 @@ def _views(
     if kind == "model":
         return model_of(values).views(progress)
     assert target is not None
-    arguments = {
-        slider.name: values[f"argument {slider.name}"] for slider in sliders(target)
-    }
-    widths = {
-        name.removeprefix("width "): _number(value)
-        for name, value in values.items()
-        if name.startswith("width ")
-    }
+    arguments = {}
+    for slider in sliders(target):
+        arguments[slider.name] = values[f"argument {slider.name}"]
+    widths = {}
+    for control, value in values.items():
+        if control.startswith("width "):
+            widths[control.removeprefix("width ")] = _number(value)
     if kind == "audit":
         request = program_audit(target, arguments, widths, values["sharp"])
         return request.views(progress)
@@ -110,9 +109,8 @@ def _views(
 
 def layer_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `layer_view` that a form describes."""
-    arguments = {
-        name: _number(value) for name, value in values.items() if name != "distances"
-    }
+    arguments = {name: _number(value) for name, value in values.items()}
+    arguments.pop("distances", None)
     if "token" in arguments:  # the page counts from 1
         arguments["token"] -= 1
     return arguments
@@ -124,8 +122,9 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     if pasted:
         PASTED.write_text(pasted, encoding="utf-8")
 
-    path = values.get("path", "").strip()
-    source = path or (str(PASTED) if pasted else values["name"])
+    source = values.get("path", "").strip()
+    if not source:
+        source = str(PASTED) if pasted else values["name"]
     second = None
     other_source = values.get(f"{SECOND}path", "").strip()
     other_source = other_source or values.get(f"{SECOND}name")
@@ -145,10 +144,10 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
 
 def _variant(values: Mapping[str, Any], source: str, prefix: str = "") -> Variant:
     """A model with its changes; the names of its controls begin with the prefix."""
-    changes = ("recipe", "std", "depth", "qk_norm", "fields")
-    options = {
-        name: values[prefix + name] for name in changes if prefix + name in values
-    }
+    options = {}
+    for name in ("recipe", "std", "depth", "qk_norm", "fields"):
+        if prefix + name in values:
+            options[name] = values[prefix + name]
     return Variant(source, **options)
 
 
@@ -167,13 +166,6 @@ def form(
 
     A `local` page begins with distances and takes paths of files.
     """
-
-    def choices(values: Sequence[Any], unset: str) -> list[tuple[Any, str]]:
-        """The positions of a slider: values for JSON, and their text."""
-        return [
-            ("inf" if value == inf else value, unset if value is None else text(value))
-            for value in values
-        ]
 
     page = template(Path(__file__).with_name("_forms.html"))
     return str(
@@ -196,10 +188,21 @@ def form(
             models=[*names()],
             recipes=[*RECIPES],
             json=json.dumps,
-            choices=choices,
+            choices=_choices,
             sliders=sliders,
         )
     )
+
+
+def _choices(values: Sequence[Any], unset: str) -> list[tuple[Any, str]]:
+    """The positions of a slider: values for JSON, and their text, `unset` for None."""
+    positions: list[tuple[Any, str]] = []
+    for value in values:
+        if value is None:
+            positions.append((None, unset))
+        else:
+            positions.append(("inf" if value == inf else value, text(value)))
+    return positions
 
 
 def local_page(target: NamedProgram | None, nonce: str = "") -> str:

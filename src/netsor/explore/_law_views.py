@@ -1,6 +1,6 @@
-"""Views of laws: the law at chosen widths, its limit and a Gaussian.
+"""Views of laws: the law at chosen widths, beside its limit and a Gaussian.
 
-The program is one layer of the paper, or your own.
+The program is one layer of the paper, or the user's own.
 """
 
 from __future__ import annotations
@@ -66,14 +66,17 @@ def _law(net: Program, draws: int, widths: tuple[tuple[str, float], ...]) -> Law
 def law_view(
     net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str]
 ) -> View:
-    """The law, its limit and a Gaussian; `lines` of Python make the program."""
+    """The law, its limit and a Gaussian; `lines` of Python make the program, and
+    `wanted` is the number of draws if the user chose one.
+    """
     at_infinity = dict.fromkeys(widths, inf)
     widths_of: dict[str, Mapping[str, float]] = {"law": widths, "limit": at_infinity}
     if not widths:
         del widths_of["limit"]
     elif widths == at_infinity:
         del widths_of["law"]
-    plans, notes = [net.plan(**widths)], []  # type: ignore[arg-type]
+    plans = [net.plan(**widths)]  # type: ignore[arg-type]
+    notes = []
     if len(widths_of) == 2:
         try:
             plans.append(net.plan(**at_infinity))  # type: ignore[arg-type]
@@ -96,36 +99,36 @@ def law_view(
         notes.append(gaussian_note)
     for named in laws:
         notes += named.law.notes
-    pairs = list(itertools.pairwise(laws))
-
-    def distances() -> Rows:
-        """KL from each law to the next.
-
-        It is how far the width is from its limit, and the limit from a Gaussian.
-        """
-        return {
-            f"KL to {later.label}": {earlier.label: kl(earlier.law, later.law)}
-            for earlier, later in pairs
-        }
-
     return View(
         panels=_panels(laws),
         rows=_rows(laws),
         code=_code(laws, lines),
         notes=tuple(dict.fromkeys(notes)),  # each once
         plan=str(plans[0]),
-        more=distances,
+        more=functools.partial(_distances, laws),
     )
+
+
+def _distances(laws: list[Named]) -> Rows:
+    """KL from each law to the next: from the width to its limit, and from the limit to
+    a Gaussian.
+    """
+    rows: Rows = {}
+    for law, following in itertools.pairwise(laws):
+        divergence = kl(law.law, following.law)
+        rows[f"KL to {following.label}"] = {law.label: divergence}
+    return rows
 
 
 def _named(name: str, law: Law, widths: Mapping[str, float], draws: int) -> Named:
     """The law at these widths, with its label and its source."""
     label = "the limit"
     if name != "limit":
-        sizes = [f"{key} = {text(width)}" for key, width in widths.items()]
+        sizes = [f"{width} = {text(size)}" for width, size in widths.items()]
         label = ", ".join(sizes) or "the law"
-    arguments = "".join(f"{key}={width_code(width)}, " for key, width in widths.items())
-    return Named(name, label, law, source=f"net.law({arguments}draws={draws:_})")
+    arguments = [f"{width}={width_code(size)}" for width, size in widths.items()]
+    arguments.append(f"draws={draws:_}")
+    return Named(name, label, law, source=f"net.law({', '.join(arguments)})")
 
 
 def _gaussian(last: Named) -> tuple[Named, str]:
@@ -151,24 +154,21 @@ def _gaussian(last: Named) -> tuple[Named, str]:
 
 def _code(laws: list[Named], lines: list[str]) -> str:
     """Python that computes what the page shows; `lines` make the program."""
+    code = list(lines)
+    for named in laws:
+        code.append(f"{named.name} = {named.source}")
     kurtoses = [f"{named.name}.with_error.kurtosis()" for named in laws[:-1]]
-    distances = [
-        f"ns.kl({earlier.name}, {later.name})"
-        for earlier, later in itertools.pairwise(laws)
-    ]
+    code.append(f"print({', '.join(kurtoses)})")
+    distances = []
+    for law, following in itertools.pairwise(laws):
+        distances.append(f"ns.kl({law.name}, {following.name})")
+    code.append(f"print({', '.join(distances)})")
     drawn = [*laws[:-2], laws[-1], laws[-2]]  # the limit on top
     names = ", ".join(named.name for named in drawn)
     labels = [named.label for named in drawn]
-    return "\n".join(
-        [
-            *lines,
-            *(f"{named.name} = {named.source}" for named in laws),
-            f"print({', '.join(kurtoses)})",
-            f"print({', '.join(distances)})",
-            f"ns.plot({names}, labels={labels})",
-            "plt.savefig('laws.png')",
-        ]
-    )
+    code.append(f"ns.plot({names}, labels={labels})")
+    code.append("plt.savefig('laws.png')")
+    return "\n".join(code)
 
 
 def _rows(laws: list[Named]) -> Rows:
@@ -200,21 +200,20 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     if wanted is not None:
         draws, limit = wanted, MAX_SECONDS
     else:
-        quick = (draws for draws in DRAWS if seconds(draws) <= QUICK)
-        draws, limit = next(quick, DRAWS[-1]), SLOW
+        quick = [draws for draws in DRAWS if seconds(draws) <= QUICK]
+        draws, limit = (quick[0] if quick else DRAWS[-1]), SLOW
     blocks = [Draw.of(plan).block_bytes(draws) for plan in plans]
     needed = cores() * max(blocks, default=0.0)
     if needed > memory() / 2:
-        need = f"{draws:,} draws would need {in_bytes(needed)} of memory"
-        raise ValueError(f"{need}: choose smaller numbers on the sliders")
-    if seconds(draws) > limit:
-        remedy = (
-            "choose smaller widths, or fewer tokens, heads or draws; the library itself"
-            " has no such limit"
+        raise ValueError(
+            f"{draws:,} draws would need {in_bytes(needed)} of memory: choose smaller"
+            " numbers on the sliders"
         )
+    if seconds(draws) > limit:
         raise ValueError(
             f"{draws:,} draws would take about {seconds(draws):.0f} s, too long for a"
-            f" page: {remedy}"
+            " page: choose smaller widths, or fewer tokens, heads or draws; the library"
+            " itself has no such limit"
         )
     if wanted is not None or draws == DRAWS[0]:
         return draws, ""
@@ -222,7 +221,35 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
 
 
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
-    """The densities, and their differences from the limit."""
+    """The densities, and their differences from that of the limit, or else of the
+    Gaussian.
+    """
+    y = _density_points(laws)
+    curves = [_density(named, y) for named in laws]
+    base = curves[-1]
+    for curve in curves:
+        if curve.look == "limit":
+            base = curve
+    density = Panel(
+        "density",
+        "output coordinate y",
+        "density, logarithmic",
+        tuple(curves),
+        log=True,  # which shows the tails
+    )
+    difference = Panel(
+        f"difference from {base.label}",
+        "output coordinate y",
+        "difference",
+        tuple(_minus(curve, base.y) for curve in curves),
+        share=0.5,
+        legend=False,
+    )
+    return density, difference
+
+
+def _density_points(laws: list[Named]) -> Floats:
+    """Where densities are drawn, around the mean of the first law."""
     first = laws[0].law
     centre = first.mean()
     reach = DENSITY_STDS * max(named.law.std() for named in laws)
@@ -235,37 +262,24 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
         raise ValueError(
             f"the output is always {points}: its law has no density to show"
         )
-    y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
-    curves = []
-    for name, label, law, _ in laws:
-        value, error = law.with_error.pdf(y)
-        value = np.asarray(value, dtype=np.float64)
-        error = np.asarray(error, dtype=np.float64)
-        band: tuple[Floats, ...] = ()
-        if error.any() and np.isfinite(error).all():
-            band = (value - error, value + error)
-        curves.append(Curve(label, name, y, value, band))
-    base = next((c for c in curves if c.look == "limit"), curves[-1])
-    below = tuple(
-        c._replace(y=c.y - base.y, band=tuple(edge - base.y for edge in c.band))
-        for c in curves
-    )
-    density = Panel(
-        "density",
-        "output coordinate y",
-        "density, logarithmic",
-        tuple(curves),
-        log=True,  # which shows the tails
-    )
-    difference = Panel(
-        f"difference from {base.label}",
-        "output coordinate y",
-        "difference",
-        below,
-        share=0.5,
-        legend=False,
-    )
-    return density, difference
+    return np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
+
+
+def _density(named: Named, y: Floats) -> Curve:
+    """The density of a law at these points, with a band of one standard error."""
+    value, error = named.law.with_error.pdf(y)
+    value = np.asarray(value, dtype=np.float64)
+    error = np.asarray(error, dtype=np.float64)
+    band: tuple[Floats, ...] = ()
+    if error.any() and np.isfinite(error).all():
+        band = (value - error, value + error)
+    return Curve(named.label, named.name, y, value, band)
+
+
+def _minus(curve: Curve, y: Floats) -> Curve:
+    """The difference of a curve from other numbers."""
+    band = tuple(edge - y for edge in curve.band)
+    return curve._replace(y=curve.y - y, band=band)
 
 
 def text(width: float) -> str:
@@ -294,10 +308,9 @@ def layer_view(
             f"head dimension {text(head_dim)} must be at most the width {text(width)}"
         )
     parameters = inspect.signature(layer).parameters
-    arguments = {
-        name: options.pop(name, parameters[name].default)
-        for name in ("tokens", "heads")
-    }
+    arguments: dict[str, Any] = {}
+    for name in ("tokens", "heads"):  # they are always in the code
+        arguments[name] = options.pop(name, parameters[name].default)
     for name, value in options.items():
         if value != parameters[name].default:
             arguments[name] = value
@@ -305,8 +318,7 @@ def layer_view(
     if head_dim is not None:
         arguments["low_rank"] = True
         widths["d"] = head_dim
-    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    lines = [*IMPORTS, f"net = ns.paper.layer({call})"]
+    lines = [*IMPORTS, f"net = ns.paper.layer({_call_arguments(arguments)})"]
     return law_view(_layer(**arguments), widths, draws, lines)
 
 
@@ -363,25 +375,27 @@ def program_view(
     """The view of one output of a program, or of the part FILE:PROGRAM[i]."""
     net = target.program(**arguments)
     part = net if target.part is None else net[target.part]
-    entries = [
-        (number, index)
-        for number, value in enumerate(part.outputs)
-        for index in np.ndindex(value.shape)
-    ]
+    entries = []
+    for number, value in enumerate(part.outputs):
+        entries += [(number, index) for index in np.ndindex(value.shape)]
     if not 0 <= output < len(entries):
         raise ValueError(
             f"output {output} does not exist: the program has {len(entries)} outputs,"
             " counted from 0"
         )
     number, index = entries[output]
-    keys: list[Any] = [] if target.part is None else [target.part]
+    keys: list[Any] = []
+    if target.part is not None:
+        keys.append(target.part)
     if isinstance(part.output, tuple):
         keys.append(number)
     if index:
         keys.append(index)
-    key = "".join(f"[{str(key).strip('(,)')}]" for key in keys)
-    entry = functools.reduce(Program.__getitem__, keys, net)
-    return law_view(entry, widths, draws, _lines(target, arguments, key))
+    entry, brackets = net, ""
+    for key in keys:
+        entry = entry[key]
+        brackets += f"[{str(key).strip('(,)')}]"
+    return law_view(entry, widths, draws, _lines(target, arguments, brackets))
 
 
 def program_audit(
@@ -404,9 +418,9 @@ def program_audit(
 
 
 def _lines(
-    target: NamedProgram, arguments: Mapping[str, Any], key: str = ""
+    target: NamedProgram, arguments: Mapping[str, Any], brackets: str = ""
 ) -> list[str]:
-    """Python that builds the program, or a part of it."""
+    """Python that builds the program, or the part of it that the brackets select."""
     lines = [f"from {target.module} import {target.name}"]
     if target.module.endswith(".py"):
         path = Path(target.module).resolve()
@@ -415,10 +429,14 @@ def _lines(
             "import sys",
             "",
             f"sys.path.insert(0, {str(path.parent)!r})",
+            f"{target.name} = runpy.run_path({str(path)!r})[{target.name!r}]",
         ]
-        lines.append(f"{target.name} = runpy.run_path({str(path)!r})[{target.name!r}]")
     call = ""
     if target.is_function:
-        values = {**target.arguments, **arguments}
-        call = f"({', '.join(f'{name}={value!r}' for name, value in values.items())})"
-    return [*lines, *IMPORTS, f"net = {target.name}{call}{key}"]
+        call = f"({_call_arguments({**target.arguments, **arguments})})"
+    return [*lines, *IMPORTS, f"net = {target.name}{call}{brackets}"]
+
+
+def _call_arguments(values: Mapping[str, Any]) -> str:
+    """Keyword arguments as Python."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())

@@ -67,13 +67,10 @@ class Server(ThreadingHTTPServer):
         number = next(self._count)
         self.views[str(number)] = view
         self.views.pop(str(number - KEPT), None)
-        files = (
-            f"file/{number}/{name}.{kind}?access_token={self.token}" for kind in TYPES
-        )
-        links = (
-            f'<a href="{file}" download>{kind.upper()}</a>'
-            for file, kind in zip(files, TYPES, strict=True)
-        )
+        links = []
+        for kind in TYPES:
+            file = f"file/{number}/{name}.{kind}?access_token={self.token}"
+            links.append(f'<a href="{file}" download>{kind.upper()}</a>')
         return f'<p class="netsor-files">{" ".join(links)}</p>'
 
 
@@ -96,8 +93,8 @@ class Handler(BaseHTTPRequestHandler):
         return allowed
 
     def _has_token(self) -> bool:
-        given = parse_qs(urlsplit(self.path).query).get("access_token", [""])[0]
-        return secrets.compare_digest(given.encode(), self.server.token.encode())
+        tokens = parse_qs(urlsplit(self.path).query).get("access_token", [""])
+        return secrets.compare_digest(tokens[0].encode(), self.server.token.encode())
 
     def _is_local(self) -> bool:
         """Whether it names this machine, and comes from its page or, as an address that
@@ -107,7 +104,8 @@ class Handler(BaseHTTPRequestHandler):
         origins = self.headers.get_all("origin", [])
         if len(hosts) != 1 or not is_loopback(hosts[0]):
             return False
-        return all(origin.lower() == f"http://{hosts[0].lower()}" for origin in origins)
+        own_origin = f"http://{hosts[0].lower()}"
+        return all(origin.lower() == own_origin for origin in origins)
 
     def do_GET(self) -> None:
         """The page, or a file of a view."""
@@ -118,11 +116,13 @@ class Handler(BaseHTTPRequestHandler):
             case ["", "file", number, name] if (
                 number in self.server.views and name.rpartition(".")[2] in TYPES
             ):
-                view, kind = self.server.views[number], name.rpartition(".")[2]
+                panels = self.server.views[number].panels
+                kind = name.rpartition(".")[2]
                 self._begin(TYPES[kind])
-                self.wfile.write(
-                    as_csv(view.panels) if kind == "csv" else as_file(view.panels, kind)
-                )
+                if kind == "csv":
+                    self.wfile.write(as_csv(panels))
+                else:
+                    self.wfile.write(as_file(panels, kind))
             case _:
                 self.send_error(404)
 
@@ -132,13 +132,11 @@ class Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers["content-length"])).decode()
         self._begin("application/jsonl")
 
-        def emit(what: str, text: str) -> None:
-            self.wfile.write(json.dumps([what, text]).encode() + b"\n")
+        def emit(message: str, text: str) -> None:
+            self.wfile.write(json.dumps([message, text]).encode() + b"\n")
 
-        with (
-            suppress(ConnectionError),
-            self.server.audit if kind in AUDITS else nullcontext(),
-        ):
+        one_at_a_time = self.server.audit if kind in AUDITS else nullcontext()
+        with suppress(ConnectionError), one_at_a_time:
             answer(kind, content, emit, self.server.target, self.server.links)
 
     def _begin(self, kind: str) -> None:

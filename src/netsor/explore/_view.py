@@ -1,5 +1,6 @@
-"""Content of the page: panels of curves (as SVG; as PNG, PDF and CSV files), numbers,
-the plan, and Python code.
+"""Content of the page: panels of curves, numbers, the plan, and Python code.
+
+A panel is drawn as SVG on the page, and as a PNG, PDF or CSV file for download.
 """
 
 from __future__ import annotations
@@ -57,6 +58,15 @@ class Curve(NamedTuple):
     band: tuple[Floats, ...] = ()
 
 
+class Ends(NamedTuple):
+    """The ends of both axes; on a logarithmic axis they are logarithms to base 10."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+
 class Panel(NamedTuple):
     """Axes with curves; `share` is the panel's height."""
 
@@ -73,28 +83,36 @@ class Panel(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.log10(y) if self.log else y
 
-    def reach(self) -> tuple[float, float, float, float]:
-        """The ends of both axes, as `up` places numbers: all finite numbers and a
-        little room; 0 is a lower end.
+    def reach(self) -> Ends:
+        """The ends of both axes: all finite numbers, with a margin below and above.
+
+        A linear axis of numbers that are not negative begins at 0. A logarithmic one
+        shows at most MOST_DECADES.
         """
-        every = np.concatenate(
-            [self.up(line) for curve in self.curves for line in (curve.y, *curve.band)]
-        )
-        every = every[np.isfinite(every)]
-        low, high = (
-            (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
-        )
-        from_zero = low >= 0 and not self.log
-        low = 0.0 if from_zero else max(low, high - MOST_DECADES) if self.log else low
-        room = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
+        bottom, top = self._vertical_ends()
         x = np.concatenate([curve.x for curve in self.curves])
-        aside = 0.5 if x.min() == x.max() else 0.0
-        return (
-            float(x.min()) - aside,
-            float(x.max()) + aside,
-            low if from_zero else low - room,
-            high + room,
-        )
+        left, right = float(x.min()), float(x.max())
+        if left == right:
+            left, right = left - 0.5, right + 0.5
+        return Ends(left, right, bottom, top)
+
+    def _vertical_ends(self) -> tuple[float, float]:
+        """The ends of the vertical axis, as `up` places numbers."""
+        lines = []
+        for curve in self.curves:
+            lines += [self.up(line) for line in (curve.y, *curve.band)]
+        y = np.concatenate(lines)
+        y = y[np.isfinite(y)]
+        low, high = 0.0, 1.0
+        if y.size:
+            low, high = float(y.min()), float(y.max())
+        from_zero = low >= 0 and not self.log
+        if from_zero:
+            low = 0.0
+        elif self.log:
+            low = max(low, high - MOST_DECADES)
+        margin = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
+        return low if from_zero else low - margin, high + margin
 
 
 Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
@@ -119,13 +137,12 @@ def as_csv(panels: Sequence[Panel]) -> bytes:
     rows.writerow(["panel", "curve", "x", "y", "low", "high"])
     for panel in panels:
         for curve in panel.curves:
-            columns = [
-                map(repr, line.tolist()) for line in (curve.x, curve.y, *curve.band)
-            ]
-            rows.writerows(
-                [panel.title, curve.label, *point, "", ""][:6]
-                for point in zip(*columns, strict=True)
-            )
+            columns = [line.tolist() for line in (curve.x, curve.y, *curve.band)]
+            for point in zip(*columns, strict=True):
+                row = [panel.title, curve.label, *map(repr, point)]
+                if not curve.band:
+                    row += ["", ""]
+                rows.writerow(row)
     return text.getvalue().encode()
 
 
@@ -137,52 +154,49 @@ def as_file(panels: Sequence[Panel], kind: str) -> bytes:
 
     columns = 2 if len(panels) > 2 else 1
     rows = math.ceil(len(panels) / columns)
-    shares = [panel.share for panel in panels] if columns == 1 else [1.0] * rows
+    heights = [1.0] * rows
+    if columns == 1:
+        heights = [panel.share for panel in panels]
     with styled():
         figure = Figure(
-            figsize=(COLUMN * columns, 0.5 + 2.1 * sum(shares)), layout="constrained"
+            figsize=(COLUMN * columns, 0.5 + 2.1 * sum(heights)), layout="constrained"
         )
-        grid = figure.subplots(
-            rows, columns, squeeze=False, height_ratios=shares
-        ).ravel()
-        for axes in grid[len(panels) :]:
+        grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
+        places = grid.ravel()
+        for axes in places[len(panels) :]:
             axes.set_visible(False)
-        for axes, panel in zip(grid, panels, strict=False):
-            left, right, bottom, top = panel.reach()
-            for curve in panel.curves:
-                colour, line, thick = LOOKS[curve.look]
-                marker = "o" if len(curve.x) == 1 else None
-                axes.plot(
-                    curve.x,
-                    curve.y,
-                    linestyle=line,
-                    color=colour,
-                    lw=thick,
-                    label=curve.label,
-                    marker=marker,
-                )
-                if curve.band:
-                    axes.fill_between(
-                        curve.x, *curve.band, color=colour, alpha=0.2, lw=0
-                    )
-            if panel.legend:
-                # room for the names, above the curves
-                top += ENTRY * (top - bottom) * len(panel.curves)
-                axes.legend(loc="upper left")
-            scale, ends = (
-                ("log", (10**bottom, 10**top))
-                if panel.log
-                else ("linear", (bottom, top))
-            )
-            axes.set(
-                title=panel.title,
-                xlabel=panel.across,
-                ylabel=panel.unit,
-                xlim=(left, right),
-                yscale=scale,
-                ylim=ends,
-            )
+        for axes, panel in zip(places, panels, strict=False):
+            _draw(panel, axes)
         return rendered(figure, kind)[0]
+
+
+def _draw(panel: Panel, axes: Any) -> None:
+    """Draw a panel on axes of matplotlib."""
+    left, right, bottom, top = panel.reach()
+    for curve in panel.curves:
+        colour, line, thickness = LOOKS[curve.look]
+        axes.plot(
+            curve.x,
+            curve.y,
+            linestyle=line,
+            color=colour,
+            lw=thickness,
+            label=curve.label,
+            marker="o" if len(curve.x) == 1 else None,
+        )
+        if curve.band:
+            axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.2, lw=0)
+    if panel.legend:
+        # room for the names, above the curves
+        top += ENTRY * (top - bottom) * len(panel.curves)
+        axes.legend(loc="upper left")
+    if panel.log:
+        axes.set(yscale="log", ylim=(10**bottom, 10**top))
+    else:
+        axes.set(yscale="linear", ylim=(bottom, top))
+    axes.set(
+        title=panel.title, xlabel=panel.across, ylabel=panel.unit, xlim=(left, right)
+    )
 
 
 WIDE, HIGH = 480.0, 220.0  # size of the axes of a panel with share 1, in SVG units
@@ -198,7 +212,8 @@ def markup() -> Any:
 
 def as_svg(panels: Sequence[Panel]) -> str:
     """An image of each panel; the page arranges them."""
-    return "".join(markup().panel(panel, LOOKS, **_places(panel)) for panel in panels)
+    draw = markup().panel
+    return "".join(draw(panel, LOOKS, **_places(panel)) for panel in panels)
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -206,84 +221,118 @@ def decades(low: float, high: float) -> list[float]:
     them if fewer than two fit.
     """
     step = math.ceil((high - low) / 4)
-    powers = [
-        float(k) for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0
-    ]
-    parts = [
-        k + math.log10(m)
-        for k in range(math.floor(low), math.floor(high) + 1)
-        for m in (1, 2, 5)
-    ]
-    return (
-        powers if len(powers) > 1 else [part for part in parts if low <= part <= high]
-    )
+    whole = range(math.ceil(low), math.floor(high) + 1)
+    powers = [float(exponent) for exponent in whole if exponent % step == 0]
+    if len(powers) > 1:
+        return powers
+    marks = []
+    for exponent in range(math.floor(low), math.floor(high) + 1):
+        for factor in (1, 2, 5):
+            mark = exponent + math.log10(factor)
+            if low <= mark <= high:
+                marks.append(mark)
+    return marks
+
+
+class _Drawing:
+    """Converts the numbers of a panel to SVG units."""
+
+    def __init__(self, panel: Panel) -> None:
+        self.panel = panel
+        self.ends = panel.reach()
+        legend_lines = len(panel.curves) if panel.legend else 0
+        self.above = ABOVE + LINE * legend_lines
+        self.floor = round(HIGH * panel.share + self.above, 1)
+
+    def x(self, number: Any) -> Any:
+        """Where numbers are on the horizontal axis."""
+        share = (number - self.ends.left) / (self.ends.right - self.ends.left)
+        return np.round(LEFT + share * (WIDE - LEFT - RIGHT), 1)
+
+    def y(self, number: Any) -> Any:
+        """Where numbers, or logarithms, are on the vertical axis, which points down."""
+        share = (number - self.ends.bottom) / (self.ends.top - self.ends.bottom)
+        return np.round(self.floor - share * (self.floor - self.above), 1)
+
+    def line(self, curve: Curve) -> tuple[Floats, Floats]:
+        """The points of a curve; those below the axis are missing."""
+        height = self.panel.up(curve.y)
+        visible = np.where(height < self.ends.bottom, np.nan, height)
+        return self.x(curve.x), self.y(visible)
+
+    def band(self, curve: Curve) -> str:
+        """The outline of a curve's band, which ends at the axis."""
+        if not curve.band:
+            return ""
+        low, high = curve.band
+        x = self.x(curve.x)
+        bottom = self.ends.bottom
+        edges = self.panel.up(np.concatenate([low, high[::-1]]))
+        edges = np.maximum(np.nan_to_num(edges, nan=bottom, neginf=bottom), bottom)
+        return _path(np.concatenate([x, x[::-1]]), self.y(edges))
 
 
 def _places(panel: Panel) -> dict[str, Any]:
     """The positions of everything in an image, in SVG units."""
-    above = ABOVE + LINE * len(panel.curves) * panel.legend
-    floor = round(HIGH * panel.share + above, 1)
-    left, right, bottom, top = panel.reach()
-
-    def across(x: Any) -> Any:
-        return np.round(LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT), 1)
-
-    def up(y: Any) -> Any:
-        return np.round(floor - (y - bottom) / (top - bottom) * (floor - above), 1)
-
-    def number(value: float) -> str:
-        return f"{value:.4g}".replace("-", "−")
-
+    drawing = _Drawing(panel)
+    left, right, bottom, top = drawing.ends
     curves = []
     for curve in panel.curves:
-        at = panel.up(curve.y)
-        x, y, band = across(curve.x), up(np.where(at < bottom, np.nan, at)), ""
-        if curve.band:  # it ends at the axis
-            edges = panel.up(np.concatenate([curve.band[0], curve.band[1][::-1]]))
-            edges = np.maximum(np.nan_to_num(edges, nan=bottom, neginf=bottom), bottom)
-            band = _path(np.concatenate([x, x[::-1]]), up(edges))
+        x, y = drawing.line(curve)
+        point = (x[0], y[0]) if len(x) == 1 else None
         curves.append(
-            (
-                curve.label,
-                curve.look,
-                _path(x, y),
-                band,
-                (x[0], y[0]) if len(x) == 1 else None,
-            )
+            (curve.label, curve.look, _path(x, y), drawing.band(curve), point)
         )
-    marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
+    ticks_x = [(drawing.x(mark), _tick(mark)) for mark in ticks(left, right)]
+    if panel.log:
+        marks = decades(bottom, top)
+        ticks_y = [(drawing.y(mark), _tick(10**mark)) for mark in marks]
+    else:
+        marks = ticks(bottom, top, 4)
+        ticks_y = [(drawing.y(mark), _tick(mark)) for mark in marks]
+    entries = []
+    if panel.legend:
+        for k in range(len(curves)):
+            entries.append(round(ABOVE + LINE * (k - 0.2) + 6, 1))
     return {
         "curves": curves,
-        "ticks_x": [(across(value), number(value)) for value in ticks(left, right)],
-        "ticks_y": [
-            (up(value), number(10**value if panel.log else value)) for value in marks
-        ],
-        "box": {"left": LEFT, "right": WIDE - RIGHT, "above": above, "floor": floor},
-        "size": (WIDE, round(floor + BELOW)),
-        "entries": [round(ABOVE + LINE * (k - 0.2) + 6, 1) for k in range(len(curves))]
-        if panel.legend
-        else [],
+        "ticks_x": ticks_x,
+        "ticks_y": ticks_y,
+        "box": {
+            "left": LEFT,
+            "right": WIDE - RIGHT,
+            "above": drawing.above,
+            "floor": drawing.floor,
+        },
+        "size": (WIDE, round(drawing.floor + BELOW)),
+        "entries": entries,
     }
+
+
+def _tick(number: float) -> str:
+    """The label of a tick."""
+    return f"{number:.4g}".replace("-", "−")
 
 
 def _path(x: Floats, y: Floats) -> str:
     """A line through the points, with a gap where y is not finite."""
-    path, pen = "", "M"
+    path = ""
+    pen = "M"  # move to the next point, rather than draw a line (L)
     for across, up in zip(x.tolist(), y.tolist(), strict=True):
-        finite = math.isfinite(up)
-        path += f"{pen}{across:.1f},{up:.1f}" if finite else ""
-        pen = "L" if finite else "M"
+        if math.isfinite(up):
+            path += f"{pen}{across:.1f},{up:.1f}"
+            pen = "L"
+        else:
+            pen = "M"
     return path
 
 
 def error_text(error: BaseException) -> str:
     """The message of an error in one line, for the page."""
-    text = " ".join(str(error).split())
-    return (
-        text
-        if text and isinstance(error, ValueError | TypeError)
-        else f"{type(error).__name__}: {text}"
-    )
+    message = " ".join(str(error).split())
+    if message and isinstance(error, ValueError | TypeError):
+        return message
+    return f"{type(error).__name__}: {message}"
 
 
 def view_html(

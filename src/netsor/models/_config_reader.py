@@ -6,7 +6,7 @@ Every field is used, known to be irrelevant, or raises an error that names it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .._validate import SHOWN, shown
 from ..language.operations._rotary import Stretch
@@ -83,14 +83,36 @@ ACTIVATION |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gel
 MISSING = object()
 MAX_EXACT_INT = 2**53
 MOST_NAMED = 8  # most fields named in one message
-KINDS: dict[type, tuple[tuple[type, ...], str]] = {
-    int: ((int,), "a whole number from 1 to 2^53"),
-    float: ((int, float), "a finite number, at most 2^53"),
-    bool: ((bool,), "true or false"),
-    str: ((str,), "a text"),
-    dict: ((Mapping,), "an object"),
-    list: ((list, tuple), "a list"),
+
+
+class Kind(NamedTuple):
+    """The values that a field may have: their types, and how a message names them."""
+
+    types: tuple[type, ...]
+    allowed: str
+
+
+KINDS: dict[type, Kind] = {
+    int: Kind((int,), "a whole number from 1 to 2^53"),
+    float: Kind((int, float), "a finite number, at most 2^53"),
+    bool: Kind((bool,), "true or false"),
+    str: Kind((str,), "a text"),
+    dict: Kind((Mapping,), "an object"),
+    list: Kind((list, tuple), "a list"),
 }
+
+
+def _is_of_kind(value: Any, kind: type) -> bool:
+    """Whether a field may have this value; true and false are no numbers."""
+    if not isinstance(value, KINDS[kind].types):
+        return False
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is int:
+        return 1 <= value < MAX_EXACT_INT
+    if kind is float:
+        return abs(value) < MAX_EXACT_INT
+    return True
 
 
 class Config:
@@ -117,14 +139,8 @@ class Config:
             )
         if kind is None or (value is None and default is None):
             return value
-        types, words = KINDS[kind]
-        right = isinstance(value, types) and (
-            kind is bool or not isinstance(value, bool)
-        )
-        if right and kind in (int, float):
-            right = abs(value) < MAX_EXACT_INT and (kind is float or value >= 1)
-        if not right:
-            self.refuse(field, value, words)
+        if not _is_of_kind(value, kind):
+            self.refuse(field, value, KINDS[kind].allowed)
         return value
 
     def refuse(self, field: str, value: Any, allowed: str) -> NoReturn:
@@ -141,12 +157,9 @@ class Config:
         for field, allowed in needed.items():
             value = self.take(field, allowed)
             if value != allowed:
-                given = (
-                    f"{field}={shown(value)} of this {self.family} configuration is not"
-                    " known here"
-                )
                 raise ValueError(
-                    f"{given}: it must be {allowed!r}. Write it with netsor.nn, or"
+                    f"{field}={shown(value)} of this {self.family} configuration is not"
+                    f" known here: it must be {allowed!r}. Write it with netsor.nn, or"
                     " change the field"
                 )
 
@@ -156,18 +169,15 @@ class Config:
         """
         fields: dict[str, Any] = {}
         for name, default in defaults.items():
-            missing, own = isinstance(default, type), ALIASES[name]
-            fields[own] = (
-                self.take(name, kind=default)
-                if missing
-                else self.take(name, default, type(default))
-            )
-            if own == "activation":
-                if fields[own] not in ACTIVATION:
-                    self.refuse(
-                        name, fields[own], f"one of {', '.join(sorted(ACTIVATION))}"
-                    )
-                fields[own] = ACTIVATION[fields[own]]
+            if isinstance(default, type):
+                value = self.take(name, kind=default)
+            else:
+                value = self.take(name, default, type(default))
+            if ALIASES[name] == "activation":
+                if value not in ACTIVATION:
+                    self.refuse(name, value, f"one of {', '.join(sorted(ACTIVATION))}")
+                value = ACTIVATION[value]
+            fields[ALIASES[name]] = value
         return fields
 
     def std(self) -> float:
@@ -181,17 +191,14 @@ class Config:
         value = self.take("pad_token_id", default)
         if value is None:
             return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not -vocabulary <= value < vocabulary
-        ):
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not -vocabulary <= value < vocabulary:
             self.refuse(
                 "pad_token_id",
                 value,
                 f"null or an id of the vocabulary, which has {vocabulary}",
             )
-        return value % vocabulary
+        return int(value) % vocabulary
 
     def rotary(
         self, head_dim: int | None = None, fraction: float = 1.0
@@ -204,15 +211,13 @@ class Config:
         """
         # rotary positions have no table
         self.unread.pop("max_position_embeddings", None)
-        new, old = (
-            self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling")
-        )
-        outside = {"rope_theta": self.take("rope_theta", 10000.0)}
-        rope = Config(
-            f"rotary positions of a {self.family}", {**outside, **(old or new or {})}
-        )
-        kind = rope.take("type", "default")
-        kind = rope.take("rope_type", kind)
+        new = self.take("rope_parameters", None, dict)
+        old = self.take("rope_scaling", None, dict)
+        settings = {"rope_theta": self.take("rope_theta", 10000.0)}
+        settings |= old or new or {}
+        rope = Config(f"rotary positions of a {self.family}", settings)
+        older_name = rope.take("type", "default")
+        kind = rope.take("rope_type", older_name)
         fields: dict[str, Any] = {
             "positions": "rotary",
             "rotary_base": float(rope.take("rope_theta", kind=float)),
@@ -223,14 +228,11 @@ class Config:
             turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
             fields["rotary_fraction"] = turned / head_dim
         if kind == "llama3":
-            names = (
-                "factor",
-                "low_freq_factor",
-                "high_freq_factor",
-                "original_max_position_embeddings",
-            )
             fields["rotary_stretch"] = Stretch(
-                *(float(rope.take(name, kind=float)) for name in names)
+                float(rope.take("factor", kind=float)),
+                float(rope.take("low_freq_factor", kind=float)),
+                float(rope.take("high_freq_factor", kind=float)),
+                float(rope.take("original_max_position_embeddings", kind=float)),
             )
         elif kind != "default":
             self.refuse("rope_type", kind, "'default' or 'llama3'")

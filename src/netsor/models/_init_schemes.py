@@ -47,12 +47,9 @@ def recipe(model: D, name: str) -> D:
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ArgumentError("recipe", name, f"one of {', '.join(RECIPES)}")
-    unread = idle(model)
-    changes = {
-        field: value
-        for field, value in RECIPES[name].changes(model).items()
-        if field not in unread
-    }
+    changes = RECIPES[name].changes(model)
+    for field in idle(model):
+        changes.pop(field, None)
     return model.replace(name=f"{model.name}, recipe={name}", **changes)
 
 
@@ -64,21 +61,18 @@ def _depth(model: Description) -> int:
     return model.layers + model.decoder_layers
 
 
-def _scaled(made: Changes, names: tuple[str, ...], factor: float) -> Changes:
-    return made | {name: made[name] * factor for name in names}
+def _scaled(changes: Changes, names: tuple[str, ...], factor: float) -> Changes:
+    return changes | {name: changes[name] * factor for name in names}
 
 
 def _fans(model: Description) -> dict[str, tuple[int, int]]:
     """Fan-in and fan-out of each matrix of a block, with all heads and groups in one
     matrix.
     """
-    n, m, inner, keys = (
-        model.width,
-        model.hidden,
-        model.heads * model.d,
-        model.key_heads * model.d,
-    )
-    attention = {"q": (n, inner), "k": (n, keys), "v": (n, keys), "o": (inner, n)}
+    n, m = model.width, model.hidden
+    queries = model.heads * model.d
+    keys = model.key_heads * model.d
+    attention = {"q": (n, queries), "k": (n, keys), "v": (n, keys), "o": (queries, n)}
     return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}
 
 
@@ -122,29 +116,27 @@ def _deepnorm(model: Description) -> Changes:
 
 
 def _ntk(model: Description) -> Changes:
-    fan_in = {f"std_{name}": fans[0] ** -0.5 for name, fans in _fans(model).items()}
-    vectors = {
-        "std_router": model.width**-0.5,
-        "std_embedding": 1.0,
-        "std_position": 1.0,
-    }
-    last = (
-        {"logit_scale": model.width**-0.5}
-        if model.tied
-        else {"std_logits": model.width**-0.5}
-    )
-    return fan_in | vectors | last
+    changes: Changes = {}
+    for name, (fan_in, _) in _fans(model).items():
+        changes[f"std_{name}"] = fan_in**-0.5
+    changes["std_router"] = model.width**-0.5
+    changes["std_embedding"] = 1.0
+    changes["std_position"] = 1.0
+    changes["logit_scale" if model.tied else "std_logits"] = model.width**-0.5
+    return changes
 
 
 def _mup(model: Description) -> Changes:
     ratio = BASE / model.width
-    last = {"logit_scale": ratio} if model.tied else {"std_logits": 0.02 * ratio}
-    vectors = {
-        "std_embedding": 0.02,
-        "std_position": 0.02,
-        "score_scale": BASE_HEAD**0.5 / model.d,
-    }
-    return _alike(0.02 * math.sqrt(ratio)) | vectors | last
+    changes = _alike(0.02 * math.sqrt(ratio))
+    changes["std_embedding"] = 0.02
+    changes["std_position"] = 0.02
+    changes["score_scale"] = BASE_HEAD**0.5 / model.d
+    if model.tied:
+        changes["logit_scale"] = ratio
+    else:
+        changes["std_logits"] = 0.02 * ratio
+    return changes
 
 
 RECIPES = {
@@ -177,15 +169,15 @@ RECIPES = {
         _xavier,
     ),
     "t-fixup": Recipe(
-        "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times"
-        " (9L)^(−1/4); in a decoder of M blocks that looks at an encoder (9M)^(−1/4);"
-        " norms are kept, which T-Fixup leaves out",
+        "xavier with values, output and MLP times 0.67 L^(−1/4), embeddings times"
+        " (9L)^(−1/4); times (9M)^(−1/4) in a decoder of M blocks with cross-attention;"
+        " norms, which T-Fixup removes, are kept",
         "T-Fixup (Huang et al. 2020), a decoder alone as its encoder",
         _t_fixup,
     ),
     "deepnorm": Recipe(
-        "Xavier's, values, output and perceptron times (8L)^(−1/4), and the stream"
-        " (2L)^(1/4) times each branch, for a norm after each sum",
+        "xavier with values, output and MLP times (8L)^(−1/4), and branches over"
+        " (2L)^(1/4), for a norm after each sum",
         "DeepNorm (Wang et al. 2022), as for an encoder or a decoder alone",
         _deepnorm,
     ),
@@ -201,7 +193,7 @@ RECIPES = {
         _mup,
     ),
     "depth-mup": Recipe(
-        "µP's, the last matrices of both branches over √L",
+        "mup with the last matrices of both branches over √L",
         "Bordelon et al. 2023; Yang et al. 2023, Tensor Programs VI, for blocks of one"
         " layer",
         lambda model: _scaled(_mup(model), LAST, _depth(model) ** -0.5),

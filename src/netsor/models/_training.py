@@ -8,7 +8,7 @@ are trained only on request, because trained gains need all coordinates of the s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ import numpy as np
 from .. import language as ns
 from .._array_api import Bools, array_namespace
 from ..engine.graph._rewrite import Context, rewritten
-from ..language.operations._operation import Apply, Gaussian, MatMul, Scale
-from ..language.operations._score import pooled, rsqrt, split
+from ..language.operations._operation import Apply, Gaussian, MatMul, Scale, split
+from ..language.operations._score import pooled, rsqrt
 from ..language.values._graph import topological_order
 from ..programs._program import Program
 from ._build import Inputs, Layer, Trace, n, normed, sigma_of, trace
@@ -93,18 +93,17 @@ class Training(NamedTuple):
         by_source: dict[Any, tuple[ns.Weight, str]] = {}
         for act in self.acts:
             assert isinstance(act.value.op, MatMul)
-            by_source.setdefault(
-                act.value.op.weight.source, (act.value.op.weight, act.kind)
-            )
+            used = act.value.op.weight
+            by_source.setdefault(used.source, (used, act.kind))
         return dict(by_source.values())
 
     def loss_of(self, logits: ns.Vector) -> ns.Scalar:
         """The loss of other logits of any size; it has no declared derivative."""
-        log_means = ns.join(
-            [pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)]
-        )
-        size = logits.width.factor
-        return (log_means - _own(logits, self.targets)).mean() + math.log(size)
+        log_means = []
+        for token in range(logits.size):
+            log_means.append(pooled(_log_mean_exp, logits[token : token + 1], 1))
+        losses = ns.join(log_means) - _selected(logits, self.targets)
+        return losses.mean() + math.log(logits.width.factor)
 
 
 def training(
@@ -123,16 +122,7 @@ def training(
     words = unit_vectors(ids, count)
     target_words = unit_vectors(targets, count)
     table = ns.weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
-    x = table @ words
-    acts = [WeightUse(None, "embedding", x)]
-    if model.embedding_scale != 1:
-        x = model.embedding_scale * x
-    if model.positions == "learned" and model.std_position:
-        positions = _positions(model, len(ids))
-        acts.append(WeightUse(None, "position", positions))
-        x = x + positions
-    if model.input_norm:
-        x = normed(model, x)
+    x, acts = _embedded(model, table @ words)
     vectors: dict[ns.Vector, str] = {}
     traced = _trained(
         trace(model, Inputs(len(ids), tuple(ids)), x),
@@ -141,7 +131,9 @@ def training(
         biases="bias" in vectors_of,
         gains="gain" in vectors_of,
     )
-    y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
+    y = traced.output
+    if model.logit_scale != 1:
+        y = model.logit_scale * y
     if model.tied:
         head = table.T
     else:
@@ -152,9 +144,7 @@ def training(
     if model.logit_cap is not None:
         logits = model.logit_cap * ns.tanh(product / model.logit_cap)
     net = ProbedProgram(Program(traced.output, model.name, traced.probes))
-    for block, kinds in enumerate(net.matrices, 1):
-        for kind, values in kinds.items():
-            acts += [WeightUse(block, kind, value) for value in values]
+    acts += _uses_in_blocks(net)
     acts.append(WeightUse(None, "head", product))
     watched: dict[str, tuple[ns.Value, ...]] = {"embedding": (x,)}
     for name in ("scores", "attention", "mlp", "stream"):
@@ -170,6 +160,29 @@ def training(
         acts=tuple(acts),
         vectors=vectors,
     )
+
+
+def _embedded(model: Description, x: ns.Vector) -> tuple[ns.Vector, list[WeightUse]]:
+    """The first block's input from the embeddings x, and its products with weights."""
+    acts = [WeightUse(None, "embedding", x)]
+    if model.embedding_scale != 1:
+        x = model.embedding_scale * x
+    if model.positions == "learned" and model.std_position:
+        positions = _positions(model, x.size)
+        acts.append(WeightUse(None, "position", positions))
+        x = x + positions
+    if model.input_norm:
+        x = normed(model, x)
+    return x, acts
+
+
+def _uses_in_blocks(net: ProbedProgram) -> list[WeightUse]:
+    """The products with the weights of all blocks, which are counted from 1."""
+    acts = []
+    for block, kinds in enumerate(net.matrices, 1):
+        for kind, values in kinds.items():
+            acts += [WeightUse(block, kind, value) for value in values]
+    return acts
 
 
 def _positions(model: Description, tokens: int) -> ns.Vector:
@@ -304,9 +317,10 @@ def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     return ns.data(np.equal.outer(ids, np.arange(count)).astype(float))
 
 
-def _own(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
+def _selected(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
     """(tokens,): the logit of each token that its unit vector selects."""
-    return logits.width.factor * ns.mean_dot(logits[:, None], units[:, None])[:, 0, 0]
+    products = ns.mean_dot(logits[:, None], units[:, None])  # over the width
+    return logits.width.factor * products[:, 0, 0]
 
 
 def cross_entropy_of(
@@ -318,13 +332,17 @@ def cross_entropy_of(
     token's own id is large, so it is subtracted before the exponential.
     """
     count = logits.width.factor
-    shift = [] if words is None else [_own(logits, words)]
-    by_logits, by_shift = exponential, partial(exponential, sign=-1.0)
-    derivative = (by_logits,) if words is None else (by_logits, by_shift)
-    e = ns.nonlin(exponential, logits, *shift, name="exp", derivative=derivative)
+    arguments: list[Any] = [logits]
+    derivatives: list[Callable[..., Any]] = [exponential]
+    if words is not None:
+        arguments.append(_selected(logits, words))
+        derivatives.append(partial(exponential, sign=-1.0))
+    e = ns.nonlin(exponential, *arguments, name="exp", derivative=tuple(derivatives))
     mass = ns.mean_dot(e, ns.ones(count))
-    log_mass = ns.apply(_log, mass, name="log", derivative=_inverse)
-    return (sum(shift, log_mass) - _own(logits, targets)).mean() + math.log(count)
+    log_sum = ns.apply(_log, mass, name="log", derivative=_inverse)
+    if words is not None:
+        log_sum = log_sum + arguments[1]
+    return (log_sum - _selected(logits, targets)).mean() + math.log(count)
 
 
 def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:

@@ -239,7 +239,7 @@ def hub_cached(model: str) -> Path | None:
 
 @cache
 def names() -> tuple[str, ...]:
-    """The names of the models that ship as data, sorted.
+    """The names of the built-in models, sorted.
 
     Examples
     --------
@@ -315,7 +315,7 @@ def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
     near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
     meant = f": did you mean {' or '.join(near)}?" if near else "."
     allowed = (
-        f"the path of a file{readable}, or the name of a model that ships{meant}"
+        f"the path of a file{readable}, or the name of a built-in model{meant}"
         " `netsor audit --models` lists all"
     )
     if is_id:

@@ -120,7 +120,7 @@ class Embedding:
         if isinstance(std, Scalar) and not std.shape:
             self.std: Any = std
             unscaled = gaussian(width, len(self.known), name=name)
-            unscaled.op.source.by = std  # type: ignore[attr-defined]
+            unscaled.op.source.std_factor = std  # type: ignore[attr-defined]
             self.vectors: Vector = std * unscaled
         else:
             self.std = scale(std, "std", "embedding")

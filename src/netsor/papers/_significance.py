@@ -43,9 +43,15 @@ def combine(*verdicts: str) -> str:
     return AGREES
 
 
-def extrapolate(verdict: str) -> str:
+def decide(agrees: bool) -> str:
+    """The verdict if the rule itself accounts for statistical errors."""
+    return AGREES if agrees else DISAGREES
+
+
+def extrapolate(verdict: str, *, stated: bool = False) -> str:
     """The verdict on a statement outside the range that its authors state.
 
-    A failure there is no disagreement.
+    A failure there is no disagreement. With `stated` the case is inside the range, and
+    the verdict stays as it is.
     """
-    return OUTSIDE if verdict == DISAGREES else verdict
+    return OUTSIDE if verdict == DISAGREES and not stated else verdict

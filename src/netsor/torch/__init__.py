@@ -1,5 +1,9 @@
-"""A PyTorch module at initialisation, read as a program; the laws of its parameters; a
-check of its real weights.
+"""PyTorch modules at initialisation: programs, laws of parameters, checks of weights.
+
+A module goes through these files: `_fresh_modules` and `_parameters` read the laws of
+its parameters, `_capture` records its graph, `_program` reads the graph as a program by
+the axis rule of `_axes`, `_structure` finds its blocks, and `_network` and
+`_check_init` are what studies and users do with them.
 
 Examples
 --------
@@ -15,10 +19,12 @@ except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
 from ._check_init import InitCheck, check_init
+from ._graph import UnsupportedError
 from ._init_tests import InitFinding
+from ._laws import Parameter, Parameters
 from ._network import network
-from ._parameters import Parameter, Parameters, parameters
-from ._program import UnsupportedError, program
+from ._parameters import parameters
+from ._program import program
 
 __all__ = [
     "InitCheck",

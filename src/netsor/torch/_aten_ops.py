@@ -2,323 +2,59 @@
 
 `OPS` maps the name of an operation to a function of a `Call`, of its first argument,
 and of those of its other arguments that the function names; they have the names of
-torch's own schema. The functions here are products and rearrangements;
-`_aten_arithmetic` has those that act on entries.
+torch's own schema. What an operation does to vectors and scalars is in `_arithmetic`
+and `_rearrangement`. The rest of the file are names by which `_structure` recognises
+the parts of a network.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-
 from .. import language as ns
-from .._array_api import Floats
-from .._validate import Shape
-from ._aten_arithmetic import (
-    ARITHMETIC,
-    MASKED,
-    NEVER,
-    VALUES,
-    Call,
-    Tensor,
-    add,
-    kind,
-    multiply,
-    numbers,
-)
-from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, same_vectors
-from ._random_parameters import Random
+from . import _arithmetic as arithmetic
+from . import _rearrangement as rearrangement
+from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalised
+from ._axes import Scalars, refuse_if
 
-# Products
+Operation = Callable[..., Any]
+OPS: dict[str, Operation] = {}
 
 
-def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor:
-    """x Wᵀ + b."""
-    refuse_if(
-        not isinstance(weight, Random),
-        f"multiplies by {kind(weight)}: a matrix must be a parameter",
-    )
-    x = call.vectors(x)
-    refuse_if(
-        not x.last,
-        "a matrix acts on an axis that does not hold the coordinates of vectors",
-    )
-    product = call.draws.product(weight, x.plain)
-    return product if bias is None else add(call, product, bias)
+def reads(*names: str) -> Callable[[Operation], Operation]:
+    """Enter a function in `OPS`, for the operations of these names."""
+
+    def enter(function: Operation) -> Operation:
+        OPS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
 
 
-def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
-    """The product of two tensors.
+def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
+    """The result of an operation of this name.
 
-    Vectors with vectors give scores, scalars with vectors combinations, and a parameter
-    is a linear layer.
+    Arguments that are None, or that its function does not name, are left out.
     """
-    if isinstance(other, Random) and len(other.shape) == 2:
-        return linear(call, x, other.viewed(lambda matrix: matrix.t()))
-    x, y = call.settled(x), call.settled(other)
-    if isinstance(x, Vectors):
-        refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
-        y = y.viewed(lambda entries: entries.mT)
-        refuse_if(
-            not (x.last and y.last),
-            "a product of vectors that does not sum over their coordinates",
-        )
-        return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
-    scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
-    if isinstance(y, Scalars):
-        return Scalars(scalars @ y.value)
-    if not isinstance(y, Vectors):
-        return Scalars(scalars @ numbers(y))
     refuse_if(
-        not y.last, "scalars multiply the coordinates of vectors, not the vectors"
+        name not in OPS,
+        "this operation is not supported; docs/torch.md lists those that are",
     )
-    return Vectors.of(scalars @ y.plain)
+    function = OPS[name]
+    parameters = inspect.signature(function).parameters
+    (_, x), *others = arguments.items()
+    options = {
+        key: value for key, value in others if key in parameters and value is not None
+    }
+    return function(call, x, **options)
 
 
-def add_matmul(
-    call: Call, bias: Tensor, first: Tensor, second: Tensor, beta: float, alpha: float
-) -> Tensor:
-    """beta · bias + alpha · first @ second."""
-    product = multiply(call, matmul(call, first, second), float(alpha))
-    if beta == 0:
-        return product
-    return add(call, product, multiply(call, bias, float(beta)))
+# Operations that return their first argument
 
-
-def softmax(call: Call, x: Tensor, dim: int) -> Scalars:
-    """Over the last axis of scores."""
-    refuse_if(
-        not isinstance(x, Scalars),
-        f"of {kind(x)}: only scores, products of queries and keys, are read",
-    )
-    refuse_if(dim % len(x.shape) != len(x.shape) - 1, "only over the last axis")
-    empty = x.shown is not None and not x.shown.any(axis=-1).all()
-    refuse_if(empty, "a mask leaves a row of scores without any entry")
-    mask = x.allowed
-    if mask is not None and mask.all():
-        mask = None
-    return Scalars(ns.softmax(x.unmasked, mask))
-
-
-# Rearrangement
-
-
-def rearranged(call: Call, x: Tensor, f: Callable[[Any], Any]) -> Tensor:
-    """The same entries in another shape, or with the axes in another order."""
-    if not isinstance(x, Random):
-        x = call.settled(x)
-    return x.viewed(f)
-
-
-def view(call: Call, x: Tensor, shape: Shape | None = None) -> Tensor:
-    """Another shape: that of the result, if none is given."""
-    shape = call.shape if shape is None else shape
-    if isinstance(x, Linear):
-        # pairs of coordinates that are set end to end again
-        pairs = math.prod(x.shape[len(x.x.shape) - 1 :])
-        if tuple(shape) == (*x.x.shape[:-1], pairs):
-            return Linear.of(lambda image: image.flatten(len(shape)), x)
-    return rearranged(call, x, lambda entries: entries.reshape(shape))
-
-
-def expand(call: Call, x: Tensor) -> Tensor:
-    """Repeated along axes of size 1; scalars are repeated when they are used."""
-    if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
-        return replace(x, expanded=call.shape)
-    return rearranged(call, x, lambda entries: entries.expand(call.shape))
-
-
-def pick(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
-    """Entries along an axis: by an integer, a slice, or an array of integers."""
-    axis = dim % len(x.shape)
-    if isinstance(index, torch.Tensor):
-        index = index.numpy()
-    if isinstance(x, Random | Scalars):
-        return x.viewed(lambda entries: entries[(slice(None),) * axis + (index,)])
-    if not isinstance(x, Linear) or axis != len(x.shape) - 1:
-        x = call.settled(x)
-    if isinstance(x, Vectors) and axis != x.axis:
-        return x.pick(axis, index)
-    refuse_if(not isinstance(index, slice), "single coordinates of a vector")
-    if isinstance(x, Linear) or x.last:
-        return Linear.of(lambda image: image[..., index], x)
-    start, stop, step = index.indices(x.shape[axis])
-    refuse_if(step != 1, f"a slice of the coordinates of vectors, with step {step}")
-    return x.part(start, stop)
-
-
-def pieces(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
-    """One part after the other along an axis: split, chunk."""
-    axis = dim % len(x.shape)
-    sizes = [part.shape[axis] for part in call.result]
-    bounds = np.cumsum([0, *sizes]).tolist()
-    return [pick(call, x, axis, slice(*ends)) for ends in pairwise(bounds)]
-
-
-def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
-    """`x[:, ids]`, with one array of integers or booleans."""
-    by_axis = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(by_axis) == 1:
-        ((axis, index),) = by_axis
-        if not isinstance(index, VALUES) and index.ndim <= 1:
-            return pick(call, x, axis, index)
-    raise Refusal(
-        "several arrays of indices, or indices that are random or have several axes"
-    )
-
-
-def cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
-    """Tensors one after the other along an axis."""
-    axis = dim % len(call.shape)
-    if axis == len(call.shape) - 1 and same_vectors(*parts):
-        return Linear.of(lambda *images: torch.cat(images, -1), *parts)
-    parts = [call.settled(part) for part in parts if part.shape[axis]]
-    if all(isinstance(part, Scalars) for part in parts):
-        return Scalars(ns.join([part.value for part in parts], axis))
-    refuse_if(
-        any(isinstance(part, Scalars) for part in parts),
-        "scalars and vectors, one after the other",
-    )
-    coordinates = next(part.axis for part in parts if isinstance(part, Vectors))
-    vectors = [
-        part if isinstance(part, Vectors) else _given_vectors(part, coordinates)
-        for part in parts
-    ]
-    refuse_if(
-        any(part.axis != coordinates for part in vectors),
-        "torch.cat of vectors along different axes",
-    )
-    if axis != coordinates:
-        plain_axis = axis - 1 if axis > coordinates else axis
-        joined = ns.join([part.plain for part in vectors], plain_axis)
-        return Vectors.of(joined, coordinates)
-    # end to end along their coordinates
-    step = math.gcd(*(part.shape[coordinates] for part in vectors))
-
-    def in_steps(entries: Any) -> Any:
-        return entries.movedim(coordinates, -1).unflatten(-1, (-1, step))
-
-    steps = [part.viewed(in_steps).plain for part in vectors]
-    return Vectors.of(ns.concat(ns.join(steps, axis=-1), axis=-1), coordinates)
-
-
-def _given_vectors(x: Tensor, axis: int) -> Vectors:
-    """Numbers as vectors, with their coordinates along the given axis."""
-    return Vectors.of(ns.data(np.moveaxis(numbers(x), axis, -1)), axis)
-
-
-def stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
-    """Tensors along a new axis."""
-    axis = dim % len(call.shape)
-    if axis == len(call.shape) - 1 and same_vectors(*parts):
-        return Linear.of(lambda *images: torch.stack(images, -1), *parts)
-    one = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
-    return cat(call, [view(call, part, one) for part in parts], axis)
-
-
-def repeat(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
-    """`Tensor.repeat`."""
-    x = view(call, x, (1,) * (len(repeats) - len(x.shape)) + tuple(x.shape))
-    for axis, count in enumerate(repeats):
-        if count > 1:
-            x = pick(call, x, axis, np.tile(np.arange(x.shape[axis]), count))
-    return x
-
-
-def where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
-    """Random numbers where a given condition is true, elsewhere given ones, or reverse.
-
-    Scores that become very low numbers are masked: a softmax leaves them out.
-    """
-    if isinstance(condition, VALUES) or isinstance(self, VALUES) == isinstance(
-        other, VALUES
-    ):
-        raise Refusal(
-            "a condition that is random, or a choice between two random tensors"
-        )
-    kept = numbers(condition).astype(bool)
-    if isinstance(self, VALUES):
-        x, fill = self, numbers(other)
-    else:
-        kept, x, fill = ~kept, other, numbers(self)
-    if (fill <= MASKED).all():
-        return _with_mask(call, x, kept, fill)
-    kept_part = multiply(call, x, kept.astype(float))
-    if not fill.any():
-        return kept_part
-    return add(call, kept_part, np.where(kept, 0.0, fill))
-
-
-def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:
-    """Scores where they are kept, elsewhere the low numbers `fill`."""
-    x = call.settled(x)
-    x = call.draws.scalars(x) if isinstance(x, Vectors) else x
-    kept = np.broadcast_to(kept, call.shape)
-    scores = Scalars(x.unmasked.broadcast_to(call.shape))
-    scores = scores.masked(x.allowed).seen(x.visible)
-    if (fill <= NEVER).all():
-        return scores.masked(kept)
-    # low numbers are scores that reports do not show; lower ones take scores out
-    never = ~kept & (fill <= NEVER)
-    filled = Scalars(
-        scores.unmasked * kept.astype(float) + np.where(kept | never, 0.0, fill)
-    )
-    allowed = ~never
-    if scores.allowed is not None:
-        allowed = np.where(kept, scores.allowed, ~never)
-    return filled.masked(allowed).seen(scores.visible).seen(kept)
-
-
-def embedding(
-    call: Call,
-    table: Tensor,
-    indices: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-) -> Tensor:
-    """Rows of a table.
-
-    The row of the padding receives no gradient. With `scale_grad_by_freq` the gradient
-    of a row is divided by the number of its uses.
-    """
-    refuse_if(not isinstance(table, Random), "rows of a table that is not a parameter")
-    ids = indices.numpy()
-    factors = np.ones(ids.shape)
-    if scale_grad_by_freq:
-        _, rows, uses = np.unique(ids, return_inverse=True, return_counts=True)
-        factors = 1.0 / uses[rows].reshape(ids.shape)
-    if padding_idx >= 0:
-        factors = np.where(ids == padding_idx, 0.0, factors)
-    return Vectors.of(call.draws.rows(table, ids, factors))
-
-
-def detach(call: Call, x: Tensor) -> Tensor:
-    """The same tensor, without a gradient."""
-    if isinstance(x, Random):
-        return replace(x, frozen=True)
-    if not isinstance(x, VALUES):
-        return x
-    x = call.settled(x)
-    if isinstance(x, Scalars):
-        return Scalars(ns.stop_gradient(x.base), x.factor, x.allowed)
-    return replace(x, value=ns.stop_gradient(x.value))
-
-
-def dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tensor:
-    """The same tensor, because the module is in evaluation mode."""
-    refuse_if(train and p, "dropout is on")
-    return x
-
-
-# operations that return their first argument
-SAME = (
+UNCHANGED = (
     "to",
     "contiguous",
     "clone",
@@ -328,7 +64,203 @@ SAME = (
     "_to_copy",
     "nan_to_num",
 )
+
+
+@reads(*UNCHANGED)
+def _unchanged(call: Call, x: Tensor) -> Tensor:
+    return x
+
+
+@reads("dropout")
+def _dropout(call: Call, x: Tensor, p: float = 0.0, train: bool = False) -> Tensor:
+    refuse_if(train and p, "dropout is on")
+    return x
+
+
+@reads("getitem")
+def _getitem(call: Call, x: Tensor, index: int) -> Tensor:
+    return x[index]
+
+
+@reads("_assert_tensor_metadata", "cross_entropy_loss")
+def _ignored(call: Call, x: Tensor) -> None:
+    """The loss of a module is ignored: an audit has its own loss of the same logits."""
+
+
+OPS["detach"] = arithmetic.detach
+
+# Arithmetic
+
+FUNCTIONS = (ns.relu, ns.silu, ns.tanh, ns.sigmoid, ns.erf, ns.abs, ns.sin, ns.cos)
+OPS |= {f.__name__: entrywise(f) for f in FUNCTIONS}
+OPS |= {
+    "exp": partial(apply_function, EXP),
+    "add": arithmetic.add,
+    "sub": arithmetic.subtract,
+    "mul": arithmetic.multiply,
+    "pow": arithmetic.power,
+    "maximum": arithmetic.maximum,
+    "minimum": arithmetic.minimum,
+    "layer_norm": partial(normalised, ns.layer_norm),
+    "rms_norm": partial(normalised, ns.rms_norm),
+}
+
+
+@reads("rsub")
+def _rsub(call: Call, x: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
+    return arithmetic.add(call, arithmetic.multiply(call, x, -float(alpha)), other)
+
+
+@reads("neg")
+def _neg(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.multiply(call, x, -1.0)
+
+
+@reads("div")
+def _div(
+    call: Call, x: Tensor, other: Tensor, rounding_mode: str | None = None
+) -> Tensor:
+    refuse_if(
+        rounding_mode is not None,
+        f"rounding_mode={rounding_mode!r}: rounding is not read",
+    )
+    return arithmetic.divide(call, x, other)
+
+
+@reads("reciprocal")
+def _reciprocal(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.divide(call, 1.0, x)
+
+
+@reads("square")
+def _square(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.power(call, x, 2)
+
+
+@reads("sqrt")
+def _sqrt(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.power(call, x, 0.5)
+
+
+@reads("rsqrt")
+def _rsqrt(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.power(call, x, -0.5)
+
+
+@reads("gelu")
+def _gelu(call: Call, x: Tensor, approximate: str = "none") -> Tensor:
+    f = ns.gelu_tanh if approximate == "tanh" else ns.gelu
+    return entrywise(f)(call, x)
+
+
+@reads("leaky_relu")
+def _leaky_relu(call: Call, x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return entrywise(partial(ns.leaky_relu, slope=negative_slope))(call, x)
+
+
+@reads("clamp", "clamp_min", "clamp_max")
+def _clamp(call: Call, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    return arithmetic.clamp(call, x, least=min, most=max)
+
+
+@reads("mean")
+def _mean(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return arithmetic.mean(call, x, dim, keepdim)
+
+
+@reads("sum")
+def _sum(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return arithmetic.total(call, x, dim, keepdim)
+
+
+@reads("linalg_vector_norm")
+def _vector_norm(
+    call: Call, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False
+) -> Tensor:
+    return arithmetic.norm(call, x, ord, dim, keepdim)
+
+
+@reads("norm")
+def _norm(
+    call: Call, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False
+) -> Tensor:
+    return arithmetic.norm(call, x, p, dim, keepdim)
+
+
+@reads("var")
+def _var(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    unbiased: bool = True,
+    correction: Any = None,
+) -> Scalars:
+    removed = float(unbiased if correction is None else correction)
+    return arithmetic.variance(call, x, dim, keepdim, correction=removed)
+
+
+@reads("std")
+def _std(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    unbiased: bool = True,
+    correction: Any = None,
+) -> Tensor:
+    variance = _var(call, x, dim, keepdim, unbiased, correction)
+    return arithmetic.raised(variance, 0.5)
+
+
+@reads("where")
+def _where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
+    return arithmetic.where(call, condition, self, other)
+
+
+@reads("masked_fill")
+def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    kept = mask if arithmetic.is_random(mask) else ~mask
+    return arithmetic.where(call, kept, x, value)
+
+
+# Matrix products and attention
+
 SOFTMAX = ("softmax", "_softmax")
+OPS |= {"linear": arithmetic.linear, "matmul": arithmetic.matmul}
+
+
+@reads("mm", "bmm")
+def _mm(call: Call, x: Tensor, mat2: Tensor) -> Tensor:
+    return arithmetic.matmul(call, x, mat2)
+
+
+@reads("addmm")
+def _addmm(
+    call: Call, x: Tensor, mat1: Tensor, mat2: Tensor, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    return arithmetic.add_matmul(call, x, mat1, mat2, beta=beta, alpha=alpha)
+
+
+@reads("baddbmm")
+def _baddbmm(
+    call: Call,
+    x: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
+    return arithmetic.add_matmul(call, x, batch1, batch2, beta=beta, alpha=alpha)
+
+
+@reads(*SOFTMAX)
+def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
+    return arithmetic.softmax(call, x, dim)
+
+
+# Rearrangements
+
 # other shapes, other orders of the axes, and parts
 VIEWS = (
     "view",
@@ -344,87 +276,147 @@ VIEWS = (
 TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 
-# Each function takes the call, the first argument of the operation, and those of its
-# other arguments that it names.
-OPS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(SAME, lambda call, x: x),
-    **dict.fromkeys(VIEWS, lambda call, x: view(call, x)),
-    **ARITHMETIC,
-    "_assert_tensor_metadata": lambda call, x: None,
-    # an audit has its own loss of the same logits
-    "cross_entropy_loss": lambda call, x: None,
-    "getitem": lambda call, x, index: x[index],
-    "linear": linear,
-    "matmul": matmul,
-    "mm": lambda call, x, mat2: matmul(call, x, mat2),
-    "bmm": lambda call, x, mat2: matmul(call, x, mat2),
-    "addmm": lambda call, x, mat1, mat2, beta=1, alpha=1: add_matmul(
-        call, x, mat1, mat2, beta, alpha
-    ),
-    "baddbmm": lambda call, x, batch1, batch2, beta=1, alpha=1: add_matmul(
-        call, x, batch1, batch2, beta, alpha
-    ),
-    **dict.fromkeys(SOFTMAX, softmax),
-    "embedding": embedding,
-    "embedding_renorm": lambda call, x: refuse_if(
-        True, "max_norm rescales the rows of a table: set max_norm=None"
-    ),
-    "detach": detach,
-    "dropout": dropout,
-    "transpose": lambda call, x, dim0, dim1: rearranged(
-        call, x, lambda entries: entries.transpose(dim0, dim1)
-    ),
-    "swapaxes": lambda call, x, axis0, axis1: rearranged(
-        call, x, lambda entries: entries.transpose(axis0, axis1)
-    ),
-    "t": lambda call, x: rearranged(call, x, lambda entries: entries.t()),
-    "mT": lambda call, x: rearranged(call, x, lambda entries: entries.mT),
-    "permute": lambda call, x, dims: rearranged(
-        call, x, lambda entries: entries.permute(dims)
-    ),
-    "expand": expand,
-    "expand_as": expand,
-    "slice": lambda call, x, dim=0, start=None, end=None, step=1: pick(
-        call, x, dim, slice(start, end, step)
-    ),
-    "narrow": lambda call, x, dim, start, length: pick(
-        call, x, dim, slice(start, start + length)
-    ),
-    "select": pick,
-    "index_select": pick,
-    "index": indexed,
-    "split": pieces,
-    "split_with_sizes": pieces,
-    "chunk": pieces,
-    "unbind": lambda call, x, dim=0: [
-        pick(call, x, dim, i) for i in range(len(call.result))
-    ],
-    "cat": cat,
-    "stack": stack,
-    "repeat": repeat,
-    "repeat_interleave": lambda call, x, repeats, dim: pick(
-        call, x, dim, np.repeat(np.arange(x.shape[dim]), repeats)
-    ),
-    "where": where,
-    "masked_fill": lambda call, x, mask, value: where(
-        call, mask if isinstance(mask, VALUES) else ~mask, x, value
-    ),
-}
+
+@reads(*VIEWS)
+def _view(call: Call, x: Tensor) -> Tensor:
+    return rearrangement.reshape(call, x, call.shape)
 
 
-def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
-    """The result of an operation of this name.
+@reads("expand", "expand_as")
+def _expand(call: Call, x: Tensor) -> Tensor:
+    return rearrangement.expand(call, x, call.shape)
 
-    Arguments that are None, or that its function does not name, are left out.
-    """
-    refuse_if(
-        name not in OPS,
-        "this operation is not supported; docs/torch.md lists those that are",
+
+@reads("transpose")
+def _transpose(call: Call, x: Tensor, dim0: int, dim1: int) -> Tensor:
+    return rearrangement.transpose(call, x, dim0, dim1)
+
+
+@reads("swapaxes")
+def _swapaxes(call: Call, x: Tensor, axis0: int, axis1: int) -> Tensor:
+    return rearrangement.transpose(call, x, axis0, axis1)
+
+
+@reads("t", "mT")
+def _t(call: Call, x: Tensor) -> Tensor:
+    if len(x.shape) < 2:  # `t` of a vector is the vector
+        return x
+    return rearrangement.transpose(call, x, -2, -1)
+
+
+@reads("permute")
+def _permute(call: Call, x: Tensor, dims: list[int]) -> Tensor:
+    return rearrangement.permute(call, x, dims)
+
+
+@reads("slice")
+def _slice(
+    call: Call,
+    x: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    return rearrangement.pick(call, x, dim, slice(start, end, step))
+
+
+@reads("narrow")
+def _narrow(call: Call, x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return rearrangement.pick(call, x, dim, slice(start, start + length))
+
+
+@reads("select", "index_select")
+def _select(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
+    return rearrangement.pick(call, x, dim, index)
+
+
+@reads("index")
+def _index(call: Call, x: Tensor, indices: Any) -> Tensor:
+    return rearrangement.indexed(call, x, indices)
+
+
+@reads("split", "split_with_sizes", "chunk")
+def _pieces(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
+    return rearrangement.pieces(call, x, dim)
+
+
+@reads("unbind")
+def _unbind(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
+    return rearrangement.entries_along(call, x, dim)
+
+
+@reads("cat")
+def _cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
+    return rearrangement.concatenate(call, parts, dim)
+
+
+@reads("stack")
+def _stack(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
+    return rearrangement.stack(call, parts, dim)
+
+
+@reads("repeat")
+def _repeat(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
+    return rearrangement.tile(call, x, repeats)
+
+
+@reads("repeat_interleave")
+def _repeat_interleave(call: Call, x: Tensor, repeats: Any, dim: int) -> Tensor:
+    return rearrangement.repeat_entries(call, x, repeats, dim)
+
+
+@reads("embedding")
+def _embedding(
+    call: Call,
+    table: Tensor,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+) -> Tensor:
+    return rearrangement.embedding(
+        call,
+        table,
+        indices,
+        padding=padding_idx,
+        divides_gradients=scale_grad_by_freq,
     )
-    function = OPS[name]
-    named = inspect.signature(function).parameters
-    (_, x), *others = arguments.items()
-    options = {
-        key: value for key, value in others if key in named and value is not None
-    }
-    return function(call, x, **options)
+
+
+@reads("embedding_renorm")
+def _embedding_renorm(call: Call, x: Tensor) -> None:
+    refuse_if(True, "max_norm rescales the rows of a table: set max_norm=None")
+
+
+# Names by which the parts of a network are recognised
+
+# products by a matrix, and the position of the matrix among the arguments
+MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
+# products of vectors with vectors: scores, and weights times values
+SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
+# operations through which a parameter, or ids, can still be recognised
+REARRANGEMENTS = (
+    *VIEWS,
+    *PARTS,
+    *TURNS,
+    "getitem",
+    "expand",
+    "contiguous",
+    "to",
+    "_to_copy",
+    "detach",
+)
+# operations that leave the stream as it is
+SAME_STREAM = (
+    "to",
+    "_to_copy",
+    "clone",
+    "contiguous",
+    "dropout",
+    "alias",
+    "detach",
+    "type_as",
+)
+# operations that normalise the stream, or are a step of a norm written out
+NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
+ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")

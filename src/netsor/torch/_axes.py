@@ -1,33 +1,48 @@
-"""What an axis, a vector and a scalar is for the reader of PyTorch modules.
+"""The axis rule: what the axes of a tensor mean in the program of a module.
 
-A torch tensor has axes and nothing says what they mean; in the language of netsor, the
-coordinates of a vector are no axis of it, and a scalar has no coordinates. The reader
-therefore keeps each random tensor as one of these:
+Nothing in a tensor says what its axes are. In the language of netsor, the coordinates
+of a vector are no axis of it, and a scalar has no coordinates. The reader of modules
+connects the two by one rule:
 
-- `Vectors`: one axis runs over the coordinates of netsor vectors; the other axes
-  (batch, tokens, heads) say which vector.
-- `Scalars`: no axis runs over coordinates. Scores and logits are scalars.
-- `Linear`: a linear function of vectors that is not yet recognised, such as one half of
-  a rotary position.
+- Each axis of a random tensor is an axis of *coordinates*, along which a width runs, or
+  an axis of *indices*: batch, tokens, heads. At most one is an axis of coordinates.
+- A tensor without an axis of coordinates is an array of scalars: scores, logits, norms,
+  losses. Any function of scalars is allowed.
+- A tensor with one is an array of vectors, and only three things may happen to it:
+  functions that act on each coordinate in the same way, linear maps along axes of
+  indices whose coefficients are scalars or numbers, and matrices that are parameters.
+  Products summed over coordinates lead back to scalars.
+
+An operation that breaks the rule, such as a sort along coordinates, raises `Refusal`.
+
+These classes carry the rule:
+
+- `Vectors`: a tensor with an axis of coordinates.
+- `Scalars`: a tensor without one.
+- `Linear`: a linear function of the coordinates of vectors that is not yet recognised,
+  such as one half of a rotary position.
 - `Random` (in `_random_parameters`): a parameter whose use is still open. It becomes a
   matrix where it acts, vectors where it is added, or rows of a table.
 
-Tensors that depend on no random parameter stay torch tensors.
+Tensors that depend on no random parameter are numbers, and are kept as arrays.
 
-The invariant: a value stands for the tensor that torch has at this node, entry by entry
-and in the same shape. What torch only rearranges (heads, fused projections, transposes)
-is kept as a view on the meta device, where torch does the bookkeeping of strides.
-`Vectors.plain` turns the view into vectors: coordinates that are cut into heads are a
-`split`, and heads that are flattened are a `concat`.
+The invariant: a value stands for the tensor that the framework has at this node, entry
+by entry and in the same shape. What only rearranges entries (heads, fused projections,
+transposes) changes the `Layout` of the tensor. `Vectors.plain` turns the layout into
+operations of the language: coordinates that are cut into heads are a `split`, and heads
+that are flattened are a `concat`.
+
+Nothing here depends on PyTorch: the tables of its operations are in `_aten_ops`.
 
 Examples
 --------
 >>> import netsor as ns
 >>> from netsor.torch._axes import Scalars, Vectors
+>>> from netsor.torch._layout import Permute, Reshape
 >>> stream = Vectors.of(ns.gaussian(6, 4))  # of four tokens
 >>> stream.shape, stream.axis
 ((4, 6), 1)
->>> heads = stream.viewed(lambda entries: entries.reshape(4, 2, 3).transpose(0, 1))
+>>> heads = stream.viewed(Reshape((4, 2, 3))).viewed(Permute((1, 0, 2)))
 >>> heads.shape, heads.axis, heads.plain.shape  # two heads of four tokens
 ((2, 4, 3), 2, (2, 4))
 >>> Scalars(ns.dot(heads.plain, heads.plain), factor=3**0.5).shape
@@ -37,19 +52,25 @@ Examples
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
 
 from .._array_api import Bools, Floats, Ints
 from .._validate import Shape
 from ..language import Scalar, Vector, concat, data
+from ..language.operations._operation import split
 from ..language.operations._rotary import Rotate
-from ..language.operations._score import split
+from ._layout import (
+    Index,
+    Layout,
+    NotAViewError,
+    Permute,
+    Rearrangement,
+)
 
 
 class Refusal(Exception):
@@ -67,53 +88,46 @@ def refuse_if(wrong: object, why: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tensor as a view of the tensor that it was made from.
+    """A tensor as a rearrangement of the tensor that it was made from."""
 
-    `entries` is on the meta device: it has a shape and strides, but no memory.
-    """
-
-    entries: Any
+    layout: Layout
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return tuple(self.entries.shape)
+        return self.layout.shape
 
-    def viewed(self, rearrange: Callable[[Any], Any]) -> Self:
-        """The tensor that `rearrange` returns for this one; it may only rearrange."""
-        view = rearrange(self.entries)
-        storage = self.entries.untyped_storage()
-        if view.untyped_storage()._cdata != storage._cdata:
-            return self._copied(rearrange)  # torch had to copy
-        return replace(self, entries=view)
+    def viewed(self, rearrangement: Rearrangement) -> Self:
+        """The rearranged tensor."""
+        try:
+            layout = rearrangement.of_layout(self.layout)
+        except NotAViewError:
+            return self._copied(rearrangement)
+        return replace(self, layout=layout)
 
-    def _copied(self, rearrange: Callable[[Any], Any]) -> Self:
-        """`viewed`, where torch cannot return a view of the same memory."""
+    def _copied(self, rearrangement: Rearrangement) -> Self:
+        """`viewed`, where no layout of the same storage describes the result."""
         raise Refusal("a view that is not contiguous")
 
-    def starts(self, axis: int) -> Ints:
-        """Positions in the storage where the entries along an axis begin.
-
-        The result has one position for all indices of the other axes.
-        """
-        offsets = [
-            np.arange(size) * stride
-            for k, (size, stride) in enumerate(
-                zip(self.entries.shape, self.entries.stride(), strict=True)
-            )
-            if k != axis % len(self.shape)
-        ]
-        grid = np.ix_(*offsets) if offsets else ()
-        return np.asarray(
-            self.entries.storage_offset() + sum(grid, np.zeros((), np.intp))
-        )
+    def moved(self, source: int, target: int) -> Self:
+        """The tensor with one of its axes in another place."""
+        return self.viewed(Permute.moving(source, target, ndim=len(self.shape)))
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors(View):
     """A tensor with the coordinates of vectors along one of its axes.
 
-    `entries` is a view of a tensor of shape (*value.shape, width).
+    `layout` is that of a view of a tensor of shape (*value.shape, width), whose
+    coordinates are next to each other in storage.
+
+    Examples
+    --------
+    >>> import netsor as ns
+    >>> from netsor.torch._axes import Vectors
+    >>> tokens = Vectors.of(ns.gaussian(6, 4), axis=0)
+    >>> tokens.shape, tokens.plain.shape
+    ((6, 4), (4,))
     """
 
     value: Vector
@@ -124,14 +138,15 @@ class Vectors(View):
         # `axis` finds the coordinates by their stride of 1. The storage has room for
         # two coordinates or more, so that no other axis has this stride.
         width = value.width.factor
-        storage = torch.empty((*value.shape, max(width, 2)), device="meta")
-        return cls(storage[..., :width].movedim(-1, axis), value)
+        storage = Layout.contiguous((*value.shape, max(width, 2)))
+        coordinates = storage.indexed(value.ndim, slice(0, width))
+        return cls(coordinates, value).moved(-1, axis)
 
     @property
     def axis(self) -> int:
         """The axis that holds the coordinates, from 0."""
-        strides = self.entries.stride()
-        least = min(filter(None, strides))
+        strides = self.layout.strides
+        least = min(stride for stride in strides if stride)
         refuse_if(
             1 < least < self.value.width.factor,
             "coordinates of vectors are interleaved with another axis",
@@ -154,7 +169,8 @@ class Vectors(View):
     def plain(self) -> Vector:
         """The vectors, in the shape of the tensor without the axis of coordinates."""
         size, width = self.shape[self.axis], self.value.width.factor
-        starts = self.starts(self.axis) * width // max(width, 2)
+        positions = self.layout.positions(without=self.axis)
+        starts = positions * width // max(width, 2)
         # the longest pieces of coordinates that stay together in every vector
         piece = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))
         pieces = self.value
@@ -162,27 +178,27 @@ class Vectors(View):
             pieces = split(self.value, width // piece, self.value.ndim)
         if piece == size:
             return pieces.take(starts // piece)
-        positions = starts[..., None] // piece + np.arange(size // piece)
-        return concat(pieces.take(positions), axis=-1)
+        indices = starts[..., None] // piece + np.arange(size // piece)
+        return concat(pieces.take(indices), axis=-1)
 
     @cached_property
-    def probe(self) -> Any:
+    def probe(self) -> Floats:
         """Numbers that show how a module acts on coordinates: ones, and arbitrary ones.
 
         Their shape is (2, 1, …, coordinates).
         """
-        numbers = np.random.default_rng(0).uniform(1, 2, self.shape[-1])
+        arbitrary = np.random.default_rng(0).uniform(1, 2, self.shape[-1])
         other_axes = (1,) * (len(self.shape) - 1)
-        probe = np.stack([np.ones_like(numbers), numbers]).reshape(2, *other_axes, -1)
-        return torch.tensor(probe, requires_grad=True)
+        probe = np.stack([np.ones_like(arbitrary), arbitrary])
+        return probe.reshape(2, *other_axes, -1)
 
-    def _copied(self, rearrange: Callable[[Any], Any]) -> Self:
+    def _copied(self, rearrangement: Rearrangement) -> Self:
         plain = type(self).of(self.plain, self.axis)
         refuse_if(
-            plain.entries.stride() == self.entries.stride(),
+            plain.layout.strides == self.layout.strides,
             "a view that cuts across axes",
         )
-        return plain.viewed(rearrange)
+        return plain.viewed(rearrangement)
 
     def pick(self, axis: int, index: Any) -> Vectors:
         """Entries along an axis that does not hold coordinates.
@@ -198,8 +214,7 @@ class Vectors(View):
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
-        size = stop - start
-        return self.viewed(lambda entries: entries.narrow(self.axis, start, size))
+        return self.viewed(Index(self.axis, slice(start, stop)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,19 +307,16 @@ class Scalars:
             return replace(self, expanded=None)
         return self
 
-    def viewed(self, rearrange: Callable[[Any], Any]) -> Scalars:
-        """The same scalars, rearranged as `rearrange` does with a torch tensor."""
+    def viewed(self, rearrangement: Rearrangement) -> Scalars:
+        """The same scalars, rearranged."""
 
         def rearranged(mask: Bools | None) -> Bools | None:
-            if mask is None:
-                return None
-            result: Bools = rearrange(torch.tensor(mask)).numpy()
-            return result
+            return None if mask is None else rearrangement.of_array(mask)
 
         positions = np.arange(self.base.size).reshape(self.base.shape)
         positions = np.broadcast_to(positions, self.shape)
         return Scalars(
-            self.base.take(rearrange(torch.tensor(positions)).numpy()),
+            self.base.take(rearrangement.of_array(positions)),
             self.factor,
             allowed=rearranged(self.allowed),
             visible=rearranged(self.visible),
@@ -315,31 +327,83 @@ class Scalars:
 class Linear:
     """A linear function of the coordinates of each vector, known by its values.
 
-    `image` is its value on `Vectors.probe`, a torch tensor (2, …, coordinates), whose
-    other axes broadcast to those of x. The coordinates are along the last axis, or the
-    last two axes while they are stacked in pairs. `settled` recognises the function.
+    `image` is its value on `Vectors.probe`, an array (2, …, coordinates), whose other
+    axes broadcast to those of x. The coordinates are along the last axis, or the last
+    two axes while they are stacked in pairs. `settled` recognises the function.
     """
 
     x: Vectors
-    image: Any
+    image: Floats
+    # (2, …), for each entry of the result: the first coordinate of x that it depends
+    # on, and minus the last one. So the minimum joins those of two terms.
+    reach: Ints
 
     @classmethod
-    def of(cls, f: Callable[..., Any], *parts: Vectors | Linear) -> Linear:
-        """A linear function f of parts that are all functions of the same vectors."""
-        x = next((part.x for part in parts if isinstance(part, Linear)), parts[0])
-        assert isinstance(x, Vectors)
-        # `settled` needs gradients, whatever the caller's mode
-        with torch.inference_mode(False), torch.enable_grad():
-            images = [
-                part.image if isinstance(part, Linear) else part.probe for part in parts
-            ]
-            lead = np.broadcast_shapes(*(image.shape[:-1] for image in images))
-            return cls(x, f(*(image.expand(*lead, -1) for image in images)))
+    def identity(cls, x: Vectors) -> Linear:
+        """The vectors themselves, as a linear function."""
+        coordinates = np.arange(x.shape[-1])
+        reach = np.stack([coordinates, -coordinates]).reshape(x.probe.shape)
+        return cls(x, x.probe, reach)
+
+    @classmethod
+    def rearranged(cls, f: Callable[..., Any], *parts: Vectors | Linear) -> Linear:
+        """Coordinates that f selects or joins; f is a function of their arrays."""
+        terms = _with_equal_axes(parts)
+        return cls(
+            x=terms[0].x,
+            image=f(*(term.image for term in terms)),
+            reach=f(*(term.reach for term in terms)),
+        )
+
+    @classmethod
+    def sum(cls, *parts: Vectors | Linear) -> Linear:
+        """The sum of two linear functions of the same vectors."""
+        first, second = _with_equal_axes(parts)
+        return cls(
+            x=first.x,
+            image=first.image + second.image,
+            reach=np.minimum(first.reach, second.reach),
+        )
+
+    @classmethod
+    def scaled(cls, part: Vectors | Linear, factors: Floats) -> Linear:
+        """The coordinates of a linear function, each times a number."""
+        (term,) = _with_equal_axes([part])
+        # what is multiplied by 0 is not used
+        nowhere = term.x.shape[-1]
+        reach = np.where(factors == 0, nowhere, term.reach)
+        return cls(x=term.x, image=term.image * factors, reach=reach)
 
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
         return (*self.x.shape[:-1], *self.image.shape[len(self.x.shape) :])
+
+    @property
+    def used_coordinates(self) -> tuple[int, int]:
+        """The first coordinate that the function depends on, and one past the last."""
+        used = self.image.any(axis=0)
+        first, minus_last = np.broadcast_to(self.reach, self.image.shape)[:, used]
+        nowhere = self.x.shape[-1]
+        if not (first < nowhere).any():
+            return 0, 0
+        return int(first.min()), 1 - int(minus_last.min())
+
+
+def _with_equal_axes(parts: Sequence[Vectors | Linear]) -> list[Linear]:
+    """Functions of the same vectors, whose images have equal axes but the last."""
+    linear = [
+        part if isinstance(part, Linear) else Linear.identity(part) for part in parts
+    ]
+    shape = np.broadcast_shapes(*(part.image.shape[:-1] for part in linear))
+
+    def expanded(array: Any) -> Any:
+        return np.broadcast_to(array, (*shape, array.shape[-1]))
+
+    return [
+        replace(part, image=expanded(part.image), reach=expanded(part.reach))
+        for part in linear
+    ]
 
 
 def same_vectors(*parts: Any) -> bool:
@@ -348,6 +412,9 @@ def same_vectors(*parts: Any) -> bool:
         return False
     vectors = {id(part.x if isinstance(part, Linear) else part) for part in parts}
     return len(vectors) == 1
+
+
+# The recognition of linear functions
 
 
 class Frequencies(tuple[float, ...]):
@@ -377,14 +444,16 @@ def settled(linear: Linear) -> Vectors:
         len(linear.shape) > len(x.shape),
         "pairs of coordinates that are not set end to end",
     )
-    start, stop = _used_coordinates(linear)
+    start, stop = 0, x.shape[-1]
+    if linear.shape[-1] < stop:
+        start, stop = linear.used_coordinates
     refuse_if(
         stop - start != linear.shape[-1],
         "coordinates of a vector are combined in a way that is not a rotary position",
     )
     part = x.part(start, stop)
-    before = x.probe.detach().numpy()[..., start:stop]
-    after = linear.image.detach().numpy()
+    before = x.probe[..., start:stop]
+    after = linear.image
     factor = after[0]  # the image of ones
     rounding = 1e-12 * np.abs(after).max()
     if not np.allclose(after[1], factor * before[1], rtol=1e-9, atol=rounding):
@@ -394,23 +463,6 @@ def settled(linear: Linear) -> Vectors:
     if (factor == 1).all():
         return part
     return Vectors.of(factor[..., 0] * part.plain)
-
-
-def _used_coordinates(linear: Linear) -> tuple[int, int]:
-    """The first coordinate that a linear function depends on, and one past the last."""
-    probe = linear.x.probe
-    size = linear.x.shape[-1]
-    if linear.shape[-1] >= size:
-        return 0, size
-    with torch.inference_mode(False), torch.enable_grad():
-        (slope,) = torch.autograd.grad(
-            linear.image.square().sum(), probe, retain_graph=True
-        )
-    other_axes = tuple(range(slope.ndim - 1))
-    used = np.flatnonzero(slope.numpy().any(axis=other_axes))
-    if not len(used):
-        return 0, 0
-    return int(used[0]), int(used[-1]) + 1
 
 
 class Rotation(NamedTuple):
@@ -457,12 +509,12 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
         )
         return Vector(op, value.shape, value.width)
 
-    value = x.viewed(lambda entries: entries.movedim(token_axis, -2)).plain
+    value = x.moved(token_axis, -2).plain
     value = turn(value, np.ones(tokens), angles[0])  # all tokens, as the first one
     value = turn(value, np.arange(tokens), frequencies)  # and from it to each token
     if abs(gain - 1) >= GAIN_TOLERANCE:
         value = gain * value
-    return Vectors.of(value).viewed(lambda entries: entries.movedim(-2, token_axis))
+    return Vectors.of(value).moved(-2, token_axis)
 
 
 def _token_axis(image: Floats) -> int:

@@ -1,5 +1,9 @@
-"""A check of real weights at step 0: parameters, and the forward and backward pass,
-against the declared laws.
+"""A check of real weights at step 0 against the laws that are declared for them.
+
+Two things are compared with a `Reference`: each parameter, by the tests of
+`_init_tests`, and one forward and backward pass, by its quantities (mean squares,
+attention entropy, loss, gradients) among draws of their exact law. What cannot be
+compared is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +39,16 @@ from ..report._document import (
     to_text,
 )
 from ..report._html import to_cell
+from ._capture import captured
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
+from ._graph import (
+    Node,
+    UnsupportedError,
+    name_of,
+    outputs_of_modules,
+    path_of,
+    refused,
+)
 from ._init_tests import (
     InitFinding,
     Reference,
@@ -45,26 +58,19 @@ from ._init_tests import (
     pass_tests,
     reference_of,
 )
+from ._laws import Parameter, Parameters, with_declared
 from ._network import inputs_of
-from ._parameters import Parameter, Parameters, with_declared
-from ._program import (
-    Node,
-    UnsupportedError,
-    captured,
-    name_of,
-    outputs_of_modules,
-    path_of,
-    refused,
-)
-from ._structure import Structure, structure
+from ._structure import Block, Structure, structure
 
-STARTS, END = ("input_", "decoder_input_"), ("logit_std", "loss", "max_probability")
+# prefixes of the quantities of the stream before the first block of each stack
+STARTS = ("input_", "decoder_input_")
+END = ("logit_std", "loss", "max_probability")  # quantities of the logits
 # quantities that a mask changes
 SCORES = tuple(name for names in ATTENTION.values() for name in names)
 MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
 MOST_IMPLIED = 3  # of the pass, if parameters depart
 EXACT = ("value", "tie", "mask", "finite")  # comparisons without a p-value
-# else of the pass
+# what departs, if it is a parameter; everything else is a quantity of the pass
 OF_PARAMETERS = (
     "value",
     "std",
@@ -80,6 +86,10 @@ OF_PARAMETERS = (
 FEWEST_DRAWS = 100
 MOST_NAMED = 3  # parameters that a note names
 OWN = "its own initialisation"
+NO_REFERENCE = (
+    "no reference was given: the module is compared with fresh ones that its own code"
+    " makes"
+)
 NOT_FOUND = "no reference: mistakes in the module's own code cannot be found"
 # the status if nothing departs, but parameters or pass were not checked
 INCOMPLETE = "incomplete"
@@ -134,8 +144,10 @@ class InitCheck:
 
     @property
     def status(self) -> str:
-        """ "FLAG" if something departs; else "incomplete" if no parameter or no pass
-        was checked; else "ok".
+        """The result in a word.
+
+        It is "FLAG" if something departs, else "incomplete" if no parameter or no pass
+        was checked, else "ok".
         """
         if self.findings:
             return FLAG
@@ -151,22 +163,19 @@ class InitCheck:
     def coverage(self) -> str:
         """What was checked, in a few words."""
         total = counted(self.parameters, "parameter")
-        unchecked = (
-            f"{len(self.unchecked):,} of {total} unchecked"
-            if self.unchecked
-            else f"all {total} checked"
-        )
-        done = (
-            f"{self.checked_pass} checked"
-            if self.checked_pass
-            else "forward and backward pass not checked"
-        )
-        return f"{counted(self.tests, 'test')}; {unchecked}; {done}"
+        of_parameters = f"all {total} checked"
+        if self.unchecked:
+            of_parameters = f"{len(self.unchecked):,} of {total} unchecked"
+        of_pass = "forward and backward pass not checked"
+        if self.checked_pass:
+            of_pass = f"{self.checked_pass} checked"
+        return f"{counted(self.tests, 'test')}; {of_parameters}; {of_pass}"
 
     @property
     def verdict(self) -> str:
-        """The status, what departs, what was checked, and what cannot be found without
-        a reference.
+        """The status, what departs and what was checked, in one line.
+
+        Without a reference it also says what cannot be found.
         """
         parts = [self._conclusion(), self.coverage]
         if not self.findings:  # what was checked matters most
@@ -176,33 +185,41 @@ class InitCheck:
         return f"{self.status}: {'; '.join(parts)}"
 
     def _conclusion(self) -> str:
-        against = (
-            self.reference
-            if self.reference == OWN
-            else f"the reference {self.reference}"
-        )
+        """Whether the module agrees with the reference, and where to look first."""
+        reference = self.reference
+        if reference != OWN:
+            reference = f"the reference {reference}"
         if self.first is None:
-            found = "agrees with" if self.ok else "was not compared in full with"
-            return f"{self.name} {found} {against}"
-        count = len({each.where for each in self._of_parameters()})
-        what = counted(count, "parameter") if count else f"a {self.checked_pass}"
+            verb = "agrees with" if self.ok else "was not compared in full with"
+            return f"{self.name} {verb} {reference}"
+        departing = {finding.where for finding in self._of_parameters()}
+        subject = f"a {self.checked_pass}"
+        if departing:
+            subject = counted(len(departing), "parameter")
         return (
-            f"{self.name} differs from {against} in {what}; look first at"
+            f"{self.name} differs from {reference} in {subject}; look first at"
             f" {self.first.where}"
         )
 
     def _of_parameters(self) -> list[InitFinding]:
-        return [each for each in self.findings if each.what in OF_PARAMETERS]
+        """The departures of parameters."""
+        return [finding for finding in self.findings if finding.what in OF_PARAMETERS]
+
+    def _of_pass(self) -> list[InitFinding]:
+        """The departures of the pass."""
+        return [
+            finding for finding in self.findings if finding.what not in OF_PARAMETERS
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, `ok`, `status`, `coverage` and `verdict`, as JSON can hold
-        them.
-        """
-        said = {
-            name: getattr(self, name)
-            for name in ("ok", "status", "coverage", "verdict")
+        """All fields, `ok`, `status`, `coverage` and `verdict`, for JSON."""
+        return {
+            **asdict(self),
+            "ok": self.ok,
+            "status": self.status,
+            "coverage": self.coverage,
+            "verdict": self.verdict,
         }
-        return {**asdict(self), **said}
 
     def __str__(self) -> str:
         return to_text(self._document())
@@ -211,89 +228,105 @@ class InitCheck:
         return to_cell(self._document())
 
     def _document(self) -> Document:
-        wrong = self._of_parameters()
-        rest = [each for each in self.findings if each.what not in OF_PARAMETERS]
-        ranges = (
-            f"Expected ranges hold 99 % of {self.draws} draws of the reference. "
-            if self.draws
-            else ""
-        )
-        subject = (
-            f"{ranges}p-values are adjusted for the number of tests."
-            if self.tests
-            else ""
-        )
-        because, most = (
-            (" (perhaps because of these parameters)", MOST_IMPLIED)
-            if wrong
-            else ("", MOST_SHOWN)
-        )
+        """The report."""
+        subject = ""
+        if self.draws:
+            subject = (
+                f"Expected ranges hold 99 % of {self.draws} draws of the reference. "
+            )
+        if self.tests:
+            subject += "p-values are adjusted for the number of tests."
+        else:
+            subject = ""
+        of_parameters = self._of_parameters()
+        because, shown = "", MOST_SHOWN
+        if of_parameters:
+            because, shown = " (perhaps because of these parameters)", MOST_IMPLIED
+        notes = [*self._notes_on_parameters(), *self.notes]
         sections = [
-            Section("Parameters that differ", _items(wrong, MOST_SHOWN)),
+            Section("Parameters that differ", _items(of_parameters, MOST_SHOWN)),
             Section(
-                f"Activations and gradients that differ{because}", _items(rest, most)
+                f"Activations and gradients that differ{because}",
+                _items(self._of_pass(), shown),
             ),
+            Section("", [Paragraph(f"note: {note}") for note in notes]),
         ]
-        untested = [name for name in self.unchecked if name not in self.undeclared]
-        reasons = {
-            "unknown to the reference": self.undeclared,
-            "of a law that has no test": untested,
-        }
-        notes = [
-            f"{counted(len(names), 'parameter')} not checked, {why}: {_some(names)}"
-            for why, names in reasons.items()
-            if names
-        ]
-        sections.append(
-            Section("", [Paragraph(f"note: {note}") for note in [*notes, *self.notes]])
-        )
         return Document(
             f"Initialisation of {self.name}",
             self.verdict,
             subject,
-            [s for s in sections if s.blocks],
+            [section for section in sections if section.blocks],
         )
 
+    def _notes_on_parameters(self) -> list[str]:
+        """Which parameters were not checked, and why."""
+        reasons = {
+            "unknown to the reference": self.undeclared,
+            "of a law that has no test": [
+                name for name in self.unchecked if name not in self.undeclared
+            ],
+        }
+        return [
+            f"{counted(len(names), 'parameter')} not checked, {reason}:"
+            f" {_first_of(names)}"
+            for reason, names in reasons.items()
+            if names
+        ]
 
-def _some(names: Sequence[str]) -> str:
-    """The first names of a list."""
-    return ", ".join([*names[:MOST_NAMED], *(["…"] if len(names) > MOST_NAMED else [])])
+
+def _first_of(names: Sequence[str]) -> str:
+    """The first names of a list, as text."""
+    shown = list(names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        shown.append("…")
+    return ", ".join(shown)
 
 
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
     """The first `most` findings: expected and found values, with the p-value."""
-    texts: dict[tuple[str, str], str] = {}
     # by which a mean is judged
-    wrong_std = {each.where for each in findings if each.what == "std"}
-    for each in (
-        each for each in findings if each.what != "mean" or each.where not in wrong_std
-    ):
-        p = (f"(p = {each.p:.1g})" if each.p >= 1e-300 else "(p < 1e-300)").replace(
-            " ", NO_BREAK
-        )
-        label = each.what.replace("_", " ")
-        if each.what in EXACT:
-            label, p = "" if each.what in ("value", "finite") else label, ""
-        elif each.what in ("shape", "tails"):  # two tests of one thing
-            label = "distribution"
-        elif each.what.startswith("grad_"):
-            mean = each.what in ("grad_mean_square", "grad_input")
-            label = (
-                "mean square of the gradient"
-                if mean
-                else f"squared gradient of {label.removeprefix('grad ')}"
-            )
-        texts.setdefault(
-            (each.where, label),
-            f"{label + ': ' if label else ''}{each.text} {p}".rstrip(),
-        )
+    wrong_std = {finding.where for finding in findings if finding.what == "std"}
+    texts: dict[tuple[str, str], str] = {}
+    for finding in findings:
+        if finding.what == "mean" and finding.where in wrong_std:
+            continue
+        label = _label(finding)
+        text = f"{label}: {finding.text}" if label else finding.text
+        if finding.what not in EXACT:
+            text += f" {_p_value(finding.p)}"
+        texts.setdefault((finding.where, label), text.rstrip())
     items = [Item(FLAG, where, text) for (where, _), text in texts.items()]
-    rest = f"… and {len(items) - most} more: --json, or `findings` in Python, has all"
-    return (
-        [Items(items[:most]), *([Paragraph(rest)] if len(items) > most else [])]
-        if items
-        else []
-    )
+    if not items:
+        return []
+    blocks: list[Items | Paragraph] = [Items(items[:most])]
+    if len(items) > most:
+        remaining = len(items) - most
+        blocks.append(
+            Paragraph(
+                f"… and {remaining} more: --json, or `findings` in Python, has all"
+            )
+        )
+    return blocks
+
+
+def _label(finding: InitFinding) -> str:
+    """What departs, in words; "" if the text of the finding says it."""
+    if finding.what in ("value", "finite"):
+        return ""
+    if finding.what in ("shape", "tails"):  # two tests of one thing
+        return "distribution"
+    if finding.what in ("grad_mean_square", "grad_input"):
+        return "mean square of the gradient"
+    label = finding.what.replace("_", " ")
+    if finding.what.startswith("grad_"):
+        return f"squared gradient of {label.removeprefix('grad ')}"
+    return label
+
+
+def _p_value(p: float) -> str:
+    """A p-value in parentheses, which no line break divides."""
+    text = f"(p = {p:.1g})" if p >= 1e-300 else "(p < 1e-300)"
+    return text.replace(" ", NO_BREAK)
 
 
 def check_init(
@@ -308,8 +341,7 @@ def check_init(
     level: float = 1e-3,
     seed: int = 0,
 ) -> InitCheck:
-    """Check the real weights of a module before training against the initialisation
-    that is declared for it.
+    """Check the real weights of a module, before training, against their declaration.
 
     Every parameter is tested for its mean, standard deviation, shape of distribution,
     rows and columns, ties and correlations. Then the module runs forward and backward
@@ -350,56 +382,121 @@ def check_init(
     >>> check = ns.torch.check_init(build, ids, reference=config)  # doctest: +SKIP
     >>> print(check)  # doctest: +SKIP
     """
-    number = as_number(level)
-    if number is None or not 0 < number < 1:
-        raise ArgumentError("level", level, "a number between 0 and 1")
-    level, seed, draws = (
-        number,
-        seed_number(seed),
-        whole(draws, "draws", least=FEWEST_DRAWS, why=": fewer show no tail"),
-    )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
-    if weights is not None and not isinstance(weights, str | Path):
-        raise ArgumentError("weights", weights, "the path of a .safetensors file")
+    level = _probability(level)
+    seed = seed_number(seed)
+    draws = whole(draws, "draws", least=FEWEST_DRAWS, why=": fewer show no tail")
+    _check_types(kwargs, weights)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed)
         real = new_module(module)
-    reference = _own_reference(module, real) if reference is None else reference
-    own = reference is module
+    if reference is None:
+        reference = _own_reference(module, real)
+    is_own = reference is module
     if weights is not None:
         load_weights(real, Path(weights))
     _refuse_without_numbers(real)
     inputs, named = inputs_of(real, args), dict(kwargs or {})
-    known = (
-        reference
-        if isinstance(reference, Reference)
-        else reference_of(reference, inputs, named)
+    known = reference
+    if not isinstance(known, Reference):
+        known = reference_of(reference, inputs, named)
+    net, problem = _comparable_structure(real, inputs, named, known)
+    laws = _declared_laws(real, known, net, declared)
+    of_parameters = _parameter_findings(real, laws, known, net, level / 2)
+    of_pass = PassFindings([], tests=0, checked="", problem=problem)
+    if net is not None and not problem:
+        of_pass = _pass_findings(net, real, known, draws, seed, level / 2)
+    findings = of_parameters.findings + of_pass.findings
+    notes = []
+    if of_pass.problem:
+        notes.append(
+            f"the forward and backward pass was not checked: {of_pass.problem}"
+        )
+    if is_own:
+        notes.append(NO_REFERENCE)
+    numbers = dict(real.named_parameters())
+    return InitCheck(
+        name=type(real).__name__,
+        reference=OWN if is_own else known.name,
+        findings=findings,
+        first=min(findings, key=_position(real), default=None),
+        tests=of_parameters.tests + of_pass.tests,
+        parameters=len(numbers),
+        unchecked=[name for name in numbers if name not in of_parameters.tested],
+        undeclared=[name for name in numbers if name not in laws],
+        checked_pass=of_pass.checked,
+        draws=draws if of_pass.checked else 0,
+        notes=notes,
     )
-    alone = (
-        "no reference was given: the module is compared with fresh ones that its own"
-        " code makes"
-    )
-    net, notes, why_not = None, [alone] if own else [], ""
+
+
+def _check_types(kwargs: Any, weights: Any) -> None:
+    """Reject inputs by name, or a path, of a wrong type."""
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
+    if weights is not None and not isinstance(weights, str | Path):
+        raise ArgumentError("weights", weights, "the path of a .safetensors file")
+
+
+def _probability(level: Any) -> float:
+    """The level of all tests, a number between 0 and 1."""
+    number = as_number(level)
+    if number is None or not 0 < number < 1:
+        raise ArgumentError("level", level, "a number between 0 and 1")
+    return number
+
+
+def _comparable_structure(
+    real: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], known: Reference
+) -> tuple[Structure | None, str]:
+    """The parts of the real network, and why its pass cannot be compared ("": it can).
+
+    The parts are None if they are not recognised.
+    """
     try:
         # no parameter is a constant
         net = structure(captured(real, inputs, named, Parameters({}, 0)))
-        if len(net.blocks) != len(known.masks):
-            why_not = (
-                f"it has {counted(len(net.blocks), 'block')}, and the reference has"
-                f" {len(known.masks)}"
-            )
     except UnsupportedError as error:
-        why_not = str(error)
+        return None, str(error)
+    if known.probes is None:
+        return net, known.why_no_probes
+    if len(net.blocks) != len(known.masks):
+        blocks = counted(len(net.blocks), "block")
+        return net, f"it has {blocks}, and the reference has {len(known.masks)}"
+    return net, ""
+
+
+def _declared_laws(
+    real: Any,
+    known: Reference,
+    net: Structure | None,
+    declared: Mapping[str, float | Parameter] | None,
+) -> dict[str, Parameter]:
+    """The laws of the parameters that have one in the reference or in `declared`."""
+    laws = {
+        name: known.law_of(name, tuple(p.shape), net)
+        for name, p in real.named_parameters()
+    }
+    laws = with_declared(laws, declared or {})
+    return {name: law for name, law in laws.items() if law.law != "unknown"}
+
+
+class ParameterFindings(NamedTuple):
+    """Departures of parameters from their laws."""
+
+    findings: list[InitFinding]
+    tests: int
+    tested: set[str]  # the parameters that a test looked at by itself
+
+
+def _parameter_findings(
+    real: Any,
+    laws: Mapping[str, Parameter],
+    known: Reference,
+    net: Structure | None,
+    level: float,
+) -> ParameterFindings:
+    """The departures of parameters, at a level for all of them together."""
     numbers = dict(real.named_parameters())
-    laws = {
-        name: known.law_of(name, tuple(p.shape), net) for name, p in numbers.items()
-    }
-    laws = {
-        name: law
-        for name, law in with_declared(laws, declared or {}).items()
-        if law.law != "unknown"
-    }
     samples = 1 if known.laws is None else known.laws.samples
     tests = [
         test
@@ -408,56 +505,53 @@ def check_init(
     ]
     tested = {test.where for test in tests}
     tests += [*correlation_tests(numbers, laws), *_ties(real, known, net)]
-    pairs = zip(tests, holm([test.p for test in tests]), strict=True)
-    findings, count = (
-        [replace(test, p=float(p)) for test, p in pairs if p < level / 2],
-        len(tests),
-    )
-    checked = ""
-    if net is not None and not why_not:
-        try:
-            of_pass = _pass_findings(net, numbers, known, draws, seed, level / 2)
-            findings, count, checked = (
-                findings + of_pass.findings,
-                count + of_pass.tests,
-                of_pass.checked,
-            )
-            why_not = (
-                "" if checked else "it has no quantity in common with the reference"
-            )
-        except UnsupportedError as error:
-            why_not = str(error)
-    if why_not:
-        notes.insert(0, f"the forward and backward pass was not checked: {why_not}")
-    return InitCheck(
-        name=type(real).__name__,
-        reference=OWN if own else known.name,
-        findings=findings,
-        first=min(findings, key=_position(real), default=None),
-        tests=count,
-        parameters=len(numbers),
-        unchecked=[name for name in numbers if name not in tested],
-        undeclared=[name for name in numbers if name not in laws],
-        checked_pass=checked,
-        draws=draws if checked else 0,
-        notes=notes,
-    )
+    adjusted = holm([test.p for test in tests])
+    findings = [
+        replace(test, p=float(p))
+        for test, p in zip(tests, adjusted, strict=True)
+        if p < level
+    ]
+    return ParameterFindings(findings, tests=len(tests), tested=tested)
 
 
 def _refuse_without_numbers(module: Any) -> None:
     """Reject parameters on the meta device."""
-    name = next((name for name, p in module.named_parameters() if p.is_meta), None)
-    if name is not None:
-        remedy = "make the module on the CPU"
-        raise ValueError(
-            f"{name} is on the meta device and has no numbers to check: {remedy}"
-        )
+    for name, p in module.named_parameters():
+        if p.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device and has no numbers to check: make the"
+                " module on the CPU"
+            )
 
 
 def load_weights(module: Any, path: Path) -> None:
-    """Put the numbers of a .safetensors file, or of those that an .index.json names,
-    into all parameters.
+    """Put the numbers of a .safetensors file into all parameters of a module.
+
+    The file may be an .index.json, which names several such files.
     """
+    tensors = _read_tensors(path)
+    # one that is tied is in the file once
+    by_identity = {
+        id(p): tensors[name]
+        for name, p in module.named_parameters(remove_duplicate=False)
+        if name in tensors
+    }
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            x = by_identity.get(id(p))
+            if x is None:
+                raise ArgumentError(
+                    "weights", str(path), f"a file with the parameter {name}"
+                )
+            if x.shape != p.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(x.shape)} in {path}, not {tuple(p.shape)}"
+                )
+            p.copy_(x)
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    """The tensors of a .safetensors file, or of those that an .index.json names."""
     try:
         from safetensors import SafetensorError
 
@@ -469,15 +563,13 @@ def load_weights(module: Any, path: Path) -> None:
             f" ({error})"
         ) from error
     try:
+        files = {path.name}
         if path.suffix == ".json":
-            index = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
-        else:
-            index = [path.name]
-        tensors = {
-            name: x
-            for file in sorted(set(index))
-            for name, x in load_file(path.parent / file).items()
-        }
+            index = json.loads(path.read_text(encoding="utf-8"))
+            files = set(index["weight_map"].values())
+        tensors: dict[str, Any] = {}
+        for file in sorted(files):
+            tensors |= load_file(path.parent / file)
     except OSError as error:
         raise ArgumentError(
             "weights", str(path), f"a file that can be read: {error.strerror or error}"
@@ -492,24 +584,14 @@ def load_weights(module: Any, path: Path) -> None:
         raise ValueError(
             f"weights={str(path)!r} is not a safetensors file: {error}"
         ) from None
-    every = module.named_parameters(remove_duplicate=False)
-    # one that is tied is in the file once
-    given = {id(p): tensors[name] for name, p in every if name in tensors}
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            if id(p) not in given:
-                raise ArgumentError(
-                    "weights", str(path), f"a file with the parameter {name}"
-                )
-            if given[id(p)].shape != p.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(given[id(p)].shape)} in {path}, not"
-                    f" {tuple(p.shape)}"
-                )
-            p.copy_(given[id(p)])
+    return tensors
 
 
 def _own_reference(module: Any, real: Any) -> Any:
+    """The reference of a module for which none is given.
+
+    It is the configuration of the module, or a function that makes the module again.
+    """
     if hasattr(real, "config"):
         try:
             return read(real.config)
@@ -529,86 +611,108 @@ def _ties(
     module: Any, known: Reference, net: Structure | None
 ) -> Iterator[InitFinding]:
     """Parameters that are one and are declared to be two, and the other way round."""
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
-        own = first.setdefault(id(p), name)
-        if own != name and name in (known.laws or {}):
-            yield InitFinding(
-                name,
-                "tie",
-                0.0,
-                f"expected a parameter of its own, found the same tensor as {own}",
+        first_name = first_names.setdefault(id(p), name)
+        if first_name != name and name in (known.laws or {}):
+            text = (
+                "expected a parameter of its own, found the same tensor as"
+                f" {first_name}"
             )
-    if (
-        known.laws is None
-        and net
-        and net.head
-        and net.words
-        and (net.head == net.words.table) != known.tied
-    ):
-        said = ["a matrix of its own", "the embedding"]
-        yield InitFinding(
-            net.head,
-            "tie",
-            0.0,
-            f"expected {said[known.tied]}, found {said[not known.tied]}",
-        )
+            yield InitFinding(name, "tie", 0.0, text)
+    if known.laws is not None or net is None or not net.head or not net.words:
+        return
+    is_tied = net.head == net.words.table
+    if is_tied != known.tied:
+        expected, actual = "a matrix of its own", "the embedding"
+        if known.tied:
+            expected, actual = actual, expected
+        text = f"expected {expected}, found {actual}"
+        yield InitFinding(net.head, "tie", 0.0, text)
 
 
 class PassFindings(NamedTuple):
-    """Departures of the real pass, in the order of the network; the number of tests;
-    what was compared.
-    """
+    """Departures of the real pass."""
 
-    findings: list[InitFinding]
+    findings: list[InitFinding]  # in the order of the network
     tests: int
-    checked: str
+    checked: str  # what was compared
+    problem: str = ""  # why nothing was compared
 
 
 def _pass_findings(
     net: Structure,
-    numbers: Mapping[str, Any],
+    real: Any,
     known: Reference,
     draws: int,
     seed: int,
     level: float,
 ) -> PassFindings:
-    law = {name: x.reshape(draws, -1) for name, x in known.measure(draws, seed).items()}
+    """The departures of one pass, at a level for all its quantities together."""
+    numbers = dict(real.named_parameters())
     try:
+        law = known.measure(draws, seed)
         quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
+    except UnsupportedError as error:
+        return PassFindings([], tests=0, checked="", problem=str(error))
     except NotFiniteError as error:
         text = "expected finite activations, found NaN or infinity"
-        return PassFindings(
-            [InitFinding(error.where, "finite", 0.0, text)], 1, "forward pass"
-        )
+        finding = InitFinding(error.where, "finite", 0.0, text)
+        return PassFindings([finding], tests=1, checked="forward pass")
+    by_block = {name: x.reshape(draws, -1) for name, x in law.items()}
     laws = {
-        (name, k): law[name][:, k]
+        (name, k): by_block[name][:, k]
         for name, k in quantities
-        if name in law and k < law[name].shape[1]
+        if name in by_block and k < by_block[name].shape[1]
     }
-    real = {key: quantities[key] for key in laws}
-    masks, compared = {}, 0  # masks that differ, by block; how many were compared
-    for k, (block, attention, mask) in enumerate(
-        zip(net.blocks, weights, known.masks, strict=True)
-    ):
-        if attention is not None and attention.shape[-2:] == mask.shape:
-            used = np.any(attention > 0, axis=0)
-            compared += 1
-            for i, j in (wrong := np.argwhere(used != mask))[:1]:
-                expected, found = ("not ", "") if used[i, j] else ("", "not ")
-                text = (
-                    f"expected token {i} {expected}to attend to token {j}, found that"
-                    f" it does {found}".rstrip()
-                )
-                text += f"; {len(wrong)} pairs of tokens differ"
-                masks[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
-    findings = list(masks.values())
-    for (name, k), p in zip(real, pass_tests(real, laws), strict=True):
-        if p < level and not (k in masks and name in SCORES):
+    compared = {key: quantities[key] for key in laws}
+    masks = _compare_masks(net, weights, known.masks)
+    findings = list(masks.wrong.values())
+    for (name, k), p in zip(compared, pass_tests(compared, laws), strict=True):
+        because_of_mask = k in masks.wrong and name in SCORES
+        if p < level and not because_of_mask:
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
-            text = f"expected {low:.4g} to {high:.4g}, found {real[name, k]:.4g}"
+            text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
             findings.append(InitFinding(_path(net, name, k), name, p, text))
-    return PassFindings(findings, len(real) + compared, _checked(real))
+    tests = len(compared) + masks.compared
+    checked = _checked(compared)
+    problem = "" if checked else "it has no quantity in common with the reference"
+    return PassFindings(findings, tests=tests, checked=checked, problem=problem)
+
+
+class MaskComparison(NamedTuple):
+    """The masks of the blocks against those of the reference."""
+
+    wrong: dict[int, InitFinding]  # by the number of the block
+    compared: int
+
+
+def _compare_masks(
+    net: Structure, weights: Sequence[Floats | None], masks: Sequence[Bools]
+) -> MaskComparison:
+    """Compare which tokens attend to which, block by block.
+
+    `weights` are those of attention: a pair of tokens attends if one is above 0.
+    """
+    wrong: dict[int, InitFinding] = {}
+    compared = 0
+    blocks = zip(net.blocks, weights, masks, strict=True)
+    for k, (block, attention, mask) in enumerate(blocks):
+        if attention is None or attention.shape[-2:] != mask.shape:
+            continue
+        compared += 1
+        used = np.any(attention > 0, axis=0)
+        pairs = np.argwhere(used != mask)
+        if not len(pairs):
+            continue
+        i, j = pairs[0]
+        if used[i, j]:
+            text = f"expected token {i} not to attend to token {j}, found that it does"
+        else:
+            text = f"expected token {i} to attend to token {j}, found that it does not"
+        text += f"; {len(pairs)} pairs of tokens differ"
+        wrong[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
+    return MaskComparison(wrong, compared)
 
 
 def _checked(compared: Iterable[tuple[str, int]]) -> str:
@@ -620,16 +724,14 @@ def _checked(compared: Iterable[tuple[str, int]]) -> str:
 
 
 def _path(net: Structure, name: str, k: int) -> str:
-    """The module that a quantity is of."""
+    """The module, or the parameter, that a quantity is of."""
     if name.startswith(STARTS) or name == "grad_input":
-        return (
-            path_of(net.stacks[-1 if name.startswith("decoder") else 0][0].before)
-            or "the input of the first block"
-        )
+        stack = net.stacks[-1 if name.startswith("decoder") else 0]
+        return path_of(stack[0].before) or "the input of the first block"
+    if name == "grad_embedding" and net.words:
+        return net.words.table
     if name in (*END, "grad_head", "grad_embedding"):
-        return (
-            net.words.table if name == "grad_embedding" and net.words else net.head
-        ) or "the output"
+        return net.head or "the output"
     block = net.blocks[k]
     if name in SCORES and block.softmaxes:
         return path_of(block.softmaxes[0])
@@ -638,30 +740,30 @@ def _path(net: Structure, name: str, k: int) -> str:
         return block.path or "the module"
     # the outermost module that returns it, such as the whole perceptron and not its
     # dropout
-    return min(
-        outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)]), key=len
-    )
+    paths = outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)])
+    return min(paths, key=len)
 
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
-    """Where a finding is along the network: a parameter at its module, a quantity at
-    the end of its module.
+    """A function that says where a finding is along the network.
+
+    A parameter is at its module, a quantity at the end of its module.
     """
-    places: dict[str, tuple[int, int]] = {}
+    positions: dict[str, tuple[int, int]] = {}
     for k, (path, part) in enumerate(module.named_modules()):
         names = path.split(".") if path else []
-        # of those that it is inside of, too
-        places |= {".".join(names[:j]): (k, 1) for j in range(1, len(names) + 1)}
-        places |= {
-            ".".join([*names, name]): (k, 0)
-            for name, _ in part.named_parameters(recurse=False)
-        }
-    end = len(places)  # the backward pass comes last
-    return lambda finding: (
-        (end, 2)
-        if finding.what.startswith("grad_")
-        else places.get(finding.where, (end, 1))
-    )
+        for depth in range(1, len(names) + 1):  # of those that it is inside of, too
+            positions[".".join(names[:depth])] = (k, 1)
+        for name, _ in part.named_parameters(recurse=False):
+            positions[".".join([*names, name])] = (k, 0)
+    end = len(positions)
+
+    def position(finding: InitFinding) -> tuple[int, int]:
+        if finding.what.startswith("grad_"):  # the backward pass comes last
+            return end, 2
+        return positions.get(finding.where, (end, 1))
+
+    return position
 
 
 def forward_backward(
@@ -728,34 +830,39 @@ def _record_block(
 ) -> Floats | None:
     """Enter the quantities of a block; the result is its attention weights."""
     block = net.blocks[k]
-    attention = None
+    weights = None
     if block.softmaxes:
-        scores = np.concatenate(
-            [_rows(values[softmax.args[0]], 2) for softmax in block.softmaxes]
-        )
-        attention = np.concatenate(
-            [_rows(values[softmax], 2) for softmax in block.softmaxes]
-        )
+        scores = _of_heads([values[softmax.args[0]] for softmax in block.softmaxes])
+        weights = _of_heads([values[softmax] for softmax in block.softmaxes])
         mask = masks[k] if k < len(masks) else None
-        if mask is not None and mask.shape == attention.shape[-2:]:
-            _record(
-                quantities, k, SCORES, of_attention(scores, attention, allowed=mask)
-            )
+        if mask is not None and mask.shape == weights.shape[-2:]:
+            _record(quantities, k, SCORES, of_attention(scores, weights, allowed=mask))
+    shares = _shares(block, values)
+    for name in BRANCHES:
+        if any(name in other.branches for other in net.blocks):
+            quantities[f"{name}_share", k] = shares.get(name, 0.0)
+    _record(quantities, k, STREAM, _stream_quantities(_rows(values[block.stream])))
+    return weights
+
+
+def _of_heads(tensors: Sequence[Any]) -> Floats:
+    """Scores or weights of one or several softmaxes, (heads, tokens, tokens)."""
+    return np.concatenate([_rows(x, 2) for x in tensors])
+
+
+def _shares(block: Block, values: Mapping[Node, Any]) -> dict[str, float]:
+    """The share of each branch of a block in its update of the stream."""
 
     def mean_square(node: Node) -> Any:
         return np.mean(_rows(values[node]) ** 2)
 
-    present = [name for name in BRANCHES if name in block.branches]
-    summands = [block.before, *(block.branches[name] for name in present)]
+    names = [name for name in BRANCHES if name in block.branches]
+    summands = [block.before, *(block.branches[name] for name in names)]
     squares = [np.array([mean_square(node) for node in summands])]
     if block.middle is not None:
         squares.append(np.array([mean_square(block.middle)]))
-    shares = dict(zip(present, of_shares(*squares), strict=True))
-    for name in BRANCHES:
-        if any(name in other.branches for other in net.blocks):
-            quantities[f"{name}_share", k] = float(shares.get(name, 0.0))
-    _record(quantities, k, STREAM, _stream_quantities(_rows(values[block.stream])))
-    return attention
+    shares = of_shares(*squares)
+    return {name: float(share) for name, share in zip(names, shares, strict=True)}
 
 
 def _loss(quantities: Quantities, logits: Any, targets: Sequence[int] | None) -> Any:
@@ -830,19 +937,18 @@ def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
                 env[node] = target(*args, **kwargs)
             except RuntimeError as error:
                 reason = " ".join(str(error).split())
-                kinds = {
-                    str(p.dtype).removeprefix("torch.") for p in parameters.values()
-                }
-                remedy = (
-                    f": its parameters are {' and '.join(sorted(kinds))}; make it with"
-                    " .float()"
-                )
-                raise refused(
-                    node, reason + (remedy if kinds != {"float32"} else "")
-                ) from error
+                raise refused(node, reason + _remedy_of_types(parameters)) from error
             if node in net.streams and env[node].requires_grad:
                 env[node].retain_grad()
     return env
+
+
+def _remedy_of_types(parameters: Mapping[str, Any]) -> str:
+    """What to do if parameters are not in single precision; "" if they are."""
+    types = {str(p.dtype).removeprefix("torch.") for p in parameters.values()}
+    if types == {"float32"}:
+        return ""
+    return f": its parameters are {' and '.join(sorted(types))}; make it with .float()"
 
 
 def _gradient(x: Any) -> float:

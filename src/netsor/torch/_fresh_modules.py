@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._validate import ArgumentError, shown
+from ._laws import MOVED, Drawn
 
 Module = Any  # a torch.nn.Module
 # a torch.nn.Module, or a function that returns a new one each time
 ModuleOrFactory = Any
 LARGE = 2**20  # entries above which a tensor is not made
-MOVED = "a move to the meta device"  # a problem: it drops the numbers
 SAMPLE = 2**14  # entries that stand for those of a large tensor
 
 
@@ -32,8 +32,8 @@ class Sample(NamedTuple):
     entries: Any  # a tensor on the CPU; of a large parameter one axis of SAMPLE entries
     zero_rows: tuple[int, ...] = ()  # rows of a large parameter that were set to 0
     problem: str = ""  # the operation that made it, if that was not entry by entry
-    # the law, mean and std that torch drew it with, as far as code shows
-    drawn: tuple[str, float, float] | None = None
+    # the law that torch drew it with, as far as code shows
+    drawn: Drawn | None = None
 
 
 def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
@@ -106,11 +106,10 @@ class _AwaitedBuffer(NamedTuple):
     def check_filled(self) -> None:
         """Raise an error if the buffer still has no numbers."""
         if self.owner._buffers[self.name].reshape(-1)[0].item() == self.mark:
-            where = (
+            raise ValueError(
                 f"the buffer {self.name} of {type(self.owner).__name__} is on the meta"
-                " device and has no numbers"
+                " device and has no numbers: pass a function that makes the module"
             )
-            raise ValueError(f"{where}: pass a function that makes the module")
 
 
 def _mark_empty_buffers(module: Module) -> list[_AwaitedBuffer]:
@@ -168,18 +167,12 @@ class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
         if func == IS_META:  # the getter is a new object each time
             return False
         if func in ASKED and _empty(args[0]):
-            known = self._replay.samples.get(_storage(args[0]))
-            if known is not None:
-                return func(known, *args[1:], **kwargs)
-        if func in CREATORS and str(kwargs.get("device") or "cpu") == "cpu":
-            shape = args  # as in torch.empty(2, 3)
-            if args and isinstance(args[0], list | tuple):
-                shape = args[0]
-            shape = kwargs.get("size", shape)
-            sizes = [size for size in shape if isinstance(size, int)]
-            largest = LARGE if func in UNWRITTEN else 64 * LARGE
-            if sizes and math.prod(sizes) > largest:
-                kwargs["device"] = "meta"
+            sample = self._replay.samples.get(_storage(args[0]))
+            if sample is not None:
+                return func(sample, *args[1:], **kwargs)
+        on_cpu = str(kwargs.get("device") or "cpu") == "cpu"
+        if func in CREATORS and on_cpu and _is_large(func, args, kwargs):
+            kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
 
@@ -215,6 +208,17 @@ FRESH = {
 }
 
 
+def _is_large(creator: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function would make a tensor that is too large to keep."""
+    shape = args  # as in torch.empty(2, 3)
+    if args and isinstance(args[0], list | tuple):
+        shape = args[0]
+    shape = kwargs.get("size", shape)
+    sizes = [size for size in shape if isinstance(size, int)]
+    largest = LARGE if creator in UNWRITTEN else 64 * LARGE
+    return bool(sizes) and math.prod(sizes) > largest
+
+
 class Replay(TorchDispatchMode):  # type: ignore[misc]
     """Repeats on a sample the operations on tensors without numbers."""
 
@@ -222,8 +226,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         # all by storage: entries that stand for those of a large tensor
         self.samples: dict[int, Any] = {}
-        # the law, mean and standard deviation that torch drew a tensor with
-        self._drawn: dict[int, tuple[str, float, float]] = {}
+        # the law that torch drew a tensor with
+        self._drawn: dict[int, Drawn] = {}
         # the operation that made a tensor, if it was not entry by entry
         self._problems: dict[int, str] = {}
         # rows that were set to 0
@@ -290,26 +294,25 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def _law_of_result(
         self, name: str, inputs: list[Any], numbers: list[float], tensor: Any
-    ) -> tuple[str, float, float] | None:
-        """The law, mean and standard deviation of the result of an operation."""
+    ) -> Drawn | None:
+        """The law of the result of an operation; None if it is not known."""
         # mean and standard deviation, or the ends of an interval
         a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]
         if name == "aten::normal_" or (name in GAUSSIANS and not inputs):
-            return "normal", a, b
+            return Drawn("normal", a, b)
         if name == "aten::uniform_":
-            return "uniform", (a + b) / 2, (b - a) / math.sqrt(12)
+            return Drawn("uniform", (a + b) / 2, (b - a) / math.sqrt(12))
         if name in COPIES:
             source = inputs[-1]
             repeated = source.numel() != tensor.numel() or 0 in source.stride()
             return None if repeated else self._drawn.get(_storage(source))
-        if name in SCALED and (known := self._drawn.get(_storage(inputs[0]))):
-            numbers = numbers + [
-                float(x) for x in inputs[1:] if x.numel() == 1 and not _empty(x)
-            ]
-            if len(numbers) == 1 and numbers[0]:
-                factor = 1 / numbers[0] if "div" in name else numbers[0]
-                law, mean, std = known
-                return law, mean * factor, std * abs(factor)
+        if name in SCALED:
+            known = self._drawn.get(_storage(inputs[0]))
+            tensors = [x for x in inputs[1:] if x.numel() == 1 and not _empty(x)]
+            factors = numbers + [float(x) for x in tensors]
+            if known is not None and len(factors) == 1 and factors[0]:
+                factor = 1 / factors[0] if "div" in name else factors[0]
+                return Drawn(known.law, known.mean * factor, known.std * abs(factor))
         return None
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
@@ -319,9 +322,9 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         inputs = [
             x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
         ]
-        size = min(tensor.numel(), SAMPLE)
         if not inputs:
             if name in FRESH:
+                size = min(tensor.numel(), SAMPLE)
                 self.samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
             return
         if _is_view(func, tensor, inputs):
@@ -329,40 +332,53 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         if func._schema.is_mutable and _part(tensor):
             self._follow_part(name, args, tensor)
             return
-
-        def sampled(x: Any) -> Any:
-            """What stands for an input; None if nothing does."""
-            if not _empty(x) or not x.is_contiguous():
-                return x if x.numel() == 1 else None
-            if name in FILLS and x is args[0]:
-                return torch.empty(size, dtype=x.dtype)
-            if x.numel() == tensor.numel():
-                return self.samples.get(_storage(x))
-            return None
-
+        overwritten = args[0] if name in FILLS else None
         entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE
-        if entrywise and all(sampled(x) is not None for x in inputs):
-            options = {k: v for k, v in kwargs.items() if k != "device"}
+        stand_ins = {id(x): self._stand_in(x, tensor, overwritten) for x in inputs}
+        if entrywise and all(x is not None for x in stand_ins.values()):
+            options = {key: x for key, x in kwargs.items() if key != "device"}
             copies, options = pytree.tree_map_only(
-                torch.Tensor, sampled, (args, options)
+                torch.Tensor, lambda x: stand_ins[id(x)], (args, options)
             )
             self.samples[key] = func(*copies, **options)
             self._problems.pop(key, None)
             if name in FILLS:
                 self._zero_rows.pop(key, None)
         else:
-            moved = name == "aten::_to_copy" and not any(map(_empty, inputs))
-            problem = MOVED if moved else name
-            earlier = (self._problems.get(_storage(x)) for x in inputs)
-            self._problems[key] = next(filter(None, earlier), problem)
+            self._problems[key] = self._problem(name, inputs)
             self.samples.pop(key, None)
+
+    def _stand_in(self, x: Any, result: Any, overwritten: Any) -> Any:
+        """What stands for an input in an operation on samples; None if nothing does.
+
+        `overwritten` is the input whose numbers are lost in the operation, if any.
+        """
+        if not _empty(x) or not x.is_contiguous():
+            return x if x.numel() == 1 else None
+        if x is overwritten:
+            return torch.empty(min(result.numel(), SAMPLE), dtype=x.dtype)
+        if x.numel() == result.numel():
+            return self.samples.get(_storage(x))
+        return None
+
+    def _problem(self, name: str, inputs: list[Any]) -> str:
+        """Why a result has no sample: the operation, or an earlier one."""
+        for x in inputs:
+            earlier = self._problems.get(_storage(x))
+            if earlier:
+                return earlier
+        is_move = name == "aten::_to_copy" and not any(_empty(x) for x in inputs)
+        return MOVED if is_move else name
 
     def _follow_part(self, name: str, args: Any, tensor: Any) -> None:
         """Follow an operation that changes a part of a tensor: rows that become 0."""
         key, start = _storage(tensor), tensor.storage_offset()
         length = tensor.shape[-1] if tensor.ndim else 0
-        zero = name == "aten::zero_" or (name == "aten::fill_" and float(args[1]) == 0)
-        if not (zero and length and tensor.is_contiguous() and start % length == 0):
+        is_zero = name == "aten::zero_" or (
+            name == "aten::fill_" and float(args[1]) == 0
+        )
+        whole_rows = length and tensor.is_contiguous() and start % length == 0
+        if not (is_zero and whole_rows):
             self._problems[key] = f"{name} of a part"
             return
         row = start // length
@@ -372,7 +388,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
 def _is_view(func: Any, result: Any, inputs: list[Any]) -> bool:
     """Whether a function returned a view of one of its inputs, and changed nothing."""
-    return not func._schema.is_mutable and _storage(result) in map(_storage, inputs)
+    of_input = any(_storage(result) == _storage(x) for x in inputs)
+    return of_input and not func._schema.is_mutable
 
 
 def _writes_zero(func: Any, inputs: list[Any], numbers: list[float]) -> bool:

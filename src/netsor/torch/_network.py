@@ -1,5 +1,8 @@
-"""A PyTorch module as the network that an audit measures, with probes, or that a
-coordinate check trains.
+"""A PyTorch module as the network of a study.
+
+`network` is the program with the probes of an audit, and `training` the loss and the
+learning rates of a coordinate check. Both recognise blocks and branches by
+`_structure`.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .._validate import ArgumentError, listed, whole
+from .._validate import ArgumentError, Shape, listed, whole
 from ..language import mean_dot
 from ..language.operations._operation import MatMul
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
 from ..programs._program import Program
+from ._capture import captured
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._parameters import Parameters, parameters
-from ._program import Reader, UnsupportedError, captured, name_of
-from ._structure import Structure, structure
+from ._graph import Graph, UnsupportedError, name_of, shape_of
+from ._laws import Parameters
+from ._parameters import parameters
+from ._program import Reader
+from ._structure import Block, Structure, structure
 
 TOKENS = 16  # of different ids, if none are given
 # of the batch of a training step, if no ids are given; the cost of a draw grows with
@@ -62,9 +68,10 @@ def inputs_of(
     tokens: int | None = None,
     most_by_default: int = TOKENS,
 ) -> tuple[Any, ...]:
-    """Inputs as a module takes them.
+    """The inputs that a module is called with.
 
-    They are those given, one sequence of ids, or a number of different ids.
+    They are a tuple of tensors, which is left as it is, one sequence of ids, or (None)
+    as many different ids as `tokens` says.
     """
     # The ids are also passed as a second argument `targets`: without it, some modules
     # return logits of one token.
@@ -74,32 +81,32 @@ def inputs_of(
         args = _token_ids(args)
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     if args is None:
-        tables = [
-            part.num_embeddings
-            for part in instance.modules()
-            if isinstance(part, torch.nn.Embedding)
-        ]
-        if not tables:
-            remedy = "give its inputs in Python, args="
-            raise ValueError(
-                f"{type(instance).__name__} has no torch.nn.Embedding for token ids:"
-                f" {remedy}"
-            )
-        most = tables[0] - 1  # of different ids without 0, which often is the padding
-        if tokens is not None and tokens > most:
-            rows = (
-                f"its embedding has {tables[0]} rows, and id 0 is left out; or give ids"
-            )
-            raise ArgumentError(
-                "tokens",
-                tokens,
-                f"at most {most} for {type(instance).__name__}: {rows}",
-            )
-        args = range(1, min(tokens or most_by_default, most) + 1)
+        args = _different_ids(instance, tokens, most_by_default)
     ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
-    ids = ids[None] if ids.ndim == 1 and not ids.is_floating_point() else ids
+    if ids.ndim == 1 and not ids.is_floating_point():
+        ids = ids[None]
     names = list(inspect.signature(instance.forward).parameters)
     return (ids, ids) if names[1:2] == ["targets"] else (ids,)
+
+
+def _different_ids(module: Module, tokens: int | None, most_by_default: int) -> range:
+    """Ids 1, 2, … of rows of the module's first embedding."""
+    name = type(module).__name__
+    tables = [
+        part.num_embeddings
+        for part in module.modules()
+        if isinstance(part, torch.nn.Embedding)
+    ]
+    if not tables:
+        raise ValueError(
+            f"{name} has no torch.nn.Embedding for token ids: give its inputs in"
+            " Python, args="
+        )
+    most = tables[0] - 1  # without 0, which often is the padding
+    if tokens is not None and tokens > most:
+        rows = f"its embedding has {tables[0]} rows, and id 0 is left out; or give ids"
+        raise ArgumentError("tokens", tokens, f"at most {most} for {name}: {rows}")
+    return range(1, min(tokens or most_by_default, most) + 1)
 
 
 def networks(
@@ -121,31 +128,27 @@ def networks(
 
 def _lengths(tokens: int | Sequence[int]) -> list[int]:
     """Numbers of tokens, sorted, each once."""
-    given = tokens if isinstance(tokens, list | tuple) else [tokens]
+    counts = tokens if isinstance(tokens, list | tuple) else [tokens]
     lengths = sorted(
-        whole(length, "tokens", least=2, why=": an audit compares tokens")
-        for length in given
+        whole(count, "tokens", least=2, why=": an audit compares tokens")
+        for count in counts
     )
     if not lengths or len(set(lengths)) < len(lengths):
         raise ArgumentError("tokens", tokens, "one length or more, each once")
     return lengths
 
 
-def _token_ids(given: Any) -> list[int]:
+def _token_ids(sequence: Any) -> list[int]:
     """One sequence of two or more token ids."""
-    ids = [
-        whole(each, "ids", least=0)
-        for each in listed(given, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
-    ]
+    entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
+    ids = [whole(entry, "ids", least=0) for entry in entries]
     if len(ids) < 2:
         raise ArgumentError("ids", ids, "two or more: tokens are compared")
     return ids
 
 
 class Network(NamedTuple):
-    """A program with the probes of an audit, and the parts of the graph that it was
-    read from.
-    """
+    """A program with the probes of an audit, and the graph that it was read from."""
 
     program: Program
     structure: Structure
@@ -163,8 +166,9 @@ def read_network(
     laws: Parameters | None = None,
     trained: bool = False,
 ) -> Network:
-    """`network` and its structure; `trained`: every table and matrix is a weight that
-    an optimiser moves.
+    """`network` and its structure.
+
+    If it is to be trained, every table and matrix is a weight that an optimiser moves.
     """
     graph = captured(module, args, kwargs, laws)
     try:
@@ -172,92 +176,124 @@ def read_network(
     except UnsupportedError:
         Reader(graph).program()  # an operation that cannot be read is a better reason
         raise
-    names, head = dict[str, str](), None
-    if not trained:
-        used = {node.args[0] for node in graph.nodes if name_of(node) == "embedding"}
-        tables = {graph.parameters[node] for node in used & graph.parameters.keys()}
-        words = tables if parts.words is None else {parts.words.table}
-        names = {
-            name: kind
-            for name, (block, kind) in parts.places.items()
-            if block is not None
-        }
-        names |= {table: table for table in tables - words}
-        head = None if parts.head in tables else parts.head
-    reader = Reader(graph, parts.streams, names=names, head=head, trained=trained)
+    if trained:
+        reader = Reader(graph, parts.streams, trained=True)
+    else:
+        names = _names_of_kinds(parts)
+        head = None if parts.head in _tables(graph) else parts.head
+        reader = Reader(graph, parts.streams, names=names, head=head)
     program = reader.program()
     probes, masks = _probes(reader, parts)
     targets = _targets(parts, masks)
-    logits: Any = (
-        None if parts.logits is None else reader.value(reader.env[parts.logits])
-    )
-    if logits is not None and not trained:
-        p, right = logits.reshape(-1, logits.shape[-1]), None
-        if targets is not None:
-            if max(targets, default=0) >= p.shape[1]:
-                raise ValueError(
-                    f"the id {max(targets)} of a token has no logit: the head has"
-                    f" {p.shape[1]}"
-                )
-            p, right = p[: len(targets)], np.equal.outer(targets, np.arange(p.shape[1]))
-        probes.append(Probe("logits", p, right))
-    return Network(
-        graph.laws.label(Program(program.output, graph.name, probes)),
-        parts,
-        targets,
-        masks,
-        logits,
-    )
+    logits: Any = None
+    if parts.logits is not None:
+        logits = reader.value(reader.env[parts.logits])
+        if not trained:
+            probes.append(_probe_of_logits(logits, targets))
+    labelled = graph.laws.label(Program(program.output, graph.name, probes))
+    return Network(labelled, parts, targets=targets, masks=masks, logits=logits)
+
+
+def _tables(graph: Graph) -> set[str]:
+    """The parameters whose rows are looked up."""
+    used = {node.args[0] for node in graph.nodes if name_of(node) == "embedding"}
+    return {graph.parameters[node] for node in used if node in graph.parameters}
+
+
+def _names_of_kinds(parts: Structure) -> dict[str, str]:
+    """Names of parameters in the program of an audit.
+
+    Matrices of blocks have the names of their kinds, such as "query". Tables of other
+    things than words keep their own names.
+    """
+    names = {
+        name: place.kind
+        for name, place in parts.places.items()
+        if place.block is not None
+    }
+    if parts.words is not None:
+        for table in _tables(parts.graph) - {parts.words.table}:
+            names[table] = table
+    return names
+
+
+def _probe_of_logits(logits: Any, targets: tuple[int, ...] | None) -> Probe:
+    """The logits of the tokens that have a target, which is marked."""
+    rows = logits.reshape(-1, logits.shape[-1])
+    if targets is None:
+        return Probe("logits", rows, None)
+    words = rows.shape[1]
+    if max(targets, default=0) >= words:
+        raise ValueError(
+            f"the id {max(targets)} of a token has no logit: the head has {words}"
+        )
+    is_target = np.equal.outer(targets, np.arange(words))
+    return Probe("logits", rows[: len(targets)], is_target)
 
 
 def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
-    """Streams, branches and attention of each block; the mask of each block, one for
-    all heads.
+    """The probes of all blocks: streams, branches and attention; and their masks.
+
+    A mask is one for all heads of a block.
     """
 
     def probe(name: str, node: Any) -> Probe:
         return Probe(name, reader.value(reader.env[node]).reshape(-1))
 
+    first_blocks = [stack[0] for stack in parts.stacks]
     probes: list[Probe] = []
     masks: list[Any] = []
     for block in parts.blocks:
-        mask = None
-        if any(block is stack[0] for stack in parts.stacks):
+        if any(block is first for first in first_blocks):
             probes.append(probe("embedding", block.before))
-        for what, value, allowed in (
-            each for node in block.softmaxes for each in reader.attention(node)
-        ):
-            size: Any = value.shape[-2:]
-            every = np.broadcast_to(
-                True if allowed is None else allowed, value.shape
-            ).reshape(-1, *size)
-            mask = every[0] if mask is None else mask
-            if (every != mask).any():
-                raise UnsupportedError(
-                    f"the heads of {block.path} have different masks: an audit takes"
-                    " one per block"
-                )
-            probes.append(Probe(what, value.reshape(-1, *size), mask))
+        attention, mask = _probes_of_attention(reader, block)
+        probes += attention
         masks.append(mask)
-        named = {**block.branches, "middle": block.middle, "stream": block.stream}
+        nodes = {**block.branches, "middle": block.middle, "stream": block.stream}
         probes += [
-            probe(name, node) for name, node in named.items() if node is not None
+            probe(name, node) for name, node in nodes.items() if node is not None
         ]
     return probes, masks
 
 
+def _probes_of_attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
+    """The scores and weights of a block, and the mask of all its heads."""
+    mask: Any = None
+    probes: list[Probe] = []
+    for softmax in block.softmaxes:
+        for name, value, allowed in reader.attention(softmax):
+            size: Any = value.shape[-2:]
+            pairs = np.ones(value.shape, dtype=bool)
+            if allowed is not None:
+                pairs = np.broadcast_to(allowed, value.shape)
+            of_heads = pairs.reshape(-1, *size)
+            if mask is None:
+                mask = of_heads[0]
+            if (of_heads != mask).any():
+                raise UnsupportedError(
+                    f"the heads of {block.path} have different masks: an audit takes"
+                    " one per block"
+                )
+            probes.append(Probe(name, value.reshape(-1, *size), mask))
+    return probes, mask
+
+
 def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
-    """The right words, by the convention of audits."""
-    rows = 0 if parts.logits is None else math.prod(parts.logits.meta["val"].shape[:-1])
+    """The right words, by the convention of audits.
+
+    Each token predicts the next one; without a mask it predicts itself.
+    """
+    if parts.logits is None:
+        return None
+    rows = math.prod(shape_of(parts.logits)[:-1])
     if rows == 1:
         return (0,)  # of a class: all are equal
     ids = () if parts.words is None else tuple(parts.words.ids.tolist())
-    bidirectional = len(parts.stacks) == 1 and all(
-        mask is None or mask.all() for mask in masks
-    )
     if not rows or len(ids) != rows:
         return None
-    return ids if bidirectional else ids[1:]
+    has_mask = any(mask is not None and not mask.all() for mask in masks)
+    predicts_itself = len(parts.stacks) == 1 and not has_mask
+    return ids if predicts_itself else ids[1:]
 
 
 def training(
@@ -267,41 +303,45 @@ def training(
     lr: Any,
     ids: Sequence[int] | None,
 ) -> tuple[Callable[[int], tuple[Program, Any]], str]:
-    """A function of the width that returns the program of the loss and its learning
-    rates; the name of the step.
+    """The training step of a module at each width, and the name of the step.
+
+    The step is a function of the width that returns the program of the loss and its
+    learning rates.
     """
     kind: Any = optimiser
     if not isinstance(optimiser, str):
-        made = optimiser(build(width))  # to see its type
-        kind = KINDS.get(type(made).__name__)
-        if kind is None or not hasattr(made, "param_groups"):
-            raise ArgumentError(
-                "optimiser",
-                type(made).__name__,
-                f"an optimiser of torch.optim: {', '.join(KINDS)}",
-            )
+        kind = _kind_of_step(optimiser(build(width)))
 
-    def at(width: int) -> tuple[Program, Any]:
+    def step_at(width: int) -> tuple[Program, Any]:
         factory = partial(build, width)
         net = _loss(factory, inputs_of(factory, ids, most_by_default=TRAINING_TOKENS))
         names = {
-            v.op.weight.source.name
-            for v in topological_order(net.outputs)
-            if isinstance(v.op, MatMul)
+            value.op.weight.source.name
+            for value in topological_order(net.outputs)
+            if isinstance(value.op, MatMul)
         }
         if not isinstance(optimiser, str):
             rates = _rates(factory(), optimiser)
             return net, {name: rates.get(str(name), 0.0) for name in names}
-        frozen = names - {
-            name for name, p in fresh(factory)[0].named_parameters() if p.requires_grad
-        }
-        if frozen:
-            every = lr if isinstance(lr, Mapping) else dict.fromkeys(names, lr)
-            return net, {**every, **dict.fromkeys(frozen, 0.0)}
-        return net, lr
+        instance = fresh(factory)[0]
+        moved = {name for name, p in instance.named_parameters() if p.requires_grad}
+        if names <= moved:
+            return net, lr
+        declared = lr if isinstance(lr, Mapping) else dict.fromkeys(names, lr)
+        return net, {**declared, **dict.fromkeys(names - moved, 0.0)}
 
-    at.__name__ = getattr(build, "__name__", "module")
-    return at, kind
+    step_at.__name__ = getattr(build, "__name__", "module")
+    return step_at, kind
+
+
+def _kind_of_step(optimiser: Any) -> str:
+    """The name of the first step of an optimiser of torch.optim."""
+    name = type(optimiser).__name__
+    if name not in KINDS or not hasattr(optimiser, "param_groups"):
+        raise ArgumentError(
+            "optimiser", name, f"an optimiser of torch.optim: {', '.join(KINDS)}"
+        )
+    return KINDS[name]
 
 
 def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
@@ -317,58 +357,63 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     size, ids = logits.width.factor, parts.words.ids.tolist()[: len(targets)]
     words = unit_vectors(ids, size) if parts.head == parts.words.table else None
     loss = cross_entropy_of(logits, unit_vectors(targets, size), words)
-    kept = [probe for probe in net.program.probes if probe.name in WATCHED]
+    watched = [probe for probe in net.program.probes if probe.name in WATCHED]
     # of the words that a step moves by order 1
     batch = unit_vectors(sorted({*ids, *targets}), size)
-    judged = size * mean_dot(logits[:, None], batch[None, :])
-    ends = [Probe("logits", judged.reshape(-1)), Probe("vocabulary", logits)]
-    return parts.graph.laws.label(Program(loss, name, [*kept, *ends]))
+    of_batch = size * mean_dot(logits[:, None], batch[None, :])
+    ends = [Probe("logits", of_batch.reshape(-1)), Probe("vocabulary", logits)]
+    return parts.graph.laws.label(Program(loss, name, [*watched, *ends]))
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
-    """The learning rate of each parameter, multiplied by the factors of its first
-    step.
-    """
+    """The learning rates of parameters, times the factors of the first step."""
     step = optimiser(module)
     names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     rates: dict[str, float] = {}
     for group in step.param_groups:
-        decoupled = type(step).__name__ in ("AdamW", "Muon") or group.get(
-            "decoupled_weight_decay"
-        )
-        if group["weight_decay"] and not decoupled:
-            raise ArgumentError(
-                "weight_decay",
-                group["weight_decay"],
-                "0: it is a part of the gradient of SGD and Adam",
-            )
-        if KINDS[type(step).__name__] == "adam" and group["eps"] > SMALL_EPS:
-            raise ArgumentError(
-                "eps",
-                group["eps"],
-                f"{SMALL_EPS:g} or less in the optimiser: set coord_check(eps=)",
-            )
-        if group.get("maximize"):
-            raise ArgumentError(
-                "maximize",
-                True,
-                "False: a coordinate check takes steps that reduce the loss",
-            )
+        _check_group(type(step).__name__, group)
         for p in group["params"]:
-            rate = float(group["lr"])
-            if type(step).__name__ == "SGD" and group["nesterov"]:
-                # of the buffer, which begins as the gradient
-                rate *= 1 + group["momentum"]
-            if type(step).__name__ == "Muon":
-                rows, columns = p.shape
-                matched = group.get("adjust_lr_fn") == "match_rms_adamw"
-                rate *= (
-                    0.2 * math.sqrt(max(rows, columns))
-                    if matched
-                    else math.sqrt(max(1.0, rows / columns))
-                )
-            rates[names.get(id(p), "")] = rate
+            factor = _factor_of_first_step(type(step).__name__, group, p.shape)
+            rates[names.get(id(p), "")] = float(group["lr"]) * factor
     return rates
+
+
+def _check_group(optimiser: str, group: Mapping[str, Any]) -> None:
+    """Reject options of a group of parameters that change the first step."""
+    decoupled = optimiser in ("AdamW", "Muon") or group.get("decoupled_weight_decay")
+    if group["weight_decay"] and not decoupled:
+        raise ArgumentError(
+            "weight_decay",
+            group["weight_decay"],
+            "0: it is a part of the gradient of SGD and Adam",
+        )
+    if KINDS[optimiser] == "adam" and group["eps"] > SMALL_EPS:
+        raise ArgumentError(
+            "eps",
+            group["eps"],
+            f"{SMALL_EPS:g} or less in the optimiser: set coord_check(eps=)",
+        )
+    if group.get("maximize"):
+        raise ArgumentError(
+            "maximize",
+            True,
+            "False: a coordinate check takes steps that reduce the loss",
+        )
+
+
+def _factor_of_first_step(
+    optimiser: str, group: Mapping[str, Any], shape: Shape
+) -> float:
+    """The factor by which the first step differs from the plain one of its kind."""
+    if optimiser == "SGD" and group["nesterov"]:
+        # of the buffer, which begins as the gradient
+        return 1 + float(group["momentum"])
+    if optimiser == "Muon":
+        rows, columns = shape
+        if group.get("adjust_lr_fn") == "match_rms_adamw":
+            return 0.2 * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1.0, rows / columns))
+    return 1.0
 
 
 def makes_module(build: Any, width: int) -> bool:

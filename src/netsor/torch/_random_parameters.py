@@ -8,15 +8,16 @@ orientation the module uses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 import netsor.nn as nn
 
 from .._array_api import Floats, Ints
+from .._validate import Shape
 from ..language import (
     Scalar,
     Value,
@@ -35,7 +36,8 @@ from ..language.values._array import Take
 from ..models._training import unit_vectors
 from ..nn._embedding import drawn_logits, root
 from ._axes import Scalars, Vectors, View, refuse_if
-from ._parameters import Parameter
+from ._laws import Parameter
+from ._layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +54,73 @@ class Random(View):
     # its own name, if it starts as a copy of the parameter `name`
     owner: str | None = None
 
+    @classmethod
+    def of(cls, name: str, shape: Shape, *, frozen: bool) -> Self:
+        """A whole parameter."""
+        return cls(Layout.contiguous(shape), name, frozen=frozen)
+
+
+class Span(NamedTuple):
+    """A run of entries in the storage of a parameter."""
+
+    start: int
+    size: int
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether two runs have entries in common."""
+        first_stop = min(self.start + self.size, other.start + other.size)
+        return max(self.start, other.start) < first_stop
+
+
+class DrawnMatrix(NamedTuple):
+    """The matrix that a span of a parameter became when it first acted."""
+
+    weight: Weight
+    row_major: bool  # its rows are those of the parameter; otherwise its columns
+
+
+@dataclass(eq=False)
+class DrawnRows:
+    """The vectors that rows of a parameter became."""
+
+    law: Parameter
+    length: int  # of a row
+    index_of_row: dict[int, int] = field(default_factory=dict)
+    drawn: list[Vector] = field(default_factory=list)  # in the order of the indices
+
+    def add(self, rows: Iterable[int]) -> None:
+        """Draw the rows that are not drawn yet."""
+        new = [row for row in rows if row not in self.index_of_row]
+        if not new:
+            return
+        law = self.law
+        vectors = gaussian(
+            self.length, len(new), mean=law.mean, cov=law.std**2, name=law.name
+        )
+        self.drawn.append(vectors)
+        for row in new:
+            self.index_of_row[row] = len(self.index_of_row)
+
+    def indices(self, rows: Ints) -> Ints:
+        """The indices of rows among the vectors that were drawn."""
+        index_of = np.vectorize(self.index_of_row.__getitem__, otypes=[np.intp])
+        return np.asarray(index_of(rows))
+
+
+class Rows(NamedTuple):
+    """Rows of a parameter."""
+
+    name: str
+    rows: Ints
+
 
 @dataclass(eq=False)
 class Draws:
-    """The random objects of a program, by the names of their parameters."""
+    """The random objects of a program, by the names of their parameters.
+
+    The invariant: each entry of a parameter is drawn once. A second use returns the
+    same random object, in the orientation that it needs, or raises `Refusal`.
+    """
 
     laws: Mapping[str, Parameter]
     ids: Mapping[str, Ints]  # those that are looked up in each table
@@ -67,218 +132,216 @@ class Draws:
     def __post_init__(self) -> None:
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and their roots
         self._uses: dict[str, str] = {}
-        self._weights: dict[str, dict[tuple[int, int], tuple[Weight, bool]]] = {}
+        self._matrices: dict[str, dict[Span, DrawnMatrix]] = {}
         self._embeddings: dict[str, nn.Embedding] = {}
-        self._rows: dict[str, tuple[int, dict[int, int], list[Vector]]] = {}
-        # vectors of rows: the table, and which rows
-        self._tables: dict[Vector, tuple[str, Ints]] = {}
+        self._rows: dict[str, DrawnRows] = {}
+        self._rows_of_vectors: dict[Vector, Rows] = {}
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
 
-    def _used(self, name: str, how: str) -> Parameter:
-        first = self._uses.setdefault(name, how)
+    def _law_for(self, name: str, use: str) -> Parameter:
+        """The law of a parameter, which has only one use."""
+        first = self._uses.setdefault(name, use)
         refuse_if(
-            first != how, f"the parameter {name} is used both as {first} and as {how}"
+            first != use, f"the parameter {name} is used both as {first} and as {use}"
         )
         return self.laws[name]
 
     def product(self, w: Random, x: Vector) -> Vectors | Scalars:
-        """W x for a parameter W of shape (out, in); for a table whose rows were looked
-        up, tied logits.
+        """W x for a parameter W of shape (out, in).
+
+        For a table whose rows were looked up these are tied logits.
         """
-        out, into = w.shape
-        law = self.laws[w.name]
-        plain, turned = w.entries.stride() == (into, 1), w.entries.stride() == (1, out)
-        whole = plain and w.entries.numel() == math.prod(law.shape)
         if w.name in self.ids:
-            refuse_if(
-                not whole,
-                f"a part of the table {w.name}, or its transpose, as a matrix",
-            )
-            if self.trained:
-                return Vectors.of(_used_as(w, self._table(w.name)).T @ x)
-            table = (
-                self._embedding(w.name).as_constants()
-                if w.frozen
-                else self._embedding(w.name)
-            )
-            logits, rows = table.logits(x, out), list(law.zero_rows)
-            # their logits are 0: words of standard deviation 0, because they have a
-            # gradient
-            if rows:
-                flat, order = x.reshape(-1), np.arange(out)
-                zero: Scalar = normal((len(rows), flat.size), 0.0, name="words") @ root(
-                    mean_dot(flat, flat)
-                )
-                order[rows] = out + np.arange(len(rows))
-                logits = join(
-                    [logits, zero.transpose().reshape(*x.shape, len(rows))], -1
-                )[..., order]
-            return Scalars(logits)
-        self._used(w.name, "a matrix")
+            return self._product_of_table(w, x)
+        law = self._law_for(w.name, "a matrix")
         refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
         refuse_if(
             law.zero_rows,
             f"the matrix {w.name} has rows of zeros:"
             f" {', '.join(map(str, law.zero_rows[:8]))}",
         )
+        out, into = w.shape
+        row_major = w.layout.strides == (into, 1)
+        column_major = w.layout.strides == (1, out)
         refuse_if(
-            not (plain or turned), f"the matrix is made of some columns of {w.name}"
+            not (row_major or column_major),
+            f"the matrix is made of some columns of {w.name}",
         )
-        if w.name == self.head and whole:
-            return Scalars(drawn_logits(x, out, law.std * math.sqrt(into), w.frozen))
-        place = (w.entries.storage_offset(), w.entries.numel())
-        known = self._weights.setdefault(w.name, {})
-        overlap = any(
-            place != other and max(place[0], other[0]) < min(sum(place), sum(other))
-            for other in known
+        std = law.std * math.sqrt(into)
+        if w.name == self.head and self._is_whole(w):
+            return Scalars(drawn_logits(x, out, std, w.frozen))
+        span = Span(w.layout.offset, w.layout.size)
+        drawn = self._matrices.setdefault(w.name, {})
+        refuse_if(
+            any(span != other and span.overlaps(other) for other in drawn),
+            f"parts of {w.name} that overlap act as different matrices",
         )
-        refuse_if(overlap, f"parts of {w.name} that overlap act as different matrices")
-        if place not in known:
+        if span not in drawn:
             name = self.names.get(w.name, w.name)
-            known[place] = (
-                weight(out, into, std=law.std * math.sqrt(into), name=name),
-                plain,
-            )
-        matrix, as_it_was = known[place]
-        matrix = _used_as(w, matrix)
-        return Vectors.of((matrix if as_it_was == plain else matrix.T) @ x)
+            drawn[span] = DrawnMatrix(weight(out, into, std=std, name=name), row_major)
+        matrix = _used_as(w, drawn[span].weight)
+        if drawn[span].row_major != row_major:
+            matrix = matrix.T
+        return Vectors.of(matrix @ x)
+
+    def _is_whole(self, w: Random) -> bool:
+        """Whether a view is the whole parameter, and not transposed."""
+        shape = self.laws[w.name].shape
+        in_order = w.layout.strides == (w.shape[1], 1)
+        return in_order and w.layout.size == math.prod(shape)
+
+    def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
+        """The product of vectors with a table whose rows were looked up."""
+        refuse_if(
+            not self._is_whole(w),
+            f"a part of the table {w.name}, or its transpose, as a matrix",
+        )
+        if self.trained:
+            return Vectors.of(_used_as(w, self._table(w.name)).T @ x)
+        table = self._embedding(w.name)
+        if w.frozen:
+            table = table.as_constants()
+        words = w.shape[0]
+        logits = table.logits(x, words)
+        zero_rows = list(self.laws[w.name].zero_rows)
+        if not zero_rows:
+            return Scalars(logits)
+        # Logits of rows of zeros are 0. They are words of standard deviation 0, because
+        # they have a gradient.
+        flat = x.reshape(-1)
+        zero_words = normal((len(zero_rows), flat.size), 0.0, name="words")
+        zero: Scalar = zero_words @ root(mean_dot(flat, flat))
+        zero = zero.transpose().reshape(*x.shape, len(zero_rows))
+        order = np.arange(words)
+        order[zero_rows] = words + np.arange(len(zero_rows))
+        return Scalars(join([logits, zero], -1)[..., order])
 
     def _embedding(self, name: str) -> nn.Embedding:
-        law = self._used(name, "a table")
+        """The embedding that a table is; only its rows at known ids are drawn."""
+        law = self._law_for(name, "a table")
         refuse_if(
             name not in self.ids,
             f"rows of {name} after an operation on the whole parameter",
         )
         refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
-            table = nn.Embedding(
-                self.ids[name],
-                law.shape[1],
-                law.std,
-                name=self.names.get(name, "embedding"),
-            )
-            self._embeddings[name], self._tables[table.vectors] = (
-                table,
-                (name, table.known),
-            )
+            width = law.shape[1]
+            shown_name = self.names.get(name, "embedding")
+            table = nn.Embedding(self.ids[name], width, law.std, name=shown_name)
+            self._embeddings[name] = table
+            self._rows_of_vectors[table.vectors] = Rows(name, table.known)
         return self._embeddings[name]
 
     def _table(self, name: str) -> Weight:
         """A table as a matrix that acts on unit vectors."""
-        law = self._used(name, "a table")
-        plain = not law.zero_rows and not law.mean
+        law = self._law_for(name, "a table")
         refuse_if(
-            not plain,
+            law.zero_rows or law.mean,
             f"a step of an optimiser on {name}, with rows of zeros or entries of mean"
             f" {law.mean:g}",
         )
         count, size = law.shape
-        matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
-        return self._weights.setdefault(name, {}).setdefault(
-            (0, count * size), (matrix, False)
-        )[0]
+        drawn = self._matrices.setdefault(name, {})
+        whole = Span(0, count * size)
+        if whole not in drawn:
+            matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
+            drawn[whole] = DrawnMatrix(matrix, row_major=False)
+        return drawn[whole].weight
 
     def rows(self, table: Random, ids: Ints, gradients: Floats) -> Vector:
-        """The rows of a table at ids, in their shape; `gradients` are the factors of
-        what each row receives.
+        """The rows of a table at ids, in their shape.
+
+        `gradients` are the factors of the gradient that each row receives.
         """
+        law = self.laws[table.name]
         factors = 0.0 * gradients if table.frozen else gradients
         if self.trained:
-            units = unit_vectors(ids.ravel().tolist(), self.laws[table.name].shape[0])
-            rows = (_used_as(table, self._table(table.name)) @ units).reshape(
-                *ids.shape
-            )
-            return scaled_gradient(rows, factors)
+            units = unit_vectors(ids.ravel().tolist(), law.shape[0])
+            matrix = _used_as(table, self._table(table.name))
+            return scaled_gradient((matrix @ units).reshape(*ids.shape), factors)
         rows = scaled_gradient(self._embedding(table.name)(ids), factors)
-        zero = np.isin(ids, self.laws[table.name].zero_rows)
-        if not zero.any():
+        is_zero = np.isin(ids, law.zero_rows)
+        if not is_zero.any():
             return rows
-        kept = np.where(zero, 0.0, 1.0) * rows
+        result = np.where(is_zero, 0.0, 1.0) * rows
         # a row of zeros that is no padding has a gradient
-        moves = zero & (factors != 0)
-        return (  # type: ignore[no-any-return]
-            kept + moves.astype(float) * (rows - stop_gradient(rows))
-            if moves.any()
-            else kept
-        )
+        moves = is_zero & (factors != 0)
+        if moves.any():
+            result = result + moves.astype(float) * (rows - stop_gradient(rows))
+        return result  # type: ignore[no-any-return]
 
     def vectors(self, x: Random) -> Vectors:
-        """A parameter as vectors, its last axis the coordinates: biases, learned
-        positions, a class token.
+        """A parameter as vectors, its last axis the coordinates.
+
+        Such are biases, learned positions, and a class token.
         """
-        law, size, at = self._used(x.name, "vectors"), x.shape[-1], x.starts(-1)
-        length, known, parts = self._rows.setdefault(x.name, (size, {}, []))
+        law = self._law_for(x.name, "vectors")
+        size = x.shape[-1]
+        starts = x.layout.positions(without=-1)
+        known = self._rows.setdefault(x.name, DrawnRows(law, length=size))
         refuse_if(
             law.zero_rows,
             f"the parameter {x.name}, which is added to vectors, has rows of zeros",
         )
-        pieces = (
-            (size > 1 and x.entries.stride(-1) != 1)
-            or size % length
-            or (at % length).any()
-        )
+        length = known.length
+        scattered = size > 1 and x.layout.strides[-1] != 1
         refuse_if(
-            pieces,
+            scattered or size % length or (starts % length).any(),
             f"the parameter {x.name} is used in pieces that are not rows of {length}"
             " entries",
         )
-        rows = at[..., None] // length + np.arange(size // length)
-        new = [int(row) for row in np.unique(rows) if int(row) not in known]
-        if new:
-            parts.append(
-                gaussian(length, len(new), mean=law.mean, cov=law.std**2, name=x.name)
-            )
-            known.update({row: len(known) + k for k, row in enumerate(new)})
-        whole = parts[0] if len(parts) == 1 else join(parts)
-        if len(parts) == 1:
-            self._tables[whole] = x.name, np.array(list(known))
-        vectors = whole[np.vectorize(known.__getitem__, otypes=[np.intp])(rows)]
+        rows = starts[..., None] // length + np.arange(size // length)
+        known.add([int(row) for row in np.unique(rows)])
+        if len(known.drawn) == 1:
+            (drawn,) = known.drawn
+            of_drawn = np.array(list(known.index_of_row))
+            self._rows_of_vectors[drawn] = Rows(x.name, of_drawn)
+        else:
+            drawn = join(known.drawn)
+        vectors = drawn[known.indices(rows)]
         vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
         return Vectors.of(stop_gradient(vectors) if x.frozen else vectors)
 
     def scalars(self, x: Vectors) -> Scalars:
-        """The entries of rows as scalars, where they are added to scores: relative
-        positions, a number a head.
+        """The entries of rows as scalars, where they are added to scores.
+
+        Such are relative positions, with one number for each head.
         """
-        base = _table_under(x.value, self._tables)
+        base = _base_of(x.value, self._rows_of_vectors)
         refuse_if(
-            base not in self._tables,
+            base not in self._rows_of_vectors,
             "only rows of a parameter can be scalars, and not coordinates of vectors",
         )
-        name, rows = self._tables[base]
+        name, rows = self._rows_of_vectors[base]
         law = self.laws[name]
         if base not in self.twins:
-            self.twins[base] = (
-                normal((len(rows), base.width.factor), law.std, name=name) + law.mean
-            )
-        plain, at = x.plain, x.axis
-        flat = _positions(plain, base)
+            shape = (len(rows), base.width.factor)
+            self.twins[base] = normal(shape, law.std, name=name) + law.mean
+        plain = x.plain
+        entries = self.twins[base].reshape(-1, base.width.factor)
         order = list(range(plain.ndim))
-        order.insert(at, plain.ndim)
-        return Scalars(
-            self.twins[base].reshape(-1, base.width.factor)[flat].transpose(*order)
-        )
+        order.insert(x.axis, plain.ndim)
+        return Scalars(entries[_positions(plain, base)].transpose(*order))
 
 
 def _used_as(parameter: Random, matrix: Weight) -> Weight:
-    """A matrix for one product: whether gradients reach it, and whose gradient that
-    is.
-    """
+    """A matrix for one product, which knows whether and whose gradients reach it."""
     owned = replace(matrix, owner=parameter.owner)
     return stop_gradient(owned) if parameter.frozen else owned
 
 
-def _table_under(value: Value, tables: Mapping[Vector, Any]) -> Any:
-    """The rows of a parameter that a value selects from, or the last value under
-    indices.
+def _base_of(value: Value, bases: Collection[Vector]) -> Any:
+    """The one of `bases` that a value selects from.
+
+    If it selects from none of them, the value that is below all its indices.
     """
-    while value not in tables and isinstance(value.op, Take | ScaledGradient):
+    while value not in bases and isinstance(value.op, Take | ScaledGradient):
         value = value.op.x
     return value
 
 
 def _positions(value: Value, base: Value) -> Ints:
-    """Where the entries of a value are in the array that it selects from."""
+    """The positions of the entries of a value in the array that it selects from."""
     if value is base:
         return np.arange(base.size).reshape(base.shape)
     if isinstance(value.op, ScaledGradient):

@@ -15,8 +15,16 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ._aten_ops import PARTS, SOFTMAX, TURNS, VIEWS
-from ._program import (
+from ._aten_ops import (
+    ACTIVATIONS,
+    MATRICES,
+    NORMS,
+    REARRANGEMENTS,
+    SAME_STREAM,
+    SCORE_PRODUCTS,
+    SOFTMAX,
+)
+from ._graph import (
     Graph,
     Node,
     UnsupportedError,
@@ -24,38 +32,8 @@ from ._program import (
     outputs_of_modules,
     path_of,
     paths_of,
+    shape_of,
 )
-
-# products by a matrix, and the position of the matrix among the arguments
-MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
-# products of vectors with vectors: scores, and weights times values
-SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
-# operations through which a parameter, or ids, can still be recognised
-REARRANGEMENTS = (
-    *VIEWS,
-    *PARTS,
-    *TURNS,
-    "getitem",
-    "expand",
-    "contiguous",
-    "to",
-    "_to_copy",
-    "detach",
-)
-# operations that leave the stream as it is
-SAME = (
-    "to",
-    "_to_copy",
-    "clone",
-    "contiguous",
-    "dropout",
-    "alias",
-    "detach",
-    "type_as",
-)
-# operations that normalise the stream, or are a step of a norm written out
-NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
-ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")
 
 
 class Place(NamedTuple):
@@ -125,10 +103,10 @@ class Structure:
         for number, block in enumerate(self.blocks):
             for kind, parameters in block.matrices.items():
                 for parameter in parameters:
-                    known = places.get(parameter)
+                    earlier = places.get(parameter)
                     place = Place(number, kind)
-                    if known is not None:
-                        _refuse_two_kinds(parameter, known, place)
+                    if earlier is not None:
+                        _refuse_two_kinds(parameter, earlier, place)
                     places[parameter] = place
         return places
 
@@ -147,12 +125,12 @@ class Structure:
         return None
 
 
-def _refuse_two_kinds(parameter: str, known: Place, place: Place) -> None:
+def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
     """Reject a parameter that blocks use as matrices of different kinds."""
-    if known.block is None or place.block is None or known.kind == place.kind:
+    if earlier.block is None or place.block is None or earlier.kind == place.kind:
         return
     raise UnsupportedError(
-        f"the parameter {parameter} is {known.kind} of block {known.block + 1} and"
+        f"the parameter {parameter} is {earlier.kind} of block {earlier.block + 1} and"
         f" {place.kind} of block {place.block + 1}: an audit takes one kind per"
         " parameter"
     )
@@ -198,13 +176,13 @@ def _stacks_of_modules(graph: Graph) -> list[Stack]:
 
 def _stream_into(graph: Graph, part: Part) -> Node | None:
     """The first tensor from outside of a module that has the shape of its output."""
-    shape = None if part.end is None else _shape(part.end)
+    shape = None if part.end is None else shape_of(part.end)
     inside = set(part.nodes)
     for node in part.nodes:
         for x in node.all_input_nodes:
-            if x in inside or _shape(x) != shape:
+            if x in inside or shape_of(x) != shape:
                 continue
-            if _random(graph, x) or x in graph.inputs:
+            if graph.is_random(x) or x in graph.inputs:
                 return x
     return None
 
@@ -229,7 +207,7 @@ def _stacks_of_loops(graph: Graph) -> list[Stack]:
             for path, (start, stop) in zip(paths, pairwise(cuts), strict=True)
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
-        before = next((x for x in inputs if _random(graph, x)), None)
+        before = next((x for x in inputs if graph.is_random(x)), None)
         stacks += _stack(graph, before, parts)
     return stacks
 
@@ -247,7 +225,7 @@ def _whole(graph: Graph) -> list[Stack]:
     tables = [
         node
         for node in graph.nodes
-        if name_of(node) == "embedding" and _random(graph, node)
+        if name_of(node) == "embedding" and graph.is_random(node)
     ]
     starts = [*inputs, *tables]
     if not starts:
@@ -296,7 +274,7 @@ class Sums(NamedTuple):
 
 def _block(graph: Graph, part: Part, before: Node) -> Block | None:
     """The parts of a block; None if nothing is added to a stream in it."""
-    shape = _shape(before)
+    shape = shape_of(before)
     if len(shape) != 3 or shape[0] != 1:
         return None
     sums = _sums(graph, part.nodes, before)
@@ -329,31 +307,30 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
 
 def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
     """Follow the stream through the nodes of a block."""
-    shape, inside = _shape(before), set(nodes)
+    shape, inside = shape_of(before), set(nodes)
     carriers = {before: False}
     terms: list[Node] = []
     middle = last = None
     for node in nodes:
-        if _shape(node) != shape or node in carriers:
+        streams = [x for x in node.all_input_nodes if x in carriers]
+        if shape_of(node) != shape or node in carriers or not streams:
             continue
-        carried = [x for x in node.all_input_nodes if x in carriers]
-        if not carried:
-            continue
-        others = [
-            x for x in node.all_input_nodes if x not in carriers and _random(graph, x)
+        stream, operation = streams[0], name_of(node)
+        operands = [
+            x for x in node.all_input_nodes if x not in carriers and graph.is_random(x)
         ]
-        stream, operation = carried[0], name_of(node)
-        if operation == "add" and any(_shape(x) == shape for x in others):
+        has_branch = any(shape_of(x) == shape for x in operands)
+        if operation == "add" and has_branch:
             if carriers[stream] and terms:
                 middle = stream
-            terms += _terms(graph, others[0], inside, shape)
+            terms += _terms(graph, operands[0], inside, shape)
             carriers[node] = False
             last = node
-        elif operation in SAME:
+        elif operation in SAME_STREAM:
             carriers[node] = carriers[stream]
-        elif operation in NORMS and all(_shape(x) != shape for x in others):
+        elif operation in NORMS and not has_branch:
             carriers[node] = True
-    return Sums(carriers, terms, middle, last)
+    return Sums(carriers, terms=terms, middle=middle, last=last)
 
 
 def _terms(
@@ -367,7 +344,7 @@ def _terms(
     if name_of(node) != "add" or len(inputs) != 2:
         return [node]
     if not all(
-        x in inside and _random(graph, x) and _shape(x) == shape for x in inputs
+        x in inside and graph.is_random(x) and shape_of(x) == shape for x in inputs
     ):
         return [node]
     return [term for x in inputs for term in _terms(graph, x, inside, shape)]
@@ -386,7 +363,7 @@ def _branch(
         """Whether a node is a tensor of vectors outside the block and its stream."""
         if x in inside or x in carriers or x.op == "placeholder":
             return False
-        return _random(graph, x) and len(_shape(x)) == 3
+        return graph.is_random(x) and len(shape_of(x)) == 3
 
     reached = {x for node in nodes for x in [node, *node.all_input_nodes]}
     is_cross = any(from_elsewhere(x) for x in reached)
@@ -415,7 +392,7 @@ def _matrices(
             continue
         uses = kinds.get(parameter)
         if not uses:  # its shape shows which end of an MLP it is
-            kind = "in" if _shape(node.args[0])[-1] == width else "out"
+            kind = "in" if shape_of(node.args[0])[-1] == width else "out"
         elif len(uses) > 1:
             kind = "qkv"
         else:
@@ -463,6 +440,7 @@ def _nearest_products(
     """The products by a matrix that act last before a node, or the node itself."""
 
     def is_product(node: Node) -> bool:
+        """Whether a node is a product by a matrix."""
         return bool(matrix_of(graph, node))
 
     if is_product(root):
@@ -479,6 +457,7 @@ def _mlp_inputs(
     """
 
     def is_product(node: Node) -> bool:
+        """Whether a node is a product by a matrix."""
         return bool(matrix_of(graph, node))
 
     between = list(_back(graph, end, carriers, ends=is_product))
@@ -530,13 +509,13 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     returned = (
         output
         for output in graph.outputs
-        if hasattr(output, "op") and _random(graph, output) and _shape(output)
+        if hasattr(output, "op") and graph.is_random(output) and shape_of(output)
     )
     logits = next(returned, None)
     if logits is None or logits is stream:
         return None, None
     for node in [logits, *_back(graph, logits, [stream])]:
-        if _shape(node)[-1:] != _shape(logits)[-1:]:
+        if shape_of(node)[-1:] != shape_of(logits)[-1:]:
             break
         if parameter := matrix_of(graph, node):
             return parameter, logits
@@ -551,7 +530,7 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     if name_of(node) not in MATRICES:
         return None
     matrix = _viewed(node.args[MATRICES[name_of(node)]])
-    return graph.parameters.get(matrix) if _random(graph, matrix) else None
+    return graph.parameters.get(matrix) if graph.is_random(matrix) else None
 
 
 def _viewed(node: Node) -> Node:
@@ -576,18 +555,8 @@ def _back(
     while pending:
         for x in pending.pop(0).all_input_nodes:
             inside = x not in seen and (within is None or x in within)
-            if inside and x.op == "call_function" and _random(graph, x):
+            if inside and x.op == "call_function" and graph.is_random(x):
                 seen.add(x)
                 yield x
                 if not ends(x):
                     pending.append(x)
-
-
-def _shape(node: Node) -> tuple[int, ...]:
-    """The shape of a tensor; () for other values."""
-    return tuple(getattr(node.meta.get("val"), "shape", ()))
-
-
-def _random(graph: Graph, node: Node) -> bool:
-    """Whether a node depends on a random parameter."""
-    return node not in graph.constants

@@ -28,7 +28,7 @@ def published(scale=1.0, defined=1e-5):
     return made
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     def verdicts(numbers):
         return [claim.verdict for claim in study.judge(numbers)]
 
@@ -37,7 +37,7 @@ def test_verdicts():
     assert verdicts(published(defined=1e-15)) == [AGREES, AGREES, DISAGREES, DISAGREES]
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(published()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 24

@@ -96,7 +96,7 @@ def numbers():
     }
 
 
-def test_verdicts_come_out_either_way(numbers):
+def test_verdicts_can_agree_and_disagree(numbers):
     assert [claim.verdict for claim in study.judge(numbers)] == [AGREES] * 4 + [OUTSIDE]
     slow = {"log": -np.arange(7.0)[:, None] * np.ones((1, 40))}  # simply exponential
     small = {"log": -numbers["bound"]["log"], "scale": numbers["bound"]["scale"]}

@@ -78,7 +78,7 @@ def verdicts(numbers):
     return [claim.verdict for claim in study.judge(numbers)]
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     assert verdicts(published()) == [AGREES] * 5
     assert verdicts(published(diagonal=1.05, wide=0.3)) == [
         DISAGREES,
@@ -91,7 +91,7 @@ def test_verdicts():
     assert verdicts(published(noise=0.1))[0] == "undecided"
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(published()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 13

@@ -106,7 +106,7 @@ def verdicts(numbers):
     return [claim.verdict for claim in study.judge(numbers)]
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     assert verdicts(published()) == [AGREES] * 11
     assert verdicts(published(power=-0.2))[:8] == [
         DISAGREES,
@@ -129,7 +129,7 @@ def test_verdicts():
     assert verdicts(published(norm=0.5))[8:] == [AGREES, AGREES, DISAGREES]
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(published()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 14

@@ -149,7 +149,7 @@ def verdicts(**changed):
     return [claim.verdict for claim in study.judge(planted(**changed))]
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     assert verdicts() == [AGREES] * 5
     assert verdicts(even=(0.0, 0.2, 0.05))[0] == DISAGREES  # one gate is nearly linear
     # attention without a gate is not linear
@@ -161,7 +161,7 @@ def test_verdicts():
     assert verdicts(growth=(6.0, 6.0, 6.0))[4] == "undecided"
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(planted()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 3 * 48 + 3 * 2 * 6

@@ -65,7 +65,7 @@ def altered(centre=1.0, settled=False):
     return made
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     def verdicts(numbers):
         return [claim.verdict for claim in study.judge(numbers)]
 
@@ -93,7 +93,7 @@ def test_verdicts():
     assert verdicts(numbers)[5] == DISAGREES
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(altered()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 35

@@ -65,7 +65,7 @@ def verdicts(numbers):
     return [claim.verdict for claim in study.judge(numbers)]
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     assert verdicts(published()) == [AGREES] * 6
     assert verdicts(published(late=0.5)) == [
         AGREES,
@@ -87,7 +87,7 @@ def test_verdicts():
     assert verdicts(published(centre=1.1))[3] == OUTSIDE
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(published()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 21

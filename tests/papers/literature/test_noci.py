@@ -89,7 +89,7 @@ def numbers():
     return made
 
 
-def test_verdicts_come_out_either_way(numbers):
+def test_verdicts_can_agree_and_disagree(numbers):
     assert [claim.verdict for claim in study.judge(numbers)] == [
         AGREES,
         AGREES,

@@ -138,7 +138,7 @@ def verdicts(**given):
     return [claim.verdict for claim in study.judge(planted(**given))]
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     assert verdicts() == [AGREES] * 8
     assert verdicts(peri=lambda place: place**1.5)[0] == DISAGREES
     assert verdicts(pre=lambda place: 2.0 * place)[1] == OUTSIDE
@@ -158,7 +158,7 @@ def test_a_quick_run_has_one_model():
     assert len(study.draw(numbers).axes) == 2
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(planted()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 3 * 4 + 3 * 5 + 4

@@ -88,7 +88,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
+def test_run_writes_files_and_is_not_repeated(small, tmp_path):
     study = LiteratureStudy(Request(("small",), out=tmp_path, workers=1))
     announced = study.estimate().seconds
     first = study.run()
@@ -117,7 +117,7 @@ def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
     assert DONE == [1, 2, 1, 2]  # other random numbers
 
 
-def test_files_of_others_are_left(small, tmp_path):
+def test_foreign_files_are_kept(small, tmp_path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(
         ValueError, match=r"holds a report.html that is not of an earlier run"
@@ -127,7 +127,7 @@ def test_files_of_others_are_left(small, tmp_path):
     assert DONE == []
 
 
-def test_the_command(small, tmp_path, monkeypatch):
+def test_literature_command(small, tmp_path, monkeypatch):
     def asked(*words):
         return CliRunner().invoke(cli, ["literature", *words], obj=Watch())
 
@@ -142,7 +142,7 @@ def test_the_command(small, tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
-def test_the_help_names_every_result():
+def test_help_names_every_result():
     for name in RESULTS:
         assert name in literature_command.help
 
@@ -157,7 +157,7 @@ def test_errors_name_the_argument():
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_every_result_is_whole(name):
+def test_every_result_has_all_fields(name):
     """Parts are kept apart, on disk too; figures have different names; a quick run is
     quicker.
     """
@@ -184,13 +184,13 @@ def test_every_result_is_whole(name):
     assert [r.name for r in _study.chosen((name,))] == [name]
 
 
-def test_a_share_is_within_or_not():
+def test_within_compares_with_share():
     assert within(1.05, ns.Estimate(1.0, 1e-3), 0.1) == "agrees"
     assert within(1.2, ns.Estimate(1.0, 1e-3), 0.1) == "disagrees"
     assert within(1.11, ns.Estimate(1.0, 1e-2), 0.1) == "undecided"
 
 
-def test_a_failure_outside_the_stated_range_is_no_disagreement():
+def test_extrapolate_turns_disagreement_into_outside():
     assert extrapolate(DISAGREES) == OUTSIDE
     assert [extrapolate(verdict) for verdict in (AGREES, UNDECIDED)] == [
         AGREES,
@@ -201,9 +201,7 @@ def test_a_failure_outside_the_stated_range_is_no_disagreement():
     assert combine(OUTSIDE, UNDECIDED) == UNDECIDED
 
 
-def test_the_report_counts_what_is_outside_and_marks_what_was_not_read(
-    small, monkeypatch, tmp_path
-):
+def test_report_counts_outside_and_marks_unread(small, monkeypatch, tmp_path):
     def partly(numbers):
         claim = judge(numbers)[0]
         return [
@@ -247,7 +245,7 @@ def test_means_have_errors():
     assert mean([3.0]).error == np.inf
 
 
-def test_statements_as_a_data_frame(monkeypatch):
+def test_statements_as_dataframe(monkeypatch):
     """A row for each statement; pandas is optional, so that its constructor is stood in
     for here.
     """

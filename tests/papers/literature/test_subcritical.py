@@ -55,7 +55,7 @@ def test_the_exponent_of_each_law(power):
     assert exponent(logs(power)).value == pytest.approx(power, abs=1e-9)
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     def verdicts(pre, other, noise=1e-3):
         numbers = {}
         for part in study.parts(False):
@@ -70,7 +70,7 @@ def test_verdicts():
     assert verdicts(0.0, 0.5, noise=0.5)[0] == "undecided"
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(
         study.rows({part.label: {"log": logs(0.5)} for part in study.parts(False)})
     )

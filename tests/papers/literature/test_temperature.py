@@ -61,7 +61,7 @@ def verdicts(numbers):
     return [claim.verdict for claim in study.judge(numbers)]
 
 
-def test_verdicts():
+def test_verdicts_can_agree_and_disagree():
     numbers = published()
     assert verdicts(numbers) == [AGREES, AGREES, OUTSIDE, *[AGREES] * 7]
     for label, found in numbers.items():
@@ -78,7 +78,7 @@ def test_the_phases_have_another_side(monkeypatch):
     assert study._phases((0.5, 1.5), True).verdict == DISAGREES
 
 
-def test_the_table_has_one_kind_of_row():
+def test_table_rows_have_equal_columns():
     rows = list(study.rows(published()))
     assert len({tuple(row) for row in rows}) == 1
     assert len(rows) == 28

@@ -88,7 +88,7 @@ def verdicts(numbers):
     return [claim.verdict for claim in study.judge(numbers)]
 
 
-def test_verdicts_come_out_either_way(numbers):
+def test_verdicts_can_agree_and_disagree(numbers):
     assert verdicts(numbers) == [AGREES] * 6
     for place, change in (
         (

@@ -202,7 +202,7 @@ def test_deepscale():
         (_deepscale, deepscale),
     ],
 )
-def test_tables_have_one_kind_of_row(result, numbers):
+def test_table_rows_have_equal_columns(result, numbers):
     for picture in result.RESULT.pictures:
         rows = list(picture.rows(numbers()))
         assert len({tuple(row) for row in rows}) == 1

@@ -33,7 +33,7 @@ def filled(plan, cases):
             plan.store.save(part.key, part.run())
 
 
-def test_the_exact_estimator_gives_the_known_divergence(tmp_path):
+def test_exact_estimator_gives_known_kl(tmp_path):
     """D(width 16 ‖ limit) = 2.218e-2 ± 0.01e-2, from independent scripts; ours agrees
     within five joint errors.
     """
@@ -60,14 +60,14 @@ def estimates(*values):
         (estimates(2e-2, 1.5e-2, 1e-2, 8e-3), "disagrees"),
     ],
 )
-def test_the_rule_of_falling_can_be_negative(values, verdict):
+def test_rule_of_falling_kl_can_disagree(values, verdict):
     data = {"1b": Divergences(figures()["1b"], exact=values)}
     rows = {row.figures: row.verdict for row in _claims.judged(data)}
     assert rows["1b",] == verdict
     assert rows[()] == "not run"
 
 
-def test_a_limit_that_is_not_the_engines_own_turns_the_verdict():
+def test_wrong_limit_turns_the_verdict():
     values = estimates(2e-2, 2e-3, 1.5e-4, 1e-5)
     for deviation, verdict in ((3.0, "agrees"), (9.0, "disagrees")):
         found = Divergences(
@@ -122,7 +122,7 @@ def test_every_claim_agrees_with_the_right_limit(done, heads, monkeypatch):
     assert verdicts(done) == ["agrees"] * 6
 
 
-def test_what_can_be_told_apart_is_computed_from_the_laws(done):
+def test_separations_follow_from_laws(done):
     """The limit of ReLU is 6.8e-8 from a Gaussian in KL, that of figure 1 is 2.73e-4:
     from independent scripts.
 
@@ -214,7 +214,7 @@ def test_a_distance_is_to_the_limit_as_it_was_given(broken):
     assert found.value > 1.3 * ns.kl(finite, right).value
 
 
-def test_scores_that_are_too_wide_disagree(tmp_path):
+def test_too_wide_scores_disagree(tmp_path):
     plan = Request(
         ("2a",), out=tmp_path, samples=20_000, trials=2, estimator="exact"
     ).plan

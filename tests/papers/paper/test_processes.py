@@ -112,7 +112,7 @@ def inline(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", keep([1, 20], 1))
-def test_killed_runs_lose_nothing(kills, inline, tmp_path):
+def test_killed_run_resumes_with_same_results(kills, inline, tmp_path):
     """kill −9 when some more parts are there, then once more to the end: the bytes of
     an undisturbed run.
     """
@@ -179,7 +179,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
+def test_run_ended_at_once_prints_one_line(tmp_path):
     """Python's tracker of semaphores had the last word, if the main thread was busy and
     the process was ended.
     """
@@ -206,7 +206,7 @@ def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
+def test_two_runs_in_one_folder_give_whole_results(inline, tmp_path):
     small = [*PLAIN, *TINY, "--out", tmp_path]
     with Running(small) as one, Running([*small, "--seed", "7"]) as two:
         assert [run.wait(HANG) for run in (one, two)] == [0, 0]
@@ -223,7 +223,7 @@ def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_another_says_so(tmp_path):
+def test_waiting_run_prints_notice(tmp_path):
     tmp_path.mkdir(exist_ok=True)
     with (
         FileLock(tmp_path / ".netsor.lock"),

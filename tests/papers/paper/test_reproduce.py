@@ -71,7 +71,7 @@ def whole(tmp_path_factory):
     stands for the others.
 
     The others are drawn by `test_every_figure_is_drawn`, and one of each kind by
-    `test_one_estimator_alone`.
+    `test_reproduce_with_one_estimator`.
     """
     out, first = tmp_path_factory.mktemp("whole"), {}
 
@@ -108,7 +108,7 @@ def test_every_figure_has_its_files(whole):
     assert not list(out.rglob("*.part"))
 
 
-def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
+def test_report_has_a_row_for_each_claim(whole):
     _, done = whole
     page = done.report.read_text()
     assert (
@@ -127,7 +127,7 @@ def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
     )  # what differs from width 1024, and what does not
 
 
-def test_figures_are_told_of_in_the_papers_order(whole):
+def test_figures_keep_the_papers_order(whole):
     """Their trials are drawn in another: those that take longest first, and so to the
     end no process waits.
     """
@@ -147,7 +147,7 @@ def test_figures_are_told_of_in_the_papers_order(whole):
     assert cases[1]["heads"] == 256
 
 
-def test_the_report_shows_the_limit_law(whole):
+def test_report_shows_limit_law(whole):
     """Its formulas, the last of them in a box, and the LaTeX that they are of."""
     _, done = whole
     page = done.report.read_text()
@@ -163,7 +163,7 @@ def test_the_report_shows_the_limit_law(whole):
     assert last == "Var(Zu(4)∣p˚)=12∑i,j,ka˚i,ja˚i,k𝔼[ZxjZxk]"
 
 
-def test_formulas():
+def test_mathml_of_formulas():
     """Primes, fractions, text, and letters of an alphabet of their own."""
     (row,) = ElementTree.fromstring(mathml(r"x_{i'}^2 + \frac{1}{2} \text{ if } Z"))
     tags = [each.tag.rpartition("}")[2] for each in row]
@@ -173,7 +173,7 @@ def test_formulas():
     assert "".join(law.itertext()) == "Z∼𝒩(0,𝔼x)"
 
 
-def test_the_manifest_says_what_was_run(whole):
+def test_manifest_records_the_run(whole):
     out, _ = whole
     manifest = json.loads((out / "manifest.json").read_text())
     assert set(manifest["versions"]) == {
@@ -201,9 +201,7 @@ def test_the_manifest_says_what_was_run(whole):
 
 
 @pytest.mark.parametrize("workers", keep([1, 2, 3, 7], 2))
-def test_any_number_of_workers_makes_the_bytes_of_this_process(
-    workers, whole, tmp_path, monkeypatch
-):
+def test_results_are_independent_of_workers(workers, whole, tmp_path, monkeypatch):
     # no pictures; a partial can be sent
     monkeypatch.setattr(_reproduce, "drawn", partial(dict.fromkeys, ()))
     PaperStudy(Request(("1b",), out=tmp_path, **{**SMALL, "workers": workers})).run()
@@ -218,7 +216,7 @@ def test_a_second_run_recomputes_nothing(whole, inline, unillustrated):
     assert read(out) == files
 
 
-def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
+def test_damaged_parts_are_recomputed(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     options = Request(("2a",), out=out, **SMALL)
@@ -287,7 +285,7 @@ def test_a_part_is_read_only_for_its_own_key(tmp_path):
         assert store.load({"a": 1}) is None
 
 
-def test_names_groups_and_parameters():
+def test_request_resolves_names_and_groups():
     assert Request(("all",)).chosen == Request().chosen == list(NAMES)
     assert Request(("heads", "1")).chosen == ["1a", "1b", "heads"]
     assert Request(("exp1",)).chosen == ["1a", "1b", "2b", "heads"]
@@ -343,7 +341,7 @@ def test_rao_blackwell_and_draws_are_of_one_law(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["paper", "exact"])
-def test_one_estimator_alone(estimator, inline, tmp_path, monkeypatch):
+def test_reproduce_with_one_estimator(estimator, inline, tmp_path, monkeypatch):
     """A figure of each kind, drawn as the report has it."""
     monkeypatch.setattr(_figures, "KINDS", ("svg",))
     done = ns.paper.reproduce(

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from ...language.values._array import Axes, Operation, VectorAccess
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...language.values._array import (
+    Axes,
+    Lowering,
+    Operation,
+    Register,
+    Value,
+    VectorAccess,
+)
 from ...language.values._parameters import Weight
 from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
@@ -46,6 +59,20 @@ class Append(Operation):
 
     acts = VectorAccess.LINEARLY
     parts: tuple[Vector, ...]
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The arrays end to end."""
+        return lowering.builder.step("join", *arrays, axis=value.ndim - 1)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The arrays end to end."""
+        return np.concatenate(arrays, axis=-2)
 
 
 class AdjointCorrection(Operation):

@@ -10,7 +10,7 @@ functions. Each operation has one rule for sets and orders, which lowering uses 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from ...language.operations._operation import (
     MatMul,
     Mix,
     Root,
-    Scale,
     Source,
     Take,
 )
@@ -45,7 +44,6 @@ from ...language.values._scalar import (
 )
 from ...language.values._vector import Vector
 from ._operations import AdjointCorrection, Coefficients, EpsilonPart, Span
-from ._rewrite import rearranged
 
 # The order of each scalar of an array
 Array = npt.NDArray[np.int8]
@@ -159,17 +157,63 @@ def combined(x: Value, inputs: Sequence[Sets], counts: Any) -> Sets:
 
     `counts` marks the coefficients that count; None if there are none.
     """
-    sets: Any
-    match x.op:
-        case Add():
-            sets = inputs[0] | inputs[1]
-        case Scale():
-            sets = np.where(counts[..., None], inputs[0], 0)
-        case Mix():
-            sets = mixed(counts, inputs[0])
-        case op:
-            sets = rearranged(op, inputs)
+    if isinstance(x.op, Mix):
+        sets: Sets | None = mixed(counts, inputs[0])
+    else:
+        sets = x.op.combine_sets(x, inputs, counts)
+    if sets is None:
+        sets = _sets_by_sampling(x, inputs, counts)
     return np.broadcast_to(sets, (*x.shape, sets.shape[-1]))
+
+
+class _Indicators:
+    """For the rule `sample`, in place of arrays: numbers that mark what is nonzero.
+
+    They are positive and random, so that no terms cancel.
+    """
+
+    def __init__(self, arrays: Mapping[Value, npt.NDArray[Any]]) -> None:
+        rng = np.random.default_rng(0)
+        self.widths: Mapping[str, float] = {}
+        self.arrays = {
+            x: np.where(marks, rng.uniform(1.0, 2.0, marks.shape), 0.0)[None]
+            for x, marks in arrays.items()
+        }
+
+    def __getitem__(self, x: Value) -> npt.NDArray[np.float64]:
+        return self.arrays[x]
+
+    def align_axes(self, x: Value, ndim: int) -> npt.NDArray[np.float64]:
+        """The array with axes of size 1 set in front."""
+        array = self.arrays[x]
+        return array.reshape(1, *(1,) * (ndim - x.ndim), *array.shape[1:])
+
+    def normals(
+        self, source: Source, member: int, *shape: int
+    ) -> npt.NDArray[np.float64]:
+        """None: a linear operation draws nothing."""
+        raise TypeError("a linear operation draws no random numbers")
+
+
+def _sets_by_sampling(x: Value, inputs: Sequence[Sets], counts: Any) -> Sets:
+    """The sets of a linear operation, by its rule `sample` on indicators of sets.
+
+    The distinct sets are the coordinates of each block.
+    """
+    vectors, coefficients = parts_of(x)
+    distinct = np.unique(np.concatenate([sets.ravel() for sets in inputs]))
+    arrays: dict[Value, npt.NDArray[Any]] = {}
+    for vector, sets in zip(vectors, inputs, strict=True):
+        is_set = sets[..., None] == distinct
+        arrays[vector] = is_set.reshape(*vector.shape, sets.shape[-1] * len(distinct))
+    if coefficients is not None:
+        arrays[coefficients] = counts
+    sampled = x.op.sample(x, _Indicators(arrays))[0]
+    has_set = (sampled != 0).reshape(*x.shape, -1, len(distinct))
+    result = np.zeros(has_set.shape[:-1], dtype=object)
+    for index, bits in enumerate(distinct):
+        result = result | np.where(has_set[..., index], bits, 0)
+    return result
 
 
 def through(op: Apply, marks: Sequence[Bools]) -> Bools:

@@ -7,30 +7,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...language.operations._operation import (
     Acting,
-    Concat,
     Dot,
-    Join,
     MatMul,
     Source,
-    Split,
     SteppedMatMul,
-    Take,
 )
 from ...language.operations._score import join
 from ...language.theorem._check_function import content_of
-from ...language.values._array import Operation, Value, VectorAccess
+from ...language.values._array import Value, VectorAccess
 from ...language.values._graph import topological_order
 from ...language.values._parameters import Weight
 from ...language.values._vector import Vector
 from ..plan._cost_model import CPU, Prices
-from ._operations import AdjointCorrection, Append, Coefficients, Span
+from ._operations import AdjointCorrection, Coefficients, Span
 
 # The number of pairs of source sets that other pairs are compared with: about one for
 # each space that many vectors share
@@ -120,29 +114,6 @@ def key_of(value: Value) -> object:
         for part in parts:
             key.append(content_of(part) if isinstance(part, np.ndarray) else part)
     return tuple(key)
-
-
-def rearranged(
-    op: Operation, arrays: Sequence[npt.NDArray[Any]]
-) -> npt.NDArray[Any] | None:
-    """Rearrange arrays (*shape, blocks) as an operation rearranges vectors; None if it
-    does more than that.
-    """
-    match op:
-        case Take(x, flat):
-            return arrays[0].reshape(x.size, arrays[0].shape[-1])[flat]
-        case Join() | Append():
-            return np.concatenate(arrays, axis=0 if isinstance(op, Join) else -2)
-        case Concat(_, axis):
-            moved = np.moveaxis(arrays[0], axis, -2)
-            return moved.reshape(*moved.shape[:-2], moved.shape[-2] * moved.shape[-1])
-        case Split(x, axis, count):
-            return np.moveaxis(
-                arrays[0].reshape(*x.shape, count, arrays[0].shape[-1] // count),
-                -2,
-                axis,
-            )
-    return None
 
 
 def reads_small_parts(value: Value, context: Context) -> bool:

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 
 from ...language.operations import _operation as ops
-from ...language.operations._rotary import Rotate
 from ...language.operations._score import Pool
 from ...language.theorem._check_function import needs_spectrum
-from ...language.values._array import Operation, Value, VectorAccess, rule_for
+from ...language.values._array import Operation, Value, VectorAccess, rule_in
 from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
 from .._exceptions import ExactError, InfiniteError
@@ -45,7 +44,6 @@ from ._linear import (
     mean,
     products,
     products_of_coordinates,
-    rotated,
 )
 from ._nonlinear import check_jumps, nonlin, outer_product_sum, pooled
 from ._outputs import results
@@ -72,10 +70,11 @@ def lower(
     seed gives the same draws on every backend and for any number of workers.
 
     Values are lowered in the order of `analysis.values`, each by the rule of its
-    operation: in `VECTORS`, in `SCALARS`, or in `_linear.LINEAR`. A rule reads the
-    registers of the inputs from the `State`, adds steps to its builder, and returns the
-    registers of the value. Without shortcuts, every source is drawn in full and every
-    Gram matrix is computed from coordinates.
+    operation: its method `combine` or `lower`, or a row in `VECTORS` or `SCALARS` if
+    the rule needs the frames. A rule reads the registers of the inputs from the
+    `State`, adds steps to its builder, and returns the registers of the value. Without
+    shortcuts, every source is drawn in full and every Gram matrix is computed from
+    coordinates.
 
     Parameters
     ----------
@@ -167,8 +166,7 @@ def _lower_value(state: State, value: Value, index: int) -> None:
         for group in state.groups_of(value):
             state.in_use[group].append(value)
     elif isinstance(value, Scalar):
-        rule = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")
-        state.scalars[value] = rule(state, value, value.op)
+        state.scalars[value] = _lower_scalar(state, value)
     read_whole = [value]
     # these read all coordinates of their input, and are in no group themselves
     if isinstance(value.op, Pool | pass_ops.MaterialisedMatMul):
@@ -181,10 +179,37 @@ def _lower_value(state: State, value: Value, index: int) -> None:
 
 def _lower_vector(state: State, value: Vector) -> LoweredVector:
     """The registers of a vector, by the rule of its operation."""
-    if value.op.acts is VectorAccess.LINEARLY and type(value.op) not in VECTORS:
+    op = value.op
+    rule = rule_in(VECTORS, op, "lower")
+    if rule is not None:
+        return rule(state, value, op)
+    if op.acts is VectorAccess.LINEARLY:
         return lower_linear(state, value)
-    rule = rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")
-    return rule(state, value, value.op)
+    if value in state.analysis.infinite:
+        reads = op.without_limit or f"a function ({type(op).__name__}) of coordinates"
+        raise ExactError(
+            value,
+            f"{reads} of vectors at width inf",
+            instead=(
+                "bind their width to a number, d=64 say: the stream may be infinitely"
+                " wide"
+            ),
+        )
+    coordinates = op.lower(value, state)
+    width = int(state.analysis.widths[value])
+    shape = (*value.shape, state.analysis.blocks[value], width)
+    return LoweredVector(state.builder.reshape(coordinates, *shape))
+
+
+def _lower_scalar(state: State, value: Scalar) -> Register:
+    """The register of scalars, by the rule of its operation."""
+    op = value.op
+    rule = rule_in(SCALARS, op, "lower")
+    if rule is not None:
+        return rule(state, value, op)
+    if op.acts is VectorAccess.LINEARLY:
+        return lower_scalar(state, value, [state.scalars[p] for p in op.inputs])
+    return op.lower(value, state)
 
 
 # Rules of operations that have no file of their own
@@ -226,21 +251,6 @@ def _apply(state: State, value: Scalar, op: ops.Apply) -> Register:
     return lower_scalar(state, value, arguments)
 
 
-def _take(state: State, value: Scalar, op: ops.Take) -> Register:
-    """Entries of scalars."""
-    return lower_scalar(state, value, [state.scalars[op.x]])
-
-
-def _join(state: State, value: Scalar, op: ops.Join) -> Register:
-    """Scalars set end to end."""
-    return lower_scalar(state, value, [state.scalars[part] for part in op.parts])
-
-
-def _root(state: State, value: Scalar, op: ops.Root) -> Register:
-    """A ratio of widths that vanishes; `bind_width_ratios` binds all others."""
-    return state.builder.constant(np.zeros(()))
-
-
 def _data(state: State, value: Vector, op: ops.Data) -> LoweredVector:
     """Given vectors, by their coordinates in the standard basis."""
     blocks = state.analysis.blocks[value]
@@ -248,28 +258,22 @@ def _data(state: State, value: Vector, op: ops.Data) -> LoweredVector:
     return LoweredVector(state.builder.constant(coordinates))
 
 
-# One rule for each operation, `rule(state, value, op)`. An operation that acts on
-# vectors linearly has its rule in `_linear`.
+# Rules that need frames, Gram matrices or random streams, `rule(state, value, op)`. All
+# others are methods of the operations.
 VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     ops.Gaussian: gaussian,
     ops.Data: _data,
     ops.MatMul: matmul,
     ops.Nonlin: nonlin,
-    Rotate: rotated,
     pass_ops.Fuse: lambda state, value, op: fuse(state, value, op.x),
     pass_ops.Span: lambda state, value, op: span(state, value, op.x, op.known),
     pass_ops.OuterProductSum: outer_product_sum,
     pass_ops.MaterialisedMatMul: materialised_matmul,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
-    ops.Constant: lambda state, value, op: state.builder.constant(op.numbers),
-    ops.Hyperparameter: lambda state, value, op: state.builder.hyperparameter(op.name),
     ops.Normal: _normal,
     ops.Dot: _dot,
     ops.Apply: _apply,
-    ops.Take: _take,
-    ops.Join: _join,
-    ops.Root: _root,
     Pool: pooled,
     pass_ops.Coefficients: lambda state, value, op: along(state, op.x, op.y),
     pass_ops.AdjointCorrection: adjoint,

@@ -192,15 +192,15 @@ class ProgramAnalysis:
         self, values: Sequence[Value], sources_of: SourcesOf
     ) -> frozenset[Value]:
         """The sources of which a nonlinearity needs the picked coordinate."""
-        found: set[Value] = set()
+        sources: set[Value] = set()
         for value in values:
             is_nonlinear = isinstance(value.op, Nonlin | OuterProductSum)
             if is_nonlinear and value in self.coordinates:
                 for argument in asked(value):
-                    found |= sources_of[argument]
+                    sources |= sources_of[argument]
         if "undrawn" in self.without:
-            found |= self.coordinates
-        return frozenset(found)
+            sources |= self.coordinates
+        return frozenset(sources)
 
     @cached_property
     def needed_entries(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
@@ -246,8 +246,8 @@ class ProgramAnalysis:
         if not isinstance(value.op, MatMul):
             return 1
         x = value.op.x
-        matrices = value.op.weight.members.size if value.op.each else 1
-        return int(min(x.size // matrices, self.blocks[x] * self.widths[x]))
+        input_batch = value.op.weight.members.size if value.op.each else 1
+        return int(min(x.size // input_batch, self.blocks[x] * self.widths[x]))
 
 
 # The order of the values
@@ -265,31 +265,33 @@ def _early_layers_first(outputs: Sequence[Value], context: Context) -> list[Valu
 
 
 def leaves(
-    values: list[Value], partners: Partners, whole: Collection[Value]
+    values: list[Value], partners: Partners, with_coordinates: Collection[Value]
 ) -> tuple[frozenset[Value], list[Value]]:
     """Sources that need no direction of their own, and the values in a suitable order.
 
     Coordinates that nothing asks about need not be drawn. The keys of a head are asked
-    for products with its queries alone, so with the queries first in the frame the
+    only for products with its queries, so with the queries first in the frame the
     products of keys with each other are never drawn. The condition: nothing asks for a
     product of the source with itself or with another leaf, no output needs a coordinate
-    of it (those of vectors in `whole` are needed), and some order of the program puts
-    those that it meets first. Of two candidates the larger one is the leaf.
+    of it (it is not in `with_coordinates`), and some order of the program puts those
+    that it meets first. Of two candidates the larger one is the leaf.
     """
     must_precede: dict[Value, set[Value]] = {}
-    found: set[Value] = set()
+    leaf_sources: set[Value] = set()
     order = values
     program_position = {value: i for i, value in enumerate(values)}
     position = program_position
-    sources = [
+    candidates = [
         value
         for value in values
-        if isinstance(value.op, Gaussian | MatMul | Fuse) and value in partners
+        if isinstance(value.op, Gaussian | MatMul | Fuse)
+        and value in partners
+        and value not in with_coordinates
     ]
-    sources.sort(key=lambda source: (-source.size, -program_position[source]))
-    for source in sources:
+    candidates.sort(key=lambda source: (-source.size, -program_position[source]))
+    for source in candidates:
         met = partners[source]
-        if source in met or met & found or source in whole:
+        if source in met or met & leaf_sources:
             continue
         if any(position[x] > position[source] for x in met):
             new_order = _ordered_with(values, {**must_precede, source: met})
@@ -297,9 +299,9 @@ def leaves(
                 continue
             order = new_order
             position = {value: i for i, value in enumerate(order)}
-        found.add(source)
+        leaf_sources.add(source)
         must_precede[source] = met
-    return frozenset(found), order
+    return frozenset(leaf_sources), order
 
 
 def _ordered_with(
@@ -353,7 +355,10 @@ def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
 
 def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
     """The position of the last reader of each value; outputs are read at the end."""
-    last_use = {x: k for k, value in enumerate(values) for x in value.op.inputs}
+    last_use: dict[Value, int] = {}
+    for k, value in enumerate(values):
+        for x in value.op.inputs:
+            last_use[x] = k
     for output in outputs:
         last_use[output] = len(values)
     return last_use
@@ -398,15 +403,15 @@ def ancestors(values: Sequence[Value], *stop: type[Operation]) -> dict[Vector, N
 
     The search goes back to operations of the kinds `stop`.
     """
-    found: dict[Vector, None] = {}
+    vectors: dict[Vector, None] = {}
     pending = list(values)
     while pending:
         value = pending.pop()
-        if isinstance(value, Vector) and value not in found:
-            found[value] = None
+        if isinstance(value, Vector) and value not in vectors:
+            vectors[value] = None
             if not isinstance(value.op, stop):
                 pending += value.op.inputs
-    return found
+    return vectors
 
 
 # Groups of frames
@@ -446,6 +451,7 @@ def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Comp
     all are one set.
     """
     nonlinear = [v for v in group.nonlinear if isinstance(v.op, Nonlin)]
+    # the nodes of a graph: None for all linear vectors
     nodes: list[Value | None] = [None, *nonlinear]
     number = {node: k for k, node in enumerate(nodes)}
     edges: list[tuple[int, int]] = []
@@ -457,8 +463,9 @@ def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Comp
     if not apart:
         edges += [(k, 0) for k in range(len(nodes))]
     starts, ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
-    labels = connected(len(nodes), starts, ends)
-    return [
-        frozenset(nodes[k] for k in np.flatnonzero(labels == label))
-        for label in sorted(set(labels.tolist()))
-    ]
+    component_of_node = connected(len(nodes), starts, ends)
+    components = []
+    for number_of_component in np.unique(component_of_node):
+        in_component = np.flatnonzero(component_of_node == number_of_component)
+        components.append(frozenset(nodes[k] for k in in_component))
+    return components

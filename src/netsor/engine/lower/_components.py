@@ -16,28 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language.operations._operation import (
-    Concat,
     Data,
     Dot,
     Gaussian,
-    Join,
     MatMul,
     Source,
-    Split,
-    Take,
 )
 from ...language.operations._score import Pool
 from ...language.values._array import Axes, Value, VectorAccess
 from ...language.values._vector import Vector
 from ..graph._operations import (
     AdjointCorrection,
-    Append,
     Coefficients,
     Fuse,
     MaterialisedMatMul,
     Span,
 )
-from ..graph._rewrite import alike, rearranged
+from ..graph._rewrite import alike
 
 Ints = npt.NDArray[np.intp]
 
@@ -67,7 +62,7 @@ class FrameBatch:
         Whether (1, …, 1) is a vector of these clusters.
     nonlinear : list of Value
         The values that ask for all coordinates of these vectors, in order.
-    given : bool
+    has_data : bool
         Whether data is among the vectors.
     """
 
@@ -78,7 +73,7 @@ class FrameBatch:
     slots: dict[Value, Ints] = field(default_factory=dict)
     constant: bool = False
     nonlinear: list[Value] = field(default_factory=list)
-    given: bool = False
+    has_data: bool = False
 
 
 def blocks_of(
@@ -124,9 +119,8 @@ def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
             case MaterialisedMatMul():  # from one space to another, by coordinates
                 pass
             case _:
-                vectors = [
-                    x for x in (*value.op.inputs, value) if isinstance(x, Vector)
-                ]
+                joined = (*value.op.inputs, value)
+                vectors = [x for x in joined if isinstance(x, Vector)]
                 pairs += [(vectors[0], x) for x in vectors]
     return pairs
 
@@ -190,13 +184,7 @@ class Clusters:
         """
         entries = self._entries()
         splits = list(dict.fromkeys(entry.split for entry in entries))
-        clusters = alike(
-            ((number, count), [cluster])
-            for number, split in enumerate(splits)
-            for cluster, count in zip(
-                split.labels.tolist(), split.counts.tolist(), strict=True
-            )
-        )
+        clusters = _clusters_of_one_structure(splits)
         groups = [
             FrameBatch(number=number, width=math.nan, frames=len(members))
             for number, members in enumerate(clusters)
@@ -244,20 +232,21 @@ class Clusters:
     def _mark_inputs(self, groups: Sequence[FrameBatch]) -> None:
         """Note what values do to the groups of their inputs, not to their own."""
         position = {value: k for k, value in enumerate(self.values)}
+
+        def groups_with(x: Value) -> list[FrameBatch]:
+            return [group for group in groups if x in group.positions]
+
         for value in self.values:
             match value.op:
                 case Fuse(x):  # a mean of x is a mean of the value
-                    constant = any(
-                        group.constant for group in groups if x in group.positions
-                    )
-                    for group in groups:
-                        group.constant |= constant and value in group.positions
+                    if any(group.constant for group in groups_with(x)):
+                        for group in groups_with(value):
+                            group.constant = True
                 # all coordinates of x are asked for, but no vectors made in its space
                 case Pool(x=x) | MaterialisedMatMul(x=x):
-                    for group in groups:
-                        if x in group.positions:
-                            group.nonlinear.append(value)
-                            group.nonlinear.sort(key=position.__getitem__)
+                    for group in groups_with(x):
+                        group.nonlinear.append(value)
+                        group.nonlinear.sort(key=position.__getitem__)
 
     # Numbers, and links between them
 
@@ -299,25 +288,23 @@ class Clusters:
         """
         for k, axis in enumerate(axes):
             if axis is None:
-                first = ids.take([0], axis=k)
-                self._link(first, ids)
-                ids = first
-        sizes = {
-            axis: size
-            for axis, size in zip(axes, ids.shape, strict=False)
-            if axis is not None
-        }
-        shape = [sizes.get(axis, 1) for axis in range(ndim)]
+                first_ids = ids.take([0], axis=k)
+                self._link(first_ids, ids)
+                ids = first_ids
+        shape = [1] * ndim
+        for axis, size in zip(axes, ids.shape[:-1], strict=True):
+            if axis is not None:
+                shape[axis] = size
         return ids.reshape(*shape, ids.shape[-1])
 
     # The numbers of a vector value, by its operation
 
     def _ids_of(self, value: Vector) -> Ints:
+        vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
+        rearranged = value.op.rearrange([self.ids[x] for x in vectors])
+        if rearranged is not None:
+            return rearranged
         match value.op:
-            case Take() | Join() | Append() | Concat() | Split():
-                ids = rearranged(value.op, [self.ids[x] for x in value.op.inputs])
-                assert ids is not None
-                return ids
             case MatMul(weight, x, each):
                 return self._ids_of_products(value, weight.members.size, x, each)
             case Data() | MaterialisedMatMul():
@@ -337,7 +324,8 @@ class Clusters:
         blocks = self.blocks[value]
         members = self.members[value] = self._new(matrices, blocks)
         # a matrix asks for the products of all its inputs
-        inputs = self.ids[x].reshape(matrices if each else 1, -1, self.blocks[x])
+        batch = matrices if each else 1
+        inputs = self.ids[x].reshape(batch, -1, self.blocks[x])
         self._link(inputs[:, :1], inputs)
         shape = (matrices, value.size // matrices, blocks)
         ids = np.broadcast_to(members[:, None], shape)
@@ -384,17 +372,19 @@ class Clusters:
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
         """A function of vectors, coordinate by coordinate, is in their cluster."""
         reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
-        first, *others = [
+        ids_of_arguments = [
             self._link_whole_axes(self.ids[x], axes, value.ndim)
             for x, axes in reads
             if isinstance(x, Vector)
         ]
+        ids = ids_of_arguments[0]
+        for ids_of_argument in ids_of_arguments[1:]:
+            self._link(ids, ids_of_argument)
         shape = (*value.shape, self.blocks[value])
-        ids = first if first.shape == shape else np.broadcast_to(first, shape)
-        for other in others:
-            self._link(first, other)
+        if ids.shape != shape:
+            ids = np.broadcast_to(ids, shape)
         # coordinates go from block to block
-        if value.op.acts is VectorAccess.ON_PLACES:
+        if value.op.acts is VectorAccess.BY_POSITION:
             self._link(ids[..., :1], ids)
         return ids
 
@@ -414,9 +404,10 @@ class _Split:
         """The positions of each of these labels, which have equally many."""
         if len(labels) == len(self.labels):  # all of them, as usual
             return self._order.reshape(len(labels), -1)
-        which = np.searchsorted(self.labels, labels)
-        columns = np.arange(self.counts[which[0]])
-        return np.asarray(self._order[self._starts[which][:, None] + columns])
+        positions = np.searchsorted(self.labels, labels)
+        count = self.counts[positions[0]]
+        in_order = self._starts[positions][:, None] + np.arange(count)
+        return np.asarray(self._order[in_order])
 
 
 class _Entry(NamedTuple):
@@ -425,6 +416,17 @@ class _Entry(NamedTuple):
     value: Value
     is_source: bool
     split: _Split
+
+
+def _clusters_of_one_structure(splits: Sequence[_Split]) -> list[list[int]]:
+    """The clusters in sets that have equally many vectors and sources of each value."""
+    counts: list[tuple[tuple[int, int], list[int]]] = []
+    for number, split in enumerate(splits):
+        for cluster, count in zip(
+            split.labels.tolist(), split.counts.tolist(), strict=True
+        ):
+            counts.append(((number, count), [cluster]))
+    return alike(counts)
 
 
 def _positions_in_groups(
@@ -436,15 +438,16 @@ def _positions_in_groups(
 
     `clusters` lists the clusters of each group.
     """
-    group_of = {
-        cluster: number
-        for number, members in enumerate(clusters)
-        for cluster in members
-    }
+    group_of_cluster: dict[int, int] = {}
+    for number, members in enumerate(clusters):
+        group_of_cluster |= dict.fromkeys(members, number)
     positions: dict[_Split, list[tuple[FrameBatch, Ints]]] = {}
     for split in splits:
-        numbers = sorted({group_of[cluster] for cluster in split.labels.tolist()})
-        positions[split] = [(groups[k], split.rows(clusters[k])) for k in numbers]
+        numbers = {group_of_cluster[cluster] for cluster in split.labels.tolist()}
+        positions[split] = []
+        for number in sorted(numbers):
+            rows = split.rows(clusters[number])
+            positions[split].append((groups[number], rows))
     return positions
 
 
@@ -453,6 +456,6 @@ def _add_vectors(group: FrameBatch, value: Value, positions: Ints) -> None:
     group.positions[value] = positions
     if isinstance(value.op, Gaussian):
         group.constant |= bool(value.op.mean.any())
-    group.given |= isinstance(value.op, Data)
+    group.has_data |= isinstance(value.op, Data)
     if value.op.asks_coordinates:
         group.nonlinear.append(value)

@@ -11,7 +11,7 @@ the arithmetic (unknown · 0 = 0), and a score that reads one is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from ...language.values._vector import Vector
 from ..graph._operations import AdjointCorrection, Coefficients, Fuse, Span
 from ..graph._orders import Bools, Sets, meet, mixed, union
 from ..plan._ir import Register
+from ..plan._ir_builder import Builder
 from ._analysis import ancestors
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame
@@ -37,9 +38,9 @@ class Dual:
     """
 
     def __init__(
-        self, state: State, rules: Mapping[type[Operation], Callable[..., Fluctuation]]
+        self, state: State, rule_of: Callable[[Operation], Callable[..., Fluctuation]]
     ) -> None:
-        self.state, self.rules = state, rules
+        self.state, self.rule_of = state, rule_of
 
     def __getitem__(self, value: Value) -> Fluctuation:
         """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,)
@@ -48,20 +49,20 @@ class Dual:
         What its rule asks for comes before: a stack and no recursion, for a deep
         network is a chain.
         """
-        known, pending = self.state.epsilon_parts, [value]
+        computed, pending = self.state.epsilon_parts, [value]
         while pending:
             current = pending[-1]
-            if current not in known:
-                rule, inputs = self._rule(current)
-                waiting = [x for x in inputs if x not in known]
-                if waiting:
-                    pending += waiting
-                    continue
-                known[current] = self._broadcast(
-                    current, rule(self, current, current.op)
-                )
-            pending.pop()
-        return known[value]
+            if current in computed:
+                pending.pop()
+                continue
+            rule, inputs = self._rule(current)
+            missing = [x for x in inputs if x not in computed]
+            if missing:
+                pending += missing
+                continue
+            fluctuation = rule(self, current, current.op)
+            computed[current] = self._broadcast(current, fluctuation)
+        return computed[value]
 
     def _broadcast(self, value: Value, small: Fluctuation) -> Fluctuation:
         """An ε part whose marks have the shape of the value."""
@@ -79,7 +80,7 @@ class Dual:
         inexact, limits = self.state.inexact, self.state.analysis.infinite
         match value.op:
             case MatMul(_, x):
-                return (self.rules[MatMul] if x in inexact else none), []
+                return (self.rule_of(value.op) if x in inexact else none), []
             case _ if value not in inexact:
                 return none, []
             case Fuse() | Dot(power=0.5):
@@ -87,7 +88,7 @@ class Dual:
             case Dot(x) | Coefficients(x) | AdjointCorrection(g=x) if x not in limits:
                 return not_known, []
         inputs = [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-        return self.rules.get(type(value.op), not_known), inputs
+        return self.rule_of(value.op), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, a mean over blocks: x0 · N · y0 + x1 · y0 + x0 ·
@@ -147,13 +148,16 @@ class Dual:
             return None
         builder = self.state.builder
         width = max((term.shape[-1] for term in terms if term.shape), default=0)
-        padded = [builder.pad_or_cut(t, width) if t.shape else t for t in terms]
+        padded = []
+        for term in terms:
+            padded.append(builder.pad_or_cut(term, width) if term.shape else term)
         return builder.fold("add", padded)
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     """Rule for operations whose result has no ε part."""
-    zero = np.zeros((), dtype=object if isinstance(value, Vector) else bool)
+    dtype = object if isinstance(value, Vector) else bool  # sets, or marks
+    zero = np.zeros((), dtype=dtype)
     return Fluctuation(part=None, support=zero, unknown=zero)
 
 
@@ -182,18 +186,28 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
         if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
             continue
         x_sets, y_sets = _inside(state, x, group), _inside(state, y, group)
-        x_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & union(x_sets)]
-        y_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & union(y_sets)]
-        for i in x_blocks:
-            without_law = 0
-            for j in y_blocks:
-                if not frame.has_law(i, j):
-                    without_law |= frame.blocks[j].bits
-            if without_law:
-                x_marks = ((x_sets & frame.blocks[i].bits) != 0).astype(object)
-                y_marks = ((y_sets & without_law) != 0).astype(object)
-                unknown = unknown | pairs_meet(x, x_marks, y, y_marks, ndim)
+        for x_bits, y_bits in _blocks_without_law(frame, union(x_sets), union(y_sets)):
+            x_marks = ((x_sets & x_bits) != 0).astype(object)
+            y_marks = ((y_sets & y_bits) != 0).astype(object)
+            unknown = unknown | pairs_meet(x, x_marks, y, y_marks, ndim)
     return unknown
+
+
+def _blocks_without_law(
+    frame: InfiniteWidthFrame, x_directions: int, y_directions: int
+) -> list[tuple[int, int]]:
+    """Pairs of sets of directions, of x and of y, whose normals N have no known law."""
+    x_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & x_directions]
+    y_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & y_directions]
+    pairs = []
+    for i in x_blocks:
+        without_law = 0
+        for j in y_blocks:
+            if not frame.has_law(i, j):
+                without_law |= frame.blocks[j].bits
+        if without_law:
+            pairs.append((frame.blocks[i].bits, without_law))
+    return pairs
 
 
 def _inside(state: State, x: Vector, group: FrameBatch) -> Sets:
@@ -210,7 +224,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
 
     x = C D with C triangular and D orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0
     D'1) for the directions D' known before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where
-    Φ takes what is below the diagonal.
+    Φ takes what is below the diagonal, and L is the part of C0 along D.
 
     Coefficients along directions that x is orthogonal to by structure have ε parts that
     are known. Those of all others are not known, so D1 is unknown along the directions
@@ -219,81 +233,158 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
     made something along it: then a score that depends on both is refused when it is
     drawn.
     """
-    state, x, known = dual.state, op.x, op.known
-    builder, count, lead, mean_square = (
-        state.builder,
-        value.shape[-1],
-        state.vectors[value].lead,
-        state.norm(x) ** 2,
+    derivative = _SpanDerivative(dual, value, op)
+    remainder = derivative.remainder()
+    for known in op.known:
+        guard(dual, known, op.x)
+    y, dropped = None, None
+    if remainder is not None:
+        y, dropped = derivative.solved(remainder)
+    part = derivative.orthogonalised(y)
+    return Fluctuation(
+        part=part,
+        support=derivative.support,
+        unknown=derivative.unknown,
+        dropped=dropped,
     )
 
-    # Which of the directions, those known before and the new ones, each new one may
-    # depend on at order 1 (`own`)
-    given = [*known, value]
-    every = np.concatenate([state.sets(v) for v in given], axis=-2)
-    apart = _apart(every)[..., -count:, :]  # (…, new, all)
-    own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)
-    more = dual[x]
-    unknown = mixed(
-        own, every | np.concatenate([dual[v].unknown for v in (*known, x)], axis=-2)
-    )
 
-    # x1 − C1 D' − C0 D'1
-    terms, reach = [] if more.part is None else [more.part], more.support
-    for v in known:
-        both, cross, along = (
-            dual.product(x, v, value.ndim + 1),
-            apart[..., : v.shape[-1]],
-            state.sets(v),
-        )
-        unknown = unknown | mixed(cross & both.unknown, along)
-        if both.part is not None and (cross & both.support).any():
-            by = builder.step("multiply", both.part, builder.constant(-1.0 * cross))
-            terms.append(state.mix_rows(by, state.vectors[v].lead))
-            reach = reach | mixed(cross & both.support, along)
-        old = dual[v]
-        if old.part is not None:
-            by = builder.step(
-                "scale",
-                products(state, x, v, value.ndim + 1, ""),
-                by=-1.0 / mean_square,
-            )
-            terms.append(state.mix_rows(by, old.part))
-            reach = reach | mixed(state.meets(x, v, value.ndim + 1), old.support)
-    total, made, left = dual.sum(terms), None, None
-    for v in known:
-        guard(dual, v, x)
-    if total is not None:
-        made, left = _solved(state, value, x, given, total, own)
-        state.guards[
-            builder.step(
-                "lost", *_same_width(state, left, state.vectors[x].lead), later=True
-            )
-        ] = None
-        reach = mixed(own[..., -count:], reach)
+class _SpanDerivative:
+    """The ε part D1 of the directions D of a `Span`, in the notation of `span`.
 
-    # less Φ(…) D0
-    cross = apart[..., apart.shape[-1] - count :] & np.tri(count, k=-1, dtype=bool)
-    if cross.any():
-        inner = crossed_products(state, value, value, value.ndim + 1)
-        if made is not None:
-            sides = paired_products(state, made, lead, value, value, value.ndim + 1)
-            inner = builder.step(
-                "add",
-                builder.step("add", inner, sides),
-                builder.step("transposed", sides),
-            )
-        unclear = cross & unknown_pairs(state, value, value, value.ndim + 1)
-        unknown = unknown | mixed(unclear, state.sets(value))
-        moved = state.mix_rows(
-            builder.step(
-                "multiply", inner, builder.constant(-1.0 / mean_square * cross)
-            ),
-            lead,
+    Its methods are called in the order in which they stand; each returns a register, or
+    None for 0.
+
+    Attributes
+    ----------
+    support, unknown : sets of directions
+        Where D1 can be other than 0 so far, and where it is unknown.
+    may_depend : array of bool
+        Which of the directions D' and D, (…, new, all), a new one may depend on at
+        order 1.
+    apart : array of bool
+        Which of them a new one is orthogonal to by structure.
+    """
+
+    def __init__(self, dual: Dual, value: Vector, op: Span) -> None:
+        state = dual.state
+        self.dual, self.state, self.builder = dual, state, state.builder
+        self.value, self.x, self.known = value, op.x, op.known
+        self.count = value.shape[-1]
+        self.lead = state.vectors[value].lead
+        self.mean_square = state.norm(op.x) ** 2
+        self.products_ndim = value.ndim + 1
+        directions = [*op.known, value]
+        sets = np.concatenate([state.sets(v) for v in directions], axis=-2)
+        self.apart = _apart(sets)[..., -self.count :, :]
+        total = self.apart.shape[-1]
+        no_later = np.tri(self.count, total, total - self.count, dtype=bool)
+        self.may_depend = ~self.apart & no_later
+        unknown_of_inputs = [dual[v].unknown for v in (*op.known, op.x)]
+        self.unknown = mixed(
+            self.may_depend, sets | np.concatenate(unknown_of_inputs, axis=-2)
         )
-        made = moved if made is None else builder.step("add", made, moved)
-        reach = reach | mixed(cross, state.sets(value))
-    return Fluctuation(made, reach, unknown, None, left)
+        self.support = dual[op.x].support
+
+    def remainder(self) -> Register | None:
+        """x1 − C1 D' − C0 D'1."""
+        builder, state = self.builder, self.state
+        terms = []
+        x_part = self.dual[self.x].part
+        if x_part is not None:
+            terms.append(x_part)
+        start = 0
+        for known in self.known:
+            stop = start + known.shape[-1]
+            cross = self.apart[..., start:stop]
+            start = stop
+            # C1 = ⟨x, D'⟩/n at order ε, where its law is known
+            c1 = self.dual.product(self.x, known, self.products_ndim)
+            sets = state.sets(known)
+            self.unknown = self.unknown | mixed(cross & c1.unknown, sets)
+            if c1.part is not None and (cross & c1.support).any():
+                minus_c1 = builder.step(
+                    "multiply", c1.part, builder.constant(-1.0 * cross)
+                )
+                terms.append(state.mix_rows(minus_c1, state.vectors[known].lead))
+                self.support = self.support | mixed(cross & c1.support, sets)
+            known_small = self.dual[known]
+            if known_small.part is not None:
+                inner = products(state, self.x, known, self.products_ndim, "")
+                minus_c0 = builder.step("scale", inner, by=-1.0 / self.mean_square)
+                terms.append(state.mix_rows(minus_c0, known_small.part))
+                meets = state.meets(self.x, known, self.products_ndim)
+                self.support = self.support | mixed(meets, known_small.support)
+        return self.dual.sum(terms)
+
+    def solved(self, remainder: Register) -> tuple[Register, Register]:
+        """Y = L^(−1) · remainder, and what of the remainder is dropped: no direction of
+        order 1 holds it.
+        """
+        builder, state = self.builder, self.state
+        width = self.lead.shape[-1]
+        inner = products(state, self.x, self.value, self.products_ndim, "")
+        lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
+        rows = state.rows(remainder, width)
+        columns = builder.step("transposed", rows)
+        y = builder.step("transposed", builder.step("solve", lower, columns))
+        dropped = self._outside_directions(_less(builder, rows, lower, y), width)
+        x_rows = state.rows(state.vectors[self.x].lead, width)
+        dropped = builder.step("left_over", dropped, rows, x_rows)
+        y = builder.reshape(y, *self.lead.shape)
+        dropped = builder.reshape(dropped, *self.lead.shape)
+        compared = _same_width(state, dropped, state.vectors[self.x].lead)
+        state.guards[builder.step("lost", *compared, later=True)] = None
+        self.support = mixed(self.may_depend[..., -self.count :], self.support)
+        return y, dropped
+
+    def _outside_directions(self, rows: Register, width: int) -> Register:
+        """Rows less their part along the directions that each may depend on.
+
+        Unknown coefficients along these hold that part, so that it is not lost.
+        """
+        builder, state = self.builder, self.state
+        start = 0
+        for directions in (*self.known, self.value):
+            stop = start + directions.shape[-1]
+            d = state.rows(state.vectors[directions].lead, width)
+            mask = self.may_depend[..., start:stop] / self.mean_square
+            along = builder.step(
+                "multiply", builder.step("gram", rows, d), builder.constant(mask)
+            )
+            rows = _less(builder, rows, along, d)
+            start = stop
+        return rows
+
+    def orthogonalised(self, y: Register | None) -> Register | None:
+        """D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0."""
+        builder, state, value = self.builder, self.state, self.value
+        below = np.tri(self.count, k=-1, dtype=bool)
+        cross = self.apart[..., self.apart.shape[-1] - self.count :] & below
+        if not cross.any():
+            return y
+        inner = crossed_products(state, value, value, self.products_ndim)
+        if y is not None:
+            y_d = paired_products(state, y, self.lead, value, value, self.products_ndim)
+            inner = builder.step("add", inner, y_d)
+            inner = builder.step("add", inner, builder.step("transposed", y_d))
+        without_law = cross & unknown_pairs(state, value, value, self.products_ndim)
+        sets = state.sets(value)
+        self.unknown = self.unknown | mixed(without_law, sets)
+        self.support = self.support | mixed(cross, sets)
+        minus_phi = builder.step(
+            "multiply", inner, builder.constant(-1.0 / self.mean_square * cross)
+        )
+        correction = state.mix_rows(minus_phi, self.lead)
+        if y is None:
+            return correction
+        return builder.step("add", y, correction)
+
+
+def _less(builder: Builder, rows: Register, a: Register, b: Register) -> Register:
+    """rows − a b."""
+    product = builder.step("product", a, b)
+    return builder.step("add", rows, builder.step("scale", product, by=-1.0))
 
 
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
@@ -301,71 +392,29 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
     x, whether there is any.
     """
     state = dual.state
-    # directions may be set end to end, or indexed
-    for one in ancestors([directions], Span):
-        if isinstance(one.op, Span) and (left := dual[one].dropped) is not None:
-            other = left if x is None else state.vectors[x].lead
-            state.guards[
-                state.builder.step(
-                    "lost", *_same_width(state, left, other), later=False
-                )
-            ] = None
+    # directions may be joined or indexed
+    for vector in ancestors([directions], Span):
+        if not isinstance(vector.op, Span):
+            continue
+        dropped = dual[vector].dropped
+        if dropped is None:
+            continue
+        compared = dropped if x is None else state.vectors[x].lead
+        rows = _same_width(state, dropped, compared)
+        state.guards[state.builder.step("lost", *rows, later=False)] = None
 
 
 def _same_width(state: State, *arrays: Register) -> list[Register]:
     """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and
     directions as the largest has.
     """
-    width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
-    return [state.align_axes(state.rows(a, width), len(a.shape), ndim) for a in arrays]
-
-
-def _solved(
-    state: State,
-    value: Vector,
-    x: Vector,
-    given: list[Vector],
-    total: Register,
-    own: Bools,
-) -> tuple[Register, Register]:
-    """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds
-    it.
-    """
-    builder, lead, mean_square = (
-        state.builder,
-        state.vectors[value].lead,
-        state.norm(x) ** 2,
-    )
-    width = lead.shape[-1]
-    lower = builder.step(
-        "scale", products(state, x, value, value.ndim + 1, ""), by=1 / mean_square
-    )
-    rows = state.rows(total, width)
-    solved = builder.step(
-        "transposed", builder.step("solve", lower, builder.step("transposed", rows))
-    )
-    left = builder.step(
-        "add",
-        rows,
-        builder.step("scale", builder.step("product", lower, solved), by=-1.0),
-    )
-    start = 0
-    # what unknown coefficients along directions before can hold is not lost
-    for v in given:
-        stop = start + v.shape[-1]
-        flat = state.rows(state.vectors[v].lead, width)
-        inside = builder.constant(own[..., start:stop] / mean_square)
-        along = builder.step("multiply", builder.step("gram", left, flat), inside)
-        left = builder.step(
-            "add",
-            left,
-            builder.step("scale", builder.step("product", along, flat), by=-1.0),
-        )
-        start = stop
-    left = builder.step(
-        "left_over", left, rows, state.rows(state.vectors[x].lead, width)
-    )
-    return builder.reshape(solved, *lead.shape), builder.reshape(left, *lead.shape)
+    width = max(array.shape[-1] for array in arrays)
+    ndim = max(len(array.shape) for array in arrays)
+    aligned = []
+    for array in arrays:
+        rows = state.rows(array, width)
+        aligned.append(state.align_axes(rows, len(array.shape), ndim))
+    return aligned
 
 
 def _apart(sets: Sets) -> Bools:

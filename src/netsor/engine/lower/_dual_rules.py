@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ...language.operations._operation import (
     Root,
 )
 from ...language.operations._score import rsqrt
-from ...language.values._array import Operation, Value
+from ...language.values._array import Operation, Value, VectorAccess, rule_in
 from ...language.values._scalar import INVERSE, Scalar
 from ...language.values._vector import Vector
 from .._exceptions import ExactError
@@ -41,10 +41,9 @@ from ..passes.simplify import vanishing_ratio
 from ..plan._ir import Register
 from ..plan._ir_builder import named
 from ._analysis import ancestors
-from ._dual_numbers import Dual, guard, none, span
+from ._dual_numbers import Dual, guard, none, not_known, span
 from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
 from ._linear import (
-    LINEAR,
     SUM_RTOL,
     apply_linear,
     factors_of,
@@ -58,64 +57,62 @@ from ._state import Fluctuation, State, unknown_along
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
     """A ratio of widths that vanishes is an ε part and nothing else."""
-    known = vanishing_ratio(op, dual.state.analysis.bound)
-    assert known is not None
-    width, number = known
-    some = np.ones(value.shape, dtype=bool)
+    ratio = vanishing_ratio(op, dual.state.analysis.bound)
+    assert ratio is not None
+    width, factor = ratio
     return Fluctuation(
-        dual.state.builder.constant(np.asarray(number)),
-        some,
-        ~some,
-        (width.name, width.factor),
+        part=dual.state.builder.constant(np.asarray(factor)),
+        support=np.ones(value.shape, dtype=bool),
+        unknown=np.zeros(value.shape, dtype=bool),
+        unit=(width.name, width.factor),
     )
 
 
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     """Coefficients along directions: known where they are 0 at order 1 by structure."""
-    state, x, y = dual.state, op.x, op.y
-    found, cross = dual.product(x, y, value.ndim), ~state.order_one(value)
-    cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
-    part = found.part if cross.any() else None
-    part = part and state.builder.step(
-        "multiply", part, state.builder.constant(cross * 1.0)
-    )
+    state, builder, x, y = dual.state, dual.state.builder, op.x, op.y
+    product = dual.product(x, y, value.ndim)
+    order_one = state.order_one(value)
+    # along earlier directions, which come last
+    shift = y.shape[-1] - x.shape[-1]
+    earlier = np.tri(x.shape[-1], y.shape[-1], shift, dtype=bool)
+    vanishing = ~order_one & earlier
+    part = None
+    if vanishing.any() and product.part is not None:
+        marks = builder.constant(vanishing * 1.0)
+        part = builder.step("multiply", product.part, marks)
     return Fluctuation(
-        part,
-        cross & found.support,
-        state.order_one(value) | (cross & found.unknown),
-        found.unit,
+        part=part,
+        support=vanishing & product.support,
+        unknown=order_one | (vanishing & product.unknown),
+        unit=product.unit,
     )
 
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
+    """Both products of the correction, γ ⟨d, u⟩ − ⟨g, b⟩ in the units of g."""
     state, builder = dual.state, dual.state.builder
-    given = dual.product(op.g, op.b, value.ndim)
-    terms, unknown, support = [], given.unknown, given.support
-    if given.part is not None:
-        terms.append(builder.step("scale", given.part, by=-1.0))
+    g_and_b = dual.product(op.g, op.b, value.ndim)
+    support, unknown = g_and_b.support, g_and_b.unknown
+    terms = []
+    if g_and_b.part is not None:
+        terms.append(builder.step("scale", g_and_b.part, by=-1.0))
     if op.d in state.analysis.infinite:
-        wanted = dual.product(op.d, op.u, value.ndim)
-        unknown, support = unknown | wanted.unknown, support | wanted.support
-        if wanted.part is not None:
-            terms.append(
-                builder.step(
-                    "scale",
-                    wanted.part,
-                    by=op.gain * state.norm(op.d) / state.norm(op.g),
-                )
-            )
+        d_and_u = dual.product(op.d, op.u, value.ndim)
+        support = support | d_and_u.support
+        unknown = unknown | d_and_u.unknown
+        if d_and_u.part is not None:
+            ratio = op.gain * state.norm(op.d) / state.norm(op.g)
+            terms.append(builder.step("scale", d_and_u.part, by=ratio))
         guard(dual, op.d, op.u)
     else:
         support = np.ones(value.shape, dtype=bool)
-        wide = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
-        terms.append(
-            builder.step(
-                "scale", wide, by=op.gain / (state.norm(op.d) * state.norm(op.g))
-            )
-        )
-    both = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
+        inner = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
+        ratio = op.gain / (state.norm(op.d) * state.norm(op.g))
+        terms.append(builder.step("scale", inner, by=ratio))
+    common = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
     # W of what was left over has no direction, and W^T would act on it
-    if any(isinstance(v.op, MatMul) for v in both):
+    if any(isinstance(v.op, MatMul) for v in common):
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
 
@@ -134,25 +131,26 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of
     other functions, not known.
     """
-    given = [dual[p] for p in op.scalars]
-    if not any(p.support.any() or p.unknown.any() for p in given):
+    arguments = [dual[p] for p in op.scalars]
+    if not any(p.support.any() or p.unknown.any() for p in arguments):
         return none(dual, value, op)
     if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
-    slope, builder = _slope(op.f), dual.state.builder
-    if slope is not None and given[0].part is not None:
-        by = builder.step(
+    builder = dual.state.builder
+    first = arguments[0]
+    slope = _slope(op.f)
+    if slope is not None and first.part is not None:
+        slopes = builder.step(
             "apply",
             dual.state.scalars[op.scalars[0]],
             made=value.shape,
             f=slope,
             shape=value.shape,
         )
-        return replace(given[0], part=builder.step("multiply", by, given[0].part))
-    alone = len(given) == 1 and not op.axes
-    return unknown_along(
-        given[0].support | given[0].unknown if alone else dual.state.order_one(value)
-    )
+        return replace(first, part=builder.step("multiply", slopes, first.part))
+    if len(arguments) == 1 and not op.axes:
+        return unknown_along(first.support | first.unknown)
+    return unknown_along(dual.state.order_one(value))
 
 
 def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
@@ -164,12 +162,10 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
-    some = dual.state.sets(value)
-    each = some.reshape(op.weight.members.size, -1, some.shape[-1])
-    every = np.broadcast_to(
-        np.bitwise_or.reduce(each, axis=1, keepdims=True), each.shape
-    ).reshape(some.shape)
-    return unknown_along(every)
+    sets = dual.state.sets(value)
+    by_matrix = sets.reshape(op.weight.members.size, -1, sets.shape[-1])
+    unions = np.bitwise_or.reduce(by_matrix, axis=1, keepdims=True)
+    return unknown_along(np.broadcast_to(unions, by_matrix.shape).reshape(sets.shape))
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
@@ -178,29 +174,32 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
     Elsewhere, a change of the arguments changes the output along them, and along every
     feature that depends on them.
     """
-    given = [dual[x] for x in op.inputs]
-    if not any(f.support.any() or f.unknown.any() for f in given):
+    arguments = [dual[x] for x in op.inputs]
+    if not any(x.support.any() or x.unknown.any() for x in arguments):
         return none(dual, value, op)
-    state, parts = dual.state, []
-    support, unknown = np.zeros_like(state.sets(value)), state.sets(value).copy()
+    state = dual.state
+    sets = state.sets(value)
+    support, unknown = np.zeros_like(sets), sets.copy()
+    parts = []
     for group in state.groups_of(value):
-        frame, places = state.frames[group], group.positions[value]
+        frame, positions = state.frames[group], group.positions[value]
         if isinstance(frame, NodeFrame):
-            part, support.reshape(-1)[places], unknown.reshape(-1)[places] = _at_nodes(
-                dual, value, op, frame
-            )
+            at_nodes = _at_nodes(dual, value, op, frame)
+            part = at_nodes.part
+            support.reshape(-1)[positions] = at_nodes.support
+            unknown.reshape(-1)[positions] = at_nodes.unknown
         else:
             assert isinstance(frame, LimitFrame)
-            part = state.builder.constant(np.zeros((*places.shape, 0)))
-            for number, f in enumerate(given):
-                unknown.reshape(-1)[places] |= _changed(
-                    dual, value, frame, number, f.support | f.unknown
-                )
-        parts.append((places, part))
+            part = state.builder.constant(np.zeros((*positions.shape, 0)))
+            for number, x in enumerate(arguments):
+                marks = x.support | x.unknown
+                changed = _changed(dual, value, frame, number, marks)
+                unknown.reshape(-1)[positions] |= changed
+        parts.append((positions, part))
     return Fluctuation(
-        state.scatter(parts, *support.shape) if support.any() else None,
-        support,
-        unknown,
+        part=state.scatter(parts, *support.shape) if support.any() else None,
+        support=support,
+        unknown=unknown,
     )
 
 
@@ -210,25 +209,22 @@ def _changed(
     """The directions along which outputs of a nonlinearity change if an argument
     changes where it is marked.
     """
-    x, own = value.op.inputs[number], _feature(dual, value, frame)
-    some = marks.ravel()[
-        dual.state.argument_positions(x, value, frame.group.positions[value])
-    ]
-    return (
-        frame.changes(own, number, union(some) if isinstance(x, Vector) else 0)
-        if some.any()
-        else 0
-    )
+    x = value.op.inputs[number]
+    feature = _feature(dual, value, frame)
+    positions = frame.group.positions[value]
+    marked = marks.ravel()[dual.state.argument_positions(x, value, positions)]
+    if not marked.any():
+        return 0
+    return frame.changes(feature, number, union(marked) if isinstance(x, Vector) else 0)
 
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
     """The features that a nonlinearity made in a frame."""
-    number = dual.state.analysis.seed_key[value]
-    return next(
-        b.feature
-        for b in frame.blocks
-        if b.feature is not None and b.seed_key[:2] == number
-    )
+    seed_key = dual.state.analysis.seed_key[value]
+    for block in frame.blocks:
+        if block.feature is not None and block.seed_key[:2] == seed_key:
+            return block.feature
+    raise LookupError("a nonlinearity makes features in each of its frames")
 
 
 # of a central difference: its error is of order STEP², and rounding, in single
@@ -236,90 +232,88 @@ def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
 STEP = 2.0**-12
 
 
-def _at_nodes(
-    dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame
-) -> tuple[Register, int, int]:
-    """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference; and along which basis
-    functions it lies, and what is unknown.
+class _NodeChange(NamedTuple):
+    """The ε part of a nonlinearity at nodes."""
+
+    part: Register
+    support: int  # the basis functions along which it lies
+    unknown: int  # those along which it is unknown
+
+
+def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeChange:
+    """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference.
 
     A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends
     on terms of order ε.
     """
-    state, builder, nodes, places = (
-        dual.state,
-        dual.state.builder,
-        frame.directions,
-        frame.group.positions[value],
-    )
-    own, along, main, changes = (
-        _feature(dual, value, frame),
-        [0, 0],
-        list[Register](),
-        list[Register](),
-    )
+    state, builder, nodes = dual.state, dual.state.builder, frame.directions
+    positions = frame.group.positions[value]
+    feature = _feature(dual, value, frame)
+    support = unknown = 0
+    arguments, changes = list[Register](), list[Register]()
 
-    def rows(x: Value, a: Register) -> Register:
-        at = state.argument_positions(x, value, places)
+    def at_nodes(x: Value, array: Register) -> Register:
+        """Numbers of an argument at nodes, for each vector of the result."""
+        entries = state.argument_positions(x, value, positions)
         if isinstance(x, Vector):
-            return builder.step("scale", state.gather(a, at, nodes), by=nodes**0.5)
-        return builder.reshape(
-            builder.take(builder.reshape(a, x.size), at.ravel(), axis=0),
-            *places.shape,
-            1,
-        )
+            rows = state.gather(array, entries, nodes)
+            return builder.step("scale", rows, by=nodes**0.5)
+        flat = builder.reshape(array, x.size)
+        taken = builder.take(flat, entries.ravel(), axis=0)
+        return builder.reshape(taken, *positions.shape, 1)
 
     for number, x in enumerate(op.inputs):
-        small = (
-            dual[x]
-            if isinstance(x, Vector)
-            else dual.converted(dual[x], dual.unit(value))
+        small = dual[x]
+        if not isinstance(x, Vector):
+            small = dual.converted(small, dual.unit(value))
+        changed = _changed(dual, value, frame, number, small.support)
+        unknown |= _changed(dual, value, frame, number, small.unknown)
+        is_smooth_in_x = all(
+            is_smooth(f) for f, inputs in feature.factors if number in inputs
         )
-        smooth = all(is_smooth(f) for f, of in own.factors if number in of)
-        for marks, unknown in ((small.support, not smooth), (small.unknown, True)):
-            along[unknown] |= _changed(dual, value, frame, number, marks)
-        change = small.part if smooth else None
-        changes.append(
-            builder.constant(np.zeros((1, 1, 1))) if change is None else rows(x, change)
-        )
-        main.append(
-            rows(
-                x, state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
-            )
-        )
-    words, shape = (
-        f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
-        (*places.shape, nodes),
-    )
-    made = builder.step(
+        if is_smooth_in_x:
+            support |= changed
+        else:
+            unknown |= changed
+        if is_smooth_in_x and small.part is not None:
+            changes.append(at_nodes(x, small.part))
+        else:
+            changes.append(builder.constant(np.zeros((1, 1, 1))))
+        arguments.append(at_nodes(x, _main(state, x)))
+    shape = (*positions.shape, nodes)
+    directional = builder.step(
         "apply",
-        *main,
+        *arguments,
         *changes,
         made=shape,
-        words=words,
+        words=f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
         f=partial(_directional, op.f),
         shape=shape,
     )
-    return builder.step("scale", made, by=nodes**-0.5), along[0], along[1]
+    part = builder.step("scale", directional, by=nodes**-0.5)
+    return _NodeChange(part, support, unknown)
 
 
 def _directional(f: Function, *arrays: Any) -> Any:
     """The derivative of a function along changes of its arguments, which follow
     these.
     """
-    main, more = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
-    ends = [
-        f(*(a + sign * STEP * b for a, b in zip(main, more, strict=True)))
-        for sign in (1, -1)
-    ]
-    return (ends[0] - ends[1]) / (2 * STEP)
+    count = len(arrays) // 2
+    arguments, changes = arrays[:count], arrays[count:]
+    pairs = list(zip(arguments, changes, strict=True))
+    above = f(*(x + STEP * change for x, change in pairs))
+    below = f(*(x - STEP * change for x, change in pairs))
+    return (above - below) / (2 * STEP)
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
     """A mean over coordinates, which fluctuates; and if l has an ε part, what that
     changes may lie along everything.
     """
-    state, unknown, more = dual.state, dual.state.sets(value).copy(), dual[op.left]
-    if (more.support | more.unknown).any():
+    state = dual.state
+    unknown = state.sets(value).copy()
+    left = dual[op.left]
+    if (left.support | left.unknown).any():
         for group in state.groups_of(value):
             frame = state.frames[group]
             assert isinstance(frame, NodeFrame)
@@ -381,9 +375,16 @@ RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     Nonlin: _nonlin,
     OuterProductSum: _outer_product_sum,
     Span: span,
-    **dict.fromkeys(LINEAR, _linear),
     Apply: _apply,
 }
+
+
+def rule_of(op: Operation) -> Callable[[Dual, Any, Any], Fluctuation]:
+    """The rule of an operation: its row, or that of all linear operations."""
+    rule = rule_in(RULES, op, "combine")
+    if rule is not None:
+        return rule
+    return _linear if op.acts is VectorAccess.LINEARLY else not_known
 
 
 class ScoreError(ExactError):
@@ -396,7 +397,7 @@ class UnknownEpsilonPart(Exception):
 
 def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
     """The ε parts of scalars, in units of a width."""
-    dual = Dual(state, RULES)
+    dual = Dual(state, rule_of)
     small = dual.converted(dual[op.c], (op.width.name, op.width.factor))
     needed = state.analysis.needed_entries[value]
     if (small.unknown & needed & ~state.order_one(op.c)).any():
@@ -412,7 +413,7 @@ def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
     its ε part is unknown.
     """
     _check_main_part_is_zero(state, value, x, y)
-    small = Dual(state, RULES).product(x, y, value.ndim)
+    small = Dual(state, rule_of).product(x, y, value.ndim)
     unknown = small.unknown & state.analysis.needed_entries[value]
     if unknown.any():
         both_nonzero = state.nonzero(x)[..., :, None] & state.nonzero(y)[..., None, :]

@@ -49,12 +49,18 @@ class Frame(ABC):
     can_rebase = False
 
     def __init__(
-        self, group: FrameBatch, builder: Builder, directions: int, one: float | None
+        self,
+        group: FrameBatch,
+        builder: Builder,
+        directions: int,
+        constant_entry: float | None,
     ) -> None:
+        """`constant_entry`: each coordinate of (1, …, 1), if that is a vector here."""
         self.group, self.builder, self.directions = group, builder, directions
         self.constant: Register | None = None
-        if one is not None:
-            self.constant = builder.constant(np.full((group.frames, directions), one))
+        if constant_entry is not None:
+            entries = np.full((group.frames, directions), constant_entry)
+            self.constant = builder.constant(entries)
 
     @abstractmethod
     def add_sources(
@@ -65,13 +71,13 @@ class Frame(ABC):
         """
 
     def spanning(
-        self, vectors: Register, outputs: bool, first: int
+        self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
-        """A frame that keeps the directions before `first` and spans vectors, and their
+        """A frame that keeps the first `kept` directions and spans vectors, and their
         coordinates in it.
 
-        `outputs`: whether coordinates α of vectors are asked for; if not, the
-        directions before `first` may stay.
+        `outputs`: whether coordinates α of vectors are asked for; if not, the first
+        directions may stay.
         """
         raise TypeError(f"{type(self).__name__} frames are not turned")
 
@@ -84,20 +90,20 @@ class Frame(ABC):
         )
 
 
-def spanned(frame: Frame, vectors: Register, first: int) -> tuple[Register, Register]:
-    """Directions that span vectors from direction `first` on.
+def spanned(frame: Frame, vectors: Register, kept: int) -> tuple[Register, Register]:
+    """Directions that span what vectors have beyond the first `kept` directions.
 
-    Returns the directions, and the coordinates of the vectors: those before `first`,
-    and those along the new directions.
+    Returns the directions, and the coordinates of the vectors: those along the first
+    `kept`, and those along the new directions.
     """
     builder = frame.builder
-    rest = builder.step("part", vectors, start=first, stop=frame.directions)
+    beyond = builder.step("part", vectors, start=kept, stop=frame.directions)
     label = "turn the frame to span the vectors still in use"
-    basis = builder.step("basis", rest, words=label)
+    basis = builder.step("basis", beyond, words=label)
     coordinates = []
-    if first:
-        coordinates.append(builder.step("part", vectors, start=0, stop=first))
-    coordinates.append(builder.step("gram", rest, basis))
+    if kept:
+        coordinates.append(builder.step("part", vectors, start=0, stop=kept))
+    coordinates.append(builder.step("gram", beyond, basis))
     return basis, builder.step("join", *coordinates, axis=2)
 
 
@@ -124,8 +130,9 @@ class BartlettFrame(Frame):
         oriented: Register | None = None,
         orientations: int = 0,
     ) -> None:
-        one = math.sqrt(group.width) if group.constant else None
-        super().__init__(group, builder, int(group.constant), one)
+        # (1, …, 1) is along the first direction, with its norm as coordinate
+        norm_of_ones = math.sqrt(group.width) if group.constant else None
+        super().__init__(group, builder, int(group.constant), norm_of_ones)
         self.picked = picked
         self.oriented = oriented
         self.orientations = orientations
@@ -138,8 +145,10 @@ class BartlettFrame(Frame):
         Normals along the d directions so far, and χ_{m−d} along a new one. A frame with
         d = m is full.
         """
-        frames, d, width = self.group.frames, self.directions, int(self.group.width)
-        new = 0 if leaf else min(sources, width - d)
+        frames, d, m = self.group.frames, self.directions, int(self.group.width)
+        new = 0
+        if not leaf:
+            new = min(sources, m - d)
         cross = self.builder.draw(
             "normals",
             (*seed_key, CROSS, 0),
@@ -160,14 +169,14 @@ class BartlettFrame(Frame):
         return self._triangle(cross, chi, key, f"{label}: along each other")
 
     def spanning(
-        self, vectors: Register, outputs: bool, first: int
+        self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
         """From the coordinates of the vectors: small ones keep their digits."""
-        known = self.orientation() if outputs else None
-        basis, coordinates = spanned(self, vectors, first)
+        orientation = self.orientation() if outputs else None
+        basis, coordinates = spanned(self, vectors, kept)
         oriented = None
-        if known is not None:
-            oriented = self.builder.step("gram", known, basis)
+        if orientation is not None:
+            oriented = self.builder.step("gram", orientation, basis)
         frame = BartlettFrame(
             self.group, self.builder, self.picked, oriented, self.orientations
         )
@@ -202,21 +211,20 @@ class BartlettFrame(Frame):
         point = builder.draw(
             "normals", (*seed_key, ORIENTATION, 0), (frames, count * unknown), label
         )
-        pieces = [known, builder.reshape(point, frames, count, unknown)]
-        outside = int(self.group.width) - self.directions
-        rest = min(count, outside)
-        if rest:  # outside of the frame: Bartlett's triangle
+        arguments = [known, builder.reshape(point, frames, count, unknown)]
+        outside = min(count, int(self.group.width) - self.directions)
+        if outside:  # outside of the frame: Bartlett's triangle
             chi = builder.draw(
                 "chi",
                 (*seed_key, ORIENTATION_CHI, 0),
-                (frames, rest),
+                (frames, outside),
                 label,
-                freedom=self.group.width - self.directions - np.arange(rest),
+                freedom=self.group.width - self.directions - np.arange(outside),
             )
             no_directions = builder.constant(np.zeros((frames, count, 0)))
             key = (*seed_key, ORIENTATION, 1)
-            pieces.append(self._triangle(no_directions, chi, key, label))
-        return builder.step("spheres", *pieces)
+            arguments.append(self._triangle(no_directions, chi, key, label))
+        return builder.step("spheres", *arguments)
 
     def _triangle(
         self, cross: Register, chi: Register, key: tuple[int, ...], label: str
@@ -224,7 +232,9 @@ class BartlettFrame(Frame):
         """Bartlett's rows: coordinates along known directions, normals along those of
         earlier rows, and norms χ.
         """
-        builder, (frames, count, d), new = self.builder, cross.shape, chi.shape[-1]
+        builder = self.builder
+        frames, count, d = cross.shape
+        new = chi.shape[-1]
         if d == 0 and count == 1:
             return builder.reshape(chi, frames, 1, 1)
         below = new * (new - 1) // 2 + (count - new) * new  # entries left of the norms
@@ -249,10 +259,10 @@ def _in_triangle(count: int, d: int, new: int) -> Ints:
     norms_start = normals_start + int(below.sum())
     zero = norms_start + new
     flat = np.full(count * (d + new), zero)
-    places = flat.reshape(count, d + new)
-    places[:, :d] = np.arange(normals_start).reshape(count, d)
-    places[:, d:][below] = np.arange(normals_start, norms_start)
-    places[range(new), range(d, d + new)] = np.arange(norms_start, zero)
+    positions = flat.reshape(count, d + new)  # a view: writes to `flat`
+    positions[:, :d] = np.arange(normals_start).reshape(count, d)
+    positions[:, d:][below] = np.arange(normals_start, norms_start)
+    positions[range(new), range(d, d + new)] = np.arange(norms_start, zero)
     flat.flags.writeable = False
     return flat
 
@@ -268,8 +278,8 @@ class StandardBasis(Frame):
     def __init__(
         self, group: FrameBatch, builder: Builder, picked: Sequence[int]
     ) -> None:
-        one = 1.0 if group.constant else None
-        super().__init__(group, builder, int(group.width), one)
+        entry_of_ones = 1.0 if group.constant else None
+        super().__init__(group, builder, int(group.width), entry_of_ones)
         self.picked = picked
 
     def add_sources(
@@ -281,7 +291,7 @@ class StandardBasis(Frame):
         return self.builder.draw("normals", key, shape, f"{label}: all coordinates")
 
     def spanning(
-        self, vectors: Register, outputs: bool, first: int
+        self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
         """By the Gram matrix, which is smaller than the vectors, and by these where it
         is ill-conditioned.

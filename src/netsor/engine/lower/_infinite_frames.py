@@ -93,10 +93,16 @@ class LimitFrame(Frame):
     """
 
     def __init__(
-        self, group: FrameBatch, builder: Builder, directions: int, one: float | None
+        self,
+        group: FrameBatch,
+        builder: Builder,
+        directions: int,
+        constant_entry: float | None,
     ) -> None:
-        super().__init__(group, builder, directions, one)
-        self.blocks = [] if one is None else [Directions(0, 1, NO_VALUE)]
+        super().__init__(group, builder, directions, constant_entry)
+        self.blocks: list[Directions] = []
+        if constant_entry is not None:  # (1, …, 1) is the first basis function
+            self.blocks.append(Directions(0, 1, NO_VALUE))
 
     def add_block(
         self,
@@ -109,7 +115,9 @@ class LimitFrame(Frame):
 
         `along`: the earlier ones that they can have coordinates along.
         """
-        start = self.blocks[-1].stop if self.blocks else 0
+        start = 0
+        if self.blocks:
+            start = self.blocks[-1].stop
         stop = start + count
         block = Directions(
             start, stop, seed_key, feature, along=along | bit_range(start, stop)
@@ -140,15 +148,22 @@ class LimitFrame(Frame):
         `reached`: for each argument, the directions along which it can have
         coordinates.
         """
-        ones = int(self.group.constant)
-        sources = [self.sources(reach) for reach in reached]
+        ones = CONSTANT if self.group.constant else 0
+        supports = []
+        centred = []
+        nested = False
+        for directions in reached:
+            sources, linear = self.sources(directions)
+            supports.append(sources & ~ones)
+            centred.append(linear and not sources & ones)
+            nested = nested or not linear
         return ResidualFeatures(
             f=f,
             rows=tuple(rows),
-            supports=tuple(reach & ~ones for reach, _ in sources),
+            supports=tuple(supports),
             params=tuple(params),
-            centred=tuple(linear and not reach & ones for reach, linear in sources),
-            nested=not all(linear for _, linear in sources),
+            centred=tuple(centred),
+            nested=nested,
             basis=basis,
         )
 
@@ -183,7 +198,7 @@ class LimitFrame(Frame):
         The change is a vector along the basis functions `bits`; a number has none.
         """
         reach, linear = self.sources(bits)
-        ones = int(self.group.constant)
+        ones = CONSTANT if self.group.constant else 0
         change = SignFactor(
             reach=reach & ~ones,
             odd=bits != 0,
@@ -203,7 +218,8 @@ class InfiniteWidthFrame(LimitFrame):
     def __init__(
         self, group: FrameBatch, builder: Builder, ones: bool, scored: bool
     ) -> None:
-        super().__init__(group, builder, int(ones), 1.0 if ones else None)
+        constant_entry = 1.0 if ones else None
+        super().__init__(group, builder, int(ones), constant_entry)
         # no random numbers belong to its directions then
         self.can_rebase = not group.nonlinear and not scored
         # normals between blocks; a `cache` would be garbage
@@ -281,13 +297,20 @@ class InfiniteWidthFrame(LimitFrame):
             return True
         if source.feature is not None or source.seed_key == NO_VALUE:
             return False
-        must_precede = feature.reach
-        for k in _elements(feature.reach):
+        return self._place_after(source.bits, feature.reach)
+
+    def _place_after(self, sources: int, reach: int) -> bool:
+        """Put sources after the directions `reach` in the order of sources, for good.
+
+        False, and no change, if one of them already comes before such a direction.
+        """
+        must_precede = reach
+        for k in _elements(reach):
             must_precede |= self._before.get(k, 0)
-        if must_precede & source.bits:
+        if must_precede & sources:
             return False
-        later = [k for k, before in self._before.items() if before & source.bits]
-        for k in {*_elements(source.bits), *later}:
+        later = [k for k, before in self._before.items() if before & sources]
+        for k in {*_elements(sources), *later}:
             self._before[k] = self._before.get(k, 0) | must_precede
         return True
 
@@ -350,19 +373,21 @@ class InfiniteWidthFrame(LimitFrame):
         builder, count = self.builder, int(mask.sum())
         key = (*block.seed_key, OWN, stream)
         normals = builder.draw("normals", key, (self.group.frames, count), label)
-        places = np.full(mask.shape, count)  # the last is a 0
-        places[mask] = np.arange(count)
-        places = np.minimum(places, places.T)
+        positions = np.full(mask.shape, count)  # the last is a 0
+        positions[mask] = np.arange(count)
+        positions = np.minimum(positions, positions.T)
         scaled = builder.step("scale", normals, by=std)
-        return builder.step("triangle", scaled, places=places.ravel(), shape=mask.shape)
+        return builder.step(
+            "triangle", scaled, places=positions.ravel(), shape=mask.shape
+        )
 
     def spanning(
-        self, vectors: Register, outputs: bool, first: int
+        self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
-        """This frame, with other directions."""
-        _, coordinates = spanned(self, vectors, first)
-        new = Directions(first, coordinates.shape[-1], NO_VALUE)
-        self.blocks = [*self.blocks[:first], new]
+        """This frame, with other directions; `kept` is 1 for (1, …, 1), else 0."""
+        _, coordinates = spanned(self, vectors, kept)
+        new = Directions(kept, coordinates.shape[-1], NO_VALUE)
+        self.blocks = [*self.blocks[:kept], new]
         return self, coordinates
 
 
@@ -397,11 +422,7 @@ def tie_equal_arguments(
     of functions of one vector each does not tell equal arguments from others.
     """
     tied, vectors = list(arrays), len(arrays)
-    factors = f.factors if isinstance(f, Composed) else ()
-    one_vector_each = factors and all(
-        sum(number < vectors for number in arguments) <= 1 for _, arguments in factors
-    )
-    if f is MULTIPLY or one_vector_each:
+    if f is MULTIPLY or _factors_have_one_vector(f, vectors):
         return tied
     for later in range(1, vectors):
         for earlier in range(later):
@@ -411,6 +432,19 @@ def tie_equal_arguments(
                     "identified", same, tied[earlier], tied[later]
                 )
     return tied
+
+
+def _factors_have_one_vector(f: Function, vectors: int) -> bool:
+    """Whether a function is a product of functions of at most one vector each.
+
+    Its first arguments, so many, are vectors; the others are scalars.
+    """
+    if not isinstance(f, Composed) or not f.factors:
+        return False
+    for _, arguments in f.factors:
+        if sum(number < vectors for number in arguments) > 1:
+            return False
+    return True
 
 
 class NodeFrame(LimitFrame):
@@ -423,12 +457,8 @@ class NodeFrame(LimitFrame):
 
     def __init__(self, group: FrameBatch, builder: Builder) -> None:
         self.nodes = NODES_OF_SHIFT.get(builder.shift, NODES)  # see `_expectation_ops`
-        super().__init__(
-            group,
-            builder,
-            self.nodes,
-            1 / math.sqrt(self.nodes) if group.constant else None,
-        )
+        constant_entry = 1 / math.sqrt(self.nodes) if group.constant else None
+        super().__init__(group, builder, self.nodes, constant_entry)
         self.rows: list[Register] = []  # the sources so far
         self.noise: Register | None = None
 
@@ -437,8 +467,8 @@ class NodeFrame(LimitFrame):
     ) -> Register:
         """The values of Gaussian sources at the nodes."""
         builder = self.builder
-        first = sum(row.shape[1] for row in self.rows)
-        if first + sources > MAX_SOURCES:
+        earlier = sum(row.shape[1] for row in self.rows)
+        if earlier + sources > MAX_SOURCES:
             raise InfiniteError(
                 f"more than {MAX_SOURCES} matrix products with one space of neurons, at"
                 " width inf"
@@ -454,7 +484,7 @@ class NodeFrame(LimitFrame):
             "nodes",
             shifts,
             *self.rows,
-            first=first,
+            first=earlier,
             count=self.nodes,
             made=(*shape, self.nodes),
         )

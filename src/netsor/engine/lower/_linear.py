@@ -1,9 +1,9 @@
 """Linear operations and inner products of vectors.
 
 A linear operation has one rule for coordinates, output coordinates and parts of order
-n^(−1/2): it gets arrays (*shape, blocks, ·) in place of its vectors, and an array in
-place of its coefficients (docs/theory.md, "Orders in n"). `passes._orders` has the
-effect on sets of directions.
+n^(−1/2), its method `combine`: it gets arrays (*shape, blocks, ·) in place of its
+vectors, and an array in place of its coefficients (docs/theory.md, "Orders in n"). Its
+method `combine_sets` has the effect on sets of directions.
 
 At infinite width a score is the ε part of a product whose part of order 1 is 0 (see
 `_dual_numbers`): a sum over pairs of directions, Σ_ab x_a N_ab y_b (docs/theory.md,
@@ -12,31 +12,17 @@ equation 2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...language.operations._operation import (
-    Add,
-    Apply,
-    Concat,
-    Dot,
-    Join,
-    Mix,
-    Scale,
-    Split,
-    Take,
-)
-from ...language.operations._rotary import Rotate
-from ...language.theorem._check_function import content_of
-from ...language.values._array import Operation, Value, rule_for
+from ...language.operations._operation import Apply, Dot
+from ...language.values._array import Value
 from ...language.values._scalar import ADD, SUBTRACT, Scalar
 from ...language.values._vector import Vector
-from .._exceptions import ExactError
-from ..graph._operations import Append
 from ..graph._orders import (
     PRODUCTS,
     SUMS,
@@ -47,9 +33,7 @@ from ..graph._orders import (
     through,
     union,
 )
-from ..graph._rewrite import rearranged
 from ..plan._ir import Register
-from ..plan._ir_builder import named
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
@@ -156,8 +140,7 @@ def apply_linear(
     if isinstance(value, Vector):
         width = max(array.shape[-1] for array in arrays)
         arrays = [state.builder.pad_or_cut(array, width) for array in arrays]
-    rule = rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")
-    return rule(state, value, value.op, list(arrays), coefficients)
+    return value.op.combine(value, state, list(arrays), coefficients)
 
 
 def factors_of(
@@ -188,160 +171,9 @@ def marks_of(
         return through(
             value.op, marks if coefficients is None else [*marks, coefficients]
         )
-    rearranged_marks = rearranged(value.op, [m[..., None] for m in marks])
-    assert rearranged_marks is not None
-    return rearranged_marks[..., 0]
-
-
-# One rule for each operation, `rule(state, value, op, arrays, coefficients)`
-
-
-def _add(
-    state: State, value: Value, op: Add, arrays: list[Register], coefficients: None
-) -> Register:
-    x, y = arrays
-    return state.builder.step(
-        "add",
-        state.align_axes(x, op.x.ndim, value.ndim),
-        state.align_axes(y, op.y.ndim, value.ndim),
-    )
-
-
-def _scale(
-    state: State,
-    value: Value,
-    op: Scale,
-    arrays: list[Register],
-    coefficients: Register,
-) -> Register:
-    factor = state.align_axes(coefficients, op.c.ndim, value.ndim)
-    vectors = state.align_axes(arrays[0], op.x.ndim, value.ndim)
-    factor = state.builder.reshape(factor, *factor.shape, 1, 1)
-    return state.builder.step("multiply", vectors, factor)
-
-
-def _mix(
-    state: State, value: Value, op: Mix, arrays: list[Register], coefficients: Register
-) -> Register:
-    return state.mix_rows(
-        state.align_axes(coefficients, op.a.ndim, value.ndim + 1),
-        state.align_axes(arrays[0], op.x.ndim, value.ndim),
-    )
-
-
-def _concat(
-    state: State, value: Value, op: Concat, arrays: list[Register], coefficients: None
-) -> Register:
-    """The values along an axis become blocks of one."""
-    (array,) = arrays
-    order = [k for k in range(len(array.shape)) if k != op.axis]
-    order.insert(len(order) - 2, op.axis)
-    moved = state.builder.step("permute", array, axes=tuple(order))
-    *leading, count, blocks, directions = moved.shape
-    return state.builder.reshape(moved, *leading, count * blocks, directions)
-
-
-def _split(
-    state: State, value: Value, op: Split, arrays: list[Register], coefficients: None
-) -> Register:
-    """The blocks of a value become values along a new axis."""
-    (array,) = arrays
-    *leading, blocks, directions = array.shape
-    parts = state.builder.reshape(
-        array, *leading, op.count, blocks // op.count, directions
-    )
-    order = list(range(len(parts.shape)))
-    order.insert(op.axis, order.pop(len(leading)))
-    return state.builder.step("permute", parts, axes=tuple(order))
-
-
-def _apply(
-    state: State,
-    value: Value,
-    op: Apply,
-    arrays: list[Register],
-    coefficients: Register | None,
-) -> Register:
-    """A function of scalars, all of which are in one list."""
-    arguments = arrays if coefficients is None else [*arrays, coefficients]
-    aligned = [
-        state.align_axes(argument, p.ndim, op.leading + op.axes)
-        for argument, p in zip(arguments, op.scalars, strict=True)
-    ]
-    return state.builder.step(
-        "apply",
-        *aligned,
-        made=value.shape,
-        words=f"{named(op.f)} of scalars",
-        f=op.f,
-        shape=value.shape,
-        axes=op.axes,
-    )
-
-
-def _take(
-    state: State, value: Value, op: Take, arrays: list[Register], coefficients: None
-) -> Register:
-    (array,) = arrays
-    trailing = array.shape[op.x.ndim :]
-    entries = state.builder.reshape(array, op.x.size, *trailing)
-    taken = state.builder.take(entries, op.flat.ravel(), axis=0)
-    return state.builder.reshape(taken, *op.flat.shape, *trailing)
-
-
-def _join(
-    state: State, value: Value, op: Join, arrays: list[Register], coefficients: None
-) -> Register:
-    return state.builder.step("join", *arrays, axis=0)
-
-
-def _append(
-    state: State, value: Value, op: Append, arrays: list[Register], coefficients: None
-) -> Register:
-    return state.builder.step("join", *arrays, axis=value.ndim - 1)
-
-
-LINEAR: dict[
-    type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]
-] = {
-    Add: _add,
-    Apply: _apply,
-    Scale: _scale,
-    Mix: _mix,
-    Concat: _concat,
-    Split: _split,
-    Take: _take,
-    Join: _join,
-    Append: _append,
-}
-
-
-def rotated(state: State, value: Vector, op: Rotate) -> LoweredVector:
-    """R_{t_i} x_i for rotary positions t_i, the tokens along the last axis."""
-    builder, analysis = state.builder, state.analysis
-    if value in analysis.infinite:
-        raise ExactError(
-            value,
-            "rotary positions of vectors at width inf",
-            instead=(
-                "bind their width to a number, d=64 say: the stream may be infinitely"
-                " wide"
-            ),
-        )
-    blocks, width = analysis.blocks[value], int(analysis.widths[value])
-    key = content_of(op.positions), op.base, op.fraction, op.stretch, blocks * width
-    if key not in state.rotations:
-        angles = op.angles(blocks * width)[:, None, :]
-        cos = builder.constant(np.cos(angles))
-        state.rotations[key] = cos, builder.constant(np.sin(angles))
-    cos, sin = state.rotations[key]
-    coordinates = builder.pad_or_cut(state.vectors[op.x].lead, width)
-    whole = builder.reshape(coordinates, *value.shape, 1, blocks * width)
-    label = "coordinates turned by positions"
-    lead = builder.step(
-        "rotate", whole, cos, sin, words=label, interleaved=op.interleaved
-    )
-    return LoweredVector(builder.reshape(lead, *value.shape, blocks, width))
+    rearranged = value.op.rearrange([m[..., None] for m in marks])
+    assert rearranged is not None
+    return rearranged[..., 0]
 
 
 # Inner products

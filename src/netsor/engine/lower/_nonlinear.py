@@ -73,8 +73,10 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
     limits = [_limits(state, x) for x in op.inputs]
     moves: list[Bools] = []
     for x, limit in zip(op.inputs, limits, strict=True):
-        is_number = np.isfinite(limit)
-        moves.append(is_number & _varies(state, x) if is_number.any() else is_number)
+        move = np.isfinite(limit)
+        if move.any():  # `_varies` takes time
+            move = move & _varies(state, x)
+        moves.append(move)
     if any(move.any() for move in moves) and _jumps(op.f, limits, moves):
         raise ExactError(
             value,
@@ -153,28 +155,41 @@ def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> boo
     """
     rng = np.random.default_rng(0)
     ndim = max(limit.ndim for limit in limits)
-    limits = [_with_leading_axes(limit, ndim) for limit in limits]
     moves = [_with_leading_axes(move, ndim) for move in moves]
-    base = [
-        np.where(np.isnan(limit), rng.standard_normal(limit.shape), limit)
-        for limit in limits
-    ]
+    base = []
+    for limit in limits:
+        aligned = _with_leading_axes(limit, ndim)
+        random = rng.standard_normal(aligned.shape)
+        base.append(np.where(np.isnan(aligned), random, aligned))
+    ordinary_arguments = [rng.standard_normal(b.shape) for b in base]
     with np.errstate(all="ignore"):
         at_base = np.asarray(f(*base))
-        ordinary = np.asarray(f(*(rng.standard_normal(b.shape) for b in base)))
-        size_at_base = np.abs(at_base[np.isfinite(at_base)]).max(initial=0.0)
-        size = np.abs(ordinary[np.isfinite(ordinary)]).max(initial=size_at_base)
+        ordinary = np.asarray(f(*ordinary_arguments))
+        size = max(_largest_finite(at_base), _largest_finite(ordinary))
         for trial in range(TRIALS):
             relative = 0.0 if trial % 2 else ROUNDED
-            moved = []
-            for b, move in zip(base, moves, strict=True):
-                step = np.maximum(TINY, relative * np.abs(b))
-                away = b + step * rng.standard_normal(b.shape)
-                moved.append(np.where(move, away, b))
+            moved = [
+                _moved(b, move, relative, rng)
+                for b, move in zip(base, moves, strict=True)
+            ]
             change = np.abs(np.asarray(f(*moved)) - at_base)
             if (np.isfinite(at_base) & ~(change <= JUMP * size)).any():
                 return True
     return False
+
+
+def _moved(
+    base: Floats, move: Bools, relative: float, rng: np.random.Generator
+) -> Floats:
+    """The array with its marked entries moved a little, in random directions."""
+    step = np.maximum(TINY, relative * np.abs(base))
+    away = base + step * rng.standard_normal(base.shape)
+    return np.where(move, away, base)
+
+
+def _largest_finite(numbers: Floats) -> float:
+    """The largest absolute value among the finite numbers; 0 if there is none."""
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
 
 def _with_leading_axes(array: npt.NDArray[Any], ndim: int) -> npt.NDArray[Any]:
@@ -207,13 +222,13 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
         rows = [builder.pad_or_cut(lead, directions) for lead in leads]
         sample = _apply(state, value, op, rows, samples, scalars)
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
-    parts = []
+    leads_by_position = []
     for group in state.groups_of(value):
         positions = group.positions[value]
         lead, directions_of_group = _features_in_group(state, value, op, group)
         sets.reshape(-1)[positions] = directions_of_group
-        parts.append((positions, lead))
-    return LoweredVector(state.scatter(parts, *sets.shape), sample, sets)
+        leads_by_position.append((positions, lead))
+    return LoweredVector(state.scatter(leads_by_position, *sets.shape), sample, sets)
 
 
 def _scalar_arguments(state: State, value: Vector, op: Nonlin) -> list[Register]:
@@ -224,8 +239,8 @@ def _scalar_arguments(state: State, value: Vector, op: Nonlin) -> list[Register]
     scalars = []
     for p in op.scalars:
         aligned = state.align_axes(state.scalars[p], p.ndim, value.ndim)
-        scalars.append(aligned)
-    return [state.builder.reshape(p, *p.shape, 1, 1) for p in scalars]
+        scalars.append(state.builder.reshape(aligned, *aligned.shape, 1, 1))
+    return scalars
 
 
 def _apply(
@@ -249,11 +264,11 @@ def _apply(
             for register, x in zip(registers, op.vectors, strict=True)
         ]
 
-    last = arrays[0].shape[-1]
     arguments = tie_equal_arguments(builder, op.f, aligned(rows), aligned(arrays))
     if op.f is MULTIPLY and len(arguments) == 2:
         return builder.step("multiply", *arguments, words="product of coordinates")
-    shape = (*value.shape, state.analysis.blocks[value], last)
+    coordinates = arrays[0].shape[-1]
+    shape = (*value.shape, state.analysis.blocks[value], coordinates)
     return builder.step(
         "apply",
         *arguments,
@@ -277,20 +292,23 @@ def _features_in_group(
     builder, frame = state.builder, state.frames[group]
     assert isinstance(frame, LimitFrame)
     positions = group.positions[value]
-    positions_of = {x: state.argument_positions(x, value, positions) for x in op.inputs}
-    rows = [
-        state.gather(state.vectors[x].lead, positions_of[x], frame.directions)
-        for x in op.vectors
-    ]
-    reached = [union(state.sets(x).ravel()[positions_of[x]]) for x in op.vectors]
-    entries = []
+    rows, reached, params = [], [], []
+    for x in op.vectors:
+        positions_of_x = state.argument_positions(x, value, positions)
+        lead = state.vectors[x].lead
+        rows.append(state.gather(lead, positions_of_x, frame.directions))
+        reached.append(union(state.sets(x).ravel()[positions_of_x]))
     for p in op.scalars:
+        positions_of_p = state.argument_positions(p, value, positions)
         flat = builder.reshape(state.scalars[p], p.size)
-        entries.append(builder.take(flat, positions_of[p].ravel(), axis=0))
-    params = [builder.reshape(p, *positions.shape) for p in entries]
+        entries = builder.take(flat, positions_of_p.ravel(), axis=0)
+        params.append(builder.reshape(entries, *positions.shape))
+    f = op.f
+    if "named" in state.analysis.without:
+        f = unnamed(f)
     component = state.feature_components[group, value]
     features = frame.features(
-        f=unnamed(op.f) if "named" in state.analysis.without else op.f,
+        f=f,
         rows=rows,
         reached=reached,
         params=params,
@@ -408,13 +426,14 @@ def outer_product_sum(
 def _split_coordinates(state: State, op: OuterProductSum) -> list[Register]:
     """The coordinates of the right factors r, and of the vectors x."""
     builder = state.builder
-    parts = []
-    stop = 0
+    arrays = []
+    start = 0
     for shape in op.shapes:
-        start, stop = stop, stop + math.prod(shape)
-        part = builder.step("part", state.scalars[op.given], start=start, stop=stop)
-        parts.append(builder.reshape(part, *shape))
-    return parts
+        stop = start + math.prod(shape)
+        flat = builder.step("part", state.scalars[op.given], start=start, stop=stop)
+        arrays.append(builder.reshape(flat, *shape))
+        start = stop
+    return arrays
 
 
 def _sets_of_signs(state: State, value: Vector, op: OuterProductSum) -> Sets:

@@ -4,6 +4,7 @@ given all that is drawn (docs/theory.md, "The last product is integrated out").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,39 +38,53 @@ def results(state: State) -> tuple[Register, Register]:
     order, the coordinates last.
     """
     builder, analysis = state.builder, state.analysis
-    count = len(analysis.picked)
-    variables = _variables(state)
-    means, columns = [], []
+    means: list[Register] = []
+    columns: list[Register] = []
     for original, output in zip(
         analysis.original_outputs, analysis.outputs, strict=True
     ):
         # a scalar has the law of one coordinate, whichever are asked for
-        is_vector = isinstance(original, Vector)
-        if is_vector and not analysis.picked_by_user:
-            _note_if_coordinates_differ(state, output)
-        coordinates = [
-            _coordinate(state, output, k) for k in range(count if is_vector else 1)
-        ]
-        size = output.size * len(coordinates)
-        rows = [builder.reshape(c.mean, output.size, 1) for c in coordinates]
-        padded = []
-        for block, coordinate in zip(
-            _column_blocks(state, output), coordinates, strict=False
-        ):
-            before, after = block * variables, (count - 1 - block) * variables
-            padded.append(
-                builder.step("pad", coordinate.coefficients, before=before, after=after)
-            )
-        wide = [builder.reshape(p, output.size, 1, count * variables) for p in padded]
-        means.append(builder.reshape(builder.step("join", *rows, axis=1), size))
-        columns.append(
-            builder.reshape(
-                builder.step("join", *wide, axis=1), size, count * variables
-            )
-        )
+        count = 1
+        if isinstance(original, Vector):
+            count = len(analysis.picked)
+            if not analysis.picked_by_user:
+                _note_if_coordinates_differ(state, output)
+        coordinates = [_coordinate(state, output, k) for k in range(count)]
+        means_of_output = []
+        for coordinate in coordinates:
+            means_of_output.append(builder.reshape(coordinate.mean, output.size, 1))
+        columns_of_output = _columns(state, output, coordinates)
+        size = output.size * count
+        joined = builder.step("join", *means_of_output, axis=1)
+        means.append(builder.reshape(joined, size))
+        joined = builder.step("join", *columns_of_output, axis=1)
+        columns.append(builder.reshape(joined, size, joined.shape[-1]))
     guards = [builder.reshape(guard, 1) for guard in state.guards]
     mean = builder.fold("add", [builder.step("join", *means, axis=0), *guards])
     return mean, builder.step("join", *columns, axis=0)
+
+
+def _columns(
+    state: State, output: Value, coordinates: Sequence[_Coordinate]
+) -> list[Register]:
+    """The coefficients of each coordinate in its block of columns, and 0 elsewhere.
+
+    They are arrays (vectors, 1, columns).
+    """
+    builder = state.builder
+    variables = _variables(state)
+    blocks = len(state.analysis.picked)
+    padded = []
+    # a scalar has fewer coordinates than there are blocks
+    for block, coordinate in zip(
+        _column_blocks(state, output), coordinates, strict=False
+    ):
+        before = block * variables
+        after = (blocks - 1 - block) * variables
+        padded.append(
+            builder.step("pad", coordinate.coefficients, before=before, after=after)
+        )
+    return [builder.reshape(p, output.size, 1, blocks * variables) for p in padded]
 
 
 def _variables(state: State) -> int:
@@ -107,7 +122,7 @@ def _coordinates_differ(state: State, output: Value) -> bool:
         value.op for group in state.groups_of(output) for value in group.positions
     ]
     for op in operations:
-        if op.acts is VectorAccess.ON_PLACES:
+        if op.acts is VectorAccess.BY_POSITION:
             return True
         if isinstance(op, Data) and np.ptp(op.vectors, axis=-1).any():
             return True
@@ -162,17 +177,16 @@ def _in_frame(
     if all(state.frames[group].is_standard_basis for group in groups):
         entry = builder.step("part", lead, start=index, stop=index + 1)
         return builder.reshape(entry, output.size)
-    parts = []
+    directions_in_group = []
     for group in groups:
-        positions, orientation = (
-            group.positions[output],
-            state.frames[group].orientation(),
-        )
-        which = local_coordinates(group, state.analysis.picked).index(index)
-        row = builder.take(orientation, np.array([which]), axis=1)
+        positions = group.positions[output]
+        orientation = state.frames[group].orientation()
+        number = local_coordinates(group, state.analysis.picked).index(index)
+        row = builder.take(orientation, np.array([number]), axis=1)
         shape = (*positions.shape, orientation.shape[-1])
-        parts.append((positions, builder.step("spread", row, shape=shape)))
-    directions = builder.take(state.scatter(parts), rows, axis=0)
+        spread = builder.step("spread", row, shape=shape)
+        directions_in_group.append((positions, spread))
+    directions = builder.take(state.scatter(directions_in_group), rows, axis=0)
     width = max(directions.shape[-1], lead.shape[-1])
 
     def as_row(array: Register) -> Register:

@@ -13,6 +13,7 @@ normals belong to pairs of directions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -59,8 +60,8 @@ def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> No
     if must_stay or not (grows or _is_mixed_after(state, group, index)):
         return
     # else products with the new directions cost more than they save
-    few = vectors.per_frame < _cost_model.FEWEST
-    if few or DIRECTIONS_PER_VECTOR * vectors.per_frame <= group.width:
+    is_small = vectors.per_frame < _cost_model.FEWEST
+    if is_small or DIRECTIONS_PER_VECTOR * vectors.per_frame <= group.width:
         _span(state, group, vectors.values)
 
 
@@ -118,8 +119,9 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
         kept = 0
         if not _has_output(state, group):
             kept, new = _fewest_directions(state, group, vectors.values)
-    many = frame.directions - kept > DIRECTIONS_PER_VECTOR * new
-    if many and group.width > FULL_WIDTH_PER_VECTOR * new:
+    replaced = frame.directions - kept
+    too_many = replaced > DIRECTIONS_PER_VECTOR * new
+    if too_many and group.width > FULL_WIDTH_PER_VECTOR * new:
         _span(state, group, vectors.values, kept)
 
 
@@ -130,24 +132,26 @@ def _fewest_directions(
 
     There is a new direction for each vector that reaches beyond those that are kept.
     """
-    # (directions that they reach, vectors)
-    extents = [
-        (state.vectors[value].lead.shape[-1], group.positions[value].shape[1])
-        for value in values
-    ]
+    # for each number of directions, the vectors that reach so far and not farther
+    vectors_of_reach = Counter[int]()
+    for value in values:
+        reach = state.vectors[value].lead.shape[-1]
+        vectors_of_reach[reach] += group.positions[value].shape[1]
     constant = state.frames[group].constant
     if constant is not None:
-        extents.append((constant.shape[-1], 1))
+        vectors_of_reach[constant.shape[-1]] += 1
 
     def vectors_beyond(kept: int) -> int:
-        return sum(vectors for reach, vectors in extents if reach > kept)
+        return sum(
+            vectors for reach, vectors in vectors_of_reach.items() if reach > kept
+        )
 
-    candidates = {0, *(reach for reach, _ in extents)}
-    kept = min(
-        (kept for kept in candidates if vectors_beyond(kept)),
-        # the fewest directions in all; of these, most of the old ones
-        key=lambda kept: (kept + vectors_beyond(kept), -kept),
-    )
+    def cost(kept: int) -> tuple[int, int]:
+        """The fewest directions in all; of these, most of the old ones."""
+        return kept + vectors_beyond(kept), -kept
+
+    candidates = [kept for kept in {0, *vectors_of_reach} if vectors_beyond(kept)]
+    kept = min(candidates, key=cost)
     return kept, vectors_beyond(kept)
 
 
@@ -197,14 +201,15 @@ def _span(
 def _cut_like(
     state: State, spanned: Register, rows: Sequence[Register]
 ) -> list[Register]:
-    """Vectors in a new frame, in the parts in which they were joined."""
-    parts = []
-    stop = 0
+    """Vectors in a new frame, split like `rows`, which were joined along axis 1."""
+    new_rows = []
+    start = 0
     for row in rows:
-        start, stop = stop, stop + row.shape[1]
-        places = np.arange(start, stop)
-        parts.append(state.builder.step("take", spanned, places=places, axis=1))
-    return parts
+        stop = start + row.shape[1]
+        positions = np.arange(start, stop)
+        new_rows.append(state.builder.step("take", spanned, places=positions, axis=1))
+        start = stop
+    return new_rows
 
 
 def _replace_coordinates(
@@ -214,12 +219,12 @@ def _replace_coordinates(
     vector = state.vectors[value]
     lead, sets = vector.lead, vector.sets
     count = math.prod(lead.shape[:-1])
-    parts = [(positions, coordinates)]
+    by_position = [(positions, coordinates)]
     if positions.size < count:  # vectors in other groups stay as they are
         others = np.setdiff1d(np.arange(count), positions)[None]
-        parts.append((others, state.gather(lead, others, lead.shape[-1])))
+        by_position.append((others, state.gather(lead, others, lead.shape[-1])))
     if sets is not None:
         sets = sets.copy()
         sets.reshape(-1)[positions] = bit_range(0, coordinates.shape[-1])
-    new_lead = state.scatter(parts, *lead.shape[:-1])
+    new_lead = state.scatter(by_position, *lead.shape[:-1])
     state.vectors[value] = replace(vector, lead=new_lead, sets=sets)

@@ -147,15 +147,13 @@ class ResidualFeatures:
         """A function of some arguments, with a parity if there is one argument."""
         if len(arguments) > 1:
             parity = None
-        return [
-            SignFactor(
-                reach=self.supports[k],
-                odd=parity == -1,
-                fixed=parity is None or not self.centred[k],
-            )
-            for k in arguments
-            if k < len(self.supports)
-        ]
+        signs = []
+        for k in arguments:
+            if k >= len(self.supports):  # a scalar
+                continue
+            fixed = parity is None or not self.centred[k]
+            signs.append(SignFactor(self.supports[k], odd=parity == -1, fixed=fixed))
+        return signs
 
     @cached_property
     def signs(self) -> Signs:
@@ -185,7 +183,10 @@ class ResidualFeatures:
                 if smooth and f.parity is not None:
                     derivative_parity = -f.parity
                 signs += self.signs_of(arguments, derivative_parity)
-            yield [*signs, b if smooth else b._replace(fixed=True)]
+            change = b
+            if not smooth:
+                change = b._replace(fixed=True)
+            yield [*signs, change]
 
     @cached_property
     def slopes(self) -> int:
@@ -201,16 +202,22 @@ class ResidualFeatures:
     def part(self, builder: Builder, factors: Factors) -> Part:
         """Some factors as features: arguments, function and parameters."""
         vectors = len(self.supports)
-        numbers = sorted({number for _, arguments in factors for number in arguments})
-        vector_numbers = [number for number in numbers if number < vectors]
-        params = tuple(self.params[n - vectors] for n in numbers if n >= vectors)
-        f = _product_of(factors, numbers)
-        # scalars alone: a function of an argument that it does not look at
+        numbers: set[int] = set()
+        for _, arguments in factors:
+            numbers.update(arguments)
+        in_order = sorted(numbers)
+        vector_numbers = [number for number in in_order if number < vectors]
+        params = tuple(self.params[n - vectors] for n in in_order if n >= vectors)
+        f = _product_of(factors, in_order)
+        # only scalars: a function of a vector that it does not look at
         if not vector_numbers:
             vector_numbers = [0]
             f = Function(f.name, partial(_of_parameters, f))
-        rows = [self.rows[number] for number in vector_numbers]
-        columns = [builder.reshape(a, *a.shape[:2], 1, a.shape[-1]) for a in rows]
+        columns = []
+        for number in vector_numbers:
+            rows = self.rows[number]
+            frames, count, directions = rows.shape
+            columns.append(builder.reshape(rows, frames, count, 1, directions))
         return Part(builder.step("join", *columns, axis=2), f, params)
 
     def reordered(self, builder: Builder, order: Ints) -> ResidualFeatures:
@@ -225,10 +232,10 @@ def _product_of(factors: Factors, numbers: Sequence[int]) -> Function:
     if len(factors) == 1 and list(factors[0][1]) == numbers:
         return factors[0][0]
     position = {number: k for k, number in enumerate(numbers)}
-    renumbered = tuple(
-        (f, tuple(position[number] for number in arguments)) for f, arguments in factors
-    )
-    return Function("product", partial(_product, renumbered))
+    renumbered = []
+    for f, arguments in factors:
+        renumbered.append((f, tuple(position[number] for number in arguments)))
+    return Function("product", partial(_product, tuple(renumbered)))
 
 
 @dataclass(eq=False)
@@ -277,42 +284,63 @@ class ResidualBasis:
         count, label = new.count, named(new.f)
         along = _along_linear_directions(builder, new, old, linear, constant)
         gram = _kernel(builder, new, new, constant, label)
-        rest = _less(builder, gram, along, along) if linear else gram
-        below = None
+        residual_gram = gram
+        if linear:
+            residual_gram = _less(builder, gram, along, along)
+        below = None  # along the residuals so far
         if self.factor is not None:
             cross = self._products_with_features(builder, new, along, linear, constant)
             below = builder.step("solve", self.factor, cross)
-            rest = _less(builder, rest, below, below)
-        order = builder.pivot_order(rest, gram, seed_key)
+            residual_gram = _less(builder, residual_gram, below, below)
+        order = builder.pivot_order(residual_gram, gram, seed_key)
         reorders = not np.array_equal(order, np.arange(count))
         if reorders:
             new = new.reordered(builder, order)
             along = builder.take(along, order, axis=1)
             if below is not None:
                 below = builder.take(below, order, axis=1)
-            rest = _reordered_matrix(builder, rest, order)
+            residual_gram = _reordered_matrix(builder, residual_gram, order)
             gram = _reordered_matrix(builder, gram, order)
-        fresh = builder.step("residual", rest, gram, words=f"coordinates of {label}")
-        size = 0 if self.factor is None else self.factor.shape[-1]
+        label = f"coordinates of {label}"
+        fresh = builder.step("residual", residual_gram, gram, words=label)
         coordinates = along
-        if self.factor is None or below is None:
-            self.factor = fresh
-        else:
-            self.factor = _extended_factor(builder, self.factor, below, fresh)
+        if below is not None:
             spread = self._along_directions(builder, below, old)
             coordinates = builder.step("add", along, spread)
         independent = builder.independent_columns(fresh, seed_key)
-        self.columns += [size + int(k) for k in independent]
-        self.directions += range(old, old + len(independent))
+        self._extend(builder, below, fresh, independent, old)
         self.features.append(new)
         self.along.append(along)
-        own = builder.take(fresh, independent, axis=2)
-        coordinates = builder.step("join", coordinates, own, axis=2)
+        along_new = builder.take(fresh, independent, axis=2)
+        coordinates = builder.step("join", coordinates, along_new, axis=2)
         if len(independent) < count:  # a direction for what is left out
             coordinates = self._with_direction_left_out(builder, coordinates, count)
         if reorders:
             coordinates = builder.take(coordinates, np.argsort(order), axis=1)
         return coordinates
+
+    def _extend(
+        self,
+        builder: Builder,
+        below: Register | None,
+        fresh: Register,
+        independent: Ints,
+        old: int,
+    ) -> None:
+        """Extend the factor, and give its independent new columns directions from `old`
+        on.
+
+        `below` are the coordinates of new residuals along the old ones, `fresh` their
+        own factor.
+        """
+        size = 0
+        if self.factor is None or below is None:
+            self.factor = fresh
+        else:
+            size = self.factor.shape[-1]
+            self.factor = _extended_factor(builder, self.factor, below, fresh)
+        self.columns += [size + int(k) for k in independent]
+        self.directions += range(old, old + len(independent))
 
     def _products_with_features(
         self,
@@ -404,9 +432,8 @@ def _reordered_matrix(builder: Builder, gram: Register, order: Ints) -> Register
 
 def _less(builder: Builder, gram: Register, a: Register, b: Register) -> Register:
     """A Gram matrix less the products of rows."""
-    return builder.step(
-        "add", gram, builder.step("scale", builder.step("gram", a, b), by=-1.0)
-    )
+    products = builder.step("gram", a, b)
+    return builder.step("add", gram, builder.step("scale", products, by=-1.0))
 
 
 def _kernel(
@@ -473,19 +500,20 @@ def _regression(
     for factors, _ in independent(new, None):
         part = new.part(builder, factors)
         mean, slopes = _mean_and_slopes(builder, part, constant)
-        row = builder.step("product", slopes, part[0])
+        row = builder.step("product", slopes, part.arguments)
         means.append(mean)
         rows.append(builder.reshape(row, *row.shape[:2], row.shape[-1]))
-    terms = (
-        builder.fold("multiply", [row, *means[:k], *means[k + 1 :]])
-        for k, row in enumerate(rows)
-    )
+    terms = []
+    for k, row in enumerate(rows):
+        other_means = means[:k] + means[k + 1 :]
+        terms.append(builder.fold("multiply", [row, *other_means]))
     total = builder.pad_or_cut(builder.fold("add", terms), directions)
     # the first direction: the mean itself, instead of β times the means of the
     # arguments
     if constant:
-        rest = builder.step("part", total, start=1, stop=directions)
-        total = builder.step("join", builder.fold("multiply", means), rest, axis=2)
+        random_part = builder.step("part", total, start=1, stop=directions)
+        mean = builder.fold("multiply", means)
+        total = builder.step("join", mean, random_part, axis=2)
     return total
 
 
@@ -524,7 +552,9 @@ def _with_factor(sets: Sequence[_FactorSet], new: _FactorSet) -> list[_FactorSet
     A factor that is not random goes with any one of the others.
     """
     apart: list[_FactorSet] = []
-    merged, attached, is_number = new, False, not new.reach
+    merged = new
+    is_number = not new.reach
+    attached = False
     for other in sets:
         shares = other.reach & merged.reach or not other.reach
         if shares or (is_number and not attached):
@@ -549,7 +579,7 @@ def unnamed(f: Function) -> Function:
     """
     breaks = () if is_smooth(f) else None
     if isinstance(f, Composed):
-        factors = tuple((unnamed(g), of) for g, of in f.factors)
+        factors = tuple((unnamed(g), arguments) for g, arguments in f.factors)
         return Composed(
             f.name, partial(call, f.f), breaks=breaks, parity=f.parity, factors=factors
         )

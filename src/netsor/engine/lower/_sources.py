@@ -67,24 +67,24 @@ def _sources(state: State, value: Vector, slots: int, sources: int) -> Sources:
 
 def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Register:
     """The coordinates of fresh sources; at infinite width, fills in their sets."""
-    parts = []
-    for which, group in enumerate(state.groups_from(value)):
+    by_slot = []
+    for number, group in enumerate(state.groups_from(value)):
         slots, frame = group.slots[value], state.frames[group]
+        slots_per_frame = slots.shape[1]
         coordinates = frame.add_sources(
-            (*state.analysis.seed_key[value], which),
-            slots.shape[1] * sources,
+            (*state.analysis.seed_key[value], number),
+            slots_per_frame * sources,
             value in state.analysis.leaves,
             state.label(value),
         )
         shape = (*slots.shape, sources, coordinates.shape[-1])
-        parts.append((slots, state.builder.reshape(coordinates, *shape)))
+        by_slot.append((slots, state.builder.reshape(coordinates, *shape)))
         if isinstance(frame, LimitFrame):
-            new = frame.blocks[-1]
-            directions = [1 << k for k in range(new.start, new.stop)]
-            sets[slots] = np.array(directions, dtype=object).reshape(
-                slots.shape[1], sources
-            )
-    return state.scatter(parts)
+            block = frame.blocks[-1]
+            directions = [1 << k for k in range(block.start, block.stop)]
+            sets_of_sources = np.array(directions, dtype=object)
+            sets[slots] = sets_of_sources.reshape(slots_per_frame, sources)
+    return state.scatter(by_slot)
 
 
 def _sample_of_sources(
@@ -131,11 +131,11 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
         rows = builder.reshape(sources, 1, rank, blocks * sources.shape[-1])
         return builder.step("scale", rows, by=std)
 
-    sources = Sources(
-        lead=scaled(fresh.lead),
-        sample=None if fresh.sample is None else scaled(fresh.sample),
-        sets=fresh.sets.reshape(1, rank, blocks),
-    )
+    lead = scaled(fresh.lead)
+    sample = None
+    if fresh.sample is not None:
+        sample = scaled(fresh.sample)
+    sources = Sources(lead, sample, sets=fresh.sets.reshape(1, rank, blocks))
     centred = _combined(state, value, builder.constant(c), sources, (1, 1))
     if not op.mean.any():
         return centred
@@ -146,9 +146,9 @@ def _shifted(
     state: State, value: Vector, x: LoweredVector, mean: Register
 ) -> LoweredVector:
     """x + mean · (1, …, 1); the mean is (*shape, blocks or 1, 1)."""
-    builder, one = state.builder, state.ones(value)
-    width = max(one.shape[-1], x.lead.shape[-1])
-    shift = builder.step("multiply", builder.pad_or_cut(one, width), mean)
+    builder, ones = state.builder, state.ones(value)
+    width = max(ones.shape[-1], x.lead.shape[-1])
+    shift = builder.step("multiply", builder.pad_or_cut(ones, width), mean)
     lead = builder.step("add", builder.pad_or_cut(x.lead, width), shift)
     if value not in state.analysis.infinite:
         return LoweredVector(lead, x.sample, x.sets)
@@ -193,7 +193,8 @@ def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
     vector = state.vectors[x].lead
     start, _ = state.direction_range(x)
     lead = builder.step("part", vector, start=start, stop=vector.shape[-1])
-    rows = state.rows(lead, lead.shape[-1], members if op.each else 1)
+    input_batch = members if op.each else 1
+    rows = state.rows(lead, lead.shape[-1], input_batch)
     factor = _factor(state, value, x, rows)
     c = builder.step("scale", factor.c, by=weight.std / state.norm(x))
     sources = _sources(state, value, members * blocks, c.shape[-1])
@@ -224,22 +225,39 @@ def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
     analysis, label = state.analysis, state.label(value)
     copies, vectors, directions = rows.shape
     drawn = value in analysis.drawn or value in analysis.merged_sources
-    # sources cost nothing where a direction at infinite width is all that they get
-    costs = drawn and not (
-        value in analysis.infinite
-        and all(state.frames[group].can_rebase for group in state.groups_from(value))
-    )
-    # sources that are never drawn cost nothing, but a norm costs less than many of them
-    many = max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors)
-    reduce = costs or x in analysis.factored or vectors == 1 or directions > many
     inputs_cheaper = draws_matrix(state, value, copies, vectors, directions)
-    c = _reduced(state, rows, label) if reduce and not inputs_cheaper else rows
+    if not inputs_cheaper and _prefers_reduced(state, value, x, rows):
+        c = _reduced(state, rows, label)
+        if c is not rows:
+            return _Factor(c, f"{label} = C E")
     is_matrix = 1 < directions == analysis.blocks[x] * analysis.widths[x]
-    if c is not rows or not drawn or not (inputs_cheaper or is_matrix):
-        return _Factor(c, f"{label} = C E")
-    what = "the matrix" if is_matrix else f"{directions} sources"
-    why = f": a factor for {vectors} inputs costs more" if inputs_cheaper else ""
-    return _Factor(c, f"{label} = x E, {what} drawn{why}")
+    if not drawn or not (inputs_cheaper or is_matrix):
+        return _Factor(rows, f"{label} = C E")
+    drawn_sources = "the matrix" if is_matrix else f"{directions} sources"
+    label = f"{label} = x E, {drawn_sources} drawn"
+    if inputs_cheaper:
+        label += f": a factor for {vectors} inputs costs more"
+    return _Factor(rows, label)
+
+
+def _prefers_reduced(state: State, value: Vector, x: Vector, rows: Register) -> bool:
+    """Whether fewer sources for W x than directions of its inputs, `rows`, cost less.
+
+    That ignores the cost of the factor of their Gram matrix (see `draws_matrix`).
+    """
+    analysis = state.analysis
+    _, vectors, directions = rows.shape
+    if vectors == 1 or x in analysis.factored:
+        return True
+    # sources that are never drawn cost nothing, but a norm costs less than many of them
+    if directions > max(MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO * vectors):
+        return True
+    if value not in analysis.drawn and value not in analysis.merged_sources:
+        return False
+    # sources cost nothing where a direction at infinite width is all that they get
+    return value not in analysis.infinite or not all(
+        state.frames[group].can_rebase for group in state.groups_from(value)
+    )
 
 
 def draws_matrix(
@@ -305,13 +323,14 @@ def _stacked_product(
 
     E has i.i.d. normal entries, so that its rows may be permuted.
     """
-    builder, (members, blocks) = state.builder, slots
-    last = lead.shape[-1]
-    e = builder.reshape(lead, 1, members * blocks * last, c.shape[-1])
+    builder = state.builder
+    members, blocks = slots
+    directions = lead.shape[-1]
+    e = builder.reshape(lead, 1, members * blocks * directions, c.shape[-1])
     product = builder.step("gram", c, e, words=label)
-    by_vector = builder.reshape(product, c.shape[-2], members, blocks * last)
+    by_vector = builder.reshape(product, c.shape[-2], members, blocks * directions)
     by_member = builder.step("permute", by_vector, axes=(1, 0, 2))
-    return LoweredVector(builder.reshape(by_member, *value.shape, blocks, last))
+    return LoweredVector(builder.reshape(by_member, *value.shape, blocks, directions))
 
 
 def _combined(
@@ -327,7 +346,9 @@ def _combined(
 
     `order`: of its rows, if it is another than that of the value.
     """
-    builder, (members, blocks), k = state.builder, slots, c.shape[-1]
+    builder = state.builder
+    members, blocks = slots
+    k = c.shape[-1]
     shape = *value.shape, state.analysis.blocks[value]
     count = math.prod(shape)
 
@@ -340,23 +361,34 @@ def _combined(
             product = builder.step("product", c, e, words=words)
         else:
             product = builder.constant(np.zeros((*shape, 0)))
-        flat = builder.reshape(product, count, product.size // count)
-        rows = flat if order is None else builder.take(flat, order, axis=0)
-        return builder.reshape(rows, *shape, flat.shape[-1])
+        rows = builder.reshape(product, count, product.size // count)
+        if order is not None:
+            rows = builder.take(rows, order, axis=0)
+        return builder.reshape(rows, *shape, rows.shape[-1])
 
     lead = multiplied(sources.lead, label if sources.lead.size else "")
     sets = None
     if value in state.analysis.infinite:
-        by_slot = sources.sets.reshape(members, blocks, k, sources.sets.shape[-1])
-        by_source = np.swapaxes(by_slot, 1, 2).reshape(
-            members, k, blocks * by_slot.shape[-1]
-        )
-        # what is drawn is not 0
-        known = np.ones(c.shape) if c.value is None else np.asarray(c.value[0])
-        sets = mixed(known != 0, by_source).ravel()
-        sets = (sets if order is None else sets[order]).reshape(shape)
-    sample = None if sources.sample is None else multiplied(sources.sample)
+        sets = _combined_sets(c, sources, slots).ravel()
+        if order is not None:
+            sets = sets[order]
+        sets = sets.reshape(shape)
+    sample = None
+    if sources.sample is not None:
+        sample = multiplied(sources.sample)
     return LoweredVector(lead, sample, sets)
+
+
+def _combined_sets(c: Register, sources: Sources, slots: tuple[int, int]) -> Sets:
+    """The directions of C E at infinite width, (members, vectors, blocks)."""
+    members, blocks = slots
+    k, last = c.shape[-1], sources.sets.shape[-1]
+    by_slot = sources.sets.reshape(members, blocks, k, last)
+    by_source = np.swapaxes(by_slot, 1, 2).reshape(members, k, blocks * last)
+    nonzero = np.ones(c.shape, dtype=bool)  # what is drawn is not 0
+    if c.value is not None:
+        nonzero = np.asarray(c.value[0]) != 0
+    return mixed(nonzero, by_source)
 
 
 def materialised_matmul(
@@ -369,13 +401,15 @@ def materialised_matmul(
         lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1]
     )
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
-    kind, formula = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
+    instruction, formula = "product", "x E"
+    if op.weight.transposed:
+        instruction, formula = "gram", "x E^T"
     label = (
         f"{state.label(value)} = {formula}, the matrix drawn: it acts on"
         f" {op.vectors} vectors in all"
     )
     scaled = builder.step("scale", rows, by=op.gain)
-    product = builder.step(kind, scaled, entries, words=label)
+    product = builder.step(instruction, scaled, entries, words=label)
     return LoweredVector(
         builder.reshape(product, *value.shape, blocks, product.shape[-1] // blocks)
     )
@@ -417,11 +451,11 @@ def span(
     directions = max(state.vectors[v].lead.shape[-1] for v in (x, *known))
     rows = _rows_of_matrices(state, x, directions)
     if known:
-        others = [_rows_of_matrices(state, v, directions) for v in known]
-        orthonormal = [
-            builder.step("scale", other, by=1 / state.norm(v))
-            for v, other in zip(known, others, strict=True)
-        ]
+        orthonormal = []
+        for v in known:
+            known_rows = _rows_of_matrices(state, v, directions)
+            unit_rows = builder.step("scale", known_rows, by=1 / state.norm(v))
+            orthonormal.append(unit_rows)
         unit = builder.step("span", rows, *orthonormal, words=label)
         new = builder.step("scale", unit, by=state.norm(x))
     else:
@@ -453,16 +487,17 @@ def _sample_of_directions(
         return None
     mean_square = state.norm(x) ** 2
     width = max(state.sample(v).shape[-1] for v in vectors)
-    remainder, *others = [state.rows(state.sample(v), width) for v in vectors]
-    for v, other in zip(known, others, strict=True):
+    remainder = state.rows(state.sample(x), width)
+    for v in known:
         inner = products(state, x, v, value.ndim + 1, "")
-        coefficients = builder.step("scale", inner, by=-1 / mean_square)
-        along_known = builder.step("product", coefficients, other)
+        minus_a = builder.step("scale", inner, by=-1 / mean_square)
+        known_sample = state.rows(state.sample(v), width)
+        along_known = builder.step("product", minus_a, known_sample)
         remainder = builder.step("add", remainder, along_known)
     inner = paired_products(state, state.vectors[x].lead, lead, x, x, value.ndim + 1)
-    triangle = builder.step("scale", inner, by=1 / mean_square)
+    b = builder.step("scale", inner, by=1 / mean_square)
     columns = builder.step("transposed", remainder)
-    solved = builder.step("transposed", builder.step("solve", triangle, columns))
+    solved = builder.step("transposed", builder.step("solve", b, columns))
     return builder.reshape(solved, *lead.shape[:-1], width)
 
 
@@ -470,13 +505,15 @@ def along(state: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n for directions y that span x."""
     builder = state.builder
     directions = max(state.vectors[v].lead.shape[-1] for v in (x, y))
-    rows = _rows_of_matrices(state, x, directions)
-    to = _rows_of_matrices(state, y, directions)
-    factor = []
-    if x.shape[-1] == y.shape[-1]:  # y are the directions of x alone
-        factor.append(builder.step("factor", builder.step("gram", rows, rows)))
+    arguments = [
+        _rows_of_matrices(state, x, directions),
+        _rows_of_matrices(state, y, directions),
+    ]
+    if x.shape[-1] == y.shape[-1]:  # y are the directions of x only
+        gram = builder.step("gram", arguments[0], arguments[0])
+        arguments.append(builder.step("factor", gram))
     label = "⟨x, direction⟩ for a matrix that acts again"
-    inner = builder.step("along", rows, to, *factor, words=label, by=1 / state.norm(y))
+    inner = builder.step("along", *arguments, words=label, by=1 / state.norm(y))
     mean = builder.step("scale", inner, by=1 / state.norm(x))
     return builder.reshape(mean, *x.shape, y.shape[-1])
 
@@ -502,7 +539,8 @@ def _adjoint_at_infinite_width(
     state: State, value: Scalar, op: AdjointCorrection
 ) -> Register:
     """γ √(n/m) ⟨d_i, u_k⟩/n: g is fresh, so that its mean product with b is 0."""
-    builder, (d, u, g) = state.builder, (op.d, op.u, op.g)
+    builder = state.builder
+    d, u, g = op.d, op.u, op.g
     if d not in state.analysis.infinite or not state.meets(d, u, value.ndim).any():
         return builder.constant(np.zeros(value.shape))
     if d.width.name != g.width.name:

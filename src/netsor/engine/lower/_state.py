@@ -142,6 +142,13 @@ class FeatureComponent(NamedTuple):
 class State:
     """The analysis of a program, and what its lowering has made so far.
 
+    Rules of operations read the registers of their inputs here, and return those of
+    their result. The invariant: all vectors of a group have coordinates along the same
+    directions, those of `frames[group]`, so that inner products of coordinates are
+    inner products of vectors. Directions are only added at the end, and coordinates
+    that a register does not have are 0; a rebase (see `_rebase`) gives all vectors in
+    use new coordinates at once.
+
     Attributes
     ----------
     analysis : ProgramAnalysis
@@ -160,8 +167,8 @@ class State:
         For a known scalar, the sum of the sizes of its terms.
     epsilon_parts : dict
         At infinite width, the parts of order n^(−1/2) that were asked for.
-    rotations : dict
-        Cosines and sines of rotary positions.
+    shared_registers : dict
+        Registers that several operations use, such as cosines of rotary positions.
     guards : dict
         Registers that are 0, but NaN in a replica whose law would depend on a part that
         no direction holds. An ordered set.
@@ -175,6 +182,28 @@ class State:
         variable each.
     feature_components : dict
         For each group and nonlinearity, the component that it is in.
+
+    Examples
+    --------
+    Three Gaussian vectors of width 64 have three coordinates each (Bartlett's
+    decomposition, docs/theory.md, equation 7):
+
+    >>> import netsor as ns
+    >>> from netsor.engine.graph._rewrite import Context
+    >>> from netsor.engine.lower import gaussian
+    >>> from netsor.engine.lower._state import Builder, ProgramAnalysis, State
+    >>> x = ns.gaussian(ns.Width("n"), 3)
+    >>> outputs, context = [ns.dot(x, x)], Context({"n": 64}, origin={x: 0})
+    >>> analysis = ProgramAnalysis(outputs, outputs, context, {}, frozenset(), None)
+    >>> state = State(analysis, [], Builder(0), frozenset())
+    >>> state.vectors[x] = gaussian(state, x, x.op)
+    >>> state.vectors[x].lead.shape  # three vectors, one block, three directions
+    (3, 1, 3)
+    >>> for step in state.builder.steps:
+    ...     if step.words:
+    ...         print(step.kind, step.out.shape, step.words)
+    chi (1, 3) initial vectors: norms outside the frame
+    normals (1, 3) initial vectors: along each other
     """
 
     def __init__(
@@ -184,7 +213,9 @@ class State:
         builder: Builder,
         on_nodes: frozenset[int],
     ) -> None:
-        self.analysis, self.notes, self.builder = analysis, notes, builder
+        self.analysis = analysis
+        self.notes = notes
+        self.builder = builder
         self.frames = {
             group: self.frame_for(group, group.number in on_nodes)
             for group in analysis.groups
@@ -196,7 +227,7 @@ class State:
         }
         self.terms: dict[Value | None, Register] = {}
         self.epsilon_parts: dict[Value, Fluctuation] = {}
-        self.rotations: dict[Any, tuple[Register, ...]] = {}
+        self.shared_registers: dict[object, tuple[Register, ...]] = {}
         self.guards: dict[Register, None] = {}
         # only rules of infinite width ask for these sets
         values = analysis.values if analysis.infinite else ()
@@ -243,9 +274,25 @@ class State:
             scored = group in analysis.scored
             return InfiniteWidthFrame(group, builder, group.constant, scored=scored)
         picked = local_coordinates(group, analysis.picked)
-        if group.nonlinear or group.given or group in analysis.coordinates_cheaper:
+        if group.nonlinear or group.has_data or group in analysis.coordinates_cheaper:
             return StandardBasis(group, builder, picked)
         return BartlettFrame(group, builder, picked)
+
+    # What the rules of operations use: see `Lowering` in the language
+
+    def coordinates(self, x: Value) -> Register:
+        """All coordinates of vectors of finite width, (*shape, 1, width)."""
+        blocks, width = self.analysis.blocks[x], int(self.analysis.widths[x])
+        array = self.builder.pad_or_cut(self.vectors[x].lead, width)
+        return self.builder.reshape(array, *x.shape, 1, blocks * width)
+
+    def shared(
+        self, key: object, make: Callable[[], tuple[Register, ...]]
+    ) -> tuple[Register, ...]:
+        """Registers that operations with the same key share; `make` adds them once."""
+        if key not in self.shared_registers:
+            self.shared_registers[key] = make()
+        return self.shared_registers[key]
 
     # Layouts of arrays
 
@@ -274,22 +321,27 @@ class State:
         combined = self.builder.step("product", coefficients, rows)
         return self.builder.reshape(combined, *combined.shape[:-1], *vectors.shape[-2:])
 
-    def scatter(self, parts: Sequence[tuple[Ints, Register]], *shape: int) -> Register:
+    def scatter(
+        self, by_position: Sequence[tuple[Ints, Register]], *shape: int
+    ) -> Register:
         """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·).
 
-        In another shape if one is given.
+        Each array comes with the positions (frames, k) of its entries. The result has
+        another shape if one is given.
         """
         builder = self.builder
-        width = max(array.shape[-1] for _, array in parts)
+        width = max(array.shape[-1] for _, array in by_position)
         flat = []
-        for _, array in parts:
-            frames, count, *others = array.shape
-            rows = builder.reshape(array, frames * count, *others)
+        for _, array in by_position:
+            frames, count, *last_axes = array.shape
+            rows = builder.reshape(array, frames * count, *last_axes)
             flat.append(builder.pad_or_cut(rows, width))
         joined = builder.step("join", *flat, axis=0)
-        positions = np.concatenate([positions.ravel() for positions, _ in parts])
+        positions = np.concatenate([positions.ravel() for positions, _ in by_position])
         ordered = builder.take(joined, np.argsort(positions), axis=0)
-        return builder.reshape(ordered, *(shape or ordered.shape[:-1]), width)
+        if not shape:
+            shape = ordered.shape[:-1]
+        return builder.reshape(ordered, *shape, width)
 
     def gather(self, array: Register, positions: Ints, width: int) -> Register:
         """The vectors at these positions, (frames, vectors, directions)."""
@@ -331,15 +383,16 @@ class State:
     def ones(self, value: Vector) -> Register:
         """The coordinates of (1, …, 1) in the frames of vectors that have a mean."""
         builder = self.builder
-        parts = []
+        by_position = []
         for group in self.groups_of(value):
-            constant, positions = self.frames[group].constant, group.positions[value]
+            constant = self.frames[group].constant
             assert constant is not None
+            positions = group.positions[value]
             directions = constant.shape[-1]
             row = builder.reshape(constant, group.frames, 1, directions)
             spread = builder.step("spread", row, shape=(*positions.shape, directions))
-            parts.append((positions, spread))
-        return self.scatter(parts, *value.shape, self.analysis.blocks[value])
+            by_position.append((positions, spread))
+        return self.scatter(by_position, *value.shape, self.analysis.blocks[value])
 
     def norm(self, x: Value) -> float:
         """√(number of coordinates) of a vector; √(number of blocks) at infinite width.
@@ -348,8 +401,10 @@ class State:
         this number once or twice.
         """
         assert isinstance(x, Vector)
-        width = 1.0 if x in self.analysis.infinite else self.analysis.widths[x]
-        return math.sqrt(self.analysis.blocks[x] * width)
+        coordinates = float(self.analysis.blocks[x])
+        if x not in self.analysis.infinite:
+            coordinates *= self.analysis.widths[x]
+        return math.sqrt(coordinates)
 
     def label(self, value: Value) -> str:
         """How a plan names the vectors of a source."""

@@ -21,8 +21,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...language.operations._operation import Add, Constant, MatMul, Mix, Source, Take
-from ...language.operations._score import concat, join, split
+from ...language.operations._operation import (
+    Add,
+    Constant,
+    MatMul,
+    Mix,
+    Source,
+    Take,
+    split,
+)
+from ...language.operations._score import concat, join
 from ...language.values._array import Value
 from ...language.values._graph import transposed
 from ...language.values._parameters import Weight

@@ -551,7 +551,7 @@ class _Perturbed:
             raise ExactError(old, f"a score that a step changes: {error}") from None
         total: Any = constant(np.zeros(()))
         for y in seen:
-            for places, d in reverse.parts(y):
+            for places, d in reverse.contributions(y):
                 if isinstance(d, Scalar) or math.isfinite(self.context.width(d)):
                     continue
                 if d.width.name != self.unit:

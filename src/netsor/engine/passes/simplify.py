@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from ...functions.activations import Function
 from ...functions.derivatives import base
 from ...language.operations import _operation as ops
 from ...language.operations._operation import (
-    Constant,
     Dot,
     MatMul,
     Mix,
@@ -31,8 +30,7 @@ from ...language.operations._operation import (
 )
 from ...language.operations._readout import readouts
 from ...language.operations._score import join, mean_dot
-from ...language.operations._softmax import MASKED_SOFTMAX, SOFTMAX
-from ...language.values._array import Value
+from ...language.values._array import Size, Value, largest_size
 from ...language.values._graph import widths_of
 from ...language.values._parameters import Weight
 from ...language.values._scalar import MULTIPLY, Scalar, applied, constant
@@ -473,20 +471,6 @@ CLIP, LEAKY_RELU = base(known.clip(1.0)), base(known.leaky_relu(0.5))
 WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)
 
 
-class Size(NamedTuple):
-    """A bound on coordinates: |u| ≤ fixed + |v|, where v is a Gaussian of this variance
-    times `factors` of χ/√m.
-    """
-
-    fixed: float
-    variance: float
-    factors: int
-
-    def times(self, c: float) -> Size:
-        """The bound of c u; infinite where a power would raise."""
-        return Size(c * self.fixed, c * c * self.variance, self.factors)
-
-
 def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Remove activations with φ(x) = x on every draw that can occur in practice.
 
@@ -569,45 +553,18 @@ def _size(value: Value, sizes: Mapping[Value, Size | None]) -> Size | None:
             if size is None:
                 return None
             inputs.append(size)
-    most = Size(0.0, 0.0, 0)
-    if inputs:
-        most = Size(
-            fixed=max(size.fixed for size in inputs),
-            variance=max(size.variance for size in inputs),
-            factors=max(size.factors for size in inputs),
-        )
-    return _size_of_result(value, inputs, most)
+    if isinstance(value.op, Nonlin):
+        return _size_of_function(value.op, inputs)
+    return value.op.size(inputs)
 
 
-def _size_of_result(value: Value, inputs: Sequence[Size], most: Size) -> Size | None:
-    """The rule of each operation; `most` bounds all inputs."""
-    match value.op:
-        case ops.Gaussian(_, mean, factor):
-            variance = float((factor**2).sum(-1).max(initial=0.0))
-            return Size(fixed=float(np.abs(mean).max()), variance=variance, factors=1)
-        case ops.Data(vectors):
-            return Size(fixed=float(np.abs(vectors).max()), variance=0.0, factors=0)
-        case MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
-            std = most.fixed + math.sqrt(most.variance)
-            size = Size(fixed=0.0, variance=std * std, factors=most.factors + 1)
-            return size.times(weight.std)
-        case Nonlin(f, _, ()):
-            if f in WITHIN_ONE:
-                return Size(fixed=1.0, variance=0.0, factors=0)
-            return most if _is_contraction(f) else None
-        case ops.Add():
-            std = sum(math.sqrt(size.variance) for size in inputs)
-            fixed = sum(size.fixed for size in inputs)
-            return Size(fixed=fixed, variance=std * std, factors=most.factors)
-        case ops.Scale(Value(op=Constant(numbers))):
-            return most.times(float(np.abs(numbers).max()))
-        case Mix(Value(op=Constant(numbers))):
-            return most.times(float(np.abs(numbers).sum(-1).max()))
-        case Mix(Value(op=ops.Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
-            return most
-        case Take() | ops.Join() | ops.Concat() | ops.Split():
-            return most
-    return None
+def _size_of_function(op: Nonlin, inputs: Sequence[Size]) -> Size | None:
+    """A bound on a function of coordinates."""
+    if op.scalars:
+        return None
+    if op.f in WITHIN_ONE:
+        return Size(fixed=1.0, variance=0.0, factors=0)
+    return largest_size(inputs) if _is_contraction(op.f) else None
 
 
 def _is_contraction(f: Function) -> bool:

@@ -7,18 +7,17 @@ unit √n, as d["n"] = n^(−1/2) ∂p/∂q. For example, in y = c x with c the 
 ⟨δ_y, x⟩/n is enough, and derivatives of norms contain only mean products. `Reverse`
 determines which units each scalar needs.
 
-A rule is `rule(op, result, d, wants)`: the operation restricted to the entries that
-matter, its result, the cotangent of the result, and `wants(k)`, the units in which
-input k is needed (empty if no leaf depends on it). It returns pairs: the index of an
-input and its cotangent (by unit, for a scalar), in the shape of the input or of the
-result.
+A rule gets the operation restricted to the entries that matter, its result, the
+cotangent of the result, and `wants(k)`, the units in which input k is needed (empty if
+no leaf depends on it). It returns pairs: the index of an input and its cotangent (by
+unit, for a scalar), in the shape of the input or of the result.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,11 +29,9 @@ from ...functions.activations import Function, row_softmax
 from ...functions.derivatives import base, derivative, known
 from ..operations import _operation as ops
 from ..operations._apply import apply, nonlin
-from ..operations._rotary import Rotate
-from ..operations._score import concat, dot, mean_dot, rsqrt, split
-from ..operations._stop_gradient import ScaledGradient
+from ..operations._score import dot, mean_dot, rsqrt
 from ..theorem._check_function import infer_output_shape
-from ..values._array import Operation
+from ..values._array import Cotangents, MissingRuleError, Operation, rule_in
 from ..values._scalar import (
     ADD,
     INVERSE,
@@ -46,6 +43,7 @@ from ..values._scalar import (
     Scalar,
     constant,
     power,
+    swapped,
 )
 from ..values._vector import Vector, mix, ones
 from ..values._width import Width
@@ -53,7 +51,6 @@ from ..values._width import Width
 Unit = str | None  # None for 1, the name of a width n for √n
 Units = dict[Unit, Scalar]
 Wants = Callable[[int], tuple[Unit, ...]]
-Cotangents = Iterable[tuple[int, Any]]  # the index of an input, and its cotangent
 Rule = Callable[[Any, Any, Any, Wants], Cotangents]
 
 
@@ -137,17 +134,6 @@ def _nonlin(op: ops.Nonlin, result: Vector, d: Vector, wants: Wants) -> Cotangen
             yield k, along(d, derivatives.broadcast_to(d.shape), wants(k))
 
 
-def _mix(op: ops.Mix, result: Vector, d: Vector, wants: Wants) -> Cotangents:
-    """y_i = Σ_j a_ij x_j: δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
-    return [(0, inner(d, op.x, wants(0))), (1, mix(_swapped(op.a), d))]
-
-
-def _concat(op: ops.Concat, result: Vector, d: Vector, wants: Wants) -> Cotangents:
-    """Parts in R^d of a vector in R^(count·d): the scales are √d and √(count·d)."""
-    count = op.x.shape[op.axis]
-    return [(0, scale(count**-0.5, split(d, count, op.axis)))]
-
-
 def _dot(op: ops.Dot, result: Scalar, d: Units, wants: Wants) -> Cotangents:
     """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j.
 
@@ -157,7 +143,7 @@ def _dot(op: ops.Dot, result: Scalar, d: Units, wants: Wants) -> Cotangents:
     if op.power == 1.0:  # n = factor · symbol; the unit has the symbol
         coefficients = scale(op.x.width.factor**-0.5, coefficients)
     yield 0, _mixed(coefficients, op.y)
-    yield 1, _mixed(_swapped(coefficients), op.x)
+    yield 1, _mixed(swapped(coefficients), op.x)
 
 
 def _mixed(a: Scalar, x: Vector) -> Vector:
@@ -199,16 +185,6 @@ def _cotangent_of_argument(
     return cotangent
 
 
-def _scaled_gradient(
-    op: ScaledGradient, result: Any, d: Any, wants: Wants
-) -> Cotangents:
-    factors = constant(op.factors)
-    if isinstance(d, dict):
-        yield 0, {unit: factors * part for unit, part in d.items()}
-    else:
-        yield 0, factors * d
-
-
 def _power(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     (exponent,) = op.f.parameters
     if exponent == 0:
@@ -223,7 +199,7 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     SUBTRACT: lambda op, result, d, k: -d if k else d,
     MULTIPLY: lambda op, result, d, k: op.scalars[1 - k] * d,
     MATMUL: lambda op, result, d, k: (
-        _swapped(op.scalars[0]) @ d if k else d @ _swapped(op.scalars[1])
+        swapped(op.scalars[0]) @ d if k else d @ swapped(op.scalars[1])
     ),
     INVERSE: lambda op, result, d, k: -1.0 * (result * result * d),
     SUM: lambda op, result, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
@@ -239,10 +215,6 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
         result * (d - (result * d).sum(-1)[..., None])
     ),
 }
-
-
-def _swapped(a: Scalar) -> Scalar:
-    return a.transpose(*range(a.ndim - 2), a.ndim - 1, a.ndim - 2)
 
 
 def _slope(f: Function, k: int, operation: str) -> Function | float:
@@ -291,29 +263,45 @@ def _with_axes(
     return f(*scalars, d.reshape((*d.shape[: d.ndim - axes], *core)))
 
 
+class Backward:
+    """What the rule of one operation uses: see `Backward` in the language's values."""
+
+    def __init__(self, wants: Wants) -> None:
+        self.wants = wants
+
+    def along(self, d: Vector, x: Vector, k: int) -> Units:
+        """n^(−1/2) ⟨δ_i, x_i⟩, in the units of input k."""
+        return along(d, x, self.wants(k))
+
+    def inner(self, d: Vector, x: Vector, k: int) -> Units:
+        """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs, in the units of input k."""
+        return inner(d, x, self.wants(k))
+
+
+# Rules that need other functions of the language, `rule(op, result, d, wants)`. All
+# others are the methods `cotangents` of the operations.
 RULES: dict[type[Operation], Rule] = {
     ops.MatMul: _matmul,
     ops.SteppedMatMul: _matmul,
     ops.SteppedParameter: lambda op, result, d, wants: [],  # gradients stop at a step
     ops.Nonlin: _nonlin,
-    ops.Add: lambda op, result, d, wants: [(0, d), (1, d)],
-    # y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y
-    ops.Scale: lambda op, result, d, wants: [
-        (0, along(d, op.x.broadcast_to(d.shape), wants(0))),
-        (1, op.c * d),
-    ],
-    ops.Mix: _mix,
-    ops.Concat: _concat,
-    ops.Split: lambda op, result, d, wants: [
-        (0, scale(op.count**0.5, concat(d, op.axis)))
-    ],
-    Rotate: lambda op, result, d, wants: [
-        (0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width))
-    ],
     ops.Dot: _dot,
     ops.Apply: _apply,
-    ScaledGradient: _scaled_gradient,
 }
+
+
+def cotangents_of_inputs(
+    op: Operation, result: Any, d: Any, wants: Wants
+) -> Cotangents:
+    """The cotangents of the inputs of an operation, by its rule."""
+    rule = rule_in(RULES, op, "cotangents")
+    if rule is not None:
+        return rule(op, result, d, wants)
+    try:
+        return op.cotangents(result, d, Backward(wants))
+    except MissingRuleError as error:
+        problem = f"{type(op).__name__} has no derivative: {error.remedy}"
+        raise TraceError("grad", problem) from None
 
 
 def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:

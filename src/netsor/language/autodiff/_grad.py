@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from types import EllipsisType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,15 +21,25 @@ from ..._validate import TraceError, shown
 from ..operations import _operation as ops
 from ..operations._score import dot, join
 from ..operations._stop_gradient import ScaledGradient
-from ..values._array import Ints, Keep, Source, Value, around, box, every, is_all, kept
+from ..values._array import (
+    Box,
+    Ints,
+    Source,
+    Value,
+    box_index,
+    entries_in,
+    is_whole,
+    smallest_box,
+    whole_box,
+)
 from ..values._graph import demand, indexed_value, topological_order, weights_of
 from ..values._parameters import Weight
 from ..values._scalar import Scalar, ScalarLike, as_scalar, broadcast
 from ..values._vector import Vector, ones
 from ..values._width import Width
 from ._derivative import (
-    RULES,
     Unit,
+    cotangents_of_inputs,
     dot_unit,
     scale,
     unbroadcast,
@@ -37,8 +47,12 @@ from ._derivative import (
     zeros_like,
 )
 
-# A contribution to a cotangent: flat positions in an array, and the value at each.
-Part = tuple[Ints, Any]
+
+class Contribution(NamedTuple):
+    """A term of a cotangent, at some entries of a value."""
+
+    positions: Ints  # the entries: flat positions in the value
+    cotangent: Any  # in the shape of the positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +61,7 @@ class Use:
 
     value: Vector  # its result
     op: ops.Acting  # restricted to the entries that matter
-    d: Vector  # their cotangent
+    cotangent: Vector  # of these entries
 
 
 class Reverse:
@@ -57,7 +71,7 @@ class Reverse:
     `constants`, which may be leaves. A seed is a value and its cotangent: for scalars p
     the weights w of Σ w·p, for vectors √width times the cotangent. `unit` selects the
     part that passes through scalars in that unit, times √unit; the gradient is the sum
-    over `units`.
+    over `units` (see `_derivative`).
     """
 
     def __init__(
@@ -75,27 +89,40 @@ class Reverse:
         self.uses: list[Use] = []
         # values that depend on a leaf or on a chosen matrix
         self._passing: set[Value] = set()
-        # units of each cotangent; none if it is not needed
+        # units of each cotangent; none if no leaf and no matrix asks for it
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
+            self._units[value] = ()
             if self._passes(value):
                 self._passing.add(value)
-            needed = value in self.leaves or value in self._passing
-            self._units[value] = tuple(self._possible_units(value)) if needed else ()
-        self._parts: defaultdict[tuple[Value, Unit], list[Part]] = defaultdict(list)
+            if value in self._passing or value in self.leaves:
+                self._units[value] = tuple(self._possible_units(value))
+        # what cotangents are sums of, by value and unit
+        self._contributions: defaultdict[tuple[Value, Unit], list[Contribution]] = (
+            defaultdict(list)
+        )
         self.units: dict[Unit, None] = {}  # the units of the seeds
         for p, weights in seeds:
             self.units |= dict.fromkeys(self._units[p])
-            for seed_unit in self._units[p]:
-                if unit not in (seed_unit, ...):
-                    continue
-                seed: Any = weights
-                if seed_unit is not None and seed_unit != unit:
-                    seed = scale(width_ratio((), (Width(seed_unit),)), weights)
-                part = p._positions(), seed.broadcast_to(p.shape)
-                self._parts[p, seed_unit].append(part)
+            self._add_seed(p, weights, unit)
         for value in reversed(self.values):
             self._pass(value)
+
+    def _add_seed(self, p: Value, weights: Any, unit: Unit | EllipsisType) -> None:
+        """Begin with the cotangent of a seed, in the units of the seed that count."""
+        for seed_unit in self._units[p]:
+            if unit not in (seed_unit, ...):
+                continue
+            seed = weights
+            if seed_unit is not None and seed_unit != unit:
+                seed = scale(width_ratio((), (Width(seed_unit),)), weights)
+            self._contribute(p, seed_unit, p._positions(), seed.broadcast_to(p.shape))
+
+    def _contribute(
+        self, x: Value, unit: Unit, positions: Ints, cotangent: Any
+    ) -> None:
+        """Add a term to the cotangent of some entries of a value."""
+        self._contributions[x, unit].append(Contribution(positions, cotangent))
 
     def _passes(self, value: Value) -> bool:
         """Whether a cotangent of a value reaches a leaf or a chosen matrix below it."""
@@ -119,14 +146,16 @@ class Reverse:
                 units |= dict.fromkeys(self._units[x])
         return units
 
-    def of(self, leaf: Value) -> Any:
+    def cotangent(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
-        parts = self.parts(leaf)
-        return _summed(leaf, every(leaf.shape), parts) if parts else zeros_like(leaf)
+        contributions = self.contributions(leaf)
+        if not contributions:
+            return zeros_like(leaf)
+        return _summed(leaf, whole_box(leaf.shape), contributions)
 
-    def parts(self, leaf: Value) -> list[Part]:
-        """The same, as a list of contributions, each with its entries."""
-        return self._parts.get((leaf, None), [])
+    def contributions(self, leaf: Value) -> list[Contribution]:
+        """The terms of the cotangent of a leaf, each with its entries."""
+        return self._contributions.get((leaf, None), [])
 
     def _counts(self, op: ops.Acting) -> bool:
         """Whether a product contributes to the gradient of a chosen matrix."""
@@ -136,67 +165,69 @@ class Reverse:
         """Propagate a cotangent from a value to its inputs."""
         if value not in self._passing:
             return
-        parts_by_unit: dict[Unit, list[Part]] = {}
+        terms_by_unit: dict[Unit, list[Contribution]] = {}
         for unit in self._units[value]:
-            parts = self._parts.get((value, unit))
-            if parts:
-                parts_by_unit[unit] = parts
-        if not parts_by_unit:
+            terms = self._contributions.get((value, unit))
+            if terms:
+                terms_by_unit[unit] = terms
+        if not terms_by_unit:
             return
-        touched = [
-            positions.ravel()
-            for parts in parts_by_unit.values()
-            for positions, _ in parts
-        ]
-        keep, needs = demand(value, around(np.concatenate(touched), value.shape))
-        d = {unit: _summed(value, keep, parts) for unit, parts in parts_by_unit.items()}
+        box, input_boxes = demand(value, _box_of(value, terms_by_unit))
+        d = {unit: _summed(value, box, terms) for unit, terms in terms_by_unit.items()}
         if isinstance(value.op, ops.Take):
-            self._pass_index(value.op, keep, d)
+            self._pass_index(value.op, box, d)
             return
-        input_positions = [kept(x._positions(), need) for x, need in needs]
+        positions_of_input = [
+            entries_in(x._positions(), input_box) for x, input_box in input_boxes
+        ]
         cotangents: Iterable[tuple[int, Any]]
         if isinstance(value.op, ops.Join):
-            cotangents = _split_join([len(rows) for rows in input_positions], d)
+            cotangents = _split_join([len(rows) for rows in positions_of_input], d)
         else:
-            cotangents = self._cotangents(value, keep, needs, d)
+            cotangents = self._cotangents(value, box, input_boxes, d)
         for k, cotangent in cotangents:
-            x, positions = needs[k][0], input_positions[k]
-            by_unit = cotangent if isinstance(cotangent, dict) else {None: cotangent}
-            for unit, part in by_unit.items():
-                if unit in self._units[x]:
-                    self._parts[x, unit].append(
-                        (positions, unbroadcast(part, positions.shape))
-                    )
+            x, _ = input_boxes[k]
+            self._contribute_by_unit(x, positions_of_input[k], cotangent)
+
+    def _contribute_by_unit(self, x: Value, positions: Ints, cotangent: Any) -> None:
+        """Add a cotangent by unit, or one without a unit, in the units that x needs."""
+        by_unit = cotangent if isinstance(cotangent, dict) else {None: cotangent}
+        for unit, in_unit in by_unit.items():
+            if unit in self._units[x]:
+                in_shape = unbroadcast(in_unit, positions.shape)
+                self._contribute(x, unit, positions, in_shape)
 
     def _cotangents(
         self,
         value: Value,
-        keep: Keep,
-        needs: Sequence[tuple[Value, Keep]],
+        box: Box,
+        input_boxes: Sequence[tuple[Value, Box]],
         d: dict[Unit, Any],
     ) -> Iterable[tuple[int, Any]]:
         """The cotangent of each input, by the rule of the operation.
 
         A matrix that counts is noted as a use.
         """
-        op = value.op.at(keep).with_inputs(*(_part(x, need) for x, need in needs))
+        inputs = [_entries(x, input_box) for x, input_box in input_boxes]
+        op = value.op.restricted_to(box).with_inputs(*inputs)
         if isinstance(value.op, ops.Acting) and self._counts(value.op):
-            self.uses.append(Use(cast(Vector, value), cast(ops.Acting, op), d[None]))
-        rule = RULES.get(type(op))
-        if rule is None:
-            raise TraceError("grad", f"{type(op).__name__} has no derivative")
-        wants = [self._units[x] for x, _ in needs]
-        if not any(wants):
+            use = Use(
+                value=cast(Vector, value), op=cast(ops.Acting, op), cotangent=d[None]
+            )
+            self.uses.append(use)
+        units_of_inputs = [self._units[x] for x, _ in input_boxes]
+        if not any(units_of_inputs):
             return ()
         cotangent = d[None] if isinstance(value, Vector) else d
-        return rule(op, _part(value, keep), cotangent, wants.__getitem__)
+        result = _entries(value, box)
+        return cotangents_of_inputs(op, result, cotangent, units_of_inputs.__getitem__)
 
-    def _pass_index(self, op: ops.Take, keep: Keep, d: dict[Unit, Any]) -> None:
+    def _pass_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
         """Pass each entry back to where it came from.
 
         An index of an index passes through, unless a gradient is asked for between.
         """
-        x, positions = op.x, kept(op.flat, keep)
+        x, positions = op.x, entries_in(op.flat, box)
         while (
             isinstance(x.op, ops.Take)
             and x not in self.leaves
@@ -204,78 +235,106 @@ class Reverse:
         ):
             positions = x.op.flat.ravel()[positions]
             x = x.op.x
-        for unit, part in d.items():
+        for unit, cotangent in d.items():
             if unit in self._units[x]:
-                self._parts[x, unit].append((positions, part))
+                self._contribute(x, unit, positions, cotangent)
 
 
 def _split_join(
     lengths: Sequence[int], d: dict[Unit, Any]
 ) -> list[tuple[int, dict[Unit, Any]]]:
-    """The cotangent of a Join, split along its parts."""
+    """The cotangent of a Join, split along its inputs of these lengths."""
     cotangents = []
     start = 0
     for k, length in enumerate(lengths):
-        span = slice(start, start + length)
-        cotangents.append((k, {unit: part[span] for unit, part in d.items()}))
-        start += length
+        stop = start + length
+        of_input = {unit: cotangent[start:stop] for unit, cotangent in d.items()}
+        cotangents.append((k, of_input))
+        start = stop
     return cotangents
 
 
-def _part(x: Value, keep: Keep) -> Value:
-    return x if is_all(keep) else x[box(keep)]
+def _entries(x: Value, box: Box) -> Value:
+    """The entries of a value in a box; the value itself if these are all."""
+    if is_whole(box):
+        return x
+    return x[box_index(box)]
 
 
-def _summed(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
-    """Sum contributions over a box of entries; entries without any are 0."""
-    box_positions = kept(value._positions(), keep)
-    groups = _merged(parts)
-    if len(groups) == 1 and np.array_equal(groups[0][0], box_positions):
-        return groups[0][1]
-    # Sort each group by position, and count the contributions to each entry.
-    entries = box_positions.ravel()
-    orders = [np.argsort(rows, axis=None, kind="stable") for rows, _ in groups]
-    in_order = [
-        positions.ravel()[order]
-        for (positions, _), order in zip(groups, orders, strict=True)
+def _box_of(value: Value, terms_by_unit: Mapping[Unit, Sequence[Contribution]]) -> Box:
+    """The smallest box of entries that contributions concern."""
+    positions = [
+        term.positions.ravel() for terms in terms_by_unit.values() for term in terms
     ]
-    first = [np.searchsorted(rows, entries, "left") for rows in in_order]
-    last = [np.searchsorted(rows, entries, "right") for rows in in_order]
+    return smallest_box(np.concatenate(positions), value.shape)
+
+
+class _SortedContributions:
+    """Contributions to the same cotangent, sorted by the entry that they belong to.
+
+    `counts` are how many there are for each of the entries asked for.
+    """
+
+    def __init__(self, contribution: Contribution, entries: Ints) -> None:
+        self._cotangent = contribution.cotangent
+        self._order = np.argsort(contribution.positions, axis=None, kind="stable")
+        in_order = contribution.positions.ravel()[self._order]
+        self._starts = np.searchsorted(in_order, entries, "left")
+        self.counts = np.searchsorted(in_order, entries, "right") - self._starts
+
+    def sums(self, selected: Ints, count: int) -> Any:
+        """The sums for selected entries, which have `count` contributions each."""
+        rows = self._order[self._starts[selected, None] + np.arange(count)]
+        terms = self._cotangent.take(rows)
+        if count == 1:
+            return terms[..., 0]
+        return terms.sum(-1)
+
+
+def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> Any:
+    """Sum contributions over a box of entries; entries without any are 0."""
+    box_positions = entries_in(value._positions(), box)
+    merged = _merged(contributions)
+    first = merged[0]
+    if len(merged) == 1 and np.array_equal(first.positions, box_positions):
+        return first.cotangent
+    entries = box_positions.ravel()
+    groups = [_SortedContributions(term, entries) for term in merged]
     # Entries that get the same number of contributions from each group are summed
     # together.
-    counts, pattern_of_entry = np.unique(
-        np.subtract(last, first), axis=1, return_inverse=True
+    patterns, pattern_of_entry = np.unique(
+        [group.counts for group in groups], axis=1, return_inverse=True
     )
     pattern_of_entry = pattern_of_entry.ravel()
-    pieces: list[Any] = []
-    for pattern, count_of_group in enumerate(counts.T):
+    sums: list[Any] = []
+    for pattern, count_of_group in enumerate(patterns.T):
         selected = np.flatnonzero(pattern_of_entry == pattern)
-        terms = []
-        for k in np.flatnonzero(count_of_group).tolist():
-            count = count_of_group[k]
-            rows = orders[k][first[k][selected, None] + np.arange(count)]
-            contributions = groups[k][1].take(rows)
-            terms.append(contributions.sum(-1) if count > 1 else contributions[..., 0])
+        terms = [
+            group.sums(selected, count)
+            for group, count in zip(groups, count_of_group.tolist(), strict=True)
+            if count
+        ]
         if not terms:
-            terms = [zeros_like(groups[0][1].take(np.zeros_like(selected)))]
-        pieces.append(reduce(operator.add, terms))
-    joined: Any = pieces[0] if len(pieces) == 1 else join(pieces)
-    # The pieces have the entries by pattern: bring them back into the order of the box.
+            terms = [zeros_like(first.cotangent.take(np.zeros_like(selected)))]
+        sums.append(reduce(operator.add, terms))
+    joined: Any = sums[0] if len(sums) == 1 else join(sums)
+    # The sums have the entries by pattern: bring them back into the order of the box.
     back = np.argsort(np.argsort(pattern_of_entry, kind="stable"))
     return joined.take(back.reshape(box_positions.shape))
 
 
-def _merged(parts: Sequence[Part]) -> list[Part]:
+def _merged(contributions: Sequence[Contribution]) -> list[Contribution]:
     """Add up contributions to the same entries in the same order."""
-    groups: list[Part] = []
-    for positions, d in parts:
-        for k, (known, total) in enumerate(groups):
-            if np.array_equal(known, positions):
-                groups[k] = positions, total + d
+    merged: list[Contribution] = []
+    for new in contributions:
+        for k, earlier in enumerate(merged):
+            if np.array_equal(earlier.positions, new.positions):
+                total = earlier.cotangent + new.cotangent
+                merged[k] = Contribution(new.positions, total)
                 break
         else:
-            groups.append((positions, d))
-    return groups
+            merged.append(new)
+    return merged
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
@@ -320,12 +379,17 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
             " of p",
         )
     several = isinstance(wrt, list | tuple)
+    listed = wrt if several else [wrt]
     values = set(topological_order([p]))
-    leaves = [_leaf(x, values) for x in (wrt if several else [wrt])]
+    indexed_leaves = [_leaf(x, values) for x in listed]
     seed = factors.broadcast_to(p.shape)
-    reverse = Reverse([(p, seed)], [leaf for leaf, _ in leaves])
-    gradients = tuple(reverse.of(leaf).take(positions) for leaf, positions in leaves)
-    return gradients if several else gradients[0]
+    reverse = Reverse([(p, seed)], [leaf for leaf, _ in indexed_leaves])
+    gradients = tuple(
+        reverse.cotangent(leaf).take(positions) for leaf, positions in indexed_leaves
+    )
+    if several:
+        return gradients
+    return gradients[0]
 
 
 def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
@@ -376,21 +440,27 @@ class Parameters:
     def __init__(self, argument: Any, values: Sequence[Value], operation: str) -> None:
         self.members: dict[Source, set[int]] = {}
         self.leaves: list[Value] = []
-        used = {w.source for w in weights_of(values)}
+        weights = weights_of(values)
+        sources = {weight.source for weight in weights}
         latest = _latest_versions(values)
-        listed = weights_of(values) if argument is None else argument
-        for parameter in listed if isinstance(listed, list | tuple) else [listed]:
+        listed: list[Any]
+        if argument is None:
+            listed = list(weights)
+        elif isinstance(argument, list | tuple):
+            listed = list(argument)
+        else:
+            listed = [argument]
+        for parameter in listed:
             match parameter:
-                case Weight(source=Source(by=Scalar())):
+                case Weight(source=Source(std_factor=Scalar())):
                     raise TraceError(
                         operation,
                         f"weights={shown(parameter)} has a scalar as std: give it a"
                         " number",
                     )
-                case Weight(source=source, members=members) if source in used:
-                    self.members.setdefault(source, set()).update(
-                        members.ravel().tolist()
-                    )
+                case Weight(source=source) if source in sources:
+                    chosen = self.members.setdefault(source, set())
+                    chosen.update(parameter.members.ravel().tolist())
                 case Vector(op=ops.Gaussian()) | Scalar(op=ops.Normal()) if (
                     parameter in latest
                 ):
@@ -446,10 +516,11 @@ def terms_of(
 
     All matrices are in one term, unless some are not chosen or act twice.
     """
-    weight, x, d = use.op.weight, use.op.x, use.d
+    weight = use.op.weight
     members = weight.members.ravel()
-    d = d.reshape(len(members), -1)
-    x = x.reshape(len(members) if use.op.each else 1, -1)
+    batch = len(members) if use.op.each else 1
+    d = use.cotangent.reshape(len(members), -1)
+    x = use.op.x.reshape(batch, -1)
     left, right = (x, d) if weight.transposed else (d, x)
     whole = Term(
         output=output,
@@ -477,4 +548,6 @@ def alone(term: Term, k: int) -> Term:
 
 def _row(vectors: Vector, k: int) -> Vector:
     """Row k of an array; its only row if all matrices share it."""
-    return vectors if vectors.shape[0] == 1 else vectors[k : k + 1]
+    if vectors.shape[0] == 1:
+        return vectors
+    return vectors[k : k + 1]

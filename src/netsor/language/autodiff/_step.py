@@ -147,7 +147,9 @@ def step(
     if clip_norm is not None:
         gradient = clipped(gradient, real(clip_norm, "clip_norm", "step", above=0))
     stepped = _with_updated_parameters(values, gradient, optimisers, lr_factor)
-    return type(outputs)(stepped) if several else stepped[0]
+    if several:
+        return type(outputs)(stepped)
+    return stepped[0]
 
 
 def train(
@@ -203,12 +205,15 @@ def train(
     losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
     history = [outputs]
     for t in range(whole(steps, "steps", "train", most=MAX_STEPS)):
+        lr_factor: float | Scalar = 1.0
+        if schedule is not None:
+            lr_factor = schedule(t)
         stepped = step(
             [*values, *losses],
             losses[t % len(losses)],
             optimiser=optimiser,
             weights=weights,
-            lr_factor=1.0 if schedule is None else schedule(t),
+            lr_factor=lr_factor,
             clip_norm=clip_norm,
         )
         values, losses = stepped[: len(values)], stepped[len(values) :]
@@ -241,24 +246,14 @@ def _with_updated_parameters(
     lr_factor: float | Scalar,
 ) -> list[Value]:
     """The outputs of a program whose parameters have taken one more step."""
-    matrix_steps = {}
-    for source, terms in gradient.terms.items():
-        update = _update_of(terms[0].used.drawn, optimisers, lr_factor)
-        matrix_steps[source] = (update, terms)
+    matrix_updates = {
+        source: _update_of(terms[0].used.drawn, optimisers, lr_factor)
+        for source, terms in gradient.terms.items()
+    }
     new: dict[Value, Value] = {}
-    for leaf, parts in gradient.leaves.items():
-        units, cotangents = zip(*parts, strict=True)
+    for leaf, cotangents in gradient.leaves.items():
         update = _update_of(leaf, optimisers, lr_factor)
-        new[leaf] = replace(
-            leaf,
-            op=ops.SteppedParameter(
-                x=leaf,
-                d=cotangents,
-                scalars=update.scalars,
-                units=units,
-                rule=update.rule,
-            ),
-        )
+        new[leaf] = _stepped_parameter(leaf, update, cotangents)
     for value in topological_order(outputs, past=False):
         op = value.op
         if value in new:
@@ -266,16 +261,36 @@ def _with_updated_parameters(
         if isinstance(op, ops.SteppedParameter):  # one that takes no step now
             new[value] = value
             continue
+        # of a product after earlier steps, the gradients of these stay as they are
         current = ops.current_inputs(op)
         past = op.inputs[len(current) :]
         new[value] = value.with_inputs(*(new[x] for x in current), *past)
         if not isinstance(op, ops.Acting):
             continue
         source = op.weight.source
-        if source in matrix_steps and ops.steps_of(op) == gradient.latest[source]:
-            stepped = _with_step(new[value].op, *matrix_steps[source])
+        if source in matrix_updates and ops.steps_of(op) == gradient.latest[source]:
+            stepped = _with_step(
+                new[value].op, matrix_updates[source], gradient.terms[source]
+            )
             new[value] = replace(new[value], op=stepped)
     return [new[output] for output in outputs]
+
+
+def _stepped_parameter(
+    leaf: Value, update: _Update, cotangents: Sequence[tuple[str | None, Any]]
+) -> Value:
+    """An initial value after one step along its gradient.
+
+    `cotangents` are pairs of a unit and the cotangent in this unit.
+    """
+    op = ops.SteppedParameter(
+        x=leaf,
+        d=tuple(d for _, d in cotangents),
+        scalars=update.scalars,
+        units=tuple(unit for unit, _ in cotangents),
+        rule=update.rule,
+    )
+    return replace(leaf, op=op)
 
 
 class _Update(NamedTuple):
@@ -288,17 +303,10 @@ class _Update(NamedTuple):
 def _update_of(
     parameter: Weight | Value, optimisers: _OptimiserTable, lr_factor: float | Scalar
 ) -> _Update:
-    name = _source(parameter).name or NAMELESS
-    optimiser = optimisers.of(parameter)
+    """The step that a parameter takes now."""
+    optimiser = optimisers.optimiser_of(parameter)
     if optimiser.matrices_only and not isinstance(parameter, Weight):
-        kind = type(optimiser).__name__
-        spelled = f"ns.optim.{kind}" if isinstance(optimiser, Muon) else kind
-        remedy = f"optimiser={{'{MATRICES}': {spelled}(…), None: ns.optim.AdamW(…)}}"
-        raise TraceError(
-            "step",
-            f"weights={parameter!r} is not a matrix, and {kind} updates only matrices:"
-            f" give {remedy}",
-        )
+        raise TraceError("step", _not_a_matrix(parameter, optimiser))
     lr = _scalar_rate(optimiser.lr, lr_factor)
     decay = optimiser.weight_decay
     scalars = tuple(number for number in (lr, decay) if isinstance(number, Scalar))
@@ -308,13 +316,14 @@ def _update_of(
                 "step",
                 f"lr or weight_decay {number!r} must be a single scalar: index it",
             )
+    # a vector in R^n is n × 1, a scalar 1 × 1
+    in_width, out_width = Width(1), Width(1)
     if isinstance(parameter, Weight):
         in_width, out_width = parameter.in_width, parameter.out_width
-    else:  # a vector in R^n is n × 1, a scalar 1 × 1
-        in_width = Width(1)
-        out_width = parameter.width if isinstance(parameter, Vector) else Width(1)
+    elif isinstance(parameter, Vector):
+        out_width = parameter.width
     rule = ops.OptimiserStep(
-        name=name,
+        name=_source(parameter).name or NAMELESS,
         optimiser=optimiser,
         factor=1.0 if isinstance(lr_factor, Scalar) else lr_factor,
         scalars=(isinstance(lr, Scalar), isinstance(decay, Scalar)),
@@ -324,11 +333,28 @@ def _update_of(
     return _Update(rule, scalars)
 
 
+def _not_a_matrix(parameter: Value, optimiser: Optimiser) -> str:
+    """The message for a parameter that the optimiser cannot update."""
+    optimiser_name = type(optimiser).__name__
+    constructor = optimiser_name
+    if isinstance(optimiser, Muon):
+        constructor = f"ns.optim.{optimiser_name}"
+    remedy = f"optimiser={{'{MATRICES}': {constructor}(…), None: ns.optim.AdamW(…)}}"
+    return (
+        f"weights={parameter!r} is not a matrix, and {optimiser_name} updates only"
+        f" matrices: give {remedy}"
+    )
+
+
 def _scalar_rate(lr: Rate | Scalar, lr_factor: float | Scalar) -> Scalar | None:
     """The part of the learning rate that is a scalar of the program, if any."""
-    if not isinstance(lr_factor, Scalar):
-        return lr if isinstance(lr, Scalar) else None
-    return lr_factor * lr if isinstance(lr, Scalar) else lr_factor
+    if isinstance(lr, Scalar) and isinstance(lr_factor, Scalar):
+        return lr_factor * lr
+    if isinstance(lr, Scalar):
+        return lr
+    if isinstance(lr_factor, Scalar):
+        return lr_factor
+    return None
 
 
 def _with_step(op: Any, update: _Update, terms: Sequence[Term]) -> ops.SteppedMatMul:
@@ -365,26 +391,30 @@ def _with_step(op: Any, update: _Update, terms: Sequence[Term]) -> ops.SteppedMa
 # Which optimiser updates which parameter
 
 
+# A weight or initial value by its source, a name, or None for all other parameters
+ParameterKey = Source | str | None
+
+
 class _OptimiserTable:
     """The optimiser of each parameter, from the user's argument called `argument`."""
 
     def __init__(self, entries: Any, argument: str) -> None:
         self.argument = argument
-        self.by_key: dict[Source | str | None, Optimiser] = {}
+        self.optimisers: dict[ParameterKey, Optimiser] = {}
         if not isinstance(entries, Mapping):
             entries = {None: entries}
         for key, optimiser in entries.items():
-            checked = self._checked_key(key)
+            checked_key = self._checked_key(key)
             if not isinstance(optimiser, Optimiser):
                 allowed = (
                     "an object of ns.optim, a dictionary of them, 'sgd', 'muon' or"
                     " 'adam'"
                 )
                 raise TraceError("step", argument, optimiser, allowed)
-            self.by_key[checked] = optimiser
+            self.optimisers[checked_key] = optimiser
 
-    def _checked_key(self, key: Any) -> Source | str | None:
-        """A weight or an initial value by its source; names and None as they are."""
+    def _checked_key(self, key: Any) -> ParameterKey:
+        """The source of a weight or an initial value; names and None as they are."""
         match key:
             case Weight() if len(np.unique(key.members)) < key.count:
                 raise TraceError(
@@ -405,27 +435,28 @@ class _OptimiserTable:
 
     def check(self, names: Collection[str | None]) -> None:
         """Reject a name that no parameter has, as it is probably misspelt."""
-        for key in self.by_key:
+        for key in self.optimisers:
             if not isinstance(key, str) or key == MATRICES or key in names:
                 continue
-            known = ", ".join(sorted(name for name in names if name))
+            listed = ", ".join(sorted(name for name in names if name))
             raise TraceError(
                 "step",
                 f"{self.argument} has the key {key!r}, but the weights are called:"
-                f" {known or 'none has a name'}",
+                f" {listed or 'none has a name'}",
             )
 
-    def of(self, parameter: Weight | Value) -> Optimiser:
+    def optimiser_of(self, parameter: Weight | Value) -> Optimiser:
         """That of the parameter itself, of its name, of all matrices, or of None."""
         source = _source(parameter)
-        keys = [source]
+        keys: list[ParameterKey] = [source]
         if source.name:
             keys.append(source.name)
         if isinstance(parameter, Weight):
             keys.append(MATRICES)
-        for key in (*keys, None):
-            if key in self.by_key:
-                return self.by_key[key]
+        keys.append(None)
+        for key in keys:
+            if key in self.optimisers:
+                return self.optimisers[key]
         remedy = "add its name, the weight itself, or None for all others"
         raise TraceError(
             "step",
@@ -442,8 +473,8 @@ def _optimisers(optimiser: Any, lr: Any, **options: Any) -> _OptimiserTable:
         entries = {key: replace(without_rate, lr=rate) for key, rate in rates.items()}
         return _OptimiserTable(entries, "lr")
     for name, option in {"lr": lr, **options}.items():
-        left_out = option is None or (isinstance(option, float) and option == 0)
-        if not left_out:
+        is_default = option is None or (isinstance(option, float) and option == 0)
+        if not is_default:
             raise TraceError(
                 "step",
                 f"{name}={shown(option)} is for an optimiser by name: give it to"
@@ -453,29 +484,30 @@ def _optimisers(optimiser: Any, lr: Any, **options: Any) -> _OptimiserTable:
 
 
 def _without_memory(
-    kind: Any, *, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any
+    optimiser_name: Any, *, eps: Any, newton_schulz: Any, weight_decay: Any, scale: Any
 ) -> Any:
     """The optimiser that a string names, without its learning rate."""
-    one_of(kind, "optimiser", "step", tuple(NAMED))
+    one_of(optimiser_name, "optimiser", "step", tuple(NAMED))
     eps = real(eps, "eps", "step", least=0)
     adjustment = _adjustment(scale)
-    iterations = None if newton_schulz is None else _newton_schulz(newton_schulz)
-    options = {
-        "eps": eps if eps > 0 else None,
-        "newton_schulz": newton_schulz,
-        "scale": scale,
-    }
+    coefficients = None
+    if newton_schulz is not None:
+        coefficients = _newton_schulz(newton_schulz)
+    options = {"newton_schulz": newton_schulz, "scale": scale}
+    if eps > 0:
+        options = {"eps": eps, **options}
     for name, option in options.items():
-        if option is not None and name not in NAMED[kind].takes:
-            owner = next(other for other in NAMED if name in NAMED[other].takes)
+        if option is not None and name not in NAMED[optimiser_name].takes:
+            owner = next(key for key, named in NAMED.items() if name in named.takes)
             raise TraceError(
                 "step",
-                f"{name}={shown(option)} is for optimiser={owner!r}, got {kind!r}",
+                f"{name}={shown(option)} is for optimiser={owner!r}, got"
+                f" {optimiser_name!r}",
             )
-    return NAMED[kind].first_step(
+    return NAMED[optimiser_name].first_step(
         weight_decay=weight_decay,
         eps=eps,
-        coefficients=iterations,
+        coefficients=coefficients,
         lr_factor=adjustment,
     )
 
@@ -485,16 +517,17 @@ def _adjustment(scale: Any) -> Callable[[float, float], float]:
     if callable(scale):
         adjustment: Callable[[float, float], float] = scale
         return adjustment
-    factor = 1.0 if scale is None else real(scale, "scale", "step", least=0)
+    factor = 1.0
+    if scale is not None:
+        factor = real(scale, "scale", "step", least=0)
     return lambda fan_in, fan_out: factor
 
 
 def _newton_schulz(argument: Any) -> Any:
     """The coefficients of each Newton–Schulz step, from the argument of `step`."""
+    coefficients, steps = argument, 5
     count = as_whole(argument)
-    if count is None:
-        coefficients, steps = argument, 5
-    else:
+    if count is not None:
         coefficients, steps = Muon.ns_coefficients, count
     allowed = (
         f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three"

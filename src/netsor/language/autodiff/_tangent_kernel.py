@@ -79,36 +79,35 @@ def ntk(
     >>> ns.Program((p, ns.ntk(p))).law(n=16, draws=100).dim
     6
     """
-    first = as_loss(p, "ntk")
-    second = first if q is None else as_loss(q, "ntk", "q")
+    p = as_loss(p, "ntk")
+    q = p if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
-    chosen = Parameters(weights, topological_order([first, second], past=False), "ntk")
-    left = _backward(first, chosen)
-    right = left if second is first else _backward(second, chosen)
+    chosen = Parameters(weights, topological_order([p, q], past=False), "ntk")
+    p_gradients = _gradients_of_outputs(p, chosen)
+    q_gradients = p_gradients
+    if q is not p:
+        q_gradients = _gradients_of_outputs(q, chosen)
     standard = parametrisation == "standard"
     summands: list[Scalar] = []
-    for version, terms in left.terms.items():
-        sides = terms, right.terms.get(version, [])
-        for pair, gram in _products(sides, standard):
-            sum_left = _sum_over_uses(pair[0], first.size)
-            sum_right = _sum_over_uses(pair[1], second.size)
-            summands.append(
-                constant(sum_left) @ gram.sum(0) @ constant(sum_right.T.copy())
-            )
+    for version, p_terms in p_gradients.terms.items():
+        q_terms = q_gradients.terms.get(version, [])
+        for product in _products(p_terms, q_terms, standard):
+            sum_p = constant(_sum_over_uses(product.p_terms, p.size))
+            sum_q = constant(_sum_over_uses(product.q_terms, q.size).T.copy())
+            summands.append(sum_p @ product.gram.sum(0) @ sum_q)
     for k, leaf in enumerate(chosen.leaves):
-        cotangents = [
-            [of_output[k] for of_output in side.leaves] for side in (left, right)
-        ]
-        summands.append(_leaf_term(leaf, cotangents, standard))
+        p_cotangents = [of_output[k] for of_output in p_gradients.leaves]
+        q_cotangents = [of_output[k] for of_output in q_gradients.leaves]
+        summands.append(_leaf_kernel(leaf, p_cotangents, q_cotangents, standard))
     if not summands:
-        summands = [constant(np.zeros((first.size, second.size)))]
-    return reduce(operator.add, summands).reshape(*first.shape, *second.shape)
+        summands = [constant(np.zeros((p.size, q.size)))]
+    return reduce(operator.add, summands).reshape(*p.shape, *q.shape)
 
 
 def _sum_over_uses(terms: Sequence[Term], outputs: int) -> Floats:
     """The matrix (outputs, K) that sums over the K vectors that belong to an output."""
-    sizes = [max(term.left.shape[1], term.right.shape[1]) for term in terms]
-    output_of_vector = np.repeat([term.output for term in terms], sizes)
+    vectors_of_term = [max(term.left.shape[1], term.right.shape[1]) for term in terms]
+    output_of_vector = np.repeat([term.output for term in terms], vectors_of_term)
     return np.eye(outputs)[:, output_of_vector]
 
 
@@ -161,43 +160,65 @@ class _OutputGradients(NamedTuple):
     leaves: list[list[Value]]  # for each output, the cotangents of other parameters
 
 
-def _backward(p: Scalar, chosen: Parameters) -> _OutputGradients:
+def _gradients_of_outputs(p: Scalar, chosen: Parameters) -> _OutputGradients:
+    """The gradient of each entry of p by the chosen parameters."""
     terms: dict[Version, list[Term]] = {}
     leaves: list[list[Value]] = []
     for output in range(p.size):
-        entry = p if not p.shape else p.reshape(-1)[output]
-        reverse = Reverse(
-            [(entry, constant(np.ones(())))], chosen.leaves, chosen.counts
-        )
+        entry = p.reshape(-1)[output] if p.shape else p
+        seed = entry, constant(np.ones(()))
+        reverse = Reverse([seed], chosen.leaves, chosen.counts)
         for use in reverse.uses:
             version = use.op.weight.source, steps_of(use.op)
             terms.setdefault(version, []).extend(terms_of(output, use, chosen))
-        leaves.append([reverse.of(leaf) for leaf in chosen.leaves])
+        leaves.append([reverse.cotangent(leaf) for leaf in chosen.leaves])
     return _OutputGradients(terms, leaves)
 
 
-def _products(
-    sides: Sequence[Sequence[Term]], standard: bool
-) -> Iterator[tuple[list[list[Term]], Scalar]]:
-    """⟨l, l'⟩ ⟨r, r'⟩ for all pairs of uses of one weight, (matrices, K, K').
+class _TermProducts(NamedTuple):
+    """Inner products of terms of ∂p/∂W with terms of ∂q/∂W, for some matrices W."""
 
-    There is one such array for each group of matrices that the same terms belong to.
-    It comes with these terms, one list for each side.
+    p_terms: list[Term]
+    q_terms: list[Term]
+    gram: Scalar  # ⟨l, l'⟩ ⟨r, r'⟩, (matrices, K, K') for all pairs of vectors
+
+
+def _products(
+    p_terms: Sequence[Term], q_terms: Sequence[Term] | None, standard: bool
+) -> Iterator[_TermProducts]:
+    """⟨l, l'⟩ ⟨r, r'⟩ for all pairs of uses of one weight.
+
+    There is one array for each group of matrices that the same terms belong to. Without
+    `q_terms`, these are products of the terms of p with each other.
     """
-    if len({term.members for side in sides for term in side}) > 1:
-        sides = [
-            [alone(term, k) for term in side for k in range(len(term.members))]
-            for side in sides
-        ]
-    for members in dict.fromkeys(term.members for term in sides[0]):
-        pair = [[term for term in side if term.members == members] for side in sides]
-        if all(pair):
-            lefts = [
-                pooled([scale(_unit(term, standard), term.left) for term in side])
-                for side in pair
-            ]
-            rights = [pooled([term.right for term in side]) for side in pair]
-            yield pair, mean_dot(lefts[0], lefts[-1]) * mean_dot(rights[0], rights[-1])
+    all_terms = p_terms if q_terms is None else [*p_terms, *q_terms]
+    if len({term.members for term in all_terms}) > 1:
+        p_terms = _one_matrix_each(p_terms)
+        if q_terms is not None:
+            q_terms = _one_matrix_each(q_terms)
+    for members in dict.fromkeys(term.members for term in p_terms):
+        p_side = [term for term in p_terms if term.members == members]
+        p_left, p_right = _joined_factors(p_side, standard)
+        q_side, q_left, q_right = p_side, p_left, p_right
+        if q_terms is not None:
+            q_side = [term for term in q_terms if term.members == members]
+            if not q_side:
+                continue
+            q_left, q_right = _joined_factors(q_side, standard)
+        gram = mean_dot(p_left, q_left) * mean_dot(p_right, q_right)
+        yield _TermProducts(p_side, q_side, gram)
+
+
+def _one_matrix_each(terms: Sequence[Term]) -> list[Term]:
+    """The same terms, split so that each belongs to one matrix."""
+    return [alone(term, k) for term in terms for k in range(len(term.members))]
+
+
+def _joined_factors(terms: Sequence[Term], standard: bool) -> tuple[Vector, Vector]:
+    """The factors l and r of several terms, (matrices, K) each."""
+    left = pooled([scale(_unit(term, standard), term.left) for term in terms])
+    right = pooled([term.right for term in terms])
+    return left, right
 
 
 def _unit(term: Term, standard: bool) -> Scalar | float:
@@ -219,37 +240,45 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     return ratio if standard else drawn.std * ratio
 
 
-def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
-    """⟨∂p/∂b, ∂q/∂b⟩ for initial vectors or random scalars b.
+def _leaf_kernel(
+    leaf: Value,
+    p_cotangents: Sequence[Value],
+    q_cotangents: Sequence[Value],
+    standard: bool,
+) -> Scalar:
+    """⟨∂p_i/∂b, ∂q_j/∂b⟩ for initial vectors or random scalars b.
 
-    Unless `standard`, it is with respect to b/σ, which is N(0, 1).
+    The cotangents are those of each output. Unless `standard`, the gradients are with
+    respect to b/σ, which is N(0, 1).
     """
     law: Any = initial_value(leaf)[0].op
     # (entries, outputs)
-    rows: list[Any] = [stack([d.reshape(-1) for d in side], axis=1) for side in sides]
+    p_rows: Any = stack([d.reshape(-1) for d in p_cotangents], axis=1)
+    q_rows: Any = stack([d.reshape(-1) for d in q_cotangents], axis=1)
     if isinstance(law, Normal):
-        kernel: Scalar = rows[0].transpose() @ rows[1]
+        kernel: Scalar = p_rows.transpose() @ q_rows
         return kernel if standard else law.std**2 * kernel
-    if not standard:  # h = mean + factor E
+    if not standard:  # b = mean + factor E, so ∂p/∂E = factor^T ∂p/∂b
         factor = constant(law.factor.reshape(leaf.size, -1).T.copy())
-        rows = [mix(factor, row.transpose()).transpose() for row in rows]
-    return mean_dot(*rows).sum(0)
+        p_rows = mix(factor, p_rows.transpose()).transpose()
+        q_rows = mix(factor, q_rows.transpose()).transpose()
+    return mean_dot(p_rows, q_rows).sum(0)
 
 
-def pooled(parts: Sequence[Vector]) -> Vector:
+def pooled(vectors: Sequence[Vector]) -> Vector:
     """Join the vectors of several uses, (matrices, K), along K."""
-    rows = max(part.shape[0] for part in parts)
-    if len(parts) == 1:
-        return parts[0]
-    return join([part.broadcast_to((rows, part.shape[1])) for part in parts], axis=1)
+    if len(vectors) == 1:
+        return vectors[0]
+    matrices = max(x.shape[0] for x in vectors)
+    return join([x.broadcast_to((matrices, x.shape[1])) for x in vectors], axis=1)
 
 
 class Gradients(NamedTuple):
     """The gradient of a loss by each parameter of a step, with one part per unit."""
 
     terms: dict[Source, list[Term]]  # of each matrix
-    # Of each initial value: units with cotangents. Equal initial vectors have the sum
-    # of their gradients.
+    # Of each initial value: pairs of a unit and a cotangent. Equal initial vectors have
+    # the sum of their gradients.
     leaves: dict[Value, list[tuple[str | None, Any]]]
     latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps of each matrix so far
 
@@ -271,18 +300,18 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
         return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
 
     seed = [(p, constant(np.ones(p.shape)))]
-    first = Reverse(seed, chosen.leaves, counts, unit=None)
+    without_unit = Reverse(seed, chosen.leaves, counts, unit=None)
     terms: dict[Source, list[Term]] = {}
     leaves: dict[Value, list[tuple[str | None, Any]]] = {}
-    for unit in first.units:
-        reverse = first
+    for unit in without_unit.units:
+        reverse = without_unit
         if unit is not None:
             reverse = Reverse(seed, chosen.leaves, counts, unit=unit)
         for use in reverse.uses:
             use_terms = terms_of(0, use, chosen, unit)
             terms.setdefault(use.op.weight.source, []).extend(use_terms)
         for leaf in chosen.leaves:
-            d = reverse.of(leaf)
+            d = reverse.cotangent(leaf)
             tied = _tied(leaf)
             if tied is not None:
                 d = mix(constant(tied), d.reshape(-1)).reshape(*leaf.shape)
@@ -290,57 +319,64 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
     return Gradients(terms, leaves, latest)
 
 
-def _tied(leaf: Value) -> np.ndarray | None:
+def _tied(leaf: Value) -> Floats | None:
     """Which initial vectors are equal, as a matrix of 0 and 1; None if all differ.
 
     Equal vectors are one parameter, as for a token that occurs twice.
     """
-    first = initial_value(leaf)[0].op
-    if not isinstance(first, Gaussian):
+    law = initial_value(leaf)[0].op
+    if not isinstance(law, Gaussian):
         return None
-    rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
+    rows = np.column_stack([law.mean.ravel(), law.factor.reshape(leaf.size, -1)])
     _, group = np.unique(rows, axis=0, return_inverse=True)
     group = group.ravel()
     cov = rows[:, 1:] @ rows[:, 1:].T
     variance = np.diagonal(cov)
     # biases that start at equal numbers are separate parameters
-    same = (group[:, None] == group) & (variance > 0)
-    same |= np.eye(leaf.size, dtype=bool)
+    equal = (group[:, None] == group) & (variance > 0)
+    equal |= np.eye(leaf.size, dtype=bool)
     largest_cov = np.sqrt(np.outer(variance, variance))
-    if (np.abs(cov) > CORRELATED * largest_cov)[~same].any():
+    if (np.abs(cov) > CORRELATED * largest_cov)[~equal].any():
         raise TraceError(
             "step",
             f"weights={leaf!r} are correlated: write them as sums of independent ones",
         )
-    return None if same.sum() == leaf.size else same.astype(np.float64)
+    if equal.sum() == leaf.size:
+        return None
+    groups: Floats = equal.astype(np.float64)
+    return groups
 
 
-def clipped(whole: Gradients, most: float) -> Gradients:
-    """Gradients times min(1, most/(norm + 1e-6)), with the norm over all of them."""
+def clipped(gradient: Gradients, max_norm: float) -> Gradients:
+    """Gradients times min(1, max_norm/(norm + 1e-6)), the norm over all of them."""
     squares = []
-    for matrix_terms in whole.terms.values():
-        squares += [gram.sum() for _, gram in _products((matrix_terms,), standard=True)]
-    for leaf, parts in whole.leaves.items():
-        squares.append(_squared_norm(leaf, parts))
-    f = Function("clip_norm", partial(_clip_factor, most=most), lipschitz=True)
+    for matrix_terms in gradient.terms.values():
+        for product in _products(matrix_terms, None, standard=True):
+            squares.append(product.gram.sum())
+    for leaf, cotangents in gradient.leaves.items():
+        squares.append(_squared_norm(leaf, cotangents))
+    f = Function("clip_norm", partial(_clip_factor, max_norm=max_norm), lipschitz=True)
     factor = applied(f, (reduce(operator.add, squares),), ())
-    terms = {
-        source: [replace(term, left=factor * term.left) for term in matrix_terms]
-        for source, matrix_terms in whole.terms.items()
-    }
-    leaves = {
-        leaf: [(unit, factor * d) for unit, d in parts]
-        for leaf, parts in whole.leaves.items()
-    }
-    return Gradients(terms, leaves, whole.latest)
+    terms: dict[Source, list[Term]] = {}
+    for source, matrix_terms in gradient.terms.items():
+        terms[source] = [
+            replace(term, left=factor * term.left) for term in matrix_terms
+        ]
+    leaves: dict[Value, list[tuple[str | None, Any]]] = {}
+    for leaf, cotangents in gradient.leaves.items():
+        leaves[leaf] = [(unit, factor * d) for unit, d in cotangents]
+    return Gradients(terms, leaves, gradient.latest)
 
 
-def _squared_norm(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scalar:
-    """|∂L/∂x|² of initial vectors or random scalars; equal vectors count once."""
+def _squared_norm(leaf: Value, cotangents: Sequence[tuple[str | None, Any]]) -> Scalar:
+    """|∂L/∂x|² of initial vectors or random scalars; equal vectors count once.
+
+    `cotangents` are pairs of a unit and the cotangent in this unit.
+    """
     in_one_unit = []
-    for unit, part in parts:
+    for unit, cotangent in cotangents:
         under = (Width(unit),) if unit else ()
-        in_one_unit.append(scale(width_ratio((), under), part))
+        in_one_unit.append(scale(width_ratio((), under), cotangent))
     d: Any = reduce(operator.add, in_one_unit).reshape(-1)
     if isinstance(d, Vector):
         squares = mean_dot(d[:, None], d[:, None])[:, 0, 0]
@@ -352,7 +388,8 @@ def _squared_norm(leaf: Value, parts: Sequence[tuple[str | None, Any]]) -> Scala
     return squares.sum()
 
 
-def _clip_factor(square: Any, most: float) -> Any:
-    xp = array_namespace(square)
-    norm = xp.sqrt(xp.clip(square, 0.0, None))
-    return xp.clip(most / (norm + CLIP_EPS), None, 1.0)
+def _clip_factor(squared_norm: Any, max_norm: float) -> Any:
+    """min(1, max_norm/(norm + 1e-6))."""
+    xp = array_namespace(squared_norm)
+    norm = xp.sqrt(xp.clip(squared_norm, 0.0, None))
+    return xp.clip(max_norm / (norm + CLIP_EPS), None, 1.0)

@@ -2,7 +2,8 @@
 
 Operations of Python operators are defined next to `Vector` and `Scalar`. Each returns
 an array of vectors (V) or of scalars (S); `x[i]` is the vector or scalar at index i of
-the array x.
+the array x. A class has all rules of its operation (see `Operation`), but for those of
+optimiser steps: passes and the reference interpreter know these.
 """
 
 from __future__ import annotations
@@ -10,21 +11,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._validate import TraceError, as_number, shown
 from ...optim import Optimiser, Rate
 from ..values._array import (
     Axes,
+    Backward,
+    Cotangents,
     Entrywise,
+    FixedTerms,
+    Index,
     Ints,
+    Lowering,
+    Notation,
     Operation,
+    Register,
+    Samples,
+    Size,
     Source,
     Take,
     Value,
     VectorAccess,
     align_axes,
+    largest_size,
 )
 from ..values._parameters import Acting, Data, MatMul, Normal, Weight
 from ..values._scalar import Apply, Constant, Floats, Hyperparameter, Scalar
@@ -37,6 +50,7 @@ class Concat(Entrywise):
 
     acts = VectorAccess.LINEARLY
     kind = "concatenation"
+    covered = True
     x: Vector
     axis: int
 
@@ -44,12 +58,63 @@ class Concat(Entrywise):
         """The whole concatenated axis."""
         return ((*range(self.axis), None, *range(self.axis, ndim)),)
 
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Coordinates end to end."""
+        parts = np.moveaxis(samples[self.x], 1 + self.axis, 0)
+        return np.concatenate(parts, axis=-1)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The values along an axis become blocks of one."""
+        (array,) = arrays
+        order = [k for k in range(len(array.shape)) if k != self.axis]
+        order.insert(len(order) - 2, self.axis)
+        moved = lowering.builder.step("permute", array, axes=tuple(order))
+        *leading, count, blocks, directions = moved.shape
+        return lowering.builder.reshape(moved, *leading, count * blocks, directions)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The same for arrays."""
+        moved = np.moveaxis(arrays[0], self.axis, -2)
+        *leading, count, blocks = moved.shape
+        return moved.reshape(*leading, count * blocks)
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """Parts in R^d of a vector in R^(count·d): the scales are √d and √(count·d)."""
+        count = self.x.shape[self.axis]
+        parts = split(d, count, self.axis)
+        return [(0, parts if count == 1 else count**-0.5 * parts)]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If the parts are."""
+        return inputs
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """The largest of any part."""
+        return largest_size(sizes)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """concat(x, axis=0)."""
+        return f"concat({inputs[0]}, axis={self.axis})"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """The first part, …, the last."""
+        (first,) = notation.inputs(value, i, whole="1")
+        (last,) = notation.inputs(value, i, whole=str(self.x.shape[self.axis]))
+        return rf"({first}; \dots; {last})"
+
 
 class Split(Entrywise):
     """V: vectors split into `count` parts along a new axis, the inverse of a Concat."""
 
     acts = VectorAccess.LINEARLY
     kind = "parts"
+    covered = True
     x: Vector
     axis: int
     count: int
@@ -58,9 +123,74 @@ class Split(Entrywise):
         """Every axis but the new one."""
         return (tuple(a for a in range(ndim) if a != self.axis),)
 
-    def whole(self, ndim: int) -> Sequence[int]:
+    def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The new axis: all parts are computed."""
         return (self.axis,)
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Coordinates in parts."""
+        parts = np.split(samples[self.x], self.count, axis=-1)
+        return np.stack(parts, axis=1 + self.axis)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The blocks of a value become values along a new axis."""
+        (array,) = arrays
+        *leading, blocks, directions = array.shape
+        parts = lowering.builder.reshape(
+            array, *leading, self.count, blocks // self.count, directions
+        )
+        order = list(range(len(parts.shape)))
+        order.insert(self.axis, order.pop(len(leading)))
+        return lowering.builder.step("permute", parts, axes=tuple(order))
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The same for arrays."""
+        (array,) = arrays
+        blocks = array.shape[-1] // self.count
+        parts = array.reshape(*self.x.shape, self.count, blocks)
+        return np.moveaxis(parts, -2, self.axis)
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """The inverse of that of a concatenation."""
+        joined = concatenated(d, self.axis)
+        return [(0, joined if self.count == 1 else self.count**0.5 * joined)]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If the whole is."""
+        return inputs
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """That of the whole."""
+        return largest_size(sizes)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """split(x, 2, axis=0)."""
+        return f"split({inputs[0]}, {self.count}, axis={self.axis})"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """A part of x."""
+        (x,) = notation.inputs(value, i)
+        return rf"({x})_{{\text{{part }} {i[self.axis]}}}"
+
+
+def concatenated(x: Vector, axis: int) -> Vector:
+    """The vectors along an axis, concatenated."""
+    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    return Vector(Concat(x, axis), shape, x.shape[axis] * x.width)
+
+
+def split(x: Vector, count: int, axis: int) -> Vector:
+    """Split vectors of width count·d along a new axis, the inverse of `concat`."""
+    factor = x.width.factor // count
+    part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
+    shape = (*x.shape[:axis], count, *x.shape[axis:])
+    return Vector(Split(x, axis, count), shape, part)
 
 
 class Dot(Entrywise):
@@ -68,6 +198,7 @@ class Dot(Entrywise):
 
     acts = VectorAccess.BY_PRODUCTS
     kind = "dot"
+    covered = True
     x: Vector
     y: Vector
     power: float  # 1/2 for a score, 1 for a mean
@@ -81,12 +212,36 @@ class Dot(Entrywise):
             (*align_axes(self.y.ndim - 1, batch), columns),
         )
 
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Matrix products over all coordinates."""
+        x = samples.align_axes(self.x, value.ndim - 1)
+        y = samples.align_axes(self.y, value.ndim - 1)
+        scale: float = x.shape[-1] ** -self.power
+        return scale * (x @ np.swapaxes(y, -1, -2))
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """A mean of bounded vectors is."""
+        return inputs if self.power == 1 else False
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """n^(-1/2) <x, y>."""
+        exponent = "-1/2" if self.power == 0.5 else "-1"
+        return f"{self.x.width.grouped}^({exponent}) <{', '.join(inputs)}>"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """The same."""
+        exponent = "-1/2" if self.power == 0.5 else "-1"
+        scale = f"{notation.width(self.x.width)}^{{{exponent}}}"
+        x, y = notation.inputs(value, i)
+        return rf"{scale} \langle {x}, {y} \rangle"
+
 
 class Root(Operation):
     """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
 
     kind = "ratio of widths"
     letter = "c"
+    covered = True
     over: tuple[Width, ...]
     under: tuple[Width, ...]
 
@@ -98,6 +253,22 @@ class Root(Operation):
         for width in self.under:
             number *= width.bind(widths) ** -0.5
         return number
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The number, for all replicas."""
+        return np.array([self.of(samples.widths)])
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """0: of these, only ratios that vanish are left when a program is lowered."""
+        return lowering.builder.constant(np.zeros(()))
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """A number is."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """(n/m)^(1/2)."""
+        return str(self)
 
     def __str__(self) -> str:
         ratio = " ".join(map(str, self.over)) or "1"
@@ -111,8 +282,52 @@ class Join(Operation):
 
     acts = VectorAccess.LINEARLY
     kind = "join"
-    parted = True
+    sliceable = True
+    covered = True
     parts: tuple[Value, ...]
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The arrays end to end."""
+        return np.concatenate([samples[part] for part in self.parts], axis=1)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The arrays end to end."""
+        return lowering.builder.step("join", *arrays, axis=0)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The arrays end to end."""
+        return np.concatenate(arrays, axis=0)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If all parts are."""
+        return inputs
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms]:
+        """One times each vector of each part."""
+        ends = np.cumsum([part.size for part in self.parts])
+        return [
+            FixedTerms(
+                rows=np.arange(end - part.size, end),
+                columns=np.arange(part.size),
+                coefficients=np.ones(part.size),
+            )
+            for part, end in zip(self.parts, ends.tolist(), strict=True)
+        ]
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """The largest of any part."""
+        return largest_size(sizes)
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """All parts, and the number of the entry."""
+        entries = [notation.entry(part, [r"\cdot", *i[1:]]) for part in self.parts]
+        return f"({', '.join(entries)})_{{{i[0]}}}"
 
 
 # Optimiser steps: the update of W is a function of G = Σ_i δ_i x_i^T over all its uses,
@@ -154,7 +369,7 @@ class OptimiserStep:
         """A rate at these widths; 1 for a scalar of the program."""
         if not callable(rate):
             return 1.0 if isinstance(rate, Scalar) else rate
-        sizes = self.in_width.bind(widths), self.out_width.bind(widths)
+        sizes = (self.in_width.bind(widths), self.out_width.bind(widths))
         try:
             with np.errstate(all="ignore"):
                 number = as_number(rate(*sizes))

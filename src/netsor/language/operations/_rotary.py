@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._validate import LARGEST, TraceError, numbers, real, refused, shown
-from ..values._array import Entrywise, Keep, VectorAccess
+from ..values._array import (
+    Backward,
+    Box,
+    Cotangents,
+    Entrywise,
+    Index,
+    Lowering,
+    Notation,
+    Register,
+    Samples,
+    Value,
+    VectorAccess,
+)
 from ..values._scalar import Floats
 from ..values._vector import Vector, as_vector
 
@@ -58,8 +71,9 @@ class Rotate(Entrywise):
     same law until coordinates are grouped or meet numbers that differ between them.
     """
 
-    acts = VectorAccess.ON_PLACES
+    acts = VectorAccess.BY_POSITION
     kind = "rotation"
+    without_limit = "rotary positions"
     x: Vector
     positions: Floats
     base: float
@@ -86,9 +100,75 @@ class Rotate(Entrywise):
             theta = self.stretch.of(theta)
         return np.outer(self.positions, theta)
 
-    def at(self, keep: Keep) -> Rotate:
+    def restricted_to(self, box: Box) -> Rotate:
         """Select tokens."""
-        return replace(self, positions=self.positions[keep[-1]])
+        return replace(self, positions=self.positions[box[-1]])
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Multiply pairs of coordinates, as complex numbers, by e^(i t θ)."""
+        x = samples[self.x]  # (replicas, …, tokens, width)
+        angles = self.angles(x.shape[-1])
+        coordinates = np.arange(2 * angles.shape[-1])
+        if self.interleaved:
+            real, imaginary = coordinates.reshape(-1, 2).T
+        else:
+            real, imaginary = coordinates.reshape(2, -1)
+        turned = (x[..., real] + 1j * x[..., imaginary]) * np.exp(1j * angles)
+        rotated: Floats = x.copy()
+        rotated[..., real] = turned.real
+        rotated[..., imaginary] = turned.imag
+        return rotated
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """An instruction of the plan; rotations of many vectors share the angles."""
+        x = lowering.coordinates(self.x)
+        width = x.shape[-1]
+
+        def cos_and_sin() -> tuple[Register, ...]:
+            angles = self.angles(width)[:, None, :]
+            constant = lowering.builder.constant
+            return constant(np.cos(angles)), constant(np.sin(angles))
+
+        positions = self.positions.shape, self.positions.tobytes()
+        key = Rotate, positions, self.base, self.fraction, self.stretch, width
+        return lowering.builder.step(
+            "rotate",
+            x,
+            *lowering.shared(key, cos_and_sin),
+            words="coordinates turned by positions",
+            interleaved=self.interleaved,
+        )
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """Rotated back."""
+        back = replace(self, x=d, positions=-self.positions)
+        return [(0, Vector(back, d.shape, d.width))]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If x is: each pair keeps its norm."""
+        return inputs
+
+    def open_point(self) -> tuple[str, str]:
+        """Coordinates are treated alike in the paper."""
+        return "alike", " rotates pairs of coordinates, which the paper does not cover"
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """rotary(x)."""
+        return f"rotary({inputs[0]})"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """R x, with the base and the position of R; primed for interleaved pairs."""
+        symbol = "R"
+        if self.fraction != 1:
+            symbol = rf"R^{{({notation.number(self.fraction)})}}"
+        if self.interleaved:
+            symbol += "'"
+        subscript = [notation.number(self.base)]
+        if self.stretch is not None:
+            subscript += map(notation.number, self.stretch)
+        subscript.append(f"t({i[-1]})")
+        (x,) = notation.inputs(value, i)
+        return rf"{symbol}_{{{', '.join(subscript)}}} \, {x}"
 
 
 def rotary(

@@ -11,11 +11,19 @@ import numpy as np
 from ..._array_api import array_namespace
 from ..._validate import TraceError, real, scale, shown
 from ...functions.activations import Function
-from ..values._array import Operation, V, Value, VectorAccess, as_axis
-from ..values._scalar import Scalar, applied, broadcast_shapes
+from ..values._array import (
+    Index,
+    Notation,
+    Operation,
+    Samples,
+    V,
+    Value,
+    VectorAccess,
+    as_axis,
+)
+from ..values._scalar import Floats, Scalar, applied, broadcast_shapes, call_latex
 from ..values._vector import Vector, as_vector, ones, same_width
-from ..values._width import Width
-from ._operation import Concat, Dot, Join, Split
+from ._operation import Dot, Join, concatenated
 
 
 def dot(x: Vector, y: Vector) -> Scalar:
@@ -82,17 +90,7 @@ def concat(x: Vector, axis: int = 0) -> Vector:
     <Vector of shape (3,) in R^8d, by Concat>
     """
     as_vector(x, "concat")
-    axis = as_axis(axis, x.shape, "concat")
-    shape = x.shape[:axis] + x.shape[axis + 1 :]
-    return Vector(Concat(x, axis), shape, x.shape[axis] * x.width)
-
-
-def split(x: Vector, count: int, axis: int) -> Vector:
-    """Split vectors of width count·d along a new axis, the inverse of `concat`."""
-    factor = x.width.factor // count
-    part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
-    shape = (*x.shape[:axis], count, *x.shape[axis:])
-    return Vector(Split(x, axis, count), shape, part)
+    return concatenated(x, as_axis(axis, x.shape, "concat"))
 
 
 def rsqrt(x: Any, eps: float) -> Any:
@@ -245,6 +243,19 @@ class Pool(Operation):
     f: Function
     x: Vector
     count: int
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """f of all coordinates of all vectors."""
+        array = samples[self.x]
+        return np.asarray(self.f(array.reshape(len(array), -1)))
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """f(x)."""
+        return f"{self.f.name}({inputs[0]})"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """The entries of f(x)."""
+        return call_latex(self.f, value, i, notation)
 
 
 def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._array_api import Floats
 from ..._validate import TraceError
-from ..values._array import Entrywise, Take, V, Value, VectorAccess
+from ..values._array import (
+    Backward,
+    Cotangents,
+    Entrywise,
+    Samples,
+    Take,
+    V,
+    Value,
+    VectorAccess,
+)
 from ..values._graph import topological_order
 from ..values._parameters import Acting, Weight
+from ..values._scalar import constant
 
 Stopped = TypeVar("Stopped", bound="Value | Weight")
 
@@ -30,7 +40,8 @@ class ScaledGradient(Entrywise):
     acts = VectorAccess.LINEARLY
     kind = "gradient scaled"
     letter = "sg"
-    indexed = ("factors",)
+    sliced_fields = ("factors",)
+    covered = True
     x: Value
     factors: Floats  # one number per entry; 0 stops the cotangent
 
@@ -38,6 +49,27 @@ class ScaledGradient(Entrywise):
     def stops(self) -> bool:
         """Whether no cotangent passes."""
         return not self.factors.any()
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """x itself."""
+        return samples[self.x]
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """That of the result, times the factors."""
+        factors = constant(self.factors)
+        if isinstance(d, dict):  # of scalars, by unit
+            return [(0, {unit: factors * part for unit, part in d.items()})]
+        return [(0, factors * d)]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If x is."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """stop_gradient(x)."""
+        if self.stops:
+            return f"stop_gradient({inputs[0]})"
+        return f"{inputs[0]}, its gradient times given numbers"
 
 
 def stop_gradient(x: Stopped) -> Stopped:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +26,10 @@ from ..operations._operation import (
     SteppedMatMul,
     steps_of,
 )
-from ..operations._rotary import Rotate
 from ..operations._score import Pool
 from ..operations._stop_gradient import without_stops
 from ..theorem._theorem_check import CONJECTURED, NO_LIMIT, Report
-from ..values._array import Value, VectorAccess
+from ..values._array import Value, VectorAccess, taken_indices
 from ..values._graph import names_of, narrow, topological_order, transposed
 from ..values._parameters import Weight
 from ..values._probe import Probe
@@ -71,31 +70,33 @@ def latex(
     """The program with these outputs, its probes and its limit law, as a document or
     its body.
     """
-    every = narrow(without_stops([*outputs, *(probe.value for probe in probes)]))
-    writer = Writer(topological_order(every), paper)
-    names = [writer.ref(value, tex.letters(value.shape)) for value in every]
-    program = [line for value in writer.values for line in writer.program(value)]
-    title, law = ("Network", "Limit") if paper else ("Program", "Limit law")
-    result = ", ".join(names[: len(outputs)])
+    results = narrow(without_stops([*outputs, *(probe.value for probe in probes)]))
+    returned = results[: len(outputs)]
+    writer = Writer(topological_order(results), paper)
+    names = [writer.ref(value, tex.letters(value.shape)) for value in results]
+    if paper:
+        program_title, law_title, sentence = "Network", "Limit", PAPER
+    else:
+        program_title, law_title, sentence = "Program", "Limit law", FULL
+    listed = ", ".join(names[: len(outputs)])
     body = [
         (
-            rf"\paragraph{{{title}}} \texttt{{{tex.escape(name)}}} returns ${result}$,"
-            r" where"
+            rf"\paragraph{{{program_title}}} \texttt{{{tex.escape(name)}}} returns"
+            rf" ${listed}$, where"
         ),
-        tex.gathered(program),
+        tex.gathered(writer.program_lines()),
     ]
     if probes:
-        watched = zip(probes, names[len(outputs) :], strict=True)
-        body.append(
-            "Watched:"
-            f" {', '.join(f'{probe.name} ${shown}$' for probe, shown in watched)}."
-        )
-    body += [
-        rf"\paragraph{{{law}}}",
-        _status(report, PAPER if paper else FULL, tex.escape),
-    ]
-    if lines := writer.limits(every[: len(outputs)], report):
-        body.append(tex.gathered(lines))
+        watched = [
+            f"{probe.name} ${probe_name}$"
+            for probe, probe_name in zip(probes, names[len(outputs) :], strict=True)
+        ]
+        body.append(f"Watched: {', '.join(watched)}.")
+    body.append(rf"\paragraph{{{law_title}}}")
+    body.append(_status(report, sentence, tex.escape))
+    limits = writer.limits(returned, report)
+    if limits:
+        body.append(tex.gathered(limits))
     text = "\n".join(body)
     return tex.DOCUMENT % text if document else text
 
@@ -106,10 +107,11 @@ def formula(outputs: Sequence[Value], report: Report) -> str:
     """
     outputs = narrow(without_stops(outputs))
     writer = Writer(topological_order(outputs), paper=True)
-    program = [line for value in writer.values for line in writer.program(value)]
+    status = _status(report, FORMULA, _plain)
+    lines = [*writer.program_lines(), rf"\text{{{status}}}"]
     limits = writer.limits(outputs, report)
-    status = rf"\text{{{_status(report, FORMULA, _plain)}}}"
-    lines = [*program, status, *([LIMITS] if limits else []), *limits]
+    if limits:
+        lines += [LIMITS, *limits]
     return "\\begin{gathered}\n" + " \\\\\n".join(lines) + "\n\\end{gathered}"
 
 
@@ -117,18 +119,15 @@ def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
     """The status of the limit: proved or conjectured."""
     if report.verdict == NO_LIMIT:
         return f"The limit does not exist: {escape('; '.join(report.reasons))}."
-    return sentence % escape(
-        "conjectured" if report.verdict == CONJECTURED else f"proved, {report.theorem}"
-    )
+    if report.verdict == CONJECTURED:
+        return sentence % escape("conjectured")
+    return sentence % escape(f"proved, {report.theorem}")
 
 
 def _plain(text: str) -> str:
     """Text within a formula, for renderers that accept only letters there."""
-    return (
-        "".join(c if c.isalnum() or c in " .,:;()+-=/" else " " for c in text)
-        .encode("ascii", "replace")
-        .decode()
-    )
+    allowed = "".join(c if c.isalnum() or c in " .,:;()+-=/" else " " for c in text)
+    return allowed.encode("ascii", "replace").decode()
 
 
 class _Sum(NamedTuple):
@@ -139,24 +138,39 @@ class _Sum(NamedTuple):
     core: str
 
     def times(self, *factors: str, over: tuple[str, ...] = ()) -> _Sum:
-        """Multiply by more factors and add sums."""
+        """Multiply by more factors (those that are not 1, written "") and add sums."""
+        new_factors = [factor for factor in factors if factor]
         return _Sum(
-            (*over, *self.over), (*(f for f in factors if f), *self.factors), self.core
+            over=(*over, *self.over),
+            factors=(*new_factors, *self.factors),
+            core=self.core,
         )
 
     def __str__(self) -> str:
+        numbers: list[str] = []
+        # each of these is 1 or 0, so one of each is enough
+        equalities: dict[str, None] = {}
+        others: list[str] = []
+        for factor in self.factors:
+            if factor.startswith("-"):
+                numbers.append(f"({factor})")
+            elif factor.startswith(r"\frac") or factor[0].isdigit():
+                numbers.append(factor)
+            elif factor.startswith(EQUAL):
+                equalities[factor] = None
+            else:
+                others.append(factor)
         total = [rf"\sum_{{{','.join(self.over)}}}"] if self.over else []
-        signed = [f"({f})" if f.startswith("-") else f for f in self.factors]
-        numbers = [
-            f for f in signed if f.startswith((r"\frac", "(-")) or f[0].isdigit()
-        ]
-        # each is 1 or 0, so one of each is enough
-        equal = dict.fromkeys(f for f in signed if f.startswith(EQUAL))
-        rest = [f for f in signed if f not in numbers and f not in equal]
-        return " ".join([*numbers, *total, *equal, *rest, self.core])
+        return " ".join([*numbers, *total, *equalities, *others, self.core])
 
 
 class Writer:
+    """The lines of a program and of its limit law.
+
+    `paper` selects the paper style. `limits` collects the values whose limits other
+    lines mention, so it is called once.
+    """
+
     def __init__(self, values: Sequence[Value], paper: bool) -> None:
         self.values, self.paper = values, paper
         self.names = names_of(values)
@@ -164,7 +178,8 @@ class Writer:
         # sources whose matrices also act transposed
         self.transposed = transposed(values)
         self.uses: dict[Source, list[Any]] = {}  # the outputs of each matrix
-        self.rotated: set[Value] = set()  # vectors with rotary positions
+        # vectors that depend on positions of coordinates
+        self.rotated: set[Value] = set()
         # values that depend on scores or random scalars, hence random in the limit
         self.random: set[Value] = set()
         self.needed: set[Value] = set()  # values whose limit was written
@@ -175,17 +190,20 @@ class Writer:
         self.known = r"\text{scalars}" if normals else r"\mathring p"
         for value in values:
             op = value.op
-            score = isinstance(op, ops.Normal) or (
-                isinstance(op, Dot) and op.power == 0.5
-            )
-            if score or not self.random.isdisjoint(op.inputs):
+            is_score = isinstance(op, Dot) and op.power == 0.5
+            is_random = is_score or isinstance(op, ops.Normal)
+            if is_random or not self.random.isdisjoint(op.inputs):
                 self.random.add(value)
-            if isinstance(op, Rotate) or not (
-                isinstance(op, MatMul | Dot) or self.rotated.isdisjoint(op.inputs)
-            ):
+            sums_coordinates = isinstance(op, MatMul | Dot)
+            inherits = not sums_coordinates and not self.rotated.isdisjoint(op.inputs)
+            if inherits or op.acts is VectorAccess.BY_POSITION:
                 self.rotated.add(value)
             if isinstance(op, MatMul):
                 self.uses.setdefault(op.weight.source, []).append(value)
+
+    def program_lines(self) -> list[str]:
+        """The lines of all values."""
+        return list(chain.from_iterable(map(self.program, self.values)))
 
     # Names
 
@@ -200,8 +218,10 @@ class Writer:
         if isinstance(value.op, Constant) and value.size == 1:
             return tex.decimal(value.op.numbers.ravel()[0])
         letter, number = self.names[value][0], self.names[value][1:]
-        above = "" if self.paper and self.letters[letter] == 1 else f"^{{({number})}}"
-        return letter + above + tex.below(indices, value.shape)
+        subscript = tex.below(indices, value.shape)
+        if self.paper and self.letters[letter] == 1:
+            return letter + subscript
+        return f"{letter}^{{({number})}}{subscript}"
 
     def z(self, value: Value, indices: Indices) -> str:
         """The limit of a value, marked as needed: Z^h for a vector, p° for a score, a
@@ -211,26 +231,27 @@ class Writer:
         name = self.ref(value, indices)
         if isinstance(value, Vector):
             return f"Z^{{{name}}}"
-        return (
-            name
-            if isinstance(value.op, Constant)
-            else rf"\mathring{{{name[0]}}}{name[1:]}"
-        )
+        if isinstance(value.op, Constant):
+            return name
+        return rf"\mathring{{{name[0]}}}{name[1:]}"
 
     def matrix(self, weight: Weight, indices: Indices) -> str:
+        """A matrix of a batch: W^Q_1 becomes W^{Q,(1)}."""
+        name = self.names[weight.source]
+        subscript = tex.below(indices, weight.batch)
         match = re.fullmatch(
-            r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?",
-            self.names[weight.source],
+            r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", name
         )
         if match is None:
-            name = tex.escape(self.names[weight.source]).replace(" ", r"\ ")
-            return rf"\mathrm{{{name}}}" + tex.below(indices, weight.batch)
-        base, above, number = match.groups()
-        shown = number and (
-            f"({number})" if number.isdigit() else rf"\mathrm{{{number}}}"
-        )
-        top = ",".join(filter(None, [above, shown]))
-        return base + (f"^{{{top}}}" if top else "") + tex.below(indices, weight.batch)
+            escaped = tex.escape(name).replace(" ", r"\ ")
+            return rf"\mathrm{{{escaped}}}{subscript}"
+        letter, exponent, number = match.groups()
+        above = [] if exponent is None else [exponent]
+        if number is not None:
+            is_digits = number.isdigit()
+            above.append(f"({number})" if is_digits else rf"\mathrm{{{number}}}")
+        superscript = f"^{{{','.join(above)}}}" if above else ""
+        return letter + superscript + subscript
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
         """1 if two matrices of a batch are equal, else 0; in the paper style,
@@ -252,19 +273,12 @@ class Writer:
     def program(self, value: Value) -> list[str]:
         """The line of a value; the first use of a weight introduces it."""
         op, i = value.op, tex.letters(value.shape)
-        ranges = ", ".join(
-            rf"{index} \le {size}"
-            for index, size in zip(i, value.shape, strict=True)
-            if size > 1
-        )
-        where, name = rf"\qquad ({ranges})" if ranges else "", self.ref(value, i)
+        name, where = self.ref(value, i), _index_ranges(value, i)
         match op:
+            case Constant() if value.size == 1:
+                return []
             case Constant():
-                return (
-                    []
-                    if value.size == 1
-                    else [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
-                )
+                return [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
             case Data(vectors):
                 return [
                     rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}}"
@@ -287,15 +301,14 @@ class Writer:
             case ops.Hyperparameter(given):
                 return [rf"{name} = \text{{{tex.escape(given)}}} \text{{ given}}"]
             case ops.Root(over, under):
-                top, bottom = (
-                    " ".join(map(tex.dimension, sizes)) or "1"
-                    for sizes in (over, under)
-                )
-                return [rf"{name} = \sqrt{{{top}/({bottom})}}"]
+                numerator = " ".join(map(tex.dimension, over)) or "1"
+                denominator = " ".join(map(tex.dimension, under)) or "1"
+                return [rf"{name} = \sqrt{{{numerator}/({denominator})}}"]
             case MatMul() | SteppedMatMul():
                 return self._product_lines(op, value, i, where)
-        line = f"{name} = {tex.formula(value, i, self.ref, self.positions)} {where}"
-        if isinstance(op, ops.Take) and tex.taken_indices(op, i, 1) is None:
+        notation = tex.Notation(self.ref, self.positions)
+        line = f"{name} = {op.latex(value, i, notation)} {where}"
+        if isinstance(op, ops.Take) and taken_indices(op, i, 1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
 
@@ -315,36 +328,35 @@ class Writer:
         """
         weight = op.weight.drawn
         matrix = self.matrix(weight, i[: len(weight.batch)])
-        after = rf"({matrix})^{{({len(steps_of(op))})}}" if steps_of(op) else matrix
-        turned = rf"({after})^{{\top}}" if op.weight.transposed else after
+        steps = steps_of(op)
+        after_steps = rf"({matrix})^{{({len(steps)})}}" if steps else matrix
+        factor = after_steps
+        if op.weight.transposed:
+            factor = rf"({factor})^{{\top}}"
         if op.weight.fan != weight.fan:  # the adjoint, used by gradients
-            turned = (
-                rf"\sqrt{{{tex.dimension(weight.fan)}/{tex.dimension(op.weight.fan)}}}"
-                rf" \, {turned}"
-            )
-        line = (
-            f"{self.ref(value, i)} = {turned}"
-            f" {self.ref(op.x, tex.read_indices(value, i)[0])} {where}"
-        )
+            ratio = f"{tex.dimension(weight.fan)}/{tex.grouped(op.weight.fan)}"
+            factor = rf"\sqrt{{{ratio}}} \, {factor}"
+        x = self.ref(op.x, tex.read_indices(value, i)[0])
+        line = f"{self.ref(value, i)} = {factor} {x} {where}"
         if isinstance(op, SteppedMatMul):
-            dots = [r"\cdot"] * 2
-            pairs = zip(op.left, op.right, strict=True)
-            along = ", ".join(
-                rf"{self.ref(a, dots)} ({self.ref(b, dots)})^{{\top}}" for a, b in pairs
+            all_entries = [r"\cdot", r"\cdot"]
+            products = []
+            for left, right in zip(op.left, op.right, strict=True):
+                l_name, r_name = (
+                    self.ref(left, all_entries),
+                    self.ref(right, all_entries),
+                )
+                products.append(rf"{l_name} ({r_name})^{{\top}}")
+            count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+            optimiser = type(steps[-1].optimiser).__name__
+            moved = (
+                rf"{after_steps} \text{{: }} {matrix} \text{{ after {count} of"
+                rf" {optimiser} along }} {', '.join(products)}"
             )
-            steps = (
-                f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of"
-                f" {type(op.steps[-1].optimiser).__name__}"
-            )
-            return [
-                line,
-                rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {along}",
-            ]
+            return [line, moved]
         if self.uses[weight.source][0] is not value:
             return [line]
-        entries = (
-            rf"\mathcal N(0, {tex.decimal(weight.std**2)}/{tex.dimension(weight.fan)})"
-        )
+        entries = tex.entry_law(weight)
         size = (
             rf"\mathbb R^{{{tex.dimension(weight.out_width)} \times"
             rf" {tex.dimension(weight.in_width)}}}"
@@ -361,25 +373,22 @@ class Writer:
         if report.verdict == NO_LIMIT:
             return []
         if not self.paper:
-            return [
-                line for value in self.values for line in self.limit(value)
-            ] + self.shared(self.values)
-        laws = [line for value in outputs for line in self.law(value)]
-        before = -1
+            lines = list(chain.from_iterable(map(self.limit, self.values)))
+            return lines + self.shared(self.values)
+        laws = list(chain.from_iterable(map(self.law, outputs)))
+        lines = []
+        lines_for = -1  # the number of values whose limits `lines` was written for
         # a value that a line mentions needs its own line
-        while before < len(self.needed):
-            before = len(self.needed)
+        while lines_for < len(self.needed):
+            lines_for = len(self.needed)
             needed = [value for value in self.values if value in self.needed]
-            lines = [
-                line
-                for value in needed
-                if value not in outputs
-                for line in self.limit(value)
-            ]
+            inner = [value for value in needed if value not in outputs]
+            lines = list(chain.from_iterable(map(self.limit, inner)))
             lines += self.shared(needed)
+        if not laws:
+            return lines
         inside = r" \\ ".join(laws)
-        boxed = rf"\boxed{{\begin{{gathered}} {inside} \end{{gathered}}}}"
-        return [*lines, boxed] if laws else lines
+        return [*lines, rf"\boxed{{\begin{{gathered}} {inside} \end{{gathered}}}}"]
 
     def limit(self, value: Value) -> list[str]:
         """The law of the limit of a value, by the rule of Definition 3.1 for its
@@ -396,65 +405,60 @@ class Writer:
                 return [rf"{z} \sim {tex.gaussian_law(mean, factor)}"]
             case ops.Normal(std=std):
                 return [f"{z} {tex.normal(std)}"]
-            case MatMul(weight):
-                return (
-                    self._both_ways(value)
-                    if weight.source in self.transposed
-                    else [self.covariance(value, value)]
-                )
+            case MatMul(weight) if weight.source in self.transposed:
+                return self._both_ways(value)
+            case MatMul():
+                return [self.covariance(value, value)]
             case Dot(x, y, 1.0):
                 left, right = tex.read_indices(value, i)
                 return [rf"{z} = {self.product(x, left, y, right)}"]
             case Dot(x, y):
-                cov = (
-                    rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) ="
-                    rf" {self._score_covariance(value, x, y, i, j)}"
-                )
+                cov = self._score_covariance(value, x, y, i, j)
                 return [
                     rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z",
-                    cov,
+                    rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {cov}",
                 ]
             case ops.Concat() if isinstance(value, Vector):
-                return [
-                    f"{self.expectation(value, i, value, j)} ="
-                    f" {self.expanded(value, i, value, j)}"
-                ]
-        known = op.acts in (
+                product = self.expectation(value, i, value, j)
+                return [f"{product} = {self.expanded(value, i, value, j)}"]
+        # its inputs are needed, also if the limit is not known
+        formula = op.latex(value, i, tex.Notation(self.z, self.positions))
+        if isinstance(op, Pool) or op.acts not in (
             None,
             VectorAccess.LINEARLY,
             VectorAccess.ON_COORDINATES,
-        ) and not isinstance(op, Pool)
-        shown = f"{z} = {tex.formula(value, i, self.z, self.positions)}"
-        return [shown if known else rf"{z} \text{{ is not known}}"]
+        ):
+            return [rf"{z} \text{{ is not known}}"]
+        return [f"{z} = {formula}"]
 
     def law(self, value: Value) -> list[str]:
         """The line of an output in the box of the paper style."""
-        if not isinstance(value, Vector) or tex.matrix_source(value) in (
-            None,
-            *self.transposed,
-        ):
+        source = tex.matrix_source(value)
+        is_gaussian = source is not None and source not in self.transposed
+        if not isinstance(value, Vector) or not is_gaussian:
             return self.limit(value)
-        i, given = tex.letters(value.shape), self.given(value)
+        i = tex.letters(value.shape)
         j = tex.primed(i)
+        condition = self.given(value)
         z, other = self.z(value, i), self.z(value, j)
-        condition = rf"\text{{ given }} {self.known} " if given else ""
-        cov = (
-            rf"\operatorname{{Var}}({z}"
-            if z == other
-            else rf"\operatorname{{Cov}}({z}, {other}"
-        )
+        if z == other:
+            cov = rf"\operatorname{{Var}}({z}{condition})"
+        else:
+            cov = rf"\operatorname{{Cov}}({z}, {other}{condition})"
+        condition_in_words = ""
+        if condition:
+            condition_in_words = rf"\text{{ given }} {self.known} "
         return [
-            rf"{z} {condition}\text{{ Gaussian, mean 0}}",
-            f"{cov}{given}) = {self.expanded(value, i, value, j)}",
+            rf"{z} {condition_in_words}\text{{ Gaussian, mean 0}}",
+            f"{cov} = {self.expanded(value, i, value, j)}",
         ]
 
     def gaussian(self, value: Any, i: Indices) -> str:
         """The Gaussian part of Z^{Wx}: all of it, unless the matrix also acts
         transposed.
         """
-        return ("\\hat " if value.op.weight.source in self.transposed else "") + self.z(
-            value, i
-        )
+        z = self.z(value, i)
+        return rf"\hat {z}" if value.op.weight.source in self.transposed else z
 
     def _both_ways(self, value: Any) -> list[str]:
         """Z^{Wx} if W also acts transposed: a Gaussian part, and by Stein's lemma a
@@ -463,19 +467,18 @@ class Writer:
         weight, i = value.op.weight, tex.letters(value.shape)
         terms = [self.gaussian(value, i)]
         for other in self.uses[weight.source]:
-            if other.op.weight.transposed != weight.transposed:
-                j = tex.primed(tex.letters(other.shape))
-                over = ",".join(index for index in j if index != "1")
-                of, by = (
-                    self.z(v.op.x, tex.read_indices(v, k)[0])
-                    for v, k in ((value, i), (other, j))
-                )
-                slope = (
-                    rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial"
-                    rf" {self.gaussian(other, j)}}}\right]"
-                )
-                total = rf"\sum_{{{over}}} " if over else ""
-                terms.append(f"{tex.variance(weight)} {total}{slope} {by}")
+            if other.op.weight.transposed == weight.transposed:
+                continue
+            z_of_x = self.z(value.op.x, tex.read_indices(value, i)[0])
+            j = tex.primed(tex.letters(other.shape))
+            over = ",".join(index for index in j if index != "1")
+            total = rf"\sum_{{{over}}} " if over else ""
+            z_of_y = self.z(other.op.x, tex.read_indices(other, j)[0])
+            slope = (
+                rf"\mathbb{{E}}\left[\frac{{\partial {z_of_x}}}{{\partial"
+                rf" {self.gaussian(other, j)}}}\right]"
+            )
+            terms.append(f"{tex.variance(weight)} {total}{slope} {z_of_y}")
         return [
             self.covariance(value, value),
             f"{self.z(value, i)} = {' + '.join(terms)}",
@@ -483,35 +486,27 @@ class Writer:
 
     def covariance(self, value: Any, other: Any) -> str:
         """The line of Cov(Z^{Wx}, Z^{Wx'})."""
-        i, j = tex.letters(value.shape), tex.primed(tex.letters(other.shape))
-        given = self.given(value, other)
-        cov = (
-            rf"\operatorname{{Cov}}({self.gaussian(value, i)},"
-            rf" {self.gaussian(other, j)}{given})"
-        )
-        mean = (
-            rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad "
-            if value is other
-            else ""
-        )
-        return f"{mean}{cov} = {self._images(value, i, other, j)}"
+        i = tex.letters(value.shape)
+        j = tex.primed(tex.letters(other.shape))
+        condition = self.given(value, other)
+        z, other_z = self.gaussian(value, i), self.gaussian(other, j)
+        cov = rf"\operatorname{{Cov}}({z}, {other_z}{condition})"
+        line = f"{cov} = {self._images(value, i, other, j)}"
+        if value is other:
+            line = rf"{z} \text{{ Gaussian, mean 0}}, \quad {line}"
+        return line
 
     def shared(self, values: Sequence[Value]) -> list[str]:
         """The covariances between outputs of one matrix; W x and W^T v have independent
         Gaussian parts.
         """
         among = set(values)
-        pairs = (
-            pair
-            for uses in self.uses.values()
-            for pair in combinations(uses, 2)
-            if among.issuperset(pair)
-        )
-        return [
-            self.covariance(x, y)
-            for x, y in pairs
-            if x.op.weight.transposed == y.op.weight.transposed
-        ]
+        lines = []
+        for uses in self.uses.values():
+            for x, y in combinations([use for use in uses if use in among], 2):
+                if x.op.weight.transposed == y.op.weight.transposed:
+                    lines.append(self.covariance(x, y))
+        return lines
 
     def _score_covariance(
         self, value: Value, x: Vector, y: Vector, i: Indices, j: Indices
@@ -519,22 +514,24 @@ class Writer:
         """The covariance of two scores ⟨x, y⟩, by Wick's formula unless their factors
         have rotary positions.
         """
-        (x1, y1), (x2, y2) = (tex.read_indices(value, k) for k in (i, j))
+        x1, y1 = tex.read_indices(value, i)
+        x2, y2 = tex.read_indices(value, j)
         if x in self.rotated or y in self.rotated:
-            pairs = ((x1, y1), (x2, y2))
-            dots = " ".join(
-                rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs
-            )
-            return rf"\lim {tex.dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
-        left, right = self.product(x, x1, x, x2), self.product(y, y1, y, y2)
-        # the δ of both factors
-        once = _Sum(
-            (), (*left.factors, *right.factors), rf"{left.core} \, {right.core}"
-        )
-        wick = rf"{left} \, {right}" if left.over or right.over else str(once)
-        sources = tex.matrix_source(x), tex.matrix_source(y)
+            first = rf"\langle {self.ref(x, x1)}, {self.ref(y, y1)} \rangle"
+            second = rf"\langle {self.ref(x, x2)}, {self.ref(y, y2)} \rangle"
+            mean = rf"\mathbb{{E}}[{first} {second}]"
+            return rf"\lim {tex.grouped(x.width)}^{{-1}} \, {mean}"
+        left = self.product(x, x1, x, x2)
+        right = self.product(y, y1, y, y2)
+        if left.over or right.over:
+            wick = rf"{left} \, {right}"
+        else:  # as one product, so that the δ of both factors occurs once
+            factors = (*left.factors, *right.factors)
+            wick = str(_Sum((), factors, rf"{left.core} \, {right.core}"))
+        x_source, y_source = tex.matrix_source(x), tex.matrix_source(y)
+        known = x_source is not None and y_source is not None
         # independent matrices: E[Z^x Z^y] = 0
-        if None not in sources and sources[0] is not sources[1]:
+        if known and x_source is not y_source:
             return wick
         return rf"{wick} + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
 
@@ -544,7 +541,7 @@ class Writer:
         """E[Z^x Z^y] given the scores; for data, the mean over coordinates."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
             return (
-                rf"{tex.dimension(x.width)}^{{-1}} \langle {self.ref(x, i)},"
+                rf"{tex.grouped(x.width)}^{{-1}} \langle {self.ref(x, i)},"
                 rf" {self.ref(y, j)} \rangle"
             )
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.given(x, y)}]"
@@ -553,11 +550,9 @@ class Writer:
         self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()
     ) -> _Sum:
         """E[Z^x Z^y]; in the paper style, with linear operations expanded."""
-        return (
-            self.expanded(x, i, y, j, used)
-            if self.paper
-            else _Sum((), (), self.expectation(x, i, y, j))
-        )
+        if self.paper:
+            return self.expanded(x, i, y, j, used)
+        return _Sum((), (), self.expectation(x, i, y, j))
 
     def _images(
         self,
@@ -572,12 +567,12 @@ class Writer:
         """
         a: Any = value.op
         b: Any = other.op
-        same = self.same(
-            a.weight, i[: len(a.weight.batch)], b.weight, j[: len(b.weight.batch)]
-        )
-        inner = self.product(
-            a.x, tex.read_indices(value, i)[0], b.x, tex.read_indices(other, j)[0], used
-        )
+        member = i[: len(a.weight.batch)]
+        other_member = j[: len(b.weight.batch)]
+        same = self.same(a.weight, member, b.weight, other_member)
+        x_entry = tex.read_indices(value, i)[0]
+        y_entry = tex.read_indices(other, j)[0]
+        inner = self.product(a.x, x_entry, b.x, y_entry, used)
         return inner.times(tex.variance(a.weight), same)
 
     def expanded(
@@ -600,35 +595,58 @@ class Writer:
         if isinstance(a, ops.Concat) and x is y and letter:
             count = a.x.shape[a.axis]
             k = letter if count > 1 else "1"
-            of, with_ = (tex.read_indices(x, e, k)[0] for e in (i, j))
+            part_entry = tex.read_indices(x, i, k)[0]
+            other_entry = tex.read_indices(x, j, k)[0]
             # in the full style the part has its own line
-            inner = self.product(a.x, of, a.x, with_, (*used, k))
-            return (
-                inner.times(rf"\frac{{1}}{{{count}}}", over=(k,))
-                if count > 1
-                else inner
-            )
-        if (step := self._combination(x, i, letter)) is not None:
-            factor, over, x, i = step
-        elif (step := self._combination(y, j, letter)) is not None:
-            factor, over, y, j = step
+            inner = self.product(a.x, part_entry, a.x, other_entry, (*used, k))
+            if count == 1:
+                return inner
+            return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,))
+        terms = self._combination(x, i, letter)
+        if terms is not None:
+            x, i = terms.vector, terms.index
         else:
-            return _Sum((), (), self.expectation(x, i, y, j))
-        return self.expanded(x, i, y, j, (*used, *over)).times(factor, over=over)
+            terms = self._combination(y, j, letter)
+            if terms is None:
+                return _Sum((), (), self.expectation(x, i, y, j))
+            y, j = terms.vector, terms.index
+        inner = self.expanded(x, i, y, j, (*used, *terms.over))
+        return inner.times(terms.factor, over=terms.over)
 
     def _combination(
         self, value: Vector, i: Indices, letter: str | None
-    ) -> tuple[str, tuple[str, ...], Vector, Indices] | None:
+    ) -> _Terms | None:
         """A vector as Σ over letters of a factor times an entry of another; None if it
         is not such a combination.
         """
         match value.op:
             case ops.Mix(c, x) | ops.Scale(c, x) as op if letter:
-                over = (letter,) if isinstance(op, ops.Mix) and x.shape[-1] > 1 else ()
-                coefficient, of = tex.read_indices(value, i, *(over or "1"))
-                return self.z(c, coefficient), over, x, of
-            case ops.Take(Vector() as x) as op if (
-                taken := tex.taken_indices(op, i, 1)
-            ) is not None:
-                return "", (), x, taken
+                is_sum = isinstance(op, ops.Mix) and x.shape[-1] > 1
+                whole = letter if is_sum else "1"
+                coefficient, entry = tex.read_indices(value, i, whole)
+                over = (letter,) if is_sum else ()
+                return _Terms(self.z(c, coefficient), over, x, entry)
+            case ops.Take(Vector() as x) as op:
+                entry_of_x = taken_indices(op, i, 1)
+                if entry_of_x is not None:
+                    return _Terms("", (), x, entry_of_x)
         return None
+
+
+class _Terms(NamedTuple):
+    """A vector as Σ over letters of a factor times an entry of another vector."""
+
+    factor: str  # "" for 1
+    over: tuple[str, ...]
+    vector: Vector
+    index: Indices
+
+
+def _index_ranges(value: Value, i: Indices) -> str:
+    """The ranges of the indices of a value, i ≤ 3, after its formula."""
+    ranges = [
+        rf"{index} \le {size}"
+        for index, size in zip(i, value.shape, strict=True)
+        if size > 1
+    ]
+    return rf"\qquad ({', '.join(ranges)})" if ranges else ""

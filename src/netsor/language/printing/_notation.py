@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._validate import Shape
-from ...functions.activations import Function
 from ..operations import _operation as ops
 from ..operations._operation import (
     Acting,
@@ -24,50 +23,16 @@ from ..operations._operation import (
     Take,
     steps_of,
 )
-from ..operations._rotary import Rotate
-from ..operations._score import Pool
-from ..operations._stop_gradient import ScaledGradient
-from ..values._array import Value
+from ..values._array import INDEX_LETTERS, Value, taken_indices
 from ..values._graph import names_of, narrow, topological_order, widths_of
 from ..values._parameters import Weight
 from ..values._probe import Probe
-from ..values._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ..values._vector import Vector
 from ..values._width import Width
 
-LETTERS = "ijklmabcdefgh"  # of indices, in the order in which formulas take them
+LETTERS = INDEX_LETTERS
 MAX_MATRIX_ROWS = 4  # more rows of a covariance do not fit on a line of LaTeX
 MAX_LISTED_POSITIONS = 24  # more positions do not fit on a line of LaTeX
-
-
-class InfixOperator(NamedTuple):
-    """The sign between the two arguments of a function."""
-
-    text: str
-    latex: str
-
-
-# Keys are these functions themselves, since users may have functions with their names.
-INFIX = {
-    ADD: InfixOperator("+", "+"),
-    SUBTRACT: InfixOperator("−", "-"),
-    MULTIPLY: InfixOperator("·", r"\cdot"),
-    MATMUL: InfixOperator("@", ""),
-}
-# How operations are written as text, with {0} for the name of the first input.
-TEMPLATES: dict[type[ops.Operation], str] = {
-    ops.Data: "given vectors in R^{value.width}",
-    ops.Constant: "given numbers of shape {value.shape}",
-    ops.Hyperparameter: "{op.name}",
-    ops.Root: "{op}",
-    ops.Add: "{0} + {1}",
-    ops.Scale: "{0} {1}",
-    ops.Mix: "{0} @ {1}",
-    ops.Concat: "concat({0}, axis={op.axis})",
-    ops.Split: "split({0}, {op.count}, axis={op.axis})",
-    Rotate: "rotary({0})",
-    Pool: "{op.f.name}({0})",
-}
 
 
 class ProgramText(NamedTuple):
@@ -127,7 +92,7 @@ def _weight_law(weight: Weight) -> str:
     count = weight.members.size
     matrices = "matrix" if count == 1 else f"{count} matrices"
     size = f"{weight.out_width}×{weight.in_width}"
-    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{weight.fan})"
+    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{weight.fan.grouped})"
 
 
 def _shape_text(value: Value) -> str:
@@ -147,39 +112,12 @@ def _reference(value: Value, names: dict[Value | Source, str]) -> str:
 
 
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
-    """The right-hand side of the line of a value.
-
-    An operation without a case or a template is a function of its inputs.
-    """
+    """The right-hand side of the line of a value."""
     op = value.op
     inputs = [_reference(x, names) for x in op.inputs]
-    match op:
-        case MatMul() | SteppedMatMul():
-            return _product_text(op, inputs, names[op.weight.source])
-        case ops.Nonlin(f) | ops.Apply(f) if f in INFIX:
-            return f" {INFIX[f].text} ".join(inputs)
-        case ops.Nonlin(f, vectors):
-            return _call_text(f, inputs[: len(vectors)], inputs[len(vectors) :])
-        case ops.Apply(f):
-            return _call_text(f, inputs, [])
-        case ops.Gaussian(_, mean, factor):
-            return initial_law(mean, factor)
-        case ops.Normal(std=std):
-            return f"N(0, {std**2:g})"
-        case ops.Dot(x, _, power):
-            exponent = "-1/2" if power == 0.5 else "-1"
-            return f"{x.width}^({exponent}) <{', '.join(inputs)}>"
-        case ScaledGradient() if op.stops:
-            return f"stop_gradient({inputs[0]})"
-        case ScaledGradient():
-            return f"{inputs[0]}, its gradient times given numbers"
-        case ops.Take():
-            indices = taken_indices(op, LETTERS, 0)
-            if indices is None:
-                return f"selected from {inputs[0]}"
-            return f"{inputs[0]}[{', '.join(indices)}]" if indices else inputs[0]
-    function = f"{type(op).__name__.lower()}({', '.join(inputs)})"
-    return TEMPLATES.get(type(op), function).format(*inputs, op=op, value=value)
+    if isinstance(op, MatMul | SteppedMatMul):
+        return _product_text(op, inputs, names[op.weight.source])
+    return op.text(value, inputs)
 
 
 def _product_text(op: MatMul | SteppedMatMul, inputs: list[str], matrix: str) -> str:
@@ -190,61 +128,13 @@ def _product_text(op: MatMul | SteppedMatMul, inputs: list[str], matrix: str) ->
     if weight.transposed:
         matrix += ".T"
     if weight.fan != weight.drawn.fan:  # the adjoint, used by gradients
-        matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+        matrix = f"({weight.drawn.fan}/{weight.fan.grouped})^(1/2) {matrix}"
     if weight.frozen:
         matrix = f"stop_gradient({matrix})"
     product = f"{matrix}.each({inputs[0]})" if op.each else f"{matrix} {inputs[0]}"
     if steps:
         product += f", moved along {', '.join(inputs[1:])}"
     return product
-
-
-def _call_text(f: Function, arguments: list[str], scalars: list[str]) -> str:
-    """A call `f(x, y, parameter; p, q)`, with the scalars p and q of a `nonlin`."""
-    listed = ", ".join([*arguments, *(f"{number:g}" for number in f.parameters)])
-    if scalars:
-        listed += f"; {', '.join(scalars)}"
-    return f"{f.name}({listed})"
-
-
-def taken_indices(
-    op: ops.Take, index_letters: Sequence[str], first: int
-) -> list[str] | None:
-    """The indices that a Take reads: ["j", "3"] for u[i, j] = x[j, 3].
-
-    Positions count from `first`, 0 or 1. The result is None if no formula fits.
-    """
-    if not op.x.shape:
-        return []
-    ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
-    indices: list[str] = []
-    for positions in np.unravel_index(op.flat, op.x.shape):
-        start = int(np.ravel(positions)[0])
-        if (positions == start).all():
-            indices.append(str(start + first))
-            continue
-        for letter, ramp in zip(index_letters, ramps, strict=False):
-            if (positions == start + ramp).all():
-                indices.append(f"{letter}+{start}" if start > 0 else letter)
-                break
-        else:
-            return None
-    return indices
-
-
-def initial_law(mean: Floats, factor: Floats) -> str:
-    """N(mean, cov) over the vectors of an initial value.
-
-    Numbers stand for constant means and for multiples of the identity.
-    """
-    factor = factor.reshape(mean.size, factor.shape[-1])
-    cov = factor @ factor.T
-    mean_text = f"{mean.ravel()[0]:g}" if (mean == mean.ravel()[0]).all() else "mean"
-    if not cov.any():
-        return f"{mean_text}·(1, …, 1)"
-    is_multiple = np.array_equal(cov, cov[0, 0] * np.eye(len(cov)))
-    cov_text = f"{cov[0, 0]:g}" if is_multiple else "cov"
-    return f"N({mean_text}, {cov_text})"
 
 
 # LaTeX
@@ -369,6 +259,17 @@ def dimension(width: Width) -> str:
     return name if width.factor == 1 else f"{width.factor}{name}"
 
 
+def grouped(width: Width) -> str:
+    """A width that is divided by, or has an exponent: (2n), n, 64."""
+    return f"({dimension(width)})" if width.is_product else dimension(width)
+
+
+def entry_law(weight: Weight) -> str:
+    """The law of the entries of a matrix, N(0, σ²/fan)."""
+    variance_text = f"{decimal(weight.std**2)}/{grouped(weight.fan)}"
+    return rf"\mathcal N(0, {variance_text})"
+
+
 def variance(weight: Weight) -> str:
     """σ² in/fan, the factor from E[Z^x Z^x'] to the covariance of W x; "" for 1."""
     factors = ""
@@ -391,11 +292,6 @@ def matrix_source(x: Value) -> Source | None:
 
 # How a formula writes an entry of an input: as a value, or as its limit.
 Reference = Callable[[Value, Indices], str]
-LATEX = {
-    ops.Add: "{0} + {1}",
-    ops.Scale: r"{0} \, {1}",
-    ops.Mix: r"\sum_{{{k}}} {0} \, {1}",
-}
 
 
 def selection(op: ops.Take, name: str) -> str:
@@ -422,76 +318,44 @@ def _varying(indices: Indices) -> str:
     return ",".join(index for index in indices if index != "1")
 
 
-def formula(
-    value: Value,
-    i: Indices,
-    ref: Reference,
-    positions: Callable[[ops.Take], str] = lambda op: r"\pi",
-) -> str:
-    """Entry i of a value; an operation without a case is a function of its inputs.
+class Notation:
+    """LaTeX of the inputs of one operation: see `Notation` in the language's values."""
 
-    `positions` names the selection of an index that no formula describes.
-    """
-    op = value.op
-    match op:
-        case ops.Take(x):
-            known = taken_indices(op, i, 1)
-            if known is not None:
-                return ref(x, known)
-            name = positions(op)
-            subscript = _varying(i)
-            return ref(x, [f"{name}({subscript})" if subscript else name])
-        case ops.Join(joined):
-            entries = ", ".join(ref(part, [r"\cdot", *i[1:]]) for part in joined)
-            return f"({entries})_{{{i[0]}}}"
-        case ops.Concat(x, axis):
-            first = ref(x, read_indices(value, i, "1")[0])
-            last = ref(x, read_indices(value, i, str(x.shape[axis]))[0])
-            return rf"({first}; \dots; {last})"
-    summation_index = LETTERS[len(i)]
-    whole = summation_index if isinstance(op, ops.Mix) else r"\cdot"
-    inputs = [
-        ref(x, indices)
-        for x, indices in zip(op.inputs, read_indices(value, i, whole), strict=True)
-    ]
-    match op:
-        case ops.Nonlin(f) | ops.Apply(f, _, 0) if f in INFIX:
-            return f" {INFIX[f].latex} ".join(inputs)
-        case ops.Add() | ops.Scale() | ops.Mix():
-            return LATEX[type(op)].format(*inputs, k=summation_index)
-        case ops.Split(_, axis):
-            return rf"({inputs[0]})_{{\text{{part }} {i[axis]}}}"
-        case ops.Dot(x, _, power):
-            exponent = "-1/2" if power == 0.5 else "-1"
-            scale = rf"{dimension(x.width)}^{{{exponent}}}"
-            return rf"{scale} \langle {inputs[0]}, {inputs[1]} \rangle"
-        case Rotate():
-            return rf"{_rotation(op, i)} \, {inputs[0]}"
-    return _function_call(value, i, inputs)
+    def __init__(
+        self, ref: Reference, positions: Callable[[ops.Take], str] = lambda op: r"\pi"
+    ) -> None:
+        self.entry = ref
+        self.positions = positions
 
+    def inputs(self, value: Value, i: Indices, whole: str = r"\cdot") -> list[str]:
+        """The entries of all inputs that entry i of a value reads."""
+        indices = read_indices(value, i, whole)
+        return [
+            self.entry(x, index)
+            for x, index in zip(value.op.inputs, indices, strict=True)
+        ]
 
-def _rotation(op: Rotate, i: Indices) -> str:
-    """R with its base and position; primed for interleaved pairs."""
-    symbol = "R" if op.fraction == 1 else rf"R^{{({decimal(op.fraction)})}}"
-    if op.interleaved:
-        symbol += "'"
-    subscript = [decimal(op.base)]
-    if op.stretch is not None:
-        subscript += map(decimal, op.stretch)
-    subscript.append(f"t({i[-1]})")
-    return f"{symbol}_{{{', '.join(subscript)}}}"
+    def taken(self, op: ops.Take, i: Indices) -> str:
+        """Entry i of an index, by a named selection if no formula describes it."""
+        known = taken_indices(op, i, 1)
+        if known is not None:
+            return self.entry(op.x, known)
+        name = self.positions(op)
+        subscript = _varying(i)
+        return self.entry(op.x, [f"{name}({subscript})" if subscript else name])
 
+    def summation_index(self, i: Indices) -> str:
+        """The first letter that an index of this length does not use."""
+        return LETTERS[len(i)]
 
-def _function_call(value: Value, i: Indices, inputs: Sequence[str]) -> str:
-    """An operation as a named function of its inputs."""
-    op = value.op
-    f: Function | None = getattr(op, "f", None)
-    name = type(op).__name__.lower() if f is None else f.name
-    parameters = () if f is None else f.parameters
-    vectors = len(op.vectors) if isinstance(op, ops.Nonlin) else len(inputs)
-    arguments = ", ".join([*inputs[:vectors], *map(decimal, parameters)])
-    if vectors < len(inputs):
-        arguments += f"; {', '.join(inputs[vectors:])}"
-    call = rf"\operatorname{{{escape(name)}}}({arguments})"
-    entry = [i[axis] for axis in op.whole(value.ndim)]
-    return f"{call}_{{{','.join(entry)}}}" if entry else call
+    def width(self, width: Width) -> str:
+        """A width that is divided by, or has an exponent: (2n), n, 64."""
+        return grouped(width)
+
+    def number(self, number: float) -> str:
+        """A number in a formula."""
+        return decimal(number)
+
+    def function(self, name: str, arguments: Sequence[str]) -> str:
+        """A function with this name, of these arguments."""
+        return rf"\operatorname{{{escape(name)}}}({', '.join(arguments)})"

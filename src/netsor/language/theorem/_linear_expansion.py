@@ -14,19 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # loads scipy.sparse on first use
 
-from ..operations._operation import (
-    Add,
-    Constant,
-    Data,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Scale,
-    Source,
-    Take,
-)
-from ..values._array import Ints, Value
+from ..operations._operation import Data, Gaussian, Join, MatMul, Source, Take
+from ..values._array import FixedTerms, Ints, Value
 from ..values._graph import transposed
 from ..values._vector import Vector
 
@@ -50,12 +39,16 @@ class Expansion:
         self.transposed = transposed(values)
         vectors = [value for value in values if isinstance(value, Vector)]
         total = 1 + sum(value.size for value in vectors)
+        self.combinations: dict[Value, list[FixedTerms]] = {}
+        for value in vectors:
+            terms = value.op.fixed_terms(value)
+            if terms is not None:
+                self.combinations[value] = terms
         tables = self._columns(vectors, total)
         keys = np.unique(
             np.concatenate([[-total], *(table.keys for table in tables.values())])
         )
         self.matrix: Ints = keys // total
-        self.combinations = {value for value in vectors if value not in tables}
         self.rows: dict[Value, scipy.sparse.csr_array] = {}
         for value in vectors:
             if value in self.combinations:
@@ -104,12 +97,11 @@ class Expansion:
             match value.op:
                 case Take(x, flat):
                     identity[value] = identity[x].ravel()[flat]
-                    continue
                 case Join(parts):
                     identity[value] = np.concatenate([identity[part] for part in parts])
-                    continue
-                case Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
-                    continue
+            if value in self.combinations:
+                continue
+            match value.op:
                 case Gaussian(source, mean, factor):
                     if source not in first:
                         first[source] = matrices
@@ -148,40 +140,15 @@ class Expansion:
 
     def _combination(self, value: Vector) -> scipy.sparse.csr_array:
         """The rows of a combination, from the rows of the vectors in it."""
-        rows, csr = self.rows, scipy.sparse.csr_array
-        match value.op:
-            case Take(x, flat):
-                return csr(rows[x][flat.ravel()])
-            case Join(parts):
-                return csr(scipy.sparse.vstack([rows[part] for part in parts]))
-            case Add(x, y):
-                total = csr(
-                    rows[x][_positions(x, value.shape)]
-                    + rows[y][_positions(y, value.shape)]
-                )
-            case Scale(Value(op=Constant(numbers)), x):
-                factors = np.broadcast_to(numbers, value.shape).ravel()
-                total = csr(
-                    scipy.sparse.diags_array(factors)
-                    @ rows[x][_positions(x, value.shape)]
-                )
-            case Mix(Value(op=Constant(numbers)), x):
-                coefficients = np.broadcast_to(
-                    numbers, (*value.shape, numbers.shape[-1])
-                )
-                mixed = np.broadcast_to(
-                    np.arange(x.size).reshape(x.shape)[..., None, :], coefficients.shape
-                )
-                to = np.repeat(np.arange(value.size), numbers.shape[-1])
-                matrix = csr(
-                    (coefficients.ravel(), (to, mixed.ravel())),
-                    shape=(value.size, x.size),
-                )
-                total = csr(matrix @ rows[x])
-        total.eliminate_zeros()
-        return total
-
-
-def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
-    """The flat position in x of each entry after broadcasting x to this shape."""
-    return np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel()
+        inputs = [x for x in value.op.inputs if isinstance(x, Vector)]
+        total = None
+        for x, terms in zip(inputs, self.combinations[value], strict=True):
+            matrix = scipy.sparse.csr_array(
+                (terms.coefficients, (terms.rows, terms.columns)),
+                shape=(value.size, x.size),
+            )
+            combined = matrix @ self.rows[x]
+            total = combined if total is None else total + combined
+        result = scipy.sparse.csr_array(total)
+        result.eliminate_zeros()
+        return result

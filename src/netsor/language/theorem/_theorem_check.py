@@ -21,31 +21,24 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from ..._array_api import Bools
 from ...report._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
-from ..operations import _operation as ops
 from ..operations._operation import (
-    Add,
     Apply,
-    Constant,
     Dot,
     Gaussian,
     Join,
     MatMul,
-    Mix,
     Nonlin,
     Normal,
-    Scale,
     Take,
 )
 from ..operations._readout import functions_of_outputs, readouts
-from ..operations._rotary import Rotate
-from ..operations._stop_gradient import ScaledGradient, without_stops
-from ..values._array import Operation, Value
+from ..operations._stop_gradient import without_stops
+from ..values._array import Value
 from ..values._graph import asked_entries, compose_indices, names_of, topological_order
 from ..values._vector import Vector
 from ._linear_expansion import Expansion
@@ -170,51 +163,6 @@ def verdict_of(report: Report) -> str:
     return verdict(report._summary(), COLOURS[report.verdict])
 
 
-# The operations that the theorems of the paper and of Yang (2019, 2020) cover, directly
-# or by the identities above. Membership claims a proof: any operation outside this set
-# makes a program conjectured.
-COVERED: frozenset[type[Operation]] = frozenset(
-    {
-        Gaussian,
-        ops.Data,
-        Constant,
-        ops.Hyperparameter,
-        Normal,
-        ops.Root,
-        MatMul,
-        Nonlin,
-        Dot,
-        Apply,
-        Add,
-        Scale,
-        Mix,
-        ops.Concat,
-        ops.Split,
-        Take,
-        Join,
-        ScaledGradient,
-    }
-)
-
-
-def _function_is_bounded(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
-    if op.f.lipschitz and inputs:  # pseudo-Lipschitz: bounded on bounded sets
-        return True
-    return op.f.bounded
-
-
-# Whether the result of an operation is bounded: `rule(op, inputs)`, where `inputs` says
-# whether all its inputs are. None means unknown, also for an operation without a rule.
-# A bounded result does not imply that a theorem applies.
-BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
-    **dict.fromkeys(COVERED | {Rotate}, lambda op, inputs: inputs),
-    Gaussian: lambda op, inputs: not op.factor.any(),
-    MatMul: lambda op, inputs: False,
-    Dot: lambda op, inputs: inputs if op.power == 1 else False,
-    Nonlin: _function_is_bounded,
-    Apply: _function_is_bounded,
-}
-
 # The points of Assumption 3.1, by the names that the code below uses.
 POINTS = {
     "matmul": "factors of scores are MatMul outputs",
@@ -333,8 +281,7 @@ class _Checker:
                 inputs_bounded = False
             elif None in known:
                 inputs_bounded = None
-            rule = BOUNDED.get(type(value.op))
-            bounded[value] = rule(value.op, inputs_bounded) if rule else None
+            bounded[value] = value.op.bounded(inputs_bounded)
         return bounded
 
     def _fixed_values(self) -> set[Value]:
@@ -421,6 +368,9 @@ class _Checker:
 
     def _check_operation(self, value: Value) -> None:
         op = value.op
+        if not op.covered:
+            point, finding = op.open_point()
+            self._add(point, value, finding)
         match op:
             case Dot() if value in self.readouts:
                 # the same as a product W y, which is an output
@@ -440,19 +390,6 @@ class _Checker:
                 else:
                     problem = "is not known to be (declare lipschitz=)"
                 self._add("lipschitz", value, f": {f.name} {problem} pseudo-Lipschitz")
-            case Rotate():
-                self._add(
-                    "alike",
-                    value,
-                    " rotates pairs of coordinates, which the paper does not cover",
-                )
-            case _ if type(op) not in COVERED:
-                self._add(
-                    "unknown",
-                    value,
-                    f" is made by {type(op).__name__}, which no theorem of the checker"
-                    " covers",
-                )
 
     def _check_multiplication(self, value: Value, x: Value, for_score: bool) -> None:
         """Check a product W x.

@@ -3,8 +3,8 @@
 A program is a directed acyclic graph. A `Value` (a `Vector` or a `Scalar`) is an array
 of unknowns with a shape; the `Operation` in its field `op` made it from other values,
 `value.op.inputs`. Both are immutable and compare by identity, so that a value that two
-operations share is one node. Nothing here computes numbers: interpreters look up each
-operation in a table (`rule_for`).
+operations share is one node. Each *reading* of a program (sampling, lowering,
+differentiating, checking, printing) asks an operation for its rule, a method.
 
 The rest of this file indexes and rearranges arrays of values as numpy does.
 """
@@ -12,14 +12,24 @@ The rest of this file indexes and rearranges arrays of values as numpy does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, lru_cache
 from operator import is_
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast, dataclass_transform
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +50,8 @@ from ..._validate import (
 )
 
 Ints = npt.NDArray[np.intp]
-# A box of entries: for each axis, which of its indices are in the box.
-Keep = tuple[npt.NDArray[np.bool_], ...]
+# A box of entries: for each axis, a mask of its indices that are in the box.
+Box = tuple[npt.NDArray[np.bool_], ...]
 V = TypeVar("V", bound="Value")
 R = TypeVar("R")
 # For each axis of an input, the matching axis of the result; None if it is read whole.
@@ -50,6 +60,8 @@ Axes = tuple[int | None, ...]
 # Indexing lists the positions of all entries of an array with at most this many. Above,
 # it indexes a broadcast grid of each axis instead, which needs less memory.
 MAX_ENUMERATED_ENTRIES = 2**20
+# Letters of indices, in the order in which formulas take them.
+INDEX_LETTERS = "ijklmabcdefgh"
 # Python's name for the operator that each numpy function stands for.
 OPERATORS = {
     np.add: "add",
@@ -80,7 +92,9 @@ def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> i
 
     With `new`, it is an axis of the result, which has one axis more than `shape`.
     """
-    ndim = len(shape) + 1 if new else len(shape)
+    ndim = len(shape)
+    if new:
+        ndim += 1
     axis = as_whole(argument)
     if axis is None or not -ndim <= axis < ndim:
         if ndim:
@@ -96,8 +110,8 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
 
     Only True and False are rejected: numpy reads them as new axes.
     """
-    parts = key if isinstance(key, tuple) else (key,)
-    if any(is_bool(part) and not np.ndim(part) for part in parts):
+    indices = key if isinstance(key, tuple) else (key,)
+    if any(is_bool(index) and not np.ndim(index) for index in indices):
         raise TraceIndexError(
             operation,
             f"index {shown(key)} on shape {shape}: None adds an axis, no bool does",
@@ -108,18 +122,9 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
             operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}"
         )
     try:
-        if key is ... or size <= MAX_ENUMERATED_ENTRIES:
-            positions = np.asarray(np.arange(size).reshape(shape)[key])
-        else:
-            grids = np.ogrid[tuple(map(slice, shape))]
-            picked = tuple(np.broadcast_to(grid, shape)[key] for grid in grids)
-            positions = np.asarray(np.ravel_multi_index(picked, shape), dtype=np.intp)
+        positions = _selected_positions(shape, key)
     except (IndexError, TypeError, ValueError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        if "out of bounds" in problem or "too many indices" in problem:
-            problem = f"is outside shape {shape}"  # numpy repeats index and shape
-        else:
-            problem = f"on shape {shape}: {problem}"
+        problem = _index_problem(error, shape)
         raise TraceIndexError(operation, f"index {shown(key)} {problem}") from None
     if positions.size == 0:
         raise TraceError(
@@ -128,16 +133,34 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
     return positions
 
 
+def _selected_positions(shape: Shape, key: Any) -> Ints:
+    """The flat positions that an index selects; numpy's errors if it is invalid."""
+    size = math.prod(shape)
+    if key is ... or size <= MAX_ENUMERATED_ENTRIES:
+        return np.asarray(np.arange(size).reshape(shape)[key])
+    grids = np.ogrid[tuple(map(slice, shape))]
+    indices = tuple(np.broadcast_to(grid, shape)[key] for grid in grids)
+    return np.asarray(np.ravel_multi_index(indices, shape), dtype=np.intp)
+
+
+def _index_problem(error: Exception, shape: Shape) -> str:
+    """What is wrong with an index on an array of this shape, from numpy's error."""
+    problem = " ".join(str(error).split()) or type(error).__name__
+    if "out of bounds" in problem or "too many indices" in problem:
+        return f"is outside shape {shape}"  # numpy repeats index and shape
+    return f"on shape {shape}: {problem}"
+
+
 @lru_cache(maxsize=256)
-def every(shape: Shape) -> Keep:
+def whole_box(shape: Shape) -> Box:
     """The box of all entries.
 
-    Equal shapes share one tuple, so that `demand` can compare boxes by identity.
+    Equal shapes share one tuple, so that boxes can be compared by identity.
     """
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 
-def around(positions: Ints, shape: Shape) -> Keep:
+def smallest_box(positions: Ints, shape: Shape) -> Box:
     """The smallest box of entries that contains these flat positions."""
     size = math.prod(shape)
     # Above an eighth of all entries, a mask is faster than unravelling the positions.
@@ -145,52 +168,66 @@ def around(positions: Ints, shape: Shape) -> Keep:
         mask = np.zeros(size, dtype=bool)
         mask[positions] = True
         if mask.all():  # the usual case
-            return every(shape)
+            return whole_box(shape)
         return _box_around_mask(mask.reshape(shape))
-    keep = _empty_box(shape)
+    box = _empty_box(shape)
     if shape:
-        for axis, indices in zip(keep, np.unravel_index(positions, shape), strict=True):
+        for axis, indices in zip(box, np.unravel_index(positions, shape), strict=True):
             axis[indices] = True
-    return keep
+    return box
 
 
-def _empty_box(shape: Shape) -> Keep:
+def _empty_box(shape: Shape) -> Box:
     """The empty box, as masks that can be written to."""
     return tuple(np.zeros(size, dtype=bool) for size in shape)
 
 
-def _box_around_mask(mask: npt.NDArray[np.bool_]) -> Keep:
-    keep = []
-    for axis in range(mask.ndim):
-        others = tuple(k for k in range(mask.ndim) if k != axis)
-        keep.append(np.asarray(mask.any(axis=others)))
-    return tuple(keep)
+def _box_around_mask(mask: npt.NDArray[np.bool_]) -> Box:
+    """The smallest box that contains the marked entries."""
+    axes = range(mask.ndim)
+    box = []
+    for axis in axes:
+        other_axes = tuple(other for other in axes if other != axis)
+        box.append(np.asarray(mask.any(axis=other_axes)))
+    return tuple(box)
 
 
-def within(positions: Ints, shape: Shape, keep: Keep) -> Ints:
+def positions_in_box(positions: Ints, shape: Shape, box: Box) -> Ints:
     """Convert flat positions in an array to flat positions in a box of it."""
     if not shape:
         return positions
-    inside = []
-    for axis, indices in zip(keep, np.unravel_index(positions, shape), strict=True):
-        position_in_box = np.cumsum(axis) - 1
-        inside.append(position_in_box[indices])
-    return np.ravel_multi_index(inside, [int(axis.sum()) for axis in keep])
+    indices_in_box = []
+    for axis, indices in zip(box, np.unravel_index(positions, shape), strict=True):
+        index_in_box = np.cumsum(axis) - 1
+        indices_in_box.append(index_in_box[indices])
+    return np.ravel_multi_index(indices_in_box, box_shape(box))
 
 
-def is_all(keep: Keep) -> bool:
+def box_shape(box: Box) -> Shape:
+    """The number of indices in a box along each axis."""
+    return tuple(int(axis.sum()) for axis in box)
+
+
+def is_whole(box: Box) -> bool:
     """Whether the box is the whole array."""
-    return keep is every(tuple(map(len, keep))) or all(axis.all() for axis in keep)
+    shape = tuple(len(axis) for axis in box)
+    if box is whole_box(shape):  # the usual case
+        return True
+    return all(axis.all() for axis in box)
 
 
-def kept(array: Ints, keep: Keep) -> Ints:
+def entries_in(array: Ints, box: Box) -> Ints:
     """The entries of an array in a box; the array itself if the box is all of it."""
-    return array if is_all(keep) else array[box(keep)]
+    if is_whole(box):
+        return array
+    return array[box_index(box)]
 
 
-def box(keep: Keep) -> tuple[Ints, ...]:
+def box_index(box: Box) -> tuple[Ints, ...]:
     """The numpy index that selects a box."""
-    return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
+    if not box:
+        return ()
+    return np.ix_(*(np.flatnonzero(axis) for axis in box))
 
 
 _composing: ContextVar[bool] = ContextVar("composing", default=False)
@@ -213,13 +250,13 @@ def composed_indices() -> Iterator[None]:
 class Source:
     """The identity of a random object: operations with one source share its numbers.
 
-    `name` is the user's name for it, and `by` a scalar of the program that multiplies
-    it, or None.
+    `name` is the user's name for it, and `std_factor` a scalar of the program that
+    multiplies its standard deviation, or None.
     """
 
-    def __init__(self, name: str | None, by: Any = None) -> None:
+    def __init__(self, name: str | None, std_factor: Any = None) -> None:
         self.name = name
-        self.by = by
+        self.std_factor = std_factor
 
 
 class VectorAccess(Enum):
@@ -232,7 +269,138 @@ class VectorAccess(Enum):
     LINEARLY = "is the same in every orthonormal frame"  # sums, multiples, indexing
     BY_PRODUCTS = "needs only inner products"  # scores, W x
     ON_COORDINATES = "maps every coordinate by the same function"  # nonlinearities
-    ON_PLACES = "maps coordinates by their positions"  # rotary positions, though linear
+    BY_POSITION = "maps coordinates by their positions"  # rotary ones, though linear
+
+
+# What the readings of a program offer to the rules of its operations
+
+# An array of the plan that lowering makes
+Register = Any
+# Cotangents of scalars by unit: see `language/autodiff/_derivative.py`.
+Units = dict[str | None, Any]
+Cotangents = Iterable[tuple[int, Any]]  # the index of an input, and its cotangent
+Index = Sequence[str]  # an index for each axis of a value, as a formula writes them
+
+
+class Samples(Protocol):
+    """The reference interpreter, as a rule `sample` sees it.
+
+    The array of a vector has the shape (replicas, *shape, width), that of a scalar
+    (replicas, *shape). Values that are the same in all replicas may have one.
+    """
+
+    widths: Mapping[str, float]  # by name; hyperparameters too
+
+    def __getitem__(self, x: Value) -> npt.NDArray[np.float64]:
+        """The array of an input."""
+
+    def align_axes(self, x: Value, ndim: int) -> npt.NDArray[np.float64]:
+        """The same with `ndim` axes of values: axes of size 1 are set in front."""
+
+    def normals(
+        self, source: Source, member: int, *shape: int
+    ) -> npt.NDArray[np.float64]:
+        """Standard normals (replicas, *shape) of one member of a random source."""
+
+
+class Lowering(Protocol):
+    """The lowering of a program to a plan, as the rules `lower` and `combine` see it.
+
+    `builder.step(name, *registers, **parameters)` adds an instruction of the plan;
+    `builder` also has `constant`, `reshape`, `take` and `pad_or_cut`.
+    """
+
+    builder: Any
+
+    def align_axes(self, array: Register, ndim: int, result_ndim: int) -> Register:
+        """An array of values with `ndim` axes, with axes of size 1 set in front."""
+
+    def mix_rows(self, coefficients: Register, vectors: Register) -> Register:
+        """The combinations Σ_j a[…, i, j] x[…, j], of vectors (…, j, blocks, ·)."""
+
+    def coordinates(self, x: Value) -> Register:
+        """All coordinates of vectors of finite width, (*shape, 1, width)."""
+
+    def shared(
+        self, key: object, make: Callable[[], tuple[Register, ...]]
+    ) -> tuple[Register, ...]:
+        """Registers that operations with the same key share; `make` adds them once."""
+
+
+class Backward(Protocol):
+    """Reverse-mode differentiation, as a rule `cotangents` sees it."""
+
+    def wants(self, k: int) -> tuple[str | None, ...]:
+        """The units in which input k is needed; none if no leaf depends on it."""
+
+    def along(self, d: Any, x: Any, k: int) -> Units:
+        """n^(−1/2) ⟨δ_i, x_i⟩ for matching vectors: the cotangent of a factor of x."""
+
+    def inner(self, d: Any, x: Any, k: int) -> Units:
+        """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs of the last axes."""
+
+
+class Notation(Protocol):
+    """LaTeX, as a rule `latex` sees it."""
+
+    def inputs(self, value: Value, i: Index, whole: str = r"\cdot") -> list[str]:
+        """The entries of all inputs that entry i of a value reads.
+
+        `whole` stands for the index of an axis that is read whole.
+        """
+
+    def entry(self, x: Value, i: Index) -> str:
+        """Entry i of a value, or its limit."""
+
+    def taken(self, op: Take, i: Index) -> str:
+        """Entry i of an index."""
+
+    def summation_index(self, i: Index) -> str:
+        """A letter that is not in the index i."""
+
+    def width(self, width: Any) -> str:
+        """A width that is divided by, or has an exponent: (2n), n, 64."""
+
+    def number(self, number: float) -> str:
+        """A number in a formula."""
+
+    def function(self, name: str, arguments: Sequence[str]) -> str:
+        """A function with this name, of these arguments."""
+
+
+class Size(NamedTuple):
+    """A bound on coordinates: |u| ≤ fixed + |v|, where v is a Gaussian of this variance
+    times `factors` of χ/√m.
+    """
+
+    fixed: float
+    variance: float
+    factors: int
+
+    def times(self, c: float) -> Size:
+        """The bound of c u; infinite where a power would raise."""
+        return Size(c * self.fixed, c * c * self.variance, self.factors)
+
+
+def largest_size(sizes: Sequence[Size]) -> Size:
+    """A bound on all coordinates of vectors with these bounds."""
+    return Size(
+        fixed=max((size.fixed for size in sizes), default=0.0),
+        variance=max((size.variance for size in sizes), default=0.0),
+        factors=max((size.factors for size in sizes), default=0),
+    )
+
+
+class FixedTerms(NamedTuple):
+    """The vectors of an input in fixed combinations, as a sparse matrix.
+
+    Result `rows[t]` contains `coefficients[t]` times vector `columns[t]` of the input,
+    both as flat positions.
+    """
+
+    rows: Ints
+    columns: Ints
+    coefficients: npt.NDArray[np.float64]
 
 
 @dataclass_transform(eq_default=False, frozen_default=True)
@@ -240,9 +408,16 @@ class Operation:
     """What makes a value from other values: the base class of all operations.
 
     A subclass becomes a frozen dataclass, compared by identity. Its fields that are
-    values, or tuples of values, are its inputs; all others are parameters. The class
-    says what every reader of a program needs to know of it; what only one interpreter
-    needs is a row in the table of that interpreter (see `rule_for`).
+    values, or tuples of values, are its inputs; all others are parameters. Its
+    attributes say what every reading of a program needs to know, and each of its other
+    methods is the rule of one reading. A rule gets the value that the operation made
+    and, as a protocol above, what the reading offers. Without a rule, that reading
+    raises an error that names the method. Matrix products, nonlinearities and inner
+    products are lowered by the engine itself; a subclass of theirs inherits that.
+
+    The invariant: an operation never changes, and its inputs exist before it. So the
+    graph has no cycles, and a rewrite makes new operations (`with_inputs`,
+    `restricted_to`) instead of changing old ones.
 
     Attributes
     ----------
@@ -252,22 +427,32 @@ class Operation:
         Its name in `print(net)`, if that is not the name of the class.
     letter : str
         The letter that names its values, if not u (vectors) or a (scalars).
-    parted : bool
+    sliceable : bool
         Whether entries of the result can be computed separately.
-    indexed : tuple of str
+    sliced_fields : tuple of str
         The names of array fields whose leading axes are those of the result.
+    without_limit : str
+        What an error says if it reads coordinates of infinitely wide vectors.
+    covered : bool
+        Whether the theorems of the checker cover it. This claims a proof, so no class
+        inherits it.
 
     Examples
     --------
     >>> from netsor.language.values._array import Entrywise, VectorAccess
     >>> class Reverse(Entrywise):
-    ...     acts = VectorAccess.ON_PLACES
+    ...     acts = VectorAccess.BY_POSITION
     ...     x: ns.Vector
+    ...     def sample(self, value, samples):
+    ...         return samples[self.x][..., ::-1]
     >>> x = ns.gaussian(ns.Width("n"), 3)
     >>> y = ns.Vector(Reverse(x), x.shape, x.width)
     >>> y.op.inputs == (x,), y.op.reads(ndim=1)
     (True, ((0,),))
     >>> y[1:].op.with_inputs(x).inputs == (x,)  # the same index of another value
+    True
+    >>> before, after = ns.Program((x, y)).simulate(n=4, draws=1)
+    >>> bool((after == before[..., ::-1]).all())
     True
     """
 
@@ -276,16 +461,19 @@ class Operation:
     acts: ClassVar[VectorAccess | None] = None
     kind: ClassVar[str] = ""
     letter: ClassVar[str] = ""
-    parted: ClassVar[bool] = False
-    indexed: ClassVar[tuple[str, ...]] = ()
+    sliceable: ClassVar[bool] = False
+    sliced_fields: ClassVar[tuple[str, ...]] = ()
+    without_limit: ClassVar[str] = ""
+    covered: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
+        cls.covered = cls.__dict__.get("covered", False)
         dataclass(frozen=True, eq=False)(cls)
 
     @property
     def asks_coordinates(self) -> bool:
         """Whether it needs coordinates of its inputs, not only their inner products."""
-        return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
+        return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.BY_POSITION)
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Which entries of each input an entry of the result (with `ndim` axes) needs.
@@ -295,18 +483,24 @@ class Operation:
         """
         return tuple((None,) * x.ndim for x in self.inputs)
 
-    def whole(self, ndim: int) -> Sequence[int]:
+    def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The axes of the result that cannot be sliced."""
-        return () if self.parted else range(ndim)
+        if self.sliceable:
+            return ()
+        return range(ndim)
 
-    def at(self, keep: Keep) -> Self:
-        """Slice the fields that share axes with the result, but not the inputs."""
-        sliced = {name: getattr(self, name)[box(keep)] for name in self.indexed}
+    def restricted_to(self, box: Box) -> Self:
+        """The operation for a box of its result, on the same inputs.
+
+        It slices the fields that share axes with the result.
+        """
+        index = box_index(box)
+        sliced = {name: getattr(self, name)[index] for name in self.sliced_fields}
         return replace(self, **sliced)
 
-    def taken(self, whole: Value, flat: Ints) -> Operation:
-        """The operation for the entries of `whole`, its result, at flat positions."""
-        return Take(whole, flat)
+    def indexed(self, value: Value, flat: Ints) -> Operation:
+        """The operation for the entries of `value`, its result, at flat positions."""
+        return Take(value, flat)
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
@@ -323,18 +517,139 @@ class Operation:
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, in the order of `inputs`."""
         fields = []
-        taken = 0  # number of inputs that earlier fields have
+        start = 0  # number of inputs that earlier fields have
         for name in self.__match_args__:
             entry = getattr(self, name)
             if isinstance(entry, Value):
-                entry = inputs[taken]
-                taken += 1
+                entry = inputs[start]
+                start += 1
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
-                count = len(entry)
-                entry = inputs[taken : taken + count]
-                taken += count
+                stop = start + len(entry)
+                entry = inputs[start:stop]
+                start = stop
             fields.append(entry)
         return type(self)(*fields)
+
+    # Rules: the reference interpreter
+
+    def sample(self, value: Value, samples: Samples) -> npt.NDArray[np.float64]:
+        """The array of a value from those of its inputs: what the operation means."""
+        raise MissingRuleError(self, "sample")
+
+    # Rules: lowering
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """The register of scalars (*shape), or all coordinates (*shape, 1, width) of
+        vectors that are not linear combinations.
+        """
+        raise MissingRuleError(self, "lower")
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: Register | None,
+    ) -> Register:
+        """The result of a linear operation, (*shape, blocks, ·).
+
+        `arrays` has an array (*shape, blocks, ·) for each vector that it combines.
+        These are coordinates in any frame. `coefficients` are the numbers of its scalar
+        input, if it has one. For an operation on scalars, `arrays` are these scalars.
+        """
+        raise MissingRuleError(self, "combine")
+
+    def combine_sets(
+        self,
+        value: Value,
+        sets: Sequence[npt.NDArray[Any]],
+        nonzero: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[Any] | None:
+        """The same for sets of directions, (*shape, blocks), as bits of integers.
+
+        `nonzero` marks the coefficients that count. None if this follows from `sample`.
+        """
+        return self.rearrange(sets)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+        """Arrays (*shape, blocks) in the order of the result, if the operation only
+        moves vectors or blocks; otherwise None.
+        """
+        return None
+
+    # Rules: differentiating
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """Each input's number with its cotangent, from the cotangent d of the result.
+
+        Both are values of the language. Cotangents are scaled to order 1, and those of
+        scalars are given by unit: see `language/autodiff/_derivative.py`.
+        """
+        raise MissingRuleError(self, "cotangents")
+
+    # Rules: the checker, and bounds
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Whether the result is bounded; `inputs`: whether all inputs are.
+
+        None if that is not known. A bounded result does not imply that a theorem
+        applies.
+        """
+        return None
+
+    def open_point(self) -> tuple[str, str]:
+        """The point of the checker that is open if no theorem covers the operation, and
+        a finding that follows the name of the value.
+        """
+        name = type(self).__name__
+        return "unknown", f" is made by {name}, which no theorem of the checker covers"
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms] | None:
+        """The result as combinations with fixed coefficients, one for each vector
+        input; None if it is none.
+        """
+        return None
+
+    def size(self, sizes: Sequence[Size]) -> Size | None:
+        """A bound on coordinates, given that of each vector input; None if unknown."""
+        return None
+
+    # Rules: printing
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """The right-hand side of its line in `print(net)`, from the names of inputs."""
+        return f"{type(self).__name__.lower()}({', '.join(inputs)})"
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """Entry i of the result as a formula."""
+        call = notation.function(type(self).__name__.lower(), notation.inputs(value, i))
+        return call + entry_subscript(self, value, i)
+
+
+def entry_subscript(op: Operation, value: Value, i: Index) -> str:
+    """The subscript that selects entry i of a result along axes computed together."""
+    indices = [i[axis] for axis in op.unsliceable_axes(value.ndim)]
+    return f"_{{{','.join(indices)}}}" if indices else ""
+
+
+class MissingRuleError(TypeError):
+    """An operation has no rule for this reading of a program."""
+
+    def __init__(self, op: Operation, method: str) -> None:
+        name = type(op).__name__
+        self.remedy = (
+            f"write the method {name}.{method} (docs/developer.md, 'Adding an"
+            " operation')"
+        )
+        super().__init__(f"{name} cannot be {READINGS[method]}: {self.remedy}")
+
+
+READINGS = {
+    "sample": "sampled by the reference interpreter",
+    "lower": "lowered to a plan",
+    "combine": "lowered to a plan",
+    "cotangents": "differentiated",
+}
 
 
 class Entrywise(Operation):
@@ -343,29 +658,30 @@ class Entrywise(Operation):
     By default its inputs broadcast as in numpy.
     """
 
-    parted = True
+    sliceable = True
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Axes aligned from the last, as in numpy."""
         return tuple(align_axes(x.ndim, ndim) for x in self.inputs)
 
 
-def align_axes(ndim: int, to: int) -> tuple[int, ...]:
-    """The axes, among `to`, that an array of `ndim` axes broadcasts to: the last."""
-    return tuple(range(to - ndim, to))
+def align_axes(ndim: int, result_ndim: int) -> tuple[int, ...]:
+    """The axes of a result that an array of `ndim` axes broadcasts to: the last."""
+    return tuple(range(result_ndim - ndim, result_ndim))
 
 
-def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R:
-    """Look up an operation in the table of an interpreter.
+def rule_in(table: Mapping[type[Operation], R], op: Operation, method: str) -> R | None:
+    """The rule of an operation in a table of the engine.
 
-    The error for a missing row names the table, `place`.
+    A class without a row inherits that of its base class. The result is None if the
+    class, or a base class nearer than the row, states the method itself.
     """
-    if type(op) not in table:
-        raise TypeError(
-            f"{type(op).__name__} has no row in {place}: see docs/developer.md, 'Adding"
-            " an operation'"
-        )
-    return table[type(op)]
+    for cls in type(op).__mro__:
+        if cls in table:
+            return table[cls]
+        if method in cls.__dict__:
+            return None
+    return None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -373,9 +689,11 @@ class Value:
     """An array of random vectors or scalars, indexed and rearranged as in numpy.
 
     The base class of `Vector` and `Scalar`, and the node of the graph of a program: it
-    holds no numbers, only the operation that makes it. A value never changes, and equal
-    means identical. Functions such as `ns.gaussian` return values; you never call this
-    class yourself.
+    holds no numbers, only the operation that makes it. Functions such as `ns.gaussian`
+    return values; you never call this class yourself.
+
+    The invariant: a value never changes, and equal means identical. So every part of a
+    program that uses one value sees the same random numbers.
 
     Attributes
     ----------
@@ -395,6 +713,14 @@ class Value:
     ((3, 2), (3, 2), (4, 3))
     >>> x.sum(axis=0).shape, x.mean().shape
     ((3,), ())
+
+    A value leads back to all that it is made of:
+
+    >>> y = ns.tanh(x) + 2 * x
+    >>> y.op.inputs[0]
+    <Vector of shape (2, 3) in R^n, by Nonlin>
+    >>> y.op.inputs[0].op.inputs == (x,)
+    True
     """
 
     op: Operation
@@ -440,8 +766,9 @@ class Value:
 
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values; the value itself if they are the same."""
-        same = all(map(is_, inputs, self.op.inputs))
-        return self if same else replace(self, op=self.op.with_inputs(*inputs))
+        if all(map(is_, inputs, self.op.inputs)):
+            return self
+        return replace(self, op=self.op.with_inputs(*inputs))
 
     @property
     def ndim(self) -> int:
@@ -518,6 +845,7 @@ class Value:
             ) from None
 
     def _positions(self) -> Ints:
+        """The flat position of every entry."""
         return index_positions(self.shape, ..., "indexing")
 
     def take(self, flat: npt.ArrayLike) -> Self:
@@ -532,7 +860,7 @@ class Value:
             return self
         if isinstance(self.op, Take) and _composing.get():
             return cast(Self, self.op.x).take(self.op.flat.ravel()[flat])
-        return self._like(self.op.taken(self, flat), flat.shape)
+        return self._like(self.op.indexed(self, flat), flat.shape)
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
         """Move the given axes (None: all) to the end and merge them, to sum over them.
@@ -546,18 +874,18 @@ class Value:
             axes = axis
         else:
             axes = (axis,)
-        last = [as_axis(a, self.shape, operation) for a in axes]
-        if len(set(last)) < len(last):
+        merged_axes = [as_axis(a, self.shape, operation) for a in axes]
+        if len(set(merged_axes)) < len(merged_axes):
             raise TraceError(
                 operation,
                 f"axis={shown(axis)} must name each axis of shape {self.shape} at most"
                 " once",
             )
-        if not last:
+        if not merged_axes:
             return self[..., None]
-        first = [a for a in range(self.ndim) if a not in last]
-        sizes = [self.shape[a] for a in first]
-        return self.transpose(*first, *last).reshape(*sizes, -1)
+        other_axes = [a for a in range(self.ndim) if a not in merged_axes]
+        sizes = [self.shape[a] for a in other_axes]
+        return self.transpose(*other_axes, *merged_axes).reshape(*sizes, -1)
 
 
 def _unpacked(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -582,6 +910,93 @@ class Take(Operation):
 
     acts = VectorAccess.LINEARLY
     kind = "index"
-    parted = True
+    sliceable = True
+    covered = True
     x: Value
     flat: Ints
+
+    def sample(self, value: Value, samples: Samples) -> npt.NDArray[np.float64]:
+        """Entries of the flattened array."""
+        array = samples[self.x]
+        coordinates = array.shape[1 + self.x.ndim :]
+        flattened = array.reshape(array.shape[0], self.x.size, *coordinates)
+        return flattened.take(self.flat, axis=1)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The same entries of registers."""
+        (array,) = arrays
+        builder = lowering.builder
+        trailing = array.shape[self.x.ndim :]
+        entries = builder.reshape(array, self.x.size, *trailing)
+        taken = builder.take(entries, self.flat.ravel(), axis=0)
+        return builder.reshape(taken, *self.flat.shape, *trailing)
+
+    def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The same entries."""
+        (array,) = arrays
+        return array.reshape(self.x.size, array.shape[-1])[self.flat]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """As bounded as its input."""
+        return inputs
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms]:
+        """Single vectors."""
+        rows = np.arange(value.size)
+        return [FixedTerms(rows, self.flat.ravel(), np.ones(value.size))]
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """At most the largest of all entries."""
+        return largest_size(sizes)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """x[i, 3]."""
+        (name,) = inputs
+        indices = taken_indices(self, INDEX_LETTERS, first=0)
+        if indices is None:
+            return f"selected from {name}"
+        return f"{name}[{', '.join(indices)}]" if indices else name
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """An entry of x."""
+        return notation.taken(self, i)
+
+
+def taken_indices(
+    op: Take, index_letters: Sequence[str], first: int
+) -> list[str] | None:
+    """The indices that a Take reads: ["j", "3"] for u[i, j] = x[j, 3].
+
+    Positions count from `first`, 0 or 1. The result is None if no formula fits.
+    """
+    if not op.x.shape:
+        return []
+    ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
+    indices: list[str] = []
+    for positions in np.unravel_index(op.flat, op.x.shape):
+        start = int(np.ravel(positions)[0])
+        if (positions == start).all():
+            indices.append(str(start + first))
+            continue
+        for letter, ramp in zip(index_letters, ramps, strict=False):
+            if (positions == start + ramp).all():
+                indices.append(f"{letter}+{start}" if start > 0 else letter)
+                break
+        else:
+            return None
+    return indices
+
+
+def broadcast_terms(
+    x: Value, value: Value, coefficients: npt.ArrayLike = 1.0
+) -> FixedTerms:
+    """Fixed multiples of the vectors of an input that broadcasts to the result."""
+    columns = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape)
+    factors = np.broadcast_to(np.asarray(coefficients, dtype=float), value.shape)
+    return FixedTerms(np.arange(value.size), columns.ravel(), factors.ravel())

@@ -3,7 +3,8 @@
 Slicing moves indexing from the outputs towards the inputs: a program then computes only
 what its outputs need. Going backwards, `demand` finds the entries of its inputs that an
 operation needs; going forwards, `narrow` applies the operations to those entries only.
-Demands are boxes, one set of positions per axis, so tokens and heads stay array axes.
+Demands are boxes, a set of indices along each axis, so tokens and heads stay array
+axes.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from ..operations import _operation as ops
 from ..operations._softmax import MASKED_SOFTMAX
 from ._array import (
     Axes,
+    Box,
     Ints,
-    Keep,
     Value,
     align_axes,
-    around,
-    box,
+    box_index,
+    box_shape,
     composed_indices,
-    every,
-    is_all,
-    kept,
+    entries_in,
+    is_whole,
+    positions_in_box,
     selects_all,
-    within,
+    smallest_box,
+    whole_box,
 )
 from ._parameters import Weight
 from ._scalar import Scalar
@@ -48,19 +50,19 @@ def topological_order(outputs: Iterable[Value], past: bool = True) -> list[Value
 
     Without `past`, the gradients that earlier optimiser steps used are left out.
     """
-    done: dict[Value, None] = {}
+    ordered: dict[Value, None] = {}
     for output in outputs:
         # a stack, not recursion: a deep network would exceed Python's limit
         pending = [output]
         while pending:
             op = pending[-1].op
             inputs = op.inputs if past else ops.current_inputs(op)
-            waiting = [x for x in inputs if x not in done]
-            if waiting:
-                pending += reversed(waiting)
+            missing = [x for x in inputs if x not in ordered]
+            if missing:
+                pending += reversed(missing)
             else:
-                done[pending.pop()] = None
-    return list(done)
+                ordered[pending.pop()] = None
+    return list(ordered)
 
 
 def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
@@ -70,9 +72,11 @@ def source_order(values: Iterable[Value]) -> dict[ops.Source, int]:
     """
     sources: dict[ops.Source, int] = {}
     for value in values:
-        drawn = value.op.weight if isinstance(value.op, ops.Acting) else value.op
-        if isinstance(drawn, Weight | ops.Gaussian | ops.Normal):
-            sources.setdefault(drawn.source, len(sources))
+        random_object: object = value.op
+        if isinstance(value.op, ops.Acting):
+            random_object = value.op.weight
+        if isinstance(random_object, Weight | ops.Gaussian | ops.Normal):
+            sources.setdefault(random_object.source, len(sources))
     return sources
 
 
@@ -91,20 +95,23 @@ def bind_names(
     values: Sequence[Value], bindings: Mapping[str, float], allow_inf: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Check the user's numbers for a program: its widths, then its hyperparameters."""
-    names = {
+    hyperparameter_names = {
         value.op.name for value in values if isinstance(value.op, ops.Hyperparameter)
     }
-    missing = sorted(names - bindings.keys())
+    missing = sorted(hyperparameter_names - bindings.keys())
     if missing:
         raise ValueError(
             f"hyperparameter {', '.join(missing)} is not bound: give {missing[0]}=…, a"
             " finite number"
         )
-    numbers = {
-        name: real(number, name) for name, number in bindings.items() if name in names
-    }
-    widths = {name: number for name, number in bindings.items() if name not in names}
-    return bind_widths(widths_of(values), widths, allow_inf), numbers
+    hyperparameters: dict[str, float] = {}
+    widths: dict[str, float] = {}
+    for name, number in bindings.items():
+        if name in hyperparameter_names:
+            hyperparameters[name] = real(number, name)
+        else:
+            widths[name] = number
+    return bind_widths(widths_of(values), widths, allow_inf), hyperparameters
 
 
 def transposed(values: Iterable[Value]) -> set[ops.Source]:
@@ -143,7 +150,8 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 def _letter(value: Value) -> str:
     """The letter that names values of this kind."""
     if isinstance(value.op, ops.Dot):
-        return "p" if value.op.power == 0.5 else "m"
+        is_score = value.op.power == 0.5
+        return "p" if is_score else "m"
     if value.op.letter:
         return value.op.letter
     return "a" if isinstance(value, Scalar) else "u"
@@ -169,13 +177,15 @@ def compose_indices(outputs: Sequence[Value]) -> list[Value]:
 
 
 def _index_of(value: Value, x: Value, flat: Ints) -> Value:
-    """An index, with x in place of what it indexes."""
+    """The index `value`, with x in place of what it indexes."""
     if x is value.op.inputs[0] and not isinstance(x.op, ops.Take):
         return value
-    inner = x.op
-    if isinstance(inner, ops.Take):
-        x, flat = inner.x, inner.flat.ravel()[flat]
-    return x if selects_all(x, flat) else replace(value, op=ops.Take(x, flat))
+    if isinstance(x.op, ops.Take):
+        flat = x.op.flat.ravel()[flat]
+        x = x.op.x
+    if selects_all(x, flat):
+        return x
+    return replace(value, op=ops.Take(x, flat))
 
 
 def indexed_value(x: Value, values: Container[Value]) -> tuple[Value, Ints] | None:
@@ -210,7 +220,7 @@ def narrow_with_origins(
     narrowing = _Narrowing(demands)
     origins: dict[Value, Value] = {}
     for value in values:
-        if value in demands.keeps:
+        if value in demands.boxes:
             origins.setdefault(narrowing.narrow(value), value)
     return [narrowing.new[output] for output in outputs], origins
 
@@ -218,135 +228,168 @@ def narrow_with_origins(
 class _Demands(NamedTuple):
     """The entries of each value to compute, and of its inputs that these need."""
 
-    keeps: dict[Value, Keep]
-    needs: dict[Value, list[tuple[Value, Keep]]]
+    boxes: dict[Value, Box]
+    input_boxes: dict[Value, list[tuple[Value, Box]]]
 
 
 def _demands(outputs: Sequence[Value], values: Sequence[Value]) -> _Demands:
-    keeps = {output: every(output.shape) for output in outputs}
-    needs: dict[Value, list[tuple[Value, Keep]]] = {}
+    """Go backwards through the values: each needs entries of its inputs."""
+    boxes = {output: whole_box(output.shape) for output in outputs}
+    input_boxes: dict[Value, list[tuple[Value, Box]]] = {}
     for value in reversed(values):
-        if value not in keeps:
+        if value not in boxes:
             continue
-        keeps[value], needs[value] = demand(value, keeps[value])
-        for x, need in needs[value]:
-            if keeps.setdefault(x, need) is not need:
-                union = tuple(map(operator.or_, keeps[x], need))
-                keeps[x] = every(x.shape) if is_all(union) else union
-    return _Demands(keeps, needs)
+        boxes[value], input_boxes[value] = demand(value, boxes[value])
+        for x, box in input_boxes[value]:
+            if boxes.setdefault(x, box) is not box:
+                union = tuple(map(operator.or_, boxes[x], box))
+                boxes[x] = _normalised(union)
+    return _Demands(boxes, input_boxes)
+
+
+def _normalised(box: Box) -> Box:
+    """The same box; if it is the whole array, the shared tuple of `whole_box`."""
+    if is_whole(box):
+        return whole_box(tuple(len(axis) for axis in box))
+    return box
 
 
 class _Narrowing:
-    """Values restricted to the entries that are needed; `new` has those done so far."""
+    """Values restricted to the entries that are needed.
+
+    `new` maps each value that is done to its restriction.
+    """
 
     def __init__(self, demands: _Demands) -> None:
-        self.keeps, self.needs = demands
+        self.boxes, self.input_boxes = demands
         self.new: dict[Value, Value] = {}
-        # Parts of new values, so that two uses that need the same entries share a part.
-        self.parts: dict[tuple[Value, bytes], Value] = {}
+        # Slices of new values: two uses that need the same entries share a slice.
+        self._slices: dict[tuple[Value, bytes], Value] = {}
 
     def narrow(self, value: Value) -> Value:
         """Restrict a value whose inputs are done."""
-        op, keep = value.op, self.keeps[value]
-        inputs = [self._part(x, need) for x, need in self.needs[value]]
+        box = self.boxes[value]
+        inputs = [self._slice(x, needed) for x, needed in self.input_boxes[value]]
         shape = value.shape
-        if keep is not every(value.shape):
-            shape = tuple(int(axis.sum()) for axis in keep)
-        same_inputs = len(inputs) == len(op.inputs) and all(
-            map(operator.is_, inputs, op.inputs)
+        if box is not whole_box(value.shape):
+            shape = box_shape(box)
+        same_inputs = len(inputs) == len(value.op.inputs) and all(
+            map(operator.is_, inputs, value.op.inputs)
         )
-        if shape == value.shape and same_inputs:
-            result = value
-        elif isinstance(op, ops.Take):
-            _, input_box = self.needs[value][0]
-            positions = within(kept(op.flat, keep).ravel(), op.x.shape, input_box)
-            result = inputs[0].take(positions.reshape(shape))
-        elif isinstance(op, ops.Join) and len(inputs) == 1:
-            result = inputs[0]
-        else:
-            new_op = op.at(keep).with_inputs(*inputs)
-            result = replace(value, op=new_op, shape=shape)
+        result = value
+        if shape != value.shape or not same_inputs:
+            result = self._restricted(value, inputs, shape)
         self.new[value] = result
         return result
 
-    def _part(self, x: Value, need: Keep) -> Value:
+    def _restricted(self, value: Value, inputs: Sequence[Value], shape: Shape) -> Value:
+        """The entries of a value that are needed, from restricted inputs."""
+        op, box = value.op, self.boxes[value]
+        if isinstance(op, ops.Take):
+            _, input_box = self.input_boxes[value][0]
+            flat = entries_in(op.flat, box).ravel()
+            positions = positions_in_box(flat, op.x.shape, input_box)
+            return inputs[0].take(positions.reshape(shape))
+        if isinstance(op, ops.Join) and len(inputs) == 1:
+            return inputs[0]
+        new_op = op.restricted_to(box).with_inputs(*inputs)
+        return replace(value, op=new_op, shape=shape)
+
+    def _slice(self, x: Value, needed: Box) -> Value:
         """The entries of x that one use needs, among those that all uses need."""
-        if need is self.keeps[x]:  # the usual case
+        computed = self.boxes[x]
+        if needed is computed:  # the usual case
             return self.new[x]
         box_in_new = tuple(
-            needed[computed]
-            for needed, computed in zip(need, self.keeps[x], strict=True)
+            needed_axis[computed_axis]
+            for needed_axis, computed_axis in zip(needed, computed, strict=True)
         )
         key = x, b"".join(axis.tobytes() for axis in box_in_new)
-        if key not in self.parts:
+        if key not in self._slices:
             new = self.new[x]
-            self.parts[key] = new if is_all(box_in_new) else new[box(box_in_new)]
-        return self.parts[key]
+            if not is_whole(box_in_new):
+                new = new[box_index(box_in_new)]
+            self._slices[key] = new
+        return self._slices[key]
 
 
-def demand(value: Value, keep: Keep) -> tuple[Keep, list[tuple[Value, Keep]]]:
+def demand(value: Value, box: Box) -> tuple[Box, list[tuple[Value, Box]]]:
     """The entries to compute if these are needed, and what they need of each input.
 
     More are computed than needed if an axis cannot be sliced.
     """
-    whole = keep is every(value.shape)  # the usual case
-    if not whole:
-        unsliced = value.op.whole(value.ndim)
-        keep = tuple(
-            np.ones_like(axis) if k in unsliced else axis for k, axis in enumerate(keep)
-        )
-    needs: list[tuple[Value, Keep]] = []
-    match value.op:
-        case ops.Take(x, flat):
-            needs.append((x, around(kept(flat, keep).ravel(), x.shape)))
-        case ops.Join(parts) if not whole:
-            for part, first in zip(parts, _split(keep[0], parts), strict=True):
-                if first.any():
-                    needs.append((part, (first, *keep[1:])))
-        case op if whole:
-            return keep, [(x, every(x.shape)) for x in op.inputs]
-        case op:
-            for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
-                needs.append((x, _needed_box(x.shape, axes, keep)))
-    return keep, [(x, every(x.shape) if is_all(need) else need) for x, need in needs]
+    op = value.op
+    needs_all = box is whole_box(value.shape)  # the usual case
+    if not needs_all:
+        box = _with_whole_axes(box, op.unsliceable_axes(value.ndim))
+    input_boxes: list[tuple[Value, Box]] = []
+    if isinstance(op, ops.Take):
+        flat = entries_in(op.flat, box).ravel()
+        input_boxes.append((op.x, smallest_box(flat, op.x.shape)))
+    elif needs_all:
+        return box, [(x, whole_box(x.shape)) for x in op.inputs]
+    elif isinstance(op, ops.Join):
+        for x, first_axis in zip(op.parts, _split(box[0], op.parts), strict=True):
+            if first_axis.any():
+                input_boxes.append((x, (first_axis, *box[1:])))
+    else:
+        for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
+            input_boxes.append((x, _input_box(x.shape, axes, box)))
+    return box, [(x, _normalised(input_box)) for x, input_box in input_boxes]
 
 
-def _needed_box(shape: Shape, axes: Axes, keep: Keep) -> Keep:
-    """The entries of an input of this shape that a box of the result needs."""
-    return tuple(
-        np.ones(size, bool) if axis is None or size == 1 else keep[axis]
-        for size, axis in zip(shape, axes, strict=True)
-    )
+def _with_whole_axes(box: Box, whole_axes: Sequence[int]) -> Box:
+    """The box that contains another one and has all indices of some axes."""
+    widened = list(box)
+    for k in whole_axes:
+        widened[k] = np.ones_like(box[k])
+    return tuple(widened)
 
 
-def _split(joined: Bools, parts: Sequence[Value]) -> list[Bools]:
-    """Split an array along the parts of a Join."""
-    return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
+def _input_box(shape: Shape, axes: Axes, box: Box) -> Box:
+    """The entries of an input of this shape that a box of the result needs.
+
+    `axes` are those that the operation reads (see `Operation.reads`).
+    """
+    input_box = []
+    for size, axis in zip(shape, axes, strict=True):
+        if axis is None or size == 1:
+            input_box.append(np.ones(size, dtype=bool))
+        else:
+            input_box.append(box[axis])
+    return tuple(input_box)
+
+
+def _split(joined: Bools, values: Sequence[Value]) -> list[Bools]:
+    """Split an array like a Join of these values, along its first axis."""
+    ends = np.cumsum([len(value) for value in values])
+    return np.split(joined, ends[:-1])
 
 
 def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
     """For each value, a mask of the entries that some output depends on."""
     values = topological_order(outputs)
-    asked = {value: np.zeros(value.shape, dtype=bool) for value in values}
+    masks = {value: np.zeros(value.shape, dtype=bool) for value in values}
     for output in outputs:
-        asked[output][...] = True
+        masks[output][...] = True
     for value in reversed(values):
-        mask = asked[value]
+        mask = masks[value]
         match value.op:
             case ops.Take(x, flat):
-                asked[x].reshape(-1)[flat[mask]] = True
-            case ops.Join(parts):
-                for part, part_mask in zip(parts, _split(mask, parts), strict=True):
-                    asked[part] |= part_mask
+                masks[x].reshape(-1)[flat[mask]] = True
+            case ops.Join(joined):
+                for x, mask_of_x in zip(joined, _split(mask, joined), strict=True):
+                    masks[x] |= mask_of_x
             case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if (
                 f is MASKED_SOFTMAX
             ):
                 scores = _asked_scores(mask, allowed)
-                asked[p] |= _gathered(scores, align_axes(p.ndim, value.ndim), p.shape)
+                last_axes = align_axes(p.ndim, value.ndim)
+                masks[p] |= _mask_of_input(scores, last_axes, p.shape)
             case op:
                 for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
-                    asked[x] |= _gathered(mask, axes, x.shape)
-    return asked
+                    masks[x] |= _mask_of_input(mask, axes, x.shape)
+    return masks
 
 
 def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
@@ -358,10 +401,15 @@ def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
     return scores
 
 
-def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:
-    """Reduce a mask of the result to one of an input with this shape."""
-    missing = tuple(k for k in range(asked.ndim) if k not in axes)
-    read_whole = tuple(k for k, axis in enumerate(axes) if axis is None)
-    singleton = tuple(k for k, size in enumerate(shape) if size == 1)
-    needed = np.expand_dims(np.any(asked, axis=missing), read_whole)
-    return np.broadcast_to(np.any(needed, axis=singleton, keepdims=True), shape)
+def _mask_of_input(mask: Bools, axes: Axes, shape: Shape) -> Bools:
+    """The entries of an input of this shape that marked entries of the result need.
+
+    `axes` are those that the operation reads (see `Operation.reads`).
+    """
+    axes_not_read = tuple(k for k in range(mask.ndim) if k not in axes)
+    axes_read_whole = tuple(k for k, axis in enumerate(axes) if axis is None)
+    axes_of_size_1 = tuple(k for k, size in enumerate(shape) if size == 1)
+    reduced = np.any(mask, axis=axes_not_read)
+    aligned = np.expand_dims(reduced, axes_read_whole)
+    merged = np.any(aligned, axis=axes_of_size_1, keepdims=True)
+    return np.broadcast_to(merged, shape)

@@ -5,7 +5,7 @@ scalars, data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -23,12 +23,15 @@ from ..._validate import (
     shown,
 )
 from ._array import (
+    Box,
     Entrywise,
-    Keep,
     Operation,
+    Samples,
+    Size,
     Source,
+    Value,
     VectorAccess,
-    box,
+    box_index,
     index_positions,
 )
 from ._scalar import Floats, Hyperparameter, Scalar
@@ -58,7 +61,7 @@ class Weight:
         source.
     transposed : bool
         Whether the matrices are transposed.
-    by : Scalar or None
+    std_factor : Scalar or None
         The factor of all products if σ is a scalar of the program; `std` is then 1.
     frozen : bool
         Whether products with it count as constant in gradients with respect to the
@@ -84,7 +87,7 @@ class Weight:
     count: int
     fan: Width
     transposed: bool = False
-    by: Scalar | None = None
+    std_factor: Scalar | None = None
     frozen: bool = False
     owner: str | None = None
 
@@ -119,8 +122,8 @@ class Weight:
     @property
     def drawn(self) -> Weight:
         """The matrices as sampled: not transposed, with entries N(0, std²/in)."""
-        upright = self.T if self.transposed else self
-        return replace(upright, fan=upright.in_width)
+        sampled = self.T if self.transposed else self
+        return replace(sampled, fan=sampled.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
         """The ratio of the root mean squares of W x and x: std √(in/fan), NaN if two
@@ -132,7 +135,9 @@ class Weight:
 
     def __repr__(self) -> str:
         text = f"Weight {self.out_width}×{self.in_width}, batch {self.batch}"
-        return f"<{text}, transposed>" if self.transposed else f"<{text}>"
+        if self.transposed:
+            text += ", transposed"
+        return f"<{text}>"
 
     def __getitem__(self, key: Any) -> Weight:
         positions = index_positions(self.batch, key, "weight")
@@ -140,7 +145,8 @@ class Weight:
 
     def __matmul__(self, x: Vector) -> Vector:
         """Apply every matrix of the batch to every vector, in shape batch + x.shape."""
-        return self._product("W.T @ x" if self.transposed else "W @ x", x, each=False)
+        operation = "W.T @ x" if self.transposed else "W @ x"
+        return self._product(operation, x, each=False)
 
     def each(self, x: Vector) -> Vector:
         """Apply matrix b to the vectors x[b]."""
@@ -161,8 +167,11 @@ class Weight:
                 f"the shape {x.shape} of x must begin with the batch {self.batch}",
             )
         shape = x.shape if each else self.batch + x.shape
-        product = Vector(MatMul(replace(self, by=None), x, each), shape, self.out_width)
-        return product if self.by is None else self.by * product
+        op = MatMul(weight=replace(self, std_factor=None), x=x, each=each)
+        product = Vector(op, shape, self.out_width)
+        if self.std_factor is not None:
+            product = self.std_factor * product
+        return product
 
 
 class Acting(Entrywise):
@@ -174,16 +183,30 @@ class Acting(Entrywise):
     x: Vector
     each: bool
 
-    def at(self, keep: Keep) -> Self:
+    def restricted_to(self, box: Box) -> Self:
         """Select matrices."""
-        batch = keep[: len(self.weight.batch)]
-        return replace(self, weight=self.weight[box(batch)]) if batch else self
+        batch_box = box[: len(self.weight.batch)]
+        if not batch_box:
+            return self
+        return replace(self, weight=self.weight[box_index(batch_box)])
 
 
 class MatMul(Acting):
     """V: products with the matrices as sampled."""
 
     kind = "MatMul"
+    covered = True
+
+    def bounded(self, inputs: bool | None) -> bool:
+        """Its coordinates are Gaussian."""
+        return False
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """Given x, W x is Gaussian with variance std² |x|²/in."""
+        (size,) = sizes
+        std = size.fixed + math.sqrt(size.variance)
+        result = Size(fixed=0.0, variance=std * std, factors=size.factors + 1)
+        return result.times(self.weight.std)
 
 
 def weight(
@@ -226,40 +249,52 @@ def weight(
     ['1.00', '0.25']
     """
     shape = as_shape(batch, "weight", "batch")
-    by = std if isinstance(std, Scalar) else None
-    if by is not None and by.shape:
-        raise TraceError(
-            "weight", "std", std, "a number, or a single scalar of the program"
-        )
-    sigma = 1.0 if isinstance(std, Scalar) else scale(std, "std", "weight")
+    std_factor = None
+    if isinstance(std, Scalar):
+        if std.shape:
+            raise TraceError(
+                "weight", "std", std, "a number, or a single scalar of the program"
+            )
+        std_factor = std
+        sigma = 1.0
+    else:
+        sigma = scale(std, "std", "weight")
     members = np.arange(math.prod(shape)).reshape(shape)
     out = as_width(out_width, "weight", "out_width")
     in_ = as_width(in_width, "weight", "in_width")
     if entry_std is not None:
-        each = scale(entry_std, "entry_std", "weight")
-        if by is not None or sigma != 1:
+        checked_std = scale(entry_std, "entry_std", "weight")
+        if std_factor is not None or sigma != 1:
             raise TraceError(
                 "weight",
-                f"std={shown(std)} and entry_std={each:g} say the same thing: give one"
-                " of them",
+                f"std={shown(std)} and entry_std={checked_std:g} say the same thing:"
+                " give one of them",
             )
-        if in_.name is not None:
-            remedy = f"write std={each:g} * N**0.5 with N the number that the model has"
-            raise TraceError(
-                "weight",
-                f"entry_std={each:g} needs a number as in_width, got {in_}: {remedy}",
-            )
-        sigma = scale(each * in_.factor**0.5, "entry_std", "weight")
+        sigma = _std_of_entries(checked_std, in_)
     return Weight(
-        source=Source(as_name(name, "weight"), by),
+        source=Source(as_name(name, "weight"), std_factor),
         out_width=out,
         in_width=in_,
         std=sigma,
         members=members,
         count=members.size,
         fan=in_,
-        by=by,
+        std_factor=std_factor,
     )
+
+
+def _std_of_entries(entry_std: float, in_width: Width) -> float:
+    """σ of a weight matrix whose entries have this standard deviation, σ/√in."""
+    if in_width.name is not None:
+        remedy = (
+            f"write std={entry_std:g} * N**0.5 with N the number that the model has"
+        )
+        raise TraceError(
+            "weight",
+            f"entry_std={entry_std:g} needs a number as in_width, got {in_width}:"
+            f" {remedy}",
+        )
+    return scale(entry_std * in_width.factor**0.5, "entry_std", "weight")
 
 
 class Data(Entrywise):
@@ -268,8 +303,25 @@ class Data(Entrywise):
     acts = VectorAccess.FRESH
     kind = "data"
     letter = "X"
-    indexed = ("vectors",)
+    sliced_fields = ("vectors",)
+    covered = True
     vectors: Floats
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The vectors, for all replicas."""
+        return self.vectors[None]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Numbers are."""
+        return inputs
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """The largest coordinate."""
+        return Size(fixed=float(np.abs(self.vectors).max()), variance=0.0, factors=0)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """Only the width."""
+        return f"given vectors in R^{self.vectors.shape[-1]}"
 
 
 class Normal(Operation):
@@ -279,9 +331,22 @@ class Normal(Operation):
 
     kind = "random scalars"
     letter = "z"
+    covered = True
     source: Source
     std: float
     shape: Shape
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Independent normals."""
+        return self.std * samples.normals(self.source, 0, *self.shape)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Given the scalars, they are numbers."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """N(0, std²)."""
+        return f"N(0, {self.std**2:g})"
 
 
 def gaussian(
@@ -315,14 +380,22 @@ def gaussian(
     <Vector of shape (2,) in R^n, by Gaussian>
     """
     shape = as_shape(shape, "gaussian")
-    size = math.prod(shape)
-    given = scaled(mean, "gaussian", "mean")
+    means_given = scaled(mean, "gaussian", "mean")
     try:
-        means = np.array(np.broadcast_to(given, shape))
+        means = np.array(np.broadcast_to(means_given, shape))
     except ValueError:
         raise TraceError(
-            "gaussian", f"mean of shape {given.shape} does not broadcast to {shape}"
+            "gaussian",
+            f"mean of shape {means_given.shape} does not broadcast to {shape}",
         ) from None
+    factor = _covariance_factor(cov, shape)
+    op = Gaussian(source=Source(as_name(name, "gaussian")), mean=means, factor=factor)
+    return Vector(op, shape, as_width(width, "gaussian"))
+
+
+def _covariance_factor(cov: npt.ArrayLike, shape: Shape) -> Floats:
+    """R with R Rᵀ = cov, (*shape, sources); `cov` is an argument of `gaussian`."""
+    size = math.prod(shape)
     covariance = scaled(cov, "gaussian", "cov", power=2)
     if covariance.ndim == 0:
         if covariance < 0:
@@ -333,27 +406,20 @@ def gaussian(
                 f"shape={shape} is {size:,} vectors; at most {NUMBERS**0.5:,.0f} are"
                 " allowed",
             )
-        factor = (
-            np.sqrt(covariance) * np.eye(size)
-            if covariance > 0
-            else np.zeros((size, 0))
-        )
+        if covariance == 0:  # no sources
+            return np.zeros((*shape, 0))
+        factor = np.sqrt(covariance) * np.eye(size)
     elif covariance.shape in ((size, size), shape + shape):
-        factor = _root(covariance.reshape(size, size))
+        factor = _matrix_root(covariance.reshape(size, size))
     else:
         raise TraceError(
             "gaussian",
             f"cov of shape {covariance.shape} must be a number or ({size}, {size})",
         )
-    op = Gaussian(
-        Source(as_name(name, "gaussian")),
-        means,
-        factor.reshape(*shape, factor.shape[1]),
-    )
-    return Vector(op, shape, as_width(width, "gaussian"))
+    return factor.reshape(*shape, factor.shape[1])
 
 
-def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _matrix_root(covariance: Floats) -> Floats:
     """R with R Rᵀ = cov, which may be singular. It uses correlations: sizes 1e-8 and
     1e8 may occur together.
     """
@@ -374,19 +440,23 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     # vectors differ
     eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * eigenvalues[-1]] = 0.0
     root = unit[:, None] * ((vectors * np.sqrt(eigenvalues)) @ vectors.T)
-    # vectors with equal or opposite covariances must be equal or opposite in every
-    # digit, despite round-off
-    sign = np.where(
-        covariance[np.arange(len(std)), np.argmax(covariance != 0, axis=1)] < 0,
-        -1.0,
-        1.0,
-    )
-    _, first, which = np.unique(
+    return _with_equal_rows(root, covariance)
+
+
+def _with_equal_rows(root: Floats, covariance: Floats) -> Floats:
+    """The root, with rows equal or opposite in every digit, despite round-off, where
+    those of the covariance are.
+    """
+    rows = np.arange(len(covariance))
+    first_nonzero = covariance[rows, np.argmax(covariance != 0, axis=1)]
+    sign = np.where(first_nonzero < 0, -1.0, 1.0)
+    _, first_row_of_group, group_of_row = np.unique(
         sign[:, None] * covariance, axis=0, return_index=True, return_inverse=True
     )
-    same = first[which.ravel()]
-    equal: npt.NDArray[np.float64] = (sign * sign[same])[:, None] * root[same]
-    return equal
+    representative = first_row_of_group[group_of_row.ravel()]
+    relative_sign = sign * sign[representative]
+    equalised: Floats = relative_sign[:, None] * root[representative]
+    return equalised
 
 
 def normal(
@@ -415,10 +485,12 @@ def normal(
             )
         return std * normal(shape, name=name)
     shape = as_shape(shape, "normal")
-    return Scalar(
-        Normal(Source(as_name(name, "normal")), scale(std, "std", "normal"), shape),
-        shape,
+    op = Normal(
+        source=Source(as_name(name, "normal")),
+        std=scale(std, "std", "normal"),
+        shape=shape,
     )
+    return Scalar(op, shape)
 
 
 def hyperparameter(name: str) -> Scalar:

@@ -18,20 +18,44 @@ from ._array import V, Value
 from ._scalar import Scalar
 from ._vector import Vector
 
-TOKENS = Vector, 1, True, "vectors (tokens,)"
-INSIDE = Vector, 1, False, "vectors (…, tokens)"
-SCORES = Scalar, 2, False, "scalars (…, tokens, tokens)"
-# For each name: the kind of value, its number of last axes, whether leading axes are
-# forbidden, and a description
-NAMES: dict[str, tuple[type[Value], int, bool, str]] = {
-    **dict.fromkeys(
-        ("embedding", "stream", "attention", "mlp", "cross", "middle"), TOKENS
-    ),
-    **dict.fromkeys(("query", "key", "value", "hidden"), INSIDE),
-    **dict.fromkeys(("scores", "weights"), SCORES),
-    "experts": (Scalar, 2, True, "scalars (tokens, experts)"),
-    "logits": (Scalar, 2, True, "scalars (tokens, words)"),
-    "loss": (Scalar, 0, True, "one scalar, which gradients are of"),
+
+class _ProbeType(NamedTuple):
+    """What a value with a probe of some name must be."""
+
+    value_type: type[Value]
+    axes: int  # the number of last axes
+    leading_axes: bool  # whether there may be more axes in front
+    description: str
+
+    def allows(self, x: object) -> bool:
+        """Whether x is such a value."""
+        if not isinstance(x, self.value_type) or x.ndim < self.axes:
+            return False
+        return self.leading_axes or x.ndim == self.axes
+
+
+TOKENS = _ProbeType(Vector, 1, False, "vectors (tokens,)")
+INSIDE = _ProbeType(Vector, 1, True, "vectors (…, tokens)")
+SCORES = _ProbeType(Scalar, 2, True, "scalars (…, tokens, tokens)")
+EXPERTS = _ProbeType(Scalar, 2, False, "scalars (tokens, experts)")
+LOGITS = _ProbeType(Scalar, 2, False, "scalars (tokens, words)")
+LOSS = _ProbeType(Scalar, 0, False, "one scalar, which gradients are of")
+NAMES: dict[str, _ProbeType] = {
+    "embedding": TOKENS,
+    "stream": TOKENS,
+    "attention": TOKENS,
+    "mlp": TOKENS,
+    "cross": TOKENS,
+    "middle": TOKENS,
+    "query": INSIDE,
+    "key": INSIDE,
+    "value": INSIDE,
+    "hidden": INSIDE,
+    "scores": SCORES,
+    "weights": SCORES,
+    "experts": EXPERTS,
+    "logits": LOGITS,
+    "loss": LOSS,
 }
 
 
@@ -44,6 +68,7 @@ class Probe(NamedTuple):
     mask: npt.NDArray[np.bool_] | None = None
 
 
+# The list that collects probes, or why none may be set; None outside of a program.
 _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
 
 
@@ -78,9 +103,11 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     probes = _open.get()
     if not isinstance(name, str) or name not in NAMES:
         raise TraceError("probe", "name", name, f"one of {', '.join(NAMES)}")
-    kind, axes, alone, words = NAMES[name]
-    if not isinstance(x, kind) or x.ndim < axes or (alone and x.ndim > axes):
-        raise TraceError("probe", f"{name} must be {words}, got {shown(x)}")
+    probe_type = NAMES[name]
+    if not probe_type.allows(x):
+        raise TraceError(
+            "probe", f"{name} must be {probe_type.description}, got {shown(x)}"
+        )
     if not isinstance(probes, list):
         outside = (
             "must be called in a function that @ns.program decorates, while that is"
@@ -89,12 +116,10 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
         raise TraceError("probe", f"{name} {probes or outside}")
     if mask is not None and name not in ("scores", "weights"):
         raise TraceError("probe", f"mask is for scores and weights, not for {name}")
-    shape = x.shape[-2:]
-    allowed = (
-        None
-        if mask is None
-        else np.broadcast_to(checked_mask(mask, shape, "probe"), shape)
-    )
+    allowed = None
+    if mask is not None:
+        shape = x.shape[-2:]
+        allowed = np.broadcast_to(checked_mask(mask, shape, "probe"), shape)
     probes.append(Probe(name, x, allowed))
     return x
 

@@ -6,15 +6,28 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._array_api import array_namespace
 from ..._validate import Shape, TraceError, numbers, real, shown
-from ...functions.activations import Function
-from ._array import Axes, Entrywise, Operation, Value, align_axes
+from ...functions.activations import Function, row_softmax
+from ._array import (
+    Axes,
+    Entrywise,
+    Index,
+    Ints,
+    Lowering,
+    Notation,
+    Operation,
+    Register,
+    Samples,
+    Value,
+    align_axes,
+    entry_subscript,
+)
 
 
 def _power(x: Any, k: float) -> Any:
@@ -34,6 +47,22 @@ MEAN = Function(
 )
 
 
+class InfixOperator(NamedTuple):
+    """The sign between the two arguments of a function."""
+
+    text: str
+    latex: str
+
+
+# Keys are these functions themselves, since users may have functions with their names.
+INFIX = {
+    ADD: InfixOperator("+", "+"),
+    SUBTRACT: InfixOperator("−", "-"),
+    MULTIPLY: InfixOperator("·", r"\cdot"),
+    MATMUL: InfixOperator("@", ""),
+}
+
+
 def power(exponent: float) -> Function:
     """x^k. Unless k is 0, 1, …, it is singular at 0 or undefined below 0."""
     return Function(
@@ -46,19 +75,6 @@ def power(exponent: float) -> Function:
 
 
 Floats = npt.NDArray[np.float64]
-Operator = Callable[["Scalar", "ScalarLike"], "Scalar"]
-
-
-def _operators(f: Function) -> tuple[Operator, Operator]:
-    """The methods for p ∘ q and q ∘ p."""
-
-    def call(*arguments: ScalarLike) -> Scalar:
-        if any(isinstance(a, Value) and not isinstance(a, Scalar) for a in arguments):
-            return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__, __rmatmul__, …
-        values = tuple(as_scalar(argument, f.name) for argument in arguments)
-        return applied(f, values, broadcast(f.name, *values))
-
-    return lambda p, q: call(p, q), lambda p, q: call(q, p)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,9 +94,23 @@ class Scalar(Value):
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
 
-    __add__, __radd__ = _operators(ADD)
-    __sub__, __rsub__ = _operators(SUBTRACT)
-    __mul__, __rmul__ = _operators(MULTIPLY)
+    def __add__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(ADD, self, other)
+
+    def __radd__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(ADD, other, self)
+
+    def __sub__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(SUBTRACT, self, other)
+
+    def __rsub__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(SUBTRACT, other, self)
+
+    def __mul__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(MULTIPLY, self, other)
+
+    def __rmul__(self, other: ScalarLike) -> Scalar:
+        return _elementwise(MULTIPLY, other, self)
 
     def __truediv__(self, other: ScalarLike) -> Scalar:
         return self * reciprocal(other)
@@ -117,17 +147,43 @@ class Scalar(Value):
 ScalarLike = Scalar | npt.ArrayLike
 
 
+def _elementwise(f: Function, p: ScalarLike, q: ScalarLike) -> Scalar:
+    """f(p, q) for two arguments of a Python operator, at least one of them a scalar."""
+    for argument in (p, q):
+        if isinstance(argument, Value) and not isinstance(argument, Scalar):
+            return NotImplemented  # Python then calls Vector.__radd__, __rmul__, …
+    scalars = as_scalar(p, f.name), as_scalar(q, f.name)
+    return applied(f, scalars, broadcast(f.name, *scalars))
+
+
 class Constant(Entrywise):
     """S: given numbers."""
 
     kind = "given"
     letter = "c"
-    indexed = ("numbers",)
+    sliced_fields = ("numbers",)
+    covered = True
     numbers: Floats
 
-    def taken(self, whole: Value, flat: npt.NDArray[np.intp]) -> Constant:
+    def indexed(self, value: Value, flat: Ints) -> Constant:
         """Select numbers."""
         return Constant(self.numbers.ravel()[flat])
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The numbers, for all replicas."""
+        return self.numbers[None]
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """The numbers."""
+        return lowering.builder.constant(self.numbers)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Numbers are."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """Only the shape."""
+        return f"given numbers of shape {value.shape}"
 
 
 class Hyperparameter(Operation):
@@ -135,13 +191,31 @@ class Hyperparameter(Operation):
 
     kind = "hyperparameter"
     letter = "c"
+    covered = True
     name: str
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The number, for all replicas."""
+        return np.array([samples.widths[self.name]])
+
+    def lower(self, value: Value, lowering: Lowering) -> Register:
+        """A number that is given when the plan runs."""
+        return lowering.builder.hyperparameter(self.name)
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """A number is."""
+        return inputs
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """Its name."""
+        return self.name
 
 
 class Apply(Entrywise):
     """S: f of scalars, elementwise but for the last `axes` axes, which f gets whole."""
 
     kind = "function of scalars"
+    covered = True
     f: Function
     scalars: tuple[Scalar, ...]
     axes: int
@@ -153,14 +227,120 @@ class Apply(Entrywise):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """The whole last axes."""
-        return tuple(
-            (*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes)
-            for p in self.scalars
-        )
+        axes_read: list[Axes] = []
+        for p in self.scalars:
+            elementwise = align_axes(p.ndim - self.axes, self.leading)
+            axes_read.append((*elementwise, *(None,) * self.axes))
+        return tuple(axes_read)
 
-    def whole(self, ndim: int) -> Sequence[int]:
+    def unsliceable_axes(self, ndim: int) -> Sequence[int]:
         """The last axes of the result, which f computes together."""
         return range(self.leading, ndim)
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """f of all arguments."""
+        ndim = self.leading + self.axes
+        arguments = [samples.align_axes(p, ndim) for p in self.scalars]
+        result = np.asarray(self.f(*arguments))
+        return np.broadcast_to(result, (result.shape[0], *value.shape))
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: Register | None,
+    ) -> Register:
+        """f of all arguments; of a product, the second factor is `coefficients`."""
+        arguments = arrays if coefficients is None else [*arrays, coefficients]
+        aligned = [
+            lowering.align_axes(argument, p.ndim, self.leading + self.axes)
+            for argument, p in zip(arguments, self.scalars, strict=True)
+        ]
+        return lowering.builder.step(
+            "apply",
+            *aligned,
+            made=value.shape,
+            words=f"{function_label(self.f)} of scalars",
+            f=self.f,
+            shape=value.shape,
+            axes=self.axes,
+        )
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Whether f is, or f of bounded arguments."""
+        return function_is_bounded(self.f, inputs)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """f(p, q), or p + q."""
+        return call_text(self.f, inputs)
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """The same."""
+        return call_latex(self.f, value, i, notation, infix=self.axes == 0)
+
+
+def function_label(f: Function) -> str:
+    """The name of a function with its parameters, as printed in plans."""
+    if not f.parameters:
+        return f.name
+    return f"{f.name}({', '.join(map('{:g}'.format, f.parameters))})"
+
+
+def function_is_bounded(f: Function, inputs: bool | None) -> bool | None:
+    """Whether values of a function are bounded; None if that is not known."""
+    if f.lipschitz and inputs:  # pseudo-Lipschitz: bounded on bounded sets
+        return True
+    return f.bounded
+
+
+def is_convex_weight(f: Function) -> bool:
+    """Whether the values of f are at least 0 and add up to 1, as those of a softmax."""
+    return f.f is row_softmax
+
+
+def call_text(f: Function, inputs: Sequence[str], scalars: int = 0) -> str:
+    """A call `f(x, y, parameter; p, q)`, or an infix operator.
+
+    The last `scalars` inputs, of a `nonlin`, follow a semicolon.
+    """
+    if f in INFIX:
+        return f" {INFIX[f].text} ".join(inputs)
+    return f"{f.name}({_arguments(f, inputs, scalars, '{:g}'.format)})"
+
+
+def call_latex(
+    f: Function,
+    value: Value,
+    i: Index,
+    notation: Notation,
+    *,
+    scalars: int = 0,
+    infix: bool = True,
+) -> str:
+    """The same as LaTeX, for entry i of a value; without `infix` always as a call."""
+    inputs = notation.inputs(value, i)
+    if infix and f in INFIX:
+        return f" {INFIX[f].latex} ".join(inputs)
+    arguments = _arguments(f, inputs, scalars, notation.number)
+    call = notation.function(f.name, [arguments])
+    return call + entry_subscript(value.op, value, i)
+
+
+def _arguments(
+    f: Function, inputs: Sequence[str], scalars: int, shown: Callable[[float], str]
+) -> str:
+    """The inputs and parameters of a function."""
+    count = len(inputs) - scalars
+    listed = ", ".join([*inputs[:count], *map(shown, f.parameters)])
+    if scalars:
+        listed += f"; {', '.join(inputs[count:])}"
+    return listed
+
+
+def swapped(a: Scalar) -> Scalar:
+    """The transposed matrices, along the last two axes."""
+    return a.transpose(*range(a.ndim - 2), a.ndim - 1, a.ndim - 2)
 
 
 def as_scalar(c: Value | ScalarLike, operation: str, name: str = "") -> Scalar:
@@ -171,8 +351,10 @@ def as_scalar(c: Value | ScalarLike, operation: str, name: str = "") -> Scalar:
     if isinstance(c, Scalar):
         return c
     if isinstance(c, Value):
-        label = f"{name}: " if name else ""
-        raise TraceError(operation, f"{label}needs scalars or numbers, got {c!r}")
+        problem = f"needs scalars or numbers, got {c!r}"
+        if name:
+            problem = f"{name}: {problem}"
+        raise TraceError(operation, problem)
     return constant(numbers(c, operation, name))
 
 
@@ -184,9 +366,8 @@ def constant(c: Floats) -> Scalar:
 def broadcast(operation: str, *values: Value) -> Shape:
     """The shape that the values broadcast to, or a TraceError."""
     shapes = [value.shape for value in values]
-    return broadcast_shapes(
-        operation, f"shapes {' and '.join(map(str, shapes))} do not broadcast", *shapes
-    )
+    listed = " and ".join(map(str, shapes))
+    return broadcast_shapes(operation, f"shapes {listed} do not broadcast", *shapes)
 
 
 def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
@@ -203,10 +384,13 @@ def applied(
     """f of scalars, a value of the given shape; evaluated immediately if all are
     numbers.
     """
-    if not all(isinstance(p.op, Constant) for p in scalars):
-        return Scalar(Apply(f, scalars, axes), shape)
     ndim = max(p.ndim for p in scalars)
-    arrays = [p.op.numbers.reshape((1,) * (ndim - p.ndim) + p.shape) for p in scalars]  # type: ignore[attr-defined]
+    arrays = []
+    for p in scalars:
+        if not isinstance(p.op, Constant):
+            return Scalar(Apply(f, scalars, axes), shape)
+        new_axes = (1,) * (ndim - p.ndim)
+        arrays.append(p.op.numbers.reshape(new_axes + p.shape))
     with np.errstate(all="ignore"):
         result = np.array(np.broadcast_to(f(*arrays), shape))
     if not np.isfinite(result).all():
@@ -215,16 +399,19 @@ def applied(
 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:
+    """The matrix product of the last two axes, batched over the others."""
     problem = (
         f"scalars of shapes {a.shape} and {b.shape} cannot be multiplied as matrices"
     )
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise TraceError("@", problem)
     batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])
-    return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    return applied(MATMUL, (a, b), shape, axes=2)
 
 
 def reciprocal(c: ScalarLike) -> Scalar:
+    """1/c; an error if a number among them is 0."""
     c = as_scalar(c, "/")
     if isinstance(c.op, Constant) and not c.op.numbers.all():
         raise TraceError("/", "division by zero")

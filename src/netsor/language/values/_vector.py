@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._validate import TraceError, scaled, shown
 from ...functions.activations import Function
-from ._array import Axes, Entrywise, Source, Value, VectorAccess, align_axes
+from ._array import (
+    Axes,
+    Backward,
+    Cotangents,
+    Entrywise,
+    FixedTerms,
+    Index,
+    Ints,
+    Lowering,
+    Notation,
+    Register,
+    Samples,
+    Size,
+    Source,
+    Value,
+    VectorAccess,
+    align_axes,
+    broadcast_terms,
+    largest_size,
+)
 from ._scalar import (
     MULTIPLY,
+    Apply,
     Constant,
     Floats,
     Scalar,
@@ -20,7 +42,12 @@ from ._scalar import (
     as_scalar,
     broadcast,
     broadcast_shapes,
+    call_latex,
+    call_text,
+    function_is_bounded,
+    is_convex_weight,
     reciprocal,
+    swapped,
 )
 from ._width import Width, as_width
 
@@ -114,7 +141,8 @@ class Vector(Value):
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
         """The mean of the vectors over one axis, several axes, or all."""
         x = self._axes_last(axis, "mean")
-        return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
+        count = x.shape[-1]
+        return mix(as_scalar(np.full(count, 1 / count), "mean"), x)
 
 
 class Gaussian(Entrywise):
@@ -126,10 +154,43 @@ class Gaussian(Entrywise):
     acts = VectorAccess.FRESH
     kind = "initial"
     letter = "h"
-    indexed = ("mean", "factor")
+    sliced_fields = ("mean", "factor")
+    covered = True
     source: Source
     mean: Floats
     factor: Floats
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The mean, and `factor` times independent vectors."""
+        assert isinstance(value, Vector)
+        width = int(value.width.bind(samples.widths))
+        e = samples.normals(self.source, 0, self.factor.shape[-1], width)
+        combined: Floats = np.einsum("...k,rkm->r...m", self.factor, e)
+        return self.mean[..., None] + combined
+
+    def bounded(self, inputs: bool | None) -> bool:
+        """Only multiples of (1, …, 1) are."""
+        return not self.factor.any()
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """The largest mean, and the largest variance."""
+        variance = float((self.factor**2).sum(-1).max(initial=0.0))
+        fixed = float(np.abs(self.mean).max())
+        return Size(fixed=fixed, variance=variance, factors=1)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """N(mean, cov) over the vectors.
+
+        Numbers stand for constant means and for multiples of the identity.
+        """
+        means = self.mean.ravel()
+        factor = self.factor.reshape(means.size, self.factor.shape[-1])
+        cov = factor @ factor.T
+        mean = f"{means[0]:g}" if (means == means[0]).all() else "mean"
+        if not cov.any():
+            return f"{mean}·(1, …, 1)"
+        is_multiple = np.array_equal(cov, cov[0, 0] * np.eye(len(cov)))
+        return f"N({mean}, {f'{cov[0, 0]:g}' if is_multiple else 'cov'})"
 
 
 class Nonlin(Entrywise):
@@ -138,9 +199,28 @@ class Nonlin(Entrywise):
     acts = VectorAccess.ON_COORDINATES
     kind = "Nonlin"
     letter = "x"
+    covered = True
     f: Function
     vectors: tuple[Vector, ...]
     scalars: tuple[Scalar, ...]
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """φ of all coordinates."""
+        arrays = [samples.align_axes(x, value.ndim) for x in self.vectors]
+        arrays += [samples.align_axes(p, value.ndim)[..., None] for p in self.scalars]
+        return np.asarray(self.f(*arrays))
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """Whether φ is, or φ of bounded arguments."""
+        return function_is_bounded(self.f, inputs)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """φ(x, y; p), or x · y."""
+        return call_text(self.f, inputs, scalars=len(self.scalars))
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """The same."""
+        return call_latex(self.f, value, i, notation, scalars=len(self.scalars))
 
 
 class Add(Entrywise):
@@ -148,8 +228,59 @@ class Add(Entrywise):
 
     acts = VectorAccess.LINEARLY
     kind = "sum"
+    covered = True
     x: Vector
     y: Vector
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """The sum of both."""
+        x = samples.align_axes(self.x, value.ndim)
+        return x + samples.align_axes(self.y, value.ndim)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: None,
+    ) -> Register:
+        """The sum of both."""
+        x = lowering.align_axes(arrays[0], self.x.ndim, value.ndim)
+        y = lowering.align_axes(arrays[1], self.y.ndim, value.ndim)
+        return lowering.builder.step("add", x, y)
+
+    def combine_sets(
+        self, value: Value, sets: Sequence[npt.NDArray[Any]], nonzero: None
+    ) -> npt.NDArray[Any]:
+        """The directions of either."""
+        return np.asarray(sets[0] | sets[1])
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """δ_x = δ_y = δ."""
+        return [(0, d), (1, d)]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If both are."""
+        return inputs
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms]:
+        """One times each."""
+        return [broadcast_terms(self.x, value), broadcast_terms(self.y, value)]
+
+    def size(self, sizes: Sequence[Size]) -> Size:
+        """Standard deviations add at most."""
+        std = sum(math.sqrt(size.variance) for size in sizes)
+        fixed = sum(size.fixed for size in sizes)
+        factors = largest_size(sizes).factors
+        return Size(fixed=fixed, variance=std * std, factors=factors)
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """x + y."""
+        return " + ".join(inputs)
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """x + y."""
+        return " + ".join(notation.inputs(value, i))
 
 
 class Scale(Entrywise):
@@ -157,8 +288,67 @@ class Scale(Entrywise):
 
     acts = VectorAccess.LINEARLY
     kind = "scaling"
+    covered = True
     c: Scalar
     x: Vector
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Each vector times its factor."""
+        factors = samples.align_axes(self.c, value.ndim)[..., None]
+        return factors * samples.align_axes(self.x, value.ndim)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: Register,
+    ) -> Register:
+        """Each vector times its factor."""
+        builder = lowering.builder
+        factor = lowering.align_axes(coefficients, self.c.ndim, value.ndim)
+        vectors = lowering.align_axes(arrays[0], self.x.ndim, value.ndim)
+        factor = builder.reshape(factor, *factor.shape, 1, 1)
+        return builder.step("multiply", vectors, factor)
+
+    def combine_sets(
+        self,
+        value: Value,
+        sets: Sequence[npt.NDArray[Any]],
+        nonzero: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[Any]:
+        """Those of x, where the factor counts."""
+        assert nonzero is not None
+        return np.where(nonzero[..., None], sets[0], 0)
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """y = c x: ∂c = n^(−1/2) ⟨δ_y, x⟩, δ_x = c δ_y."""
+        x = self.x.broadcast_to(d.shape)
+        return [(0, backward.along(d, x, 0)), (1, self.c * d)]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If the factors and vectors are."""
+        return inputs
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms] | None:
+        """If the factors are numbers."""
+        if not isinstance(self.c.op, Constant):
+            return None
+        return [broadcast_terms(self.x, value, self.c.op.numbers)]
+
+    def size(self, sizes: Sequence[Size]) -> Size | None:
+        """Times the largest number."""
+        if not isinstance(self.c.op, Constant):
+            return None
+        return sizes[0].times(float(np.abs(self.c.op.numbers).max()))
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """c x."""
+        return " ".join(inputs)
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """c x."""
+        return r" \, ".join(notation.inputs(value, i))
 
 
 class Mix(Entrywise):
@@ -166,22 +356,83 @@ class Mix(Entrywise):
 
     acts = VectorAccess.LINEARLY
     kind = "combination"
+    covered = True
     a: Scalar
     x: Vector
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """All j."""
-        batch = ndim - 1
-        return (
-            (*align_axes(self.a.ndim - 2, batch), batch, None),
-            (*align_axes(self.x.ndim - 1, batch), None),
+        """All j of a row i."""
+        row_axis = ndim - 1
+        batch_axes_of_a = align_axes(self.a.ndim - 2, row_axis)
+        batch_axes_of_x = align_axes(self.x.ndim - 1, row_axis)
+        return (*batch_axes_of_a, row_axis, None), (*batch_axes_of_x, None)
+
+    def sample(self, value: Value, samples: Samples) -> Floats:
+        """Matrix products with all coordinates."""
+        coefficients = samples.align_axes(self.a, value.ndim + 1)
+        return coefficients @ samples.align_axes(self.x, value.ndim)
+
+    def combine(
+        self,
+        value: Value,
+        lowering: Lowering,
+        arrays: list[Register],
+        coefficients: Register,
+    ) -> Register:
+        """Matrix products."""
+        return lowering.mix_rows(
+            lowering.align_axes(coefficients, self.a.ndim, value.ndim + 1),
+            lowering.align_axes(arrays[0], self.x.ndim, value.ndim),
         )
+
+    def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
+        """δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
+        return [(0, backward.inner(d, self.x, 0)), (1, mix(swapped(self.a), d))]
+
+    def bounded(self, inputs: bool | None) -> bool | None:
+        """If the coefficients and vectors are."""
+        return inputs
+
+    def fixed_terms(self, value: Value) -> list[FixedTerms] | None:
+        """If the coefficients are numbers."""
+        if not isinstance(self.a.op, Constant):
+            return None
+        numbers = self.a.op.numbers
+        shape = (*value.shape, numbers.shape[-1])
+        positions: Ints = np.arange(self.x.size).reshape(self.x.shape)
+        return [
+            FixedTerms(
+                rows=np.repeat(np.arange(value.size), numbers.shape[-1]),
+                columns=np.broadcast_to(positions[..., None, :], shape).ravel(),
+                coefficients=np.broadcast_to(numbers, shape).ravel(),
+            )
+        ]
+
+    def size(self, sizes: Sequence[Size]) -> Size | None:
+        """Times the largest sum of coefficients; weights of a softmax add up to 1."""
+        (size,) = sizes
+        if isinstance(self.a.op, Constant):
+            return size.times(float(np.abs(self.a.op.numbers).sum(-1).max()))
+        is_softmax = isinstance(self.a.op, Apply) and is_convex_weight(self.a.op.f)
+        return size if is_softmax else None
+
+    def text(self, value: Value, inputs: Sequence[str]) -> str:
+        """a @ x."""
+        return " @ ".join(inputs)
+
+    def latex(self, value: Value, i: Index, notation: Notation) -> str:
+        """Σ_k a_ik x_k."""
+        k = notation.summation_index(i)
+        coefficients, vectors = notation.inputs(value, i, whole=k)
+        return rf"\sum_{{{k}}} {coefficients} \, {vectors}"
 
 
 def as_vector(x: object, operation: str, name: str = "") -> Vector:
     """Check that an argument is a vector."""
     if not isinstance(x, Vector):
-        argument = f"{name}={shown(x)}" if name else shown(x)
+        argument = shown(x)
+        if name:
+            argument = f"{name}={argument}"
         problem = f"needs a vector, got {argument}"
         if isinstance(x, np.ndarray | list):
             problem += "; given vectors are written ns.data(…)"
@@ -213,8 +464,8 @@ def ones(width: Width | int) -> Vector:
     >>> print(f"{ns.Program(p).law(n=100, draws=5000).std():.2f}")
     0.10
     """
-    one = Gaussian(Source("1"), mean=np.ones(()), factor=np.zeros((0,)))
-    return Vector(one, (), as_width(width, "ones"))
+    op = Gaussian(Source("1"), mean=np.ones(()), factor=np.zeros((0,)))
+    return Vector(op, (), as_width(width, "ones"))
 
 
 def mix(a: Scalar, x: Vector) -> Vector:

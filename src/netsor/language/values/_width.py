@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,14 +30,16 @@ RESERVED = {
 
 def bindable(name: Any, operation: str) -> str:
     """Normalise a name as Python normalises keywords: law(µ=4) passes μ."""
-    normal = unicodedata.normalize("NFKC", name) if isinstance(name, str) else ""
+    normal = ""
+    if isinstance(name, str):
+        normal = unicodedata.normalize("NFKC", name)
     if not normal.isidentifier() or keyword.iskeyword(normal) or normal in RESERVED:
-        others = ", ".join(sorted(RESERVED))
+        reserved = ", ".join(sorted(RESERVED))
         raise TraceError(
             operation,
             "name",
             name,
-            f"a Python identifier other than Python's own words and {others}",
+            f"a Python identifier other than Python's own words and {reserved}",
         )
     return normal
 
@@ -77,7 +79,9 @@ class Width:
 
     def __mul__(self, factor: int) -> Width:
         product = self.factor * whole(factor, "factor", "Width")
-        return Width(product) if self.name is None else Width(self.name, product)
+        if self.name is None:
+            return Width(product)
+        return Width(self.name, product)
 
     __rmul__ = __mul__
 
@@ -98,14 +102,28 @@ class Width:
     def __str__(self) -> str:
         if self.name is None:
             return str(self.factor)
-        return self.name if self.factor == 1 else f"{self.factor}{self.name}"
+        if self.factor == 1:
+            return self.name
+        return f"{self.factor}{self.name}"
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is written as a number times a symbol, such as 2n."""
+        return self.name is not None and self.factor != 1
+
+    @property
+    def grouped(self) -> str:
+        """The text of a width that is divided by, or has an exponent: (2n), n, 64."""
+        return f"({self})" if self.is_product else str(self)
 
     def __repr__(self) -> str:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
         """This width for the bound symbols: a positive integer or infinity."""
-        return self.factor if self.name is None else self.factor * widths[self.name]
+        if self.name is None:
+            return self.factor
+        return self.factor * widths[self.name]
 
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
@@ -116,19 +134,16 @@ def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
 
 
 def bind_widths(
-    used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool
+    program_widths: Iterable[Width], numbers: Mapping[str, float], allow_inf: bool
 ) -> dict[str, float]:
     """Check the user's numbers for the widths of a program, as int or inf."""
-    used = list(used)
+    program_widths = list(program_widths)
     or_inf = " or inf" if allow_inf else ""
-    names = sorted({width.name for width in used if width.name is not None})
-    known = "this program has no width to bind"
-    if names:
-        known = f"this program's widths are {', '.join(names)}"
+    names = sorted({width.name for width in program_widths if width.name is not None})
     bound: dict[str, float] = {}
-    for name, number in widths.items():
+    for name, number in numbers.items():
         if name not in names:
-            raise ValueError(f"width {name}={shown(number)} is not used; {known}")
+            raise ValueError(_unused_width(name, number, names))
         if allow_inf and as_number(number) == inf:
             bound[name] = inf
         else:
@@ -139,10 +154,18 @@ def bind_widths(
             f"width {', '.join(missing)} is not bound: give {missing[0]}=…, a positive"
             f" integer{or_inf}"
         )
-    for width in used:
+    for width in program_widths:
         if LARGEST <= width.bind(bound) < inf:
             raise ValueError(
                 f"width {width} at {width.name}={bound[str(width.name)]} must be below"
                 " 2^53, or inf"
             )
     return bound
+
+
+def _unused_width(name: str, number: object, names: Sequence[str]) -> str:
+    """The message for a width that the program, with widths `names`, does not use."""
+    program_widths = "this program has no width to bind"
+    if names:
+        program_widths = f"this program's widths are {', '.join(names)}"
+    return f"width {name}={shown(number)} is not used; {program_widths}"

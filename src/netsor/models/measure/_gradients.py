@@ -110,26 +110,24 @@ class Gradients:
             products = _flat(block.get(kind, ()) for block in net.matrices)
             if any(self._moves(product) for product in products):
                 kinds.append(kind)
-        by_block = [
-            {kind: block.get(kind, []) for kind in kinds} for block in net.matrices
-        ]
-        sized = {
-            kind
-            for kind in kinds
-            if all(self._size(block[kind]) != 0 for block in by_block)
-        }
-        names = []
+        sized = []
+        for kind in kinds:
+            sizes = [self._size(block.get(kind, ())) for block in net.matrices]
+            if all(size != 0 for size in sizes):
+                sized.append(kind)
+        names = ["grad_mean_square"]
         for kind in kinds:
             names.append(f"grad_{kind}")
             if kind in sized:
                 names.append(f"grad_{kind}_ratio")
-        self.names = ("grad_mean_square", *names)
-        self.rows = [stack([self._mean_square(stream)]) for stream in net.streams]
-        if names:
-            self.rows = [
-                join([row, self._norms(block, sized)])
-                for row, block in zip(self.rows, by_block, strict=True)
-            ]
+        self.names = tuple(names)
+        self.rows = []
+        for stream, block in zip(net.streams, net.matrices, strict=True):
+            row = stack([self._mean_square(stream)])
+            if kinds:
+                products = {kind: block.get(kind, []) for kind in kinds}
+                row = join([row, self._norms(products, sized)])
+            self.rows.append(row)
 
     def _make_final(
         self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int
@@ -157,7 +155,9 @@ class Gradients:
                 return None
             square = self._norms({"embedding": matrices})[0]
             return Size(square, self._size(matrices))
-        moved = [table for table in tables if self.back.parts(self._reshaped(table))]
+        moved = [
+            table for table in tables if self.back.contributions(self._reshaped(table))
+        ]
         if not moved:
             return None
         square = self._square(moved[0]).sum()
@@ -204,9 +204,9 @@ class Gradients:
         x = self._reshaped(x)
         if x not in self.reached:
             return constant(np.zeros(())).broadcast_to(x.shape)
-        cotangent = self.back.of(x)[..., None]
+        cotangent = self.back.cotangent(x)[..., None]
         square = mean_dot(cotangent, cotangent)[..., 0, 0]
-        std = x.op.source.by if isinstance(x.op, Gaussian) else None
+        std = x.op.source.std_factor if isinstance(x.op, Gaussian) else None
         return square if std is None else square / (std * std)
 
     def _mean_square(self, x: Vector) -> Scalar:
@@ -266,7 +266,7 @@ class Gradients:
             left, right = pooled(lefts), pooled(rights)
             size = self.uses[part.of][0].op.weight.drawn.in_width.bind(self.widths)
             square = size * mean_dot(left, left)
-            std = part.of.source.by
+            std = part.of.source.std_factor
             if std is not None:  # ∂L/∂(std·W) is ∂L/∂W over std
                 square = square / (std * std)
             self._known[part] = square, mean_dot(right, right)
@@ -281,7 +281,7 @@ class Gradients:
         """
         weight = use.op.weight
         weight_members = _members(weight)
-        d = use.d.reshape(len(weight_members), -1)
+        d = use.cotangent.reshape(len(weight_members), -1)
         x = use.op.x.reshape(len(weight_members) if use.op.each else 1, -1)
         if weight_members != members:
             common = [k for k, member in enumerate(weight_members) if member in members]
@@ -294,11 +294,15 @@ class Gradients:
         if weight.transposed:  # y = W^T x: l is x, and r is ∂L/∂y
             in_width = weight.in_width.bind(self.widths)
             out_width = weight.out_width.bind(self.widths)
-            d, x = math.sqrt(in_width / out_width) * x, d
+            left, right = math.sqrt(in_width / out_width) * x, d
+        else:
+            left, right = d, x
         # the factor of W in the product
         fan = weight.fan.bind(self.widths)
         factor = math.sqrt(weight.drawn.in_width.bind(self.widths) / fan)
-        return (d if factor == 1 else factor * d), x
+        if factor != 1:
+            left = factor * left
+        return left, right
 
     def _parts(self, values: Iterable[Value]) -> list[Part]:
         """The parameters of some products, with each matrix once.
@@ -345,7 +349,7 @@ class Gradients:
         for part in self._parts(values):
             w = weights[part.of]
             size = w.std**2 * len(part.members) * w.drawn.out_width.bind(self.widths)
-            std = w.source.by
+            std = w.source.std_factor
             total = total + (size if std is None else size * (std * std))
         return total
 
@@ -373,5 +377,5 @@ def _variance(table: Vector) -> float | Scalar:
     """The mean of |x|²/n of a row of the table."""
     assert isinstance(table.op, Gaussian)
     variance = float(np.mean(np.sum(table.op.factor**2, axis=-1)))
-    std = table.op.source.by
+    std = table.op.source.std_factor
     return variance if std is None else variance * (std * std)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,8 +75,15 @@ class HeadParts(NamedTuple):
 
 def parts(t: int, known: int) -> HeadParts:
     """The parts of the result of `of_head` for t vectors and some known words."""
-    bounds = np.cumsum([0, 3, t * t, t * t, t * known]).tolist()
-    return HeadParts(*starmap(slice, pairwise(bounds)))
+    products = 3
+    squares = products + t * t
+    of_known = squares + t * t
+    return HeadParts(
+        logits=slice(0, products),
+        products=slice(products, squares),
+        squares=slice(squares, of_known),
+        known=slice(of_known, of_known + t * known),
+    )
 
 
 def _head_output_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,7 +91,27 @@ def _head_output_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
     vectors = argument_shapes[0][-2]
     only_noise = len(argument_shapes) == 2
     known_words = 0 if only_noise else argument_shapes[0][-1]
-    return (parts(vectors, known_words)[-1].stop,)
+    return (parts(vectors, known_words).known.stop,)
+
+
+def _state_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of packed sums, from those of a first piece of words."""
+    vectors = argument_shapes[0][-2]
+    return (vectors, 4 + 2 * vectors)  # of each vector: 4 moments, products, squares
+
+
+def _same_state_shape(
+    state: tuple[int, ...], *argument_shapes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The shape of packed sums after a further piece of words."""
+    return state
+
+
+def _ends_shape(
+    state: tuple[int, ...], *argument_shapes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The shape of the result of `of_head`, from packed sums and the first piece."""
+    return _head_output_shape(*argument_shapes)
 
 
 @declares(output_shape=_head_output_shape)
@@ -152,13 +178,13 @@ class _HeadSums:
         )
 
 
-@declares(output_shape=lambda *cores: (cores[0][-2], 4 + 2 * cores[0][-2]))
+@declares(output_shape=_state_shape)
 def first_head(*arrays: Array, cap: float | None) -> Array:
     """The packed sums of known logits, if any, and the first piece of other words."""
     return _HeadSums.of(*arrays, cap=cap).packed()
 
 
-@declares(output_shape=lambda *cores: cores[0])
+@declares(output_shape=_same_state_shape)
 def more_head(
     state: Array, root: Array, noise: Array, *, count: int, cap: float | None
 ) -> Array:
@@ -168,7 +194,7 @@ def more_head(
     return sums.packed()
 
 
-@declares(output_shape=lambda state, *cores: _head_output_shape(*cores))
+@declares(output_shape=_ends_shape)
 def ends_of_head(
     state: Array, *arrays: Array, targets: Sequence[int], count: int, cap: float | None
 ) -> Array:
@@ -212,10 +238,7 @@ def _head_ends(
     numbers = [seen.ends(), flat(products / t), flat(squares / t**2)]
     if known:
         numbers.append(flat(c))
-    leading = np.broadcast_shapes(*(a.shape[:-1] for a in numbers))
-    return xp.concat(
-        [xp.broadcast_to(a, (*leading, a.shape[-1])) for a in numbers], axis=-1
-    )
+    return joined(*numbers)
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
@@ -259,10 +282,13 @@ class Logits(NamedTuple):
 
         They are columns of the known words or of the first piece.
         """
-        column = self.column
-        if column is None and len(self.noise) > 1:
-            column = {target: k for k, target in enumerate(dict.fromkeys(ids))}
-        return list(ids) if column is None else [column[target] for target in ids]
+        if self.column is not None:
+            return [self.column[target] for target in ids]
+        if len(self.noise) < 2:
+            return list(ids)
+        # targets are the first words of the first piece
+        different = list(dict.fromkeys(ids))
+        return [different.index(target) for target in ids]
 
     def of(self, ids: Sequence[int]) -> Scalar:
         """The logit of one id for each vector, (t,).
@@ -494,7 +520,9 @@ def cross_entropy(
 
 def _head_sums(words: Logits, columns: tuple[int, ...]) -> Scalar:
     """The result of `of_head`, for targets in these columns."""
-    arrays = [a for a in (words.known, words.root, *words.noise[:1]) if a is not None]
+    arrays = [] if words.known is None else [words.known]
+    if words.root is not None:
+        arrays += [words.root, words.noise[0]]
     if len(words.noise) < 2:
         return apply(
             partial(of_head, targets=columns, cap=words.cap),
@@ -621,17 +649,14 @@ def program_loss(
         if isinstance(output, Vector) and output.ndim:
             return readout(output)
         return readout(net.streams[-1])
-    in_blocks = set(topological_order(net.streams))
-    drawn: dict[Value, DrawnWords] = {}
-    for value in topological_order([value for value, _ in seeds]):
-        if value not in in_blocks and (words := drawn_words(value)) is not None:
-            drawn[value] = words
+    drawn = _words_outside_blocks(net, seeds)
     backward = Reverse(seeds, drawn, constants=drawn)
     all_seeds = list(seeds)
     head, head_size = constant(np.zeros(())), 0.0
     for value, words in drawn.items():
         y, std = words.y, words.std
-        c, noise = backward.of(value), words.noise
+        # ∂L/∂logits and their normals
+        c, noise = backward.cotangent(value), words.noise
         if words.transposed:
             c, noise = c.transpose(), noise.transpose()
         squares = c @ c.transpose()
@@ -642,13 +667,29 @@ def program_loss(
         if not words.frozen:
             head = head + y.width.bind(widths) * (squares * gram).sum()
             head_size += noise.shape[1] * std**2
+    all_frozen = all(words.frozen for words in drawn.values())
     return Loss(
         tuple(all_seeds),
-        head=None if all(words.frozen for words in drawn.values()) else head,
+        head=None if all_frozen else head,
         head_size=head_size,
         tied=any(words.transposed for words in drawn.values()),
         constants=tuple(drawn),
     )
+
+
+def _words_outside_blocks(
+    net: ProbedProgram, seeds: list[tuple[Value, Value]]
+) -> dict[Value, DrawnWords]:
+    """The logits without their matrix that the loss depends on, but no block."""
+    in_blocks = set(topological_order(net.streams))
+    drawn: dict[Value, DrawnWords] = {}
+    for value in topological_order([value for value, _ in seeds]):
+        if value in in_blocks:
+            continue
+        words = drawn_words(value)
+        if words is not None:
+            drawn[value] = words
+    return drawn
 
 
 class DrawnWords(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from ...laws import Estimate
 from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays, derive_seed
-from .._significance import AGREES, DISAGREES, combine, decide_below
+from .._significance import combine, decide, decide_below
 from ._result import Claim, Numbers, Part, Picture, Result
 
 WIDTH, INPUTS, CLASSES, BATCH = 256, 784, 10, 128
@@ -161,7 +161,7 @@ def _stored(numbers: Numbers, alpha: float) -> Claim:
     verdicts, listed = [], []
     for depth, ours in medians(numbers, alpha).items():
         ratio = stored[depth] / ours.first_row
-        verdicts.append(AGREES if 1 / FACTOR < ratio < FACTOR else DISAGREES)
+        verdicts.append(decide(1 / FACTOR < ratio < FACTOR))
         listed.append(f"{stored[depth]:.2g} and {ours.first_row:.2g} (L = {depth})")
     return Claim(
         f"The distances that are stored with the notebook at α = {alpha:g}, medians by"
@@ -194,10 +194,9 @@ def _distance(numbers: Numbers, alpha: float) -> Claim:
 
 def judge(numbers: Numbers) -> list[Claim]:
     """What is stored, and the distance as it is defined."""
-    return [
-        *(_stored(numbers, alpha) for alpha in STORED),
-        *(_distance(numbers, alpha) for alpha in STORED),
-    ]
+    stored = [_stored(numbers, alpha) for alpha in STORED]
+    distances = [_distance(numbers, alpha) for alpha in STORED]
+    return stored + distances
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
@@ -205,14 +204,13 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     for alpha, stored in STORED.items():
         medians_by_depth = medians(numbers, alpha)
         for depth, value in zip(DEPTHS, stored, strict=True):
+            row: dict[str, Any] = {"alpha": alpha, "depth": depth, "stored": value}
             ours = medians_by_depth.get(depth)
-            yield {
-                "alpha": alpha,
-                "depth": depth,
-                "stored": value,
-                "first_row": "" if ours is None else ours.first_row,
-                "all_entries": "" if ours is None else ours.all_entries,
-            }
+            if ours is None:
+                row |= {"first_row": "", "all_entries": ""}
+            else:
+                row |= {"first_row": ours.first_row, "all_entries": ours.all_entries}
+            yield row
 
 
 def draw(numbers: Numbers) -> Any:

@@ -365,7 +365,7 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
         " alone, and flat attention: with the exact weights that path is"
         f" {through_values:.2f} times it, the whole gradient"
         f" {1 / gradient.value:.2f} times.",
-        verdict if score in SCORES else extrapolate(verdict),
+        extrapolate(verdict, stated=score in SCORES),
     )
 
 

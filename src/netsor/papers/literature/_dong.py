@@ -18,7 +18,6 @@ from ...language import (
     dot,
     gaussian,
     gelu,
-    inf,
     layer_norm,
     mean_dot,
     softmax,
@@ -31,13 +30,22 @@ from ...report._mpl_style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new
 from ...studies import Arrays
 from .._significance import (
     ABSENT,
-    AGREES,
-    DISAGREES,
     combine,
+    decide,
     decide_below,
     extrapolate,
 )
-from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
+from ._result import (
+    Array,
+    Claim,
+    Numbers,
+    Part,
+    Picture,
+    Result,
+    mean,
+    width_of,
+    within,
+)
 
 N = Width("n")
 # BERT-base: its tokens as in the paper, width, hidden units, heads, and the standard
@@ -47,8 +55,8 @@ TOKENS, DIM, HIDDEN, HEADS, STD = 128, 768, 3072, 12, 0.02
 
 def _square(x: Vector) -> Scalar:
     """|x|²/n of one vector, or their mean over several."""
-    several = x.reshape((-1, 1)) if x.shape else x.reshape((1, 1))
-    return mean_dot(several, several).mean()
+    vectors = x.reshape((x.size, 1))
+    return mean_dot(vectors, vectors).mean()
 
 
 @program
@@ -71,7 +79,9 @@ def bert_program(layers: int, skip: bool, mlp: bool) -> Any:
             sigma_v=sigma,
             sigma_o=sigma,
         )
-        x = layer_norm(x + y if skip else y, eps=0.0)
+        if skip:
+            y = x + y
+        x = layer_norm(y, eps=0.0)
         if mlp:
             active = gelu(weight(HIDDEN, DIM, entry_std=STD) @ x)
             x = layer_norm(x + weight(DIM, HIDDEN, entry_std=STD) @ active, eps=0.0)
@@ -96,8 +106,13 @@ def _grown(score: Array, log: Array) -> Array:
 def _sized(r: Vector) -> tuple[Vector, Scalar]:
     """Vectors of mean square 1, and the logarithm of their size."""
     square = _square(r)
-    unit = apply(lambda p: 1 / np.sqrt(p), square) * r
+    unit = apply(_inverse_root, square) * r
     return unit, 0.5 * apply(np.log, square)
+
+
+def _inverse_root(square: Any) -> Any:
+    """1/√p."""
+    return 1 / np.sqrt(square)
 
 
 @program
@@ -236,9 +251,8 @@ def pure(width: int | None, tokens: int, layers: int, draws: int, seed: int) -> 
 
     An array (layers + 1, draws). `width` None is infinite.
     """
-    n = inf if width is None else width
     program = pure_program(tokens, layers)
-    outputs = program.draw(n=n, draws=draws, seed=seed, progress=False)
+    outputs = program.draw(n=width_of(width), draws=draws, seed=seed, progress=False)
     logs = np.stack([np.asarray(output) for output in outputs])
     return {"log": logs / math.log(10)}
 
@@ -263,10 +277,9 @@ def bound(width: int, tokens: int, layers: int, draws: int, seed: int) -> Arrays
             column = np.abs(query @ key.T).sum(axis=0).max()
             beta = max(beta, column * composite(value))
             power = 3**layer
+            per_power = math.log10(4 * beta / math.sqrt(width))
             logs[layer, draw] = (power - 1) * math.log10(start)
-            logs[layer, draw] += (
-                (power - 1) / 2 * math.log10(4 * beta / math.sqrt(width))
-            )
+            logs[layer, draw] += (power - 1) / 2 * per_power
         scales[draw] = math.sqrt(math.sqrt(width) / (4 * beta)) / start
     return {"log": logs, "scale": scales}
 
@@ -315,10 +328,9 @@ def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
     ratios = numbers[name]["ratio"]
     published = PUBLISHED[name][: len(ratios)]
     logs = np.log(ratios)
-    deviations = [
-        (math.log(ratio) - log.mean()) / log.std(ddof=1)
-        for ratio, log in zip(published, logs, strict=True)
-    ]
+    deviations = []
+    for ratio, log in zip(published, logs, strict=True):
+        deviations.append((math.log(ratio) - log.mean()) / log.std(ddof=1))
     is_near = [abs(deviation) < MAX_Z for deviation in deviations]
     if name == "attention":
         is_near[2] = abs(math.log(published[2]) - logs[2].mean()) < math.log(2)
@@ -329,7 +341,7 @@ def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
         f" {ratios[-1].std(ddof=1):.1g}); farthest {max(deviations, key=abs):+.1f}"
         " standard deviations."
     )
-    return Claim(statement, f"{rule}.", measured, AGREES if all(is_near) else DISAGREES)
+    return Claim(statement, f"{rule}.", measured, decide(all(is_near)))
 
 
 def _rate(numbers: Numbers) -> Claim:

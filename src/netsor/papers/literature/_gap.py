@@ -27,6 +27,7 @@ from ._result import (
     mean,
     mean_columns,
     near,
+    width_of,
 )
 
 LENGTHS = (20, 40, 60, 80, 100, 150)  # of the public code
@@ -68,7 +69,7 @@ def spectra(tokens: int, head_dim: int | None, draws: int, seed: int) -> Arrays:
     `head_dim` None is infinite.
     """
     drawn = layer(tokens).draw(
-        n=math.inf if head_dim is None else head_dim,
+        n=width_of(head_dim),
         m=tokens,
         draws=draws,
         seed=derive_seed(seed, tokens),
@@ -204,7 +205,7 @@ def _gap(
         f"The exponent of T in its mean, from {first:,} to {last:,}, is within"
         f" {EXPONENT_ATOL:g} of −1/2.",
         f"{exponent}. Means: {listed}.",
-        verdict if stated else extrapolate(verdict),
+        extrapolate(verdict, stated=stated),
     )
 
 
@@ -220,7 +221,7 @@ def _collapse(
         f"Its mean at T = {lengths[-1]:,} is below that at {lengths[0]}, by four"
         " standard errors.",
         f"{_listed(ranks)}.",
-        verdict if stated else extrapolate(verdict),
+        extrapolate(verdict, stated=stated),
     )
 
 

@@ -16,8 +16,8 @@ from ...laws import Estimate
 from ...programs._program import Program
 from ...report._mpl_style import BLACK, BLUE, VERMILLION, new
 from ...studies import Arrays, derive_seed
-from .._significance import AGREES, DISAGREES, SIGMAS, combine
-from ._result import Array, Claim, Numbers, Part, Picture, Result
+from .._significance import SIGMAS, combine, decide
+from ._result import Array, Claim, Numbers, Part, Picture, Result, width_of
 
 # The mean of A² over gates and inputs at the start, as the notebook prints it, by N.
 WARM = {
@@ -117,7 +117,7 @@ def gates(name: str) -> Program:
 def order(name: str, width: int | None, draws: int, seed: int) -> Arrays:
     """Draws of it; `width` None is infinite."""
     drawn = gates(name).draw(
-        n=math.inf if width is None else width,
+        n=width_of(width),
         draws=draws,
         seed=derive_seed(seed, width or 0),
         workers=1,
@@ -152,13 +152,13 @@ def _drawn(numbers: Numbers, name: str, words: str) -> Claim:
     level = float(scipy.stats.kstest(rank, "uniform").pvalue)
     printed = RUNS[name].printed.items()
     listed = ", ".join(f"{value:.3g} ({n:,})" for n, value in printed)
+    ranks_in_law = ", ".join(f"{share:.2f}" for share in rank)
     return Claim(
         f"{words}: {listed}.",
         "They are independent draws of our law at their N: Kolmogorov's test does not"
         f" reject it at {LEVEL:.0e}.",
-        f"Their ranks in the law: {', '.join(f'{r:.2f}' for r in rank)}; level"
-        f" {level:.2f}.",
-        AGREES if level > LEVEL else DISAGREES,
+        f"Their ranks in the law: {ranks_in_law}; level {level:.2f}.",
+        decide(level > LEVEL),
     )
 
 
@@ -182,15 +182,17 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
     else:
         agrees = last.value - margin > bound
     limit = numbers[f"{name} None"]["order"].mean()
-    words = "settle on a number" if settles else "do not settle"
+    if settles:
+        scaling, behaviour, side = "N", "settle on a number", "below"
+    else:
+        scaling, behaviour, side = "√N", "do not settle", "above"
     return Claim(
-        f"The numbers printed for scores over {'N' if settles else '√N'},"
-        f" {name.split()[0]} start, {words} as N grows.",
-        f"The standard deviation in the limit is {'below' if settles else 'above'} half"
-        " of that at N = 100.",
+        f"The numbers printed for scores over {scaling}, {name.split()[0]} start,"
+        f" {behaviour} as N grows.",
+        f"The standard deviation in the limit is {side} half of that at N = 100.",
         f"Mean {limit:.4f} and standard deviation {last.value:.4f} in the limit;"
         f" standard deviation {first.value:.4f} at N = 100.",
-        AGREES if agrees else DISAGREES,
+        decide(agrees),
     )
 
 
@@ -201,7 +203,7 @@ def _theory(numbers: Numbers) -> Claim:
     for n, value in WARM_OVER_N.items():
         draws = numbers[f"warm over N {n}"]["order"]
         deviation = (value - draws.mean()) / draws.std(ddof=1)
-        verdicts.append(AGREES if abs(deviation) < SIGMAS else DISAGREES)
+        verdicts.append(decide(abs(deviation) < SIGMAS))
         deviations.append(f"{deviation:+.1f}")
     listed = ", ".join(f"{value:.3f} ({n:,})" for n, value in WARM_OVER_N.items())
     return Claim(
@@ -236,8 +238,8 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
             low, middle, high = np.quantile(draws, (0.05, 0.5, 0.95))
             yield {
                 "run": name,
-                "N": "inf" if width is None else width,
-                "printed": "" if width is None else run.printed[width],
+                "N": width_of(width),
+                "printed": run.printed.get(width, ""),
                 "q05": low,
                 "median": middle,
                 "q95": high,

@@ -16,10 +16,9 @@ from ...nn import attention_std
 from ...report._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
 from ...studies import Arrays, derive_seed
 from .._significance import (
-    AGREES,
-    DISAGREES,
     SIGMAS,
     combine,
+    decide,
     decide_below,
     decide_decreasing,
     extrapolate,
@@ -32,9 +31,11 @@ from ._result import (
     Part,
     Picture,
     Result,
+    as_arrays,
     average,
     estimates,
     near,
+    width_of,
     within,
 )
 
@@ -72,7 +73,7 @@ def cosines(
     """The mean cosine by layer, a row for each draw; `width` None is infinite."""
     net = encoder(tokens, beta, LAYERS)
     draws_of_cosine = net.draw(
-        n=math.inf if width is None else width,
+        n=width_of(width),
         draws=draws,
         seed=derive_seed(seed, index),
         workers=1,
@@ -96,11 +97,7 @@ def shares(tokens: list[int], beta: float, seed: int) -> Arrays:
     for s in tokens:
         scale = beta * math.sqrt(math.log(s) / WIDTH)
         sums.append(attention_std(s, WIDTH, scale=scale) ** 2)
-    return {
-        "tokens": np.array(tokens),
-        "share": np.array([e.value for e in sums]),
-        "error": np.array([e.error for e in sums]),
-    }
+    return {"tokens": np.array(tokens), **as_arrays("share", sums)}
 
 
 def parts(quick: bool) -> list[Part]:
@@ -179,11 +176,10 @@ def drawn(numbers: Numbers, kind: str, beta: float) -> Array | None:
 
     `kind` is wide (width 720) or limit; None if it was not run.
     """
-    draws = [
-        arrays["cosine"]
-        for label, arrays in numbers.items()
-        if label.startswith(f"{kind} {beta}")
-    ]
+    draws = []
+    for label, arrays in numbers.items():
+        if label.startswith(f"{kind} {beta}"):
+            draws.append(arrays["cosine"])
     return np.concatenate(draws) if draws else None
 
 
@@ -195,8 +191,10 @@ def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
     recursion = theory(float(mean[0]), beta, LAYERS)
     distance = np.abs(recursion - mean)
     # show the layer that is surely too far off, if there is one
-    surely = distance - SIGMAS * error
-    worst = int(np.argmax(surely if np.any(surely > COSINE_ATOL) else distance))
+    lower_bound = distance - SIGMAS * error
+    worst = int(np.argmax(distance))
+    if np.any(lower_bound > COSINE_ATOL):
+        worst = int(np.argmax(lower_bound))
     ours = estimates(mean, error)
     at_35 = ""
     if worst != 35:
@@ -219,15 +217,16 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
     draws = drawn(numbers, "wide", beta)
     assert draws is not None
     mean, std, count = draws.mean(axis=0), draws.std(axis=0, ddof=1), len(draws)
-    allowed = (
-        SIGMAS * student(count) * std * math.sqrt(1 / MODELS + 1 / count) + READING
-    )
-    distance = {layer: abs(value - mean[layer]) for layer, value in READ[beta].items()}
-    worst = max(distance, key=lambda layer: distance[layer] / allowed[layer])
-    listed = ", ".join(
-        f"{value:.3f} and {mean[layer]:.3f} (layer {layer})"
-        for layer, value in READ[beta].items()
-    )
+    # of the difference of two means, theirs over models and ours over draws
+    error = student(count) * std * math.sqrt(1 / MODELS + 1 / count)
+    allowed = SIGMAS * error + READING
+    distance, shares, lines = {}, {}, []
+    for layer, value in READ[beta].items():
+        distance[layer] = abs(value - mean[layer])
+        shares[layer] = distance[layer] / allowed[layer]
+        lines.append(f"{value:.3f} and {mean[layer]:.3f} (layer {layer})")
+    worst = max(shares, key=shares.__getitem__)
+    listed = ", ".join(lines)
     return Claim(
         f"Their measured cosine at β = {beta:g}, a mean over {MODELS} models.",
         "It is within four standard errors of such a mean from our law at width"
@@ -235,7 +234,7 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
         " read.",
         f"Theirs and ours: {listed}. Largest difference: {distance[worst]:.3f}, allowed"
         f" {allowed[worst]:.3f}.",
-        AGREES if distance[worst] <= allowed[worst] else DISAGREES,
+        decide(distance[worst] <= allowed[worst]),
     )
 
 
@@ -316,7 +315,7 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
         f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d = {HEAD},"
         " at β above 1.",
         f"Theirs and ours, in units of 10⁻⁶: {'; '.join(listed)}.",
-        verdict if dropout else extrapolate(verdict),
+        extrapolate(verdict, stated=dropout > 0),
     )
 
 

@@ -27,7 +27,12 @@ from ...nn import Attention
 from ...programs._decorator import program
 from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays
-from .._significance import AGREES, DISAGREES, combine, decide_below, extrapolate
+from .._significance import (
+    combine,
+    decide,
+    decide_below,
+    extrapolate,
+)
 from ._result import (
     Array,
     Claim,
@@ -35,6 +40,7 @@ from ._result import (
     Part,
     Picture,
     Result,
+    as_arrays,
     estimates,
     mean,
     within,
@@ -97,13 +103,8 @@ def kurtoses(scale: float, points: int, seed: int) -> Arrays:
     It is that of the first word at infinite width.
     """
     layer = _layer(scale)
-    kurtoses = [
-        layer.law(heads, points=points).with_error.kurtosis() for heads in HEADS
-    ]
-    return {
-        "kurtosis": np.array([e.value for e in kurtoses]),
-        "error": np.array([e.error for e in kurtoses]),
-    }
+    laws = [layer.law(heads, points=points) for heads in HEADS]
+    return as_arrays("kurtosis", [law.with_error.kurtosis() for law in laws])
 
 
 @program
@@ -202,7 +203,7 @@ def _tied(numbers: Numbers) -> Claim:
         "Our program at infinite width, which does not use it, gives the same to"
         f" {SAME:g}.",
         f"Largest relative difference {largest:.1e}.",
-        AGREES if largest < SAME else DISAGREES,
+        decide(largest < SAME),
     )
 
 

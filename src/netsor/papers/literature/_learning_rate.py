@@ -26,6 +26,7 @@ from ._result import (
     Result,
     mean,
     near,
+    width_of,
     within,
 )
 
@@ -127,7 +128,7 @@ def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
         unit = TOKENS / 2  # values and outputs, on the mean of orthogonal tokens
         net = attention(nodes * unit, network == "over root n")
     outputs = net.draw(
-        n=math.inf if width is None else width,
+        n=width_of(width),
         draws=draws,
         # widths are independent: their differences have known errors
         seed=derive_seed(seed, width or 0),
@@ -182,7 +183,7 @@ def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
         f" {words}.",
         f"Its mean at width 10⁶ is within {LIMIT_RTOL:.0%} of that.",
         f"Over the constant: {rate} at 10⁶, {exact:.12g} at infinite width.",
-        verdict if stated else extrapolate(verdict),
+        extrapolate(verdict, stated=stated),
     )
 
 
@@ -197,7 +198,7 @@ def _convergence(
         f"The exponent of n in the mean distance, from {first:,} to {last:,}, is within"
         f" {EXPONENT_ATOL:g} of −1/2.",
         f"{exponent}.",
-        verdict if stated else extrapolate(verdict),
+        extrapolate(verdict, stated=stated),
     )
 
 
@@ -270,7 +271,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
             rate = numbers[f"{network} {width}"]["rate"]
             yield {
                 "network": network,
-                "width": "inf" if width is None else width,
+                "width": width_of(width),
                 "mean": rate.mean(),
                 "std": rate.std(ddof=1),
                 "distance": np.abs(rate - 1).mean(),

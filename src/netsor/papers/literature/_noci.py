@@ -92,7 +92,7 @@ def gradients(scale: float, cosines: list[float], draws: int, seed: int) -> Arra
         outputs = layer(cosine, scale).draw(
             n=WIDTH, draws=draws, seed=seed, progress=False
         )
-        query, value, gram = (np.asarray(output) for output in outputs)
+        query, value, gram = map(np.asarray, outputs)
         exact.append(Squares(query, value))
         assumed.append(uniform(gram, WIDTH, scale))
     return {
@@ -114,7 +114,7 @@ def depths(scale: float, depths: list[int], draws: int, seed: int) -> Arrays:
         outputs = last_layer(depth, scale).draw(
             n=WIDTH, draws=draws, seed=seed, progress=False
         )
-        query, value, gram = (np.asarray(output) for output in outputs)
+        query, value, gram = map(np.asarray, outputs)
         exact.append(query / value)
         assumed = uniform(gram, WIDTH, scale)
         formula.append(np.divide(assumed.query, assumed.value))
@@ -201,7 +201,7 @@ def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
         f"The formula is within {SHARE:.0%} of the exact mean over initialisations, by"
         " four standard errors.",
         f"Exact over formula: {'; '.join(listed)}.",
-        verdict if is_collapsed else extrapolate(verdict),
+        extrapolate(verdict, stated=is_collapsed),
     )
 
 

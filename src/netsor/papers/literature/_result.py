@@ -128,6 +128,11 @@ def near(ours: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
     return decide_below(Estimate(abs(ours.value - value), ours.error), atol)
 
 
+def width_of(number: int | float | None) -> float:
+    """A width or dimension of a part, where None is infinite: JSON has no infinity."""
+    return math.inf if number is None else number
+
+
 def mean(draws: Any) -> Estimate:
     """The mean of independent draws with its standard error, infinite for one draw."""
     error = math.inf
@@ -149,6 +154,15 @@ def estimates(values: Array, errors: Array) -> list[Estimate]:
         Estimate(float(value), float(error))
         for value, error in zip(values, errors, strict=True)
     ]
+
+
+def as_arrays(name: str, numbers: Iterable[Estimate]) -> Arrays:
+    """Estimates as arrays of a part: `name` for the values, and `error`."""
+    listed = list(numbers)
+    return {
+        name: np.array([number.value for number in listed]),
+        "error": np.array([number.error for number in listed]),
+    }
 
 
 def mean_columns(means: Mapping[str, Estimate]) -> dict[str, float]:

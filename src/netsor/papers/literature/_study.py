@@ -177,12 +177,9 @@ def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
 
     Statements that a quick run leaves out do not count.
     """
-    judged = [
-        claim
-        for result_claims in claims.values()
-        for claim in result_claims
-        if claim.verdict != ABSENT
-    ]
+    judged = []
+    for claims_of_result in claims.values():
+        judged += [claim for claim in claims_of_result if claim.verdict != ABSENT]
     counts = _counts(judged)
     text = (
         f"{counted(len(judged), 'statement')} from {counted(len(claims), 'paper')}:"
@@ -245,7 +242,7 @@ def _figure(picture: Picture, svg: Mapping[str, bytes], prefix: str = "") -> Fig
     return Figure(prefix + name, picture.caption, partial(svg.__getitem__, name))
 
 
-START_SECONDS = 2.0  # to start the workers, for the estimate of a run
+START_SECONDS = 2.0  # for the estimate of a run: to start the workers
 
 
 @dataclass(frozen=True)
@@ -278,9 +275,10 @@ class Request(studies.Request):
     @property
     def files(self) -> list[str]:
         """The names of the files."""
-        return file_names(
-            picture.name for result in self.results for picture in result.pictures
-        )
+        names: list[str] = []
+        for result in self.results:
+            names += [picture.name for picture in result.pictures]
+        return file_names(names)
 
     def options(self) -> dict[str, Any]:
         """The options for the manifest."""
@@ -356,11 +354,10 @@ class LiteratureStudy(Study[Finished]):
     def estimate(self) -> Cost:
         """The cost of the missing parts, as each states it, and of the figures."""
         store, request = self.request.store, self.request
-        missing = [
-            task.part.seconds
-            for task in self.tasks()
-            if store is None or not store.has(task.key)
-        ]
+        missing = []
+        for task in self.tasks():
+            if store is None or not store.has(task.key):
+                missing.append(task.part.seconds)
         workers = worker_count(
             request.workers, max(1, len(missing)), 1.0, request.backend
         )

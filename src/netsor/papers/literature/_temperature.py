@@ -33,8 +33,10 @@ from ._result import (
     Part,
     Picture,
     Result,
+    as_arrays,
     estimates,
     near,
+    width_of,
     within,
 )
 
@@ -115,9 +117,11 @@ def _reaches_half(
 
     The position is between `low` and `high`.
     """
-    x = float(
-        scipy.optimize.brentq(lambda x: law(x).value - HALF, low, high, xtol=1e-9)
-    )
+
+    def above_half(x: float) -> float:
+        return float(law(x).value - HALF)
+
+    x = float(scipy.optimize.brentq(above_half, low, high, xtol=1e-9))
     slope = (law(1.001 * x).value - law(0.999 * x).value) / (0.002 * x)
     return Estimate(x, law(x).error / slope + 1e-8)
 
@@ -127,24 +131,17 @@ def normal_scores(lengths: list[int], head_dim: int, seed: int) -> Arrays:
     scales = [
         _reaches_half(partial(share, s, head_dim=head_dim), 1.0, 40.0) for s in lengths
     ]
-    return _arrays(scales)
+    return as_arrays("scale", scales)
 
 
 def own_scores(lengths: list[int], dimension: float | None, seed: int) -> Arrays:
     """The b = β(1 − ρ) at which E A_ii is one half; `dimension` None is a simplex."""
-    d = math.inf if dimension is None else dimension
-    scales = [
-        _reaches_half(partial(own_share, s, dimension=d), 0.1, 20 * math.log(s))
-        for s in lengths
-    ]
-    return _arrays(scales)
-
-
-def _arrays(scales: list[Estimate]) -> Arrays:
-    return {
-        "scale": np.array([scale.value for scale in scales]),
-        "error": np.array([scale.error for scale in scales]),
-    }
+    d = width_of(dimension)
+    scales = []
+    for s in lengths:
+        law = partial(own_share, s, dimension=d)
+        scales.append(_reaches_half(law, 0.1, 20 * math.log(s)))
+    return as_arrays("scale", scales)
 
 
 def entropies(lengths: list[int], shares: list[float], seed: int) -> Arrays:
@@ -201,11 +198,12 @@ def _collapse(numbers: Numbers) -> Claim:
     lines = []
     for s, row in zip(LENGTHS, entropies, strict=True):
         lines.append(f"T = {s:,}: " + ", ".join(f"{value:.3f}" for value in row))
+    limits = ", ".join(f"{value:g}" for value in limit)
+    shares = ", ".join(f"{share:g}" for share in SHARES)
     return Claim(
         "Above the critical scale the entropy of attention collapses. For normal"
         " scores this is √(2 log T) (the random energy model), and entropy over log T"
-        f" tends to {', '.join(f'{v:g}' for v in limit)} at"
-        f" {', '.join(f'{x:g}' for x in SHARES)} times it.",
+        f" tends to {limits} at {shares} times it.",
         f"The exact mean entropy is within {ENTROPY_ATOL:g} log T of that at all"
         f" lengths from {LENGTHS[0]:,} to 10⁶.",
         f"{'; '.join(lines)}.",
@@ -226,7 +224,7 @@ def _threshold(numbers: Numbers, label: str, words: str, stated: bool) -> Claim:
         f"The β at which the mean of A_ii is one half is within {SCALE_RTOL:.0%} of"
         " that at every length.",
         f"Exact over published: {listed}.",
-        verdict if stated else extrapolate(verdict),
+        extrapolate(verdict, stated=stated),
     )
 
 
@@ -248,7 +246,7 @@ def _phases(shares: tuple[float, float], stated: bool) -> Claim:
         f"Both cosines are within {COSINE_ATOL:g} of that for a simplex of {SHORT:,}"
         " tokens and more.",
         f"{'; '.join(listed)}.",
-        verdict if stated else extrapolate(verdict),
+        extrapolate(verdict, stated=stated),
     )
 
 

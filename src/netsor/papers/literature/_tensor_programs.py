@@ -14,7 +14,7 @@ from ...language import inf
 from ...laws import Estimate
 from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays, slope_of
-from .._significance import AGREES, DISAGREES
+from .._significance import decide
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import (
     IMAGES,
@@ -149,12 +149,13 @@ def _distances(numbers: Numbers, name: str) -> list[_Distance]:
     Ten networks of Tensor Programs II are independent. Those of I share an embedding,
     and our draws are of their mean.
     """
-    is_tangent = name == "tangent"
-    networks = (
-        NETWORKS if is_tangent else 1
-    )  # in a published mean, for each of our draws
+    if name == "tangent":
+        published_means = TANGENT
+        networks = NETWORKS  # in a published mean, for each of our draws
+    else:
+        published_means, networks = KERNEL, 1
     distances = []
-    for width, published in (TANGENT if is_tangent else KERNEL).items():
+    for width, published in published_means.items():
         arrays = numbers.get(f"{name} {width}")
         if arrays is None:
             continue
@@ -178,7 +179,7 @@ def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
         "The recursion and our program at infinite width, which does not use it, agree"
         f" to {SAME:g} in every entry.",
         f"Largest relative difference {largest:.1e}, at depth {compared}.",
-        AGREES if largest < SAME else DISAGREES,
+        decide(largest < SAME),
     )
 
 
@@ -195,7 +196,7 @@ def _means(distances: list[_Distance], what: str) -> Claim:
         " our law of such a mean.",
         f"{listed}. Farthest at {farthest.width}: {farthest.deviation:+.1f} standard"
         " deviations.",
-        AGREES if abs(farthest.deviation) < MAX_Z else DISAGREES,
+        decide(abs(farthest.deviation) < MAX_Z),
     )
 
 

@@ -146,16 +146,16 @@ def _grid(numbers: Numbers, label: str, words: str) -> Claim:
     verdicts = [point.verdict for point in points]
     worst = max(points, key=lambda point: abs(math.log(point.scaled.value)))
     exact, fit = worst.exact, worst.fitted
+    excess = fit / exact.value - 1
+    side = "above" if excess > 0 else "below"
     return Claim(
         "It gives standard deviation 1 on the grid of the library's analysis"
         f" too, {words}.",
         f"{RULE}, at all points.",
         f"Outside at {verdicts.count(DISAGREES)} of {len(points)} points. Farthest off"
         f" at s = {worst.tokens}, d = {worst.head_dim}, mult = {worst.mult:g}: fitted"
-        f" {fit:.5g}, exact {exact.value:.5g} ± {exact.error:.0e},"
-        f" {abs(fit / exact.value - 1):.0%}"
-        f" {'above' if fit > exact.value else 'below'}; scaled, the output has"
-        f" {worst.scaled.value:.3f} where 1 is meant.",
+        f" {fit:.5g}, exact {exact.value:.5g} ± {exact.error:.0e}, {abs(excess):.0%}"
+        f" {side}; scaled, the output has {worst.scaled.value:.3f} where 1 is meant.",
         combine(*verdicts),
     )
 

@@ -148,12 +148,12 @@ class Plan:
 
     @property
     def paper(self) -> bool:
-        """Whether the paper's estimator is wanted."""
+        """Whether to use the paper's estimator."""
         return self.estimator != "exact"
 
     @property
     def exact(self) -> bool:
-        """Whether ours is wanted."""
+        """Whether to use ours."""
         return self.estimator != "paper"
 
     def part(self, case: Case, trial: int) -> TrialTask:
@@ -167,18 +167,18 @@ class Plan:
         All cases of a trial come before the next trial, for a good estimate of the time
         left.
         """
-        return [
-            self.part(case, trial)
-            for trial in range(self.trials)
-            for case in self.cases(figure)
-        ]
+        parts = []
+        for trial in range(self.trials):
+            parts += [self.part(case, trial) for case in self.cases(figure)]
+        return parts
 
     def cases(self, figure: Figure) -> list[Case]:
         """The cases that a figure needs, with the limits that are coupled to them."""
-        limits = dict.fromkeys(
-            case.limit for case in figure.cases if self.exact and _coupled(case)
-        )
-        return [*figure.cases, *limits]
+        cases = list(figure.cases)
+        for case in figure.cases:
+            if self.exact and _coupled(case) and case.limit not in cases:
+                cases.append(case.limit)
+        return cases
 
     @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
     def load(self, case: Case) -> list[Arrays]:
@@ -224,7 +224,9 @@ class Plan:
 
         None for cases that are not coupled with it.
         """
-        return self._agreement(case.limit) if _coupled(case) else None
+        if not _coupled(case):
+            return None
+        return self._agreement(case.limit)
 
     @lru_cache(maxsize=32)  # noqa: B019
     def _agreement(self, limit: Case) -> Agreement:

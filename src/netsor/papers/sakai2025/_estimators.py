@@ -144,11 +144,12 @@ class Divergences:
         """Our estimates, or else the paper's minus its value for the limit itself."""
         if self.exact:
             return self.exact
-        floors = self.floor or [[0.0] * len(trials) for trials in self.paper]
-        return [
-            _mean(np.subtract(trials, floor))
-            for trials, floor in zip(self.paper, floors, strict=True)
-        ]
+        if not self.floor:
+            return [_mean(np.array(trials)) for trials in self.paper]
+        differences = []
+        for trials, floor in zip(self.paper, self.floor, strict=True):
+            differences.append(_mean(np.subtract(trials, floor)))
+        return differences
 
     @cached_property
     def slope(self) -> Estimate | None:
@@ -222,16 +223,13 @@ def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate |
 
     Only points that are well above their errors count; None for fewer than two.
     """
-    points = [
-        (parameter, estimate)
-        for parameter, estimate in zip(parameters, values, strict=True)
-        if estimate.value > WELL_ABOVE * estimate.error
-    ]
-    if len(points) < 2:
+    value = np.array([estimate.value for estimate in values])
+    error = np.array([estimate.error for estimate in values])
+    well_above = value > WELL_ABOVE * error
+    if np.count_nonzero(well_above) < 2:
         return None
-    log_n = np.log(np.array([parameter for parameter, _ in points]))
-    value = np.array([estimate.value for _, estimate in points])
-    error = np.array([estimate.error for _, estimate in points])
+    value, error = value[well_above], error[well_above]
+    log_n = np.log(np.array(parameters)[well_above])
     x = log_n - log_n.mean()
     weights = x / np.sum(x**2)
     return Estimate(
@@ -314,7 +312,8 @@ def _histogram(plan: Plan, case: Case) -> Histogram:
     error = float(squares.std(ddof=1) / math.sqrt(draws.size))
     cdf = np.arange(draws.size + 1) / draws.size
     normal_cdf = scipy.special.ndtr(draws)
-    above, below = np.max(cdf[1:] - normal_cdf), np.max(normal_cdf - cdf[:-1])
+    above = np.max(cdf[1:] - normal_cdf)
+    below = np.max(normal_cdf - cdf[:-1])
     return Histogram(
         case=case,
         edges=edges,

@@ -24,7 +24,15 @@ from ...report._mpl_style import (
 )
 from .. import _figures
 from ._densities import Array
-from ._estimators import HEADS, Curve, Densities, Divergences, Heads, Scores
+from ._estimators import (
+    HEADS,
+    WELL_ABOVE,
+    Curve,
+    Densities,
+    Divergences,
+    Heads,
+    Scores,
+)
 from ._experiments import Case
 
 WIDTH_COLOURS = {16: ORANGE, 64: SKY, 256: GREEN, 1024: VERMILLION, math.inf: BLUE}
@@ -38,13 +46,15 @@ SHORT_DASHES = (0, (2, 2))
 
 def drawn(data: Densities | Divergences | Scores | Heads) -> dict[str, bytes]:
     """A figure of the data, as pdf, png and svg."""
-    draw: Any = {
-        Densities: _densities,
-        Divergences: _divergences,
-        Scores: _scores,
-        Heads: _heads,
-    }[type(data)]
-    return _figures.drawn(draw, data)
+    match data:
+        case Densities():
+            return _figures.drawn(_densities, data)
+        case Divergences():
+            return _figures.drawn(_divergences, data)
+        case Scores():
+            return _figures.drawn(_scores, data)
+        case Heads():
+            return _figures.drawn(_heads, data)
 
 
 def _colour(parameter: str, case: Case) -> str:
@@ -91,14 +101,20 @@ def _plot_densities(axes: Any, data: Densities, main_estimator: str) -> None:
                 continue
             if curve.estimator != main_estimator and role != GAUSSIAN:
                 continue
+            style: dict[str, Any] = {"linestyle": "-", "lw": 1.0}
+            if role == FINITE:
+                style = {"linestyle": DOTTED, "lw": 1.8}
+            colour = BLACK
+            if role != GAUSSIAN:
+                colour = _colour(parameter, curve.case)
+            label = _label(parameter, curve)
             axes.plot(
                 curve.y,
                 curve.density,
-                linestyle=DOTTED if role == FINITE else "-",
-                lw=1.8 if role == FINITE else 1.0,
-                color=BLACK if role == GAUSSIAN else _colour(parameter, curve.case),
-                label=_label(parameter, curve),
+                color=colour,
+                label=label,
                 zorder=2 + order,
+                **style,
             )
 
 
@@ -107,11 +123,10 @@ def _plot_differences(axes: Any, data: Densities, main_estimator: str) -> None:
 
     Estimates at finite width that are not by the main estimator are thin.
     """
-    limits = {
-        (curve.case, curve.estimator): curve
-        for curve in data.curves
-        if curve.role == LIMIT
-    }
+    limits = {}
+    for curve in data.curves:
+        if curve.role == LIMIT:
+            limits[curve.case, curve.estimator] = curve
     for curve in data.curves:
         limit_case = curve.case.limit
         is_exact = (limit_case, "exact") in limits
@@ -149,9 +164,10 @@ def _plot_trials(
         positions = [position] * len(values)
         axes.plot(positions, values, ".", color=colour, ms=2.0, alpha=0.4, zorder=1)
     mean = np.array([np.mean(values) for values in trials])
-    spread = np.array(
-        [np.std(values, ddof=1) if len(values) > 1 else 0.0 for values in trials]
-    )
+    spread = np.zeros(len(trials))
+    for position, values in enumerate(trials):
+        if len(values) > 1:
+            spread[position] = np.std(values, ddof=1)
     _plot_error_bars(
         axes,
         x,
@@ -170,18 +186,21 @@ def _plot_estimates(
     axes: Any, x: list[float], estimates: list[Estimate], label: str
 ) -> None:
     """Our estimator: a point with its standard error, where it is above 0."""
-    positive = [
-        (position, estimate)
-        for position, estimate in zip(x, estimates, strict=True)
-        if estimate.value > 0
-    ]
-    if not positive:
+    positions = np.array(x)
+    value = np.array([estimate.value for estimate in estimates])
+    error = np.array([estimate.error for estimate in estimates])
+    positive = value > 0
+    if not positive.any():
         return
-    positions = np.array([position for position, _ in positive])
-    value = np.array([estimate.value for _, estimate in positive])
-    error = np.array([estimate.error for _, estimate in positive])
     _plot_error_bars(
-        axes, positions, value, error, fmt="o", color=BLUE, label=label, zorder=3
+        axes,
+        positions[positive],
+        value[positive],
+        error[positive],
+        fmt="o",
+        color=BLUE,
+        label=label,
+        zorder=3,
     )
 
 
@@ -236,11 +255,11 @@ def _plot_power_law(axes: Any, data: Divergences, slope: float) -> None:
     """The line of this slope through the points that are well above their errors."""
     x = data.parameters
     middle = np.exp(np.mean(np.log(x)))
-    log_heights = [
-        np.log(estimate.value) - slope * np.log(n / middle)
-        for n, estimate in zip(x, data.exact, strict=True)
-        if estimate.value > 4 * estimate.error
-    ]
+    log_heights = []
+    for n, estimate in zip(x, data.exact, strict=True):
+        if estimate.value > WELL_ABOVE * estimate.error:
+            log_height = np.log(estimate.value) - slope * np.log(n / middle)
+            log_heights.append(log_height)
     height = np.exp(np.mean(log_heights))
     line = height * (np.array(x) / middle) ** slope
     axes.plot(x, line, color=BLUE, lw=0.8, zorder=1)

@@ -35,24 +35,24 @@ SUBJECT = (
     " width."
 )
 RULE_NOTE = (
-    "A number agrees with a bound, or disagrees, if it is on that side of it by four"
-    " standard errors; otherwise the verdict is undecided, and more draws settle it."
+    "A claim agrees (or disagrees) if the measured value clears its bound by four"
+    " standard errors; otherwise it is undecided and needs more draws."
 )
 APART_NOTE = (
-    "A width that is near its limit may be just as near to other laws. Here these are"
-    " the limits of the same layer with other numbers of heads, each with the KL"
-    " divergence from the limit to it. KL is, to leading order, half a squared"
-    " distance: a width is distinguished from a law that is more than four times as far"
-    " from the limit in KL as the width itself, four standard errors added. Draws at"
-    " infinite width are distinguished from a law by the same test, of level 1e-6, that"
-    " compares them with the limit itself."
+    "A width that is close to its limit may be just as close to other laws. The other"
+    " laws here are limits of the same layer with other numbers of heads; the KL"
+    " divergence from the limit is given for each. To leading order KL is half a"
+    " squared distance. So a width is distinguished from a law if the law's KL is more"
+    " than four times the upper end of the width's own, its estimate plus four standard"
+    " errors. Draws at infinite width are distinguished from a law by the test of level"
+    " 1e-6 that also compares them with the limit."
 )
 FIGURE_NOTE = (
-    "Densities: finite widths dotted, limits solid, infinitely many heads black; below,"
-    " the difference from the limit, with kernel estimates of the first trial thin."
-    " Divergences: ours with standard errors; the paper's as a faint dot for each"
-    " trial, their mean and standard deviation. The data of figure 1a are in 1a.csv,"
-    " and so on."
+    "Densities: dotted lines are finite widths, solid lines their limits, black lines"
+    " infinitely many heads. The lower panels show the difference from the limit, with"
+    " kernel estimates of the first trial as thin lines. Divergences: our estimates"
+    " have standard errors; the paper's are a faint dot for each trial, with mean and"
+    " standard deviation. The data of figure 1a are in 1a.csv, and so on."
 )
 BOTH = (
     "The paper estimates KL from kernel estimates of two samples, which adds a floor:"
@@ -83,9 +83,9 @@ def document(
     first_sentence, *more = summary(rows, data)
     figures = {name: _figure(name, data[name].figure.title, svg) for name in svg}
     opening: list[Block] = [Paragraph(sentence) for sentence in more]
-    main = next((name for name in (*KL_BY_WIDTH, *svg) if name in svg), None)
-    if main is not None:
-        opening.append(Figures([figures.pop(main)]))
+    drawn = [name for name in (*KL_BY_WIDTH, *svg) if name in svg]
+    if drawn:  # the most important figure
+        opening.append(Figures([figures.pop(drawn[0])]))
     if quick:
         opening.append(Paragraph(quick, "warning"))
 
@@ -147,10 +147,12 @@ def _separations(separated: Sequence[Separation]) -> Section:
 def _separation_cells(separation: Separation) -> list[str | Cell]:
     case = separation.case
     others = separation.others
+    distinguished = [_heads_and_kl(other) for other in others if other.by_width]
+    not_distinguished = [_heads_and_kl(other) for other in others if not other.by_width]
     if any(other.by_draws is None for other in others):
         by_draws = "not compared"
     else:
-        by_draws = _listed(_heads(other.heads) for other in others if other.by_draws)
+        by_draws = _listed([_heads(other.heads) for other in others if other.by_draws])
     return [
         Cell("", links={separation.figure: f"#figure-{separation.figure}"}),
         (
@@ -158,8 +160,8 @@ def _separation_cells(separation: Separation) -> list[str | Cell]:
             f" kurtosis {separation.kurtosis:.2g}"
         ),
         f"n = {case.width:.0f}, at KL {separation.kl}",
-        _listed(_heads_and_kl(other) for other in others if other.by_width),
-        _listed(_heads_and_kl(other) for other in others if not other.by_width),
+        _listed(distinguished),
+        _listed(not_distinguished),
         by_draws,
     ]
 

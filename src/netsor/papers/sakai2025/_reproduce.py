@@ -87,11 +87,13 @@ class Request(studies.Request):
     @property
     def plan(self) -> Plan:
         """The trials that the request needs."""
-        quick = QUICK if self.quick else {}
+        trials, samples = TRIALS, None  # of the paper; None: each case has its own
+        if self.quick:
+            trials, samples = QUICK["trials"], QUICK["samples"]
         return Plan(
             store=Store(self.out / "parts"),
-            trials=self.trials or quick.get("trials", TRIALS),
-            samples=self.samples or quick.get("samples"),
+            trials=self.trials or trials,
+            samples=self.samples or samples,
             seed=self.seed,
             estimator=self.estimator,
             backend=self.backend,
@@ -160,10 +162,10 @@ class Finished(FigureResult):
         self._separated = separated
         self._seconds = seconds
         self._seconds["all"] = round(time.perf_counter() - start, 3)
-        self._parts = [
-            {**task.key, "file": run.file(task), **_spent(run[task])}
-            for task in run.tasks
-        ]
+        self._parts = []
+        for task in run.tasks:
+            work = _spent(run[task])
+            self._parts.append({**task.key, "file": run.file(task), **work})
         self._quick = self._quick_note()
         self.summary = (*summary(rows, data), self._work_note(run))
 
@@ -288,14 +290,13 @@ class PaperStudy(Study[Finished]):
         check_memory(planning, f"{request.tokens:,} tokens", remedy)
 
         is_new = not plan.store.any()  # then there is no need to look at each trial
-        work = {
-            case: _CaseWork(
+        work = {}
+        for case in cases:
+            work[case] = _CaseWork(
                 missing=plan.trials if is_new else self._missing_trials(case),
                 samples=plan.samples or case.samples,
                 draw=_draw(case, backend),
             )
-            for case in cases
-        }
         in_worker = max(w.draw.in_worker(w.samples, backend) for w in work.values())
         missing = sum(w.missing for w in work.values())
         workers = worker_count(request.workers, max(1, missing), in_worker, backend)
@@ -303,16 +304,17 @@ class PaperStudy(Study[Finished]):
         memory = planning + workers * in_worker + 64.0 * plan.trials * largest
         check_memory(memory, request.title, remedy)
 
-        measured = plan.trials * sum(
-            max(work[case].samples for case in figure.cases)
-            for figure in request.figures
-        )
+        measured = 0
+        for figure in request.figures:
+            samples = [work[case].samples for case in figure.cases]
+            measured += plan.trials * max(samples)
+        numbers = sum(w.draws * w.draw.numbers for w in work.values())
         drawing = FIGURE_SECONDS * len(request.figures)
         return Cost(
             seconds=sum(w.seconds for w in work.values()),
             first=START_SECONDS + drawing + MEASURE_SECONDS * measured,
             bytes=in_worker,
-            random_numbers=int(sum(w.draws * w.draw.numbers for w in work.values())),
+            random_numbers=int(numbers),
             workers=workers,
         )
 
@@ -355,6 +357,9 @@ class PaperStudy(Study[Finished]):
 
         names = self.request.chosen  # back in the paper's order
         data = {name: data[name] for name in names}
+        separations_in_order: list[Separation] = []
+        for name in names:
+            separations_in_order += separated[name]
         return Finished(
             self.request,
             {name: tables[name] for name in names},
@@ -362,7 +367,7 @@ class PaperStudy(Study[Finished]):
             run=run,
             rows=judged(data),
             data=data,
-            separated=[item for name in names for item in separated[name]],
+            separated=separations_in_order,
             seconds=seconds,
             start=start,
         )

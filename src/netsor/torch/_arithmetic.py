@@ -1,0 +1,674 @@
+"""Arithmetic on vectors and scalars: sums, products, functions, norms, choices.
+
+Each function applies the axis rule of `_axes` to one operation of a module, whatever
+framework the module is written in. It takes a `Call`, and then its arguments: vectors,
+scalars, coordinates that wait to be recognised, parameters, or given numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import language as ns
+from .._array_api import Floats, array_namespace
+from .._validate import Shape
+from ..functions.activations import Function
+from ..models._training import exponential
+from ._axes import (
+    Linear,
+    Refusal,
+    Root,
+    Scalars,
+    Vectors,
+    refuse_if,
+    same_vectors,
+    settled,
+)
+from ._layout import Expand, Permute, Reshape
+from ._random_parameters import Draws, Random
+
+# numbers up to this one that meet scores are masks: for scores of usual size, e^(−10⁴)
+# is 0
+MASKED = -1e4
+# masks up to this one take scores out of a softmax whatever their size; −∞ and the
+# least number of single precision do
+NEVER = -1e30
+MAX_POWER = 8  # of coordinates
+Tensor = Any  # Vectors, Scalars, Linear, Random, an array or a number
+VALUES = (Vectors, Scalars, Linear, Random)
+
+
+class Call(NamedTuple):
+    """What an operation needs besides its arguments."""
+
+    draws: Draws  # the random objects of the program
+    shapes: list[Shape]  # of the tensors that the operation returns
+    eps: float  # the distance from 1 to the next number of their type
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the result."""
+        return self.shapes[0]
+
+    def vectors(self, x: Tensor) -> Vectors:
+        """The argument as vectors.
+
+        Given numbers have their coordinates along the last axis.
+        """
+        x = self.settled(x)
+        if isinstance(x, np.ndarray) and x.ndim and np.issubdtype(x.dtype, np.floating):
+            return Vectors.of(ns.data(x))
+        if not isinstance(x, Vectors):
+            raise Refusal(f"needs vectors, got {kind(x)}")
+        return x
+
+    def settled(self, x: Tensor) -> Tensor:
+        """Vectors, scalars or numbers: nothing that waits to be recognised."""
+        if isinstance(x, Random):
+            return self.draws.vectors(x)
+        if isinstance(x, Linear):
+            return settled(x)
+        return x
+
+    def ranked(self, *pair: Tensor) -> list[Tensor]:
+        """Both settled: vectors before scalars, and scalars before numbers."""
+        rank = {Vectors: 0, Scalars: 1}
+        arguments = [self.settled(x) for x in pair]
+        return sorted(arguments, key=lambda x: rank.get(type(x), 2))
+
+
+def is_random(x: Tensor) -> bool:
+    """Whether an argument depends on a random parameter."""
+    return isinstance(x, VALUES)
+
+
+def kind(x: Tensor) -> str:
+    """The kind of an argument, for messages."""
+    names = {
+        Vectors: "vectors",
+        Scalars: "scalars",
+        Linear: "coordinates",
+        Random: "a parameter",
+    }
+    return names.get(type(x), "numbers")
+
+
+def numbers(x: Any) -> Floats:
+    """Given numbers as an array."""
+    return np.asarray(x, dtype=float)
+
+
+def _varies_along(x: Tensor, axis_from_end: int) -> bool:
+    """Whether an operand has more than one entry along an axis of the result."""
+    return len(x.shape) >= -axis_from_end and x.shape[axis_from_end] != 1
+
+
+def _beside(a: Vectors, b: Tensor) -> Any:
+    """The tensor b as an operand of `a.plain`.
+
+    The result has vectors, or a scalar or a number for each vector.
+    """
+    axis = a.from_end
+    if isinstance(b, Vectors):
+        refuse_if(
+            b.from_end != axis,
+            "vectors whose coordinates are along different axes meet",
+        )
+        return b.plain
+    if isinstance(b, Scalars):
+        b = b.before(a.shape)
+        refuse_if(
+            _varies_along(b, axis),
+            "scalars that differ along the coordinates of vectors",
+        )
+        if len(b.shape) < -axis:
+            return b.value
+        later_axes = (slice(None),) * (-axis - 1)
+        return b.value[(..., 0, *later_axes)]
+    factors = np.moveaxis(b, axis, -1) if b.ndim >= -axis else b[..., None]
+    if factors.shape[-1] == 1 or np.ptp(factors, axis=-1).max() == 0:
+        return factors[..., 0]  # the same for all coordinates
+    return ns.data(factors)
+
+
+def _expanded(a: Vectors, shape: Shape) -> Vectors:
+    """Vectors repeated as beside a tensor of this shape."""
+    return a.viewed(Expand(np.broadcast_shapes(a.shape, shape)))
+
+
+# Sums
+
+
+def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
+    """a + alpha · other."""
+    b: Any = other if alpha == 1 else multiply(call, other, float(alpha))
+    if same_vectors(a, b) and a.shape == b.shape:
+        return Linear.sum(a, b)
+    a, b = call.ranked(a, b)
+    if not is_random(b):
+        b = numbers(b)
+    if isinstance(a, Scalars):
+        return _add_to_scalars(a, b)
+    if isinstance(b, Scalars):
+        b = b.before(a.shape)
+        is_for_entries = _varies_along(b, a.from_end)
+    else:
+        is_for_entries = not is_random(b) and bool((b <= MASKED).any())
+    if is_for_entries:
+        # one for each coordinate, or a mask: relative positions of heads
+        return add(call, call.draws.scalars(a), b)
+    if not is_random(b) and not b.any():
+        return _expanded(a, b.shape)
+    return Vectors.of(a.plain + _beside(a, b), a.from_end)
+
+
+def subtract(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
+    """a − alpha · other."""
+    return add(call, a, other, -float(alpha))
+
+
+def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
+    """The sum has the masks of both."""
+    if isinstance(b, Scalars):
+        total = Scalars(a.unmasked + b.unmasked)
+        total = total.masked(a.allowed).masked(b.allowed)
+        return total.seen(a.visible).seen(b.visible)
+    if not b.any() and a.shape == np.broadcast_shapes(a.shape, b.shape):
+        return a
+    root = a.root
+    is_one_number = b.size == 1 and b.ndim <= len(a.shape)
+    if root is not None and root.power == 1 and a.factor == 1 and is_one_number:
+        eps = float(b.ravel()[0])
+        radicand = a.base + eps
+        root = Root(root.vectors, radicand, root.eps + eps)
+        return replace(a, base=radicand, root=root)
+    low, never = b <= MASKED, b <= NEVER
+    total = Scalars(a.unmasked + np.where(never, 0.0, b))
+    total = total.masked(a.allowed).masked(~never if never.any() else None)
+    return total.seen(a.visible).seen(~low if low.any() else None)
+
+
+# Products
+
+
+def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
+    """The product of any two tensors."""
+    if is_random(other) and not is_random(a):
+        a, other = other, a
+    if not is_random(a):
+        return numbers(a) * numbers(other)
+    if not is_random(other):
+        return _multiply_by_numbers(call, a, numbers(other))
+    a, b = call.ranked(a, other)
+    if isinstance(a, Scalars):
+        return Scalars(a.value * b.value)
+    if a is b:
+        square = Vectors.of(a.plain * a.plain, a.from_end)
+        call.draws.squares[square.value] = a
+        return square
+    if isinstance(b, Scalars):
+        return _multiply_by_scalars(a, b.before(a.shape))
+    return Vectors.of(a.plain * _beside(a, b), a.from_end)
+
+
+def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
+    """Vectors times scalars; times their own root of power −1/2 it is `rms_norm`."""
+    one_for_each = tuple(
+        1 if axis == a.axis else size for axis, size in enumerate(a.shape)
+    )
+    root = b.root
+    is_own_root = root is not None and root.power == -0.5 and root.vectors is a
+    if root is not None and is_own_root and b.shape == one_for_each:
+        return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
+    return Vectors.of(_beside(a, b) * a.plain, a.from_end)
+
+
+def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
+    """A random tensor times given numbers."""
+    is_one_number = c.size == 1 and c.ndim <= len(a.shape)
+    if isinstance(a, Scalars):
+        if is_one_number:
+            return _scaled(a, float(c.ravel()[0]))
+        return Scalars(a.value * c)
+    if isinstance(a, Linear) and c.ndim <= len(a.shape):
+        return Linear.scaled(a, c)
+    if is_one_number and float(c.ravel()[0]) == 1.0:
+        return a
+    a = call.vectors(a)
+    factors = _beside(a, c)
+    if isinstance(factors, ns.Vector):  # they differ from coordinate to coordinate
+        if a.last:
+            return Linear.scaled(a, c)
+        return Vectors.of(factors * a.plain, a.from_end)
+    if (factors == 1).all():
+        return _expanded(a, c.shape)
+    return Vectors.of(factors * a.plain, a.from_end)
+
+
+def _scaled(a: Scalars, c: float) -> Scalars:
+    """Scalars times one number; masks stay if it is positive."""
+    refuse_if(
+        a.allowed is not None and c <= 0,
+        f"masked scores times {c:g}: masks are read for positive factors",
+    )
+    visible = a.visible if c > 0 else None
+    return replace(a, factor=a.factor * c, root=None, visible=visible)
+
+
+def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
+    """The quotient; vectors are divided by numbers and scalars."""
+    if not is_random(other):
+        return multiply(call, a, 1.0 / numbers(other))
+    if not isinstance(other, Scalars):
+        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
+    if is_random(a):
+        return multiply(call, a, raised(other, -1.0))
+    return Scalars(numbers(a) / other.value)
+
+
+def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
+    """x^k: of vectors for k = 1, 2, …"""
+    x, k = call.settled(x), float(numbers(exponent))
+    if isinstance(x, Scalars):
+        return raised(x, k)
+    refuse_if(
+        k not in range(1, MAX_POWER + 1),
+        f"the power {k:g} of coordinates: positive integers up to {MAX_POWER} are read",
+    )
+    product = x
+    for _ in range(int(k) - 1):
+        product = multiply(call, x, product)
+    return product
+
+
+def raised(x: Scalars, k: float) -> Scalars:
+    """x^k; of a mean square it waits to be multiplied by the vectors."""
+
+    def raise_scalars(scalars: ns.Scalar) -> ns.Scalar:
+        return 1.0 / scalars if k == -1 else scalars**k
+
+    if x.root is None:
+        not_repeated = replace(x, expanded=None).value
+        return Scalars(raise_scalars(not_repeated), expanded=x.expanded)
+    root = replace(x.root, power=x.root.power * k)
+    return Scalars(raise_scalars(x.base), x.factor**k, root=root, expanded=x.expanded)
+
+
+# Functions of entries
+
+
+def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
+    """An operation on coordinates or on scalars.
+
+    f is a function of the language that takes both.
+    """
+
+    def operation(call: Call, x: Tensor) -> Tensor:
+        x = call.settled(x)
+        if isinstance(x, Scalars):
+            return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
+        return Vectors.of(f(x.plain), x.from_end)
+
+    return operation
+
+
+def apply_function(f: Function, call: Call, x: Tensor) -> Tensor:
+    """A function with known properties, of coordinates or of scalars."""
+
+    def of_entries(value: Any) -> Any:
+        return (
+            ns.nonlin(f, value) if isinstance(value, ns.Vector) else ns.apply(f, value)
+        )
+
+    return entrywise(of_entries)(call, x)
+
+
+EXP = Function(
+    "exp", exponential, bounded=False, lipschitz=False, derivative=exponential
+)
+
+
+class Bounds(NamedTuple):
+    """x ↦ factor · x^power, between two bounds."""
+
+    least: float
+    most: float
+    factor: float = 1.0
+    power: float = 1.0
+
+    def value(self, x: Any) -> Any:
+        """The bounded number."""
+        return array_namespace(x).clip(self._unbounded(x), self.least, self.most)
+
+    def _unbounded(self, x: Any) -> Any:
+        return self.factor * x**self.power
+
+    def slope(self, x: Any) -> Any:
+        """The derivative.
+
+        It is 0 beyond the bounds, also where that of the power is infinite.
+        """
+        xp = array_namespace(x)
+        value = self._unbounded(x)
+        inside = (value >= self.least) & (value <= self.most)
+        where_inside = xp.where(inside, x, 1.0)
+        slope = self.factor * self.power * where_inside ** (self.power - 1.0)
+        return xp.where(inside, slope, 0.0)
+
+    @property
+    def function(self) -> Function:
+        """The function with its properties."""
+        finite = tuple(
+            bound for bound in (self.least, self.most) if math.isfinite(bound)
+        )
+        is_identity_inside = self.factor == self.power == 1.0
+        name = "clamp_max"
+        if len(finite) == 2:
+            name = "clamp"
+        elif math.isfinite(self.least):
+            name = "clamp_min"
+        parameters: tuple[float, ...] = (*finite, self.factor, self.power)
+        return Function(
+            name,
+            self.value,
+            bounded=len(finite) == 2,
+            lipschitz=True if is_identity_inside else None,
+            parameters=finite if is_identity_inside else parameters,
+            breaks=finite if is_identity_inside else None,
+            derivative=self.slope,
+        )
+
+
+def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
+    """Scalars, or coordinates, between two numbers; None is no bound."""
+    low, high = _bound(least, -math.inf), _bound(most, math.inf)
+    refuse_if(low > high, f"bounds {low:g} and {high:g}, of which the first is larger")
+    # one function of the mean square, whose slope at 0 is finite
+    if isinstance(x, Scalars) and x.root is not None:
+        f = Bounds(low, high, x.factor, x.root.power).function
+        return Scalars(ns.apply(f, x.root.radicand), expanded=x.expanded)
+    return apply_function(Bounds(low, high).function, call, x)
+
+
+def _bound(x: Any, default: float) -> float:
+    """A bound as a number."""
+    if x is None:
+        return default
+    refuse_if(
+        is_random(x) or numbers(x).size > 1, "bounds are read if they are numbers"
+    )
+    return float(numbers(x).ravel()[0])
+
+
+def maximum(call: Call, x: Tensor, other: Tensor) -> Tensor:
+    """The larger of random numbers and a given one."""
+    if is_random(x):
+        return clamp(call, x, least=other)
+    return clamp(call, other, least=x)
+
+
+def minimum(call: Call, x: Tensor, other: Tensor) -> Tensor:
+    """The smaller of random numbers and a given one."""
+    if is_random(x):
+        return clamp(call, x, most=other)
+    return clamp(call, other, most=x)
+
+
+# Means and norms
+
+
+def mean(call: Call, x: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """Means over axes: of coordinates they are scalars. None: over all axes."""
+    return _reduced(call, x, axes, keepdims, is_sum=False)
+
+
+def total(call: Call, x: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """Sums over axes: of coordinates they are scalars. None: over all axes."""
+    return _reduced(call, x, axes, keepdims, is_sum=True)
+
+
+def _reduced(
+    call: Call, x: Tensor, axes: Any, keepdims: bool, *, is_sum: bool
+) -> Tensor:
+    """Means, or sums, which are multiples of them."""
+    x = call.settled(x)
+    ndim = len(x.shape)
+    axes = range(ndim) if axes is None else np.ravel(axes).tolist()
+    over = sorted({axis % ndim for axis in axes})
+    factor = 1.0
+    if is_sum:
+        factor = float(math.prod(x.shape[axis] for axis in over))
+    shape = tuple(
+        1 if axis in over else size
+        for axis, size in enumerate(x.shape)
+        if keepdims or axis not in over
+    )
+    if isinstance(x, Scalars):
+        return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
+    # the other axes, as axes of `x.plain`
+    index_axes = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)
+    if x.axis in over:
+        return _mean_of_coordinates(call, x, index_axes, shape, factor)
+    coordinates = x.axis - sum(axis < x.axis for axis in over)
+    averages = Vectors.of(x.plain.mean(axis=index_axes), coordinates)
+    return multiply(call, averages.viewed(Reshape(shape)), factor)
+
+
+def _mean_of_coordinates(
+    call: Call, x: Vectors, index_axes: tuple[int, ...], shape: Shape, factor: float
+) -> Scalars:
+    """Means over coordinates, and over some axes of `x.plain`.
+
+    Of squares of vectors alone, they are mean squares, which norms are made of.
+    """
+    vectors = call.draws.squares.get(x.plain)
+    is_mean_square = (
+        vectors is not None
+        and (vectors.shape, vectors.axis) == (x.shape, x.axis)
+        and not index_axes
+    )
+    if vectors is not None and is_mean_square:
+        column = vectors.plain[..., None]
+        mean_square = ns.mean_dot(column, column)[..., 0, 0].reshape(*shape)
+        return Scalars(mean_square, factor, root=Root(vectors, mean_square))
+    scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
+    if index_axes:
+        scalars = scalars.mean(axis=index_axes)
+    return Scalars(scalars.reshape(*shape), factor)
+
+
+def norm(
+    call: Call, x: Tensor, order: Any = 2, axes: Any = None, keepdims: bool = False
+) -> Scalars:
+    """The Euclidean norm of vectors."""
+    x = call.vectors(x)
+    if float(order) != 2 or axes is None or not _only_coordinates(x, axes):
+        raise Refusal("norms are read if they are Euclidean, and of vectors")
+    return raised(total(call, multiply(call, x, x), axes, keepdims), 0.5)
+
+
+def _only_coordinates(x: Vectors, axes: Any) -> bool:
+    """Whether these axes are only the axis of coordinates."""
+    return [axis % len(x.shape) for axis in np.ravel(axes)] == [x.axis]
+
+
+def variance(
+    call: Call, x: Tensor, axes: Any = (), keepdims: bool = False, correction: float = 1
+) -> Scalars:
+    """The variance of coordinates: sums are divided by their number − correction."""
+    x = call.vectors(x)
+    refuse_if(
+        not _only_coordinates(x, axes),
+        "variances are read over coordinates of vectors",
+    )
+    average = mean(call, x, x.axis, keepdims=True)
+    # the difference of two means would lose digits
+    centred = add(call, x, multiply(call, average, -1.0))
+    square = mean(call, multiply(call, centred, centred), x.axis, keepdims).value
+    size = x.shape[x.axis]
+    return Scalars(square * (size / (size - correction)))
+
+
+def normalised(
+    f: Callable[..., ns.Vector],
+    call: Call,
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Layer or root mean square norm over the last axis, with its weight and bias."""
+    x = call.vectors(x)
+    refuse_if(
+        len(normalized_shape) > 1 or not x.last,
+        "norms are read over the last axis, if it holds the coordinates",
+    )
+    y: Tensor = Vectors.of(f(x.plain, call.eps if eps is None else eps))
+    if weight is not None:
+        y = multiply(call, y, weight)
+    return y if bias is None else add(call, y, bias)
+
+
+# Matrix products and attention
+
+
+def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor:
+    """x Wᵀ + b."""
+    refuse_if(
+        not isinstance(weight, Random),
+        f"multiplies by {kind(weight)}: a matrix must be a parameter",
+    )
+    x = call.vectors(x)
+    refuse_if(
+        not x.last,
+        "a matrix acts on an axis that does not hold the coordinates of vectors",
+    )
+    product = call.draws.product(weight, x.plain)
+    return product if bias is None else add(call, product, bias)
+
+
+def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
+    """The product of two tensors.
+
+    Vectors with vectors give scores, scalars with vectors combinations, and a parameter
+    is a linear layer.
+    """
+    if isinstance(other, Random) and len(other.shape) == 2:
+        return linear(call, x, transposed(other))
+    x, y = call.settled(x), call.settled(other)
+    if isinstance(x, Vectors):
+        refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
+        y = transposed(y)
+        refuse_if(
+            not (x.last and y.last),
+            "a product of vectors that does not sum over their coordinates",
+        )
+        return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
+    scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
+    if isinstance(y, Scalars):
+        return Scalars(scalars @ y.value)
+    if not isinstance(y, Vectors):
+        return Scalars(scalars @ numbers(y))
+    refuse_if(
+        not y.last, "scalars multiply the coordinates of vectors, not the vectors"
+    )
+    return Vectors.of(scalars @ y.plain)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The tensor with its last two axes exchanged."""
+    return x.viewed(Permute.swapping(-2, -1, ndim=len(x.shape)))
+
+
+def add_matmul(
+    call: Call,
+    bias: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    beta: float,
+    alpha: float,
+) -> Tensor:
+    """beta · bias + alpha · first @ second."""
+    product = multiply(call, matmul(call, first, second), float(alpha))
+    if beta == 0:
+        return product
+    return add(call, product, multiply(call, bias, float(beta)))
+
+
+def softmax(call: Call, x: Tensor, axis: int) -> Scalars:
+    """The softmax over the last axis of scores, without those that are masked."""
+    refuse_if(
+        not isinstance(x, Scalars),
+        f"of {kind(x)}: only scores, products of queries and keys, are read",
+    )
+    refuse_if(axis % len(x.shape) != len(x.shape) - 1, "only over the last axis")
+    empty = x.shown is not None and not x.shown.any(axis=-1).all()
+    refuse_if(empty, "a mask leaves a row of scores without any entry")
+    mask = x.allowed
+    if mask is not None and mask.all():
+        mask = None
+    return Scalars(ns.softmax(x.unmasked, mask))
+
+
+# Choices
+
+
+def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
+    """Random numbers where a given condition is true, elsewhere given ones, or reverse.
+
+    Scores that become very low numbers are masked: a softmax leaves them out.
+    """
+    if is_random(condition) or is_random(chosen) == is_random(other):
+        raise Refusal(
+            "a condition that is random, or a choice between two random tensors"
+        )
+    kept = numbers(condition).astype(bool)
+    if is_random(chosen):
+        x, fill = chosen, numbers(other)
+    else:
+        kept, x, fill = ~kept, other, numbers(chosen)
+    if (fill <= MASKED).all():
+        return _with_mask(call, x, kept, fill)
+    kept_part = multiply(call, x, kept.astype(float))
+    if not fill.any():
+        return kept_part
+    return add(call, kept_part, np.where(kept, 0.0, fill))
+
+
+def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:
+    """Scores where they are kept, elsewhere the low numbers `fill`."""
+    x = call.settled(x)
+    x = call.draws.scalars(x) if isinstance(x, Vectors) else x
+    kept = np.broadcast_to(kept, call.shape)
+    scores = Scalars(x.unmasked.broadcast_to(call.shape))
+    scores = scores.masked(x.allowed).seen(x.visible)
+    if (fill <= NEVER).all():
+        return scores.masked(kept)
+    # low numbers are scores that reports do not show; lower ones take scores out
+    never = ~kept & (fill <= NEVER)
+    filled = Scalars(
+        scores.unmasked * kept.astype(float) + np.where(kept | never, 0.0, fill)
+    )
+    allowed = ~never
+    if scores.allowed is not None:
+        allowed = np.where(kept, scores.allowed, ~never)
+    return filled.masked(allowed).seen(scores.visible).seen(kept)
+
+
+def detach(call: Call, x: Tensor) -> Tensor:
+    """The same tensor, without a gradient."""
+    if isinstance(x, Random):
+        return replace(x, frozen=True)
+    if not is_random(x):
+        return x
+    x = call.settled(x)
+    if isinstance(x, Scalars):
+        return replace(x, base=ns.stop_gradient(x.base), root=None)
+    return replace(x, value=ns.stop_gradient(x.value))

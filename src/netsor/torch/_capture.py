@@ -1,0 +1,467 @@
+"""The capture of a PyTorch module: `torch.export` records its graph.
+
+The module is copied, in evaluation mode, with parameters that have shapes and no
+memory. While it runs, fused functions are replaced by products and a softmax. Torch
+computes all nodes that depend only on constants: inputs, buffers, positions, masks.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import operator
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from .._validate import ArgumentError
+from ._fresh_modules import Module, ModuleOrFactory, fresh
+from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
+from ._laws import Parameters
+from ._parameters import parameters
+
+EINSUM = torch.ops.aten.einsum.default
+# functions of torch that are replaced while a module is captured
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+CONVOLUTION = torch.nn.functional.conv2d
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+APPLY = torch.autograd.Function.__dict__["apply"]
+# functions that register a hook on the gradient of a tensor
+REGISTER_HOOK = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+)
+# position of the argument that operations read only for its shape and type
+LIKE = {
+    **dict.fromkeys(("type_as", "expand_as", "view_as"), 1),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full"), 0),
+}
+
+
+def captured(
+    module: ModuleOrFactory,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    laws: Parameters | None,
+) -> Graph:
+    """The graph of a module, with the values of all nodes that are not random."""
+    args = args if isinstance(args, tuple) else (args,)
+    kwargs = dict(kwargs or {})
+    laws = parameters(module) if laws is None else laws
+    if not isinstance(laws, Parameters):
+        raise ArgumentError("laws", laws, "the result of ns.torch.parameters(module)")
+    instance: Any = module
+    is_factory = not isinstance(module, torch.nn.Module)
+    if is_factory or any(buffer.is_meta for buffer in module.buffers()):
+        instance = fresh(module)[0]
+    _refuse_hooks(instance)
+    exported = _exported(instance, args, kwargs)
+    trainable = {
+        name
+        for name, p in instance.named_parameters(remove_duplicate=False)
+        if p.requires_grad
+    }
+    graph = Graph(
+        name=type(instance).__name__,
+        laws=laws,
+        nodes=list(exported.graph.nodes),
+        parameters={},
+        constants={},
+        outputs=[],
+        inputs=set(),
+        frozen={*laws} - trainable,
+    )
+    placeholders = _Placeholders(exported, instance, args, kwargs)
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                placeholders.read(graph, node)
+            elif node.op == "output":
+                graph.outputs.extend(node.args[0])
+            elif node.op == "get_attr":
+                attribute = operator.attrgetter(node.target)
+                graph.constants[node] = attribute(exported.graph_module)
+            else:
+                _compute_if_constant(graph, node)
+    return graph
+
+
+class _Placeholders:
+    """What the placeholders of an exported program stand for."""
+
+    def __init__(
+        self,
+        exported: Any,
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        # torch.export takes keyword arguments in the order of the signature
+        ordered = {
+            name: kwargs[name]
+            for name in inspect.signature(module.forward).parameters
+            if name in kwargs
+        }
+        self._inputs = iter(pytree.tree_leaves((args, ordered | kwargs)))
+        first_names: dict[int, str] = {}
+        # of parameters that are tied, the first name
+        self._names = {
+            name: first_names.setdefault(id(p), name)
+            for name, p in module.named_parameters(remove_duplicate=False)
+        }
+        self._specs = {
+            spec.arg.name: spec for spec in exported.graph_signature.input_specs
+        }
+        self._tensors = {**exported.state_dict, **exported.constants}
+
+    def read(self, graph: Graph, node: Node) -> None:
+        """Enter a placeholder in the graph, as a parameter, an input or a constant."""
+        kind, target = self._specs[node.name].kind, self._specs[node.name].target
+        is_random_buffer = target in graph.laws and node.users
+        if kind is InputKind.PARAMETER or is_random_buffer:
+            name = self._names.get(target, target)
+            graph.parameters[node] = name
+            law = graph.laws.get(name)
+            if law is not None and not law.random:
+                graph.constants[node] = torch.as_tensor(law.value).expand(law.shape)
+        elif kind is InputKind.USER_INPUT:
+            graph.constants[node] = next(self._inputs)
+            graph.inputs.add(node)
+        else:  # a buffer, or a tensor that the code makes
+            graph.constants[node] = self._tensors[target]
+
+
+def _compute_if_constant(graph: Graph, node: Node) -> None:
+    """Have torch compute a node if it depends on no random number."""
+    _refuse_random_numbers(node)
+    constants = graph.constants
+    if name_of(node) == "embedding" and node.args[1] in constants:
+        _refuse_missing_rows(graph, node)
+    only_shape: set[Node] = set()
+    position = LIKE.get(name_of(node))
+    if position is not None:
+        only_shape = {node.args[position]} - {*node.args[:position]}
+    if not all(x in constants or x in only_shape for x in node.all_input_nodes):
+        return
+
+    def value_of(x: Node) -> Any:
+        if x in constants:
+            return constants[x]
+        # only its shape and type matter
+        return torch.zeros((), dtype=x.meta["val"].dtype).expand(x.meta["val"].shape)
+
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
+    constants[node] = node.target(*args, **kwargs)
+
+
+def _refuse_random_numbers(node: Node) -> None:
+    """Reject random numbers in the forward pass, except dropout that is off."""
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return
+    # the arguments of dropout: its input, p, and whether the module is in training
+    if "dropout" in name_of(node) and not all(node.args[1:3]):
+        return
+    raise refused(
+        node,
+        "random numbers in forward: draw them in the constructor, as a buffer",
+    )
+
+
+def _refuse_hooks(module: Module) -> None:
+    """Reject hooks that may change gradients."""
+    hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    parts = [("parameter", *item) for item in module.named_parameters()]
+    parts += [("module", *item) for item in module.named_modules()]
+    for kind, path, part in parts:
+        if any(getattr(part, name, None) for name in hooks):
+            raise UnsupportedError(
+                f"the {kind} {path or 'itself'} has a hook on its gradient: remove the"
+                " hook"
+            )
+
+
+def _refuse_missing_rows(graph: Graph, node: Node) -> None:
+    """Reject indices (token ids, or positions) that are no rows of a table."""
+    indices, rows = graph.constants[node.args[1]], node.args[0].meta["val"].shape[0]
+    if not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < rows:
+        return
+    table = graph.parameters.get(node.args[0], "the table")
+    if graph.depends_on_inputs(node.args[1]):
+        raise ArgumentError(
+            "ids",
+            indices.reshape(-1).tolist(),
+            f"from 0 to {rows - 1}, the rows of {table}",
+        )
+    raise ArgumentError(
+        "tokens",
+        indices.shape[-1],
+        f"at most {rows}, the rows of {table}: give fewer tokens",
+    )
+
+
+class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """Computes attention, and convolutions that cut an image into patches, by products.
+
+    What a module computes without gradients (`torch.no_grad`, `.data`) is detached.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # tensors that were made without gradients, by their ids
+        self._made_without: dict[int, Any] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        attribute = getattr(func, "__self__", None)
+        # `x.data`, which torch.export cannot capture
+        if attribute is torch.Tensor.data:
+            return args[0].detach()
+        if func in REGISTER_HOOK:
+            raise UnsupportedError(
+                f"forward registers a hook on a gradient ({func.__name__}): remove the"
+                " hook"
+            )
+        # parameters have no gradients here, and so code skips the hooks that it guards
+        if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
+            return True
+        function = {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)
+        result = function(*args, **(kwargs or {}))
+        if torch.is_grad_enabled():
+            return result
+        return self._detached(func, args, result)
+
+    def _detached(self, func: Any, args: Any, result: Any) -> Any:
+        """The result of a function that was called while gradients were off."""
+        name = getattr(func, "__name__", "")
+        in_place = name == "__setitem__" or (
+            name.endswith("_") and not name.endswith("__")
+        )
+        if in_place and isinstance(args[0], torch.Tensor):
+            if id(args[0]) not in self._made_without:
+                remedy = (
+                    "torch then differentiates as if it had not changed; assign a new"
+                    " tensor instead"
+                )
+                raise UnsupportedError(
+                    f"{name} changes a tensor in place while gradients are off:"
+                    f" {remedy}"
+                )
+            return result
+        result = pytree.tree_map_only(torch.Tensor, _without_gradient, result)
+        for x in pytree.tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self._made_without[id(x)] = x
+        return result
+
+
+def _caller() -> Any:
+    """The code that calls torch: the innermost that is not torch's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module != __name__ and not module.startswith("torch."):
+            break
+        frame = frame.f_back
+    return frame.f_code
+
+
+def _registers_hooks(code: Any) -> bool:
+    """Whether a function can register a hook on a tensor."""
+    names = {function.__name__ for function in REGISTER_HOOK}
+    return not names.isdisjoint(code.co_names)
+
+
+def _without_gradient(x: Any) -> Any:
+    return x.detach() if x.is_floating_point() else x
+
+
+def _set_grad_enabled(mode: bool) -> None:
+    """Turn gradients on or off without a node in the graph that is captured.
+
+    `PlainFunctions` detaches results instead.
+    """
+    with torch._C.DisableTorchFunction():
+        SET_GRAD_ENABLED(mode)
+
+
+def _applied(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.Function.apply`, for gradient checkpoints only.
+
+    These change no gradient. Other functions have a backward pass of their own.
+    """
+    if function is CheckpointFunction:
+        run, _preserve, *inputs = args
+        return run(*inputs)
+    name = function.__name__
+    raise UnsupportedError(
+        f"{name}.apply: the backward pass of a torch.autograd.Function is not read; use"
+        " operations of torch"
+    )
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    **options: Any,
+) -> Any:
+    """`scaled_dot_product_attention` by products and a softmax."""
+    if options.get("enable_gqa"):
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    if dropout_p:
+        raise ValueError(
+            f"scaled_dot_product_attention has dropout_p={dropout_p} in evaluation mode"
+        )
+    scale = options.get("scale")
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1])
+    scores = query @ key.mT * scale
+    mask = attn_mask
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores, -1) @ value
+
+
+def _patches(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """`conv2d` by a product, if its kernels cut the image into patches."""
+    kernel = tuple(weight.shape[2:])
+    options = (stride, padding, dilation, groups)
+    # otherwise patches overlap, or are padded
+    if tuple(map(_pair, options)) != (kernel, (0, 0), (1, 1), (1, 1)):
+        return CONVOLUTION(x, weight, bias, *options)
+    # (batch, patches, numbers)
+    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).mT
+    embedded = torch.nn.functional.linear(patches, weight.flatten(1), bias)
+    rows, columns = x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]
+    return embedded.mT.unflatten(-1, (rows, columns))
+
+
+def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The exported program of a copy whose parameters have shapes and no memory."""
+    shadow = _without_memory(module)
+    inputs = _inputs_on_cpu(args, kwargs)
+    with _plain_torch():
+        try:
+            with torch.enable_grad(), PlainFunctions():
+                exported = torch.export.export(shadow, *inputs, strict=False)
+            _refuse_hooks(shadow)  # which forward may have registered
+            return _decomposed(exported)
+        except UnsupportedError:
+            raise
+        except Exception as error:  # of torch, or of the module itself
+            raise _not_captured(module, error) from error
+
+
+def _without_memory(module: Module) -> Module:
+    """A copy in evaluation mode: its parameters are fake, its buffers on the CPU."""
+    memo: dict[int, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for p in module.parameters():
+            memo[id(p)] = torch.nn.Parameter(
+                torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False
+            )
+    for path, buffer in module.named_buffers():
+        if buffer.device.type == "meta":
+            raise ValueError(
+                f"the buffer {path} is on the meta device, without numbers: pass a"
+                " function that makes the module"
+            )
+        memo[id(buffer)] = buffer.detach().cpu()
+    shadow = copy.deepcopy(module, memo).eval()
+    # by default transformers returns a cache of keys and values
+    for part in shadow.modules():
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
+    return shadow
+
+
+def _inputs_on_cpu(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the inputs, without gradients."""
+    for x in pytree.tree_leaves((args, kwargs)):
+        if isinstance(x, torch.Tensor) and x.device.type == "meta":
+            raise ValueError(
+                "inputs on the meta device have no numbers: pass ids on the CPU; the"
+                " module may be on meta"
+            )
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        torch.Tensor, lambda x: x.detach().cpu().clone(), (args, kwargs)
+    )
+    return copies
+
+
+@contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Torch without fused kernels, and with gradients that a graph can record."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    # its fused kernel hides the operations of a TransformerEncoderLayer
+    torch.backends.mha.set_fastpath_enabled(False)
+    # which torch.nn.MultiheadAttention calls unseen
+    torch.nn.functional.scaled_dot_product_attention = _attention
+    torch._C._set_grad_enabled = _set_grad_enabled
+    torch.autograd.Function.apply = classmethod(_applied)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        torch.nn.functional.scaled_dot_product_attention = ATTENTION
+        torch._C._set_grad_enabled = SET_GRAD_ENABLED
+        torch.autograd.Function.apply = APPLY
+
+
+def _decomposed(exported: Any) -> Any:
+    """An exported program without `einsum`, and without operations in place."""
+    nodes = exported.graph.nodes
+    in_place = any(getattr(schema_of(node), "is_mutable", False) for node in nodes)
+    if not in_place and not any(node.target is EINSUM for node in nodes):
+        return exported
+    # outside `PlainFunctions`, which would detach every result
+    with torch.no_grad():
+        return exported.run_decompositions(
+            {EINSUM: torch.export.default_decompositions()[EINSUM]}
+        )
+
+
+def _not_captured(module: Module, error: Exception) -> UnsupportedError:
+    """An error of torch.export, in one line with the line of code of the module."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    code = ""
+    for location, source in pairwise(lines):
+        if location.startswith("File ") and "/torch/" not in location:
+            code = f" (at {source})"
+            break
+    reason = f"{type(error).__name__}: {lines[0] if lines else ''}{code}"
+    return UnsupportedError(
+        f"torch.export cannot capture {type(module).__name__}: {reason}"
+    )

@@ -1,0 +1,124 @@
+"""The graph of a captured module, and what its nodes are.
+
+A node is an operation that was recorded: `node.args` are its arguments, `node.users`
+the nodes that use its result. `Graph` says which nodes depend on a random parameter;
+torch has computed all others.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any, NamedTuple
+
+from .._validate import Shape
+from ._laws import Parameters
+
+Node = Any  # torch.fx.Node
+
+
+class UnsupportedError(ValueError):
+    """An operation or a parameter of a module cannot be read.
+
+    The message has its name, its path and the line of code.
+
+    Examples
+    --------
+    >>> ns.torch.program(build, ids)  # doctest: +SKIP
+    Traceback (most recent call last):
+    UnsupportedError: aten.topk.default in model.layers.0.mlp: … (at modeling.py:80: …)
+    """
+
+
+class Graph(NamedTuple):
+    """A captured module."""
+
+    name: str  # the name of its class
+    laws: Parameters
+    nodes: list[Node]
+    # placeholders of parameters; of those that are tied, the first name
+    parameters: dict[Node, str]
+    # nodes without a random parameter: inputs, buffers, positions, masks
+    constants: dict[Node, Any]
+    outputs: list[Any]  # nodes, or other things that are returned
+    inputs: set[Node]  # placeholders of the arguments of the call
+    frozen: set[str]  # random parameters without requires_grad, and random buffers
+
+    def is_random(self, node: Node) -> bool:
+        """Whether a node depends on a random parameter."""
+        return node not in self.constants
+
+    def depends_on_inputs(self, node: Node) -> bool:
+        """Whether a node depends on the arguments of the call."""
+        if node in self.inputs:
+            return True
+        return any(self.depends_on_inputs(x) for x in node.all_input_nodes)
+
+
+def shape_of(node: Node) -> Shape:
+    """The shape of a tensor; () for other values."""
+    return tuple(getattr(node.meta.get("val"), "shape", ()))
+
+
+def schema_of(node: Node) -> Any:
+    """The declaration of an ATen operation; None for other nodes."""
+    return getattr(node.target, "_schema", None)
+
+
+def name_of(node: Node) -> str:
+    """The name of an operation, without its overload.
+
+    An operation in place has the name of the plain one.
+    """
+    if node.target is operator.getitem:
+        return "getitem"
+    schema = schema_of(node)
+    if schema is None:
+        return str(node.target)
+    return str(schema.name).split("::")[-1].removesuffix("_")
+
+
+def paths_of(node: Node) -> list[str]:
+    """The paths of the modules around an operation, outermost first; not the root."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [str(path) for path, _ in stack.values() if path]
+
+
+def path_of(node: Node) -> str:
+    """The path of the module that an operation belongs to; "" for the root."""
+    return ["", *paths_of(node)][-1]
+
+
+def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
+    """The paths of the modules that return each node.
+
+    A module returns the last of its nodes that is used outside of it.
+    """
+    inside = {node: paths_of(node) for node in nodes}
+    last: dict[str, Node] = {}
+    for node in nodes:
+        for path in inside[node]:
+            if any(path not in inside[user] for user in node.users):
+                last[path] = node
+    paths: dict[Node, list[str]] = {}
+    for path, node in last.items():
+        paths.setdefault(node, []).append(path)
+    return paths
+
+
+def refused(node: Node, reason: str) -> UnsupportedError:
+    """An error that names an operation, its module and its line."""
+    trace = node.meta.get("stack_trace") or ""
+    locations = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', trace)
+    outside_torch = [
+        location
+        for location in locations
+        if "/torch/" not in location[0].replace("\\", "/")
+    ]
+    line = ""
+    if locations:
+        file, number, code = (outside_torch or locations)[-1]  # the innermost
+        line = f" (at {file}:{number}: {code})"
+    target = "getitem" if name_of(node) == "getitem" else node.target
+    module = path_of(node) or "the module itself"
+    return UnsupportedError(f"{target} in {module}: {reason}{line}")

@@ -1,0 +1,459 @@
+"""The law of a parameter at initialisation: what it is, and how samples show it.
+
+A parameter of a module is a constant, or a random tensor. Programs can have random
+tensors with i.i.d. entries of finite variance. `law_of_entries` decides from the
+entries of several initialisations whether a parameter is one, by tests that fail for
+none of millions of parameters by chance: of the distribution of an entry, of sums and
+sizes of rows and columns, of the angles of rows. Nothing here depends on PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array_api import Floats
+from .._validate import ArgumentError, Shape, scale
+from ..programs._program import Program
+
+MOVED = "a move to the meta device"  # a problem: it drops the numbers
+NOT_FINITE = "some of its entries are NaN or infinite"
+DECLARED = "declared"  # the note of a law that the user gives as a number
+LAWS = (
+    "constant",
+    "fixed",
+    "normal",
+    "uniform",
+    "truncated normal",
+    "copy",
+    "orthogonal",
+    "unknown",
+)
+# i.i.d. entries, which are treated as Gaussian of their variance
+GAUSSIAN = ("normal", "uniform", "truncated normal")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The law of a parameter at initialisation.
+
+    Attributes
+    ----------
+    name : str
+        Its path in the module.
+    shape : tuple of int
+        The shape of the tensor.
+    law : str
+        "constant" (one number), "fixed" (other numbers, the same in every sample),
+        "normal", "uniform" or "truncated normal" (i.i.d. entries; the last two are
+        treated as Gaussian with the same variance), "copy" (of another parameter,
+        sample by sample), "orthogonal", or "unknown".
+    mean, std, std_error : float
+        The mean of the entries (0 if it differs from 0 by less than its error), their
+        standard deviation, and its standard error: 0 if torch drew them with this
+        standard deviation.
+    fan_in : int or None
+        The number of entries of the input that an entry of the output sums over; None
+        for vectors and tables.
+    of : str, optional
+        The parameter that it is a copy of.
+    transposed : bool
+        Whether it is a copy of the transpose.
+    zero_rows : tuple of int
+        Rows that are 0 in every sample: the padding of an embedding.
+    note : str
+        Its peculiarities.
+    kurtosis : float
+        E x⁴/(E x²)² of the centred entries: 3 if they are normal.
+
+    Examples
+    --------
+    >>> laws = ns.torch.parameters(lambda: torch.nn.Linear(64, 32))  # doctest: +SKIP
+    >>> laws["weight"].law  # doctest: +SKIP
+    'uniform'
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    law: str
+    mean: float = 0.0
+    std: float = 0.0
+    std_error: float = 0.0
+    fan_in: int | None = None
+    of: str | None = None
+    transposed: bool = False
+    zero_rows: tuple[int, ...] = ()
+    note: str = ""
+    kurtosis: float = 3.0
+    value: Any = None  # of a constant, a number; of what is fixed, a tensor
+
+    @property
+    def random(self) -> bool:
+        """Whether it differs from sample to sample."""
+        return self.law not in ("constant", "fixed")
+
+    @property
+    def remedy(self) -> str:
+        """What to do if its law cannot be modelled."""
+        if self.note == NOT_FINITE:
+            return "correct its initialisation"
+        if MOVED in self.note:
+            return "make the module on the CPU, or under torch.device('meta')"
+        std = f"{self.std:.2g}" if self.std > 0 else "STD"
+        return (
+            "declare its law, laws=ns.torch.parameters(module,"
+            f" declared={{{self.name!r}: {std}}})"
+        )
+
+
+class Parameters(dict[str, Parameter]):
+    """The laws of the parameters of a module, by their names; `print` shows the table.
+
+    Examples
+    --------
+    >>> print(ns.torch.parameters(build))  # doctest: +SKIP
+    """
+
+    def __init__(self, rows: Mapping[str, Parameter], samples: int) -> None:
+        super().__init__(rows)
+        self.samples = samples
+
+    def label(self, program: Program) -> Program:
+        """The program, marked as Gaussian if all random parameters are known to be."""
+        program._gaussian = all(
+            p.law not in GAUSSIAN or (p.law == "normal" and not p.std_error)
+            for p in self.values()
+        )
+        return program
+
+    def __str__(self) -> str:
+        rows = [
+            ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in"),
+            *map(_row, self.values()),
+        ]
+        columns = zip(*rows, strict=True)
+        widths = [max(len(cell) for cell in column) for column in columns]
+        lines = ["  ".join(map(str.ljust, row, widths)) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return f"<Parameters: {len(self)}, from {self.samples} samples>"
+
+
+def _row(p: Parameter) -> tuple[str, ...]:
+    """The row of a parameter in the table that `print` shows."""
+    law = p.law
+    if p.law in GAUSSIAN and p.law != "normal":
+        law = f"{p.law}, as normal"
+    elif p.law == "copy":
+        law = f"{'transpose' if p.transposed else 'copy'} of {p.of}"
+    elif p.law == "constant":
+        law = f"constant {p.value:g}"
+    if p.mean:
+        law += f", mean {p.mean:g}"
+    if p.zero_rows:
+        law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}"
+    if p.note:
+        law += f" ({p.note})"
+
+    std = gain = ""
+    if p.std_error:
+        std = f"{p.std:.4g} ± {p.std_error:.1g}"
+    elif p.std:
+        std = f"{p.std:.4g}"
+    if p.fan_in and p.std:
+        gain = f"{p.std * math.sqrt(p.fan_in):.3g}"
+    return p.name, "×".join(map(str, p.shape)), law, std, str(p.fan_in or ""), gain
+
+
+# Declared laws
+
+
+def check_declared(declared: Any) -> None:
+    """Reject all but a mapping of names or patterns to numbers or laws."""
+    if declared is None:
+        return
+    if not isinstance(declared, Mapping) or not all(
+        isinstance(name, str) for name in declared
+    ):
+        allowed = (
+            "a mapping of names or patterns of parameters to standard deviations, as"
+            " {'*.bias': 0.02}"
+        )
+        raise ArgumentError("declared", declared, allowed)
+    for pattern, law in declared.items():
+        name = f"declared[{pattern!r}]"
+        if not isinstance(law, Parameter):
+            scale(law, name)
+        elif law.law not in LAWS:
+            raise ArgumentError(f"{name}.law", law.law, f"one of {', '.join(LAWS)}")
+        else:
+            scale(law.std, f"{name}.std")
+
+
+def _declared_law(name: str, std: float) -> Parameter:
+    """Gaussian entries with this standard deviation; zeros, if it is 0."""
+    if std == 0:
+        return Parameter(name, (), "constant", value=0.0, note=DECLARED)
+    return Parameter(name, (), "normal", std=float(std), note=DECLARED)
+
+
+def with_declared(
+    rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]
+) -> dict[str, Parameter]:
+    """The laws, replaced by those that a user declares, by name or pattern."""
+    check_declared(declared)
+    laws = dict(rows)
+    for pattern, law in declared.items():
+        names = [name for name in laws if fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(
+                f"declared={pattern!r} names no parameter; there are"
+                f" {', '.join(list(laws)[:4])}, …"
+            )
+        for name in names:
+            new = law if isinstance(law, Parameter) else _declared_law(name, law)
+            sampled = laws[name]
+            laws[name] = replace(
+                new, name=name, shape=sampled.shape, fan_in=sampled.fan_in
+            )
+    for name, sampled in rows.items():
+        if sampled.law == "copy" and _same_number(laws[name], laws[str(sampled.of)]):
+            laws[name] = replace(sampled, std=laws[name].std)  # it stays a copy
+    return laws
+
+
+def _same_number(first: Parameter, second: Parameter) -> bool:
+    """Whether two laws are declared by the same standard deviation."""
+    as_numbers = first.note == second.note == DECLARED
+    return as_numbers and first.std == second.std
+
+
+# The law of one parameter
+
+
+class LawName(NamedTuple):
+    """One of `LAWS`, and a note that explains it."""
+
+    law: str
+    note: str = ""
+
+
+class Drawn(NamedTuple):
+    """The law that the code of a module draws a parameter with."""
+
+    law: str
+    mean: float
+    std: float
+
+
+def law_of_entries(
+    name: str,
+    shape: Shape,
+    samples: list[Floats],
+    *,
+    zero_rows: tuple[int, ...] = (),
+    in_one_step: bool = False,
+    drawn: Drawn | None = None,
+) -> Parameter:
+    """The law of one parameter, from the entries of samples.
+
+    The samples have its shape, or are one axis of some of its entries; for the latter
+    `zero_rows` are its rows of zeros. If the code draws it `in_one_step`, its standard
+    deviation is known without an error: that of `drawn`, if the samples agree with it.
+    """
+    if not all(np.isfinite(sample).all() for sample in samples):
+        return Parameter(name, shape, "unknown", note=NOT_FINITE)
+    if all(np.array_equal(sample, samples[0]) for sample in samples[1:]):
+        return _law_without_randomness(name, shape, samples[0])
+    if len(shape) == 2 and samples[0].shape == shape:
+        zero_rows = _rows_of_zeros(samples)
+        if zero_rows:
+            samples = [np.delete(sample, zero_rows, axis=0) for sample in samples]
+
+    pooled = np.concatenate([sample.ravel() for sample in samples])
+    mean, std = float(pooled.mean()), float(pooled.std())
+    standard = (pooled - mean) / std
+    kurtosis = float(np.mean(np.square(standard) ** 2))
+    law, note = _joint_law(samples, mean, _marginal_law(standard, kurtosis))
+    if abs(mean) < 5 * std / math.sqrt(pooled.size):
+        mean, std = 0.0, math.hypot(mean, std)
+    measured = Parameter(
+        name=name,
+        shape=shape,
+        law=law,
+        mean=mean,
+        std=std,
+        std_error=std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size)),
+        zero_rows=zero_rows,
+        note=note,
+        kurtosis=kurtosis,
+    )
+    if in_one_step and law in GAUSSIAN:
+        return _with_drawn_law(measured, drawn, entries=pooled.size)
+    return measured
+
+
+def _with_drawn_law(
+    measured: Parameter, drawn: Drawn | None, entries: int
+) -> Parameter:
+    """The law that a parameter was drawn with, if what was measured agrees with it."""
+    if drawn is None:
+        drawn = Drawn(measured.law, measured.mean, measured.std)
+    # six errors of the mean; the error of the std is at most 1/√2 of it
+    tolerance = 6 * drawn.std / math.sqrt(entries)
+    mean_agrees = abs(measured.mean - drawn.mean) < tolerance
+    std_agrees = abs(measured.std - drawn.std) < tolerance
+    if not (mean_agrees and std_agrees):
+        return measured
+    return replace(
+        measured,
+        law=drawn.law,
+        mean=drawn.mean,
+        std=drawn.std,
+        std_error=0.0,
+        note="",
+    )
+
+
+def _law_without_randomness(name: str, shape: Shape, sample: Floats) -> Parameter:
+    """The law of a parameter that is the same in every sample."""
+    if np.ptp(sample) == 0:
+        return Parameter(name, shape, "constant", value=float(sample.flat[0]))
+    if sample.shape != shape:
+        note = "the same in every sample, and too large to keep"
+        return Parameter(name, shape, "unknown", note=note)
+    return Parameter(name, shape, "fixed", value=sample)
+
+
+def _rows_of_zeros(matrices: list[Floats]) -> tuple[int, ...]:
+    """The rows that are 0 in every sample."""
+    is_zero = np.all([(matrix == 0).all(axis=1) for matrix in matrices], axis=0)
+    return tuple(int(row) for row in np.flatnonzero(is_zero))
+
+
+def _marginal_law(standard: Floats, kurtosis: float) -> LawName:
+    """Normal, uniform or truncated normal, from standardised entries.
+
+    Their fourth moment and their largest absolute value decide.
+    """
+    count = standard.size
+    if count < 64:
+        return LawName("normal", "too few entries to test")
+    largest = float(np.abs(standard).max())
+    # the probability that the largest of so many normals is as small
+    probability = math.erf(largest / math.sqrt(2)) ** count
+    if probability < 1e-6 and kurtosis < 3 and largest < 4.5:
+        # of uniform entries the largest is √3 (1 ± 0.73/√n), the kurtosis 1.8 ± 1.15/√n
+        errors = 5 / math.sqrt(count)
+        if (
+            largest < math.sqrt(3) * (1 + 0.73 * errors)
+            and kurtosis < 1.8 + 1.15 * errors
+        ):
+            return LawName("uniform")
+        return LawName("truncated normal")
+    if abs(kurtosis - 3) < 5 * math.sqrt(24 / count):
+        return LawName("normal")
+    return LawName("unknown", f"excess kurtosis {kurtosis - 3:.2g}")
+
+
+def _joint_law(tensors: list[Floats], mean: float, marginal: LawName) -> LawName:
+    """The law of all entries together: `marginal`, if they may be i.i.d."""
+    law = marginal
+    if not np.any(tensors, axis=0).all():
+        law = LawName("unknown", "some of its entries are always 0")
+    size, shape = tensors[0].size, tensors[0].shape
+    # as a matrix whose rows are along the first axis, or along all but the last
+    for columns in {math.prod(shape[1:]), *shape[-1:]} - {1, size}:
+        centred = [t.reshape(-1, columns) - mean for t in tensors]
+        law = _dependence(centred) or law
+    return law
+
+
+def _dependence(matrices: list[Floats]) -> LawName | None:
+    """What samples of a matrix have and i.i.d. entries do not have; None: nothing."""
+    rows, columns = matrices[0].shape
+    dependence = _sizes_and_sums(matrices, 1, "rows")
+    dependence = dependence or _sizes_and_sums(matrices, 0, "columns")
+    if dependence is None and rows == columns and rows * len(matrices) >= 64:
+        dependence = _relation_to_transpose(matrices)
+    return dependence or _angles_of_rows(matrices)
+
+
+def _mean_squares(matrices: list[Floats], axis: int) -> Floats:
+    """The mean squares along an axis, over all samples."""
+    return np.asarray(np.mean([(w**2).mean(axis=axis) for w in matrices], axis=0))
+
+
+def _kurtosis(matrices: list[Floats], mean_square: float) -> float:
+    """E x⁴/(E x²)² of all entries."""
+    return float(np.mean([(w**4).mean() for w in matrices])) / mean_square**2
+
+
+def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | None:
+    """Rows (axis 1) or columns (0) of different sizes, or with too large sums."""
+    squares = _mean_squares(matrices, axis)
+    length = matrices[0].shape[axis]
+    kurtosis = _kurtosis(matrices, squares.mean())
+    error = math.sqrt(max(kurtosis - 1, 1e-9) / (length * len(matrices)))
+    z = (squares / squares.mean() - 1) / error
+    # z² has mean 1 and variance 2; 0.2 for the error of its scale
+    if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
+        return LawName("unknown", f"{lines} have different standard deviations")
+    sums = np.array([w.sum(axis=axis) for w in matrices])
+    excess = float((sums**2).mean()) / (squares.mean() * length) - 1
+    if abs(excess) > 7 / math.sqrt(sums.size / 2) and sums.size >= 64:
+        ratio = f"{math.sqrt(1 + excess):.2g}"
+        return LawName(
+            "unknown", f"sums of {lines} are {ratio} times those of i.i.d. entries"
+        )
+    return None
+
+
+def _relation_to_transpose(matrices: list[Floats]) -> LawName | None:
+    """A correlation of square matrices with their transposes, or another diagonal."""
+    rows, count = len(matrices[0]), len(matrices)
+    products = np.mean([w * w.T for w in matrices], axis=0)
+    mean_square = float(np.mean([(w**2).mean() for w in matrices]))
+    pairs = rows * (rows - 1) / 2
+    correlation = float(np.triu(products, 1).sum()) / (pairs * mean_square)
+    if abs(correlation) > 7 / math.sqrt(pairs * count):
+        note = f"its correlation with its transpose is {correlation:.2f}"
+        return LawName("unknown", note)
+    kurtosis = _kurtosis(matrices, _mean_squares(matrices, 0).mean())
+    error = math.sqrt(max(kurtosis - 1, 1e-9) / (rows * count))
+    if abs(np.trace(products) / (rows * mean_square) - 1) > 7 * error:
+        return LawName("unknown", "the diagonal has another size")
+    return None
+
+
+def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
+    """Orthogonal or correlated rows, or columns if these are shorter in number.
+
+    About 256 of them are compared.
+    """
+    rows, columns = matrices[0].shape
+    if rows <= columns:
+        lines = np.array([w[:: max(1, rows // 256)] for w in matrices])
+    else:
+        lines = np.array([w[:, :: max(1, columns // 256)].T for w in matrices])
+    lines /= np.linalg.norm(lines, axis=-1, keepdims=True)
+    above = np.triu_indices(lines.shape[1], 1)
+    cosines = (lines @ np.swapaxes(lines, -1, -2))[:, above[0], above[1]]
+    length, count = lines.shape[-1], cosines.size
+    spread = math.sqrt(float(np.mean(cosines**2)) * length)  # 1 for i.i.d. entries
+    if spread < 0.5 and count >= 3:
+        return LawName("orthogonal")
+    error = 6 * math.sqrt(2 / count) + 6 / math.sqrt(length * count)
+    if abs(spread**2 - 1) > error:
+        note = (
+            f"rows are correlated: their cosines are {spread:.2g} times those of i.i.d."
+            " entries"
+        )
+        return LawName("unknown", note)
+    return None
