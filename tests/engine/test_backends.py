@@ -6,15 +6,24 @@ import pickle
 import time
 from functools import partial
 
+import array_api_strict
 import numpy as np
 import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine.backends import NoDeviceError, _base, _chi, choose
+from netsor.engine.backends import (
+    NoDeviceError,
+    StepwiseBackend,
+    _base,
+    _chi,
+    choose,
+    prices,
+)
 from netsor.engine.linalg import _psd_cholesky
-from netsor.engine.linalg._gram_schmidt import NUMPY
+from netsor.engine.linalg._gram_schmidt import NUMPY, LinalgBackend
 from netsor.engine.plan import _ops
+from netsor.engine.plan._cost_model import ACCELERATOR, CPU
 from netsor.engine.plan._plan import compute
 from netsor.engine.plan._plan_query import make_plan
 
@@ -407,10 +416,76 @@ def test_rows_of_chi(freedom):
     assert np.abs(np.corrcoef(x.T) - np.eye(len(freedom))).max() < 5 / np.sqrt(20_000)
 
 
+# A backend of one's own
+
+
+class StrictNumpy(StepwiseBackend):
+    """numpy behind the array API of 2024, without a function more."""
+
+    library = LinalgBackend(array_api_strict)
+
+    def array(self, numbers, precision):
+        return array_api_strict.asarray(np.array(numbers, dtype=precision))
+
+    def numpy(self, array):
+        return np.asarray(array, dtype=np.float64)
+
+    def normals(self, stream, shape, precision):
+        generator = np.random.Generator(np.random.Philox(key=stream.words(2)))
+        numbers = generator.standard_normal((stream.replicas, *shape))
+        return self.array(numbers, precision)
+
+
+@pytest.mark.parametrize(
+    "case", keep(list(CASES), "few degrees of freedom", "limit, by the host")
+)
+def test_backend_of_array_api_strict_has_the_law_of_numpy(case):
+    assert smallest_p(case, backend=StrictNumpy()) > LEVEL
+
+
+def test_stepwise_backend_computes_the_random_programs_of_numpy():
+    compared = 0
+    for plan, drawn, found in random_plans(range(3)):
+        # dead arrays are not overwritten: each register is computed once
+        outputs = StrictNumpy().evaluate(
+            plan,
+            lambda step, drawn=drawn: array_api_strict.asarray(drawn[step]),
+            constants={},
+        )
+        assert_same(found, [np.asarray(array) for array in outputs], atol=1e-10)
+        compared += 1
+    assert compared >= 3
+
+
+def test_stepwise_backend_without_a_method_names_it():
+    class Unfinished(StepwiseBackend):
+        library = NUMPY
+
+        def array(self, numbers, precision):
+            return np.asarray(numbers, dtype=precision)
+
+        def numpy(self, array):
+            return array
+
+    with pytest.raises(TypeError, match=r"abstract method.*normals"):
+        Unfinished()
+
+
+def test_stepwise_backend_rejects_other_devices_than_the_cpu():
+    with pytest.raises(NoDeviceError, match="device='cuda' must be 'cpu' for strict"):
+        StrictNumpy("cuda")
+
+
+def test_prices_of_a_backend_follow_its_device():
+    assert StrictNumpy().prices == prices("jax", "cpu") == CPU
+    assert prices("torch", "cuda:1") == ACCELERATOR
+    assert prices("numpy", "cpu").ragged
+
+
 # Words
 
 
-def test_what_is_not_there_is_refused():
+def test_unknown_backend_device_or_precision_is_rejected():
     net = layer()[0]
     for wrong in (
         {"backend": "cupy"},

@@ -102,7 +102,7 @@ def test_studies_have_the_same_numbers(alone, request):
         assert np.array_equal(found, numbers(threads))
 
 
-def test_what_a_browser_lacks_is_not_imported():
+def test_modules_missing_in_a_browser_are_not_imported():
     """By all names together."""
     code = """
 import sys

@@ -174,7 +174,7 @@ def test_the_specification_refuses_a_broken_graph(case):
 
 
 @pytest.mark.parametrize("width", [5, ns.inf])
-def test_what_is_written_twice_is_one(width):
+def test_equal_products_are_computed_once(width):
     """A difference of the same product is 0 to the last digit, and its matrix draws no
     more than once.
     """

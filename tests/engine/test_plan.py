@@ -80,7 +80,7 @@ def test_random_numbers_are_those_of_the_law(net, width):
     assert law.random_numbers == (0 if plan.constant else plan.random_numbers)
 
 
-def test_what_is_printed():
+def test_printed_plan_lists_steps_random_numbers_and_shapes():
     shown = str(attention_layer.net()[0].plan(n=256))
     assert shown.startswith("plan of net(tokens=4, heads=2)[0] at n = 256\n")
     assert "W^K x: along the frame" in shown

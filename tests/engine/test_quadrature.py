@@ -139,7 +139,7 @@ def test_a_zero_by_symmetry_is_zero_within_its_error():
     assert found.std() < 0.01
 
 
-def test_what_kernels_do_not_tell_is_refused():
+def test_zero_that_kernels_cannot_resolve_is_rejected():
     x, r = ns.gaussian(n), ns.gaussian(n)
     # exactly 0
     net = ns.Program(

@@ -207,6 +207,15 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
     assert pickle.loads(pickle.dumps(part)) == part
 
 
+def test_gradients_at_infinite_width_alone_are_not_planned(monkeypatch):
+    """By default they are measured at the model's own widths, which are not drawn."""
+    request = _request.Request((TINY,), tokens=4, draws=40, widths="inf")
+    monkeypatch.setattr(_request.Request, "_seconds", None)  # plans with gradients
+    assert request.remark == ""
+    assert request.options()["gradients"] == []
+    assert not any(case.gradients for case in request.asked)
+
+
 def test_gradients_are_measured_where_they_cost_little():
     """Of the shortest of several inputs, whose draws are a part of the whole; by
     counts, and not by the clock.
