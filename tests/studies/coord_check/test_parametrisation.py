@@ -13,7 +13,7 @@ from .nets import CONFIG
 
 
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize("optimiser", ["sgd", "muon", "adam"])
+@pytest.mark.parametrize("optimiser", ["sgd", "muon", "adam", "lion"])
 def test_at_its_own_width_a_model_is_what_it_is(name, optimiser):
     model = read(CONFIG)
     made = scaled(model, 64, 2, known(name, optimiser), "heads")
@@ -22,10 +22,12 @@ def test_at_its_own_width_a_model_is_what_it_is(name, optimiser):
 
 
 def test_maximal_updates_are_as_their_table_has_them():
-    """Tensor Programs V, table 3: input, hidden and output weights by SGD and by
-    Adam.
+    """Tensor Programs V, table 3: input, hidden and output weights by SGD, and by
+    Adam or another descent along signs.
     """
-    for optimiser, rates in {"sgd": (1, 0, -1), "adam": (0, -1, -1)}.items():
+    by_signs = (0, -1, -1)
+    expected = {"sgd": (1, 0, -1), "adam": by_signs, "lion": by_signs}
+    for optimiser, rates in expected.items():
         rule = known("mup", optimiser)
         assert (
             tuple(

@@ -361,8 +361,8 @@ def test_other_optimisers(optimiser):
         ({"widths": [8, 16], "clip_norm": 0.0}, "clip_norm=0.0 must be"),
         ({"widths": [8, 16], "draws": 3}, "draws=3 must be"),
         (
-            {"widths": [8, 16], "optimiser": "lion"},
-            "optimiser='lion' must be 'sgd', 'muon' or 'adam'",
+            {"widths": [8, 16], "optimiser": "lamb"},
+            "optimiser='lamb' must be 'sgd', 'muon', 'adam' or 'lion'",
         ),
     ],
 )
