@@ -13,8 +13,8 @@ import numpy as np
 
 from ..._validate import (
     TraceError,
-    alternatives,
     also_spelled,
+    alternatives,
     as_whole,
     one_of,
     real,

@@ -80,9 +80,9 @@ def coord_check(
         Numbers of blocks, for exponents of the depth; with one width, by default the
         model's.
     optimiser : str or callable
-        "sgd", "muon", "adam" or "lion". For a PyTorch module also a function of it that returns
-        its optimiser (SGD, Adam, AdamW or Muon of `torch.optim`) with the learning
-        rates. You can also write `optimizer` and `parametrization`.
+        "sgd", "muon", "adam" or "lion". For a PyTorch module also a function of it that
+        returns its optimiser (SGD, Adam, AdamW or Muon of `torch.optim`) with the
+        learning rates. You can also write `optimizer` and `parametrization`.
     steps : int
         The number of steps; changes are those over all of them, and a table has the
         exponents after each. From the second on, Muon and Lion have momentum and Adam
