@@ -742,10 +742,12 @@ class Value:
         if method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
         name = f"np.{ufunc.__name__}"
+        vectors = ", ".join("xyz"[: len(inputs)])
+        scalars = ", ".join("pqr"[: len(inputs)])
         raise TraceError(
             name,
-            f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or"
-            f" ns.apply({name}, p)",
+            f"acts on arrays, not on {self!r}: write ns.nonlin({name}, {vectors}) or"
+            f" ns.apply({name}, {scalars})",
         )
 
     def __array__(self, *_: Any, **__: Any) -> None:
