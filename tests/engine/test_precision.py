@@ -226,8 +226,8 @@ def parted(size):
 def test_draws_that_differ_may_have_the_same_law():
     """As many draws as the law has do not tell the precisions apart."""
     net = parted(1e-8)
-    found = _precision._compared(planned(net), _precision.SINGLE, 64)
-    assert found.off.max() > 0.3
+    comparison = _precision._compare(planned(net), _precision.SINGLE, 64)
+    assert comparison.distance.max() > 0.3
     single, exact = (
         net.law(n=16, draws=2000, progress=False, precision=p)
         for p in ("float32", "float64")

@@ -187,7 +187,7 @@ class StepwiseBackend(Device):
             start += replicas
 
     def given(
-        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+        self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Step by step; constants are copied to the device only once."""
         constants: dict[Register, Array] = {}
@@ -197,7 +197,7 @@ class StepwiseBackend(Device):
                 return self.array(numbers[step.out], self.precision)
 
             mean, columns = self.evaluate(plan, draw, constants)
-            return self.numpy(what(self.library, mean, columns))
+            return self.numpy(summary(self.library, mean, columns))
 
         return of_draws
 

@@ -204,10 +204,10 @@ class Torch(StepwiseBackend):
             return _now(mean), _now(columns)
 
     def given(
-        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+        self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Without gradients."""
-        of_draws = super().given(plan, what)
+        of_draws = super().given(plan, summary)
 
         def without_gradients(numbers: Mapping[Register, Any]) -> Any:
             with torch.no_grad():

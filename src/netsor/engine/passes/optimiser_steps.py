@@ -178,11 +178,12 @@ class _OuterProducts(DrawnWeight):
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         super().__init__(uses, context)
         # W x with the initial matrix: one value, hence one seed
-        self._initial_products: dict[object, Any] = {}
+        self._initial_products: dict[object, Vector] = {}
 
     def act(self, value: Value, op: Acting) -> Vector:
         """W' x of an operation; a product with the initial matrix stays."""
         if isinstance(op, MatMul):
+            assert isinstance(value, Vector)
             return self._initial_products.setdefault(key_of(value), value)
         return super().act(value, op)
 
@@ -205,7 +206,7 @@ class _OuterProducts(DrawnWeight):
     def initial_product(self) -> Vector:
         """W x with the initial matrices: (matrices of the operation, vectors)."""
         op, weight = self.op, self.op.weight
-        product = weight.each(op.x) if op.each else weight @ op.x
+        product: Vector = weight.each(op.x) if op.each else weight @ op.x
         product = self._initial_products.setdefault(key_of(product), product)
         return product.reshape(weight.members.size, -1)
 
@@ -307,7 +308,7 @@ class _OuterProducts(DrawnWeight):
             if sum(power for _, power in powers) > 0:
                 optimiser = type(self.optimiser).__name__
                 raise eps_error(self.value, eps, optimiser, "the singular values")
-        return _number_of_order_one(self.orders(relative))
+        return float(_number_of_order_one(self.orders(relative)))
 
     def _summands(self, g: Combination, absolute: bool = False) -> _Summands:
         """The outer products of a sum of gradients, with sizes relative to the largest
