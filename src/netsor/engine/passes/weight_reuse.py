@@ -208,11 +208,9 @@ def _correlated_matrices(
     values = topological_order(scores)
     sources_of = linear_sources(values)
     # the inputs of each matrix in the values that scores depend on
-    inputs: dict[Source, list[Vector]] = {source: [] for source in uses}
+    inputs: dict[Source, list[Vector]] = {}
     for source, products in uses.items():
-        for value in products:
-            if value in sources_of and isinstance(value.op, MatMul):
-                inputs[source].append(value.op.x)
+        inputs[source] = _inputs_of([x for x in products if x in sources_of])
 
     correlated = _matrices_in_both_factors(values, sources_of, context)
     pending = [
@@ -232,6 +230,11 @@ def _correlated_matrices(
         correlated |= new
         pending += new
     return correlated
+
+
+def _inputs_of(products: Sequence[Value]) -> list[Vector]:
+    """The vectors that a matrix acts on in some products."""
+    return [value.op.x for value in products if isinstance(value.op, MatMul)]
 
 
 def _matrices_in_both_factors(
