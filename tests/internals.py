@@ -113,7 +113,9 @@ _NAMES = {
         "SHORTCUTS",
     ),
     "netsor.engine.passes.optimiser_steps": (
-        "_OuterProducts",
+        "_Gradient",
+        "_PolarFactor",
+        "_Signs",
         "expand_steps",
     ),
     "netsor.engine.passes.rotary_limits": ("Angles",),

@@ -475,6 +475,13 @@ class Operation:
         """Whether it needs coordinates of its inputs, not only their inner products."""
         return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.BY_POSITION)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether its result is linear in its vectors, so that sums of centred Gaussian
+        vectors stay such sums.
+        """
+        return self.acts is VectorAccess.LINEARLY
+
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Which entries of each input an entry of the result (with `ndim` axes) needs.
 
