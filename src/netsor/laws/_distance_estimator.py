@@ -51,13 +51,16 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     """
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
 
-    def numbers_of(one: Law) -> tuple[Array, Array]:
+    def numbers_of(law: Law) -> tuple[Array, Array]:
         """Probabilities and moments of a law, and their errors."""
-        estimates = [one.with_error.cdf(y)]
-        estimates += [one.with_error.moment(2), one.with_error.moment(4)]
-        values = np.concatenate([np.atleast_1d(part.value) for part in estimates])
-        errors = np.concatenate([np.atleast_1d(part.error) for part in estimates])
-        return values, errors
+        estimates = [
+            law.with_error.cdf(y),
+            law.with_error.moment(2),
+            law.with_error.moment(4),
+        ]
+        values = [np.atleast_1d(estimate.value) for estimate in estimates]
+        errors = [np.atleast_1d(estimate.error) for estimate in estimates]
+        return np.concatenate(values), np.concatenate(errors)
 
     value, error = numbers_of(law)
     of_replicas, error_of_replicas = numbers_of(replicas)
@@ -74,9 +77,12 @@ def distance_by_cubics(name: str, width: Array, d: Array) -> float:
     Rows of d: D after each node, D before each node, and its slopes.
     """
     after, before, slope = d.reshape(3, -1)
-    start, end = after[:-1], before[1:]  # of D in each cell
-    rise, fall = slope[:-1] * width, slope[1:] * width
-    # Hermite's, in t on [0, 1]
+    # D at both ends of each cell, and its slopes there in t on [0, 1]
+    start = after[:-1]
+    end = before[1:]
+    rise = slope[:-1] * width
+    fall = slope[1:] * width
+    # Hermite's cubic, coefficients of 1, t, t² and t³
     cubic = np.stack(
         [
             start,
@@ -89,37 +95,41 @@ def distance_by_cubics(name: str, width: Array, d: Array) -> float:
         crossing = start * end < 0
         linear = np.where(crossing, start / np.where(crossing, start - end, 1.0), 0.0)
         t = _root(cubic, linear, crossing)
-        area = polyint(cubic)
-        left, whole = polyval(t, area, tensor=False), area.sum(axis=0)
-        return float(np.sum(width * (np.abs(left) + np.abs(whole - left))))
+        integral = polyint(cubic)
+        before_root = polyval(t, integral, tensor=False)
+        after_root = integral.sum(axis=0) - before_root
+        return float(np.sum(width * (np.abs(before_root) + np.abs(after_root))))
 
     slopes = polyder(cubic)
-    first_slope, last_slope = slopes[0], slopes.sum(axis=0)
+    first_slope = slopes[0]
+    last_slope = slopes.sum(axis=0)
     turns = first_slope * last_slope < 0  # a cell with an extremum inside
-    linear = np.where(
-        turns, first_slope / np.where(turns, first_slope - last_slope, 1.0), 1.0
-    )
+    difference = np.where(turns, first_slope - last_slope, 1.0)
+    linear = np.where(turns, first_slope / difference, 1.0)
     t = _root(slopes, linear, turns)
     turn = np.where(turns, polyval(t, cubic, tensor=False), end)
     if name == "total_variation":
         moves = (turn - start, end - turn, after - before)
         total = 0.5 * sum(np.abs(move).sum() for move in moves)
         return float(min(total, 1.0))
-    largest = max(np.abs(part).max(initial=0.0) for part in (after, before, turn))
+    largest = max(np.abs(values).max(initial=0.0) for values in (after, before, turn))
     return float(min(largest, 1.0))
 
 
 def _root(
-    polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]
+    polynomials: npt.NDArray[Any], t: Array, has_root: npt.NDArray[np.bool_]
 ) -> Array:
-    """Roots in [0, 1] of some polynomials near t, by Newton's method; t itself for the
-    others.
+    """Roots in [0, 1] of polynomials near t, by Newton's method.
+
+    It is t itself for polynomials without a root there.
     """
     slopes = polyder(polynomials)
     for _ in range(3):
-        value, slope = (polyval(t, c, tensor=False) for c in (polynomials, slopes))
-        step = np.divide(value, slope, out=np.zeros_like(t), where=some & (slope != 0))
-        t = np.where(some, np.clip(t - step, 0.0, 1.0), t)
+        value = polyval(t, polynomials, tensor=False)
+        slope = polyval(t, slopes, tensor=False)
+        moves = has_root & (slope != 0)
+        step = np.divide(value, slope, out=np.zeros_like(t), where=moves)
+        t = np.where(has_root, np.clip(t - step, 0.0, 1.0), t)
     return t
 
 
@@ -133,7 +143,8 @@ class DistanceEstimator:
         couple: bool = True,
         grid: DistanceEstimator | None = None,
     ) -> None:
-        self.p, self.q = p, q
+        self.p = p
+        self.q = q
         # an estimator for nearly the same laws, whose nodes and quadrature we use too
         self._grid = grid
         self.coupled = coupled(p, q) if couple else None
@@ -169,7 +180,8 @@ class DistanceEstimator:
                 )
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
-            value, error = value - change, combined(error, bias)
+            value = value - change
+            error = combined(error, bias)
         if not math.isfinite(value):
             return Estimate(value, error)
 
@@ -181,10 +193,12 @@ class DistanceEstimator:
         return Estimate(value, combined(error, doubt_of_p, doubt_of_q))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
-        """The same for laws with kernels of `factor` bandwidths around draws; itself if
-        there are no draws.
+        """The same for laws with kernels of `factor` bandwidths around draws.
+
+        It is the estimator itself if there are no draws.
         """
-        p, q = self.p._dense(factor), self.q._dense(factor)
+        p = self.p._dense(factor)
+        q = self.q._dense(factor)
         if p is self.p and q is self.q and (couple or self.coupled is None):
             return self
         if factor == 1 and couple:
@@ -197,7 +211,9 @@ class DistanceEstimator:
         if self._grid is not None:
             return self._grid._nodes
         smooth = [law for law in (self.p, self.q) if len(law._scales()[0])]
-        return resolved(*smooth) if smooth else np.zeros(0)
+        if not smooth:
+            return np.zeros(0)
+        return resolved(*smooth)
 
     def _computed(self, name: str, errors: bool = True) -> Estimate:
         """The distance of laws that have their kernels, less the bias from noise;
