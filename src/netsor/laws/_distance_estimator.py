@@ -216,15 +216,18 @@ class DistanceEstimator:
         return resolved(*smooth)
 
     def _computed(self, name: str, errors: bool = True) -> Estimate:
-        """The distance of laws that have their kernels, less the bias from noise;
-        without `errors` as it is.
+        """The distance of laws that have their kernels, less the bias from noise.
+
+        Without `errors` it is the plain value.
         """
         if name == "kl":
             return self._kl(errors)
         width, groups = self._groups
-        value, error = bootstrap(
-            lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors
-        )
+
+        def distance(*rows: Array) -> float:
+            return distance_by_cubics(name, width, sum(rows))
+
+        value, error = bootstrap(distance, groups, errors)
         if name != "wasserstein1" or not len(self._nodes):
             return Estimate(value, error)
         both_tails = self._integral_of_tails(self.p) - self._integral_of_tails(self.q)
@@ -237,24 +240,26 @@ class DistanceEstimator:
         """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last."""
         if isinstance(law, Mixture):  # nothing is left there
             return np.zeros(2)
-        ends = self._nodes[[0, -1]]
-        below, above, density = law._read(ends)
+        outermost = self._nodes[[0, -1]]
+        below, above, density = law._read(outermost)
         # A heavy tail P(Y > t) falls like t^(−α) with α = y f(y)/P(Y > y) beyond the
         # last node y, and its integral is y P(Y > y)/(α − 1).
-        y = np.abs(ends)
+        y = np.abs(outermost)
         mass = np.maximum([below[0], above[1]], MIN_DENSITY)
         alpha = y * density / mass
         return np.asarray(y * mass / np.maximum(alpha - 1, MIN_POWER))
 
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
-        """The widths of the cells of a grid, and D = P − Q after and before each node
-        and its slope, by blocks.
+        """The widths of the cells of a grid, and rows for `distance_by_cubics`.
+
+        The rows are those of D = P − Q, as a sum over groups of blocks.
         """
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
         width = np.diff(y)
         p, q = self.coupled or (self.p, self.q)
-        of_p, of_q = _distribution_and_slope(p, y), _distribution_and_slope(q, y)
+        of_p = _distribution_and_slope(p, y)
+        of_q = _distribution_and_slope(q, y)
         if self.coupled is not None:
             return width, [Replicated(of_p.rows - of_q.rows, of_p.weight)]
         return width, [of_p, Replicated(-of_q.rows, of_q.weight)]
@@ -266,26 +271,32 @@ class DistanceEstimator:
             return self._grid._kl_rule
 
         def terms(y: Array) -> Array:
-            f, g = (law._densities(y).mean for law in (self.p, self.q))
+            f = self.p._densities(y).mean
+            g = self.q._densities(y).mean
             return kl_terms(f, g, log_of_tiny(self.q, y, g[None]))
 
         nodes = self._nodes
-        rest = 0.0
-        for end, other in (nodes[[0, -1]], nodes[[-1, 0]]):
+        lowest = nodes[0]
+        highest = nodes[-1]
+        beyond = 0.0
+        for end, opposite in ((lowest, highest), (highest, lowest)):
             if abs(end) * terms(np.array([end]))[0] <= TAIL_ATOL:
                 continue
             # p has a heavy tail: the nodes go on until it underflows, and we assume
             # powers of y beyond
-            doublings = math.log2(MAX_MAGNITUDE / (abs(end) + abs(other)))
-            y = end + (end - other) * 2.0 ** np.arange(doublings)
+            doublings = math.log2(MAX_MAGNITUDE / (abs(end) + abs(opposite)))
+            y = end + (end - opposite) * 2.0 ** np.arange(doublings)
             y = y[self.p._density(y) > MIN_DENSITY]
             nodes = np.union1d(nodes, y)
             growth = np.abs(y) * terms(y)  # of KL, from y to e·y
             if len(y) > 1 and growth[-1] > TAIL_ATOL:
                 power = math.log2(growth[-2] / growth[-1])
-                rest += growth[-1] / power if power > MIN_POWER else math.inf
+                if power > MIN_POWER:
+                    beyond += growth[-1] / power
+                else:
+                    beyond = math.inf
         y, weights = integrated(terms, nodes)
-        return KLRule(y, weights, rest)
+        return KLRule(y, weights, beyond)
 
     def _kl(self, errors: bool) -> Estimate:
         """KL of laws that have their kernels; without `errors` as it is."""
@@ -307,9 +318,10 @@ class DistanceEstimator:
 
     def _has_density_of_p_alone(self) -> bool:
         """Whether p has a density somewhere where q has none."""
-        p, q, nodes = self.p, self.q, self._nodes
+        p, q = self.p, self.q
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return True  # q has only points
+        nodes = self._nodes
         middle = (nodes[:-1] + nodes[1:]) / 2
         if not len(middle):
             return False
@@ -338,12 +350,14 @@ class DistanceEstimator:
                     # the limit is known better than from its replicas:
                     # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
                     limit = parts[1]
-                    f, g = limit + (f - g), limit
+                    f = limit + (f - g)
+                    g = limit
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
         if errors:
             return jackknife(functional, groups).corrected()
-        return Estimate(float(functional(*(group.mean for group in groups))), 0.0)
+        means = [group.mean for group in groups]
+        return Estimate(float(functional(*means)), 0.0)
 
 
 class KLRule(NamedTuple):
@@ -355,9 +369,7 @@ class KLRule(NamedTuple):
 
 
 def _without_coupling(p: Distribution, q: Distribution) -> DistanceEstimator:
-    """The estimator for laws with kernels around draws, as if their draws were
-    independent.
-    """
+    """The estimator for laws with kernels, as if their draws were independent."""
     return DistanceEstimator(p._dense(), q._dense(), couple=False)
 
 
@@ -386,10 +398,10 @@ def _kl_of_atoms(p: Distribution, q: Distribution) -> tuple[float, list[float]] 
     masses_of_q = dict(q.atoms)
     value = sum(mass.value for mass in masses_of_q.values())
     errors = []  # by the delta method
-    for at, mass in p.atoms:
-        if at not in masses_of_q:
+    for point, mass in p.atoms:
+        if point not in masses_of_q:
             return None
-        mass_of_q = masses_of_q[at]
+        mass_of_q = masses_of_q[point]
         ratio = mass.value / mass_of_q.value
         value += mass.value * math.log(ratio) - mass.value
         errors.append(mass.error * math.log(ratio))
@@ -402,7 +414,8 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
 
     The rows are (blocks, points).
     """
-    lowest, highest = rows.min(axis=0), rows.max(axis=0)
+    lowest = rows.min(axis=0)
+    highest = rows.max(axis=0)
     tiny = lowest <= MIN_DENSITY + 1e-9 * (highest - lowest)
     logs = np.zeros(len(y))
     logs[tiny] = law._logpdf(y[tiny])
@@ -410,8 +423,10 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
-    """f log(f/g) − f + g: for laws of mass 1 the last two terms cancel, and errors of
-    quadrature cancel with them.
+    """f log(f/g) − f + g.
+
+    For laws of mass 1 the last two terms cancel, and errors of quadrature cancel with
+    them.
     """
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -423,7 +438,8 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
         near = np.abs(x) < 1e-3
         x = np.where(near, x, 0.0)
         small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
-        return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
+        terms = np.where(f > 0, f * ratio, 0.0) - f + g
+        return np.where(near, small, terms)
 
 
 def paper_kl(

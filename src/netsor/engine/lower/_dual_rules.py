@@ -54,7 +54,7 @@ from ._linear import (
     products,
 )
 from ._residual_features import ResidualFeatures
-from ._state import Fluctuation, State, unknown_along
+from ._state import Fluctuation, State, Unit, unknown_along
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
