@@ -219,7 +219,8 @@ class _Factor(NamedTuple):
 def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
     """The factor C of the Gram matrix of inputs.
 
-    It is the inputs themselves, or a smaller one. `rows` are the inputs of each copy of the matrix, (copies, vectors, directions).
+    It is the inputs themselves, or a smaller one. `rows` are the inputs of each copy of
+    the matrix, (copies, vectors, directions).
     """
     analysis, label = state.analysis, state.label(value)
     copies, vectors, directions = rows.shape
