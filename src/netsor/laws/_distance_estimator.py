@@ -225,7 +225,8 @@ class DistanceEstimator:
         width, groups = self._groups
 
         def distance(*rows: Array) -> float:
-            return distance_by_cubics(name, width, sum(rows))
+            total: Any = sum(rows)
+            return distance_by_cubics(name, width, total)
 
         value, error = bootstrap(distance, groups, errors)
         if name != "wasserstein1" or not len(self._nodes):

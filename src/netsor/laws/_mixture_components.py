@@ -299,7 +299,9 @@ class Components:
         is_draw = np.zeros(len(points), dtype=bool)
         if self.count is None and (few_draws or many_draws):
             is_draw = count == 1
-        masses = np.bincount(inverse, self.component_weight[components], len(points))
+        masses = np.bincount(
+            inverse, self.component_weight[components], len(points)
+        ).astype(np.float64)
         return Points(components[is_draw[inverse]], points[~is_draw], masses[~is_draw])
 
     @cached_property

@@ -103,9 +103,10 @@ class HeadSum(Law):
     @cached_property
     def mixture(self) -> Mixture | None:
         """The same law as a mixture over replicas; None if no program made the law."""
-        if callable(self._mixture):
-            return self._mixture()
-        return self._mixture
+        mixture: Mixture | None = (
+            self._mixture() if callable(self._mixture) else self._mixture
+        )
+        return mixture
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
@@ -130,7 +131,8 @@ class HeadSum(Law):
     def correction(self) -> Correction:
         layer = self._fluctuations() if self._fluctuations else None
         if layer is None:
-            return super().correction()
+            error: Correction = super().correction()  # raises
+            return error
         return correction(layer, self.heads, self.scale)
 
     def _moment(self, order: int) -> Estimate:
