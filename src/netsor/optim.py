@@ -684,7 +684,9 @@ def unit(g: Array, eps: float) -> Array:
     """g/(|g| + eps), and 0 for g = 0."""
     xp = array_namespace(g)
     size = xp.abs(g) + eps
-    return g / (size if eps else xp.where(size > 0, size, 1.0))
+    if not eps:  # 0/0 counts as 0
+        size = xp.where(size > 0, size, 1.0)
+    return g / size
 
 
 def sign(g: Array) -> Array:
@@ -740,7 +742,9 @@ def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> A
     xp = array_namespace(m, v)
     # multiplied out, for one division of arrays instead of three
     size = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps
-    return m / (size if eps else xp.where(size > 0, size, 1.0))
+    if not eps:  # 0/0 counts as 0
+        size = xp.where(size > 0, size, 1.0)
+    return m / size
 
 
 def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:
