@@ -27,6 +27,7 @@ import numpy as np
 from ..._validate import TraceError
 from ...functions.activations import Function, row_softmax
 from ...functions.derivatives import base, derivative, known
+from ...functions.recurrence import decays, unit_lower_inverse
 from ..operations import _operation as ops
 from ..operations._apply import apply, nonlin
 from ..operations._score import dot, mean_dot, rsqrt
@@ -192,6 +193,20 @@ def _power(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d)
 
 
+def _of_decays(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂u_r = −Σ_{s < r ≤ t} D_ts ∂D_ts."""
+    tokens = result.shape[-1]
+    lower = np.tri(tokens)
+    from_row = lower.T @ (result * d)  # [r, s] = Σ_{t ≥ r} D_ts ∂D_ts
+    return -(from_row * np.tri(tokens, k=-1)).sum(-1)
+
+
+def _of_unit_lower_inverse(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂L = −X^T ∂X X^T below the diagonal, for X = (I + L)^(−1)."""
+    transposed = swapped(result)
+    return -(transposed @ d @ transposed) * np.tri(result.shape[-1], k=-1)
+
+
 # Rules of built-in functions: from the function, its result, the cotangent d of the
 # result and the number k of an argument to the cotangent of that argument.
 FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
@@ -214,6 +229,8 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     row_softmax: lambda op, result, d, k: (
         result * (d - (result * d).sum(-1)[..., None])
     ),
+    decays: _of_decays,
+    unit_lower_inverse: _of_unit_lower_inverse,
 }
 
 
