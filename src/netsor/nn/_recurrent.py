@@ -24,6 +24,7 @@ from ..language import (
     Vector,
     Width,
     concat,
+    data,
     dot,
     erf,
     gaussian,
@@ -32,6 +33,7 @@ from ..language import (
     rms_norm,
     sigmoid,
     silu,
+    weight,
 )
 from ..language import rotary as rotate
 from ..language.values._scalar import ScalarLike, applied, as_scalar
@@ -247,7 +249,7 @@ def mamba2(
     sigma_q: float | Scalar = 1.0,
     sigma_k: float | Scalar = 1.0,
     sigma_v: float | Scalar = 1.0,
-    sigma_dt: float = 1.0,
+    sigma_dt: float | Scalar = 1.0,
     sigma_gate: float | Scalar = 1.0,
     sigma_o: float | Scalar = 1.0,
     sigma_b: float = 0.0,
@@ -255,7 +257,7 @@ def mamba2(
     """Mamba-2, a state-space layer whose states decay by a scalar in each head.
 
     S_t = e^(−a Δ_t) S_{t−1} + Δ_t v_t B_t^T, y_t = S_t C_t + D v_t, with steps Δ_t =
-    softplus(⟨w, x_t⟩/√n + dt_bias). Unrolled, y_t = Σ_{s ≤ t} ⟨C_t, B_s⟩
+    softplus(⟨w, x_t⟩ + dt_bias). Unrolled, y_t = Σ_{s ≤ t} ⟨C_t, B_s⟩
     e^(−a (Δ_{s+1} + … + Δ_t)) Δ_s v_s + D v_t. C are the queries, B the keys and v the
     values, `x` in the code of Mamba-2. Mamba-2 itself has `conv=4`, `gate=ns.silu`,
     `norm=ns.rms_norm`, `skip=1.0`. The other parameters are those of
@@ -287,10 +289,9 @@ def mamba2(
     scaling : str or float
         As in `linear_attention`; "none", the default, is the plain ⟨C, B⟩ of Mamba-2
         and needs an integer `state_dim`.
-    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o : float or Scalar
-        Standard deviations of the matrices of C, B, v, the gate and the output.
-    sigma_dt : float
-        The standard deviation of the entries of w.
+    sigma_q, sigma_k, sigma_v, sigma_dt, sigma_gate, sigma_o : float or Scalar
+        Standard deviations of the matrices of C, B, v, Δ, the gate and the output: the
+        entries of w are N(0, sigma_dt²/n).
 
     Examples
     --------
@@ -304,11 +305,12 @@ def mamba2(
     layer = _Heads(x, heads, groups, operation)
     values_width = as_width(head_dim, operation, "head_dim")
     state_width = as_width(state_dim, operation, "state_dim")
-    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+    sigma_q, sigma_k, sigma_v, sigma_dt, sigma_gate, sigma_o, sigma_b = scales(
         operation,
         sigma_q=sigma_q,
         sigma_k=sigma_k,
         sigma_v=sigma_v,
+        sigma_dt=sigma_dt,
         sigma_gate=sigma_gate,
         sigma_o=sigma_o,
         sigma_b=sigma_b,
@@ -350,8 +352,8 @@ def gated_delta(
     sigma_q: float | Scalar = 1.0,
     sigma_k: float | Scalar = 1.0,
     sigma_v: float | Scalar = 1.0,
-    sigma_dt: float = 1.0,
-    sigma_beta: float = 1.0,
+    sigma_dt: float | Scalar = 1.0,
+    sigma_beta: float | Scalar = 1.0,
     sigma_gate: float | Scalar = 1.0,
     sigma_o: float | Scalar = 1.0,
     sigma_b: float = 0.0,
@@ -359,8 +361,8 @@ def gated_delta(
     """The gated delta rule (Gated DeltaNet, the linear layers of Qwen3-Next).
 
     S_t = α_t S_{t−1} (I − β_t k_t k_t^T) + β_t v_t k_t^T, y_t = d^(−1/2) S_t q_t, with
-    unit vectors q and k, β_t = sigmoid(⟨u, x_t⟩/√n) and α_t = e^(−a Δ_t), where Δ_t =
-    softplus(⟨w, x_t⟩/√n + dt_bias). `rates=0` is DeltaNet, without decay. Qwen3-Next
+    unit vectors q and k, β_t = sigmoid(⟨u, x_t⟩) and α_t = e^(−a Δ_t), where Δ_t =
+    softplus(⟨w, x_t⟩ + dt_bias). `rates=0` is DeltaNet, without decay. Qwen3-Next
     itself has `conv=4`, `gate=ns.silu`, `norm=ns.rms_norm` and `dt_bias=1.0`. The other
     parameters are those of `mamba2`.
 
@@ -392,8 +394,8 @@ def gated_delta(
     scaling : str or float
         A factor of the output in place of d^(−1/2); "sqrt", the default, needs an
         integer `head_dim`.
-    sigma_dt, sigma_beta : float
-        The standard deviations of the entries of w and u.
+    sigma_dt, sigma_beta : float or Scalar
+        The entries of w and u are N(0, sigma_dt²/n) and N(0, sigma_beta²/n).
 
     Examples
     --------
@@ -418,10 +420,12 @@ def gated_delta(
         sigma_o=sigma_o,
         sigma_b=sigma_b,
     )
-    sigma_beta = scale(sigma_beta, "sigma_beta", operation)
+    sigma_dt, sigma_beta = scales(operation, sigma_dt=sigma_dt, sigma_beta=sigma_beta)
     beta_max = real(beta_max, "beta_max", operation, above=0, most=SCALE)
     if scaling == "sqrt":
         factor = _integer_dimension(width, operation, "head_dim") ** -0.5
+    elif as_number(scaling) is None:
+        raise TraceError(operation, "scaling", scaling, "'sqrt' or a number")
     else:
         factor = real(scaling, "scaling", operation)
     q = affine(x, width, sigma_q, sigma_b, layer.groups, "W^Q")
@@ -645,16 +649,17 @@ class _Heads:
             scalars = as_scalar(array, self.operation, name)
         return scalars.reshape(self.heads, *(1,) * self.x.ndim)
 
-    def readout(self, sigma: float, name: str) -> Scalar:
-        """σ ⟨w, x_t⟩/√n with a vector w for each head, (heads, …, tokens)."""
-        others = (1,) * self.x.ndim
-        w = gaussian(self.x.width, (self.heads, *others), name=name)
-        readouts = dot(w, self.x)[..., 0, :]
-        return sigma * readouts
+    def readout(self, sigma: float | Scalar, name: str) -> Scalar:
+        """⟨w, x_t⟩ for a vector w for each head, (heads, …, tokens).
 
-    def steps(self, sigma: float, bias: ScalarLike) -> Scalar:
+        w is a matrix with one row, so that ⟨w, x_t⟩ is a vector in R^1.
+        """
+        row = weight(1, self.x.width, self.heads, sigma, name=name)
+        one = data([[1.0]])
+        return dot(one, row @ self.x)[..., 0, :]
+
+    def steps(self, sigma: float | Scalar, bias: ScalarLike) -> Scalar:
         """softplus(⟨w, x_t⟩/√n + bias)."""
-        sigma = scale(sigma, "sigma_dt", self.operation)
         z = self.readout(sigma, "w^Δ") + self.per_head(bias, "dt_bias")
         return applied(SOFTPLUS, (z,), z.shape)
 
