@@ -119,8 +119,10 @@ def mamba2(
         if gate is not None:
             y = y * gate(x @ w["W^G"][head].T)
         outputs.append(y)
-    y = np.concatenate(outputs, axis=-1)
-    return (y if norm is None else norm(y)) @ w["W^O"].T
+    if norm is not None:
+        groups = np.array_split(outputs, len(b))
+        outputs = [norm(np.concatenate(group, axis=-1)) for group in groups]
+    return np.concatenate(outputs, axis=-1) @ w["W^O"].T
 
 
 def gated_delta(

@@ -283,7 +283,7 @@ def mamba2(
     conv : int or callable, optional
         As in `linear_attention`, for B, C and v.
     norm : callable, optional
-        A norm of the outputs of all heads together, after the gate.
+        A norm of the outputs of all heads of a group together, after the gate.
     gate : callable, optional
         As in `linear_attention`, but before `norm`.
     scaling : str or float
@@ -330,8 +330,9 @@ def mamba2(
     if skip is not None:
         y = y + layer.per_head(skip, "skip") * v
     y = layer.gated(y, gate, sigma_gate, sigma_b)
-    y = layer.normed(concat(y, axis=0), norm)
-    return affine(y, x.width, sigma_o, sigma_b, name="W^O")
+    heads_by_group = y.reshape(layer.groups, -1, *y.shape[1:])
+    y = layer.normed(concat(heads_by_group, axis=1), norm)
+    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
 
 
 def gated_delta(
