@@ -471,10 +471,11 @@ def depthwise_conv(
         Tokens, (…, tokens).
     kernel : int
         The number of taps w_k.
-    sigma, sigma_b : float
-        The entries of taps have the variance sigma²/kernel, those of the bias
-        sigma_b². PyTorch's default is `sigma=3**-0.5, sigma_b=(3 * kernel)**-0.5,
-        entries="uniform"`.
+    sigma : float
+        The entries of taps have the variance sigma²/kernel.
+    sigma_b : float
+        The standard deviation of the entries of the bias. PyTorch's default is
+        `sigma=3**-0.5, sigma_b=(3 * kernel)**-0.5, entries="uniform"`.
     entries : str
         The distribution of the entries: "normal" or "uniform".
     head_axes : int
