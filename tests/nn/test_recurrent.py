@@ -8,9 +8,16 @@ from scipy import special, stats
 
 import netsor as ns
 from netsor import nn
-from netsor.functions import recurrence
-from netsor.language.operations._operation import Gaussian
-from netsor.language.values._graph import topological_order, weights_of
+from tests.internals import (
+    DECAYS,
+    SOFTPLUS,
+    UNIT_LOWER_INVERSE,
+    Gaussian,
+    decays,
+    topological_order,
+    unit_lower_inverse,
+    weights_of,
+)
 
 from ..engine.compare import exact_draws, smallest_of, smallest_p
 from ..keep import keep
@@ -308,9 +315,7 @@ def test_law_at_width_32_is_that_of_3000_numpy_networks(name):
 
 
 BROKEN = {
-    "a decay too many": lambda u: (
-        recurrence.decays(u) * np.exp(-np.maximum(u, 0.0))[..., None, :]
-    ),
+    "a decay too many": lambda u: decays(u) * np.exp(-np.maximum(u, 0.0))[..., None, :],
     "no decay": lambda u: np.tri(u.shape[-1]) + 0.0 * u[..., None],
 }
 
@@ -318,14 +323,14 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_wrong_decays_are_noticed(monkeypatch, fault):
     broken = ns.Function("decays", BROKEN[fault])
-    monkeypatch.setattr(nn._recurrent, "DECAYS", broken)
+    monkeypatch.setattr("netsor.nn._recurrent.DECAYS", broken)
     exact = exact_draws(program("mamba2"), 1000, n=32)
     assert smallest_of(exact, own_draws("mamba2", 32, 600)) < 1e-4 / 15
 
 
 def test_delta_rule_without_its_correction_is_noticed(monkeypatch):
     broken = ns.Function("inverse", lambda a: np.eye(a.shape[-1]) + 0.0 * a)
-    monkeypatch.setattr(nn._recurrent, "UNIT_LOWER_INVERSE", broken)
+    monkeypatch.setattr("netsor.nn._recurrent.UNIT_LOWER_INVERSE", broken)
     exact = exact_draws(program("gated delta"), 1000, n=32)
     assert smallest_of(exact, own_draws("gated delta", 32, 600)) < 1e-4 / 15
 
@@ -577,35 +582,35 @@ def test_decays_are_products_over_tokens():
     u = np.random.default_rng(1).exponential(size=(2, 3, 7))
     for index in np.ndindex(2, 3):
         expected = slow_decays(u[index])
-        np.testing.assert_allclose(recurrence.decays(u)[index], expected, rtol=1e-13)
+        np.testing.assert_allclose(decays(u)[index], expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-12, 1.0, 1e8, 1e300])
 def test_decays_of_512_tokens_do_not_overflow(size):
     u = size * np.random.default_rng(1).exponential(size=512)
     with np.errstate(over="raise", invalid="raise"):
-        d = recurrence.decays(u)
+        d = decays(u)
     assert d.nbytes == 512**2 * 8
     np.testing.assert_allclose(d, slow_decays(u), rtol=1e-10, atol=1e-300)
 
 
 def test_small_decays_after_large_ones_keep_their_digits():
     u = np.array([1e20, 1e20, 1e-3, 1e-3])
-    d = recurrence.decays(u)
+    d = decays(u)
     np.testing.assert_allclose(d[3, 1], np.exp(-2e-3), rtol=1e-14)
 
 
 def test_decays_are_bounded_for_all_arguments():
     u = np.random.default_rng(1).standard_normal((5, 6)) * 100
-    assert recurrence.decays(u).max() <= 1
-    assert recurrence.decays(u).min() >= 0
+    assert decays(u).max() <= 1
+    assert decays(u).min() >= 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 512])
 def test_unit_lower_inverse_is_the_inverse(size):
     a = np.random.default_rng(1).standard_normal((2, size, size)) / size**0.5
     system = np.eye(size) + np.tril(a, -1)
-    inverse = recurrence.unit_lower_inverse(a)
+    inverse = unit_lower_inverse(a)
     expected = np.broadcast_to(np.eye(size), a.shape)
     np.testing.assert_allclose(system @ inverse, expected, atol=1e-12)
     assert (np.triu(inverse, 1) == 0).all()
@@ -615,9 +620,9 @@ def test_unit_lower_inverse_is_the_inverse(size):
 def test_functions_agree_in_every_array_library(name):
     jnp = pytest.importorskip("jax.numpy")
     f = {
-        "decays": recurrence.decays,
-        "unit_lower_inverse": recurrence.unit_lower_inverse,
-        "softplus": recurrence.SOFTPLUS.f,
+        "decays": decays,
+        "unit_lower_inverse": unit_lower_inverse,
+        "softplus": SOFTPLUS.f,
     }[name]
     a = np.random.default_rng(1).standard_normal((2, 5, 5)).astype(np.float32)
     np.testing.assert_allclose(f(jnp.asarray(a)), f(a), rtol=1e-5, atol=1e-6)
@@ -626,22 +631,20 @@ def test_functions_agree_in_every_array_library(name):
 @pytest.mark.parametrize("u", [-1e308, -800.0, -1.0, 0.0, 1e-9, 1.0, 800.0, 1e308])
 def test_softplus_is_accurate_everywhere(u):
     with np.errstate(over="raise"):
-        assert recurrence.SOFTPLUS.f(np.array(u)) == pytest.approx(
-            np.logaddexp(0.0, u), rel=1e-15
-        )
+        assert SOFTPLUS.f(np.array(u)) == pytest.approx(np.logaddexp(0.0, u), rel=1e-15)
 
 
 def test_derivatives_of_scalars_are_differences():
     z = ns.normal(5)
-    u = ns.apply(recurrence.SOFTPLUS, z)
-    p = ns.apply(recurrence.DECAYS, u, axes=1)
-    q = ns.apply(recurrence.UNIT_LOWER_INVERSE, p * ns.sin(p + 2.0), axes=2)
+    u = ns.apply(SOFTPLUS, z)
+    p = ns.apply(DECAYS, u, axes=1)
+    q = ns.apply(UNIT_LOWER_INVERSE, p * ns.sin(p + 2.0), axes=2)
     weights = np.sin(np.arange(25.0)).reshape(5, 5)
     at, slope = ns.Program((z, ns.grad((q * weights).sum((0, 1)), z))).simulate(draws=1)
 
     def f(z):
-        p = recurrence.decays(recurrence.SOFTPLUS.f(z))
-        return (weights * recurrence.unit_lower_inverse(p * np.sin(p + 2.0))).sum()
+        p = decays(SOFTPLUS.f(z))
+        return (weights * unit_lower_inverse(p * np.sin(p + 2.0))).sum()
 
     step = 1e-5 * np.eye(5)
     expected = [(f(at[0] + move) - f(at[0] - move)) / 2e-5 for move in step]
