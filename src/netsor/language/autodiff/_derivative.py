@@ -245,7 +245,8 @@ def _decays(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     """∂u_r = −Σ_{s < r ≤ t} D_ts ∂D_ts."""
     tokens = result.shape[-1]
     lower = np.tri(tokens)
-    from_row = lower.T @ (result * d)  # [r, s] = Σ_{t ≥ r} D_ts ∂D_ts
+    # [r, s] = Σ_{t ≥ r} D_ts ∂D_ts
+    from_row: Scalar = lower.T @ (result * d)
     return -(from_row * np.tri(tokens, k=-1)).sum(-1)
 
 
