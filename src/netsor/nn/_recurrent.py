@@ -652,7 +652,7 @@ class _Heads:
         return scalars.reshape(self.heads, *(1,) * self.x.ndim)
 
     def readout(self, sigma: float | Scalar, name: str) -> Scalar:
-        """⟨w, x_t⟩ for a vector w for each head, (heads, …, tokens).
+        """⟨w, x_t⟩ for a vector w of each head, (heads, …, tokens).
 
         w is a matrix with one row, so that ⟨w, x_t⟩ is a vector in R^1.
         """
@@ -661,7 +661,7 @@ class _Heads:
         return dot(one, row @ self.x)[..., 0, :]
 
     def steps(self, sigma: float | Scalar, bias: ScalarLike) -> Scalar:
-        """softplus(⟨w, x_t⟩/√n + bias)."""
+        """softplus(⟨w, x_t⟩ + bias), with entries N(0, σ²/n) of w."""
         z = self.readout(sigma, "w^Δ") + self.per_head(bias, "dt_bias")
         return applied(SOFTPLUS, (z,), z.shape)
 
