@@ -246,8 +246,9 @@ def _decays(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     tokens = result.shape[-1]
     lower = np.tri(tokens)
     # [r, s] = Σ_{t ≥ r} D_ts ∂D_ts
-    from_row: Scalar = lower.T @ (result * d)
-    return -(from_row * np.tri(tokens, k=-1)).sum(-1)
+    from_row = lower.T @ (result * d)
+    slopes: Scalar = -(from_row * np.tri(tokens, k=-1)).sum(-1)
+    return slopes
 
 
 def _unit_lower_inverse(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
