@@ -254,7 +254,8 @@ def _decays(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
 def _unit_lower_inverse(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     """∂L = −X^T ∂X X^T below the diagonal, for X = (I + L)^(−1)."""
     transposed = swapped(result)
-    return -(transposed @ d @ transposed) * np.tri(result.shape[-1], k=-1)
+    product: Scalar = transposed @ d @ transposed
+    return -product * np.tri(result.shape[-1], k=-1)
 
 
 FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
