@@ -206,6 +206,13 @@ _NAMES = {
         "row_softmax",
     ),
     "netsor.functions.derivatives": ("base",),
+    "netsor.functions.recurrence": (
+        "DECAYS",
+        "decays",
+        "SOFTPLUS",
+        "UNIT_LOWER_INVERSE",
+        "unit_lower_inverse",
+    ),
     "netsor.language.autodiff._derivative": ("RULES as DERIVATIVE_RULES",),
     "netsor.language.autodiff._grad": ("Reverse",),
     "netsor.language.operations._operation": (
