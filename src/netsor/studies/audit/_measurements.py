@@ -21,7 +21,7 @@ from ._cases import AuditCase, Model
 from ._findings import DECIDE, Finding, above, band, within_error
 from ._quantities import BLOCKS, FINAL, at_embedding
 from ._request import Request
-from ._rules import RuleInput, judged, rule_name
+from ._rules import RuleInput, all_findings, rule_name
 
 # the share of numbers below the smallest of a format above which it is reported
 UNDERFLOW_SHARE = 0.01
@@ -257,14 +257,14 @@ class LengthResult(Mapping[str, Band]):
             model=model,
         )
         if self.limit is None:
-            return judged(inputs)
+            return all_findings(inputs)
         # each verdict, also with Gaussian expectations shifted by their errors
         verdicts = []
         for arrays in (self.limit.arrays, *self.limit.shifted):
             if self.actual:
-                verdicts.append(judged(inputs._replace(limit=arrays)))
+                verdicts.append(all_findings(inputs._replace(limit=arrays)))
             else:
-                verdicts.append(judged(inputs._replace(draws=arrays)))
+                verdicts.append(all_findings(inputs._replace(draws=arrays)))
         return tuple(within_error(*of_rule) for of_rule in zip(*verdicts, strict=True))
 
     def _no_limit(self) -> str:

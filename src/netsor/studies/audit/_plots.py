@@ -57,8 +57,8 @@ def _is_measured(quantity: Quantity, models: Sequence[LengthResult]) -> bool:
 
 def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
     """The figure of a quantity against depth."""
-    title = EVERY[name].title
-    caption = f"{title[0].upper()}{title[1:]}: {EVERY[name].meaning}."
+    meaning = EVERY[name].meaning
+    caption = f"{meaning[0].upper()}{meaning[1:]}."
     draw = _together if EVERY[name] in TOGETHER else _against_depth
     return svg_figure(prefix + name, caption, draw, models, EVERY[name])
 
