@@ -464,7 +464,7 @@ NAMES = {
         "Store",
     ),
     "netsor.studies._parametrisation": (
-        "known",
+        "named_parametrisation",
         "parametrisation",
         "Power",
         "scaled",
@@ -538,7 +538,7 @@ NAMES = {
     ),
     "netsor.studies.audit._rules": (
         "BACKWARD_RULES",
-        "judged as audit_judged",
+        "all_findings",
         "RuleInput",
         "RULES as AUDIT_RULES",
     ),
@@ -564,7 +564,7 @@ NAMES = {
         "Fit",
         "fit",
         "GROWS",
-        "judged as coord_check_judged",
+        "judged",
         "KEPT",
         "power",
         "SHRINKS",

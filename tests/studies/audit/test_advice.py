@@ -81,5 +81,5 @@ def test_what_speaks_against_the_preferred_model():
 def test_a_preference_by_gradients_is_about_sgd():
     models = made({"grad_query": [1e-6] * 4, "grad_key": [1e-6] * 4}, {})
     found = differences(models)
-    assert found.verdict == "prefer “b”, by scores"
+    assert found.verdict == "prefer “b” (better scores)"
     assert GRADIENT_NOTE in " ".join(to_text(document(models, found)).split())

@@ -106,7 +106,7 @@ def test_a_rule_that_changes_decides():
     (rule,) = found.rules
     assert (rule.rule, rule.preferred, rule.changes) == ("growth", ("b",), True)
     assert [f.verdict for f in rule.findings] == [FLAG, OK]
-    assert (found.preferred, found.verdict) == ("b", "prefer “b”, by growth")
+    assert (found.preferred, found.verdict) == ("b", "prefer “b” (better growth)")
     assert rule.why.startswith("it is flagged in “a” at 8 tokens (20,0")
     assert rule.why.endswith("; flagged if above 10,000)")
     assert found.fields == {"eps": (1e-5, 2e-5)}
@@ -147,7 +147,7 @@ def test_rules_may_disagree():
     weak = differences(made({**GROWN, "entropy": [0.4] * 4}, {"entropy": [0.3] * 4}))
     assert (weak.preferred, weak.verdict) == (
         "b",
-        "prefer “b”, by growth; entropy would not",
+        "prefer “b” (better growth, although entropy favours the other model)",
     )
 
 
@@ -162,12 +162,12 @@ def test_three_models():
     assert [rule.preferred for rule in found.rules] == [("b", "c"), ("a", "b")]
     assert (found.preferred, found.verdict) == (
         "b",
-        "prefer “b”, by growth and entropy",
+        "prefer “b” (better growth and entropy)",
     )
     two = differences(made(GROWN, {}, {}))
-    assert (two.preferred, two.verdict) == (None, "prefer “b” or “c”, by growth")
+    assert (two.preferred, two.verdict) == (None, "prefer “b” or “c” (better growth)")
     text = to_text(document(made(GROWN, {}, {}), two))
-    assert text.startswith("Prefer “b” or “c”, by growth.\n\na, b and c. 4 blocks")
+    assert text.startswith("Prefer “b” or “c” (better growth).\n\na, b and c. 4 blocks")
     assert re.search(r"^growth +FLAG +ok +ok$", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 80
 
@@ -243,7 +243,7 @@ def test_a_notebook_is_shown_what_differs_first():
     card = to_cell(document(models, differences(models)))
     text = html.unescape(re.sub(r"<[^>]*>", " ", card))
     words = (
-        "Prefer “b”, by growth.",
+        "Prefer “b” (better growth).",
         "Rules that separate them",
         "growth prefers “b”",
         "largest differences",
@@ -302,7 +302,7 @@ def test_two_recipes_and_their_gradients(inline):
     assert rules["exploding"].preferred == (name,)
     text = found.table()
     assert text.startswith(
-        "Prefer “std_o=0.025, std_out=0.025”, by growth and exploding.\n"
+        "Prefer “std_o=0.025, std_out=0.025” (better growth and exploding).\n"
     )
     assert "std_o, std_out" in text
 

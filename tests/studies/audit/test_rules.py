@@ -20,13 +20,13 @@ from tests.internals import (
     RuleInput,
     _process_pool,
     above,
+    all_findings,
     below,
     draws_needed,
 )
 from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
 from tests.internals import AuditDraws as Draws
 from tests.internals import AuditRequest as Request
-from tests.internals import audit_judged as judged
 
 from ...inline import Inline
 from ...keep import keep
@@ -84,7 +84,7 @@ def noisy(columns, seed):
 
 
 def verdict(name, given):
-    return {finding.name: finding for finding in judged(given)}[name]
+    return {finding.name: finding for finding in all_findings(given)}[name]
 
 
 MADE = {
@@ -124,7 +124,7 @@ def test_a_rule_comes_out_both_ways_and_may_be_left_open(name):
         OK,
         UNDECIDED,
     ]
-    quiet = [finding.verdict for finding in judged(facts(limit={}))]
+    quiet = [finding.verdict for finding in all_findings(facts(limit={}))]
     assert quiet == [OK] * len(RULES)  # one rule's matter is not another's
 
 
@@ -158,7 +158,7 @@ def test_an_encoder_and_a_decoder_are_looked_at_apart():
 def test_the_other_branch_may_drown_too():
     found = verdict("branches", facts(mlp_share=[0.3, 0.3, 0.3, 0.01]))
     assert found.verdict == FLAG
-    assert "in block 4 the MLP is 0.048 of what is added" in found.measured
+    assert "in block 4 the MLP contributes 4.8 % of the update" in found.measured
 
 
 def test_one_matrix_of_queries_keys_and_values_counts():
@@ -242,7 +242,7 @@ def test_a_stream_of_any_scale(scale):
 
 def test_nothing_at_all_is_no_growth():
     still = {"mean_square": [0.0] * 4, "input_mean_square": 0.0}
-    found = judged(facts(**still, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
+    found = all_findings(facts(**still, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
     assert [f.verdict for f in found[:2]] == [OK, NOT_APPLICABLE]
     assert found[1].measured == "neither branch adds anything"
     assert (

@@ -23,9 +23,9 @@ from tests.internals import (
     CoordCheck,
     Entry,
     _process_pool,
+    judged,
     size_table,
 )
-from tests.internals import coord_check_judged as judged
 
 from ...inline import Inline
 from ...keep import keep

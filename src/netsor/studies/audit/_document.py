@@ -36,7 +36,7 @@ from ._differences import (
 from ._findings import Finding
 from ._measurements import UNDERFLOW_SHARE, Draws, FormatFit, LengthResult, ranges_of
 from ._plots import figure, figures, swept_figures
-from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
+from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words
 from ._rules import BACKWARD_RULES, RULES
 
 # a common peak learning rate of AdamW; the ratios below are proportional to it
@@ -322,9 +322,9 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
 def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
     """The line of a rule; if it flags the model, with its advice."""
     if finding.verdict == OK:
-        text = f"{finding.brief} ({finding.limit_text})"
+        text = f"{finding.brief} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
         return doc.Item(finding.verdict, finding.name, text, [])
-    text = f"{finding.measured} ({finding.limit_text})"
+    text = f"{finding.measured} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
     if len(audit.lengths) > 1:
         text = f"{finding.lengths_text}: {text}"
     details = []
@@ -444,7 +444,7 @@ def _comparison_sections(
     for rule in compared.rules:
         findings += rule.findings
     rules = [
-        *table("rule", [_rule_row(rule) for rule in compared.rules]),
+        *table("rule (flagged if)", [_rule_row(rule) for rule in compared.rules]),
         *_preferences(compared, short_names),
     ]
     advice = _comparison_advice(audits, compared, short_names)

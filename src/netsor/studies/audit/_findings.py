@@ -97,9 +97,9 @@ class Finding:
 
     @property
     def limit_text(self) -> str:
-        """The side of the threshold that is flagged, as "flagged above 10,000"."""
+        """The side of the threshold that is flagged, as "above 10,000"."""
         side = "above" if self.above else "below"
-        text = f"flagged {side} {self.value_text(self.threshold or 0.0)}"
+        text = f"{side} {self.value_text(self.threshold or 0.0)}"
         return text.replace(" ", "\N{NO-BREAK SPACE}")
 
     @property

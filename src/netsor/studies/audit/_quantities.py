@@ -163,7 +163,10 @@ BACKWARD = (
 )
 BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = _quantities(  # figures with a curve for each kind
-    grad=("squared gradients", "squared gradients |∂L/∂W|² of the matrices of each block, by kind"),
+    grad=(
+        "squared gradients",
+        "squared gradients |∂L/∂W|² of the matrices of each block, by kind",
+    ),
     grad_ratio=(
         "squared gradients over squared weights",
         (
