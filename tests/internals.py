@@ -477,7 +477,7 @@ NAMES = {
     ),
     "netsor.studies.audit._baseline": (
         "_beyond",
-        "_places",
+        "_number_keys",
         "_rank",
         "Baseline",
         "Departure",

@@ -18,7 +18,7 @@ from tests.internals import (
     EarlierLength,
     Figure,
     _beyond,
-    _places,
+    _number_keys,
     _process_pool,
     _rank,
 )
@@ -230,7 +230,7 @@ def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
         (17, None),
     ):
         request = Request((model,), quick=True, draws=draws)
-        bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
+        bands = dict.fromkeys(_number_keys(request, model, 16), (0.0, 1.0))
         old = Baseline(
             "old.json", model.sizes, {16: EarlierLength(16, "actual", None, bands)}
         )

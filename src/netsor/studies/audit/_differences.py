@@ -218,7 +218,7 @@ def _is_worse(band: LastBand, others: Sequence[LastBand], worse_above: bool) -> 
 
 
 def _median_range(bands: Sequence[LastBand]) -> str:
-    """The least and the largest median, as "0.1 to 0.3"; as one number if they agree."""
+    """The least and the largest median, as "0.1 to 0.3"; one number if they agree."""
     medians = [band.median for band in bands]
     least, largest = number(min(medians)), number(max(medians))
     return least if least == largest else f"{least} to {largest}"
