@@ -72,9 +72,7 @@ def _svg(figure: Figure) -> str:
     if width is None:
         return svg
     points = float(width[1])
-    style = (
-        f'style="min-width: {1.2 * points:.0f}px; max-width: {2.2 * points:.0f}px"'
-    )
+    style = f'style="min-width: {1.2 * points:.0f}px; max-width: {2.2 * points:.0f}px"'
     return f"{svg[: width.start()]}{style} {svg[width.start() :]}"
 
 

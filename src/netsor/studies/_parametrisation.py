@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
     key: str  # as in the file: "matrices.lr.width"
     # "std", "lr" or "eps" of kinds of weights; "logits", "scores" or "promise"
-    part: str
+    quantity: str
     of: str  # "width", "depth" or "head_dim"; "features" or "logits" of a promise
     kinds: tuple[str, ...] = ()  # the kinds of weights that it is about
 

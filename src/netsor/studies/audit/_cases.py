@@ -74,7 +74,7 @@ class AuditCase:
     @property
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
-        widths = dict(self.model.widths())
+        widths: dict[str, float] = dict(self.model.widths())
         if self.infinite:
             for name in widths:
                 if name != "d" or not self.keeps_heads:
