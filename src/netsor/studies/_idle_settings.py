@@ -34,7 +34,7 @@ class Setup:
     promise_axis: str
 
 
-def refuse_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
+def reject_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
     """Raise an error for the first file with settings that cannot act."""
     for rule in rules:
         reasons: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def refuse_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None
             raise ArgumentError("parametrisation", rule.source, "; ".join(remedies))
 
 
-def refuse_idle_rates(kinds: Sequence[str], model: Transformer) -> None:
+def reject_idle_rates(kinds: Sequence[str], model: Transformer) -> None:
     """Raise an error for a learning rate of a kind of weight that the model does not
     have.
     """

@@ -42,7 +42,7 @@ from ..programs._program import Program
 from ..runtime._memory import check_memory
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, reject_large, worker_count
-from ._idle_settings import Setup, refuse_idle_settings
+from ._idle_settings import Setup, reject_idle_settings
 from ._parametrisation import GROW, GROW_HEADS, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the default batch: the cost of a draw grows with their square
@@ -314,7 +314,7 @@ class TrainingRequest(_study.Request):
             )
             raise ArgumentError("grow", self.grow, allowed)
         rates = self.rates_by_kind
-        refuse_idle_settings(
+        reject_idle_settings(
             self.rules,
             Setup(model, self.optimiser, self.eps, rates, self.grow, self.promise_axis),
         )

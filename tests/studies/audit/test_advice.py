@@ -63,7 +63,7 @@ def test_recipes_have_their_formula():
     assert recipe_notes([MODEL.replace(name="a, recipe=none of ours")]) == []
 
 
-def test_what_speaks_against_the_preferred_model():
+def test_drawbacks_are_quantities_worse_than_in_all_other_models():
     """Only where it is worse than all others, by a factor, with bands that part."""
     models = made(
         GROWN, {"effective_rank": [2.0] * 4}, {**GROWN, "effective_rank": [6.0] * 4}

@@ -113,7 +113,7 @@ def test_a_file_begins_with_another_one(tmp_path):
         ("mine.yaml", "ends in .json or .toml"),
     ],
 )
-def test_what_is_wrong_is_named(given, said):
+def test_invalid_parametrisation_names_the_field(given, said):
     with pytest.raises(ValueError, match=said):
         parametrisation(given, "sgd")
 
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named(given, said):
     ("name", "text"),
     [("a.json", "{"), ("a.toml", "= 3"), ("b.json", "[1]"), ("c.json", "\xff")],
 )
-def test_a_file_that_is_none(tmp_path, name, text):
+def test_invalid_parametrisation_file_raises(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="parametrisation="):
         parametrisation(tmp_path / name, "sgd")

@@ -41,7 +41,7 @@ from ...models import Transformer
 from ...models._training import KINDS, WeightUse, training, unit_vectors
 from ...optim import NAMED
 from ...programs._program import Program
-from .._idle_settings import refuse_idle_rates
+from .._idle_settings import reject_idle_rates
 from .._output_dir import Arrays
 from .._parametrisation import GROW_HEAD_DIM, Parametrisation
 from .._study import DrawTask
@@ -449,7 +449,7 @@ class Request(TrainingRequest):
             raise ArgumentError(
                 "lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}"
             )
-        refuse_idle_rates(list(self.lr), model)
+        reject_idle_rates(list(self.lr), model)
         return {kind: _learning_rate(self.lr.get(kind, default)) for kind in KINDS}
 
     @property
