@@ -116,7 +116,7 @@ def planted(
             }
             continue
         order, _, tokens = part.label.split()
-        place = np.array([p for p in study.PLACES if p <= part.given["blocks"]])
+        place = np.array([p for p in study.PLACES if p <= part.arguments["blocks"]])
         states = {
             "Post-LN": lambda p: p**0,
             "Pre-LN": pre or (lambda p: np.exp(p / 8)),

@@ -58,7 +58,7 @@ def test_verdicts_can_agree_and_disagree():
     def verdicts(pre, other, noise=1e-3):
         numbers = {}
         for part in study.parts(False):
-            power = pre if part.given["norm"] == "pre-LN" else other
+            power = pre if part.arguments["norm"] == "pre-LN" else other
             numbers[part.label] = {"log": logs(power, noise)}
         return [claim.verdict for claim in study.judge(numbers)]
 

@@ -183,20 +183,20 @@ def parts(quick: bool) -> list[Part]:
     parts = []
     draws = 10 if quick else 400
     for kind in ALONE:
-        given = {"kind": kind, "width": MODELS[28].stream, "draws": draws}
-        parts.append(Part(f"head {kind}", heads, given, 0.02 * draws))
+        arguments = {"kind": kind, "width": MODELS[28].stream, "draws": draws}
+        parts.append(Part(f"head {kind}", heads, arguments, 0.02 * draws))
     draws = 4 if quick else 32
     for depth in (28,) if quick else MODELS:
         seconds = 2 + 2e-4 * draws * depth**2
         for kind in STACKS:
-            given = {
+            arguments = {
                 "kind": kind,
                 "depth": depth,
                 "width": MODELS[depth].stream,
                 "hidden": MODELS[depth].hidden,
                 "draws": draws,
             }
-            parts.append(Part(f"stack {kind} {depth}", stacks, given, seconds))
+            parts.append(Part(f"stack {kind} {depth}", stacks, arguments, seconds))
     return parts
 
 

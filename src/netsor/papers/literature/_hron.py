@@ -143,21 +143,21 @@ def tangents(kind: str, draws: int, seed: int) -> Arrays:
 
 def parts(quick: bool) -> list[Part]:
     """Kernels, laws over heads, and tangent kernels; a quick run has fewer points."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "scales": list(SCALES),
         "points": 2**12 if quick else 2**15,
     }
     parts = [
-        Part("kernels", kernels, given, 1.5 if quick else 10.0),
+        Part("kernels", kernels, arguments, 1.5 if quick else 10.0),
         Part("tied", tangents, {"kind": "tied", "draws": 1}, 1.0),
     ]
     for scale in (1.0, 4.0):
-        given = {"scale": scale, "points": 2**15 if quick else 2**19}
+        arguments = {"scale": scale, "points": 2**15 if quick else 2**19}
         seconds = 1.0 if quick else 4.0
-        parts.append(Part(f"heads {scale:g}", kurtoses, given, seconds))
+        parts.append(Part(f"heads {scale:g}", kurtoses, arguments, seconds))
     for kind in ("plain", "softmax"):
-        given = {"kind": kind, "draws": 4000 if quick else 60_000}
-        parts.append(Part(kind, tangents, given, 2.0 if quick else 15.0))
+        arguments = {"kind": kind, "draws": 4000 if quick else 60_000}
+        parts.append(Part(kind, tangents, arguments, 2.0 if quick else 15.0))
     return parts
 
 

@@ -132,8 +132,8 @@ def parts(quick: bool) -> list[Part]:
         (PERI, "Peri-LN", False),
         (PRE_WITH_LAST_NORM, "Pre-LN", True),
     ):
-        given = {"order": order, "last_norm": last_norm, "width": 2048}
-        parts.append(Part(label, power, given, 0.1))
+        arguments = {"order": order, "last_norm": last_norm, "width": 2048}
+        parts.append(Part(label, power, arguments, 0.1))
     return parts
 
 
@@ -145,7 +145,7 @@ PRE_WITH_LAST_NORM = "Pre-LN perceptron, last norm"
 def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
     blocks, width = MODELS[model]
     draws = 16 if quick else 48
-    given = {
+    arguments = {
         "order": order,
         "tokens": tokens,
         "blocks": blocks,
@@ -153,7 +153,7 @@ def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
         "draws": draws,
     }
     seconds = blocks**2 * (6e-3 + 1.6e-4 * draws) * tokens / TOKENS
-    return Part(f"{order} {model} {tokens}", depth, given, seconds)
+    return Part(f"{order} {model} {tokens}", depth, arguments, seconds)
 
 
 class Setting(NamedTuple):

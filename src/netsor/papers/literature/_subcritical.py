@@ -87,14 +87,14 @@ def parts(quick: bool) -> list[Part]:
             else:
                 # growth with a layer norm is small: its exponent needs more draws
                 depth, draws = PLACES[-1], 72 if norm == "pre-LN" else 24
-            given = {
+            arguments = {
                 "depth": depth,
                 "draws": draws,
                 "norm": norm,
                 "with_attention": kind == "attention",
             }
             seconds = seconds_per_block * depth * (1 + draws / 24) / 2
-            parts.append(Part(f"{norm} {kind}", growth, given, seconds))
+            parts.append(Part(f"{norm} {kind}", growth, arguments, seconds))
     return parts
 
 

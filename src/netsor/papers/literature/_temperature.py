@@ -158,13 +158,13 @@ def parts(quick: bool) -> list[Part]:
     lengths = list(LENGTHS)
     parts = []
     for head_dim in (FIXED_NORM, 128):
-        given: dict[str, Any] = {"lengths": lengths, "head_dim": head_dim}
-        parts.append(Part(f"normal {head_dim}", normal_scores, given, 1.0))
+        arguments: dict[str, Any] = {"lengths": lengths, "head_dim": head_dim}
+        parts.append(Part(f"normal {head_dim}", normal_scores, arguments, 1.0))
     for dimension in (*DIMENSIONS, None):
-        given = {"lengths": lengths, "dimension": dimension}
-        parts.append(Part(f"own {dimension}", own_scores, given, 1.2))
-    given = {"lengths": lengths, "shares": list(SHARES)}
-    return [*parts, Part("entropy", entropies, given, 2.0)]
+        arguments = {"lengths": lengths, "dimension": dimension}
+        parts.append(Part(f"own {dimension}", own_scores, arguments, 1.2))
+    arguments = {"lengths": lengths, "shares": list(SHARES)}
+    return [*parts, Part("entropy", entropies, arguments, 2.0)]
 
 
 def _scales(numbers: Numbers, label: str) -> dict[int, Estimate]:
