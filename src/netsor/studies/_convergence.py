@@ -387,12 +387,12 @@ def width_needed(
     def is_above(n: int) -> bool:
         """Whether the difference is certainly above the tolerance."""
         gap = difference_at(n)
-        return gap.value - SURE * gap.error >= allowed
+        return bool(gap.value - SURE * gap.error >= allowed)
 
     def is_below(n: int) -> bool:
         """Whether the difference is certainly below the tolerance."""
         gap = difference_at(n)
-        return not is_above(n) and gap.value + SURE * gap.error <= allowed
+        return not is_above(n) and bool(gap.value + SURE * gap.error <= allowed)
 
     # `high`: the smallest width known to be below; `low`: the largest known to be
     # above. Both by doubling and halving a first guess, then by bisection

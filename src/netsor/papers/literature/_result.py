@@ -24,7 +24,9 @@ EXPONENT_ATOL = 0.1
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the work on a result: `work(**arguments, seed=seed)` returns named arrays.
+    """A piece of the work on a result.
+
+    `work(**arguments, seed=seed)` returns named arrays.
 
     `work` is a function of a module, not a lambda: another process must find it.
     `arguments` can be written as JSON, and determine the numbers. If the numbers of

@@ -370,7 +370,7 @@ def _quantity_rows(
     for quantity in quantities:
         if any(quantity.name in draws for draws, _ in columns):
             tooltip = quantity.meaning if quantity in FINAL else ""
-            row: doc.Row = [Cell(quantity.title, tooltip)]
+            row: list[str | Cell] = [Cell(quantity.title, tooltip)]
             for draws, block in columns:
                 row.append(_band_text(draws, quantity, block, bands))
             rows.append(row)
@@ -419,7 +419,7 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     """
     rows: list[doc.Row] = []
     for findings in zip(*(result.findings for result in columns.values()), strict=True):
-        row: doc.Row = [findings[0].name]
+        row: list[str | Cell] = [findings[0].name]
         for finding in findings:
             row.append(Cell(finding.verdict, status=COLOUR_CLASSES[finding.verdict]))
         if any(finding.verdict != NOT_APPLICABLE for finding in findings):
@@ -477,7 +477,7 @@ def _comparison_sections(
 
 def _rule_row(rule: RulePreference) -> doc.Row:
     """A rule with its threshold, and its verdict on each model with the value."""
-    row: doc.Row = [f"{rule.rule} ({rule.findings[0].limit_text})"]
+    row: list[str | Cell] = [f"{rule.rule} ({rule.findings[0].limit_text})"]
     for finding in rule.findings:
         text = finding.verdict
         if finding.value is not None:

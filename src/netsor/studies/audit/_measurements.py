@@ -157,7 +157,7 @@ class Draws(Mapping[str, Floats]):
         if not any(self._has_quadrature_error(name) for name in self.moved):
             return []
         moves = len(next(iter(self.moved.values())))
-        shifted = []
+        shifted: list[Mapping[str, Floats]] = []
         for move in range(moves):
             for sign in (1, -1):
                 arrays = {}
@@ -334,7 +334,9 @@ def draws_of_ones(case: AuditCase) -> Draws:
     """
     probes = case.shared.probes()
     blocks = case.model.layers + case.model.decoder_layers
-    ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
+    ones: dict[str, Floats] = {}
+    for name in probes.names:
+        ones[name] = np.ones((DECIDE, blocks))
     for name in (*probes.final, *probes.starts):
         ones[name] = np.ones(DECIDE)
     return Draws(case, ones, seconds=0.0)
