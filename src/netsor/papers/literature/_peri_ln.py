@@ -229,7 +229,7 @@ def _exponential(states: Deep) -> Claim:
 
 
 def _gradient_growth(logs: Deep, setting: Setting) -> Estimate:
-    """How log |∂f/∂x|² changes from the last block to the first block where it is taken."""
+    """How log |∂f/∂x|² changes from the last block to the first of BLOCKS."""
     values = logs[setting]
     return mean(values[:, 0] - values[:, -1])
 
