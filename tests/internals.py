@@ -8,7 +8,7 @@ first asks for it, so that a test of laws does not wait for PyTorch. Prefer publ
 from importlib import import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
-NAMES = {
+NAMES_BY_MODULE = {
     "netsor._array_api": ("one_blas_thread",),
     "netsor._sobol": ("Sobol",),
     "netsor._validate": (
@@ -729,7 +729,7 @@ def _split(entry):
 
 
 _SOURCES = {}
-for _module, _entries in NAMES.items():
+for _module, _entries in NAMES_BY_MODULE.items():
     for _entry in _entries:
         _name, _exported = _split(_entry)
         _SOURCES[_exported] = (_module, _name)
