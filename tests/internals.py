@@ -5,10 +5,14 @@ first asks for it, so that a test of laws does not wait for PyTorch. Prefer publ
 (`import netsor as ns`): add a name here only if a test cannot reach the behaviour otherwise.
 """
 
-from importlib import import_module
+from importlib import import_module as _import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
+<<<<<<< HEAD
 NAMES_BY_MODULE = {
+=======
+_NAMES = {
+>>>>>>> main
     "netsor._array_api": ("one_blas_thread",),
     "netsor._sobol": ("Sobol",),
     "netsor._validate": (
@@ -618,7 +622,7 @@ NAMES_BY_MODULE = {
 }
 
 # Modules whose attributes tests replace or list
-MODULES = (
+_MODULES = (
     "netsor._array_api",
     "netsor._browser_cells",
     "netsor.cli._main",
@@ -729,11 +733,15 @@ def _split(entry):
 
 
 _SOURCES = {}
+<<<<<<< HEAD
 for _module, _entries in NAMES_BY_MODULE.items():
+=======
+for _module, _entries in _NAMES.items():
+>>>>>>> main
     for _entry in _entries:
         _name, _exported = _split(_entry)
         _SOURCES[_exported] = (_module, _name)
-for _entry in MODULES:
+for _entry in _MODULES:
     _module, _exported = _split(_entry)
     _SOURCES[_exported.rpartition(".")[2]] = (_module, None)
 
@@ -743,5 +751,5 @@ def __getattr__(name):
     if name not in _SOURCES:
         raise AttributeError(f"tests/internals.py does not list {name!r}")
     module, attribute = _SOURCES[name]
-    loaded = import_module(module)
+    loaded = _import_module(module)
     return loaded if attribute is None else getattr(loaded, attribute)
