@@ -8,11 +8,7 @@ first asks for it, so that a test of laws does not wait for PyTorch. Prefer publ
 from importlib import import_module as _import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
-<<<<<<< HEAD
-NAMES_BY_MODULE = {
-=======
 _NAMES = {
->>>>>>> main
     "netsor._array_api": ("one_blas_thread",),
     "netsor._sobol": ("Sobol",),
     "netsor._validate": (
@@ -733,11 +729,7 @@ def _split(entry):
 
 
 _SOURCES = {}
-<<<<<<< HEAD
-for _module, _entries in NAMES_BY_MODULE.items():
-=======
 for _module, _entries in _NAMES.items():
->>>>>>> main
     for _entry in _entries:
         _name, _exported = _split(_entry)
         _SOURCES[_exported] = (_module, _name)
