@@ -131,7 +131,8 @@ class Baseline:
         try:
             lengths = {}
             for length in content.get("lengths", [content]):
-                lengths[whole(length["tokens"], "tokens")] = _earlier(length)
+                tokens = whole(length["tokens"], "tokens")
+                lengths[tokens] = _earlier(length)
             if not lengths or not isinstance(content["sizes"], str):
                 raise ValueError("no length")
             return cls(source, content["sizes"], lengths)
