@@ -473,7 +473,7 @@ _NAMES = {
         "Store",
     ),
     "netsor.studies._parametrisation": (
-        "known",
+        "named_parametrisation",
         "parametrisation",
         "Power",
         "scaled",
@@ -486,7 +486,7 @@ _NAMES = {
     ),
     "netsor.studies.audit._baseline": (
         "_beyond",
-        "_places",
+        "_number_keys",
         "_rank",
         "Baseline",
         "Departure",
@@ -547,7 +547,7 @@ _NAMES = {
     ),
     "netsor.studies.audit._rules": (
         "BACKWARD_RULES",
-        "judged as audit_judged",
+        "all_findings",
         "RuleInput",
         "RULES as AUDIT_RULES",
     ),
@@ -573,7 +573,7 @@ _NAMES = {
         "Fit",
         "fit",
         "GROWS",
-        "judged as coord_check_judged",
+        "judged",
         "KEPT",
         "power",
         "SHRINKS",
