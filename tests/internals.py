@@ -204,6 +204,12 @@ NAMES = {
         "row_softmax",
     ),
     "netsor.functions.derivatives": ("base",),
+    "netsor.functions.quantiles": (
+        "Distribution",
+        "Quantile",
+        "transformed",
+        "truncated_normal",
+    ),
     "netsor.language.autodiff._derivative": ("RULES as DERIVATIVE_RULES",),
     "netsor.language.autodiff._grad": ("Reverse",),
     "netsor.language.operations._operation": (
@@ -259,6 +265,7 @@ NAMES = {
     ),
     "netsor.language.values._vector": (
         "Gaussian",
+        "Nonlin",
         "Vector",
     ),
     "netsor.language.values._width": ("Width",),

@@ -215,7 +215,17 @@ def test_what_numpy_computes_needs_no_other_namespace():
 
 def is_private(module, name):
     """Whether a test that imports this name knows the inside of the package."""
-    folders = ["nn", "models", "optim", "paper", "papers", "studies", "torch", "sklearn", "cli"]
+    folders = [
+        "nn",
+        "models",
+        "optim",
+        "paper",
+        "papers",
+        "studies",
+        "torch",
+        "sklearn",
+        "cli",
+    ]
     public = {"netsor", *(f"netsor.{folder}" for folder in folders)}
     return module not in public or name.startswith("_")
 

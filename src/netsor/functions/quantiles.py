@@ -69,9 +69,7 @@ class Distribution:
                 )
             case "exponential", (rate,):
                 return -_special("log_ndtr", -z) / rate
-        arguments = [
-            x(z) if isinstance(x, Distribution) else x for x in self.arguments
-        ]
+        arguments = [x(z) if isinstance(x, Distribution) else x for x in self.arguments]
         return FUNCTIONS[self.law](*arguments)
 
     @property
@@ -120,7 +118,10 @@ class Distribution:
         mean = float(weights @ x)
         variance = float(weights @ (x - mean) ** 2)
         fourth = float(weights @ (x - mean) ** 4)
-        return mean, math.sqrt(variance), fourth / variance**2
+        std = math.sqrt(variance)
+        if abs(mean) < 1e-12 * std:  # rounding of a symmetric law
+            mean = 0.0
+        return mean, std, fourth / variance**2
 
     def function(self, parameter: str | None = None) -> Quantile:
         """The function for `ns.nonlin` and `ns.apply` that makes a parameter."""
