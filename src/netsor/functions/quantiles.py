@@ -201,8 +201,10 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "pow": lambda x, y: x**y,
     "clamp": _clamp,
     "erfinv": lambda x: _special("ndtri", 0.5 + 0.5 * x) / math.sqrt(2.0),
-} | {name: _of(name) for name in ("abs", "cos", "exp", "expm1", "log", "log1p")}
-FUNCTIONS |= {name: _of(name) for name in ("sin", "sqrt", "square", "tanh")}
+}
+for _name in ("abs", "cos", "exp", "expm1", "log", "log1p", "sin", "sqrt", "square"):
+    FUNCTIONS[_name] = _of(_name)
+FUNCTIONS["tanh"] = _of("tanh")
 
 
 def transformed(function: str, *arguments: Any) -> Distribution | None:

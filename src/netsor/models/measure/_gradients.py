@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...functions.quantiles import Quantile
 from ...language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ...language.autodiff._grad import Reverse, Use
 from ...language.autodiff._tangent_kernel import pooled
-from ...functions.quantiles import Quantile
 from ...language.operations._operation import Acting, Gaussian, MatMul, Nonlin
 from ...language.values._array import Source
 from ...language.values._graph import indexed_value, topological_order
