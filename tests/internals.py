@@ -5,10 +5,10 @@ first asks for it, so that a test of laws does not wait for PyTorch. Prefer publ
 (`import netsor as ns`): add a name here only if a test cannot reach the behaviour otherwise.
 """
 
-from importlib import import_module
+from importlib import import_module as _import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
-NAMES = {
+_NAMES = {
     "netsor._array_api": ("one_blas_thread",),
     "netsor._sobol": ("Sobol",),
     "netsor._validate": (
@@ -625,7 +625,7 @@ NAMES = {
 }
 
 # Modules whose attributes tests replace or list
-MODULES = (
+_MODULES = (
     "netsor._array_api",
     "netsor._browser_cells",
     "netsor.cli._main",
@@ -736,11 +736,11 @@ def _split(entry):
 
 
 _SOURCES = {}
-for _module, _entries in NAMES.items():
+for _module, _entries in _NAMES.items():
     for _entry in _entries:
         _name, _exported = _split(_entry)
         _SOURCES[_exported] = (_module, _name)
-for _entry in MODULES:
+for _entry in _MODULES:
     _module, _exported = _split(_entry)
     _SOURCES[_exported.rpartition(".")[2]] = (_module, None)
 
@@ -750,5 +750,5 @@ def __getattr__(name):
     if name not in _SOURCES:
         raise AttributeError(f"tests/internals.py does not list {name!r}")
     module, attribute = _SOURCES[name]
-    loaded = import_module(module)
+    loaded = _import_module(module)
     return loaded if attribute is None else getattr(loaded, attribute)
