@@ -196,9 +196,8 @@ class Reader:
                 yield from self._factors(user)
                 continue
             position = MATRICES.get(name)
-            is_matrix = position is not None and user.args[position] is matrix
             factor = None
-            if is_matrix and user.args[position - 1] is not matrix:
+            if position is not None and user.args[position] is matrix:
                 factor = self.env.get(user.args[position - 1])
             yield factor if isinstance(factor, torch.Tensor) else None
 
