@@ -213,6 +213,12 @@ _NAMES = {
         "UNIT_LOWER_INVERSE",
         "unit_lower_inverse",
     ),
+    "netsor.functions.quantiles": (
+        "Distribution",
+        "Quantile",
+        "transformed",
+        "truncated_normal",
+    ),
     "netsor.language.autodiff._derivative": ("RULES as DERIVATIVE_RULES",),
     "netsor.language.autodiff._grad": ("Reverse",),
     "netsor.language.operations._operation": (
@@ -268,6 +274,7 @@ _NAMES = {
     ),
     "netsor.language.values._vector": (
         "Gaussian",
+        "Nonlin",
         "Vector",
     ),
     "netsor.language.values._width": ("Width",),
