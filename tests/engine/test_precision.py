@@ -383,7 +383,7 @@ def test_auto_precision_is_single_where_it_is_accurate(small, scale):
     where, _ = _precision.resolve_precision(
         plan, choose("numpy", None, AUTO, [AUTO]), 64
     )
-    assert (where.precision, where.chosen) == ("float32", True)
+    assert (where.precision, where.settled) == ("float32", True)
     single, exact = (
         _precision._outputs(plan, 40, each)
         for each in (_precision.SINGLE, _precision.Numpy())
@@ -455,14 +455,14 @@ def test_audit_accepts_auto_precision():
     given = choose("numpy", None, "float32")
     x = ns.gaussian(n)
     one = planned(ns.Program(1.0 + 1e-9 * ns.tanh(ns.mean_dot(x, x))))
-    assert _precision.resolve_precision(one, given, 64, _precision.DIGITS)[0].chosen
+    assert _precision.resolve_precision(one, given, 64, _precision.DIGITS)[0].settled
     with pytest.raises(ValueError, match=REFUSED):
         _precision.resolve_precision(one, given, 64)
     with pytest.raises(ValueError, match=REFUSED):
         _precision.resolve_precision(
             planned(hidden(1e25)), given, 64, _precision.DIGITS
         )
-    assert not _precision.resolve_precision(one, choose("numpy"), 64)[0].chosen
+    assert not _precision.resolve_precision(one, choose("numpy"), 64)[0].settled
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_random_programs_in_auto_precision_have_the_same_law(small, seeds):
 def test_draws_that_are_not_finite_are_made_again(small):
     """Of a precision that was chosen by other draws."""
     net = hidden(1e25)
-    where = replace(choose("numpy", None, "float32"), chosen=True)
+    where = replace(choose("numpy", None, "float32"), settled=True)
     with np.errstate(all="ignore"):
         found = net.draw(n=16, draws=5, progress=False, backend=where)
     np.testing.assert_array_equal(found, net.draw(n=16, draws=5, progress=False))

@@ -92,12 +92,12 @@ def test_variant_changes_keep_depth_scaling():
 
 
 def test_lengths_are_parsed_from_text():
-    assert lengths("") is None
-    assert lengths(" 16, 128,") == (16, 128)
+    assert lengths_of_text("") is None
+    assert lengths_of_text(" 16, 128,") == (16, 128)
     with pytest.raises(
         ValueError, match="tokens '16;2' must be a whole number, or several with commas"
     ):
-        lengths("16;2")
+        lengths_of_text("16;2")
 
 
 def test_audit_code_reproduces_curves(small, capsys):
@@ -142,7 +142,7 @@ def test_audit_code_reproduces_gradient_curves(small):
 
 
 @pytest.mark.slow
-def test_audit_view_of_two_models_and_two_lengths(small):
+def test_audit_view_of_two_models_and_two_lengths_of_text(small):
     """First the one at the first length, then both, then all lengths; the text is that
     of the comparison.
     """

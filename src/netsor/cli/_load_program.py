@@ -119,7 +119,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and"
             " a name, as net.py:layer[0]"
         )
-    texts = pairs("--arg", arguments)
+    texts = named_values("--arg", arguments)
     values = {name: _literal(text) for name, text in texts.items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
         raise UsageError(f"FILE {shown(module_name)} does not exist")
@@ -191,7 +191,7 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+def named_values(option: str, texts: Sequence[str]) -> dict[str, str]:
     """The values of --bind n=256 or --arg heads=4, by name."""
     values: dict[str, str] = {}
     for text in texts:
@@ -213,11 +213,13 @@ def _literal(text: str) -> Any:
         return text
 
 
-def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
+def bound_widths(net: Program, binds: Sequence[str]) -> dict[str, float]:
     """All widths of the program, from --bind."""
     values: dict[str, Any] = {}
-    for name, text in pairs("--bind", binds).items():
+    for name, text in named_values("--bind", binds).items():
         values[name] = math.inf if text.lower() in INFINITE else _literal(text)
+    # of the whole program: a name on the command line is no error if the selected
+    # outputs do not depend on that width
     widths = widths_of(topological_order(net._whole))
     with usage_errors("--bind"):
         return bind_widths(widths, values, allow_inf=True)

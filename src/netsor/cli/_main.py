@@ -198,6 +198,8 @@ def _last_line_of_netsor(frames: Sequence[traceback.FrameSummary]) -> str:
 def _open_streams() -> None:
     """Replace closed stdin, stdout and stderr: a file opened later would get their
     descriptors.
+
+    Open ones print ? for what they cannot encode.
     """
     for number in (0, 1, 2):
         try:

@@ -30,7 +30,7 @@ from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import rule_name
 from ._load_program import (
-    bound,
+    bound_widths,
     find,
     is_target,
     module_factory,
@@ -346,8 +346,8 @@ def _audit_request(options: dict[str, Any]) -> Request:
 def _audited_programs(
     subjects: _AuditSubjects, inputs: Mapping[str, Any]
 ) -> tuple[ProgramModel, ...]:
-    """The programs of FILE:PROGRAM: with each value of --sweep, or those of
-    --compare.
+    """The programs of a request: FILE:PROGRAM with each value of --sweep, or
+    FILE:PROGRAM and those that --compare names.
     """
     _refuse_layers(subjects.layers)
     programs = []
@@ -362,6 +362,7 @@ def _audited_programs(
             programs.append(
                 _program(target, subjects.binds, subjects.arguments, inputs)
             )
+    # modules alone have no widths
     if subjects.binds and not any(program.widths() for program in programs):
         raise UsageError(
             f"--bind {subjects.binds[0]} is for programs: {subjects.model} makes a"
@@ -445,7 +446,7 @@ def _program(
         if text is not None:
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
     net = program_of(loaded)
-    widths = bound(net, binds)
+    widths = bound_widths(net, binds)
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)
 

@@ -28,7 +28,7 @@ from ..runtime._executors import threads_start
 from ..runtime._memory import check_memory
 from ..runtime._parallel import cores
 from ..runtime._units import in_time
-from ._load_program import bound, find, program_of
+from ._load_program import bound_widths, find, program_of
 from ._options import Place
 from ._output import echo_error
 
@@ -202,7 +202,7 @@ def _own_program(
             f"{option} belongs to the built-in layer; FILE:PROGRAM takes {instead}"
         )
     target = Target(
-        net, bound(net, options["binds"]), net.name, coordinate=options["coordinates"]
+        net, bound_widths(net, options["binds"]), net.name, coordinate=options["coordinates"]
     )
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())

@@ -403,8 +403,11 @@ def model_request(
     return AuditViewRequest(tuple(models), tuple(lines), tuple(arguments), **options)
 
 
-def lengths(text: str) -> tuple[int, ...] | None:
-    """Numbers of tokens from text such as "16, 128"; None if there are none."""
+def lengths_of_text(text: str) -> tuple[int, ...] | None:
+    """Numbers of tokens from text such as "16, 128".
+
+    None for blank text, which leaves the choice to the request.
+    """
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
         return tuple(numbers) or None

@@ -22,7 +22,7 @@ from ._audit_view import (
     UNCHANGED,
     AuditViewRequest,
     Variant,
-    lengths,
+    lengths_of_text,
     model_request,
 )
 from ._law_views import (
@@ -135,7 +135,7 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     return model_request(
         _variant(values, source),
         second,
-        tokens=lengths(values.get("tokens", "")),
+        tokens=lengths_of_text(values.get("tokens", "")),
         limit=values.get("limit", False),
         gradients=values.get("gradients", False),
         sharp=values.get("sharp", False),

@@ -203,9 +203,10 @@ def kl(p: Other, q: Other) -> Estimate:
     >>> print(ns.kl(stats.norm(0, 1), stats.norm(0, 2)))  # log 2 − 3/8
     0.318147 ± 0
     """
-    for law in (p, q):
-        if isinstance(law, Joint):
-            return joint_kl(as_joint(p, law.dim, "kl"), as_joint(q, law.dim, "kl"))
+    joint = [law for law in (p, q) if isinstance(law, Joint)]
+    if joint:
+        dim = joint[0].dim
+        return joint_kl(as_joint(p, dim, "kl"), as_joint(q, dim, "kl"))
     return distances(p, q, ["kl"])["kl"]
 
 

@@ -24,6 +24,7 @@ from ._law_base import (
     numbers,
 )
 
+Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 # largest number of jumps of a distribution function; quantiles replace more draws
 JUMPS = 2**14
@@ -286,23 +287,33 @@ class Components:
 
     @cached_property
     def _points(self) -> Points:
+        """The components without variance, as draws or as atoms."""
         components = np.flatnonzero(self.component_var == 0)
-        points, inverse, count = np.unique(
+        points, inverse, repetitions = np.unique(
             self.component_mean[components], return_inverse=True, return_counts=True
         )
-        # two draws of a continuous law never coincide: unless pairs are much rarer than
-        # singles, all points are atoms. A law of a few different points is a sample.
-        singles = np.sum(count == 1)
-        pairs = np.sum(count == 2)
-        few_draws = 1 < singles == self.replicas and self.weight is None
-        many_draws = singles >= SINGLES and pairs < singles / 10
-        is_draw = np.zeros(len(points), dtype=bool)
-        if self.count is None and (few_draws or many_draws):
-            is_draw = count == 1
+        is_draw = self._are_draws(repetitions)
         masses = np.bincount(
             inverse, self.component_weight[components], len(points)
         ).astype(np.float64)
         return Points(components[is_draw[inverse]], points[~is_draw], masses[~is_draw])
+
+    def _are_draws(self, repetitions: Indices) -> Bools:
+        """Whether each different point is a draw of a continuous law, not an atom."""
+        all_atoms = np.zeros(len(repetitions), dtype=bool)
+        if self.count is not None:  # counts of replicas say that points repeat
+            return all_atoms
+        singles = np.sum(repetitions == 1)
+        pairs = np.sum(repetitions == 2)
+        # a law of a few different points is a sample
+        all_differ = singles == self.replicas
+        few_draws = all_differ and singles > 1 and self.weight is None
+        # two draws of a continuous law never coincide: unless pairs are much rarer than
+        # singles, all points are atoms
+        many_draws = singles >= SINGLES and pairs < singles / 10
+        if few_draws or many_draws:
+            return repetitions == 1
+        return all_atoms
 
     @cached_property
     def _smooth(self) -> Indices:

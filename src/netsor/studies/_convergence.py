@@ -323,8 +323,8 @@ class WidthNeeded:
         for n, difference in sorted(self.differences.items()):
             rows.append((f"{n:,}", str(difference)))
         heading = title(f"How wide is wide enough: {self.name}")
-        differences = table(rows, (self.width, "difference ± error"))
-        return heading + differences + note(self.summary)
+        body = table(rows, (self.width, "difference ± error"))
+        return heading + body + note(self.summary)
 
 
 def width_needed(

@@ -267,7 +267,7 @@ def _read(
         like=like,
         settings=(
             *_matrix_settings(matrices, tables, start),
-            *_settings(tables, with_matrices, base),
+            *_settings(tables, with_matrices),
         ),
         source=source if source.endswith((".json", ".toml")) else name,
     )
@@ -304,7 +304,7 @@ def _matrix_settings(
 
 
 def _settings(
-    tables: Mapping[str, Any], with_matrices: Mapping[str, Any], base: Parametrisation
+    tables: Mapping[str, Any], with_matrices: Mapping[str, Any]
 ) -> list[Setting]:
     """The other settings that change a number."""
     settings = []
@@ -318,8 +318,6 @@ def _settings(
                         settings.append(Setting(key, quantity, axis, (name,)))
             continue
         before = _as_table(with_matrices[name])
-        if name == "scores":
-            before = {**before, HEAD_DIM: base.head_dim}
         for key, value in table.items():
             if value != before[key]:
                 settings.append(Setting(f"{name}.{key}", name, key))

@@ -394,8 +394,15 @@ def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
     assert AuditCase(model, 2, None, True, gradients=True).plan.steps
     assert set(AuditCase(TINY, 3, None, True).widths.values()) == {math.inf}
     long = Request((model,), tokens=64, gradients=True)
-    assert "take at most 32 tokens" in long.no_gradients[model]
+    assert "take at most 32 tokens" in long.no_gradients(model, 64)
     assert [case.gradients for case in long.subjects] == [True, False]
+
+
+def test_gradients_at_infinite_width_are_left_out_for_each_long_input():
+    request = Request((TINY,), tokens=(4, 33), widths="inf", gradients=True)
+    assert not request.no_gradients(TINY, 4)
+    assert "take at most 32 tokens" in request.no_gradients(TINY, 33)
+    assert [case.gradients for case in request.subjects] == [True, False]
 
 
 @pytest.mark.parametrize(("tokens", "head_dim"), [(128, math.inf), (192, 64)])

@@ -26,7 +26,7 @@ def test_single_precision_where_it_is_enough(
     assert (auto.actual.precision, auto.limit.precision) == ("float32", "float64")
     assert {backend.precision for backend in check.seen} == {"float32", "float64"}
     assert all(
-        backend.chosen for backend in check.seen if backend.precision == "float32"
+        backend.settled for backend in check.seen if backend.precision == "float32"
     )
     for name, drawn in exact.actual.arrays.items():
         np.testing.assert_allclose(

@@ -67,7 +67,7 @@ class Backend(ABC):
     device: str = "cpu"
     precision: str = "float64"
     # whether single precision is known to be accurate enough
-    chosen: bool = field(default=False, compare=False)
+    settled: bool = field(default=False, compare=False)
     rounded: bool = False  # whether random numbers are single precision
 
     name: ClassVar[str]

@@ -251,7 +251,8 @@ class Piece:
     def _fixed(self) -> tuple[Any, Any, Any]:
         """The tables of each χ (see `_chi`), the factors of `scale`, and constants.
 
-        The factors are functions of widths.
+        The factors are numbers that depend on the widths: as arguments, they need no
+        recompilation.
         """
         number = partial(np.asarray, dtype=self.precision)
         tables = [

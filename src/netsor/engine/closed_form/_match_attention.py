@@ -163,8 +163,8 @@ def _attention_of(output: Value) -> AttentionMatch | None:
 
 
 def _has_formula(output: Value, layer: AttentionMatch) -> bool:
-    """Whether a layer has one query, a matrix of each kind for each head, and widths
-    that go to infinity.
+    """Whether a layer has one query, a matrix of each kind for each head that acts
+    once, and widths that can be infinite.
     """
     heads = layer.query_weight.members.size
     has_formula_shape = (
@@ -173,14 +173,15 @@ def _has_formula(output: Value, layer: AttentionMatch) -> bool:
         and all(w.batch == (heads,) for w in layer.head_weights)
         and not layer.output_weight.batch
     )
-    has_named_widths = layer.output_weight.in_width.name and all(
-        w.in_width.name and w.out_width.name for w in layer.head_weights
-    )
+    widths = [layer.output_weight.in_width]
+    for w in layer.head_weights:
+        widths += [w.in_width, w.out_width]
+    can_be_infinite = all(width.name for width in widths)
     uses = Counter(w.source for w in weights_of(topological_order([output])))
-    acts_again = any(
-        uses[w.source] > 1 for w in (layer.output_weight, *layer.head_weights)
+    act_once = all(
+        uses[w.source] == 1 for w in (layer.output_weight, *layer.head_weights)
     )
-    return bool(has_formula_shape and has_named_widths and not acts_again)
+    return has_formula_shape and can_be_infinite and act_once
 
 
 def _allowed_keys(mask: Value | None, keys: int) -> Bools | None:

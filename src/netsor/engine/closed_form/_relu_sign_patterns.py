@@ -56,7 +56,8 @@ def _from_patterns(
     rows = step.args[-1]
     frames, vectors, width = rows.shape
     # a factorisation reads the rows itself, and its Gram matrix reads them twice
-    relu = _source_of(rows, step_of, reads, times=3 if step.kind == "reduced" else 1)
+    row_reads = 3 if step.kind == "reduced" else 1
+    relu = _source_of(rows, step_of, reads, row_reads)
     if relu is None or relu.step.kind != "apply":
         return None
     if content(relu.step.params["f"]) != content(RELU):
@@ -143,16 +144,18 @@ def _source_of(
     register: Register,
     step_of: dict[Register, Step],
     reads: Counter[Register],
-    times: int = 1,
+    allowed_reads: int = 1,
 ) -> FactoredSource | None:
     """The step that made an array, up to reshapes and scalar factors.
 
-    None if another step reads the array or one in between. The array itself may be read
-    `times` times.
+    The array may be read `allowed_reads` times, as by the steps that are to be
+    replaced. None if it is read more often, if an array in between is read twice, if a
+    step in between combines arrays or has a factor that is not a single number, or if
+    no step makes the array.
     """
     size = register.size
     factors: list[Step] = []
-    while register in step_of and reads[register] <= times:
+    while register in step_of and reads[register] <= allowed_reads:
         step = step_of[register]
         if step.kind not in ("reshape", "multiply", "scale"):
             return FactoredSource(step, factors)
@@ -164,5 +167,6 @@ def _source_of(
             return None
         if step.kind != "reshape":
             factors.append(step)
-        register, times = array, 1
+        register = array
+        allowed_reads = 1  # only the array itself may be read more often
     return None

@@ -89,8 +89,12 @@ def rewritten(
 def _inherit_origin(
     context: Context, value: Value, copy: Value, replacement: Value
 ) -> None:
-    """Give what replaces a value, and all that is added for it, its seed."""
-    position = context.origin[copy] = context.origin[value]
+    """Give the position of a value to what replaces it and to all values added for
+    that.
+    """
+    position = context.origin[value]
+    context.origin[copy] = position
+    # a replacement that was in the program before keeps its own position and seed
     context.origin.setdefault(replacement, position)
     pending = list(replacement.op.inputs)
     while pending:

@@ -79,20 +79,26 @@ class Dual:
 
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
         """The rule of an operation, and the values whose ε parts it asks for."""
+        op = value.op
         inexact = self.state.inexact
-        limits = self.state.analysis.infinite
-        match value.op:
-            case MatMul(_, x):
-                rule = self.rule_of(value.op) if x in inexact else none
-                return rule, []
-            case _ if value not in inexact:
-                return none, []
-            case Fuse() | Dot(power=0.5):
+        infinite = self.state.analysis.infinite
+        if isinstance(op, MatMul):
+            # W x = C E: E is exact, and C is if x is; the rule needs no ε part of x
+            rule = self.rule_of(op) if op.x in inexact else none
+            return rule, []
+        if value not in inexact:  # nothing that it depends on has an ε part
+            return none, []
+        match op:
+            case Fuse():  # sampled from a covariance, whose ε part is not computed
                 return not_known, []
-            case Dot(x) | Coefficients(x) | AdjointCorrection(g=x) if x not in limits:
+            case Dot(power=0.5):  # a score, n^(1/2) times a mean: that needs its ε² part
                 return not_known, []
-        inputs = [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-        return self.rule_of(value.op), inputs
+            case Dot(x) | Coefficients(x) | AdjointCorrection(g=x):
+                # the rules of products hold for vectors of infinite width
+                if x not in infinite:
+                    return not_known, []
+        inputs = [x for x in op.inputs if isinstance(x, Scalar) or x in infinite]
+        return self.rule_of(op), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, an array with `ndim` axes.

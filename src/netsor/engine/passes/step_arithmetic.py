@@ -179,17 +179,28 @@ def number_at(
 
 def rates_of(
     op: SteppedMatMul | SteppedParameter,
-    number: int,
+    step: int,
     bound: Mapping[str, float],
-    at: Callable[[WidthFunction], Any],
+    at_widths: Callable[[WidthFunction], Any],
 ) -> Rates:
-    """The numbers of a step; `at` evaluates functions of the widths."""
-    rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
-    lr, decay = scalars_of(op, number)
+    """The learning rates, the decay and eps of one step of an optimiser.
+
+    `at_widths` evaluates functions of the widths: as a `Combination` at infinite
+    widths, which keeps their powers apart, and as a number where all are finite.
+    """
+    rule = op.steps[step] if isinstance(op, SteppedMatMul) else op.rule
+    lr_scalar, decay_scalar = scalars_of(op, step)
+
+    def weight_decay(_: Mapping[str, float]) -> float:
+        return rule.weight_decay
+
     return Rates(
-        lr=at(rule.rate) * lr,
-        adjusted=at(rule.adjusted) * lr,
-        decay=at(lambda _: rule.weight_decay) * decay,
+        lr=at_widths(rule.rate) * lr_scalar,
+        adjusted=at_widths(rule.adjusted) * lr_scalar,
+        # a constant, but the optimiser multiplies it with lr: both need the same type
+        decay=at_widths(weight_decay) * decay_scalar,
+        # a plain number, which optimisers compare with 0: at infinite widths it is that
+        # of the largest stand-ins
         eps=rule.eps(largest(bound)),
     )
 

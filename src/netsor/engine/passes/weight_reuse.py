@@ -339,8 +339,9 @@ class _Matrices:
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
         """g: fresh matrices with entries N(0, gain²/in), applied to new directions."""
         matrices = self.weight.members.size
+        # the transpose only has the widths of this side: the fresh matrix is none
         weight = self.weight if side == 0 else self.weight.T
-        fresh = replace(
+        fresh_weight = replace(
             weight,
             source=Source(self.weight.source.name),
             members=np.arange(matrices),
@@ -349,7 +350,9 @@ class _Matrices:
             fan=weight.in_width,
             transposed=False,
         )
-        return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
+        if directions.ndim == 2:  # each matrix has its own
+            return fresh_weight.each(directions)
+        return fresh_weight @ directions
 
     def _corrected(
         self, g: Vector, new: Vector, side: int, gain: float = 1.0

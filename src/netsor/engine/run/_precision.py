@@ -65,15 +65,16 @@ def resolve_precision(
 ) -> tuple[Backend, float]:
     """The backend with the precision for this many draws of a plan, and the error of
     the law in that precision.
+
+    The error is relative to the standard deviations of the outputs, and 0 if five
+    digits are right. Raises an ArgumentError if single precision was requested and is
+    not accurate enough; outputs that agree to a relative error of `digits` are.
     """
-    # The error is relative to the standard deviations of the outputs, and 0 if five
-    # digits are right. It is an error if single precision is not accurate enough,
-    # unless outputs agree to a relative error of `digits`.
     if backend.precision == AUTO:
         if float32_suffices(plan, draws):
-            return replace(backend, precision="float32", chosen=True), 0.0
-        return replace(backend, precision="float64", chosen=False), 0.0
-    if backend.precision != "float32" or backend.chosen or plan.constant:
+            return replace(backend, precision="float32", settled=True), 0.0
+        return replace(backend, precision="float64", settled=False), 0.0
+    if backend.precision != "float32" or backend.settled or plan.constant:
         return backend, 0.0
     # Data-centre GPUs are about as fast in double precision, and a comparison of a few
     # draws would take longer.
@@ -84,7 +85,8 @@ def resolve_precision(
     ):
         # with the random numbers of single precision
         return replace(backend, precision="float64", rounded=True), 0.0
-    return replace(backend, chosen=True), _error_of_single(plan, backend, draws, digits)
+    error = _error_of_single(plan, backend, draws, digits)
+    return replace(backend, settled=True), error
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:

@@ -384,7 +384,7 @@ class _Chunk:
 
     def draws(self, chunk: range, tick: Callable[[int], None]) -> Floats:
         """Draws: mean + coefficients · N(0, I), with normals from their own stream."""
-        if self.backend.chosen:
+        if self.backend.settled:
             return self._draws_in_single(chunk, tick)
         if isinstance(self.backend, Numpy):
             keyed_chunks = [
@@ -418,7 +418,7 @@ class _Chunk:
 
         The precision was tested on other draws.
         """
-        single = replace(self.backend, chosen=False)
+        single = replace(self.backend, settled=False)
         try:
             with np.errstate(**RAISED):
                 return replace(self, backend=single).draws(chunk, tick)

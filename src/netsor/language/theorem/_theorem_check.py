@@ -326,7 +326,10 @@ class _Checker:
     # Findings
 
     def check_all_but_correlations(self) -> dict[str, list[str]]:
-        """The findings against each point; those against "correlated" are not there."""
+        """The findings against each point.
+
+        "correlated" is left empty, for `correlation_findings`.
+        """
         for x in self.score_inputs:
             self._check_bounded(x)
         for value in self.values:

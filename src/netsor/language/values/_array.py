@@ -819,7 +819,7 @@ class Value:
         return self.take(self._positions().reshape(new_shape))
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
-        """The axes in another order."""
+        """The axes in another order; reversed, if none is given."""
         listed = _unpacked(axes)
         in_order = list(range(self.ndim))
         order = [as_axis(axis, self.shape, "transpose") for axis in listed]

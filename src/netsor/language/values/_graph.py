@@ -404,12 +404,19 @@ def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
 def _mask_of_input(mask: Bools, axes: Axes, shape: Shape) -> Bools:
     """The entries of an input of this shape that marked entries of the result need.
 
-    `axes` are those that the operation reads (see `Operation.reads`).
+    `axes` has, for each axis of the input, the axis of the result that it becomes, and
+    None if it is read whole (see `Operation.reads`).
     """
-    axes_not_read = tuple(k for k in range(mask.ndim) if k not in axes)
+    axes_read = tuple(axis for axis in axes if axis is not None)
+    axes_not_read = tuple(k for k in range(mask.ndim) if k not in axes_read)
+    # the axes that are read, in the order of the input's; then those of the result alone
+    ordered = np.transpose(mask, (*axes_read, *axes_not_read))
+    # an entry is needed if any entry of the result that reads it is
+    needed = np.any(ordered, axis=tuple(range(len(axes_read), mask.ndim)))
+    # axes that are read whole come in with size 1, and broadcast below
     axes_read_whole = tuple(k for k, axis in enumerate(axes) if axis is None)
+    aligned = np.expand_dims(needed, axes_read_whole)
+    # an axis of size 1 may be repeated in the result: all repetitions read one entry
     axes_of_size_1 = tuple(k for k, size in enumerate(shape) if size == 1)
-    reduced = np.any(mask, axis=axes_not_read)
-    aligned = np.expand_dims(reduced, axes_read_whole)
     merged = np.any(aligned, axis=axes_of_size_1, keepdims=True)
     return np.broadcast_to(merged, shape)

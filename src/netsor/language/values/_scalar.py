@@ -318,7 +318,11 @@ def call_latex(
     scalars: int = 0,
     infix: bool = True,
 ) -> str:
-    """The same as LaTeX, for entry i of a value; without `infix` always as a call."""
+    """`call_text` as LaTeX, for entry i of a value.
+
+    An operator on whole axes is a call (`infix=False`), so that it can have a
+    subscript.
+    """
     inputs = notation.inputs(value, i)
     if infix and f in INFIX:
         return f" {INFIX[f].latex} ".join(inputs)

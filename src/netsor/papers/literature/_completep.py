@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...laws import Estimate
 from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays, derive_seed
-from .._significance import combine, decide, decide_below
+from .._significance import combine, decide
 from ._result import Claim, Numbers, Part, Picture, Result
 
 WIDTH, INPUTS, CLASSES, BATCH = 256, 784, 10, 128
@@ -174,8 +173,10 @@ def _stored(numbers: Numbers, alpha: float) -> Claim:
     )
 
 
-def _distance(numbers: Numbers, alpha: float) -> Claim:
-    """The distance as it is defined."""
+def _claim_by_definition(numbers: Numbers, alpha: float) -> Claim:
+    """Whether the distance is above rounding, with the first order as it is
+    defined.
+    """
     trend = "falls like L^(−1/2)" if alpha == 0.5 else "does not fall"
     shallow, deep = STORED[alpha][0], STORED[alpha][-1]
     ours = medians(numbers, alpha)
@@ -188,14 +189,14 @@ def _distance(numbers: Numbers, alpha: float) -> Claim:
         f"At most {largest:.1e} in double precision: the branch is piecewise linear in"
         " this matrix, and equals its linearisation up to rounding until a unit"
         " changes its sign.",
-        decide_below(Estimate(-largest, 0.0), -ROUNDING),
+        decide(largest > ROUNDING),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """What is stored, and the distance as it is defined."""
     stored = [_stored(numbers, alpha) for alpha in STORED]
-    distances = [_distance(numbers, alpha) for alpha in STORED]
+    distances = [_claim_by_definition(numbers, alpha) for alpha in STORED]
     return stored + distances
 
 

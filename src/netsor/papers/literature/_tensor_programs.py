@@ -184,7 +184,9 @@ def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
 
 
 def _means(distances: list[_Distance], what: str) -> Claim:
-    """The published means against our law of such a mean."""
+    """Whether the published means are plausible draws of our ten-network mean, by
+    width.
+    """
     farthest = max(distances, key=lambda distance: abs(distance.deviation))
     listed = "; ".join(
         f"{d.width}: {d.published:.3g}, ours {d.ours.value:.3g} ± {d.ours.error:.1g}"

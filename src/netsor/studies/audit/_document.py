@@ -185,8 +185,9 @@ def unavailable(result: LengthResult) -> dict[str, str]:
     model, request = result.model, result.request
     if model in request.refused:
         return {"no limit": request.refused[model]}
-    if model in request.no_gradients:
-        return {"no gradients at n = ∞": request.no_gradients[model]}
+    reason = request.no_gradients(model, result.tokens)
+    if reason:
+        return {"no gradients at n = ∞": reason}
     return {}
 
 

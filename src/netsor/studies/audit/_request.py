@@ -273,7 +273,7 @@ class Request(_study.Request):
         known.
         """
         gradients = self.backward(tokens, infinite)
-        if infinite and model in self.no_gradients:
+        if infinite and self.no_gradients(model, tokens):
             gradients = False
         return self._subject(model, tokens, infinite, gradients)
 
@@ -358,16 +358,25 @@ class Request(_study.Request):
                 reasons[model] = why
         return reasons
 
-    @cached_property
-    def no_gradients(self) -> dict[Model, str]:
+    def no_gradients(self, model: Model, tokens: int) -> str:
         """Why a model has no gradients at infinite width: they take too long, or the
-        engine cannot compute them.
+        engine cannot compute them. Empty if it has them.
+
+        For lengths without a limit, the reason is that of the shortest.
         """
+        if not self._with_limit(tokens):
+            tokens = self.lengths[0]
+        return self._reasons_for_no_gradients.get((model, tokens), "")
+
+    @cached_property
+    def _reasons_for_no_gradients(self) -> dict[tuple[Model, int], str]:
+        """The reasons of `no_gradients`, by model and length."""
         if not self.gradients or self.widths == "actual":
             return {}
-        tokens = self.lengths[0]
-        reasons: dict[Model, str] = {}
-        for model in self.models:
+        reasons: dict[tuple[Model, int], str] = {}
+        for model, tokens in itertools.product(self.models, self.lengths):
+            if not self._with_limit(tokens):
+                continue
             if isinstance(model, Transformer) and tokens > MAX_LIMIT_TOKENS:
                 why = (
                     f"at {tokens} tokens they would take longer than at the model's own"
@@ -377,7 +386,7 @@ class Request(_study.Request):
                 case = self._subject(model, tokens, infinite=True, gradients=True)
                 why = case.refused
             if why:
-                reasons[model] = why
+                reasons[model, tokens] = why
         return reasons
 
     @property

@@ -331,8 +331,9 @@ def _as_dict(result: LengthResult) -> dict[str, Any]:
             "status": result.limit.subject.status,
             **_summaries(result.limit),
         }
-    if model in request.no_gradients:
-        content["no_gradients"] = request.no_gradients[model]
+    reason = request.no_gradients(model, result.tokens)
+    if reason:
+        content["no_gradients"] = reason
     return content
 
 

@@ -168,7 +168,7 @@ def rule(
     about_gradients: bool = False,
     percent: bool = False,
 ) -> Callable[[Judge], Judge]:
-    """Add a rule to the end of reports, whose judge is the decorated function.
+    """Add a rule, judged by the decorated function, to the end of reports.
 
     The other arguments are the fields of `Rule`.
     """

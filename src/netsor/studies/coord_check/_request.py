@@ -255,8 +255,12 @@ class CheckCase(TrainingCase):
         if self.model is not None:
             return self._network_of_model(self.model)
         built = call_build(self.own.model, self.width)
-        # a PyTorch module has the learning rates of its optimiser at this width
-        program, rates = built if isinstance(built, tuple) else (built, self.own.lr)
+        if isinstance(built, tuple):
+            # a PyTorch module has the learning rates of its optimiser at this width
+            program, rates = built
+        else:
+            program = built
+            rates = self.own.lr
         if not isinstance(program, Program):
             allowed = (
                 f"a function of the width that returns a Program, not {shown(program)}"

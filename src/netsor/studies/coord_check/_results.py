@@ -503,9 +503,11 @@ def figure(checks: Sequence[Check], what: str) -> Any:
     at = np.array(request.at)
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
-        """A line for each activation or kind of weight, in the block of its verdict."""
+        """A line for each activation or kind of weight, in its worst block."""
         lines: dict[str, Any] = {}
         verdicts = check.verdicts if what == CHANGE else check.updates
+        # the logits of the batch have a line: those of the whole vocabulary would
+        # repeat it, and are in the table alone
         entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
         for k, entry in enumerate(entries):
             sizes = np.array([size(draws) for draws in check.draws[entry]])
@@ -514,10 +516,11 @@ def figure(checks: Sequence[Check], what: str) -> Any:
             colour = CYCLE[k % len(CYCLE)]
             if what == CHANGE:
                 colour = COLOURS.get(entry.name, colour)
+            value, low, high = sizes.T
             lines[entry.name] = axes.errorbar(
                 at,
-                sizes[:, 0],
-                np.abs(sizes[:, 1:] - sizes[:, :1]).T,
+                value,
+                np.abs([low - value, high - value]),
                 color=colour,
                 marker=MARKS[k % len(MARKS)],
                 ms=3.2,
@@ -525,10 +528,10 @@ def figure(checks: Sequence[Check], what: str) -> Any:
                 elinewidth=0.7,
             )
             if check.limit is not None and entry in check.limit:
-                value, low, high = check.limit_size(entry)
-                if low > 0:  # a logarithmic axis cannot show a limit that may be 0
-                    axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
-                    axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
+                limit = check.limit_size(entry)
+                if limit.low > 0:  # a logarithmic axis cannot show one that may be 0
+                    axes.axhline(limit.value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
+                    axes.axhspan(limit.low, limit.high, color=colour, alpha=0.12, lw=0)
         axes.set(xscale="log", yscale="log")
         axes.set_xticks(at, [_tick_text(n) for n in at])
         axes.minorticks_off()
