@@ -179,7 +179,7 @@ _NAMES = {
     "netsor.explore._audit_view": (
         "AT",
         "AuditViewRequest",
-        "lengths",
+        "lengths_of_text",
         "LIMIT",
         "model_request",
         "Variant",

@@ -21,7 +21,7 @@ from tests.internals import (
     Variant,
     _audit_view,
     _process_pool,
-    lengths,
+    lengths_of_text,
     model_request,
     program_audit,
 )
@@ -142,7 +142,7 @@ def test_audit_code_reproduces_gradient_curves(small):
 
 
 @pytest.mark.slow
-def test_audit_view_of_two_models_and_two_lengths_of_text(small):
+def test_audit_view_of_two_models_and_two_lengths(small):
     """First the one at the first length, then both, then all lengths; the text is that
     of the comparison.
     """

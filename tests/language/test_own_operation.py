@@ -10,7 +10,13 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from tests.internals import Entrywise, FixedTerms, Operation, VectorAccess
+from tests.internals import (
+    Entrywise,
+    FixedTerms,
+    Operation,
+    VectorAccess,
+    asked_entries,
+)
 
 from ..engine.compare import smallest_p
 from ..engine.differences import evaluated, slopes
@@ -94,6 +100,17 @@ class Reversed(Entrywise):
 
     def cotangents(self, result, d, backward):
         return [(0, ns.Vector(Reversed(d), d.shape, d.width))]
+
+
+class Transposed(Operation):
+    """V: y[i, j] = x[j, i]."""
+
+    acts = VectorAccess.LINEARLY
+    sliceable = True
+    x: ns.Vector
+
+    def reads(self, ndim):
+        return ((1, 0),)
 
 
 def difference(x, y):
@@ -280,3 +297,11 @@ def test_missing_rule_error_names_class_method_and_page(
     message = rf"Unfinished .*write the method Unfinished\.{method} \(docs/developer.md"
     with pytest.raises((TypeError, ns.TraceError), match=message):
         read(value)
+
+
+def test_asked_entries_of_an_operation_that_reads_axes_in_another_order():
+    x = ns.gaussian(n, (2, 3))
+    y = ns.Vector(Transposed(x), (3, 2), n)
+    asked = asked_entries([y[2, 1]])
+    assert np.argwhere(asked[y]).tolist() == [[2, 1]]
+    assert np.argwhere(asked[x]).tolist() == [[1, 2]]

@@ -202,7 +202,10 @@ def _own_program(
             f"{option} belongs to the built-in layer; FILE:PROGRAM takes {instead}"
         )
     target = Target(
-        net, bound_widths(net, options["binds"]), net.name, coordinate=options["coordinates"]
+        net,
+        bound_widths(net, options["binds"]),
+        net.name,
+        coordinate=options["coordinates"],
     )
     values = topological_order(net.outputs)
     size = planning_bytes(values, both or math.inf in target.widths.values())

@@ -91,7 +91,9 @@ class Dual:
         match op:
             case Fuse():  # sampled from a covariance, whose ε part is not computed
                 return not_known, []
-            case Dot(power=0.5):  # a score, n^(1/2) times a mean: that needs its ε² part
+            case Dot(
+                power=0.5
+            ):  # a score, n^(1/2) times a mean: that needs its ε² part
                 return not_known, []
             case Dot(x) | Coefficients(x) | AdjointCorrection(g=x):
                 # the rules of products hold for vectors of infinite width

@@ -409,7 +409,7 @@ def _mask_of_input(mask: Bools, axes: Axes, shape: Shape) -> Bools:
     """
     axes_read = tuple(axis for axis in axes if axis is not None)
     axes_not_read = tuple(k for k in range(mask.ndim) if k not in axes_read)
-    # the axes that are read, in the order of the input's; then those of the result alone
+    # the axes read, in the order of the input's, and then those of the result alone
     ordered = np.transpose(mask, (*axes_read, *axes_not_read))
     # an entry is needed if any entry of the result that reads it is
     needed = np.any(ordered, axis=tuple(range(len(axes_read), mask.ndim)))
