@@ -311,9 +311,10 @@ class Components:
         # two draws of a continuous law never coincide: unless pairs are much rarer than
         # singles, all points are atoms
         many_draws = singles >= SINGLES and pairs < singles / 10
-        if few_draws or many_draws:
-            return repetitions == 1
-        return all_atoms
+        if not (few_draws or many_draws):
+            return all_atoms
+        occurs_once: Bools = repetitions == 1
+        return occurs_once
 
     @cached_property
     def _smooth(self) -> Indices:
