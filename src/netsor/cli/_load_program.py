@@ -147,6 +147,7 @@ def _names_defined_in(module: Any) -> list[str]:
 
 
 def _module(name: str) -> Any:
+    """Import a module, or execute a .py file as one."""
     if not name.endswith(".py"):
         with _prepend_sys_path(""):  # as python -m does
             return importlib.import_module(name)

@@ -416,6 +416,7 @@ def _refuse_set_and_swept(field: str, subjects: _AuditSubjects) -> None:
 
 
 def _by(option: str, model: Transformer, name: str) -> Transformer:
+    """The model with the recipe that an option names."""
     with usage_errors(f"{option} {shown(name)}"):
         return recipe(model, name)
 

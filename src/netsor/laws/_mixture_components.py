@@ -318,6 +318,7 @@ class Components:
 
     @cached_property
     def _smooth(self) -> Indices:
+        """The components with a density."""
         return np.flatnonzero(self.component_var > 0)
 
     @cached_property
@@ -443,6 +444,9 @@ class Components:
         return Replicated(rows, shares.mass)
 
     def _jumps(self) -> Array:
+        """Where the distribution function of the points jumps: atoms and draws, or
+        quantiles of many draws.
+        """
         draws = self._points.draws
         draws = draws[np.argsort(self.component_mean[draws])]
         # between two quantiles lies a mass of at most 1/JUMPS, far below the error
@@ -452,16 +456,20 @@ class Components:
         return np.union1d(self._points.atoms, self.component_mean[draws])
 
     def _scales(self) -> tuple[Array, Array]:
+        """Means and standard deviations of some Gaussian components, and of one
+        as wide as all together.
+        """
         k = self._smooth
         if not len(k):
             return np.zeros(0), np.zeros(0)
         mean = self.component_mean[k]
         std = np.sqrt(self.component_var[k])
         order = np.lexsort((std, mean))
-        chosen = order[np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)]
-        chosen = np.append(chosen, [np.argmin(std), np.argmax(std)])
+        positions = np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)
+        selected = np.append(order[positions], [np.argmin(std), np.argmax(std)])
         spread = max(float(np.ptp(mean)), float(std.max()))
-        return np.append(mean[chosen], mean.mean()), np.append(std[chosen], spread)
+        means = np.append(mean[selected], mean.mean())
+        return means, np.append(std[selected], spread)
 
 
 def _without_rounding(mean: Array, var: Array) -> Array:

@@ -92,7 +92,8 @@ class Rate:
             import matplotlib.pyplot as plt  # slow to import
 
             ax = plt.gca()
-        widths, slope = np.array(self.widths, dtype=float), self.slope
+        widths = np.array(self.widths, dtype=float)
+        slope = self.slope
         value = np.array([kl.value for kl in self.kl], dtype=float)
         error = np.array([kl.error for kl in self.kl], dtype=float)
         points = ax.errorbar(

@@ -237,7 +237,8 @@ def _fluctuations(
     size = len(expansion.matrix)
     if size > MAX_COLUMNS:
         return None
-    roots, directions = [np.eye(size)[0]], [np.zeros((size, size))]
+    roots = [np.eye(size)[0]]
+    directions = [np.zeros((size, size))]
     gram = np.outer(roots[0], roots[0])
     for value in values:
         if not isinstance(value, Vector) or value in expansion.combinations:
@@ -311,7 +312,8 @@ def _root(gram: Floats) -> tuple[Floats, Floats]:
     size[size == 0] = 1.0
     values, vectors = np.linalg.eigh(gram / np.outer(size, size))
     positive = values > RANK * values[-1]
-    vectors, roots = vectors[:, positive], np.sqrt(values[positive])
+    vectors = vectors[:, positive]
+    roots = np.sqrt(values[positive])
     return size[:, None] * vectors * roots, (vectors / roots).T / size
 
 

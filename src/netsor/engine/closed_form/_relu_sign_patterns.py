@@ -41,8 +41,14 @@ def with_sign_patterns(plan: Plan) -> Plan:
     reads = Counter([*arguments, plan.mean, plan.columns])
     steps: list[Step] = []
     for step in plan.steps:
-        steps += _from_patterns(step, step_of, reads) or [step]
-    return replace(plan, steps=steps) if len(steps) != len(plan.steps) else plan
+        replacement = _from_patterns(step, step_of, reads)
+        if replacement is None:
+            steps.append(step)
+        else:
+            steps += replacement
+    if len(steps) == len(plan.steps):
+        return plan
+    return replace(plan, steps=steps)
 
 
 def _from_patterns(

@@ -71,11 +71,12 @@ def rewritten(
     outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]
 ) -> list[Value]:
     """Rewrite a program: `change(old, new)` gets each value and its copy on rewritten
-    inputs.
+    inputs, and returns what replaces it.
     """
     new: dict[Value, Value] = {}  # only values that change, few in most passes
     for value in context.ordered(outputs):
-        copy, inputs = value, value.op.inputs
+        copy = value
+        inputs = value.op.inputs
         if new and not new.keys().isdisjoint(inputs):
             op = value.op.with_inputs(*(new.get(x, x) for x in inputs))
             copy = replace(value, op=op)

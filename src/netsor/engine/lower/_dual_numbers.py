@@ -202,7 +202,8 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
         frame = state.frames[group]
         if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
             continue
-        x_sets, y_sets = _inside(state, x, group), _inside(state, y, group)
+        x_sets = _inside(state, x, group)
+        y_sets = _inside(state, y, group)
         for x_bits, y_bits in _blocks_without_law(frame, union(x_sets), union(y_sets)):
             x_marks = ((x_sets & x_bits) != 0).astype(object)
             y_marks = ((y_sets & y_bits) != 0).astype(object)

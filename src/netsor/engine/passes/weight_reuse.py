@@ -73,7 +73,8 @@ class _Elimination:
     def __init__(
         self, outputs: Sequence[Value], context: Context, split: frozenset[Side]
     ) -> None:
-        self.context, self.split = context, split
+        self.context = context
+        self.split = split
         self.deficient: set[Side] = set()
         values = context.ordered(outputs)
         self._uses = uses_of(values)
@@ -129,7 +130,8 @@ class _Elimination:
         x: Vector,
     ) -> Vector:
         """W x for members of a weight that always act together."""
-        key, side = (weight.source, members[0]), int(weight.transposed)
+        key = (weight.source, members[0])
+        side = int(weight.transposed)
         times = _times_used(self._uses[weight.source], members[0])
         if key not in self._matrices:
             acting = replace(weight, members=np.array(members))
@@ -144,7 +146,8 @@ class _Elimination:
             small = self._small.small(x)
             if small is not None:
                 # W x = W x0 + ε W x1
-                x0, x1 = self._small.main(x), self._small.main(small)
+                x0 = self._small.main(x)
+                x1 = self._small.main(small)
                 main = matrices.act(x0, side, gain, self.context)
                 fluctuation = matrices.act(x1, side, gain, self.context)
                 return main + Scalar(Root((), (x.width,)), ()) * fluctuation
@@ -278,7 +281,8 @@ class _Matrices:
     """
 
     def __init__(self, weight: Weight, times: int) -> None:
-        self.weight, self.uses_left = weight, times
+        self.weight = weight
+        self.uses_left = times
         self.directions: list[Vector | None] = [None, None]
         self.images: list[Vector | None] = [None, None]
         self.has_small_part = [False, False]
@@ -295,8 +299,9 @@ class _Matrices:
         new = Vector(Span(x, known), x.shape, x.width)
         image = self._corrected(self.fresh(new, side), new, side)
         directions = _extended(known[0] if known else None, new)
+        self.directions[side] = directions
         images = _extended(self.images[side], image)
-        self.directions[side], self.images[side] = directions, images
+        self.images[side] = images
         shape = (*x.shape, directions.shape[-1])
         coefficients = Scalar(Coefficients(x, directions), shape)
         if gain == 1:
@@ -358,7 +363,8 @@ class _Matrices:
         self, g: Vector, new: Vector, side: int, gain: float = 1.0
     ) -> Vector:
         """E times the gain of g: g corrected by what the other side knows of W."""
-        known, images = self.directions[1 - side], self.images[1 - side]
+        known = self.directions[1 - side]
+        images = self.images[1 - side]
         if known is None or images is None:
             return g
         shape = (*g.shape, known.shape[-1])  # (matrices, new, known)

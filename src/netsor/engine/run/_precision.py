@@ -164,6 +164,7 @@ def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) ->
 
 
 def _inaccurate(why: str) -> ArgumentError:
+    """The error for a law that single precision cannot give."""
     return ArgumentError(
         "precision",
         "float32",

@@ -284,7 +284,8 @@ class _Narrowing:
 
     def _restricted(self, value: Value, inputs: Sequence[Value], shape: Shape) -> Value:
         """The entries of a value that are needed, from restricted inputs."""
-        op, box = value.op, self.boxes[value]
+        op = value.op
+        box = self.boxes[value]
         if isinstance(op, ops.Take):
             _, input_box = self.input_boxes[value][0]
             flat = entries_in(op.flat, box).ravel()

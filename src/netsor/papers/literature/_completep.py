@@ -155,9 +155,10 @@ def medians(numbers: Numbers, alpha: float) -> dict[int, Distance]:
 
 
 def _stored(numbers: Numbers, alpha: float) -> Claim:
-    """The stored distances against ours with the notebook's sum."""
+    """Whether the stored distances are near ours with the notebook's sum."""
     stored = dict(zip(DEPTHS, STORED[alpha], strict=True))
-    verdicts, listed = [], []
+    verdicts = []
+    listed = []
     for depth, ours in medians(numbers, alpha).items():
         ratio = stored[depth] / ours.first_row
         verdicts.append(decide(1 / FACTOR < ratio < FACTOR))
@@ -178,7 +179,8 @@ def _claim_by_definition(numbers: Numbers, alpha: float) -> Claim:
     defined.
     """
     trend = "falls like L^(−1/2)" if alpha == 0.5 else "does not fall"
-    shallow, deep = STORED[alpha][0], STORED[alpha][-1]
+    shallow = STORED[alpha][0]
+    deep = STORED[alpha][-1]
     ours = medians(numbers, alpha)
     largest = max(float(median.all_entries) for median in ours.values())
     return Claim(

@@ -153,7 +153,8 @@ def _distances(numbers: Numbers, name: str) -> list[_Distance]:
         published_means = TANGENT
         networks = NETWORKS  # in a published mean, for each of our draws
     else:
-        published_means, networks = KERNEL, 1
+        published_means = KERNEL
+        networks = 1
     distances = []
     for width, published in published_means.items():
         arrays = numbers.get(f"{name} {width}")
@@ -168,7 +169,7 @@ def _distances(numbers: Numbers, name: str) -> list[_Distance]:
 
 
 def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
-    """The published recursion against our program."""
+    """Whether the published recursion agrees with our program."""
     largest = max(
         np.abs(ours / recursion - 1).max()
         for ours, recursion in zip(arrays["ours"], arrays["recursion"], strict=True)
@@ -203,7 +204,7 @@ def _means(distances: list[_Distance], what: str) -> Claim:
 
 
 def _power(distances: list[_Distance], power: float, what: str) -> Claim:
-    """The power of the width that our means follow."""
+    """Whether our means follow this power of the width."""
     slope = slope_of([d.width for d in distances], [d.ours for d in distances])
     factor = np.mean([d.ours.value * d.width**-power for d in distances])
     return Claim(
@@ -218,8 +219,10 @@ def _power(distances: list[_Distance], power: float, what: str) -> Claim:
 
 def judge(numbers: Numbers) -> list[Claim]:
     """Two recursions, two tables, two powers."""
-    tangent_limits, kernel_limits = numbers["tangent limit"], numbers["kernel limit"]
-    tangents, kernels = _distances(numbers, "tangent"), _distances(numbers, "kernel")
+    tangent_limits = numbers["tangent limit"]
+    kernel_limits = numbers["kernel limit"]
+    tangents = _distances(numbers, "tangent")
+    kernels = _distances(numbers, "kernel")
     tangent_words = "II: the tangent kernel at infinite width"
     kernel_words = "I: the kernel of the last tokens at infinite width"
     return [

@@ -93,6 +93,7 @@ class Request(_study.Request):
             )
 
     def _checked_ids(self) -> tuple[int, ...]:
+        """The token ids as whole numbers."""
         try:
             return tuple(whole(token, "ids", least=0) for token in self.ids)
         except TypeError:

@@ -269,6 +269,7 @@ class CheckCase(TrainingCase):
         return of_program(program, rates, self.own.eps)
 
     def _network_of_model(self, model: Transformer) -> Network:
+        """The network of a described model, with the cross-entropy of its batch."""
         net = training(model, self.ids, self.targets, self.vectors)
         vocabulary = model.vocabulary or 0
         batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
@@ -277,7 +278,8 @@ class CheckCase(TrainingCase):
         kinds: dict[Any, str] = dict(net.kinds())
         for vector in net.vectors:
             kinds[vector] = "embedding"
-        lr, eps = dict(self.rates), dict(self.eps)
+        lr = dict(self.rates)
+        eps = dict(self.eps)
         return Network(
             watched=_watched(activations, net.masks),
             loss=net.loss,
