@@ -447,7 +447,9 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
     cosines = (lines @ np.swapaxes(lines, -1, -2))[:, above[0], above[1]]
     length, count = lines.shape[-1], cosines.size
     spread = math.sqrt(float(np.mean(cosines**2)) * length)  # 1 for i.i.d. entries
-    if spread < 0.5 and count >= 3:
+    # few cosines of i.i.d. entries may all be small; those of orthogonal rows are 0
+    largest_spread = 0.5 if count >= 64 else 1e-3
+    if spread < largest_spread and count >= 3:
         return LawName("orthogonal")
     error = 6 * math.sqrt(2 / count) + 6 / math.sqrt(length * count)
     if abs(spread**2 - 1) > error:
