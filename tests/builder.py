@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special
 
 import netsor as ns
-from netsor.language.operations._score import pooled
+from tests.internals import pooled
 
 from .layers import Layers
 

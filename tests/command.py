@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from netsor import cli
-from netsor.cli import _subject
+from tests.internals import _subject
 
 
 def netsor(*arguments, cwd=None):

@@ -20,8 +20,8 @@ def pytest_collection_finish():
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports of audits without pictures, which take most of their time."""
-    from netsor.report._document import Figure
-    from netsor.studies.audit import _plots
+    from tests.internals import Figure
+    from tests.internals import audit_plots as _plots
 
     monkeypatch.setattr(
         _plots, "svg_figure", lambda name, *_: Figure(name, "", lambda: b"<svg/>")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 import netsor as ns
-from netsor.language.operations._stop_gradient import scaled_gradient
+from tests.internals import scaled_gradient
 
 from .gradients import BENT, NAMED, _bent, _unit, _unit_back
 

@@ -6,9 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language.operations._operation import MatMul
-from netsor.language.operations._stop_gradient import scaled_gradient
-from netsor.language.values._graph import topological_order
+from tests.internals import MatMul, scaled_gradient, topological_order
 
 from .builder import Builder
 from .programs import MAX_SEED, SEEDS, WIDTHS, Built, integers_of

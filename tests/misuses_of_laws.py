@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 ORIGIN = Provenance("exact", "by hand")
 

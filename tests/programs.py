@@ -12,8 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language.operations._operation import Acting
-from netsor.language.values._array import Entrywise
+from tests.internals import Acting, Entrywise
 
 from .builder import Builder
 

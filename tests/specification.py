@@ -17,26 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from netsor._validate import Shape
-from netsor.engine.graph._operations import (
+from tests.internals import (
     AdjointCorrection,
     Append,
     Coefficients,
     Fuse,
     MaterialisedMatMul,
+    Operation,
     Outer,
     OuterProductSum,
+    Pool,
+    Rotate,
+    Scalar,
+    Shape,
     Span,
+    SteppedMatMul,
+    SteppedParameter,
+    Value,
+    Vector,
+    Width,
+    topological_order,
 )
-from netsor.language.operations import _operation as ops
-from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
-from netsor.language.operations._rotary import Rotate
-from netsor.language.operations._score import Pool
-from netsor.language.values._array import Operation, Value
-from netsor.language.values._graph import topological_order
-from netsor.language.values._scalar import Scalar
-from netsor.language.values._vector import Vector
-from netsor.language.values._width import Width
+from tests.internals import _operation as ops
 
 Made = tuple[Shape, Width | None]
 Rules = Mapping[type[Operation], Callable[[Any, Any], Made]]

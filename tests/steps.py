@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language.operations._operation import Gaussian, MatMul
-from netsor.language.values._graph import topological_order
+from tests.internals import Gaussian, MatMul, topological_order
 
 from .gradients import GradientBuilder
 from .programs import SEEDS, WIDTHS, Built

@@ -4,7 +4,7 @@ import csv
 
 from bench import bench
 
-from netsor.papers.sakai2025._experiments import Case
+from tests.internals import Case
 
 
 def test_numbers_are_counted_by_kind():

@@ -11,10 +11,7 @@ import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 import netsor as ns
-from netsor import _array_api
-from netsor._array_api import one_blas_thread
-from netsor.engine.run._rng_keys import CHUNK
-from netsor.runtime._process_pool import ONE_THREAD, Workers
+from tests.internals import CHUNK, ONE_THREAD, Workers, _array_api, one_blas_thread
 
 n = ns.Width("n")
 

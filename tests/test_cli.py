@@ -11,13 +11,17 @@ import pytest
 import tqdm
 
 import netsor as ns
-from netsor._validate import shown
-from netsor.cli import _subject
-from netsor.cli._output import echo_error
-from netsor.papers.sakai2025._experiments import figures
-from netsor.papers.sakai2025._reproduce import PaperStudy, Request
-from netsor.runtime import _memory, _parallel
-from netsor.studies import _cost
+from tests.internals import (
+    PaperStudy,
+    _cost,
+    _memory,
+    _parallel,
+    _subject,
+    echo_error,
+    figures,
+    shown,
+)
+from tests.internals import ReproduceRequest as Request
 
 from .command import netsor
 

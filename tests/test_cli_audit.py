@@ -14,9 +14,8 @@ import pytest
 
 from netsor import audit
 from netsor.models import RECIPES, read
-from netsor.runtime import _process_pool
-from netsor.studies.audit import _plots, _request
-from netsor.studies.audit._quantities import BLOCKS
+from tests.internals import BLOCKS, _process_pool, _request
+from tests.internals import audit_plots as _plots
 
 from .command import netsor
 from .inline import Inline

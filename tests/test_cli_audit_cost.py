@@ -7,13 +7,19 @@ from functools import lru_cache
 
 import pytest
 
-from netsor.cli import _run_study
-from netsor.engine import NoLimitError
 from netsor.models import Probes, read
-from netsor.runtime import _memory, _process_pool
-from netsor.studies import _cost
-from netsor.studies.audit import CHEAPER, SHORT_TOKENS, AuditStudy, _request
-from netsor.studies.audit._cases import AuditCase
+from tests.internals import (
+    CHEAPER,
+    SHORT_TOKENS,
+    AuditCase,
+    AuditStudy,
+    NoLimitError,
+    _cost,
+    _memory,
+    _process_pool,
+    _request,
+    _run_study,
+)
 
 from .command import netsor
 from .inline import Inline

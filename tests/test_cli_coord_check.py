@@ -9,8 +9,8 @@ import os
 import numpy as np
 import pytest
 
-from netsor.runtime import _process_pool
-from netsor.studies import _study, _training_report
+from tests.internals import _process_pool, _training_report
+from tests.internals import studies_study as _study
 
 from .command import netsor
 from .inline import Inline

@@ -7,8 +7,7 @@ import os
 import pytest
 
 import netsor as ns
-from netsor.cli import _program_commands, _subject
-from netsor.runtime import _memory
+from tests.internals import _memory, _program_commands, _subject
 
 from .command import netsor
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import netsor
-from netsor.cli import _main
+from tests.internals import _main
 
 NETSOR = [sys.executable, "-m", "netsor"]
 QUICK = ["law", "--width", "8", "--draws", "100"]

@@ -12,12 +12,16 @@ import click
 import pytest
 
 from netsor import studies
-from netsor._validate import ArgumentError, TraceError
-from netsor.cli._main import Watch
-from netsor.cli._options import Command, Place
-from netsor.cli._run_study import run_study
-from netsor.engine.backends import Numpy
 from netsor.studies import Cost
+from tests.internals import (
+    ArgumentError,
+    Command,
+    Numpy,
+    Place,
+    TraceError,
+    Watch,
+    run_study,
+)
 
 
 class Far(Numpy):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from netsor.runtime import _process_pool
+from tests.internals import _process_pool
 
 from .command import netsor
 from .inline import Inline

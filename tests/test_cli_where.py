@@ -7,13 +7,15 @@ import click
 import pytest
 
 import netsor as ns
-from netsor._validate import ArgumentError
-from netsor.cli import _subject
-from netsor.engine.backends import Numpy
-from netsor.engine.closed_form import _diverging_scores
-from netsor.runtime import _process_pool
-from netsor.studies import _training as training_study
-from netsor.studies import audit as audit_study
+from tests.internals import (
+    ArgumentError,
+    Numpy,
+    _diverging_scores,
+    _process_pool,
+    _subject,
+)
+from tests.internals import _training as training_study
+from tests.internals import audit as audit_study
 
 from .command import netsor
 from .inline import Inline

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run import _sampler
+from tests.internals import _sampler
 
 from .command import netsor
 
@@ -151,7 +151,7 @@ COMMAND = ["law", "--width", "16", "--draws", "20000", "--json"]
 
 
 @pytest.mark.slow
-def test_the_option_begins_a_cluster():
+def test_dask_option_without_address_starts_a_cluster():
     # of its own: it begins further ones
     process = [sys.executable, "-m", "netsor", *COMMAND, "--dask", "local"]
     there = subprocess.run(process, capture_output=True, text=True, check=False)
@@ -160,7 +160,7 @@ def test_the_option_begins_a_cluster():
 
 
 @pytest.mark.slow
-def test_the_option(cluster, folder):
+def test_dask_option_runs_on_the_cluster(cluster, folder):
     """A cluster by its address, and one that is not there."""
     there = netsor(*COMMAND, "--dask", cluster.scheduler.address)
     assert there.returncode == 0, there.stderr

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from netsor.cli._options import cli
-from netsor.engine.run import _sampler
-from netsor.posterior import _bayes
-from netsor.runtime import _process_pool
+from tests.internals import AUDIT_RULES as RULES
+from tests.internals import INSTRUCTIONS, _bayes, _process_pool, _sampler, cli
 
 from .inline import Inline
 
@@ -45,7 +43,17 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
 @pytest.fixture
-def apart(monkeypatch, tmp_path):
+def tables_restored():
+    """Instructions and rules that a page adds are gone after it."""
+    instructions, rules = dict(INSTRUCTIONS), list(RULES)
+    yield
+    INSTRUCTIONS.clear()
+    INSTRUCTIONS.update(instructions)
+    RULES[:] = rules
+
+
+@pytest.fixture
+def apart(monkeypatch, tmp_path, tables_restored):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     # the same bits, and no process to begin

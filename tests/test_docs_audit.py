@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netsor.studies.audit._rules import RULES
+from tests.internals import AUDIT_RULES as RULES
 
 from .command import netsor
 

@@ -7,7 +7,9 @@ has an example; a class lists the parameters of its constructor, or its attribut
 has the examples for all its methods. Parameters that two functions share are described
 once: "the parameters are those of `law`". A class that only the library makes needs no
 example: the function that returns it has one. A property needs one line, and so does a
-method with at most one parameter. Modules have an example too.
+method with at most one parameter. A function or method whose result is not a law, a
+value, a number or text by its annotation says under "Returns" what the result holds.
+Modules have an example too.
 """
 
 import dataclasses
@@ -24,8 +26,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.runtime import _process_pool
-from netsor.studies import _study
+from tests.internals import _process_pool
+from tests.internals import studies_study as _study
 
 from .inline import Inline
 
@@ -48,6 +50,16 @@ ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 SHARED = re.compile(r"parameters\s+are\s+those\s+of\s+`([\w.]+)`")
 RESULT = re.compile(r"The result of `\w+`|A point of a `Report`")
 PROPERTIES = (property, functools.cached_property)
+# Results that an annotation explains: nothing, numbers and text; values of the language
+# and the type variables that stand for them; laws; and the objects whose methods are
+# the library.
+EXPLAINED = {
+    *("None", "bool", "int", "float", "str", "Estimate", "Self", "Path"),
+    *("Value", "Vector", "Scalar", "Weight", "V", "X", "Stopped"),
+    *("Law", "Mixture", "HeadSum", "Joint"),
+    *("Program", "Traced", "P", "Transformer", "Plan", "Probes", "Report"),
+    "AttentionRegressor",
+}
 # A task of a study tells all that its numbers depend on, and many examples have one in
 # common.
 COMPUTED, COMPUTE = {}, _study.compute
@@ -94,7 +106,7 @@ def public():
 PUBLIC = public()
 
 
-def test_every_name_has_a_page():
+def test_every_public_name_has_a_page():
     modules = (ns, ns.nn, ns.models, ns.paper)
     things = [getattr(module, name) for module in modules for name in module.__all__]
     assert [thing for thing in things if callable(thing) and thing not in PAGES] == []
@@ -144,6 +156,15 @@ def is_method(thing):
     )
 
 
+def explains_result(function):
+    """Whether the annotation of a function says what it returns."""
+    annotation = inspect.signature(function).return_annotation
+    if not isinstance(annotation, str):
+        annotation = inspect.formatannotation(annotation)
+    # the name of a class without its module
+    return set(re.findall(r"\w+\b(?!\.)", annotation)) <= EXPLAINED
+
+
 def missing(thing):
     """What the docstring of a public name lacks."""
     found = sections(thing)
@@ -162,6 +183,8 @@ def missing(thing):
     )
     if inspect.ismodule(thing):
         return lacks
+    if not (inspect.isclass(thing) or "Returns" in found or explains_result(thing)):
+        lacks.append("Returns")
     lacks += [
         f"parameter {name}" for name in sorted(parameters(thing) - described(thing))
     ]
@@ -172,11 +195,11 @@ def missing(thing):
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_docstrings_are_whole(name):
+def test_docstring_has_all_sections(name):
     assert missing(PUBLIC[name]) == []
 
 
-def test_what_lacks_is_found():
+def test_missing_sections_are_reported():
     def bare(x, *rest, **more) -> int:
         """A line alone."""
         return x
@@ -194,6 +217,32 @@ def test_what_lacks_is_found():
         Examples
         --------
         >>> together()
+        """
+
+    def unexplained(x) -> dict[str, float]:
+        """A line.
+
+        Parameters
+        ----------
+        x : int
+            A number.
+
+        Examples
+        --------
+        >>> unexplained(1)
+        """
+
+    def explained(x) -> ns.Mixture | ns.Joint:
+        """A line.
+
+        Parameters
+        ----------
+        x : int
+            A number.
+
+        Examples
+        --------
+        >>> explained(1)
         """
 
     def referring(names, dtype) -> None:
@@ -217,13 +266,15 @@ def test_what_lacks_is_found():
     ]
     assert missing(together) == ["one default for x, y"]
     assert missing(referring) == ["parameter dtype"]
+    assert missing(unexplained) == ["Returns"]
+    assert missing(explained) == []
     assert missing(property(bare)) == []
 
     class Kind:
-        def one(self, x):
+        def one(self, x) -> dict:
             """A line alone."""
 
-        def two(self, x, y):
+        def two(self, x, y) -> float:
             """A line alone."""
 
         def none(self):
@@ -266,7 +317,7 @@ def computed(task, folder=None):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name, monkeypatch):
+def test_examples_print_what_they_say(name, monkeypatch):
     matplotlib.use("Agg")
     # the same bits, and no process to begin
     monkeypatch.setattr(_process_pool, "Workers", Inline)

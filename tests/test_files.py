@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from netsor.runtime._files import content, fields
+from tests.internals import content, fields
 
 
 def refused(path, text, most=2**16):
@@ -52,7 +52,7 @@ def test_toml_that_is_refused(text, said, tmp_path):
     assert said in refused(tmp_path / "a.toml", text)
 
 
-def test_what_is_read(tmp_path):
+def test_json_and_toml_files_are_parsed(tmp_path):
     (tmp_path / "a.json").write_text(
         '{"a": [1, "\\ud83d\\ude00", ' + "9" * 300 + '], "b": 1e-5}'
     )

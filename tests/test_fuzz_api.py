@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._validate import shown
-from netsor.papers.sakai2025._reproduce import Request
-from netsor.runtime import _memory
+from tests.internals import ReproduceRequest as Request
+from tests.internals import _memory, shown
 
 from .keep import keep
 from .misuses import FURTHER, LANGUAGE, d, n, net

@@ -12,11 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from netsor.cli import _subject
-from netsor.papers.sakai2025 import _reproduce
-from netsor.runtime import _process_pool
-from netsor.studies._output_dir import Folder
-from netsor.studies.audit._request import Request
+from tests.internals import AuditRequest as Request
+from tests.internals import Folder, _process_pool, _reproduce, _subject
 
 from .command import netsor
 from .inline import Inline

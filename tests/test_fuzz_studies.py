@@ -4,7 +4,7 @@ for their arguments.
 
 import pytest
 
-from netsor.runtime import _memory, _process_pool
+from tests.internals import _memory, _process_pool
 
 from .inline import Inline
 from .keep import keep
@@ -53,7 +53,7 @@ EVERY = [
 
 @pytest.mark.parametrize("step", keep([STEP, 1], STEP))
 @pytest.mark.parametrize("name", EVERY)
-def test_every_misuse(name, step):
+def test_misuse_of_an_argument_is_named(name, step):
     function, right = STUDIES[name]
     for place, key in enumerate(right):
         for value in WRONG[place % step :: step]:
@@ -66,7 +66,7 @@ def test_every_misuse(name, step):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
-def test_right_arguments_are_right(name):
+def test_right_arguments_raise_no_error(name):
     function, right = STUDIES[name]
     if name in ("audit", "baseline"):
         right = {

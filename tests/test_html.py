@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import Provenance
-from netsor.runtime import _process_pool
+from tests.internals import Provenance, _process_pool
 
 from .inline import Inline
 
@@ -19,14 +18,14 @@ n = ns.Width("n")
 ORIGIN = Provenance("exact", "by <hand> & eye")
 
 
-def shown(thing):
+def shown(result):
     """The elements of what a notebook shows, which parses, without its formulas."""
-    text = re.sub(r"\$\$.*?\$\$", "", thing._repr_html_(), flags=re.DOTALL)
+    text = re.sub(r"\$\$.*?\$\$", "", result._repr_html_(), flags=re.DOTALL)
     return ElementTree.fromstring(f"<div>{text.replace('<br>', '<br/>')}</div>")
 
 
-def words(thing):
-    return " ".join("".join(shown(thing).itertext()).split())
+def words(result):
+    return " ".join("".join(shown(result).itertext()).split())
 
 
 LAWS = {
@@ -40,7 +39,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_laws(name):
+def test_cell_of_a_law_has_its_numbers_and_a_finite_picture(name):
     law = LAWS[name]()
     text = words(law)
     assert f"{law.std():.3g}"[:4] in text
@@ -51,7 +50,7 @@ def test_laws(name):
     assert ("P(Y = 0)" in text) == (name == "atoms")
 
 
-def test_joint_laws():
+def test_cell_of_a_joint_law_lists_entries_and_correlations():
     cov = np.array([[1.0, 0.5], [0.5, 4.0]])
     text = words(ns.Joint(np.zeros((3, 2)), np.stack([cov] * 3), ORIGIN))
     assert "Joint law of 2 entries" in text
@@ -65,7 +64,7 @@ def test_joint_laws():
     )
 
 
-def test_estimates():
+def test_cell_of_an_estimate_has_value_and_error():
     assert words(ns.Estimate(0.5, 0.01)) == "0.5 ± 0.01"
     assert "1, 03 ± 0.1" in words(ns.Estimate(np.array([[1.0, 2.0], [3.0, 4.0]]), 0.1))
     assert "and 8 more, of shape (20,)" in words(
@@ -74,7 +73,7 @@ def test_estimates():
     assert "inf" in words(ns.Estimate(1.0, math.inf))
 
 
-def test_programs_checks_and_plans():
+def test_cells_of_programs_checks_and_plans_escape_names():
     x = ns.gaussian(n, 2)
     net = ns.Program(ns.weight(n, n, name="<b>") @ ns.tanh(x), "a < b & c")
     text = words(net)
@@ -104,7 +103,7 @@ OUTSIDE = re.compile(
 )
 
 
-def test_nothing_from_outside_is_needed(monkeypatch):
+def test_cells_need_no_script_and_no_other_file(monkeypatch):
     """No script and no other file: a notebook shows the same in VS Code, on a page
     without Jupyter, or offline.
     """
@@ -118,16 +117,15 @@ def test_nothing_from_outside_is_needed(monkeypatch):
         draws=4,
         progress=False,
     )
-    things = [law() for law in LAWS.values()]
-    things += [
+    results = [law() for law in LAWS.values()]
+    results += [
         net,
         net.check(),
         net.plan(n=8),
         net.law(n=8, draws=50),
         ns.rate(net, [8, 16], draws=200),
     ]
-    things += [ns.Estimate(0.5, 0.01), audit, audit[0], audit[0].findings[0], check]
-    assert [OUTSIDE.findall(thing._repr_html_()) for thing in things] == [[]] * len(
-        things
-    )
+    results += [ns.Estimate(0.5, 0.01), audit, audit[0], audit[0].findings[0], check]
+    for result in results:
+        assert OUTSIDE.findall(result._repr_html_()) == []
     assert OUTSIDE.findall('<link rel="x" href="y">') == ["<link", "href="]

@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language.operations._operation import (
+from tests.internals import (
+    Hyperparameter,
+    Operation,
     Root,
+    ScaledGradient,
     Split,
     SteppedMatMul,
     SteppedParameter,
+    topological_order,
 )
-from netsor.language.operations._stop_gradient import ScaledGradient
-from netsor.language.values._array import Operation
-from netsor.language.values._graph import topological_order
-from netsor.language.values._scalar import Hyperparameter
 
 from .builder import Builder
 from .programs import (
@@ -44,7 +44,7 @@ def test_shapes_are_those_traced(built):
 
 @few
 @given(programs(), st.integers(0, 3))
-def test_draws_depend_on_the_seed_alone(built, seed):
+def test_draws_depend_only_on_the_seed(built, seed):
     one = built.net.simulate(draws=5, seed=seed, workers=1, **built.widths)
     again = built.net.simulate(draws=5, seed=seed, workers=3, **built.widths)
     first = built.net.simulate(draws=2, seed=seed, **built.widths)
@@ -69,7 +69,7 @@ def test_indexing_early_or_late_is_the_same(built, data):
 
 @few
 @given(programs())
-def test_every_reading_ends(built):
+def test_every_interpreter_terminates(built):
     assert str(built.net).startswith("program")
     assert built.net.check().verdict in ("proved", "conjectured", "no limit")
     for style in ("full", "paper"):
@@ -92,7 +92,7 @@ def test_limit_programs_have_symbols_for_widths(built):
 
 
 @pytest.mark.slow
-def test_the_programs_are_of_every_kind():
+def test_generated_programs_have_every_kind_of_operation():
     """Every operation, and every verdict, in one of 100; and what is made for the limit
     mostly has one.
     """
@@ -140,7 +140,7 @@ def test_a_shorter_program_is_the_beginning_of_a_longer_one():
     assert len(shapes[1]) > len(shapes[0])
 
 
-def test_a_wrong_index_is_caught():
+def test_wrong_index_mutation_is_detected():
     """The test above would fail if narrowing took the wrong token."""
     net = ns.Program(ns.weight(ns.Width("n"), 3) @ ns.data(np.eye(3)))
     whole = net.simulate(n=4, draws=2)

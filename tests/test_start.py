@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
-from netsor import language
-from netsor.cli import _options
-from netsor.engine import backends
+from tests.internals import _options, backends, language
 
 API = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
 COMPUTING = (
@@ -32,20 +30,22 @@ COMPUTING = (
 
 def fresh(code):
     """What a new process prints."""
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    return made.stdout.splitlines()[-1]
+    return process.stdout.splitlines()[-1]
 
 
-def test_the_stub_has_every_public_name_once():
+def test_stub_lists_every_public_name_once():
     """Type checkers and the package read the same file; what the language exports is
     there too.
     """
-    names = [words[3] for words in ns._IMPORTS]
+    stub = Path(ns.__file__).with_suffix(".pyi").read_text().splitlines()
+    imports = [line.split() for line in stub if line.startswith("from ")]
+    names = [line[3] for line in imports]
     assert sorted(names) == ns.__all__
-    # so that type checkers export it
-    assert all(words[4:] == ["as", words[3]] for words in ns._IMPORTS)
+    # `import x`, so that type checkers export it
+    assert all(line[4:] == ["as", line[3]] for line in imports)
     tree = ast.parse(Path(language.__file__).read_text())
     assert {
         alias.name
@@ -55,7 +55,7 @@ def test_the_stub_has_every_public_name_once():
     } <= set(names)
 
 
-def test_the_documentation_lists_public_names():
+def test_api_page_lists_only_public_names():
     """That none is missing there is tested with the docstrings."""
     listed = set(re.findall(r"^::: netsor\.([a-zA-Z]\w*)", API, re.MULTILINE)) - {
         "sklearn",
@@ -67,7 +67,7 @@ def test_the_documentation_lists_public_names():
 
 
 @pytest.mark.slow
-def test_names_are_there_for_all_who_look():
+def test_public_names_are_in_dir_in_star_imports_and_in_pickles():
     """`dir` before anything is loaded, `import *`, and pickle by module and name."""
     assert (
         fresh("import netsor; print(set(netsor.__all__) <= set(dir(netsor)))") == "True"
@@ -79,7 +79,7 @@ def test_names_are_there_for_all_who_look():
     assert pickle.loads(b"cnetsor\nProgram\n.") is ns.Program
 
 
-def test_only_names_for_users_are_listed_and_wrong_ones_are_corrected():
+def test_dir_lists_public_names_only_and_misspelt_names_get_a_hint():
     assert [
         name
         for name in fresh("import netsor; print(*dir(netsor))").split()
@@ -90,13 +90,14 @@ def test_only_names_for_users_are_listed_and_wrong_ones_are_corrected():
 
 
 @pytest.mark.slow
-def test_one_thread_loads_at_a_time():
+def test_eight_threads_load_all_names_one_at_a_time():
     """Python's own locks fail where one thread imports a package and another, directly,
     a part of it.
     """
     code = """
 import sys, threading, netsor as ns
-load, inside, most, errors, together = ns.import_module, [], [0], [], threading.Barrier(8)
+load, together = ns.import_module, threading.Barrier(8)
+inside, most, errors = [], [0], []
 def counted(*names):
     inside.append(names)
     most[0] = max(most[0], len(inside))
@@ -119,7 +120,7 @@ print(most[0], errors)
     assert fresh(code) == "1 []"
 
 
-def test_no_file_of_the_package_asks_it_for_a_name():
+def test_no_file_of_the_package_imports_public_names_from_it():
     """It would wait for the thread that loads a name while that one may wait for this
     file.
     """
@@ -134,13 +135,13 @@ def test_no_file_of_the_package_asks_it_for_a_name():
                 and node.level == depth
                 and node.module is None
             ):
-                own = {alias.name for alias in node.names} & {*ns._WHERE, *ns._MODULES}
-                assert not own or path.name == "__init__.py", (
-                    f"{path}: from their own modules: {own}"
+                public_names = {alias.name for alias in node.names} & set(ns.__all__)
+                assert not public_names or path.name == "__init__.py", (
+                    f"{path}: import from their own modules: {public_names}"
                 )
 
 
-def test_an_interrupt_is_looked_for_before_anything_that_takes_time_is_loaded():
+def test_interrupt_handler_is_installed_before_slow_imports():
     code = """
 import signal, sys
 class Log:
@@ -156,13 +157,13 @@ print(early)
     assert fresh(code) == "['netsor', 'netsor.runtime', 'netsor.runtime._early_sigint']"
 
 
-def test_the_types_of_arguments_can_be_asked_for():
-    found = [getattr(ns, name) for name in ns.__all__]
-    assert all(typing.get_type_hints(f) for f in found if inspect.isfunction(f))
+def test_type_hints_of_public_functions_resolve():
+    public = [getattr(ns, name) for name in ns.__all__]
+    assert all(typing.get_type_hints(f) for f in public if inspect.isfunction(f))
     assert "Audit" in str(typing.get_type_hints(ns.audit)["return"])
 
 
-def test_a_name_is_looked_up_once():
+def test_public_name_is_looked_up_once():
     assert (
         fresh(
             "import netsor; netsor.kl; print('kl' in vars(netsor), 'Program' in"
@@ -173,7 +174,7 @@ def test_a_name_is_looked_up_once():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         "",
         "--version",
@@ -181,16 +182,16 @@ def test_a_name_is_looked_up_once():
         *(f"{name} --help" for name in ("law", "audit", "coord-check", "reproduce")),
     ],
 )
-def test_what_computes_is_not_loaded_to_print_help(words):
+def test_help_loads_no_numerical_library(arguments):
     code = (
-        f"import sys, netsor.cli; sys.argv = ['netsor', *{words.split()}]\ntry:\n   "
+        f"import sys, netsor.cli; sys.argv = ['netsor', *{arguments.split()}]\ntry:\n   "
         " netsor.cli.main()\nexcept SystemExit:\n    print([name for name in"
         f" {COMPUTING} if name in sys.modules])"
     )
     assert fresh(code) == "[]"
 
 
-def test_a_value_loads_no_more_than_the_language():
+def test_making_a_value_loads_only_the_language():
     code = (
         "import sys, netsor as ns; ns.gaussian(ns.Width('n')); print([name for name in"
         " {} if name in sys.modules])"
@@ -205,7 +206,7 @@ def test_a_value_loads_no_more_than_the_language():
     )
 
 
-def test_options_list_what_the_library_has():
+def test_command_line_choices_equal_those_of_the_library():
     """They are written down in the command line, or its help would load the library."""
     assert list(_options.ACTIVATIONS) == sorted(ns.paper.ACTIVATIONS)
     assert list(_options.BACKENDS) == list(backends.NAMES)
@@ -213,7 +214,7 @@ def test_options_list_what_the_library_has():
 
 
 @pytest.mark.slow
-def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path):
+def test_late_imports_ignore_files_next_to_the_program(tmp_path):
     """The file itself may import its neighbours, also later; netsor and its libraries
     do not.
     """
@@ -226,8 +227,8 @@ def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path)
     )
     mine, plot = str(tmp_path / "mine.py:net"), tmp_path / "a.png"
     code = "import sys, netsor.cli; sys.argv = {}; netsor.cli.main()"
-    found = fresh(code.format(["netsor", "check", mine]))
-    assert found == "  holds  every width goes to infinity"
+    last_line = fresh(code.format(["netsor", "check", mine]))
+    assert last_line == "  holds  every width goes to infinity"
     fresh(
         code.format(
             [

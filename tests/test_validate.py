@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._validate import (
+from tests.internals import (
     LARGEST,
     SHOWN,
     ArgumentError,
+    LawBase,
     as_floats,
     as_number,
     as_whole,
@@ -25,7 +26,6 @@ from netsor._validate import (
     shown,
     whole,
 )
-from netsor.laws._law_base import LawBase
 
 n, d = ns.Width("n"), ns.Width("d")
 
@@ -54,7 +54,7 @@ HALVES = [
 
 
 @pytest.mark.parametrize("half", HALVES, ids=lambda half: type(half).__name__)
-def test_a_half_is_a_half(half):
+def test_every_spelling_of_a_half_is_accepted(half):
     assert as_number(half) == 0.5
     assert ns.weight(n, n, std=half).std == 0.5
     assert ns.normal(std=half).op.std == 0.5
@@ -68,7 +68,7 @@ def test_a_half_is_a_half(half):
     [3, np.int8(3), np.uint64(3), np.array(3), Three()],
     ids=lambda k: type(k).__name__,
 )
-def test_three_is_three(three):
+def test_every_spelling_of_three_is_accepted(three):
     assert type(as_whole(three)) is int
     assert ns.gaussian(three, three).shape == (3,)
     assert ns.gaussian(n, (2, three)).shape == (2, 3)
@@ -100,7 +100,7 @@ NO_NUMBERS = [
 ]
 
 
-def test_no_number_is_made_of_anything_else():
+def test_other_objects_are_not_numbers():
     for given in NO_NUMBERS:
         assert as_number(given) is None
         assert as_whole(given) is None
@@ -122,7 +122,7 @@ NO_ARRAYS = [
 ]
 
 
-def test_nothing_is_cast_to_an_array():
+def test_other_objects_are_not_arrays():
     """numpy would read text, take None for NaN, and bring to light what a mask
     hides.
     """
@@ -175,7 +175,7 @@ def test_whole_numbers_are_bounded():
             whole(wrong, "n")
 
 
-def test_an_error_has_its_parts():
+def test_error_has_name_value_and_allowed():
     """The command line builds its own message from them."""
     with pytest.raises(ns.TraceError) as caught:
         ns.weight(n, n, std=-1)
@@ -217,7 +217,7 @@ def test_arguments_are_shown_in_one_short_line():
         assert "\n" not in shown(argument)
 
 
-def test_true_is_no_index():
+def test_bool_index_raises():
     x, w = ns.gaussian(n, (2, 3)), ns.weight(n, n, 2)
     for key in (True, False, np.True_, np.array(True), (0, True)):
         with pytest.raises(IndexError, match="None adds an axis, no bool does"):

@@ -23,52 +23,79 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-# Names are loaded when first used: a command loads only what it needs. The stub, for
-# type checkers, says from where.
-with open(__file__.rpartition(".")[0] + ".pyi", encoding="utf-8") as _stub:
-    _IMPORTS = [line.split() for line in _stub if line.startswith("from ")]
-_MODULES = [name for _, module, _, name, *_ in _IMPORTS if module == "."]
-_WHERE = {name: module for _, module, _, name, *_ in _IMPORTS if module != "."}
-__all__ = sorted([*_MODULES, *_WHERE])
+
+def _read_stub() -> dict[str, str]:
+    """The module of each public name, "." for a submodule, from `__init__.pyi`.
+
+    Its lines are `from MODULE import NAME as NAME`.
+    """
+    path = __file__.rpartition(".")[0] + ".pyi"
+    modules = {}
+    with open(path, encoding="utf-8") as stub:
+        for line in stub:
+            if line.startswith("from "):
+                _, module, _, name, *_ = line.split()
+                modules[name] = module
+    return modules
+
+
+_MODULE_OF = _read_stub()
+__all__ = sorted(_MODULE_OF)
 # not in `import *`: they need scikit-learn and PyTorch
 _OPTIONAL = ("AttentionRegressor", "torch")
-# Python's own locks fail where one thread loads a package and another a part of it
+# one thread imports at a time: see `__getattr__`
 _LOADING = RLock()
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    private = [name for name in globals() if name.startswith("__")]
+    return sorted({*__all__, *private})
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name, or raise an error that suggests one."""
+    """Load a public name when it is first used, or raise an error that suggests one.
+
+    So a command loads only what it needs. `lazy_loader.attach_stub` reads the same stub
+    but has no lock. When eight threads load different names at once, Python's locks of
+    single modules then fail: one thread imports a package while another imports a part
+    of it, and both end in a deadlock error or with half a module
+    (`test_eight_threads_load_all_names_one_at_a_time`). With a lock of ours around it,
+    little would be left for the library to do, and its parser takes 12 ms of the start
+    instead of 0.1 ms.
+    """
     with _LOADING:
-        if name in _MODULES or name == "torch":
+        if name == "torch" or _MODULE_OF.get(name) == ".":
             return import_module(f".{name}", __name__)
-        if name in _WHERE:
-            globals()[name] = value = getattr(
-                import_module(_WHERE[name], __name__), name
-            )
-            return value  # and from now on Python finds it without asking here
+        if name in _MODULE_OF:
+            value = getattr(import_module(_MODULE_OF[name], __name__), name)
+            globals()[name] = value  # from now on Python finds it without asking here
+            return value
         if name == "AttentionRegressor":
             try:
                 return import_module(".sklearn", __name__).AttentionRegressor
             except ImportError as error:
-                needed = (
-                    "ns.AttentionRegressor needs scikit-learn, pip install scikit-learn"
-                )
-                raise ImportError(f"{needed}: {error}") from error
+                raise ImportError(
+                    "ns.AttentionRegressor needs scikit-learn, pip install"
+                    f" scikit-learn: {error}"
+                ) from error
+    raise AttributeError(f"netsor has no {name!r}{_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    """What the user of a name that does not exist may have meant, or nothing."""
+    if name.startswith("_"):  # Python itself looks these up
+        return ""
+    import difflib  # slow to import, and seldom needed
+
+    import numpy as np
+
     hint = ""
-    if not name.startswith("_"):  # Python itself looks up names with an underscore
-        import difflib  # seldom needed
-
-        import numpy as np
-
-        near = difflib.get_close_matches(name, [*__all__, *_OPTIONAL], 1, 0.75)
-        hint = f"; did you mean ns.{near[0]}?" if near else ""
-        if isinstance(getattr(np, name, None), np.ufunc):
-            hint += (
-                f"; of coordinates write ns.nonlin(np.{name}, x), of scalars"
-                f" ns.apply(np.{name}, p)"
-            )
-    raise AttributeError(f"netsor has no {name!r}{hint}")
+    near = difflib.get_close_matches(name, [*__all__, *_OPTIONAL], n=1, cutoff=0.75)
+    if near:
+        hint += f"; did you mean ns.{near[0]}?"
+    if isinstance(getattr(np, name, None), np.ufunc):
+        hint += (
+            f"; of coordinates write ns.nonlin(np.{name}, x), of scalars"
+            f" ns.apply(np.{name}, p)"
+        )
+    return hint

@@ -1,5 +1,7 @@
-"""Scrambled Sobol points, those of `scipy.stats.qmc.Sobol`. To import `scipy.stats`
-takes longer than a first law.
+"""Scrambled Sobol points, those of `scipy.stats.qmc.Sobol`.
+
+`scipy.stats` is not used for them: to import it takes longer than a first law, also in
+a browser. The direction numbers are read from SciPy's file.
 """
 
 from __future__ import annotations
@@ -25,39 +27,33 @@ class Sobol:
 
     def __init__(self, dimension: int, rng: np.random.Generator) -> None:
         (rng,) = rng.spawn(1)  # as scipy does
-        powers = 2 ** np.arange(BITS, dtype=np.uint32)
-        self._shift: Integers = (
-            rng.integers(2, size=(dimension, BITS), dtype=np.uint32) @ powers
-        )
-        mixing = np.tril(
-            rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32), -1
-        ) + np.eye(BITS)
-        digits = (
-            _directions(dimension)[..., None] >> np.arange(BITS, dtype=np.uint32)[::-1]
-            & 1
-        )
+        places = np.arange(BITS, dtype=np.uint32)
+        powers = 2**places
+        shift_digits = rng.integers(2, size=(dimension, BITS), dtype=np.uint32)
+        self._shift: Integers = shift_digits @ powers
         # a lower triangle keeps the leading digits, on which the balance of the set
         # depends
-        self._vectors = (
-            (digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2 @ powers[::-1]
-        ).T
-        self._made = 0
+        below = rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32)
+        mixing = np.tril(below, -1) + np.eye(BITS)
+        digits = _directions(dimension)[..., None] >> places[::-1] & 1
+        mixed = (digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2
+        self._vectors = (mixed @ powers[::-1]).T
+        self._count = 0  # of the points so far
 
     def random(self, count: int) -> npt.NDArray[np.float64]:
         """The next points (count, dimension). Earlier ones must be a multiple of the
         power of 2 that holds `count`.
         """
-        start, levels = self._made, int(count - 1).bit_length()
+        start = self._count
+        levels = int(count - 1).bit_length()
         assert start % 2**levels == 0
-        self._made += count
-        # point i is the sum mod 2 of the vectors that the Gray code of i names; the
-        # code is linear, and reflected
+        self._count += count
+        # point i is the sum mod 2 of the vectors at the digits of the Gray code of i;
+        # the code is linear, and reflected
         gray = start ^ (start >> 1)
-        named = self._vectors[[j for j in range(BITS) if gray >> j & 1]]
-        points = (
-            np.bitwise_xor.reduce(named, axis=0, initial=0)[None].astype(np.uint32)
-            ^ self._shift
-        )
+        vectors = self._vectors[[j for j in range(BITS) if gray >> j & 1]]
+        first = np.bitwise_xor.reduce(vectors, axis=0, initial=0).astype(np.uint32)
+        points = first[None] ^ self._shift
         for j in range(levels):
             points = np.concatenate([points, points[::-1] ^ self._vectors[j]])
         return np.asarray(points[:count] * 2.0**-BITS)
@@ -69,15 +65,13 @@ def _directions(dimension: int) -> Integers:
     primitive polynomial mod 2.
     """
     with np.load(NUMBERS) as table:
-        polynomials, first = (
-            table[name][:dimension].astype(np.int64) for name in ("poly", "vinit")
-        )
+        polynomials = table["poly"][:dimension].astype(np.int64)
+        first_numbers = table["vinit"][:dimension].astype(np.int64)
     directions = np.ones((dimension, BITS), np.int64)
-    for numbers, polynomial, start in zip(
-        directions[1:], polynomials[1:], first[1:], strict=True
-    ):
+    for row in range(1, dimension):
+        numbers, polynomial = directions[row], polynomials[row]
         degree = int(polynomial).bit_length() - 1
-        numbers[:degree] = start[:degree]
+        numbers[:degree] = first_numbers[row, :degree]
         for j in range(degree, BITS):
             numbers[j] = numbers[j - degree]
             for k in range(1, degree + 1):

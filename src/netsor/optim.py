@@ -617,6 +617,11 @@ def sign(g: Array) -> Array:
     g
         An array of any library.
 
+    Returns
+    -------
+    signs : array
+        −1, 0 or 1 for each entry, an array of the same library.
+
     Examples
     --------
     >>> ns.optim.sign(np.array([-2.0, 0.0, 3.0])).tolist()

@@ -358,6 +358,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         The likelihood is timed for the first combination of the grid; the others are
         assumed to cost as much.
+
+        Returns
+        -------
+        cost : ChainCost
+            `seconds`, the largest `bytes` of memory, and the number of `likelihoods`.
         """
         model = clone(self)
         combinations = model._begin(X, y)
@@ -400,6 +405,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         return_std : bool
             Whether to return the standard deviations too.
+
+        Returns
+        -------
+        y : numpy.ndarray, or tuple of numpy.ndarray
+            The posterior mean (examples,), in the units of the `y` of `fit`; with
+            `return_std`, a tuple of the mean and the standard deviation (examples,).
         """
         given = self._given(X)
         mean = given.mean.mean(axis=0) + self.mean_
@@ -425,6 +436,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             The number of functions.
         random_state : int, numpy.random.RandomState or None
             The seed of the draws.
+
+        Returns
+        -------
+        draws : numpy.ndarray
+            (examples, n_samples), in the units of the `y` of `fit`.
         """
         seed = int(check_random_state(random_state).randint(2**31))
         return np.asarray(self.law(X).rvs(n_samples, seed=seed)).T

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import choose
-from netsor.laws._likelihood import Observations
-from netsor.posterior import _bayes
-from netsor.posterior._latent import Latent
+from tests.internals import Latent, Observations, _bayes, choose
 
 from .priors import deep, n, pooled, prior, shifted, tokens
 

@@ -6,26 +6,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.laws import _likelihood
-from netsor.laws._likelihood import (
-    Observations,
-    fitted,
-    log_likelihood,
-    updated,
-    updated_by_columns,
-)
-from netsor.posterior._mcmc import (
+from tests.internals import (
     PRIOR,
+    Observations,
     Reference,
+    _likelihood,
     adapt_schedule,
     advance_chains,
     effective,
     evidences,
+    fitted,
     init_chains,
+    log_likelihood,
     mean_of_logs,
     r_hat,
-    reference,
+    updated,
+    updated_by_columns,
 )
+from tests.internals import mcmc_reference as reference
 
 from ..keep import keep
 

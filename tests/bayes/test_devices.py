@@ -5,7 +5,7 @@ of peers.
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import NoDeviceError, choose
+from tests.internals import NoDeviceError, choose
 
 from .device_cases import CASES, assert_same_heights, assert_same_posterior
 from .priors import prior, tokens

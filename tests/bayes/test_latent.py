@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run._quadrature_error import sample_block
-from netsor.posterior._latent import Latent, embedding
+from tests.internals import Latent, embedding, sample_block
 
 from ..keep import keep
 from .priors import deep, n, perceptron, prior, shifted, tokens

@@ -9,11 +9,18 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws._estimate import tail_index
-from netsor.laws._likelihood import Observations, log_likelihood, updated_by_columns
-from netsor.posterior import _bayes
-from netsor.posterior._latent import Latent
-from netsor.posterior._mcmc import adapt_schedule, evidences, mean_of_logs
+from tests.internals import (
+    Latent,
+    Observations,
+    _bayes,
+    _memory,
+    adapt_schedule,
+    evidences,
+    log_likelihood,
+    mean_of_logs,
+    tail_index,
+    updated_by_columns,
+)
 
 from ..keep import keep
 from .priors import deep, perceptron, pooled, prior, shifted, tokens
@@ -413,7 +420,7 @@ def test_bad_and_odd_data(monkeypatch):
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
         net.posterior({0: 0.5, 3: 0.5}, n=ns.inf, draws=160)
-    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**20)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**20)
     with pytest.raises(
         ValueError,
         match=(

@@ -9,6 +9,7 @@ import pytest
 from scipy.special import erf
 
 import netsor as ns
+from tests.internals import _memory
 
 from ..keep import keep
 from ..test_fuzz_api import check, wrong_for
@@ -248,7 +249,7 @@ def test_bad_input_is_refused_with_reasons(monkeypatch):
         ValueError, match=r"X of shape \(2, 3, 3\) must be \(examples, 3\), as in fit"
     ):
         ns.AttentionRegressor(flat).fit(X, Y).predict(np.zeros((2, 3, 3)))
-    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**34)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**34)
     with pytest.raises(
         ValueError,
         match=r"10,000 examples of 3 tokens, whose kernel has 30,000 rows, would need",
@@ -281,7 +282,7 @@ def test_every_misuse(step, monkeypatch):
 
     In a quick run every 27th, from another one each time.
     """
-    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**31)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**31)
     x = X[:4, :2]
 
     def fit(**given):

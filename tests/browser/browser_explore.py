@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies.audit._rules import RULES
+from tests.internals import AUDIT_RULES as RULES
 
 from .conftest import WIDE, Served, Watched
 

@@ -13,7 +13,7 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 import netsor as ns
-from netsor.explore._law_views import layer_view
+from tests.internals import layer_view
 
 from .browser_docs import SITE, Reader, _Quiet
 from .conftest import ROOT

@@ -3,10 +3,8 @@
 import numpy as np
 
 import netsor as ns
-from netsor.engine.backends import choose
-from netsor.engine.backends._numpy import Streams
-from netsor.engine.plan._plan import in_numpy, run
-from netsor.engine.plan._plan_query import make_plan
+from tests.internals import Streams, choose, in_numpy, make_plan
+from tests.internals import run_plan as run
 
 from ..builder import Builder
 from ..programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown

@@ -4,9 +4,7 @@ import numpy as np
 from scipy import stats
 
 import netsor as ns
-from netsor import engine
-from netsor.engine import PlanQuery, Sampling
-from netsor.engine.backends import Numpy
+from tests.internals import Numpy, PlanQuery, Sampling, engine
 
 FEWEST = 100  # draws of a sample that tests compare: p-values here are asymptotic
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from netsor.engine.run import _quadrature_error
+from tests.internals import _quadrature_error
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ moved.
 
 import numpy as np
 
-from netsor.engine.reference import _Literal
-from netsor.language.operations._operation import Gaussian, Normal
-from netsor.language.values._graph import source_order, topological_order
+from tests.internals import Gaussian, Normal, _Literal, source_order, topological_order
 
 STEP = 1e-5
 

@@ -4,8 +4,7 @@ must agree on them.
 
 import numpy as np
 
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.plan._ops import gram
+from tests.internals import NUMPY, gram
 
 REPLICAS, ROWS, DIRECTIONS = 6, 12, 40
 # of a row: errors of products and coefficients

@@ -6,17 +6,28 @@ import pickle
 import time
 from functools import partial
 
+import array_api_strict
 import numpy as np
 import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine.backends import NoDeviceError, _base, _chi, choose
-from netsor.engine.linalg import _psd_cholesky
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.plan import _ops
-from netsor.engine.plan._plan import compute
-from netsor.engine.plan._plan_query import make_plan
+from tests.internals import (
+    ACCELERATOR,
+    CPU,
+    NUMPY,
+    LinalgBackend,
+    NoDeviceError,
+    StepwiseBackend,
+    _base,
+    _chi,
+    _ops,
+    _psd_cholesky,
+    choose,
+    compute,
+    make_plan,
+    prices,
+)
 
 from ..keep import keep
 from . import factor_cases
@@ -48,7 +59,7 @@ def jax_program():
     """The module, which imports JAX: not before a test needs it, for every process of
     the suite reads this file.
     """
-    from netsor.engine.backends import _jax_program
+    from tests.internals import _jax_program
 
     return _jax_program
 
@@ -407,10 +418,76 @@ def test_rows_of_chi(freedom):
     assert np.abs(np.corrcoef(x.T) - np.eye(len(freedom))).max() < 5 / np.sqrt(20_000)
 
 
+# A backend of one's own
+
+
+class StrictNumpy(StepwiseBackend):
+    """numpy behind the array API of 2024, without a function more."""
+
+    library = LinalgBackend(array_api_strict)
+
+    def array(self, numbers, precision):
+        return array_api_strict.asarray(np.array(numbers, dtype=precision))
+
+    def numpy(self, array):
+        return np.asarray(array, dtype=np.float64)
+
+    def normals(self, stream, shape, precision):
+        generator = np.random.Generator(np.random.Philox(key=stream.words(2)))
+        numbers = generator.standard_normal((stream.replicas, *shape))
+        return self.array(numbers, precision)
+
+
+@pytest.mark.parametrize(
+    "case", keep(list(CASES), "few degrees of freedom", "limit, by the host")
+)
+def test_backend_of_array_api_strict_has_the_law_of_numpy(case):
+    assert smallest_p(case, backend=StrictNumpy()) > LEVEL
+
+
+def test_stepwise_backend_computes_the_random_programs_of_numpy():
+    compared = 0
+    for plan, drawn, found in random_plans(range(3)):
+        # dead arrays are not overwritten: each register is computed once
+        outputs = StrictNumpy().evaluate(
+            plan,
+            lambda step, drawn=drawn: array_api_strict.asarray(drawn[step]),
+            constants={},
+        )
+        assert_same(found, [np.asarray(array) for array in outputs], atol=1e-10)
+        compared += 1
+    assert compared >= 3
+
+
+def test_stepwise_backend_without_a_method_names_it():
+    class Unfinished(StepwiseBackend):
+        library = NUMPY
+
+        def array(self, numbers, precision):
+            return np.asarray(numbers, dtype=precision)
+
+        def numpy(self, array):
+            return array
+
+    with pytest.raises(TypeError, match=r"abstract method.*normals"):
+        Unfinished()
+
+
+def test_stepwise_backend_rejects_other_devices_than_the_cpu():
+    with pytest.raises(NoDeviceError, match="device='cuda' must be 'cpu' for strict"):
+        StrictNumpy("cuda")
+
+
+def test_prices_of_a_backend_follow_its_device():
+    assert StrictNumpy().prices == prices("jax", "cpu") == CPU
+    assert prices("torch", "cuda:1") == ACCELERATOR
+    assert prices("numpy", "cpu").ragged
+
+
 # Words
 
 
-def test_what_is_not_there_is_refused():
+def test_unknown_backend_device_or_precision_is_rejected():
     net = layer()[0]
     for wrong in (
         {"backend": "cupy"},
@@ -430,7 +507,7 @@ def test_what_is_not_there_is_refused():
 
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 1000.0)
+    monkeypatch.setattr(_base, "memory", lambda: 1000.0)
     with pytest.raises(
         NoDeviceError,
         match=r"one with .* MiB for a replica, and has 0.000954 MiB: take fewer",
@@ -443,7 +520,7 @@ def test_blocks_are_halved_until_they_fit(monkeypatch):
     plan = net.plan(n=64)
     whole = backend.chunk(plan, 2**30)
     need = 8 * plan.bytes * whole  # as much as is planned for
-    monkeypatch.setattr("netsor.engine.backends._base.memory", lambda: 0.3 * need)
+    monkeypatch.setattr(_base, "memory", lambda: 0.3 * need)
     assert backend.chunk(plan, 2**30) == whole // 4
 
 
@@ -478,7 +555,7 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_blocks_on_a_cpu_are_computed_one_after_the_other(monkeypatch):
     """Two at once can share so few threads of XLA that both wait forever."""
-    from netsor.engine.backends import _jax
+    from tests.internals import _jax
 
     active, most = [], []
     compute = _jax.block

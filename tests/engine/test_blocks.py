@@ -5,9 +5,7 @@ as long as thousands do.
 import numpy as np
 
 import netsor as ns
-from netsor.engine.backends import Numpy
-from netsor.engine.backends._numpy import Streams, block_of
-from netsor.engine.run._rng_keys import CHUNK
+from tests.internals import CHUNK, Numpy, Streams, block_of
 
 from .compare import conditional
 

@@ -151,7 +151,7 @@ def test_no_kernel_is_needed(name):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_what_is_used_elsewhere_is_drawn(name):
+def test_score_factor_used_elsewhere_is_drawn(name):
     _, _, law = found(DRAWN[name])
     assert not law.cov[:, 0, 0].any()
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.passes import SHORTCUTS
+from tests.internals import SHORTCUTS
 
 from .compare import check_samples, conditional, replica_draws, smallest_ks
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.closed_form._diverging_scores import certain
+from tests.internals import Product, certain
 
 from ..keep import keep
 
@@ -44,13 +44,13 @@ def on_grid(correlation):
 
 
 @pytest.mark.parametrize("correlation", keep([-1.0, 0.0, 0.5], 0.5))
-def test_what_is_not_zero_is_told(correlation):
+def test_certain_finds_exactly_the_nonzero_products(correlation):
     """All pairs of functions of two Gaussian vectors: none is overlooked, and none that
     is 0 is called certain.
     """
     h = ns.gaussian(n, 2, cov=[[1, correlation], [correlation, 1]])
     x, y = (ns.stack([phi(h[k]) for phi in PHI.values()]) for k in range(2))
-    (found,) = certain([(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
+    (found,) = certain([Product(x, y, np.ones((len(PHI), len(PHI)), dtype=bool))])
     size = np.abs(on_grid(correlation))
     # the grid is good to 1e-4, and leaves nothing open
     assert not ((size > 1e-4) & (size < 1e-3)).any()
@@ -70,7 +70,7 @@ def test_scores_inside_the_factors_stay_random():
     assert ns.Program(attended(tied=False)).check().verdict == "conjectured"
 
 
-def test_one_that_is_refused_hides_no_other():
+def test_rejected_product_does_not_hide_other_correlated_scores():
     """At infinite width the engine refuses rotated vectors; of other scores it
     tells.
     """
@@ -83,7 +83,7 @@ def test_one_that_is_refused_hides_no_other():
     assert len(report.reasons) == 1
 
 
-def test_a_score_after_a_transpose_is_left_open():
+def test_correlated_skips_scores_that_depend_on_a_transpose():
     w, x = ns.weight(n, n), ns.gaussian(n)
     assert ns.Program(ns.dot(w.T @ (w @ x), x)).check().verdict == "conjectured"
     # before it

@@ -10,10 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import netsor as ns
-from netsor.engine.backends import Numpy
-from netsor.engine.plan import _cost_model
-from netsor.engine.plan._cost_model import ACCELERATOR, CPU
-from netsor.engine.plan._plan_query import make_plan
+from tests.internals import ACCELERATOR, CPU, Numpy, _cost_model, make_plan
 
 from ..builder import Builder
 from ..gradients import gradients

@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.lower import _rebase
-from netsor.engine.plan import _ops
-from netsor.engine.plan._plan_query import make_plan
-from netsor.functions.activations import row_softmax
+from tests.internals import NUMPY, _ops, _rebase, make_plan, row_softmax
 
 from ..keep import keep
 from ..programs import programs

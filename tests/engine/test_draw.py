@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.backends import _numpy
-from netsor.engine.run import _rng_keys
+from tests.internals import _numpy, _rng_keys
 
 from ..programs import programs
 from .compare import d, literal_draws, n, smallest_of
@@ -166,7 +165,7 @@ def test_streams_of_several_chunks_are_those_of_each():
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_what_is_the_same_in_all_replicas_is_drawn_for_each():
+def test_draws_with_equal_replicas_are_independent():
     y = ns.Program(ns.gaussian(n, 2, cov=4.0)).draw(
         draws=4000, n=ns.inf, progress=False
     )
@@ -202,7 +201,7 @@ def test_wrong_arguments_are_named(wrong):
         block().draw(n=4, d=3, **wrong)
 
 
-def test_what_is_not_finite_is_refused():
+def test_draws_that_are_not_finite_are_rejected():
     net = ns.Program(
         ns.apply(
             lambda p: np.where(p < 9, np.nan, p),
@@ -213,7 +212,7 @@ def test_what_is_not_finite_is_refused():
         net.draw(draws=3, n=4, progress=False)
 
 
-def test_what_has_no_limit_is_refused():
+def test_draw_at_infinite_width_without_limit_is_rejected():
     x = ns.gaussian(n, 1)
     g = ns.weight(n, n) @ x
     with pytest.raises(ns.NoLimitError):
@@ -221,7 +220,7 @@ def test_what_has_no_limit_is_refused():
 
 
 @pytest.mark.parametrize("width", [16, ns.inf])
-def test_a_part_has_the_seeds_of_the_whole(width):
+def test_outputs_drawn_alone_equal_those_drawn_together(width):
     """Asked for alone, an output is drawn from the same numbers as together with the
     others.
     """

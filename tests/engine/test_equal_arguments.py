@@ -7,8 +7,12 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.expect import BatchedFunction, kernel_of_several, moments_of_several
-from netsor.functions.activations import Function
+from tests.internals import (
+    BatchedFunction,
+    Function,
+    kernel_of_several,
+    moments_of_several,
+)
 
 n = ns.Width("n")
 AT_LEAST = Function("at least", lambda x, y: (x >= y) * 1.0)

@@ -17,15 +17,20 @@ from examples import (
 from hypothesis import given, seed, settings
 
 import netsor as ns
-from netsor.engine import lower, passes
-from netsor.engine.backends._numpy import Streams
-from netsor.engine.linalg._gram_schmidt import LinalgBackend
-from netsor.engine.lower import _state
-from netsor.engine.lower._finite_frames import BartlettFrame
-from netsor.engine.plan import _ir_builder
-from netsor.engine.plan._plan import compute, in_numpy, run
-from netsor.engine.plan._plan_query import make_plan
-from netsor.language.operations._operation import MatMul
+from tests.internals import (
+    BartlettFrame,
+    LinalgBackend,
+    MatMul,
+    Streams,
+    _ir_builder,
+    _state,
+    compute,
+    in_numpy,
+    make_plan,
+    passes,
+)
+from tests.internals import lowering as lower
+from tests.internals import run_plan as run
 
 from ..programs import programs
 from .compare import d, mixture, n, smallest_p

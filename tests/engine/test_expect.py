@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from netsor.engine.expect import BatchedFunction, kernel, moments
-from netsor.functions import activations
-from netsor.functions.activations import Function
+from tests.internals import BatchedFunction, Function, activations, kernel, moments
 
 from . import quadrature
 

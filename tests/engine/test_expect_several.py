@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.expect import (
+from tests.internals import (
     BatchedFunction,
+    Function,
+    activations,
     kernel,
     kernel_of_several,
     moments_of_several,
 )
-from netsor.functions import activations
-from netsor.functions.activations import Function
 
 from . import quadrature
 

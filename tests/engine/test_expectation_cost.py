@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.expect import _multivariate
-from netsor.engine.plan import _ir_builder, _plan
-from netsor.engine.plan._expectation_cost import SECONDS_PER_ARGUMENT, SETS, log_points
-from netsor.engine.run._quadrature_error import sample_block
-from netsor.runtime._cancel import Cancelled, cancelled_by
-from netsor.runtime._parallel import run
+from tests.internals import (
+    SECONDS_PER_ARGUMENT,
+    SETS,
+    Cancelled,
+    _ir_builder,
+    _multivariate,
+    _plan,
+    cancelled_by,
+    log_points,
+    sample_block,
+)
+from tests.internals import run_parallel as run
 
 from ..command import netsor
 

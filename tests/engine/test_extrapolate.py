@@ -9,7 +9,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.programs._extrapolate import bends, extrapolated
+from tests.internals import bends, extrapolated
 
 from ..keep import keep
 

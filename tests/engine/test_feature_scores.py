@@ -9,8 +9,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine.lower._infinite_frames import NodeFrame
-from netsor.engine.lower._residual_features import SignFactor, has_mean_zero, slopes
+from tests.internals import NodeFrame, SignFactor, has_mean_zero, slopes
 
 from .compare import exact_draws
 

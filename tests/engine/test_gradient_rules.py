@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.functions import activations, derivatives
-from netsor.language.autodiff import _derivative
-from netsor.language.operations._operation import SteppedParameter
-from netsor.language.values._array import Operation
+from tests.internals import (
+    Operation,
+    SteppedParameter,
+    _derivative,
+    activations,
+    derivatives,
+)
 
 from ..gradient_cases import CASES, WIDTHS, n, read
 from ..programs import operations

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.plan._plan_query import make_plan
-from netsor.language.values._parameters import Weight
+from tests.internals import Weight, make_plan
 
 from ..gradients import gradients, limit_gradients, random_limit_gradient
 from ..programs import example

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.values._graph import source_order, topological_order
+from tests.internals import source_order, topological_order
 
 from ..gradients import GradientBuilder
 from .differences import STEP, drawn, evaluated

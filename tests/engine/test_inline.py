@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.runtime import _executors
-from netsor.runtime._executors import InlineExecutor, process_pool, thread_pool
+from tests.internals import InlineExecutor, _executors, process_pool, thread_pool
 
 SMALL = {
     "model_type": "gpt2",
@@ -102,7 +101,7 @@ def test_studies_have_the_same_numbers(alone, request):
         assert np.array_equal(found, numbers(threads))
 
 
-def test_what_a_browser_lacks_is_not_imported():
+def test_modules_missing_in_a_browser_are_not_imported():
     """By all names together."""
     code = """
 import sys

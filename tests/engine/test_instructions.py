@@ -7,18 +7,23 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import reference as _reference
-from netsor.engine.backends._numpy import Streams
-from netsor.engine.linalg._gram_schmidt import LinalgBackend
-from netsor.engine.plan import _instructions, _ir, _ir_builder, _plan_query, _register
-from netsor.engine.plan._instructions import (
+from tests.internals import (
     INSTRUCTIONS,
+    Builder,
     Group,
+    LinalgBackend,
+    Register,
+    Step,
+    Streams,
     UnknownInstructionError,
+    _instructions,
+    _ir,
+    _ir_builder,
+    _plan_query,
+    _register,
+    in_numpy,
 )
-from netsor.engine.plan._ir import Register, Step
-from netsor.engine.plan._ir_builder import Builder
-from netsor.engine.plan._plan import in_numpy
+from tests.internals import engine_reference as _reference
 
 n = ns.Width("n")
 T = np.array([1.0, -1.0])

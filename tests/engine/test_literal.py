@@ -9,9 +9,8 @@ import pytest
 from examples import attention_layer, cross_attention
 
 import netsor as ns
-from netsor.engine import reference as _reference
-from netsor.engine.run import _rng_keys
-from netsor.runtime import _parallel
+from tests.internals import _parallel, _rng_keys
+from tests.internals import engine_reference as _reference
 
 n = ns.Width("n")
 
@@ -86,7 +85,7 @@ def test_simulated_attention_equals_its_formula_with_read_off_matrices():
 
 
 def _values(value):
-    from netsor.language.values._graph import topological_order
+    from tests.internals import topological_order
 
     return topological_order([value])
 
@@ -150,7 +149,7 @@ def test_simulate_selects_coordinates():
 
 
 def test_simulate_narrows_products_to_one_query():
-    from netsor.language.values._graph import narrow, topological_order
+    from tests.internals import narrow, topological_order
 
     (first,) = narrow(attention_layer.net()[0].outputs)
     shapes = {

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.plan import _plan
-from netsor.engine.plan._ir import Loop, loops
+from tests.internals import Loop, _plan, loops
 
 
 def decoder(layers):
@@ -64,7 +63,9 @@ def test_blocks_are_told_apart_by_what_they_compute():
 
 @pytest.mark.slow
 def test_blocks_are_compiled_once():
-    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_program")
+    pytest.importorskip("jax")
+    from tests.internals import _jax_program as _jax_pieces
+
     found = []
     for layers in (6, 9):
         net, widths = decoder(layers)
@@ -85,7 +86,9 @@ def test_blocks_are_compiled_once():
 @pytest.mark.slow
 def test_loops_unrolled_give_the_same_draws(monkeypatch):
     """Up to rounding: XLA fuses the operations of one large program in another way."""
-    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_program")
+    pytest.importorskip("jax")
+    from tests.internals import _jax_program as _jax_pieces
+
     net, widths = decoder(4)
     looped = net.draw(draws=8, seed=3, backend="jax", **widths)
     net, _ = decoder(4)  # its plan is another object

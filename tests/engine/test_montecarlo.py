@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run import _sampler
-from netsor.engine.run._rng_keys import chunks
-from netsor.laws import Provenance
-from netsor.runtime import _memory
-from netsor.runtime._memory import check_memory
-from netsor.runtime._parallel import Tick, run
+from tests.internals import Provenance, Tick, _memory, _sampler, check_memory, chunks
+from tests.internals import run_parallel as run
 
 HANG = 300  # seconds: a deadline that only a hang reaches
 
@@ -160,7 +156,7 @@ def test_an_interrupt_is_not_held_up_by_busy_threads():
     assert process.returncode == -signal.SIGINT
 
 
-def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
+def test_law_beyond_memory_is_rejected_before_sampling(monkeypatch):
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**30)
     check_memory(2.0**30, "x", "y")
     with pytest.raises(
@@ -178,19 +174,19 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
         net.law(n=16, draws=10**12, progress=False)
 
 
-def test_memory_is_what_the_process_may_use():
+def test_memory_is_the_limit_of_the_process():
     assert 2**26 < _memory.memory() < 2**60
 
 
 @pytest.mark.parametrize(
     "wrong", [{"progress": 3}, {"progress": "yes"}, {"executor": 2}, {"workers": 0}]
 )
-def test_wrong_ways_to_run_are_named(wrong):
+def test_wrong_workers_executor_or_progress_are_named(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
         ns.paper.layer().simulate(n=4, draws=2, **wrong)
 
 
-def test_the_memory_of_a_joint_law_is_what_is_said(monkeypatch):
+def test_memory_error_of_a_joint_law_states_its_size(monkeypatch):
     """It was a third of it: the law was copied twice, and chunks that wait were not
     counted.
     """
@@ -219,7 +215,7 @@ def test_running_out_of_memory_is_no_wrong_argument():
         ns.Joint(np.zeros((1, 1)), Huge(), Provenance("exact", "given"))
 
 
-def test_what_cannot_change_is_not_copied():
+def test_joint_law_copies_only_writeable_covariances():
     mean, cov = np.zeros((2, 1)), np.ones((2, 1, 1))
     assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is not cov
     cov.flags.writeable = False

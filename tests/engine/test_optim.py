@@ -11,11 +11,13 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.graph._operations import MaterialisedMatMul
-from netsor.engine.graph._rewrite import Context
-from netsor.engine.passes.optimiser_steps import expand_steps
-from netsor.engine.plan import _plan_query
-from netsor.language.values._graph import topological_order
+from tests.internals import (
+    Context,
+    MaterialisedMatMul,
+    _plan_query,
+    expand_steps,
+    topological_order,
+)
 
 n = ns.Width("n")
 X = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]])

@@ -3,8 +3,7 @@
 import numpy as np
 
 import netsor as ns
-from netsor.engine.graph._orders import ONE, SMALL, ZERO, Orders
-from netsor.language.values._graph import topological_order
+from tests.internals import ONE, SMALL, ZERO, Orders, topological_order
 
 n = ns.Width("n")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.linalg._gram_schmidt import NUMPY
+from tests.internals import NUMPY
 
 from .compare import conditional
 
@@ -24,7 +24,7 @@ def leaning(rng, count, directions, lean, scale=1.0):
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("lean", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("directions", [3, 9])
-def test_what_is_spanned_has_nothing_new(directions, lean, scale):
+def test_rows_in_the_span_of_known_rows_add_no_direction(directions, lean, scale):
     rng = np.random.default_rng(1)
     first = leaning(rng, 3, directions, lean, scale)
     known = NUMPY.span(first)

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine.graph._rewrite import Context
-from netsor.engine.passes import PIPELINE, rewrite
-from netsor.engine.plan import _cost_model
-from netsor.language.operations import _operation as ops
-from netsor.language.operations._operation import SteppedMatMul
-from netsor.language.values._graph import narrow, topological_order
+from tests.internals import (
+    PIPELINE,
+    Context,
+    SteppedMatMul,
+    _cost_model,
+    narrow,
+    rewrite,
+    topological_order,
+)
+from tests.internals import _operation as ops
 
 from ..gradients import gradients
 from ..programs import programs
@@ -174,7 +178,7 @@ def test_the_specification_refuses_a_broken_graph(case):
 
 
 @pytest.mark.parametrize("width", [5, ns.inf])
-def test_what_is_written_twice_is_one(width):
+def test_equal_products_are_computed_once(width):
     """A difference of the same product is 0 to the last digit, and its matrix draws no
     more than once.
     """

@@ -15,15 +15,20 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 import netsor as ns
-from netsor.engine.backends._numpy import Streams
-from netsor.engine.graph._rewrite import Context
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.lower import lower
-from netsor.engine.lower._components import FrameBatch, connected
-from netsor.engine.lower._state import LoweredVector
-from netsor.engine.plan._ir import Step
-from netsor.engine.plan._plan import compute, in_numpy, run
-from netsor.engine.plan._plan_query import make_plan
+from tests.internals import (
+    NUMPY,
+    Context,
+    FrameBatch,
+    LoweredVector,
+    Step,
+    Streams,
+    compute,
+    connected,
+    in_numpy,
+    lower,
+    make_plan,
+)
+from tests.internals import run_plan as run
 
 from ..programs import programs
 from .compare import smallest_p
@@ -80,7 +85,7 @@ def test_random_numbers_are_those_of_the_law(net, width):
     assert law.random_numbers == (0 if plan.constant else plan.random_numbers)
 
 
-def test_what_is_printed():
+def test_printed_plan_lists_steps_random_numbers_and_shapes():
     shown = str(attention_layer.net()[0].plan(n=256))
     assert shown.startswith("plan of net(tokens=4, heads=2)[0] at n = 256\n")
     assert "W^K x: along the frame" in shown

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends._numpy import Streams, positive_products
-from netsor.engine.closed_form import _relu_sign_patterns
-from netsor.engine.plan._plan_query import make_plan
-from netsor.posterior import _latent
+from tests.internals import (
+    Streams,
+    _latent,
+    _relu_sign_patterns,
+    make_plan,
+    positive_products,
+)
 
 from .compare import conditional, n, smallest_p
 

@@ -9,10 +9,17 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.backends import AUTO, choose
-from netsor.engine.backends._numpy import ROUNDED, Streams, block
-from netsor.engine.plan._ir import Register, Step
-from netsor.engine.run import _precision, _sampler
+from tests.internals import (
+    AUTO,
+    ROUNDED,
+    Register,
+    Step,
+    Streams,
+    _precision,
+    _sampler,
+    block,
+    choose,
+)
 
 from .backend_cases import random_plans
 
@@ -36,7 +43,7 @@ def stream(scale):
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-24, 1e20])
 @pytest.mark.parametrize("norm", [False, True])
-def test_numbers_that_it_does_not_have(scale, norm):
+def test_variances_beyond_single_precision_are_rejected(scale, norm):
     """A variance of 0, an infinite one, or a norm that is either: each was a law
     without a word.
     """
@@ -61,7 +68,7 @@ def test_a_spread_beside_a_large_mean():
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-def test_what_it_holds(scale):
+def test_single_precision_law_has_the_spread_of_double(scale):
     for norm in (False, True):
         net = attention(scale, norm)
         ratio = (
@@ -72,7 +79,7 @@ def test_what_it_holds(scale):
     assert stream(min(scale, 100.0)).law(**SINGLE).std() > 0
 
 
-def test_what_is_not_random_is_no_spread():
+def test_single_precision_law_of_constants_is_accepted():
     x = ns.rms_norm(ns.gaussian(n, 2))
     assert ns.Program(ns.mean_dot(x, x)[0, 0]).law(
         n=8, **SINGLE
@@ -174,7 +181,7 @@ def seldom(size, above):
     )
 
 
-def test_rare_draws_are_seen():
+def test_comparison_of_precisions_sees_rare_draws():
     """One in twenty, and one in seven hundred of 20,000: if not in the comparison, then
     as values that repeat.
     """
@@ -371,7 +378,7 @@ def test_both_precisions_draw_the_same_numbers(kind, shape):
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-def test_it_is_taken_where_it_is_enough(small, scale):
+def test_auto_precision_is_single_where_it_is_accurate(small, scale):
     plan = planned(hidden(scale))
     where, _ = _precision.resolve_precision(
         plan, choose("numpy", None, AUTO, [AUTO]), 64
@@ -397,7 +404,7 @@ def test_it_is_taken_where_it_is_enough(small, scale):
     ],
     ids=["underflow", "overflow", "overflow within", "angles", "norm of a difference"],
 )
-def test_it_is_not_taken_where_it_is_not(small, net):
+def test_auto_precision_is_double_where_single_is_inaccurate(small, net):
     assert not _precision.float32_suffices(planned(net), 64)
 
 
@@ -432,7 +439,7 @@ def test_the_least_of_positive_outputs_counts_too(small):
     assert not _precision.float32_suffices(plan, 64)
 
 
-def test_it_is_not_taken_where_it_does_not_pay(small, monkeypatch):
+def test_auto_precision_is_double_where_single_saves_no_time(small, monkeypatch):
     assert not _precision.float32_suffices(planned(hidden(1.0)), 15)  # few draws
     # Gaussian expectations
     assert not _precision.float32_suffices(hidden(1.0).plan(n=ns.inf), 64)
@@ -441,7 +448,7 @@ def test_it_is_not_taken_where_it_does_not_pay(small, monkeypatch):
     assert not _precision.float32_suffices(planned(hidden(1.0)), 16)  # few coordinates
 
 
-def test_an_audit_may_ask_for_it():
+def test_audit_accepts_auto_precision():
     """Five digits are enough, of numbers that hardly vary too; what it does not have is
     refused before a draw.
     """
@@ -461,7 +468,7 @@ def test_an_audit_may_ask_for_it():
 @pytest.mark.parametrize(
     "seeds", [range(8), pytest.param(range(8, 120), marks=pytest.mark.slow)]
 )
-def test_random_programs_are_the_same_where_it_is_taken(small, seeds):
+def test_random_programs_in_auto_precision_have_the_same_law(small, seeds):
     """On other random numbers than those that it was chosen by: to what it was chosen
     for, but for one in a thousand.
 

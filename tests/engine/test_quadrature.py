@@ -7,8 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.engine.plan._expectation_ops import NODES, nodes
-from netsor.engine.run import _quadrature_error
+from tests.internals import NODES, _quadrature_error, nodes
 
 n = ns.Width("n")
 X, T = np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8]]), np.array([1.0, -1.0])
@@ -139,7 +138,7 @@ def test_a_zero_by_symmetry_is_zero_within_its_error():
     assert found.std() < 0.01
 
 
-def test_what_kernels_do_not_tell_is_refused():
+def test_zero_that_kernels_cannot_resolve_is_rejected():
     x, r = ns.gaussian(n), ns.gaussian(n)
     # exactly 0
     net = ns.Program(

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.passes import simplify
-from netsor.engine.plan._plan_query import make_plan
+from tests.internals import make_plan, simplify
 
 from .compare import smallest_p
 

@@ -5,9 +5,7 @@ either way.
 import numpy as np
 import pytest
 
-from netsor.engine.linalg import _psd_cholesky
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.plan._ir_builder import Builder
+from tests.internals import NUMPY, Builder, _psd_cholesky
 
 
 @pytest.mark.parametrize("rank", [8, 20])  # of twelve rows

@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.closed_form._match_attention import recognise
-from netsor.engine.passes import SHORTCUTS
-from netsor.engine.plan._plan_query import PlanQuery
-from netsor.laws import HeadSum, Mixture, Provenance
-from netsor.laws.attention._attention_head import lazy_head
+from tests.internals import (
+    SHORTCUTS,
+    HeadSum,
+    Mixture,
+    PlanQuery,
+    Provenance,
+    lazy_head,
+    recognise,
+)
 
 from ..builder import Builder
 from ..keep import keep

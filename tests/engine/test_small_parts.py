@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.plan import _ops
+from tests.internals import NUMPY, _ops
 
 from .compare import n, smallest_ks
 

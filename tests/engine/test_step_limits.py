@@ -2,6 +2,9 @@
 limit.
 """
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -442,6 +445,26 @@ def test_muon_step_along_a_vanishing_gradient_raises_an_error():
         match=r"Muon orthogonalises a gradient whose limit is 0.*method='extrapolate'",
     ):
         muon_step(ns.tanh).law(n=ns.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Orthogonal(ns.optim.Optimiser):
+    """Steps along the polar factor of the gradient."""
+
+    entrywise: ClassVar[bool] = False
+    matrices_only: ClassVar[bool] = True
+    lr: float = 0.5
+    weight_decay: float = 0.0
+
+    def _update(self, on, w, g, state, rates):
+        return w - rates.lr * on.orthogonalised(g, None, 0.0), state
+
+
+def test_error_of_a_vanishing_gradient_names_the_users_optimiser():
+    x, a, b, r = ns.gaussian(n, 1), ns.weight(n, n), ns.weight(n, n), ns.gaussian(n)
+    loss = (ns.mean_dot(r, b @ ns.tanh(a @ x)) ** 2).mean()
+    with pytest.raises(ns.ExactError, match="Orthogonal orthogonalises a gradient"):
+        ns.Program(ns.train(loss, loss, Orthogonal(), 1)[-1]).law(n=ns.inf)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import netsor as ns
-from netsor.engine.passes.optimiser_steps import _OuterProducts
-from netsor.engine.passes.step_arithmetic import orthogonalised
-from netsor.engine.reference import _Literal
-from netsor.language.operations._operation import (
+from tests.internals import (
     Gaussian,
     SteppedMatMul,
     SteppedParameter,
+    _Literal,
+    _OuterProducts,
     initial_value,
+    orthogonalised,
+    topological_order,
 )
-from netsor.language.values._graph import topological_order
 
 from ..steps import stepped
 from .compare import exact_draws, literal_draws, smallest_of

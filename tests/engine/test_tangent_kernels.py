@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.functions import activations, derivatives
-from netsor.language.values._graph import topological_order, weights_of
+from tests.internals import activations, derivatives, topological_order, weights_of
 
 from ..gradient_cases import WIDTHS, d, n
 from .compare import exact_draws

@@ -7,8 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.engine.graph._orders import SmallParts
-from netsor.engine.passes.weight_reuse import _Matrices
+from tests.internals import SmallParts, _Matrices
 
 from .compare import exact_draws
 from .test_gradients import smallest_p_of_draws

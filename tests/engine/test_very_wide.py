@@ -7,9 +7,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.closed_form import _very_wide
-from netsor.engine.plan._plan_query import asks_products_alone
-from netsor.language.values._graph import topological_order
+from tests.internals import _very_wide, asks_products_alone, topological_order
 
 from .. import limits
 from ..keep import keep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from netsor.explore import _server
+from tests.internals import _server
 
 from ..command import netsor
 

@@ -11,10 +11,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 import netsor as ns
-from netsor import _browser_cells as cells
-from netsor.explore import _forms
-from netsor.explore._audit_view import Variant, model_request
-from netsor.programs._named_program import NamedProgram
+from tests.internals import NamedProgram, Variant, _forms, model_request
+from tests.internals import _browser_cells as cells
 
 SMALL = {
     "model_type": "gpt2",

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.explore import _audit_view
-from netsor.explore._audit_view import (
+from tests.internals import (
     AT,
     LIMIT,
+    AuditTask,
     AuditViewRequest,
+    NamedProgram,
     Variant,
+    _audit_view,
+    _process_pool,
     lengths,
     model_request,
+    program_audit,
 )
-from netsor.explore._law_views import program_audit
-from netsor.programs._named_program import NamedProgram
-from netsor.runtime import _process_pool
-from netsor.studies.audit._cases import AuditTask
-from netsor.studies.audit._measurements import Draws
+from tests.internals import AuditDraws as Draws
 
 SMALL = {
     "model_type": "gpt2",

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import netsor as ns
-from netsor.explore import _server
+from tests.internals import _server
 
 
 @pytest.fixture

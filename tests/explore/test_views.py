@@ -10,22 +10,25 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.plan._draw_cost import Draw
-from netsor.explore import _law_views
-from netsor.explore._law_views import Slider, layer_view, program_view, sliders
-from netsor.explore._view import (
-    Curve,
+from tests.internals import (
+    Draw,
+    NamedProgram,
     Panel,
+    Slider,
+    _law_views,
+    _memory,
     as_csv,
     as_file,
     as_svg,
     decades,
     error_text,
+    layer_view,
     markup,
+    program_view,
+    sliders,
     ticks,
 )
-from netsor.programs._named_program import NamedProgram
-from netsor.runtime import _memory
+from tests.internals import ViewCurve as Curve
 
 from ..keep import keep
 

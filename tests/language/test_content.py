@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.theorem import _check_function
-from netsor.language.values import _array
-from netsor.language.values._array import (
+from tests.internals import (
+    _array,
+    _check_function,
     box_index,
     index_positions,
     positions_in_box,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor._validate import TraceIndexError
+from tests.internals import TraceIndexError
 
 n, m = ns.Width("n"), ns.Width("m")
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.operations._operation import MatMul
-from netsor.language.values._graph import compose_indices, topological_order
+from tests.internals import MatMul, compose_indices, topological_order
 
 n, d = ns.Width("n"), ns.Width("d")
 

@@ -211,3 +211,39 @@ def test_what_numpy_computes_needs_no_other_namespace():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert made.stdout.strip() == "[]"
+
+
+def is_private(module, name):
+    """Whether a test that imports this name knows the inside of the package."""
+    folders = [
+        "nn",
+        "models",
+        "optim",
+        "paper",
+        "papers",
+        "studies",
+        "torch",
+        "sklearn",
+        "cli",
+    ]
+    public = {"netsor", *(f"netsor.{folder}" for folder in folders)}
+    return module not in public or name.startswith("_")
+
+
+def test_tests_import_private_names_from_one_file():
+    """After a move only tests/internals.py changes."""
+    folder = Path(__file__).parent.parent
+    private = set()
+    for path in folder.rglob("*.py"):
+        if path.name == "internals.py":
+            continue
+        for node in parsed(path.read_text()):
+            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                continue
+            if node.module.split(".")[0] == "netsor":
+                private |= {
+                    f"{path.relative_to(folder)}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if is_private(node.module, alias.name)
+                }
+    assert private == set()

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
-from netsor.language.values._graph import topological_order
+from tests.internals import SteppedMatMul, SteppedParameter, topological_order
 
 n = ns.Width("n")
 

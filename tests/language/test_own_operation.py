@@ -10,12 +10,7 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.language.values._array import (
-    Entrywise,
-    FixedTerms,
-    Operation,
-    VectorAccess,
-)
+from tests.internals import Entrywise, FixedTerms, Operation, VectorAccess
 
 from ..engine.compare import smallest_p
 from ..engine.differences import evaluated, slopes

@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 import netsor as ns
-from netsor.language.theorem import _check_function
+from tests.internals import _check_function
 
 n = ns.Width("n")
 

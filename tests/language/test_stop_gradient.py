@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.operations._stop_gradient import scaled_gradient, without_stops
+from tests.internals import scaled_gradient, without_stops
 
 n = ns.Width("n")
 

@@ -6,15 +6,23 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.lower import SCALARS, VECTORS
-from netsor.engine.reference import RULES as SAMPLED
-from netsor.language.autodiff._derivative import RULES
-from netsor.language.operations._operation import SteppedMatMul, SteppedParameter
-from netsor.language.operations._rotary import Rotate
-from netsor.language.operations._score import Pool
-from netsor.language.operations._stop_gradient import ScaledGradient
-from netsor.language.values._array import Entrywise, Operation, VectorAccess
-from netsor.language.values._graph import asked_entries, narrow, topological_order
+from tests.internals import DERIVATIVE_RULES as RULES
+from tests.internals import LOWERING_VECTORS as VECTORS
+from tests.internals import REFERENCE_RULES as SAMPLED
+from tests.internals import (
+    SCALARS,
+    Entrywise,
+    Operation,
+    Pool,
+    Rotate,
+    ScaledGradient,
+    SteppedMatMul,
+    SteppedParameter,
+    VectorAccess,
+    asked_entries,
+    narrow,
+    topological_order,
+)
 
 from ..programs import operations
 from ..specification import SpecificationError, verify

@@ -12,8 +12,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 import netsor as ns
-from netsor.laws import Provenance
-from netsor.laws.attention._attention_head import Head, head_rule
+from tests.internals import Head, Provenance, head_rule
 
 SHAPE, SCALE = 8.0, 0.1  # of the gamma law of v
 CENTRE, SPREAD = 0.5, 0.3  # of the means, where there are any

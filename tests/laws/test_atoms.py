@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance, distances
+from tests.internals import Provenance, distances
 
 ORIGIN = Provenance("exact", "made for a test")
 
@@ -145,6 +145,16 @@ def test_points_that_repeat_are_atoms_and_others_are_draws():
     assert at == 0
     assert mass.value == pytest.approx(0.5, abs=0.03)
     assert both.pdf(1.0) == pytest.approx(stats.norm.pdf(1.0), abs=0.03)
+
+
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_distances_of_a_few_draws_to_their_law_have_errors_that_cover_zero(size):
+    """A few different points were atoms once: KL ∞ ± 0, total variation 1 ± 0."""
+    drawn = np.random.default_rng(size).standard_normal((10, size))
+    for name in ("kl", "total_variation"):
+        distance = getattr(ns, name)
+        found = [distance(sample, stats.norm()) for sample in drawn]
+        assert sum(abs(each.value) <= 2 * each.error for each in found) >= 6
 
 
 def test_points_that_rounding_parts_are_one_atom():

@@ -10,8 +10,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.laws.attention import _correction
-from netsor.studies._convergence import difference
+from tests.internals import _correction, difference
 
 n = ns.Width("n")
 

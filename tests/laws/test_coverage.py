@@ -9,7 +9,7 @@ count none, and may not.
 import pytest
 from scipy import stats
 
-from netsor.laws._estimate import student
+from tests.internals import student
 
 from .coverage import DIRECTIONS, covered_distances, covered_joint, covered_numbers
 

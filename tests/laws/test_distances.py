@@ -7,9 +7,14 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.laws import Provenance, _mixture_components, distances
-from netsor.laws._compare import as_law
-from netsor.laws._estimate import Replicated, jackknife
+from tests.internals import (
+    Provenance,
+    Replicated,
+    _mixture_components,
+    as_law,
+    distances,
+    jackknife,
+)
 
 ORIGIN = Provenance("exact", "made for a test")
 
@@ -37,7 +42,7 @@ def test_gaussians_have_closed_forms():
     assert ns.kl(p, q).error == 0
 
 
-def test_a_law_is_at_no_distance_from_itself():
+def test_distance_of_a_law_from_itself_is_zero():
     law = ns.paper.layer().law(n=64, draws=20_000)
     for found in distances(law, law).values():
         assert abs(found.value) < 1e-12
@@ -74,7 +79,7 @@ def test_kl_to_the_gaussian_of_equal_variance():
 
 
 @pytest.mark.slow
-def test_without_coupling_the_error_is_larger():
+def test_errors_without_coupling_are_larger():
     p = ns.paper.layer().law(n=10**4, draws=40_000)
     coupled = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000))
     apart = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000, seed=1))
@@ -142,7 +147,7 @@ def test_distances_are_between_laws_of_one_variable():
         ns.total_variation(joint, gaussian(1.0))
 
 
-def test_many_draws_are_seen_at_their_quantiles(monkeypatch):
+def test_many_draws_are_compared_at_their_quantiles(monkeypatch):
     """Of more draws than JUMPS the distribution function is read at so many quantiles,
     which moves it by 1/JUMPS.
     """
@@ -176,7 +181,7 @@ def test_blocks_of_many_components_add_up_to_the_law():
         )
 
 
-def test_a_density_against_points():
+def test_distances_of_a_density_and_points():
     """KL is infinite either way, and the others are what they are."""
     point = gaussian(0.0)
     for p, q in ((point, gaussian(1.0)), (gaussian(1.0), point)):
@@ -194,7 +199,7 @@ def test_an_infinite_density_is_refused(law):
         ns.total_variation(gaussian(1.0), law)
 
 
-def test_what_has_a_law_is_no_law():
+def test_distance_to_a_program_raises():
     with pytest.raises(ns.LawError, match="got Program; compute its law first"):
         ns.kl(ns.paper.layer(), gaussian(1.0))
 

@@ -5,13 +5,14 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import netsor as ns
 from netsor import Estimate
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 
-def test_it_unpacks_and_converts():
+def test_estimate_unpacks_to_value_and_error():
     e = Estimate(2.0, 0.5)
     value, error = e
     assert (value, error) == (e.value, e.error) == (e[0], e[1]) == (2.0, 0.5)
@@ -47,7 +48,7 @@ def test_arithmetic_of_independent_estimates():
         assert found.error == pytest.approx(error)
 
 
-def test_errors_of_one_estimate_are_one_error():
+def test_errors_of_one_estimate_cancel():
     a = Estimate(3.0, 0.3)
     assert tuple(a - a) == (0.0, 0.0)
     assert (2 * a - a).error == pytest.approx(0.3)
@@ -55,7 +56,7 @@ def test_errors_of_one_estimate_are_one_error():
     assert (a + a).error == pytest.approx(0.6)
 
 
-def test_errors_from_the_same_draws_add_as_they_are():
+def test_errors_from_the_same_draws_add_linearly():
     law = ns.Mixture(0.0, np.linspace(1, 2, 100), Provenance("exact", "test", seed=3))
     other = ns.Mixture(0.0, np.linspace(1, 3, 100), Provenance("exact", "test", seed=4))
     v, m = law.with_error.var(), law.with_error.moment(4)
@@ -86,7 +87,7 @@ def test_comparison_and_text():
     assert sorted([Estimate(2.0, 0.1), Estimate(1.0, 0.1)])[0].value == 1.0
 
 
-def test_what_has_no_answer_is_refused():
+def test_undefined_arithmetic_raises():
     e = Estimate(0.0, 0.1)
     with pytest.raises(ZeroDivisionError):
         1 / e
@@ -108,7 +109,7 @@ def test_arrays_of_values():
     )
 
 
-def test_numpy_takes_the_values():
+def test_numpy_functions_read_the_values():
     """Not for a list of two: a sum over estimates would add their errors."""
     several = [ns.Estimate(1.0, 0.5), ns.Estimate(2.0, 0.25)]
     assert np.asarray(several).tolist() == [1.0, 2.0]
@@ -118,3 +119,24 @@ def test_numpy_takes_the_values():
         1.0,
         2.0,
     ]
+
+
+def test_distances_from_different_samples_have_independent_errors():
+    """The laws of the samples are gone when the next distance is computed, and Python
+    reuses their ids.
+    """
+    rng = np.random.default_rng(0)
+    limit = stats.norm(0, 1)
+    distances = [ns.kolmogorov(rng.standard_normal(50), limit) for _ in range(8)]
+    errors = [distance.error for distance in distances]
+    assert sum(distances).error == pytest.approx(np.hypot.reduce(errors))
+
+
+def test_float_of_a_complex_estimate_raises():
+    complex_value = ns.Mixture(
+        [1.0, 2.0], 1.0, Provenance("exact", "for a test")
+    ).with_error.cf(0.5)
+    with pytest.raises(TypeError, match=r"float of the complex estimate .*value\.real"):
+        float(complex_value)
+    real = ns.Mixture(0.0, 1.0, Provenance("exact", "for a test")).with_error.var()
+    assert float(real) == 1.0

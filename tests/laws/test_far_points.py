@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 ORIGIN = Provenance("exact", "made for a test")
 SIZE = 2000

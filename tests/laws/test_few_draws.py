@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance
-from netsor.laws._estimate import Replicas, proportion_error, tail_error
+from tests.internals import Provenance, Replicas, proportion_error, tail_error
 
 ORIGIN = Provenance("exact", "made for a test")
 LAWS = 200

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.run import _sampler
-from netsor.engine.run._moment_histogram import MomentAccumulator, cells_for, summed
-from netsor.laws import Provenance
+from tests.internals import MomentAccumulator, Provenance, _sampler, cells_for, summed
 
 n = ns.Width("n")
 DRAWS = 30_000

@@ -8,8 +8,7 @@ from examples import attention_layer
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance
-from netsor.laws._estimate import Replicas
+from tests.internals import Provenance, Replicas
 
 ORIGIN = Provenance("exact", "made for a test")
 

@@ -6,9 +6,7 @@ from examples import attention_layer
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance
-from netsor.laws._mixture_components import compress
-from netsor.laws.attention._attention_head import Head, head_rule
+from tests.internals import Head, Provenance, compress, head_rule
 
 from ..keep import keep
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.laws.attention import _attention_head
+from tests.internals import _attention_head
 
 from ..keep import keep
 from .test_laws import grid

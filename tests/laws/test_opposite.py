@@ -12,7 +12,7 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.language import TraceError
+from tests.internals import TraceError
 
 from ..keep import keep
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 ORIGIN = Provenance("exact", "made for a test")
 n = ns.Width("n")

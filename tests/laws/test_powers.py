@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from netsor.laws.attention._attention_head import power_rule
+from tests.internals import power_rule
 
 COUNTS = (1, 2, 3, 7, 16, 100)
 

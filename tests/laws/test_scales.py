@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.laws import Provenance, distances
+from tests.internals import Provenance, distances
 
 ORIGIN = Provenance("exact", "made for a test")
 SCALES = (1e-8, 1e-3, 1.0, 1e3, 1e8)
@@ -113,7 +113,7 @@ def test_mixtures_against_independent_quadrature():
 
 def _plain(a, b, name):
     """The distance of the two laws as they are, without what is done for noise."""
-    from netsor.laws._distance_estimator import DistanceEstimator
+    from tests.internals import DistanceEstimator
 
     return DistanceEstimator(a, b, couple=False)._distance(name, errors=False).value
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 ORIGIN = Provenance("exact", "by hand")
 FAR = np.array([-1e3, -60.0, -39.0, -8.0, -0.3, 0.0, 0.7, 9.0, 41.0, 300.0])
@@ -60,7 +60,7 @@ def test_point_masses():
     assert point.logsf(2.0) == 0.0
 
 
-def test_stats():
+def test_stats_returns_the_chosen_moments():
     law = ns.Mixture([0.0, 1.0], [1.0, 2.0], ORIGIN)
     assert law.stats() == (law.mean(), law.var())
     assert law.stats("kv") == (law.var(), law.kurtosis())  # in scipy's order
@@ -101,17 +101,18 @@ def test_expectations_with_errors():
     assert 0 < error < 0.1
 
 
-def test_functions_that_have_no_expectation():
+def test_expect_raises_for_functions_without_expectation():
     for wrong, words in (
         (3, "func=3 must be a function of numbers"),
         (lambda y: y[:2], "it must act on each number"),
         (lambda y: np.where(y > 0, np.inf, 0.0), "is not finite"),
+        (lambda y: np.exp(1j * y), "func gave complex numbers"),
     ):
         with pytest.raises(ns.LawError, match=words):
             NORMAL.expect(wrong)
 
 
-def test_generators():
+def test_rvs_takes_seeds_and_generators():
     """The same numbers as a seed, and each time new ones from a generator that goes
     on.
     """

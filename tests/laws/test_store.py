@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import Provenance
+from tests.internals import Provenance
 
 from ..keep import keep
 
@@ -35,7 +35,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_laws_come_back(name, tmp_path):
+def test_loaded_law_equals_the_saved_one(name, tmp_path):
     law = LAWS[name]()
     law.save(tmp_path / "law")
     y = np.array([-1.0, 0.2, 2.0])
@@ -53,7 +53,7 @@ def test_laws_come_back(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["law"]
 
 
-def test_a_limit_takes_its_replicas_along(tmp_path):
+def test_loaded_limit_has_its_replicas(tmp_path):
     law = ns.paper.layer().law(n=ns.inf, draws=500)
     finite = ns.paper.layer().law(n=64, draws=500)
     law.save(tmp_path / "limit.npz")
@@ -69,7 +69,7 @@ def test_gathered_replicas_of_a_limit_come_back(tmp_path):
         assert other.mixture.var() == replicas.var() == pytest.approx(1.4)
 
 
-def test_joint_laws_come_back(tmp_path):
+def test_loaded_joint_law_equals_the_saved_one(tmp_path):
     cov = np.eye(2) + rng.uniform(size=(200, 1, 1))
     law = ns.Joint(rng.normal(size=(200, 2)), cov, ORIGIN).condition(
         {0: 0.3}, noise=0.5
@@ -99,7 +99,7 @@ def test_a_law_is_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_no_law_is_refused(tmp_path):
+def test_loading_other_files_raises(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.arange(3))
     with pytest.raises(
@@ -225,7 +225,7 @@ def test_a_field_of_a_wrong_type_is_not_taken_over(origin, tmp_path):
         ns.load(path)
 
 
-def test_no_more_memory_is_taken_than_the_file_has(tmp_path):
+def test_loading_takes_no_more_memory_than_the_file(tmp_path):
     """Declared shapes of terabytes, a compressed gigabyte, headers that Python cannot
     parse.
     """
@@ -259,7 +259,7 @@ def test_no_more_memory_is_taken_than_the_file_has(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes and devices")
-def test_pipes_devices_and_folders_are_no_laws(tmp_path):
+def test_loading_pipes_devices_and_folders_raises(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero", tmp_path, "a\0b"):
         with pytest.raises(ns.LawError, match="must be a regular file"):

@@ -8,7 +8,7 @@ import numpy as np
 
 import netsor as ns
 from netsor.models import Transformer
-from netsor.models.measure._loss_gradient import words
+from tests.internals import words
 
 IDS = (3, 7, 7, 1, 9, 3)
 DECODER_IDS = (2, 7, 5, 5)

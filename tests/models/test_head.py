@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from netsor.models.measure import _metrics
-from netsor.models.measure._loss_gradient import of_head, parts
+from tests.internals import _metrics, of_head, parts
 
 T, WORDS, KNOWN = 3, 50, 4
 TARGETS = (2, 0, 2)  # one of them twice

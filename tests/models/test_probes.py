@@ -9,8 +9,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models.measure._loss_gradient import words
-from netsor.models.measure._metric_program import STREAM
+from tests.internals import STREAM, words
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
 

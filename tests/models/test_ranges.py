@@ -9,10 +9,16 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.language.operations._score import pooled
-from netsor.models.measure._loss_gradient import _split_root
-from netsor.models.measure._metrics import BLOCK, COLUMNS, ENDS, FORMATS, of_range
-from netsor.nn._embedding import symmetric_root
+from tests.internals import (
+    BLOCK,
+    COLUMNS,
+    ENDS,
+    FORMATS,
+    _split_root,
+    of_range,
+    pooled,
+    symmetric_root,
+)
 
 from ..keep import keep
 from . import plain

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import netsor as ns
-from netsor.models.measure._probed_program import ProbedProgram
+from tests.internals import ProbedProgram
 
 GPT2 = ns.models.read("gpt2")
 LLAMA = ns.models.read("llama-3-8b")

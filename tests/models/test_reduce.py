@@ -9,8 +9,7 @@ import pytest
 from scipy.special import logsumexp
 
 import netsor as ns
-from netsor.models.measure import _metrics
-from netsor.models.measure._metrics import of_attention, of_logits
+from tests.internals import _metrics, of_attention, of_logits
 
 
 def right(every):

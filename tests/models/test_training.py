@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import log_softmax, softmax
 
 import netsor as ns
-from netsor.models._training import training
+from tests.internals import model_training as training
 
 CONFIG = {
     "model_type": "gpt2",

@@ -7,14 +7,17 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.models.measure import _loss_gradient
-from netsor.models.measure._loss_gradient import (
+from tests.internals import (
+    _loss_gradient,
     ends_of_head,
     first_head,
+    first_words,
     more_head,
+    more_words,
     of_head,
+    of_logits,
+    of_words,
 )
-from netsor.models.measure._metrics import first_words, more_words, of_logits, of_words
 
 T, KNOWN = 3, 4
 PIECES = (20, 17, 5)

@@ -5,8 +5,7 @@ off literal draws.
 import numpy as np
 
 import netsor as ns
-from netsor.language.operations._operation import Gaussian
-from netsor.language.values._graph import topological_order, weights_of
+from tests.internals import Gaussian, topological_order, weights_of
 
 
 def softmax(p, allowed):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws.attention import _attention_law
+from tests.internals import _attention_law
 
 
 def drawn(rng, tokens, head_dim, scale, correlation, draws):

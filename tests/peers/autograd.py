@@ -12,17 +12,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from netsor.engine.reference import _Literal
-from netsor.functions import activations
-from netsor.functions.derivatives import base
-from netsor.language import Value, Vector
-from netsor.language.operations import _operation as ops
-from netsor.language.operations._rotary import Rotate
-from netsor.language.operations._score import rsqrt
-from netsor.language.operations._stop_gradient import ScaledGradient
-from netsor.language.values import _scalar
-from netsor.language.values._array import Operation
-from netsor.language.values._graph import topological_order
+from tests.internals import (
+    Operation,
+    Rotate,
+    ScaledGradient,
+    Value,
+    Vector,
+    _Literal,
+    _scalar,
+    activations,
+    base,
+    rsqrt,
+    topological_order,
+)
+from tests.internals import _operation as ops
 
 from ..gradient_cases import plane, products
 from ..gradients import _bent, _unit

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import netsor as ns
-from netsor.torch import _program
-from netsor.torch._random_parameters import Draws
+from tests.internals import ParameterDraws as Draws
+from tests.internals import _program
 
 from ..engine.differences import drawn
 

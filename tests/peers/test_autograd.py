@@ -14,16 +14,17 @@ from hypothesis import HealthCheck, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.functions import derivatives
-from netsor.language.autodiff import _derivative
-from netsor.language.operations._operation import (
+from tests.internals import (
     Gaussian,
     Normal,
+    Operation,
     SteppedMatMul,
     SteppedParameter,
+    _derivative,
+    derivatives,
+    topological_order,
+    weights_of,
 )
-from netsor.language.values._array import Operation
-from netsor.language.values._graph import topological_order, weights_of
 
 from ..engine.differences import drawn
 from ..gradient_cases import CASES, WIDTHS

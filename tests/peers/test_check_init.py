@@ -16,8 +16,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
-from netsor.torch._check_init import _own_reference  # noqa: E402
-from netsor.torch._init_tests import holm, pass_tests, reference_of  # noqa: E402
+from tests.internals import (  # noqa: E402
+    _own_reference,
+    holm,
+    pass_tests,
+    reference_of,
+)
 
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
 from .own_modules import WIDTH, Attention, halves  # noqa: E402
@@ -134,7 +138,7 @@ def test_missing_truncation_is_found_by_the_shape():
             torch.nn.init.trunc_normal_(p, std=std, a=-cut, b=cut)
         return made
 
-    from netsor.torch._init_tests import parameter_tests
+    from tests.internals import parameter_tests
 
     laws = ns.torch.parameters(build)
     assert laws["1.weight"].law == "truncated normal"

@@ -13,9 +13,9 @@ import torch
 from scipy import stats
 
 from netsor.models import read
-from netsor.models._training import VECTORS
-from netsor.studies._parametrisation import known
-from netsor.studies.coord_check._request import CHANGE, SIZE, UPDATE, Entry, Request
+from tests.internals import CHANGE, SIZE, UPDATE, Entry, known
+from tests.internals import TRAINING_VECTORS as VECTORS
+from tests.internals import CoordCheckRequest as Request
 
 from .real import CLASSES, configuration
 

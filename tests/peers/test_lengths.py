@@ -11,8 +11,10 @@ import pytest
 from scipy import stats
 
 from netsor import models
-from netsor.report._document import FLAG, OK, UNDECIDED
-from netsor.studies.audit._rules import RULES, RuleInput, judged
+from tests.internals import AUDIT_RULES as RULES
+from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
+from tests.internals import FLAG, OK, RuleInput
+from tests.internals import audit_judged as judged
 
 from .test_audit import real
 

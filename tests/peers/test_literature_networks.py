@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 from transformers import BertConfig, BertModel
 
-from netsor.papers.literature import _dong as dong
-from netsor.papers.literature import _yang as yang
+from tests.internals import _dong as dong
+from tests.internals import _yang as yang
 
 
 def tangent_kernel(width, generator):

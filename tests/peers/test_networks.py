@@ -10,12 +10,16 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
-from netsor.models.measure._metric_program import ProgramModel  # noqa: E402
-from netsor.torch._capture import captured  # noqa: E402
-from netsor.torch._check_init import forward_backward  # noqa: E402
-from netsor.torch._laws import Parameters  # noqa: E402
-from netsor.torch._network import _rates, read_network, training  # noqa: E402
-from netsor.torch._structure import structure  # noqa: E402
+from tests.internals import (  # noqa: E402
+    Parameters,
+    ProgramModel,
+    _rates,
+    captured,
+    forward_backward,
+    read_network,
+    structure,
+)
+from tests.internals import network_training as training  # noqa: E402
 
 from ..command import netsor  # noqa: E402
 from .broken_modules import IDS as BATCH  # noqa: E402
@@ -254,7 +258,7 @@ def _groups(kind):
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_step_of_a_module_changes_the_logits_like_torch(kind):
-    from netsor.studies.coord_check._request import CHANGE, joined, measured, of_program
+    from tests.internals import CHANGE, joined, measured, of_program
 
     ids = [3, 7, 1, 9, 3]
     build, name = training(_llama, 32, _groups(kind), None, ids)

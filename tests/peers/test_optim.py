@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import netsor as ns
-from netsor.engine.reference import _Literal
-from netsor.language.values._graph import source_order, topological_order
+from tests.internals import _Literal, source_order, topological_order
 
 X = np.array(
     [

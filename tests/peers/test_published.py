@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.papers.literature import _deepscale
-from netsor.papers.literature._giorlandino_networks import (
+from tests.internals import (
     TEXT,
     VOCABULARY_SIZE,
+    _deepscale,
     encoder,
     ids,
     query_gradient,

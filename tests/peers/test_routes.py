@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import netsor as ns  # noqa: E402
-from netsor.models._families import READERS  # noqa: E402
-from netsor.models.measure._metric_program import ProgramModel  # noqa: E402
+from tests.internals import READERS, ProgramModel  # noqa: E402
 
 from ..models.small import CONFIGS as SMALL  # noqa: E402
 from ..models.small import DECODER_IDS, IDS, PIXELS, inputs  # noqa: E402

@@ -14,10 +14,7 @@ import torch
 
 import netsor as ns
 from netsor import models
-from netsor.language.autodiff._grad import Reverse
-from netsor.language.operations._operation import Gaussian
-from netsor.language.values._graph import topological_order
-from netsor.language.values._scalar import constant
+from tests.internals import Gaussian, Reverse, constant, topological_order
 
 from ..engine.differences import drawn
 from ..models.small import CONFIGS, IDS

@@ -16,8 +16,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor import models
-from netsor.language.operations._operation import Gaussian
-from netsor.language.values._graph import topological_order, weights_of
+from tests.internals import Gaussian, topological_order, weights_of
 
 from .real import configuration
 

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import NoDeviceError, _torch, choose
-from netsor.engine.linalg._gram_schmidt import NUMPY
-from netsor.engine.plan import _ops
-from netsor.engine.plan._plan import run
-from netsor.functions import activations, derivatives
-from netsor.functions.activations import Function
+from tests.internals import (
+    NUMPY,
+    Function,
+    NoDeviceError,
+    _ops,
+    _torch,
+    activations,
+    choose,
+    derivatives,
+)
 
 from ..bayes import device_cases
 from ..engine import factor_cases
@@ -49,12 +53,12 @@ def test_rounding_errors_of_factors_do_not_grow():
 
 def test_steps_of_torch_match_numpy():
     """Random programs, step by step, on the same arrays."""
-    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, 16), 0
+    backend, compared = choose(**TORCH), 0
 
-    def compute(step, given):
+    def compute(step, inputs):
         # one that is given twice is one
-        tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in given}
-        return work.compute(step, [tensors[id(a)] for a in given], None).numpy()
+        tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in inputs}
+        return backend.compute(step, [tensors[id(a)] for a in inputs], None).numpy()
 
     for plan, drawn, _ in random_plans(range(40)):
         with torch.no_grad():
@@ -68,15 +72,10 @@ def test_plans_of_torch_match_numpy():
     matrices again, in full frames.
     """
     for plan, drawn, found in random_plans([0, 1, 2, 7, 63, 80]):
-        work = _torch._Block(choose(**TORCH), 0, 0, 16, 16)
-        with torch.no_grad():
-            made = run(
-                plan,
-                lambda step, drawn=drawn: torch.tensor(drawn[step]),
-                work.constant,
-                work.compute,
-            )
-        assert_same(found, [array.numpy() for array in made], atol=1e-10)
+        outputs = choose(**TORCH).evaluate(
+            plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), constants={}
+        )
+        assert_same(found, [array.numpy() for array in outputs], atol=1e-10)
 
 
 @pytest.mark.parametrize("module", [activations, derivatives])

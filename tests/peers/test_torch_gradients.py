@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import netsor as ns
-from netsor.models.measure._metric_program import ProgramModel
+from tests.internals import ProgramModel
 
 LEVEL = 1e-4
 REAL, OURS = 500, 2000

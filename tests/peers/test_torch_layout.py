@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import netsor as ns
-from netsor.torch._axes import Linear, Vectors
-from netsor.torch._layout import (
+from tests.internals import (
     Expand,
     Index,
     Layout,
+    Linear,
     NotAViewError,
     Permute,
     Reshape,
+    Vectors,
 )
 
 from .literal import outputs

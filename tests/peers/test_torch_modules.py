@@ -16,8 +16,8 @@ import transformers
 from scipy import stats
 
 import netsor as ns
-from netsor.torch import _program
-from netsor.torch._random_parameters import Draws
+from tests.internals import ParameterDraws as Draws
+from tests.internals import _program
 
 from ..engine.differences import drawn
 from .forks import GPT, DiffTransformer, GPTConfig, SandwichTransformer

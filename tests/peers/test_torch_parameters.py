@@ -14,7 +14,7 @@ import transformers
 from scipy import stats
 
 import netsor as ns
-from netsor.torch import _fresh_modules
+from tests.internals import _fresh_modules
 
 from .own_modules import Initialised, Scaled
 

@@ -19,9 +19,9 @@ import torch
 from scipy import stats
 
 import netsor as ns
-from netsor.engine.reference import _Literal
-from netsor.language.values._graph import source_order, topological_order
-from netsor.models._training import VECTORS, training
+from tests.internals import TRAINING_VECTORS as VECTORS
+from tests.internals import _Literal, source_order, topological_order
+from tests.internals import model_training as training
 
 STEPS, REAL, OURS = 5, 1000, 1000
 # networks, optimisers, losses, quantities: 1e-4 for all together

@@ -12,19 +12,25 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import Numpy, choose
-from netsor.engine.backends._numpy import block_of
-from netsor.engine.plan import _draw_cost
-from netsor.engine.plan._draw_cost import BASE, Draw
 from netsor.models import read
-from netsor.runtime import _process_pool
-from netsor.studies import _cost
-from netsor.studies._cost import Cost, overhead_seconds, worker_count
-from netsor.studies._parametrisation import parametrisation
-from netsor.studies.audit import AuditStudy
-from netsor.studies.audit._request import Request as AuditRequest
-from netsor.studies.coord_check import CoordCheckStudy
-from netsor.studies.coord_check._request import Request
+from tests.internals import (
+    BASE,
+    AuditRequest,
+    AuditStudy,
+    CoordCheckStudy,
+    Cost,
+    Draw,
+    Numpy,
+    _cost,
+    _draw_cost,
+    _process_pool,
+    block_of,
+    choose,
+    overhead_seconds,
+    parametrisation,
+    worker_count,
+)
+from tests.internals import CoordCheckRequest as Request
 
 
 class Device(Numpy):
@@ -215,7 +221,10 @@ def test_a_backend_says_what_it_takes():
     """
     plan, deep = (deep_stack(layers).plan() for layers in (6, 60))
     assert Numpy().seconds(plan, 10) == plan.seconds(10)
-    seconds = pytest.importorskip("netsor.engine.backends._jax").COMPILE_SECONDS
+    pytest.importorskip("jax")
+    from tests.internals import _jax
+
+    seconds = _jax.COMPILE_SECONDS
     jax = choose("jax")
     compiling = jax.seconds(plan, 0)
     assert jax.seconds(plan, 10) - compiling > plan.seconds(10)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from netsor.studies._output_dir import Folder
+from tests.internals import Folder
 
 OPTIONS = {
     "command": "netsor reproduce 1b",
@@ -134,7 +134,7 @@ def test_other_options_remove_what_was_not_changed(tmp_path):
 def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(
     writes, tmp_path, monkeypatch
 ):
-    from netsor.studies import _output_dir
+    from tests.internals import _output_dir
 
     put(tmp_path)
     left = iter(range(writes))

@@ -13,14 +13,21 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language.operations._operation import Apply, Constant, MatMul
-from netsor.language.values._graph import topological_order
 from netsor.models import read
-from netsor.models._training import KINDS, absent_kinds, training
 from netsor.optim import NAMED
-from netsor.studies._parametrisation import WORDS, parametrisation
-from netsor.studies.coord_check._request import Request as CheckRequest
-from netsor.studies.transfer import Request as SweepRequest
+from tests.internals import (
+    KINDS,
+    WORDS,
+    Apply,
+    Constant,
+    MatMul,
+    absent_kinds,
+    parametrisation,
+    topological_order,
+)
+from tests.internals import CoordCheckRequest as CheckRequest
+from tests.internals import TransferRequest as SweepRequest
+from tests.internals import model_training as training
 
 from ..keep import keep
 from .coord_check.nets import RATES

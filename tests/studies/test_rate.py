@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor.studies._convergence import slope_of
+from tests.internals import slope_of
 
 # KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and
 # Rao–Blackwellised, with its error

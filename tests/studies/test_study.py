@@ -2,6 +2,7 @@
 meanwhile.
 """
 
+import doctest
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from netsor.engine.backends import Numpy
-from netsor.runtime import _process_pool
 from netsor.studies import Cost, Document, Request, Result, Study
+from tests.internals import Numpy, _process_pool
+from tests.internals import studies_study as _study
 
 from ..inline import Inline
 
@@ -179,3 +180,10 @@ def test_while_tasks_are_done_there_is_time_for_other_work():
         (3, 4, 4),
         (4, 4, 5),
     ]
+
+
+def test_examples_of_studies_run():
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    results = doctest.testmod(_study, optionflags=flags)
+    assert results.attempted > 10
+    assert results.failed == 0

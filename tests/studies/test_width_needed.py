@@ -5,8 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from netsor.studies import _convergence
-from netsor.studies._convergence import difference
+from tests.internals import _convergence, difference
 
 n = ns.Width("n")
 NET = ns.paper.layer()

@@ -138,7 +138,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         try:
             return self.read(value)
         except (ValueError, TypeError) as error:
-            allowed = self.allowed or getattr(error, "allowed", error)
+            allowed = self.allowed or getattr(error, "allowed", str(error))
             self.fail(f"{shown(value)} must be {allowed}", param, ctx)
 
 

@@ -236,7 +236,7 @@ def _check_limit_options(
 
 def _find_width(
     target: Target,
-    kept_widths: dict[str, float],
+    kept_widths: dict[str, Any],
     tolerance: float,
     of: str,
     draws: int,

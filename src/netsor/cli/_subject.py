@@ -289,8 +289,9 @@ def _layer_bytes(options: Mapping[str, Any]) -> float:
     """About the memory that the layer needs, whatever its plan: a layer that does not
     fit is not planned.
     """
-    tokens, width = options["tokens"], options["width"]
-    for_scores = (125.0 * options["heads"] + 500.0) * tokens**2
+    tokens: int = options["tokens"]
+    width: float = options["width"]
+    for_scores: float = (125.0 * options["heads"] + 500.0) * tokens**2
     # the plans of other activations draw the coordinates
     if width == math.inf or options["activation"] in ("identity", "clip"):
         return for_scores

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from .._array_api import one_blas_thread
 from .._validate import Rng, shown
 from ._distance_estimator import DistanceEstimator
-from ._estimate import Array, Estimate, Replicas, combined
+from ._estimate import Array, Estimate, Replicas, Sources, combined
 from ._joint import Joint
-from ._law import Law
+from ._law import Distribution, Law
 from ._law_base import (
     LawBase,
     LawError,
@@ -31,8 +31,8 @@ from ._plot import plot_laws
 DRAWS = 4000  # draws for the Monte Carlo estimate of a joint KL
 
 
-def as_law(other: Any) -> Law:
-    """Convert a law, a frozen scipy.stats distribution or a sample to a law."""
+def as_law(other: Any) -> Distribution:
+    """What distances read of a law, a frozen scipy.stats distribution or a sample."""
     if isinstance(other, Law):
         return other
     if isinstance(other, LawBase):
@@ -88,17 +88,38 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
     return law
 
 
-class ScipyLaw(Law):
-    """A frozen distribution of scipy.stats as a law without errors, for distances and
-    plots.
-    """
+class ScipyLaw(Distribution):
+    """A frozen distribution of scipy.stats, without errors, for distances and plots."""
 
     def __init__(self, distribution: Any) -> None:
         self.distribution = distribution
-        kind = getattr(distribution, "dist", distribution)
-        self.origin = Provenance(
-            "exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}"
-        )
+
+    @property
+    def method(self) -> str:
+        """The name of the distribution."""
+        kind = getattr(self.distribution, "dist", self.distribution)
+        return f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}"
+
+    @property
+    def sources(self) -> Sources:
+        """None: it is exact."""
+        return frozenset()
+
+    def mean(self) -> float:
+        """E[Y]."""
+        return float(self.distribution.mean())
+
+    def std(self) -> float:
+        """The standard deviation."""
+        return math.sqrt(float(self.distribution.var()))
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The central interval with this probability."""
+        beyond = (1 - confidence) / 2  # on each side
+        return self._quantile(beyond), self._quantile(1 - beyond)
+
+    def _quantile(self, level: float) -> float:
+        return float(self.distribution.ppf(level))
 
     def _pdf(self, y: Array) -> Estimate:
         try:
@@ -113,47 +134,19 @@ class ScipyLaw(Law):
             )
         return Estimate(value, np.zeros(len(y)))
 
-    def _cdf(self, y: Array) -> Estimate:
-        return Estimate(
-            np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y))
-        )
+    def _distribution(self, y: Array) -> Array:
+        return np.asarray(self.distribution.cdf(y), dtype=np.float64)
 
     def _sf(self, y: Array) -> Array:
-        return cast(Array, self.distribution.sf(y))
+        return np.asarray(self.distribution.sf(y), dtype=np.float64)
 
     def _logpdf(self, y: Array) -> Array:
-        return cast(Array, self.distribution.logpdf(y))
-
-    def _moment(self, order: int) -> Estimate:
-        assert order == 1, "distances and plots need only the mean"
-        return Estimate(float(self.distribution.mean()), 0.0)
-
-    def _var(self) -> Estimate:
-        return Estimate(float(self.distribution.var()), 0.0)
+        return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
 
     def _scales(self) -> tuple[Array, Array]:
-        low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
-        return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
-
-    def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
-        return ()  # it is exact
-
-    # Distances and plots do not need these.
-
-    def _log_tail(self, y: Array, sign: int) -> Array:
-        raise NotImplementedError
-
-    def _cf(self, t: Array) -> Estimate:
-        raise NotImplementedError
-
-    def _shape(self) -> tuple[Estimate, Estimate]:
-        raise NotImplementedError
-
-    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        raise NotImplementedError
-
-    def _arrays(self) -> dict[str, Any]:
-        raise NotImplementedError
+        low, middle, high = (self._quantile(level) for level in (0.1, 0.5, 0.9))
+        scale = max((high - low) / 2.5, math.ulp(middle))
+        return np.array([middle]), np.array([scale])
 
 
 @one_blas_thread()
@@ -269,6 +262,11 @@ def distances(
     names : sequence of str
         Which: `kl`, `total_variation`, `wasserstein1`, `kolmogorov`.
 
+    Returns
+    -------
+    distances : dict of str to Estimate
+        Each distance by its name, in the order of `names`.
+
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
@@ -366,6 +364,11 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         Names for the laws.
     ax : matplotlib axes, or a pair of them, optional
         Two axes, or one for the densities alone; a new figure if None.
+
+    Returns
+    -------
+    axes : matplotlib.axes.Axes, or numpy.ndarray of two of them
+        The densities, and the differences below; one if you gave one.
 
     Examples
     --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
-from ._law import Law
+from ._law import Distribution, Law
 from ._law_base import MAX_MAGNITUDE, LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
@@ -27,20 +27,22 @@ W1_RTOL = 1e-9  # relative error of W1 by cubics
 LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 
 
-def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
+def coupled(p: Distribution, q: Distribution) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers; None if they are not."""
-    other = q.mixture if isinstance(q, HeadSum) and isinstance(p, Mixture) else q
-    if (
-        not isinstance(p, Mixture)
-        or not isinstance(other, Mixture)
-        or p.origin.seed is None
-        or p.replicas < 2
-    ):
+    replicas_of_q = q.mixture if isinstance(q, HeadSum) else q
+    if not isinstance(p, Mixture) or not isinstance(replicas_of_q, Mixture):
         return None
-    same = (p.replicas, p.origin.seed) == (other.replicas, other.origin.seed)
-    if not same or p.weight is not None or other.weight is not None:
+    if p.origin.seed is None or p.replicas < 2:
         return None
-    return (p, other) if other is q or consistent_with(q, other) else None
+    if p.origin.seed != replicas_of_q.origin.seed:
+        return None
+    if p.replicas != replicas_of_q.replicas:
+        return None
+    if p.weight is not None or replicas_of_q.weight is not None:
+        return None
+    if isinstance(q, HeadSum) and not consistent_with(q, replicas_of_q):
+        return None
+    return p, replicas_of_q
 
 
 def consistent_with(law: Law, replicas: Mixture) -> bool:
@@ -48,18 +50,22 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     probabilities and two moments.
     """
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
-    (value, error), (other, other_error) = (
-        np.hstack(
-            [
-                np.reshape(tuple(part), (2, -1))
-                for part in (found.cdf(y), found.moment(2), found.moment(4))
-            ]
-        )
-        for found in (law.with_error, replicas.with_error)
-    )
-    total = combined(error, other_error, 1e-12 * np.abs(value))
-    deviation = np.abs(value - other) / np.where(total > 0, total, np.inf)
-    return float(deviation.max()) < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
+
+    def numbers_of(one: Law) -> tuple[Array, Array]:
+        """Probabilities and moments of a law, and their errors."""
+        estimates = [one.with_error.cdf(y)]
+        estimates += [one.with_error.moment(2), one.with_error.moment(4)]
+        values = np.concatenate([np.atleast_1d(part.value) for part in estimates])
+        errors = np.concatenate([np.atleast_1d(part.error) for part in estimates])
+        return values, errors
+
+    value, error = numbers_of(law)
+    of_replicas, error_of_replicas = numbers_of(replicas)
+    total = combined(error, error_of_replicas, 1e-12 * np.abs(value))
+    deviation = np.abs(value - of_replicas) / np.where(total > 0, total, np.inf)
+    # two-sided, for some 20 numbers with errors from 40 blocks
+    largest = scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20)
+    return float(deviation.max()) < float(largest)
 
 
 def distance_by_cubics(name: str, width: Array, d: Array) -> float:
@@ -121,15 +127,17 @@ class DistanceEstimator:
     """Distances of two laws, coupled if they have the same replicas."""
 
     def __init__(
-        self, p: Law, q: Law, couple: bool = True, grid: DistanceEstimator | None = None
+        self,
+        p: Distribution,
+        q: Distribution,
+        couple: bool = True,
+        grid: DistanceEstimator | None = None,
     ) -> None:
         self.p, self.q = p, q
         # an estimator for nearly the same laws, whose nodes and quadrature we use too
         self._grid = grid
         self.coupled = coupled(p, q) if couple else None
-        self._uncoupled = cache(
-            lambda p, q: DistanceEstimator(p._dense(), q._dense(), couple=False)
-        )
+        self._uncoupled = cache(_without_coupling)
         self._with_kernels = cache(self._smoothed)
         self._distance = cache(self._computed)
 
@@ -142,17 +150,18 @@ class DistanceEstimator:
                         "wasserstein1",
                         f"{law.method} has no mean, so no finite distance",
                     )
-        # by distribution functions, where draws need no kernels
-        steps = name in ("wasserstein1", "kolmogorov")
-        value, error = (self if steps else self._with_kernels())._distance(name)
-        smoothed = any(
-            isinstance(law, Empirical) if steps else law._dense(2.0) is not law
-            for law in (self.p, self.q)
-        )
-        if np.isfinite(value) and smoothed:
-            # twice the variance of the kernels at most doubles their bias: we subtract
-            # the change, and the whole bias counts as an error; without noise, because
-            # narrow kernels add noise
+        laws = self.p, self.q
+        if name in ("wasserstein1", "kolmogorov"):
+            # by distribution functions, where draws need no kernels
+            value, error = self._distance(name)
+            has_kernels = any(isinstance(law, Empirical) for law in laws)
+        else:
+            value, error = self._with_kernels()._distance(name)
+            has_kernels = any(law._dense(2.0) is not law for law in laws)
+        if np.isfinite(value) and has_kernels:
+            # Twice the variance of the kernels at most doubles their bias. We subtract
+            # the change, and the whole bias counts as an error. Both are computed
+            # without coupling: narrow kernels would add noise.
 
             def without_noise(factor: float) -> float:
                 return float(
@@ -164,14 +173,12 @@ class DistanceEstimator:
         if not math.isfinite(value):
             return Estimate(value, error)
 
-        def of(p: Law, q: Law) -> float:
+        def between(p: Distribution, q: Distribution) -> float:
             return float(self._uncoupled(p, q)._distance(name, errors=False).value)
 
-        doubts = (
-            self.p.doubt(lambda p: of(p, self.q)),
-            self.q.doubt(lambda q: of(self.p, q)),
-        )
-        return Estimate(value, combined(error, *doubts))
+        doubt_of_p = self.p.doubt(lambda moved: between(moved, self.q))
+        doubt_of_q = self.q.doubt(lambda moved: between(self.p, moved))
+        return Estimate(value, combined(error, doubt_of_p, doubt_of_q))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
         """The same for laws with kernels of `factor` bandwidths around draws; itself if
@@ -180,9 +187,9 @@ class DistanceEstimator:
         p, q = self.p._dense(factor), self.q._dense(factor)
         if p is self.p and q is self.q and (couple or self.coupled is None):
             return self
-        return DistanceEstimator(
-            p, q, couple, None if factor == 1 and couple else self._with_kernels()
-        )
+        if factor == 1 and couple:
+            return DistanceEstimator(p, q)
+        return DistanceEstimator(p, q, couple=couple, grid=self._with_kernels())
 
     @cached_property
     def _nodes(self) -> Array:
@@ -204,21 +211,24 @@ class DistanceEstimator:
         )
         if name != "wasserstein1" or not len(self._nodes):
             return Estimate(value, error)
-        # Beyond the last node y, a heavy tail P(Y > t) falls like t^(−α), and its
-        # integral is y P(Y > y)/(α − 1).
-        parts, y = np.zeros(2), np.abs(self._nodes[[0, -1]])
-        for law, sign in ((self.p, 1), (self.q, -1)):
-            (low, _), (_, high), slope = law._read(self._nodes[[0, -1]])
-            mass = np.maximum([low, high], MIN_DENSITY)
-            parts += (
-                0.0
-                if isinstance(law, Mixture)
-                else sign * y * mass / np.maximum(y * slope / mass - 1, MIN_POWER)
-            )
-        rest = float(np.abs(parts).sum())
-        return Estimate(
-            value + rest, combined(error, rest if rest > W1_RTOL * value else 0.0)
-        )
+        both_tails = self._integral_of_tails(self.p) - self._integral_of_tails(self.q)
+        beyond = float(np.abs(both_tails).sum())
+        if beyond > W1_RTOL * value:
+            error = combined(error, beyond)
+        return Estimate(value + beyond, error)
+
+    def _integral_of_tails(self, law: Distribution) -> Array:
+        """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last."""
+        if isinstance(law, Mixture):  # nothing is left there
+            return np.zeros(2)
+        ends = self._nodes[[0, -1]]
+        below, above, density = law._read(ends)
+        # A heavy tail P(Y > t) falls like t^(−α) with α = y f(y)/P(Y > y) beyond the
+        # last node y, and its integral is y P(Y > y)/(α − 1).
+        y = np.abs(ends)
+        mass = np.maximum([below[0], above[1]], MIN_DENSITY)
+        alpha = y * density / mass
+        return np.asarray(y * mass / np.maximum(alpha - 1, MIN_POWER))
 
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
@@ -226,28 +236,16 @@ class DistanceEstimator:
         and its slope, by blocks.
         """
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
-        # there we take P − 1, which keeps all digits of a heavy tail
-        upper, laws = y > y[len(y) // 2], []
-        for law in self.coupled or (self.p, self.q):
-            after = law._distributions(y)
-            before = law._distributions(y, "left") if len(law._jumps()) else after
-            rows = np.concatenate(
-                [after.rows - upper, before.rows - upper, law._densities(y).rows],
-                axis=1,
-            )
-            if len(rows) == 1 and before is after:
-                rows[0, : 2 * len(y)] = np.tile(
-                    np.where(upper, -law._sf(y), after.rows[0]), 2
-                )
-            laws.append(Replicated(rows, after.weight))
-        a, b = laws
+        width = np.diff(y)
+        p, q = self.coupled or (self.p, self.q)
+        of_p, of_q = _distribution_and_slope(p, y), _distribution_and_slope(q, y)
         if self.coupled is not None:
-            return np.diff(y), [Replicated(a.rows - b.rows, a.weight)]
-        return np.diff(y), [a, Replicated(-b.rows, b.weight)]
+            return width, [Replicated(of_p.rows - of_q.rows, of_p.weight)]
+        return width, [of_p, Replicated(-of_q.rows, of_q.weight)]
 
     @cached_property
-    def _kl_rule(self) -> tuple[Array, Array, float]:
-        """Points and weights of a quadrature for KL, and the part of KL beyond them."""
+    def _kl_rule(self) -> KLRule:
+        """The quadrature for KL."""
         if self._grid is not None:
             return self._grid._kl_rule
 
@@ -255,44 +253,57 @@ class DistanceEstimator:
             f, g = (law._densities(y).mean for law in (self.p, self.q))
             return kl_terms(f, g, log_of_tiny(self.q, y, g[None]))
 
-        nodes, rest = self._nodes, 0.0
+        nodes = self._nodes
+        rest = 0.0
         for end, other in (nodes[[0, -1]], nodes[[-1, 0]]):
             if abs(end) * terms(np.array([end]))[0] <= TAIL_ATOL:
                 continue
             # p has a heavy tail: the nodes go on until it underflows, and we assume
             # powers of y beyond
-            y = end + (end - other) * 2.0 ** np.arange(
-                math.log2(MAX_MAGNITUDE / (abs(end) + abs(other)))
-            )
+            doublings = math.log2(MAX_MAGNITUDE / (abs(end) + abs(other)))
+            y = end + (end - other) * 2.0 ** np.arange(doublings)
             y = y[self.p._density(y) > MIN_DENSITY]
-            # of KL, from y to e·y
-            nodes, growth = np.union1d(nodes, y), np.abs(y) * terms(y)
+            nodes = np.union1d(nodes, y)
+            growth = np.abs(y) * terms(y)  # of KL, from y to e·y
             if len(y) > 1 and growth[-1] > TAIL_ATOL:
                 power = math.log2(growth[-2] / growth[-1])
                 rest += growth[-1] / power if power > MIN_POWER else math.inf
-        return *integrated(terms, nodes), rest
+        y, weights = integrated(terms, nodes)
+        return KLRule(y, weights, rest)
 
     def _kl(self, errors: bool) -> Estimate:
         """KL of laws that have their kernels; without `errors` as it is."""
-        p, q = self.p, self.q
-        of_atoms = _kl_of_atoms(p, q)
-        if of_atoms is None:
+        of_atoms = _kl_of_atoms(self.p, self.q)
+        if of_atoms is None or self._has_density_of_p_alone():
             return Estimate(math.inf, 0.0)
         value, atom_errors = of_atoms
-        if len(p._scales()[0]) and not len(q._scales()[0]):
-            return Estimate(math.inf, 0.0)  # p has a density, and q only points
-        nodes = self._nodes
-        if not len(nodes):
+        if not len(self._nodes):
             return Estimate(value, combined(*atom_errors))
-        middle = (nodes[:-1] + nodes[1:]) / 2
-        nowhere = np.isneginf(log_of_tiny(q, middle, q._densities(middle).rows))
-        if (p._densities(middle[nowhere]).mean > 0).any():
-            return Estimate(math.inf, 0.0)  # q has no density where p has one
-        y, weights, beyond = self._kl_rule
+        beyond = self._kl_rule.beyond
         if beyond == math.inf:
             return Estimate(math.inf, 0.0)
-        value += beyond
+        density_part = self._kl_of_densities(errors)
+        value = density_part.value + (value + beyond)
+        if not errors:
+            return Estimate(value, 0.0)
+        error = combined(density_part.error, *atom_errors, beyond)
+        return Estimate(value, error)
 
+    def _has_density_of_p_alone(self) -> bool:
+        """Whether p has a density somewhere where q has none."""
+        p, q, nodes = self.p, self.q, self._nodes
+        if len(p._scales()[0]) and not len(q._scales()[0]):
+            return True  # q has only points
+        middle = (nodes[:-1] + nodes[1:]) / 2
+        if not len(middle):
+            return False
+        nowhere = np.isneginf(log_of_tiny(q, middle, q._densities(middle).rows))
+        return bool((p._densities(middle[nowhere]).mean > 0).any())
+
+    def _kl_of_densities(self, errors: bool) -> Estimate:
+        """The part of KL on the points of `_kl_rule`, less its bias from noise."""
+        p, q = self.p, self.q
+        y, weights, _ = self._kl_rule
         groups = [law._densities(y) for law in self.coupled or (p, q)]
         if self.coupled is not None:
             of_p, of_q = groups
@@ -303,22 +314,58 @@ class DistanceEstimator:
         log_q = log_of_tiny(q, y, groups[-1].rows[:, -len(y) :])
 
         def functional(*parts: Array) -> Array:
-            f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
-            # the limit is known better than from its replicas: f_n = f_∞ + E[N(y; v_n)
-            # − N(y; v_∞)], equation (8)
-            if len(parts) == 2 and self.coupled is not None:
-                f, g = parts[1] + (f - g), parts[1]
+            if self.coupled is None:
+                f, g = parts
+            else:
+                f, g = np.split(parts[0], 2, axis=-1)
+                if len(parts) == 2:
+                    # the limit is known better than from its replicas:
+                    # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
+                    limit = parts[1]
+                    f, g = limit + (f - g), limit
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if not errors:
-            of_density = float(functional(*(group.mean for group in groups)))
-            return Estimate(of_density + value, 0.0)
-        density_part = jackknife(functional, groups).corrected()
-        error = combined(density_part.error, *atom_errors, beyond)
-        return Estimate(density_part.value + value, error)
+        if errors:
+            return jackknife(functional, groups).corrected()
+        return Estimate(float(functional(*(group.mean for group in groups))), 0.0)
 
 
-def _kl_of_atoms(p: Law, q: Law) -> tuple[float, list[float]] | None:
+class KLRule(NamedTuple):
+    """A quadrature for KL: points and weights, and the part of KL beyond the points."""
+
+    y: Array
+    weights: Array
+    beyond: float
+
+
+def _without_coupling(p: Distribution, q: Distribution) -> DistanceEstimator:
+    """The estimator for laws with kernels around draws, as if their draws were
+    independent.
+    """
+    return DistanceEstimator(p._dense(), q._dense(), couple=False)
+
+
+def _distribution_and_slope(law: Distribution, y: Array) -> Replicated:
+    """Rows for `distance_by_cubics`: P(Y ≤ y), P(Y < y) and the density, by blocks.
+
+    In the upper half of the points they have P − 1 in place of P, which keeps all
+    digits of a heavy tail.
+    """
+    upper = y > y[len(y) // 2]
+    density = law._densities(y)
+    after = law._distributions(y)
+    if len(law._jumps()):
+        before = law._distributions(y, "left").rows - upper
+        rows = [after.rows - upper, before, density.rows]
+    elif len(after.rows) == 1:
+        accurate = np.where(upper, -law._sf(y), after.rows[0])[None]
+        rows = [accurate, accurate, density.rows]
+    else:
+        rows = [after.rows - upper, after.rows - upper, density.rows]
+    return Replicated(np.concatenate(rows, axis=1), after.weight)
+
+
+def _kl_of_atoms(p: Distribution, q: Distribution) -> tuple[float, list[float]] | None:
     """The part of KL from atoms, and its errors; None if q lacks an atom of p."""
     masses_of_q = dict(q.atoms)
     value = sum(mass.value for mass in masses_of_q.values())
@@ -334,7 +381,7 @@ def _kl_of_atoms(p: Law, q: Law) -> tuple[float, list[float]] | None:
     return value, errors
 
 
-def log_of_tiny(law: Law, y: Array, rows: Array) -> Array:
+def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
     """log f(y) where a mean of rows of f may be 0 by rounding; 0 elsewhere.
 
     The rows are (blocks, points).

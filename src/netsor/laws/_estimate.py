@@ -105,6 +105,11 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return html
 
     def __float__(self) -> float:
+        if np.iscomplexobj(self.value):  # numpy would drop the imaginary part
+            raise TypeError(
+                f"float of the complex estimate {self}: take its value.real, or"
+                " abs(estimate)"
+            )
         return float(self.value)
 
     def __array__(

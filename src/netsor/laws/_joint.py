@@ -97,10 +97,8 @@ class Joint(LawBase):
                 f"mean and cov of shape {shapes} must be (replicas, k) and (replicas,"
                 " k, k)",
             )
-        # from the largest and the smallest entry: np.abs would copy the covariances
-        largest_mean, largest_cov = (
-            max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov)
-        )
+        largest_mean = _largest_size(self.component_mean)
+        largest_cov = _largest_size(self.component_cov)
         if largest_mean > MAX_MAGNITUDE or largest_cov > MAX_MAGNITUDE**2:
             raise LawError(
                 "Joint",
@@ -151,7 +149,9 @@ class Joint(LawBase):
         too.
         """
         law = Mixture(mean, var, self.origin, self.weight)
-        size = law.std() if law.std() > CONSTANT * abs(law.mean()) else abs(law.mean())
+        size = abs(law.mean())
+        if law.std() > CONSTANT * size:
+            size = law.std()
         if mean_error == 0 or size == 0:
             return law
         error = combined(self.origin.quadrature_error, mean_error / size)
@@ -166,34 +166,31 @@ class Joint(LawBase):
 
     @property
     def _labels(self) -> list[str]:
-        given = (
+        if self.log_evidence is None:
+            return super()._labels
+        data = (
             f"given data, log evidence {self.log_evidence}, effective sample size"
             f" {self.effective:.0f}"
         )
-        return super()._labels + ([] if self.log_evidence is None else [given])
+        return [*super()._labels, data]
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
-        several = np.atleast_1d(base.points(entries, "entries", "marginal"))
-        right = (
-            (several == np.round(several))
-            & (several >= -self.dim)
-            & (several < self.dim)
-        )
-        if several.ndim != 1 or not several.size or not right.all():
+        numbers = np.atleast_1d(base.points(entries, "entries", "marginal"))
+        whole = numbers == np.round(numbers)
+        in_range = (numbers >= -self.dim) & (numbers < self.dim)
+        if numbers.ndim != 1 or not numbers.size or not (whole & in_range).all():
             raise LawError(
                 "marginal", "entries", entries, f"integers from 0 to {self.dim - 1}"
             )
-        chosen = several.astype(np.intp)
-        cov = self.component_cov[:, chosen[:, None], chosen]
-        mean_error = self.mean_error[chosen]
+        chosen = numbers.astype(np.intp)
         return Joint(
-            self.component_mean[:, chosen],
-            cov,
-            self.origin,
-            self.weight,
-            self.log_evidence,
-            mean_error,
+            mean=self.component_mean[:, chosen],
+            cov=self.component_cov[:, chosen[:, None], chosen],
+            origin=self.origin,
+            weight=self.weight,
+            log_evidence=self.log_evidence,
+            mean_error=self.mean_error[chosen],
         )
 
     def combination(self, weights: npt.ArrayLike) -> Any:
@@ -210,22 +207,21 @@ class Joint(LawBase):
             raise LawError(
                 "combination", "weights", weights, f"at most {SCALE:g} in size"
             )
+        mean_error = np.abs(w) @ self.mean_error
         if w.ndim == 2:
-            cov = w @ self.component_cov @ w.T
-            mean_error = np.abs(w) @ self.mean_error
             return Joint(
-                self.component_mean @ w.T,
-                cov,
-                self.origin,
-                self.weight,
-                self.log_evidence,
-                mean_error,
+                mean=self.component_mean @ w.T,
+                cov=w @ self.component_cov @ w.T,
+                origin=self.origin,
+                weight=self.weight,
+                log_evidence=self.log_evidence,
+                mean_error=mean_error,
             )
         var = np.einsum("rj,j->r", self.component_cov @ w, w)
         return self._mixture(
-            self.component_mean @ w,
-            np.maximum(var, 0.0),
-            float(np.abs(w) @ self.mean_error),
+            mean=self.component_mean @ w,
+            var=np.maximum(var, 0.0),
+            mean_error=float(mean_error),
         )
 
     def condition(
@@ -243,31 +239,41 @@ class Joint(LawBase):
             The observed values by entry.
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
+
+        Returns
+        -------
+        law : Joint
+            The law of all entries, the observed ones too. `log_evidence` is the log
+            density of the data with its error, and `effective` the number of replicas
+            that still count.
         """
         return Joint(*conditioned(self, observed, noise))
 
     def gaussian(self) -> Joint:
         """The Gaussian with this law's mean and covariance."""
         value, error = self.with_error.cov()
-        size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
-        share = np.divide(
-            error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error)
+        variances = np.diag(value)
+        size = np.sqrt(np.outer(variances, variances))
+        known = (size > 0) & np.isfinite(error)
+        relative_error = np.divide(error, size, out=np.zeros_like(size), where=known)
+        origin = Provenance(
+            status=self.status,
+            method=f"the Gaussian with mean and covariance of: {self.method}",
+            quadrature_error=float(relative_error.max()),
         )
-        about = f"the Gaussian with mean and covariance of: {self.method}"
-        origin = Provenance(self.status, about, quadrature_error=float(share.max()))
         return Joint(self.mean()[None], value[None], origin)
 
     @property
     def with_error(self) -> JointWithError:
-        """mean, var, cov, corr, pdf and cdf, each returning (value, error)."""
+        """mean, var, cov, corr, pdf and cdf, each an `Estimate`."""
         return JointWithError(self)
 
     def mean(self) -> Array:
-        """E[Y]."""
+        """E[Y], (entries,)."""
         return self._replicas.mean(self.component_mean)
 
     def cov(self) -> Array:
-        """The covariance matrix."""
+        """The covariance matrix, (entries, entries)."""
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
@@ -276,16 +282,17 @@ class Joint(LawBase):
         return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
 
     def var(self) -> Array:
-        """The variance of each entry."""
+        """The variance of each entry, (entries,)."""
         return np.maximum(np.diag(self.cov()), 0.0)
 
     def std(self) -> Array:
-        """The standard deviation of each entry."""
+        """The standard deviation of each entry, (entries,)."""
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix, with NaN in rows and columns of entries without
-        variance.
+        """The correlation matrix, (entries, entries).
+
+        It has NaN in rows and columns of entries without variance.
         """
         return np.asarray(self.with_error.corr().value)
 
@@ -336,7 +343,7 @@ class Joint(LawBase):
         return at.reshape(-1, self.dim), at.shape[:-1]
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the joint density."""
+        """The logarithm of the joint density at points (…, entries), of shape (…)."""
         at, shape = self._at("logpdf", y)
         logs = [
             scipy.special.logsumexp(terms, axis=1)
@@ -345,7 +352,10 @@ class Joint(LawBase):
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; if some replicas are `singular`, that of the rest."""
+        """The joint density at points (…, entries), of shape (…).
+
+        If some replicas are `singular`, it is that of the rest.
+        """
         at, shape = self._at("pdf", y)
         parts = [np.exp(terms).sum(axis=1) for terms in self._gaussians.log_terms(at)]
         return np.concatenate(parts).reshape(shape)[()]
@@ -354,30 +364,30 @@ class Joint(LawBase):
         """The density at points (·, k) with its standard error; with `unseen`, also
         what other replicas may add.
         """
-        replicas, values, errors = self._replicas, [], []
+        replicas = self._replicas
         weight = replicas.weights
         with np.errstate(divide="ignore"):  # of replicas without weight
             log_weight = np.log(weight)
         seen = np.flatnonzero((weight > 0) & ~self._gaussians.singular)
-        highest = float(
-            np.exp(self._gaussians.height - log_weight)[seen].max(initial=0.0)
-        )
+        heights = np.exp(self._gaussians.height - log_weight)
+        # what one more draw adds at most, if it is no narrower than these
+        most = float(heights[seen].max(initial=0.0)) / replicas.count
+        values = []
+        errors = []
         for terms in self._gaussians.log_terms(y):
-            each = np.divide(
+            # the density of each replica: (points, replicas)
+            densities = np.divide(
                 np.exp(terms), weight, out=np.zeros_like(terms), where=weight > 0
             )
-            values.append(replicas.mean(each.T))
-            error = replicas.spread(each.T)
+            values.append(replicas.mean(densities.T))
+            error = replicas.spread(densities.T)
             if unseen and self.replicas > 1:
                 with np.errstate(invalid="ignore"):  # −∞ + ∞
                     logs = np.where(weight > 0, terms - log_weight, -np.inf)
                 tail = tail_of_logs(logs, self.weight, replicas.count)
-                # what one more draw adds at most, if it is no narrower than these
-                most = highest / replicas.count
-                unknown = (each.max(axis=1) == 0) & (tail > most)
-                error = combined(
-                    error, np.where(unknown, np.inf, np.minimum(tail, most))
-                )
+                unknown = (densities.max(axis=1) == 0) & (tail > most)
+                tail = np.where(unknown, np.inf, np.minimum(tail, most))
+                error = combined(error, tail)
             errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
@@ -405,44 +415,37 @@ class Joint(LawBase):
         """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random
         points.
         """
+        replicas = self._replicas
         count, k = self.component_mean.shape
-        many = max(1, RECTANGLE // count) if k > 1 else 1
-        u = (
-            Sobol(max(k - 1, 1), np.random.default_rng(2020))
-            .random(many * count)
-            .reshape(many, count, -1)
-        )
-        values = rectangles(
+        points = max(1, RECTANGLE // count) if k > 1 else 1  # for each replica
+        sobol = Sobol(max(k - 1, 1), np.random.default_rng(2020))
+        values = rectangles(  # (points, replicas)
             self.component_cov,
             lower - self.component_mean,
             upper - self.component_mean,
-            u,
+            sobol.random(points * count).reshape(points, count, -1),
         )
-        each = values.mean(axis=0)
-        value, error = (
-            float(self._replicas.mean(each)),
-            float(self._replicas.spread(each)),
-        )
-        if self.replicas > 1 and not (np.isneginf(lower) & np.isposinf(upper)).all():
-            one_more = 1 / self._replicas.count  # what one more draw adds at most
-            alike = min(value, 1 - value) < SURE and self._varies
-            unseen = (
-                one_more if alike else min(float(self._replicas.unseen(each)), one_more)
-            )
+        of_replica = values.mean(axis=0)
+        value = float(replicas.mean(of_replica))
+        error = float(replicas.spread(of_replica))
+        everywhere = (np.isneginf(lower) & np.isposinf(upper)).all()
+        if self.replicas > 1 and not everywhere:
+            unseen = 1 / replicas.count  # what one more draw adds at most
+            surely_alike = min(value, 1 - value) < SURE and self._varies
+            if not surely_alike:
+                unseen = min(float(replicas.unseen(of_replica)), unseen)
             error = combined(error, unseen)
-        if many > 1:  # the error of the points, by their spread
-            error = combined(
-                error, float(Replicas(many).spread(values @ self._replicas.weights))
-            )
+        if points > 1:  # the error of the points, by their spread
+            of_point = values @ replicas.weights
+            error = combined(error, float(Replicas(points).spread(of_point)))
         return Estimate(value, error)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = self._replicas.choose(size, rng)
         values, vectors = np.linalg.eigh(self.component_cov[chosen])
         scaled = np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(values.shape)
-        return np.asarray(
-            self.component_mean[chosen] + (vectors @ scaled[..., None])[..., 0]
-        )
+        deviations = (vectors @ scaled[..., None])[..., 0]
+        return np.asarray(self.component_mean[chosen] + deviations)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.
@@ -453,38 +456,44 @@ class Joint(LawBase):
             The axes; pyplot's current ones if None.
         entries : tuple of int
             The two entries.
+
+        Returns
+        -------
+        axes : matplotlib.axes.Axes
+            The axes with the picture.
         """
         return plot_joint(self, ax, entries)
 
     def _arrays(self) -> dict[str, Any]:
         evidence = None if self.log_evidence is None else tuple(self.log_evidence)
-        arrays = {
+        mean_error = self.mean_error if self.mean_error.any() else None
+        return {
             "mean": self.component_mean,
             "cov": self.component_cov,
             "weight": self.weight,
             "evidence": evidence,
-        }
-        return {
-            **arrays,
-            "mean_error": self.mean_error if self.mean_error.any() else None,
+            "mean_error": mean_error,
         }
 
     @classmethod
     def _from_arrays(
         cls, origin: Provenance, evidence: Array | None = None, **arrays: Any
     ) -> Joint:
-        log_evidence = (
-            None
-            if evidence is None
-            else Estimate(float(evidence[0]), float(evidence[1]))
-        )
-        if log_evidence is not None and log_evidence.error < 0:
+        if evidence is None:
+            return cls(**arrays, origin=origin)
+        log_evidence = Estimate(float(evidence[0]), float(evidence[1]))
+        if log_evidence.error < 0:
             raise LawError(
                 "Joint",
                 f"log_evidence has an error of {log_evidence.error:g}; it must be 0 or"
                 " more",
             )
         return cls(**arrays, origin=origin, log_evidence=log_evidence)
+
+
+def _largest_size(a: Array) -> float:
+    """max |a|, without a copy of the array as np.abs would make."""
+    return float(max(a.max(), -a.min()))
 
 
 @single_threaded
@@ -500,19 +509,18 @@ class JointWithError:
         law = self._law
         value, error = law._replicas.average(law.component_mean)
         std, size = law.std(), np.abs(value)
-        share = law.origin.quadrature_error if law.component_mean.any() else 0.0
-        doubt = share * np.where(std > CONSTANT * size, std, size)
+        relative_error = law.origin.quadrature_error
+        if not law.component_mean.any():
+            relative_error = 0.0
+        doubt = relative_error * np.where(std > CONSTANT * size, std, size)
         return Estimate(value, combined(error, doubt, law.mean_error), law.sources)
 
     def cov(self) -> Estimate:
         law = self._law
         value, error = law._replicas.average(law._second())
         std = np.sqrt(np.maximum(np.diag(value), 0.0))
-        return Estimate(
-            value,
-            combined(error, law.origin.quadrature_error * np.outer(std, std)),
-            law.sources,
-        )
+        doubt = law.origin.quadrature_error * np.outer(std, std)
+        return Estimate(value, combined(error, doubt), law.sources)
 
     def var(self) -> Estimate:
         value, error = self.cov()
@@ -527,51 +535,54 @@ class JointWithError:
         std = np.where(std > CONSTANT * np.abs(law.mean()), std, np.nan)
         unit = second / np.outer(std, std)
         rho = law._replicas.mean(unit)
-        own = np.diagonal(unit, axis1=1, axis2=2)
-        # delta method
-        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])
+        # delta method: ρ_ij = C_ij/√(C_ii C_jj) moves by δC_ij − ρ_ij (δC_ii + δC_jj)/2
+        variances = np.diagonal(unit, axis1=1, axis2=2)
+        both = variances[:, :, None] + variances[:, None, :]
+        influence = unit - 0.5 * rho * both
         error = np.asarray(law._replicas.average(influence).error)
         np.fill_diagonal(error, 0.0)
-        np.fill_diagonal(rho, std / std)
-        return Estimate(
-            rho,
-            combined(error, law.origin.quadrature_error * (1 - rho**2)),
-            law.sources,
-        )
+        np.fill_diagonal(rho, std / std)  # 1, or NaN without variance
+        doubt = law.origin.quadrature_error * (1 - rho**2)
+        return Estimate(rho, combined(error, doubt), law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         at, shape = self._law._at("pdf", y)
         value, error = self._law._pdf_with_error(at)
-        changes = [np.abs(other.pdf(at) - value) for other in self._off()]
+        changes = [np.abs(moved.pdf(at) - value) for moved in self._moved()]
         total = np.asarray(combined(error, np.max(changes, axis=0, initial=0.0)))
         return Estimate(
             value.reshape(shape)[()], total.reshape(shape)[()], self._law.sources
         )
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
-        upper, low = (
-            self._corner("y", y),
-            self._corner("lower", -math.inf if lower is None else lower),
-        )
+        upper = self._corner("y", y)
+        low = self._corner("lower", -math.inf if lower is None else lower)
         if not (low <= upper).all():
             raise LawError(
                 "cdf", "lower", lower, f"at most y={shown(y)}, in every entry"
             )
         value, error = self._law._rectangle(low, upper)
         changes = [
-            abs(other._rectangle(low, upper).value - value) for other in self._off()
+            abs(moved._rectangle(low, upper).value - value) for moved in self._moved()
         ]
         return Estimate(
             value, combined(error, max(changes, default=0.0)), self._law.sources
         )
 
-    def _off(self) -> list[Joint]:
+    def _moved(self) -> list[Joint]:
         """The law with covariances moved up and down by the error of Gaussian
         expectations; none if exact.
         """
-        law, error = self._law, self._law.origin.quadrature_error
-        covs = [law.component_cov * (1 + e) for e in (error, -error) if error > 1e-14]
-        return [Joint(law.component_mean, cov, law.origin, law.weight) for cov in covs]
+        law = self._law
+        error = law.origin.quadrature_error
+        if error <= 1e-14:
+            return []
+        larger = law.component_cov * (1 + error)
+        smaller = law.component_cov * (1 - error)
+        return [
+            Joint(law.component_mean, cov, law.origin, law.weight)
+            for cov in (larger, smaller)
+        ]
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""

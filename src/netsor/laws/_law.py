@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, partialmethod
 from typing import Any
@@ -15,19 +15,113 @@ import scipy
 from .._array_api import one_blas_thread, single_threaded
 from .._validate import as_number, flag
 from . import _law_base as base
-from ._estimate import Array, Estimate, Replicated, combined
+from ._estimate import Array, Estimate, Replicated, Sources, combined
 from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import entropy, expectation, pointwise, quantiles, values
 from ._plot import card, plot_law
 
 
+class Distribution(ABC):
+    """What distances and plots read of a law: density, distribution function, scales.
+
+    `Law` has all of it; the frozen distributions of scipy.stats get it from `ScipyLaw`.
+    The points y are finite and have the shape (k,). The defaults suit an exact
+    distribution with a smooth density.
+    """
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """How the distribution was computed, in words."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> Sources:
+        """The sources of its errors: those with a common source are correlated."""
+
+    @abstractmethod
+    def mean(self) -> float:
+        """E[Y]."""
+
+    @abstractmethod
+    def std(self) -> float:
+        """The standard deviation."""
+
+    @abstractmethod
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The central interval with this probability."""
+
+    @abstractmethod
+    def _pdf(self, y: Array) -> Estimate:
+        """The density."""
+
+    @abstractmethod
+    def _distribution(self, y: Array) -> Array:
+        """P(Y ≤ y)."""
+
+    @abstractmethod
+    def _sf(self, y: Array) -> Array:
+        """P(Y > y), accurate where it is small."""
+
+    @abstractmethod
+    def _logpdf(self, y: Array) -> Array:
+        """The logarithm of the density, also where the density underflows."""
+
+    @abstractmethod
+    def _scales(self) -> tuple[Array, Array]:
+        """Locations and scales of the features of the density, for quadrature."""
+
+    @property
+    def atoms(self) -> tuple[tuple[float, Estimate], ...]:
+        """The points with positive probability, each with that probability."""
+        return ()
+
+    @property
+    def _has_density(self) -> bool:
+        return True
+
+    def _density(self, y: Array) -> Array:
+        return np.asarray(self._pdf(y).value)
+
+    def _density_with_error(self, y: Array) -> Estimate:
+        """The density with all its errors, quadrature included."""
+        value, error = self._pdf(y)
+        doubt = self.doubt(lambda law: law._pdf(y).value)
+        return Estimate(value, combined(error, doubt))
+
+    def _dense(self, factor: float = 1.0) -> Distribution:
+        """The same with kernels of `factor` bandwidths around its draws, if any."""
+        return self
+
+    def _densities(self, y: Array) -> Replicated:
+        """The density by blocks."""
+        return Replicated(self._density(y)[None], np.ones(1))
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        """The distribution function by blocks: P(Y ≤ y), or P(Y < y) on the left."""
+        return Replicated(self._distribution(y)[None], np.ones(1))
+
+    def _jumps(self) -> Array:
+        """Where the distribution function jumps."""
+        return np.zeros(0)
+
+    def _read(self, y: Array) -> tuple[Array, Array, Array]:
+        """P(Y ≤ y), P(Y > y) and the density, of the part without jumps."""
+        return self._distribution(y), self._sf(y), self._density(y)
+
+    def doubt(self, read: Callable[[Any], Any]) -> Any:
+        """The change of a number when the law moves by its quadrature error."""
+        return combined()
+
+
 @single_threaded
-class Law(LawBase):
+class Law(LawBase, Distribution):
     """A law of one variable, with the methods of scipy.stats.
 
-    Points may be numbers or arrays. `law.with_error` has the same methods; each returns
-    an `Estimate`, a value with its standard error. `status` says what is proved, and
-    `method` how the law was computed. Programs make laws; you do not call this class.
+    Every number has an error: `law.with_error` has the same methods, and each returns
+    an `Estimate`, a value with its standard error. Points may be numbers or arrays.
+    `status` says what is proved, and `method` how the law was computed. Programs make
+    laws; you do not call this class.
 
     The public methods check arguments and return plain numbers. A subclass supplies the
     private methods marked abstract, which get checked points as an array and return
@@ -51,23 +145,12 @@ class Law(LawBase):
     0.40 ± 0.01
     """
 
-    # What a subclass supplies. The points y and t have the shape (k,).
-
-    @abstractmethod
-    def _pdf(self, y: Array) -> Estimate:
-        """The density."""
+    # What a subclass supplies, beside the abstract methods of `Distribution`. The
+    # points y and t are finite and have the shape (k,).
 
     @abstractmethod
     def _cdf(self, y: Array) -> Estimate:
         """The distribution function P(Y ≤ y)."""
-
-    @abstractmethod
-    def _sf(self, y: Array) -> Array:
-        """P(Y > y), accurate where it is small."""
-
-    @abstractmethod
-    def _logpdf(self, y: Array) -> Array:
-        """The logarithm of the density, also where the density underflows."""
 
     @abstractmethod
     def _log_tail(self, y: Array, sign: int) -> Array:
@@ -90,21 +173,10 @@ class Law(LawBase):
         """Skewness and excess kurtosis, with all their errors, quadrature included."""
 
     @abstractmethod
-    def _scales(self) -> tuple[Array, Array]:
-        """Locations and scales of the features of the density, for quadrature."""
-
-    @abstractmethod
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
         """The laws of `_perturbed` for this relative quadrature error."""
 
     # Defaults that a subclass may improve
-
-    @property
-    def _has_density(self) -> bool:
-        return True
-
-    def _density(self, y: Array) -> Array:
-        return np.asarray(self._pdf(y).value)
 
     def _distribution(self, y: Array) -> Array:
         return np.asarray(self._cdf(y).value)
@@ -135,28 +207,6 @@ class Law(LawBase):
         """Quantiles, or with `upper` the inverse of P(Y > y)."""
         return quantiles(self, q, upper)
 
-    # For distances; these defaults suit an exact law with a smooth density
-
-    def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels of `factor` bandwidths around its draws, if any."""
-        return self
-
-    def _densities(self, y: Array) -> Replicated:
-        """The density by blocks."""
-        return Replicated(self._density(y)[None], np.ones(1))
-
-    def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        """The distribution function by blocks: P(Y ≤ y), or P(Y < y) on the left."""
-        return Replicated(self._distribution(y)[None], np.ones(1))
-
-    def _jumps(self) -> Array:
-        """Where the distribution function jumps."""
-        return np.zeros(0)
-
-    def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        """P(Y ≤ y), P(Y > y) and the density, of the part without jumps."""
-        return self._distribution(y), self._sf(y), self._density(y)
-
     @cached_property
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         """Pairs of laws that differ from this one by ±ε, one pair for each quantity
@@ -166,12 +216,7 @@ class Law(LawBase):
         exact = Provenance(self.status, self.method, seed=self.origin.seed)
         return () if error < 1e-14 else self._moved(error, exact)
 
-    @property
-    def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points with positive probability, each with that probability."""
-        return ()
-
-    def doubt(self, read: Callable[[Law], Any]) -> Any:
+    def doubt(self, read: Callable[[Any], Any]) -> Any:
         """The change of a number when the law moves by its quadrature error."""
         if not self._perturbed:
             return combined()
@@ -187,7 +232,7 @@ class Law(LawBase):
 
     @property
     def with_error(self) -> WithError:
-        """The same methods, each returning (value, error)."""
+        """The same methods, each returning an `Estimate`: a value and its error."""
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
@@ -258,7 +303,11 @@ class Law(LawBase):
         return float(self._shape()[0].value)
 
     def stats(self, moments: str = "mv") -> Any:
-        """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
+        """Mean, variance, skewness and excess kurtosis, as in scipy.stats.
+
+        `moments` names them by the letters m, v, s and k. The result is a tuple in this
+        order, or a float if there is one letter.
+        """
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
         if (
             not isinstance(moments, str)
@@ -322,6 +371,11 @@ class Law(LawBase):
         log : bool
             A logarithmic scale for the density, and more of the tails, where a law
             differs most from a Gaussian.
+
+        Returns
+        -------
+        axes : matplotlib.axes.Axes
+            The axes with the picture.
         """
         return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
 

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,6 +68,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     ----------
     path : str or pathlib.Path
         The file.
+
+    Returns
+    -------
+    law : Law or Joint
+        The law of the class that was saved, with the same numbers, status and notes.
 
     Examples
     --------
@@ -214,7 +219,12 @@ class LawBase(ABC):
         """
         if self.origin.seed is not None:
             return frozenset([self.origin.seed])
-        return frozenset([(type(self).__name__, id(self))])
+        return frozenset([self._own_source])
+
+    @cached_property
+    def _own_source(self) -> object:
+        """A source that no other law has, even after this one is gone."""
+        return object()
 
     def latex(self) -> str:
         """The formula of the law and of all it depends on, at infinite width.
@@ -261,6 +271,11 @@ class LawBase(ABC):
         seed, rng : int, or numpy.random.Generator, optional
             The seed, or as in scipy a generator; the draws differ each time if both are
             None.
+
+        Returns
+        -------
+        draws : float or numpy.ndarray
+            Of shape `size`; of a joint law (*size, entries).
         """
         if size is None:
             lengths: tuple[Any, ...] = ()

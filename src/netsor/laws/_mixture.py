@@ -90,17 +90,11 @@ class Mixture(Components, Law):
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
         """The points with positive probability, each with that probability."""
         points = self._points
-        return tuple(
-            (
-                float(at),
-                Estimate(
-                    float(mass),
-                    float(proportion_error(mass, self.effective)),
-                    self.sources,
-                ),
-            )
-            for at, mass in zip(points.atoms, points.masses, strict=True)
-        )
+        atoms = []
+        for at, mass in zip(points.atoms, points.masses, strict=True):
+            error = float(proportion_error(mass, self.effective))
+            atoms.append((float(at), Estimate(float(mass), error, self.sources)))
+        return tuple(atoms)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,12 +106,9 @@ class Mixture(Components, Law):
                 f" {self.bandwidth:.3g}"
             )
         if self.count is not None:
-            many = (
-                f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians"
-            )
             more.append(
-                f"{many}, which moves the density by {self.binning:.0e} of its largest"
-                " value"
+                f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians,"
+                f" which moves the density by {self.binning:.0e} of its largest value"
             )
         more += [
             f"P(Y = {at:g}) = {mass}; the density describes the rest"
@@ -136,13 +127,14 @@ class Mixture(Components, Law):
         same.
         """
         if not self._has_density:
-            at = [f"{at:g}" for at in self._points.atoms]
-            points = ", ".join(at[:3] + ["…"] * (len(at) > 3))
-            many = "made of point masses at" if len(at) > 1 else "the point mass at"
+            atoms = [f"{at:g}" for at in self._points.atoms]
+            kind = "made of point masses at" if len(atoms) > 1 else "the point mass at"
+            if len(atoms) > 3:
+                atoms = [*atoms[:3], "…"]
             raise LawError(
                 name,
-                f"this law is {many} {points}, which has no density; law.atoms has"
-                " their masses",
+                f"this law is {kind} {', '.join(atoms)}, which has no density;"
+                " law.atoms has their masses",
             )
         return self.smoothed()
 
@@ -159,20 +151,21 @@ class Mixture(Components, Law):
         """
         if self.replicas == 1:
             return np.zeros_like(value)
-        few, n = self._compressed, self.effective
+        few = self._compressed
+        n = self.effective
         # w_i² of each replica is w_i/N if all weights are equal, also where one
         # component stands for several replicas
-        alike = self.weight is None or self.count is not None
-        weight = np.sqrt(few.weight / self.replicas) if alike else few.weight
-        turned = few._replace(mean=sign * few.mean)
-        square, cross = turned._replace(weight=weight).squares(sign * y, kernel)
-        variance = (
-            square - 2 * value * cross + value**2 / n + points * (1 - 2 * value) / n
-        )
-        spread = student(max(2, int(n))) * np.sqrt(
-            np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
-        )
-        return np.asarray(combined(spread, turned.unseen(sign * y, kernel, n)))
+        equal_weights = self.weight is None or self.count is not None
+        root_weight = np.sqrt(few.weight / self.replicas)
+        weight = root_weight if equal_weights else few.weight
+        signed = few._replace(mean=sign * few.mean)
+        # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and so for the points
+        square, cross = signed._replace(weight=weight).squares(sign * y, kernel)
+        variance = square - 2 * value * cross + value**2 / n
+        variance = variance + points * (1 - 2 * value) / n
+        unbiased = np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
+        spread = student(max(2, int(n))) * np.sqrt(unbiased)
+        return np.asarray(combined(spread, signed.unseen(sign * y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
         if len(self._points.draws):
@@ -185,10 +178,12 @@ class Mixture(Components, Law):
             )
             return Estimate(value, combined(error, bias))
         value = self._density(y)
-        binned = self.binning and self.binning * float(
-            self._compressed.pdf(self._scales()[0]).max()
-        )
-        return Estimate(value, combined(self._error(value, y, "pdf"), binned))
+        error = self._error(value, y, "pdf")
+        if self.binning:
+            locations, _ = self._scales()
+            highest = float(self._compressed.pdf(locations).max())
+            error = combined(error, self.binning * highest)
+        return Estimate(value, error)
 
     def _density(self, y: Array) -> Array:
         return self._with_density("pdf")._compressed.pdf(y)
@@ -207,9 +202,8 @@ class Mixture(Components, Law):
         return np.zeros(len(y)) if self.replicas == 1 else super()._log_error(y)
 
     def _log_tail(self, y: Array, sign: int) -> Array:
-        return self._gaussians._replace(mean=sign * self._gaussians.mean).logsf(
-            sign * y
-        )
+        signed = self._gaussians._replace(mean=sign * self._gaussians.mean)
+        return signed.logsf(sign * y)
 
     def _distribution(self, y: Array) -> Array:
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
@@ -218,16 +212,17 @@ class Mixture(Components, Law):
         value = self._distribution(y)
         if not len(self._smooth):
             return Estimate(value, proportion_error(value, self.effective))
-        error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
+        points_below = steps[:-1]
+        points_above = steps[-1] - points_below
+        error = np.empty_like(value)
         # from the smaller tail: in the other the squares are near 1, and their
         # differences are rounding errors
-        sides = (
-            (~upper, 1, value, steps[:-1]),
-            (upper, -1, self._sf(y), steps[-1] - steps[:-1]),
-        )
-        for part, sign, tail, points in sides:
-            error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
+        low = value <= 0.5
+        error[low] = self._error(value[low], y[low], "cdf", points_below[low])
+        high = ~low
+        above = self._sf(y)[high]
+        error[high] = self._error(above, y[high], "cdf", points_above[high], sign=-1)
         return Estimate(value, combined(error, self.binning))
 
     def _sf(self, y: Array) -> Array:
@@ -242,8 +237,10 @@ class Mixture(Components, Law):
         total = np.cumsum(self.component_weight[order])
         k = np.searchsorted(total, level * (1 - 1e-14) * total[-1], side="left")
         result = self.component_mean[order][np.minimum(k, len(order) - 1)]
-        ends = (-np.inf, np.inf) if self.replicas > 1 else (result, result)
-        return np.where(level == 0, ends[0], np.where(level == 1, ends[1], result))
+        if self.replicas > 1:
+            result = np.where(level == 0, -np.inf, result)
+            result = np.where(level == 1, np.inf, result)
+        return np.asarray(result)
 
     # For distances
 
@@ -277,15 +274,15 @@ class Mixture(Components, Law):
                 self.component_mean + by, var, origin, weight, count=self.count
             )
 
-        pairs: list[tuple[Law, Law]] = (
-            [(moved(0.0, error), moved(0.0, -error))] if len(self._smooth) else []
-        )
+        pairs: list[tuple[Law, Law]] = []
+        if len(self._smooth):
+            pairs.append((moved(0.0, error), moved(0.0, -error)))
         if not self.centred:
-            std, size = self.std(), abs(self.mean())
-            whole = std if std > CONSTANT * size else size
-            by = error * np.where(
-                self.component_var > 0, np.sqrt(self.component_var), whole
-            )
+            size = abs(self.mean())
+            if self.std() > CONSTANT * size:
+                size = self.std()
+            is_random = self.component_var > 0
+            by = error * np.where(is_random, np.sqrt(self.component_var), size)
             pairs.append((moved(by, 0.0), moved(-by, 0.0)))
         return pairs
 
@@ -296,9 +293,8 @@ class Mixture(Components, Law):
             # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
             for k in range(0, order + 1, 2):
                 if k == order or mean.any():
-                    total = total + math.comb(order, k) * mean ** (order - k) * var ** (
-                        k // 2
-                    ) * normal_moment(k)
+                    power = mean ** (order - k) * var ** (k // 2)
+                    total = total + math.comb(order, k) * power * normal_moment(k)
         if not np.isfinite(total).all():
             raise OverflowError(
                 f"moment: order={order}: E[Y^{order}] is above the largest double; take"
@@ -316,63 +312,48 @@ class Mixture(Components, Law):
         std = self.std()
         if std == 0:  # a point mass has none
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
-        replicas, mean, var = (
-            self._replicas,
-            self._central() / std,
-            self.component_var / self.var(),
-        )
-        second, third, fourth = (
-            var + mean**2,
-            3 * mean * var + mean**3,
-            3 * var**2 + 6 * var * mean**2 + mean**4,
-        )
-        m3, m4 = float(replicas.mean(third)), float(replicas.mean(fourth))
-        tail2, tail3, tail4 = (
-            float(replicas.unseen(moment, decisive=True))
-            for moment in (second, third, fourth)
-        )
-        # by the delta method, since mean and variance are estimated too; then the
-        # changes with each variance
-        influences = (
-            third - 3 * mean - 1.5 * m3 * second,
-            fourth - 2 * m4 * second - 4 * m3 * mean,
-        )
-        changes = (
-            3 * mean * var - 1.5 * m3 * var,
-            6 * var**2 + 6 * var * mean**2 - 2 * m4 * var,
-        )
-        # the contribution of a tail beyond the replicas; it increases the second moment
-        # too
-        beyond = (
-            (
-                (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3)
-                if math.isfinite(tail3)
-                else math.inf
-            ),
-            (m4 + tail4) / (1 + tail2) ** 2 - m4 if math.isfinite(tail4) else math.inf,
-        )
-        errors = [
-            combined(
-                replicas.spread(influence),
-                unseen,
-                self.origin.quadrature_error * replicas.mean(np.abs(change)),
-            )
-            for influence, unseen, change in zip(
-                influences, beyond, changes, strict=True
-            )
-        ]
-        return Estimate(m3, errors[0]), Estimate(m4 - 3, errors[1])
+        replicas = self._replicas
+        # standardised: Σ w mean = 0 and Σ w second = 1
+        mean = self._central() / std
+        var = self.component_var / self.var()
+        second = var + mean**2
+        third = 3 * mean * var + mean**3
+        fourth = 3 * var**2 + 6 * var * mean**2 + mean**4
+        m3 = float(replicas.mean(third))
+        m4 = float(replicas.mean(fourth))
+
+        # Of sampling, by the delta method, since mean and variance are estimated too.
+        influence3 = third - 3 * mean - 1.5 * m3 * second
+        influence4 = fourth - 2 * m4 * second - 4 * m3 * mean
+
+        # Of a tail beyond the replicas, which increases the second moment too.
+        tail2 = float(replicas.unseen(second, decisive=True))
+        tail3 = float(replicas.unseen(third, decisive=True))
+        tail4 = float(replicas.unseen(fourth, decisive=True))
+        unseen3 = unseen4 = math.inf
+        if math.isfinite(tail3):
+            unseen3 = (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3)
+        if math.isfinite(tail4):
+            unseen4 = (m4 + tail4) / (1 + tail2) ** 2 - m4
+
+        # Of quadrature: the changes with the variance of each component.
+        change3 = 3 * mean * var - 1.5 * m3 * var
+        change4 = 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
+        relative_error = self.origin.quadrature_error
+        doubt3 = relative_error * replicas.mean(np.abs(change3))
+        doubt4 = relative_error * replicas.mean(np.abs(change4))
+
+        error3 = combined(replicas.spread(influence3), unseen3, doubt3)
+        error4 = combined(replicas.spread(influence4), unseen4, doubt4)
+        return Estimate(m3, error3), Estimate(m4 - 3, error4)
 
     def support(self) -> tuple[float, float]:
         """The ends of the support; for a law that consists of points, the smallest and
         the largest.
         """
-        smooth = self.component_var.any()
-        return (
-            super().support()
-            if smooth
-            else (float(self.component_mean.min()), float(self.component_mean.max()))
-        )
+        if self.component_var.any():
+            return super().support()
+        return float(self.component_mean.min()), float(self.component_mean.max())
 
     def latex(self) -> str:
         """The formula of the program at infinite width, or N(m, v) for a single
@@ -388,18 +369,15 @@ class Mixture(Components, Law):
     def _cf(self, t: Array) -> Estimate:
         # Σ_r w_r e^(itm_r − t²v_r/2); its error is the radius of a circle
         values, errors = [], []
-        for p in batches(t, len(self.component_var)):
+        for points in batches(t, len(self.component_var)):
             with np.errstate(over="ignore"):  # e^(−∞) is 0
-                terms = np.exp(
-                    1j * np.outer(self.component_mean, p)
-                    - np.outer(self.component_var, p**2) / 2
-                )
+                phase = np.outer(self.component_mean, points)
+                decay = np.outer(self.component_var, points**2) / 2
+                terms = np.exp(1j * phase - decay)
             values.append(self._replicas.mean(terms))
-            errors.append(
-                combined(
-                    self._replicas.spread(terms.real), self._replicas.spread(terms.imag)
-                )
-            )
+            error_of_real = self._replicas.spread(terms.real)
+            error_of_imaginary = self._replicas.spread(terms.imag)
+            errors.append(combined(error_of_real, error_of_imaginary))
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
@@ -408,12 +386,13 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
-        share = (
-            {"weight": self.weight}
-            if self.count is None
-            else {"count": self.count, "binning": self.binning}
-        )
-        return {"mean": self.component_mean, "var": self.component_var, **share}
+        arrays: dict[str, Any] = {
+            "mean": self.component_mean,
+            "var": self.component_var,
+        }
+        if self.count is None:
+            return {**arrays, "weight": self.weight}
+        return {**arrays, "count": self.count, "binning": self.binning}
 
 
 class Empirical(Mixture):
@@ -441,20 +420,18 @@ class Empirical(Mixture):
     lattice = 32
 
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
-        given = checked_draws(draws)
-        if bandwidth is None:
-            h = float(given.std(ddof=1) * given.size ** (-0.2))
+        sample = checked_draws(draws)
+        if bandwidth is None:  # Scott's rule
+            h = float(sample.std(ddof=1) * sample.size ** (-0.2))
         else:
             h = real(bandwidth, "bandwidth", "Empirical", above=0.0, most=MAX_MAGNITUDE)
         origin = Provenance(
-            "estimated", f"Gaussian kernel estimate from {given.size} draws"
+            "estimated", f"Gaussian kernel estimate from {sample.size} draws"
         )
-        super().__init__(given, h**2, origin)
-        self.draws, self.bandwidth, self._kernels = (
-            np.sort(given),
-            h,
-            np.arange(given.size),
-        )
+        super().__init__(sample, h**2, origin)
+        self.draws = np.sort(sample)
+        self.bandwidth = h
+        self._kernels = np.arange(sample.size)
 
     @cached_property
     def _sample(self) -> Mixture:
@@ -466,11 +443,9 @@ class Empirical(Mixture):
         return sample
 
     def _dense(self, factor: float = 1.0) -> Empirical:
-        return (
-            self
-            if factor == 1.0
-            else Empirical(self.component_mean, factor * self.bandwidth)
-        )
+        if factor == 1.0:
+            return self
+        return Empirical(self.component_mean, factor * self.bandwidth)
 
     def _pdf(self, y: Array) -> Estimate:
         return Estimate(self._density(y), self._sample._pdf(y).error)
@@ -490,8 +465,12 @@ class Empirical(Mixture):
         return _biased(super()._var(), self._sample._var())
 
     def _shape(self) -> tuple[Estimate, Estimate]:
-        (skewness, kurtosis), of_sample = super()._shape(), self._sample._shape()
-        return _biased(skewness, of_sample[0]), _biased(kurtosis, of_sample[1])
+        skewness, kurtosis = super()._shape()
+        skewness_of_sample, kurtosis_of_sample = self._sample._shape()
+        return (
+            _biased(skewness, skewness_of_sample),
+            _biased(kurtosis, kurtosis_of_sample),
+        )
 
     def _cf(self, t: Array) -> Estimate:
         return _biased(super()._cf(t), self._sample._cf(t))
@@ -505,7 +484,8 @@ class Empirical(Mixture):
 
 
 def _biased(estimate: Estimate, of_sample: Estimate) -> Estimate:
-    return Estimate(
-        estimate.value,
-        combined(of_sample.error, np.abs(estimate.value - of_sample.value)),
-    )
+    """A number of the kernel estimate, with its difference from that of the sample as
+    an error.
+    """
+    bias = np.abs(estimate.value - of_sample.value)
+    return Estimate(estimate.value, combined(of_sample.error, bias))

@@ -32,7 +32,8 @@ CELL = 0.01  # width of a cell in log v, in `compress`
 CELLS = 400  # largest number of cells in `compress`
 MAX_COMPONENTS = 1000  # largest number of components that fewer do not replace
 LATTICE = 16  # lattice steps in one standard deviation, in `binned`
-# smallest number of points that count as draws if each occurs once; fewer are atoms
+# smallest number of points without a repetition that count as draws next to points
+# with one; fewer are atoms
 SINGLES = 10
 
 
@@ -285,9 +286,11 @@ class Components:
             self.component_mean[point], return_inverse=True, return_counts=True
         )
         # two draws of a continuous law never coincide: unless pairs are much rarer than
-        # singles, all points are atoms
+        # singles, all points are atoms. A law of a few different points is a sample.
         once, twice = np.sum(count == 1), np.sum(count == 2)
-        drawn = self.count is None and once >= SINGLES and twice < once / 10
+        few_draws = 1 < once == self.replicas and self.weight is None
+        many_draws = once >= SINGLES and twice < once / 10
+        drawn = self.count is None and (few_draws or many_draws)
         single = (count == 1) if drawn else np.zeros(len(at), dtype=bool)
         masses = np.bincount(inverse, self.component_weight[point], len(at))
         return Points(point[single[inverse]], at[~single], masses[~single])

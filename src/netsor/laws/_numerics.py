@@ -230,7 +230,14 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
         raise LawError("expect", "func", f, "a function of numbers")
 
     def checked(y: Array) -> Array:
-        values = np.asarray(f(y), dtype=np.float64)
+        values = np.asarray(f(y))
+        if np.iscomplexobj(values):  # numpy would drop the imaginary parts
+            raise LawError(
+                "expect",
+                "func gave complex numbers: take the expectations of their real and of"
+                " their imaginary parts; law.cf(t) is that of exp(1j * t * y)",
+            )
+        values = np.asarray(values, dtype=np.float64)
         if values.shape not in ((), y.shape):
             raise LawError(
                 "expect",

@@ -188,11 +188,10 @@ def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
 
 def _curve(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law of atoms alone."""
-    return (
-        tuple(law.with_error.pdf(y))
-        if law._has_density
-        else (np.zeros_like(y), np.zeros_like(y))
-    )
+    if not law._has_density:
+        return np.zeros_like(y), np.zeros_like(y)
+    value, error = law._density_with_error(y)
+    return value, np.broadcast_to(error, y.shape)
 
 
 def _add_arrows(

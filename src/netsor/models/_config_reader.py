@@ -104,14 +104,15 @@ KINDS: dict[type, Kind] = {
 
 def _is_of_kind(value: Any, kind: type) -> bool:
     """Whether a field may have this value; true and false are no numbers."""
-    if not isinstance(value, KINDS[kind].types):
+    allowed: tuple[Any, ...] = KINDS[kind].types
+    if not isinstance(value, allowed):
         return False
     if isinstance(value, bool):
         return kind is bool
     if kind is int:
-        return 1 <= value < MAX_EXACT_INT
+        return bool(1 <= value < MAX_EXACT_INT)
     if kind is float:
-        return abs(value) < MAX_EXACT_INT
+        return bool(abs(value) < MAX_EXACT_INT)
     return True
 
 

@@ -425,6 +425,11 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
     texts : iterable of str
         The texts.
 
+    Returns
+    -------
+    changes : dict
+        A value of the right type for each field, for `model.replace(**changes)`.
+
     Examples
     --------
     >>> ns.models.settings(["layers=24", "gated=true", "std=0.01"])

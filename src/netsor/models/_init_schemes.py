@@ -39,6 +39,11 @@ def recipe(model: D, name: str) -> D:
     name : str
         One of `ns.models.RECIPES`, which has the description and source of each.
 
+    Returns
+    -------
+    model : Transformer
+        A new description of the same kind; the model itself is unchanged.
+
     Examples
     --------
     >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")

@@ -168,6 +168,12 @@ class Transformer(Description):
         ----------
         ids, tokens, decoder_ids, patches
             The inputs, described at the class.
+
+        Returns
+        -------
+        trace : Trace
+            `embedded` and `output`, the vectors before the first block and after the
+            last norm, and `layers`, with the values of each block.
         """
         return trace(self, inputs_of(self, ids, tokens, decoder_ids, patches))
 
@@ -240,6 +246,11 @@ def hub_cached(model: str) -> Path | None:
 @cache
 def names() -> tuple[str, ...]:
     """The names of the built-in models, sorted.
+
+    Returns
+    -------
+    names : tuple of str
+        Each is accepted by `read`.
 
     Examples
     --------

@@ -42,6 +42,11 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     heads, tokens : int
         The number of heads, H, and of tokens.
 
+    Returns
+    -------
+    biases : numpy.ndarray
+        (heads, tokens, tokens), to add to the scores.
+
     Examples
     --------
     >>> print(ns.nn.alibi(heads=8, tokens=3)[0])
@@ -268,6 +273,13 @@ def attend(
     """Multi-head attention: its output, scores and weights.
 
     The parameters are those of `attention`.
+
+    Returns
+    -------
+    attended : Attended
+        `output`, vectors of the shape of x; `scores`, after caps and biases and before
+        the mask; and `weights`, their softmax. Scores and weights are scalars of shape
+        (heads, …, tokens, tokens).
 
     Examples
     --------

@@ -106,6 +106,12 @@ def block(
         + norm(f(norm(x))) and "after" x + norm(f(x)). "parallel" is x + attend(norm(x))
         + feed(norm(x)).
 
+    Returns
+    -------
+    block : Block
+        `output`, the stream that leaves the block, and `attended` and `fed`, the
+        outputs of its two branches. All have the shape of x.
+
     Examples
     --------
     >>> n = ns.Width("n")
@@ -222,6 +228,12 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     layer : callable
         A function of vectors that returns a value or a tuple of values. It is called
         once.
+
+    Returns
+    -------
+    layer : callable
+        It takes vectors of the same width and shape at every call, and returns what the
+        function that you gave returns.
 
     Examples
     --------

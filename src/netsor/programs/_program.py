@@ -236,6 +236,13 @@ class Program:
         coordinates
             The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`,
             `slice(8)`); all if None.
+
+        Returns
+        -------
+        draws : numpy.ndarray, or tuple of numpy.ndarray
+            (draws, *shape, coordinates) for vectors of that shape, without the last
+            axis if `coordinates` is an integer; (draws, *shape) for scalars. A tuple
+            with one array for each output if the program returns several.
         """
         values = topological_order(self._whole)
         bound, numbers = bind_names(values, widths, allow_inf=False)
@@ -323,6 +330,14 @@ class Program:
             gives an `ExtrapolatedLaw`.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
+
+        Returns
+        -------
+        law : Mixture, HeadSum or Joint
+            A law of one variable for a program with one scalar or vector as its output,
+            else the joint law of the entries of all outputs, flattened.
+            `law.with_error` has every number with its standard error: of sampling and
+            of Gaussian expectations.
         """
         where = choose(backend, device, precision)
         sampling = Sampling(
@@ -367,6 +382,13 @@ class Program:
         since no covariance between outputs is formed. At infinite width, means over
         quadrature nodes have independent errors: the standard error of a mean over
         draws includes them.
+
+        Returns
+        -------
+        draws : numpy.ndarray, or tuple of numpy.ndarray
+            (draws, *shape) for an output of that shape, with a last axis if
+            `coordinates` is a list; a tuple with one array for each output if the
+            program returns several.
         """
         where = choose(backend, device, precision)
         sampling = Sampling(
@@ -424,6 +446,12 @@ class Program:
             The moves of each particle at each tempering step.
         backend
             The array library for the likelihoods, in double precision.
+
+        Returns
+        -------
+        posterior : Posterior
+            `law` is the joint law of all entries given the data; `r_hat`, `effective`
+            and `acceptance` show how well the chains did.
         """
         seed = chosen_seed(seed, rng)
         schedule = Schedule(draws, chains, thin, particles, moves).checked()
@@ -444,6 +472,11 @@ class Program:
         ----------
         **options
             The keyword arguments of `posterior`.
+
+        Returns
+        -------
+        cost : ChainCost
+            `seconds`, the largest `bytes` of memory, and the number of `likelihoods`.
         """
         in_schedule = [name for name in Schedule._fields if name in options]
         schedule = Schedule(**{name: options.pop(name) for name in in_schedule})

@@ -177,6 +177,10 @@ def density(
 ) -> str:
     """A small picture of a density, with its error as a band and a line for each atom
     (place, relative height).
+
+    It is written here and not drawn by matplotlib, as figures of reports are, because a
+    notebook shows it with every law: axes and letters take the colour of the page
+    (`currentColor`), dark or light, and showing a law does not wait for matplotlib.
     """
     top = float(np.max(y + error)) or 1.0
     floor = HIGH - BELOW

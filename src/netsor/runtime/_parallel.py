@@ -39,11 +39,9 @@ THREADS = 256  # at most: more are not faster, and each costs memory
 
 def cores() -> int:
     """The cores this process may use."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Tick:
@@ -54,7 +52,9 @@ class Tick:
     # Another process gets a copy, whose counts are lost.
 
     def __init__(self) -> None:
-        self.cancelled, self.lock, self.draws = threading.Event(), threading.Lock(), 0
+        self.cancelled = threading.Event()
+        self.lock = threading.Lock()
+        self.draws = 0
 
     def __call__(self, draws: int) -> None:
         if self.cancelled.is_set():
@@ -100,6 +100,34 @@ class _DaemonThreads(Executor):
             thread.join(PATIENCE / len(self.threads))
 
 
+class _Shown:
+    """The progress of a run, as a bar on a terminal or as calls of a function."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress = progress
+        self.total = total
+        self.shown = 0
+        self.bar = None
+        if progress is True and on_terminal() and not quiet():
+            from tqdm import tqdm  # slow to import, and only useful on a terminal
+
+            self.bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
+
+    def update(self, draws: int) -> None:
+        """Show this many draws; never fewer than before."""
+        now = min(self.total, max(self.shown, draws))
+        if self.bar is not None:
+            self.bar.update(now - self.shown)
+        if callable(self.progress) and now > self.shown:
+            self.progress(now, self.total)
+        self.shown = now
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+
 def run(
     work: Callable[[range, Callable[[int], None]], T],
     parts: Sequence[range],
@@ -119,56 +147,48 @@ def run(
     slots = at_once(workers, executor)
     # tasks in flight: enough to keep the workers busy, with bounded memory for results
     ahead = 2 * slots
-    own = (
-        _DaemonThreads(min(slots, len(parts)))
-        if executor is None and threads_start()
-        else None
-    )
-    pool = own or executor or InlineExecutor()
-    together = (
-        1 if executor is None else max(1, min(together, len(parts) // (4 * slots)))
-    )
+    threads = None
+    if executor is None:
+        together = 1
+        if threads_start():
+            threads = _DaemonThreads(min(slots, len(parts)))
+    else:
+        together = max(1, min(together, len(parts) // (4 * slots)))
+    pool = threads or executor or InlineExecutor()
+    sent = _sent_once(work, executor)
     waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
-    # Dask: every worker gets one copy of the work
-    client = getattr(executor, "_client", None)
-    sent: Any = (
-        work if client is None else client.scatter(work, broadcast=True, hash=False)
-    )
     pending: dict[Future[list[T]], Sequence[range]] = {}
-    total = sum(map(len, parts))
-    finished = shown = 0
+    finished = 0
     tick = Tick()
-    bar = None
-    if progress is True and on_terminal() and not quiet():
-        from tqdm import tqdm  # slow to import, and only useful on a terminal
-
-        bar = tqdm(total=total, unit=" draws", delay=1, leave=False)
+    shown = _Shown(progress, total=sum(map(len, parts)))
     try:
         while True:
-            for some in waiting:
-                pending[pool.submit(_parts, sent, some, tick)] = some
+            for task in waiting:
+                pending[pool.submit(_parts, sent, task, tick)] = task
                 if len(pending) >= ahead:
                     break
             if not pending:
                 break
             done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
             finished += sum(len(part) for future in done for part in pending[future])
-            now = min(total, max(shown, finished, tick.draws))
-            if bar is not None:
-                bar.update(now - shown)
-            if callable(progress) and now > shown:
-                progress(now, total)
-            shown = now
+            shown.update(max(finished, tick.draws))
             for future in done:
                 yield from zip(pending.pop(future), _result(future), strict=True)
     finally:
         tick.cancelled.set()
-        if bar is not None:
-            bar.close()
+        shown.close()
         for future in pending:
             future.cancel()
-        if own is not None:
-            own.leave()
+        if threads is not None:
+            threads.leave()
+
+
+def _sent_once(work: Any, executor: Executor | None) -> Any:
+    """The work as tasks name it: with Dask, every worker gets one copy of it."""
+    client = getattr(executor, "_client", None)
+    if client is None:
+        return work
+    return client.scatter(work, broadcast=True, hash=False)
 
 
 def check_executor(executor: object, otherwise: str) -> None:
@@ -217,11 +237,11 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
     client = getattr(executor, "_client", None)  # of Dask
     if client is not None:
         return max(1, int(sum(client.nthreads().values())))
-    # of MPI, and of Python
-    said = getattr(executor, "num_workers", None) or getattr(
-        executor, "_max_workers", None
-    )
-    return said if isinstance(said, int) and said > 0 else cores()
+    workers_of_mpi = getattr(executor, "num_workers", None)
+    reported = workers_of_mpi or getattr(executor, "_max_workers", None)
+    if isinstance(reported, int) and reported > 0:
+        return reported
+    return cores()
 
 
 def _parts(

@@ -81,6 +81,11 @@ class Rate:
             Where to plot; pyplot's current axes by default.
         label : str, optional
             Its name in the legend.
+
+        Returns
+        -------
+        axes : matplotlib.axes.Axes
+            The axes with the picture.
         """
         if ax is None:
             import matplotlib.pyplot as plt  # slow to import
@@ -178,6 +183,13 @@ def rate(
         The seed of all laws, which couples them.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
+
+    Returns
+    -------
+    rate : Rate
+        `kl` has the divergence from the limit at each width, an `Estimate`; `slope` the
+        fitted power of the width, and `slopes` those between neighbouring widths;
+        `laws` and `limit` the laws themselves. Print it for a table.
 
     Examples
     --------
@@ -353,6 +365,15 @@ def width_needed(
         level of a quantile, such as 0.999.
     draws
         As in `Program.law`; more draws give a smaller interval.
+
+    Returns
+    -------
+    needed : WidthNeeded
+        The answer lies between the widths `low` and `high`: at `low` the difference
+        exceeds the tolerance by two standard errors, at `high` it is below by two.
+        `high` is infinite if no width is known to suffice, and `low` is 1 if none is
+        known to be too small. `differences` has every difference that was computed, by
+        width, and `summary` is the answer in one line.
 
     Examples
     --------

@@ -15,9 +15,8 @@ from .._validate import ArgumentError
 from ..models import Transformer
 from ..models._training import absent_kinds
 from ..optim import NAMED
-from ._parametrisation import GROW, STD_FIELDS, Parametrisation, Setting
+from ._parametrisation import GROW_HEAD_DIM, STD_FIELDS, Parametrisation, Setting
 
-HEADS, HEAD_DIM = GROW
 WITH_EPS = [name for name, optimiser in NAMED.items() if "eps" in optimiser.takes]
 
 
@@ -126,11 +125,11 @@ def _of_logits(_: Setting, setup: Setup) -> str:
 
 
 def _of_scores(setting: Setting, setup: Setup) -> str:
-    if setting.of != "head_dim" or setup.grow == HEAD_DIM:
+    if setting.of != "head_dim" or setup.grow == GROW_HEAD_DIM:
         return ""
     return (
         "the dimension of a head does not grow: set scores.width, or grow to"
-        f" {HEAD_DIM}"
+        f" {GROW_HEAD_DIM}"
     )
 
 

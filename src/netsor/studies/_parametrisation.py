@@ -80,6 +80,13 @@ class Parametrisation:
     settings: tuple[Setting, ...] = ()  # of a file: its changes to the starting point
     source: str = ""  # the file
 
+    @property
+    def is_maximal(self) -> bool:
+        """Whether its promise is that of maximal updates: features and outputs change
+        by as much at every width.
+        """
+        return not self.features and not self.outputs
+
     def scaling(self, kind: str) -> Scaling:
         """The scaling of a kind of weight."""
         return self.kinds.get(kind, Scaling())
@@ -196,11 +203,8 @@ def _read(
     given: dict[str, Any], optimiser: str, name: str, source: str
 ) -> Parametrisation:
     called, start = given.pop("name", name), given.pop("like", "fixed")
-    if (
-        not isinstance(called, str)
-        or not 1 <= len(called) <= LONGEST
-        or not called.isprintable()
-    ):
+    is_name = isinstance(called, str) and called.isprintable()
+    if not is_name or not 1 <= len(called) <= LONGEST:
         raise ValueError(
             f"name={shown(called)} of a parametrisation must be 1 to {LONGEST}"
             " printable characters"
@@ -341,7 +345,8 @@ def _merged(old: Any, given: Any, place: str) -> Any:
     return {**old, **new} if isinstance(old, dict) else old._replace(**new)
 
 
-GROW = ("heads", "head-dim")  # the one that grows with the width; the other stays
+GROW_HEADS, GROW_HEAD_DIM = "heads", "head-dim"
+GROW = (GROW_HEADS, GROW_HEAD_DIM)  # one grows with the width; the other stays
 STD_FIELDS = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
 
 
@@ -356,18 +361,16 @@ def scaled(
     """
     ratio, deeper = width / model.width, depth / model.layers
     heads, groups, d = model.heads, model.key_heads, model.d
-    if grow == "heads":
-        heads, groups = (
-            _times(heads, width, model, "heads"),
-            _times(groups, width, model, "groups"),
-        )
+    if grow == GROW_HEADS:
+        heads = _times(heads, width, model, "heads")
+        groups = _times(groups, width, model, "groups")
     else:
         d = _times(d, width, model, "the dimension of a head")
+    name = f"{model.name}, {rule.name}, n = {width:,}"
+    if depth != model.layers:
+        name += f", L = {depth}"
     changes: dict[str, Any] = {
-        "name": (
-            f"{model.name}, {rule.name}, n = {width:,}"
-            + (f", L = {depth}" if depth != model.layers else "")
-        ),
+        "name": name,
         "layers": depth,
         "width": width,
         "heads": heads,
@@ -379,9 +382,8 @@ def scaled(
     for kind in KINDS:
         name = f"std_{STD_FIELDS.get(kind, kind)}"
         if name not in unread:
-            changes[name] = getattr(model, name) * rule.scaling(kind).std.of(
-                ratio, deeper
-            )
+            factor = rule.scaling(kind).std.of(ratio, deeper)
+            changes[name] = getattr(model, name) * factor
     if model.tied:
         changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
     if model.score_scale is None:
@@ -395,6 +397,7 @@ def scaled(
 
 
 def _times(count: int, width: int, model: Transformer, what: str) -> int:
+    """A number of the model that grows with the width, at this width."""
     if count * width % model.width:
         unit = model.width // math.gcd(count, model.width)
         allowed = (

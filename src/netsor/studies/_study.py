@@ -120,6 +120,22 @@ def part_draws(most: int, seconds: float, seconds_per_draw: float) -> int:
 class Request(ABC):
     """The validated options of a study: those that all studies have; subclasses add
     their own.
+
+    A request is made once, from the arguments of the study's function, and never
+    changes. Its options decide every number of the result, so they are written to the
+    manifest. `of` reads the arguments that all studies share: seeds, the folder and the
+    backend.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Squares(Request):
+    ...     numbers: tuple[int, ...]
+    ...     command, title = "netsor squares", "squares: of numbers"
+    ...     files = ("report.html",)
+    >>> request = Squares.of((1, 2, 3), seed=7, rng=None, out=None)
+    >>> request.seed, request.options()
+    (7, {'numbers': [1, 2, 3]})
     """
 
     # such as "netsor audit"; a folder whose manifest begins with it may be overwritten
@@ -225,7 +241,28 @@ def as_json(value: Any) -> Any:
 
 
 class Result(ABC):
-    """The result of a study as text, HTML and files, all made from one document."""
+    """The result of a study as text, HTML and files, all made from one document.
+
+    A subclass says what its document, its data files and its cost are. What is printed,
+    shown in a notebook and saved then agrees, because all of it is that document.
+
+    Examples
+    --------
+    >>> class SquaresResult(Result):
+    ...     def __init__(self, request, squares):
+    ...         self.request, self.squares = request, squares
+    ...     def _document(self, manifest=None):
+    ...         subject = ", ".join(map(str, self.squares))
+    ...         return Document("Squares", "all are positive", subject, [])
+    ...     def _files(self):
+    ...         return {"squares.json": json.dumps(self.squares).encode()}
+    ...     def _spent(self):
+    ...         return {"random_numbers": 0}
+    >>> print(SquaresResult(None, [1, 4, 9]))
+    all are positive
+    <BLANKLINE>
+    1, 4, 9
+    """
 
     request: Request
 
@@ -447,7 +484,34 @@ class Study(ABC, Generic[Found]):
 
 
 class Run:
-    """The running tasks of a study, and the numbers of finished ones: `run[task]`."""
+    """The running tasks of a study, and the numbers of finished ones: `run[task]`.
+
+    A task is begun at most once, and not at all if an earlier run has kept its numbers
+    on disk. After `wait`, `run[task]` has the numbers of every task that was waited
+    for. `add` begins tasks that depend on these.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Square:
+    ...     number: int
+    ...     @property
+    ...     def key(self):
+    ...         return {"square": self.number}
+    ...     def run(self):
+    ...         return {"square": np.array(self.number**2)}
+    >>> from types import SimpleNamespace
+    >>> request = SimpleNamespace(store=None, title="squares", progress=False)
+    >>> study = SimpleNamespace(request=request, tasks=lambda: [Square(2), Square(3)])
+    >>> run = Run(study, workers=None, executor=None)  # in this process
+    >>> run.wait()
+    >>> int(run[Square(3)]["square"])
+    9
+    >>> run.add([Square(9)])  # such as one that depends on the first
+    >>> run.wait()
+    >>> int(run[Square(9)]["square"])
+    81
+    """
 
     def __init__(
         self, study: Study[Any], workers: Any, executor: Executor | None
@@ -470,9 +534,9 @@ class Run:
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Begin more tasks, such as those that depend on the numbers of others."""
-        known = set(self.tasks)
+        begun = set(self.tasks)
         for task in dict.fromkeys(tasks):
-            if task in known:
+            if task in begun:
                 continue
             self.tasks.append(task)
             if self.store is not None and self.store.load(task.key) is not None:
@@ -517,27 +581,28 @@ class Run:
         """
         wanted = dict.fromkeys(self.tasks if tasks is None else tasks)
         unfinished = [task for task in wanted if task not in self._finished]
-
-        def finish() -> Iterator[None]:
-            """Finish one task at a time."""
-            if self.workers is None:
-                results = self._computed_here(unfinished)
-            else:
-                results = self._computed_by_workers(unfinished)
-            for task, arrays in results:
-                if self.store is not None and arrays is not None:
-                    self.store.save(task.key, arrays)
-                    arrays = None
-                self._finished[task] = arrays
-                yield
-                next(meanwhile, None)
-
         _process_pool.with_progress(
-            finish(),
+            self._finish(unfinished, meanwhile),
             len(unfinished),
             title or self.request.title.partition(":")[0],
             self.request.progress,
         )
+
+    def _finish(
+        self, tasks: Sequence[Task], meanwhile: Iterator[None]
+    ) -> Iterator[None]:
+        """Finish one task at a time, and do a piece of the other work after each."""
+        if self.workers is None:
+            results = self._computed_here(tasks)
+        else:
+            results = self._computed_by_workers(tasks)
+        for task, arrays in results:
+            if self.store is not None and arrays is not None:
+                self.store.save(task.key, arrays)
+                arrays = None
+            self._finished[task] = arrays
+            yield
+            next(meanwhile, None)
 
     def _computed_here(
         self, tasks: Sequence[Task]

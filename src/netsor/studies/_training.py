@@ -43,7 +43,7 @@ from ..runtime._memory import check_memory
 from . import _study
 from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
 from ._idle_settings import Setup, refuse_idle_settings
-from ._parametrisation import GROW, Parametrisation, parametrisation, scaled
+from ._parametrisation import GROW, GROW_HEADS, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the default batch: the cost of a draw grows with their square
 FEWEST = 4  # draws: a standard error needs some
@@ -149,7 +149,7 @@ class TrainingRequest(_study.Request):
     targets: Any = None
     tokens: Positive | None = None
     draws: Annotated[int, partial(whole, least=FEWEST)] = 16
-    grow: Annotated[str, choice(*GROW)] = GROW[0]
+    grow: Annotated[str, choice(*GROW)] = GROW_HEADS
     vectors: Any = ()
     eps: Any = 0.0  # of Adam, at the width of the model
 
@@ -205,14 +205,11 @@ class TrainingRequest(_study.Request):
             raise ArgumentError(
                 "parametrisation", names, "names that are all different"
             )
-        self._set(
-            "widths",
-            sizes_of(
-                "widths", self.default_widths if self.widths is None else self.widths
-            ),
-        )
+        widths = self.default_widths if self.widths is None else self.widths
+        self._set("widths", sizes_of("widths", widths))
         self._set("vectors", self._vectors())
-        for name, why in (self.of_models if self.own else self.of_programs).items():
+        reserved = self.of_models if self.own else self.of_programs
+        for name, why in reserved.items():
             if getattr(self, name) is not None:
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
         if isinstance(self.model, Transformer):
@@ -222,7 +219,7 @@ class TrainingRequest(_study.Request):
                 "left out: a program defines its standard deviations and learning rates"
             )
             raise ArgumentError("parametrisation", self.rules[0].name, allowed)
-        elif self.grow != GROW[0]:
+        elif self.grow != GROW_HEADS:
             raise ArgumentError(
                 "grow",
                 self.grow,
@@ -238,17 +235,17 @@ class TrainingRequest(_study.Request):
     def _vectors(self) -> tuple[str, ...]:
         """The vectors of a model to train."""
         allowed = f"a sequence of {' and '.join(map(repr, VECTORS))}"
-        given = listed(self.vectors, "vectors", allowed)
-        if not all(isinstance(name, str) and name in VECTORS for name in given):
+        names = listed(self.vectors, "vectors", allowed)
+        if not all(isinstance(name, str) and name in VECTORS for name in names):
             raise ArgumentError("vectors", self.vectors, allowed)
-        if given and self.own:
+        if names and self.own:
             allowed = "left out: a program names what moves"
-            raise ArgumentError("vectors", given, allowed)
-        if given and NAMED[self.optimiser].kind.matrices_only:
+            raise ArgumentError("vectors", names, allowed)
+        if names and NAMED[self.optimiser].kind.matrices_only:
             optimiser = NAMED[self.optimiser].kind.__name__
             allowed = f"left out: {optimiser} moves matrices alone"
-            raise ArgumentError("vectors", given, allowed)
-        return tuple(name for name in VECTORS if name in given)
+            raise ArgumentError("vectors", names, allowed)
+        return tuple(name for name in VECTORS if name in names)
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
@@ -310,7 +307,7 @@ class TrainingRequest(_study.Request):
 
     def _check_settings(self, model: Transformer) -> None:
         """Refuse settings that would be ignored."""
-        if self.grow != GROW[0] and set(self.widths) == {model.width}:
+        if self.grow != GROW_HEADS and set(self.widths) == {model.width}:
             allowed = (
                 f"left out: the only width is that of {model.name}, so nothing grows"
                 " with it"
@@ -469,36 +466,50 @@ class TrainingStudy(_study.Study[_study.Found]):
         """The cost, from the plans; raises an error if memory is too small."""
         request = self.request
         where = dataclasses.replace(request.backend, precision="float64")
-        draws, rates, rules = request.draws, request.rates, len(request.checks)
-        seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
+        rules = len(request.checks)  # all cost the same
+        seconds, numbers = 0.0, 0.0
+        worker_bytes, tasks = 0.0, 0
         for case in request.cases(request.checks[0]):
             if case.model is not None:
-                refuse_large(case.model, len(case.ids), False, True)
-            draw, part = case.draw(where), min(draws, request.part_draws(case))
-            count = math.ceil(draws / part)
-            if math.isinf(case.width):
-                plans = rates
-            elif request.backend.threads and not request.own:
-                plans = count  # every task plans what it draws
-            else:
-                plans = 1
-            seconds += (
-                draw.seconds * draws * rates + draw.compiling + draw.planning * plans
+                refuse_large(case.model, len(case.ids), infinite=False, gradients=True)
+            draw = case.draw(where)
+            task_draws = min(request.draws, request.part_draws(case))
+            case_tasks = math.ceil(request.draws / task_draws)
+            seconds += self._case_seconds(case, draw, case_tasks)
+            numbers += draw.numbers * request.draws * request.rates
+            worker_bytes = max(
+                worker_bytes, draw.in_worker(task_draws, request.backend)
             )
-            # quadrature errors
-            if math.isinf(case.width) and not case.empty and case.plan.expects:
-                seconds += rates * (3 * FEW * draw.seconds + 2 * draw.planning)
-            numbers += draw.numbers * draws * rates
-            one = max(one, draw.in_worker(part, request.backend))
-            parts += rules * count
+            tasks += rules * case_tasks
         check_memory(
-            one,
+            worker_bytes,
             f"a draw at {request.axis}s {list(request.at)}",
             "take smaller widths, or fewer tokens",
         )
-        workers = worker_count(request.workers, parts, one, request.backend)
-        overhead = overhead_seconds(workers, request.out is not None)
-        return Cost(rules * seconds, overhead, one, int(rules * numbers), workers)
+        workers = worker_count(request.workers, tasks, worker_bytes, request.backend)
+        return Cost(
+            seconds=rules * seconds,
+            first=overhead_seconds(workers, request.out is not None),
+            bytes=worker_bytes,
+            random_numbers=int(rules * numbers),
+            workers=workers,
+        )
+
+    def _case_seconds(self, case: Any, draw: Draw, tasks: int) -> float:
+        """The time of one network: of its draws, plans and quadrature errors."""
+        request = self.request
+        if math.isinf(case.width):
+            plans = request.rates
+        elif request.backend.threads and not request.own:
+            plans = tasks  # every task plans what it draws
+        else:
+            plans = 1
+        drawing = draw.seconds * request.draws * request.rates
+        seconds = drawing + draw.compiling + draw.planning * plans
+        if math.isinf(case.width) and not case.empty and case.plan.expects:
+            quadrature_errors = 3 * FEW * draw.seconds + 2 * draw.planning
+            seconds += request.rates * quadrature_errors
+        return float(seconds)
 
     def check(self) -> None:
         """Reject single precision where it is not accurate enough."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from netsor.papers._significance import AGREES, DISAGREES
-from netsor.papers.literature import _completep as study
+from tests.internals import AGREES, DISAGREES
+from tests.internals import _completep as study
 
 
 def test_the_branch_is_its_linearisation_and_the_first_row_alone_is_not():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.papers._significance import ABSENT, AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _dong as study
+from tests.internals import ABSENT, AGREES, DISAGREES, OUTSIDE
+from tests.internals import _dong as study
 
 WIDTH, TOKENS, DRAWS = 8, 4, 1000
 

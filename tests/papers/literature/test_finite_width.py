@@ -5,8 +5,8 @@ verdicts either way.
 import numpy as np
 import pytest
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _finite_width as study
+from tests.internals import AGREES, DISAGREES, OUTSIDE
+from tests.internals import _finite_width as study
 
 
 def explicit(n, draws, rng):

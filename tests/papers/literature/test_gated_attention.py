@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _gated_attention as study
+from tests.internals import AGREES, DISAGREES, OUTSIDE
+from tests.internals import _gated_attention as study
 
 from ...keep import keep
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor.papers._significance import AGREES, DISAGREES
-from netsor.papers.literature import _gating as study
+from tests.internals import AGREES, DISAGREES
+from tests.internals import _gating as study
 
 
 def test_the_cold_limit_is_chi_square():

@@ -5,9 +5,8 @@ out otherwise.
 import numpy as np
 import pytest
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _hron as study
-from netsor.papers.literature._result import mean
+from tests.internals import AGREES, DISAGREES, OUTSIDE, mean
+from tests.internals import _hron as study
 
 
 def test_kernel_of_a_wide_layer_that_is_drawn():

@@ -5,8 +5,8 @@ and verdicts either way.
 import numpy as np
 import pytest
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _learning_rate as study
+from tests.internals import AGREES, DISAGREES, OUTSIDE
+from tests.internals import _learning_rate as study
 
 
 def test_the_best_rate_is_where_the_output_first_meets_the_target():

@@ -5,9 +5,8 @@ it is exact, verdicts.
 import numpy as np
 import pytest
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _noci as study
-from netsor.papers.literature._result import mean
+from tests.internals import AGREES, DISAGREES, OUTSIDE, mean
+from tests.internals import _noci as study
 
 WIDTH, DRAWS = 4, 1000
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE, UNDECIDED
-from netsor.papers.literature import _peri_ln as study
+from tests.internals import AGREES, DISAGREES, OUTSIDE
+from tests.internals import CLAIM_UNDECIDED as UNDECIDED
+from tests.internals import _peri_ln as study
 
 NOISE = np.linspace(-1, 1, 8)
 

@@ -12,31 +12,32 @@ import pytest
 from click.testing import CliRunner
 
 import netsor as ns
-from netsor.cli._main import Watch
-from netsor.cli._options import cli
-from netsor.cli._study_commands import literature_command
-from netsor.papers._significance import (
+from tests.internals import (
     AGREES,
     DISAGREES,
     OUTSIDE,
-    UNDECIDED,
-    combine,
-    decide_below,
-    extrapolate,
-)
-from netsor.papers.literature import _study
-from netsor.papers.literature._result import (
+    RESULTS,
     Claim,
+    Finished,
+    LiteratureStudy,
     Part,
     PartTask,
     Picture,
     Result,
+    Watch,
+    _process_pool,
+    cli,
+    combine,
+    decide_below,
+    extrapolate,
+    literature_command,
     mean,
+    new,
     within,
 )
-from netsor.papers.literature._study import RESULTS, Finished, LiteratureStudy, Request
-from netsor.report._mpl_style import new
-from netsor.runtime import _process_pool
+from tests.internals import CLAIM_UNDECIDED as UNDECIDED
+from tests.internals import LiteratureRequest as Request
+from tests.internals import literature_study as _study
 
 from ...inline import Inline
 

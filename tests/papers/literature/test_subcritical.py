@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor.papers._significance import AGREES, OUTSIDE
-from netsor.papers.literature import _subcritical as study
-from netsor.papers.literature._depth import exponent
+from tests.internals import AGREES, OUTSIDE, exponent
+from tests.internals import _subcritical as study
 
 
 def test_gradients_are_those_of_backpropagation(monkeypatch):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy
 
-from netsor.papers._significance import AGREES, DISAGREES, OUTSIDE
-from netsor.papers.literature import _temperature as study
+from tests.internals import AGREES, DISAGREES, OUTSIDE
+from tests.internals import _temperature as study
 
 
 def test_the_entropy_of_two_tokens():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.papers._significance import AGREES, DISAGREES
-from netsor.papers.literature import _tensor_programs as study
-from netsor.papers.literature import _yang as yang
+from tests.internals import AGREES, DISAGREES
+from tests.internals import _tensor_programs as study
+from tests.internals import _yang as yang
 
 WIDTH, DRAWS = 12, 400
 

@@ -8,14 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from netsor.papers.literature import _deepscale, _giorlandino, _unit_scaling
-from netsor.papers.literature._deepscale import (
+from tests.internals import (
+    _deepscale,
+    _giorlandino,
+    _unit_scaling,
     attention_formula,
+    condensed,
     gradient_formula,
     perceptron_formula,
     stack_formula,
+    theory,
 )
-from netsor.papers.literature._giorlandino import condensed, theory
 
 OUTSIDE = "outside its stated range"
 NOISE = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # of four draws

@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import HeadSum, Provenance
-from netsor.laws.attention._attention_head import Head, head_rule
-from netsor.papers.sakai2025 import _claims, _densities, _estimators
-from netsor.papers.sakai2025._claims import separations
-from netsor.papers.sakai2025._densities import Agreement, Plan
-from netsor.papers.sakai2025._estimators import HEADS, Divergences
-from netsor.papers.sakai2025._experiments import Case, figures, limit_law
-from netsor.papers.sakai2025._reproduce import Request
+from tests.internals import (
+    HEADS,
+    Agreement,
+    Case,
+    Divergences,
+    Head,
+    HeadSum,
+    Plan,
+    Provenance,
+    _claims,
+    _densities,
+    _estimators,
+    figures,
+    head_rule,
+    limit_law,
+    separations,
+)
+from tests.internals import ReproduceRequest as Request
 
 from ...keep import keep
 

@@ -14,11 +14,8 @@ import time
 import pytest
 from filelock import FileLock
 
-from netsor.papers.sakai2025 import _reproduce
-from netsor.papers.sakai2025._experiments import figures
-from netsor.papers.sakai2025._reproduce import PaperStudy, Request
-from netsor.runtime import _process_pool
-from netsor.studies._output_dir import Store
+from tests.internals import PaperStudy, Store, _process_pool, _reproduce, figures
+from tests.internals import ReproduceRequest as Request
 
 from ...inline import Inline
 from ...keep import keep

@@ -14,14 +14,24 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.papers import _figures
-from netsor.papers.sakai2025 import _claims, _estimators, _plots, _reproduce
-from netsor.papers.sakai2025._densities import GRID, WEIGHTS
-from netsor.papers.sakai2025._experiments import GROUPS, NAMES, Case, figures
-from netsor.papers.sakai2025._reproduce import PaperStudy, Request
-from netsor.report._mathml import mathml
-from netsor.runtime import _process_pool
-from netsor.studies._output_dir import Store
+from tests.internals import (
+    GRID,
+    GROUPS,
+    NAMES,
+    WEIGHTS,
+    Case,
+    PaperStudy,
+    Store,
+    _claims,
+    _estimators,
+    _figures,
+    _process_pool,
+    _reproduce,
+    figures,
+    mathml,
+)
+from tests.internals import ReproduceRequest as Request
+from tests.internals import sakai2025_plots as _plots
 
 from ...inline import Inline
 from ...keep import keep

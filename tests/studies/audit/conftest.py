@@ -2,8 +2,7 @@
 
 import pytest
 
-from netsor.runtime import _process_pool
-from netsor.studies.audit import _cases
+from tests.internals import _cases, _process_pool
 
 from ...inline import Inline
 

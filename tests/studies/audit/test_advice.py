@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.report._document import to_text
-from netsor.studies.audit._differences import differences, drawbacks
-from netsor.studies.audit._document import (
+from tests.internals import (
     GRADIENT_NOTE,
     adam_note,
     adam_updates,
+    differences,
     document,
+    drawbacks,
     recipe_notes,
+    to_text,
 )
 
 from .test_comparison import GROWN, MODEL, made

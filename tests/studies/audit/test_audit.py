@@ -12,16 +12,24 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import choose
-from netsor.engine.backends._numpy import block_of
-from netsor.report._document import NOT_APPLICABLE, OK
-from netsor.runtime import _process_pool
-from netsor.studies import _study
-from netsor.studies._output_dir import Store
-from netsor.studies.audit import AuditStudy, _cases, _request
-from netsor.studies.audit._cases import AuditCase
-from netsor.studies.audit._quantities import EVERY, ROUTING, TOGETHER
-from netsor.studies.audit._request import Request
+from tests.internals import (
+    EVERY,
+    NOT_APPLICABLE,
+    OK,
+    ROUTING,
+    TOGETHER,
+    AuditCase,
+    AuditStudy,
+    Store,
+    _cases,
+    _memory,
+    _process_pool,
+    _request,
+    block_of,
+    choose,
+)
+from tests.internals import AuditRequest as Request
+from tests.internals import studies_study as _study
 
 from ...inline import Inline
 
@@ -207,6 +215,15 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
     assert pickle.loads(pickle.dumps(part)) == part
 
 
+def test_gradients_at_infinite_width_alone_are_not_planned(monkeypatch):
+    """By default they are measured at the model's own widths, which are not drawn."""
+    request = _request.Request((TINY,), tokens=4, draws=40, widths="inf")
+    monkeypatch.setattr(_request.Request, "_seconds", None)  # plans with gradients
+    assert request.remark == ""
+    assert request.options()["gradients"] == []
+    assert not any(case.gradients for case in request.asked)
+
+
 def test_gradients_are_measured_where_they_cost_little():
     """Of the shortest of several inputs, whose draws are a part of the whole; by
     counts, and not by the clock.
@@ -332,7 +349,7 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
-    monkeypatch.setattr("netsor.runtime._memory.memory", lambda: 2.0**27)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**27)
     with pytest.raises(
         ValueError,
         match=(

@@ -9,11 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor.studies.audit import _plots
-from netsor.studies.audit._measurements import LengthResult
-from netsor.studies.audit._quantities import BACKWARD, BLOCKS, FORWARD
-from netsor.studies.audit._request import Request
-from netsor.studies.audit._results import Audit, Comparison
+from tests.internals import BACKWARD, BLOCKS, FORWARD, Audit, Comparison, LengthResult
+from tests.internals import AuditRequest as Request
+from tests.internals import audit_plots as _plots
 
 from .test_audit import SMALL, TINY
 

@@ -11,18 +11,18 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.report._document import Figure
-from netsor.runtime import _process_pool
-from netsor.studies.audit import _plots
-from netsor.studies.audit._baseline import (
+from tests.internals import AuditRequest as Request
+from tests.internals import (
     Baseline,
     Departure,
     EarlierLength,
+    Figure,
     _beyond,
     _places,
+    _process_pool,
     _rank,
 )
-from netsor.studies.audit._request import Request
+from tests.internals import audit_plots as _plots
 
 from ...inline import Inline
 

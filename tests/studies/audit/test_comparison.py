@@ -11,20 +11,25 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.report._document import FLAG, OK, UNDECIDED, to_text
-from netsor.report._html import to_cell
-from netsor.runtime import _process_pool
-from netsor.studies.audit._differences import (
+from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
+from tests.internals import (
+    FLAG,
+    OK,
+    Audit,
+    LengthResult,
     _distance,
     _error,
+    _process_pool,
     differences,
+    document,
+    join_words,
+    number,
     strip_common_prefix,
+    to_cell,
+    to_text,
 )
-from netsor.studies.audit._document import document
-from netsor.studies.audit._measurements import Draws, LengthResult
-from netsor.studies.audit._quantities import join_words, number
-from netsor.studies.audit._request import Request
-from netsor.studies.audit._results import Audit
+from tests.internals import AuditDraws as Draws
+from tests.internals import AuditRequest as Request
 
 from ...inline import Inline
 from .test_rules import facts

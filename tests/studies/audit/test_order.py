@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies.audit._findings import LEVEL, band, quantile_interval
+from tests.internals import LEVEL, band, quantile_interval
 
 
 @pytest.mark.parametrize("draws", [10, 16, 50, 200, 1001])

@@ -11,10 +11,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine.run import _precision
-from netsor.models.measure._metric_program import ProgramModel
-from netsor.studies.audit import _cases
-from netsor.studies.audit._findings import Finding, within_error
+from tests.internals import Finding, ProgramModel, _cases, _precision, within_error
 
 from ...keep import keep
 from ...models.backprop import drawn_gradients

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.models.measure._metrics import COLUMNS, FORMATS
-from netsor.report._document import FLAG, OK, UNDECIDED
-from netsor.studies.audit._document import _format_cell
-from netsor.studies.audit._measurements import ranges_of
+from tests.internals import COLUMNS, FLAG, FORMATS, OK, _format_cell, ranges_of
+from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
 
 GPT2 = {
     "model_type": "gpt2",

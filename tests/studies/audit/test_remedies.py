@@ -10,10 +10,10 @@ from typing import NamedTuple
 import pytest
 
 import netsor as ns
-from netsor.report._document import FLAG, NOT_APPLICABLE, OK
-from netsor.studies.audit._measurements import Draws, LengthResult
-from netsor.studies.audit._request import Request
-from netsor.studies.audit._rules import BACKWARD_RULES, RULES
+from tests.internals import AUDIT_RULES as RULES
+from tests.internals import BACKWARD_RULES, FLAG, NOT_APPLICABLE, OK, LengthResult
+from tests.internals import AuditDraws as Draws
+from tests.internals import AuditRequest as Request
 
 from ...keep import keep
 

@@ -9,12 +9,24 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
-from netsor.runtime import _process_pool
-from netsor.studies.audit._findings import FEWEST, above, below, draws_needed
-from netsor.studies.audit._measurements import Draws, LengthResult
-from netsor.studies.audit._request import Request
-from netsor.studies.audit._rules import BACKWARD_RULES, RULES, RuleInput, judged
+from tests.internals import AUDIT_RULES as RULES
+from tests.internals import (
+    BACKWARD_RULES,
+    FEWEST,
+    FLAG,
+    NOT_APPLICABLE,
+    OK,
+    LengthResult,
+    RuleInput,
+    _process_pool,
+    above,
+    below,
+    draws_needed,
+)
+from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
+from tests.internals import AuditDraws as Draws
+from tests.internals import AuditRequest as Request
+from tests.internals import audit_judged as judged
 
 from ...inline import Inline
 from ...keep import keep

@@ -9,11 +9,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import Sampling
-from netsor.engine.plan import _plan_query
-from netsor.studies.audit import AuditStudy
-from netsor.studies.audit._cases import AuditCase
-from netsor.studies.audit._request import Request, sweep
+from tests.internals import AuditCase, AuditStudy, Sampling, _plan_query, sweep
+from tests.internals import AuditRequest as Request
 
 from ...keep import keep
 

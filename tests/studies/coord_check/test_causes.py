@@ -7,17 +7,21 @@ import re
 import pytest
 
 import netsor as ns
-from netsor.studies.coord_check._causes import Scale
-from netsor.studies.coord_check._request import Entry
-from netsor.studies.coord_check._rules import (
+from tests.internals import (
+    CHANGE,
     GROWS,
     KEPT,
+    Entry,
     Exponent,
     Fit,
+    Scale,
     Verdict,
     advice,
+    known,
+    slack_of,
     wrong_scales,
 )
+from tests.internals import CoordCheckRequest as Request
 
 from ...keep import keep
 from .nets import CONFIG
@@ -48,8 +52,8 @@ BROKEN = {
         "1/n",
     ),
 }
-# one step of SGD hardly moves the scores of wide heads: their gradients are not yet
-# aligned with the values
+# in one step of SGD the scores of wide heads may move as little as n^(−1/2), so that it
+# does not show a scale that is too large by √n
 CASES = [
     (name, by)
     for by in ("muon", "sgd")
@@ -85,6 +89,43 @@ def test_a_wrong_scale_is_named(name, optimiser):
     (line, *others) = check.advice
     assert line.startswith(f"scale {what} by {power}: before the step ")
     assert not others  # also with SGD, whose updates grow by the scale
+
+
+@pytest.mark.parametrize("steps", keep([1, 2], 1))
+def test_wider_heads_in_maximal_updates_are_not_flagged_with_sgd(steps):
+    """Before values are aligned with gradients, scores move less by up to √n."""
+    how = {"draws": 8, "tokens": 3, "progress": False, "workers": 1}
+    (check,) = ns.coord_check(
+        SMALL,
+        widths=[64, 1024] if steps == 1 else [64, 256],
+        grow="head-dim",
+        parametrisation="mup",
+        optimiser="sgd",
+        steps=steps,
+        **how,
+    )
+    assert check.broken == check.advice == []
+    verdicts = [check["scores"], check.update("query"), check.update("key")]
+    assert {verdict.slack for verdict in verdicts} == {0.5}
+    assert max(verdict.through.value for verdict in verdicts) < -0.2
+    assert {check[name].slack for name in check if name != "scores"} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "grow", "parametrisation"),
+    [("sgd", "heads", "mup"), ("adam", "head-dim", "mup"), ("sgd", "head-dim", "ntk")],
+)
+def test_slack_is_for_gradient_descent_wider_heads_and_maximal_updates(
+    optimiser, grow, parametrisation
+):
+    request = Request(
+        ns.models.read(SMALL),
+        (known(parametrisation, optimiser),),
+        widths=(64, 128),
+        optimiser=optimiser,
+        grow=grow,
+    )
+    assert slack_of(Entry(CHANGE, "scores"), request.rules[0], request) == 0.0
 
 
 def made(what, name, exponent, promised=0.0, verdict=KEPT):

@@ -7,7 +7,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.studies.coord_check._rules import fit, size
+from tests.internals import fit, size
 
 LEVEL = 1e-4  # of these tests
 

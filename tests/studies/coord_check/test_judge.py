@@ -2,21 +2,23 @@
 
 import pytest
 
-from netsor.studies.coord_check._request import CHANGE, UPDATE, Entry
-from netsor.studies.coord_check._rules import (
+from tests.internals import (
+    CHANGE,
     GROWS,
     KEPT,
     SHRINKS,
     STILL,
-    UNDECIDED,
+    UPDATE,
+    Entry,
     Exponent,
     Fit,
     Verdict,
     advice,
-    judged,
     power,
     worst,
 )
+from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
+from tests.internals import coord_check_judged as judged
 
 
 def fitted(value, away=0.05):
@@ -38,16 +40,45 @@ def fitted(value, away=0.05):
         (0.5, 1.0, SHRINKS),
     ],
 )
-def test_the_rule(value, promised, verdict):
+def test_judged_compares_the_interval_with_the_promise(value, promised, verdict):
     assert judged(fitted(value), promised, 0.1) == verdict
 
 
-def test_the_rule_at_its_ends():
+def test_judged_with_wide_intervals_or_no_promise():
     assert judged(fitted(0.0, away=0.3), 0.0, 0.1) == UNDECIDED
     assert judged(fitted(0.3, away=0.3), 0.0, 0.5) == UNDECIDED
     assert judged(fitted(0.3, away=0.1), 0.0, 0.5) == KEPT
     assert judged(None, 0.0, 0.1) == STILL
     assert judged(fitted(2.0), None, 0.1) == "not judged"
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (0.0, KEPT),
+        (-0.3, KEPT),
+        (-0.5, KEPT),
+        (0.16, GROWS),
+        (-0.58, UNDECIDED),
+        (-0.7, SHRINKS),
+    ],
+)
+def test_judged_with_slack_accepts_exponents_below_the_promise(value, verdict):
+    assert judged(fitted(value), 0.0, 0.1, slack=0.5) == verdict
+
+
+def test_advice_with_slack_counts_from_the_nearer_end():
+    def query_update(value):
+        exponent = fitted(value)
+        word = judged(exponent, 0.0, 0.1, slack=0.5)
+        return Verdict(Entry(UPDATE, "query"), 0.0, exponent, word, slack=0.5)
+
+    assert advice([query_update(-0.5)], [], [], "n") == []
+    (line,) = advice([query_update(-1.5)], [], [], "n")
+    assert line.startswith("scale the learning rate of query by n: ")
+    assert line.endswith("should be −0.5 to 0")
+    (line,) = advice([query_update(0.5)], [], [], "n")
+    assert "by 1/√n: " in line
 
 
 def test_a_bend_is_judged_at_the_largest_widths():
@@ -59,7 +90,7 @@ def test_a_bend_is_judged_at_the_largest_widths():
     assert judged(straight, 0.0, 0.1) == GROWS
 
 
-def test_the_worst_block_speaks():
+def test_worst_is_the_block_furthest_from_the_promise():
     blocks = [
         Verdict(Entry(CHANGE, "mlp", k), 0.0, fitted(v), judged(fitted(v), 0.0, 0.1))
         for k, v in enumerate((0.0, 0.9, 0.5, -0.7), 1)

@@ -14,10 +14,18 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.runtime import _process_pool
-from netsor.studies.coord_check._request import CHANGE, UPDATE, Entry
-from netsor.studies.coord_check._results import CoordCheck, size_table
-from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged
+from tests.internals import (
+    CHANGE,
+    GROWS,
+    KEPT,
+    SHRINKS,
+    UPDATE,
+    CoordCheck,
+    Entry,
+    _process_pool,
+    size_table,
+)
+from tests.internals import coord_check_judged as judged
 
 from ...inline import Inline
 from ...keep import keep

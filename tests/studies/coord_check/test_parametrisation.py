@@ -7,7 +7,7 @@ import json
 import pytest
 
 from netsor.models import read
-from netsor.studies._parametrisation import WORDS, Power, known, parametrisation, scaled
+from tests.internals import WORDS, Power, known, parametrisation, scaled
 
 from .nets import CONFIG
 

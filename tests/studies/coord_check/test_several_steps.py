@@ -5,12 +5,18 @@ import json
 import pytest
 
 import netsor as ns
-from netsor.engine import Sampling
-from netsor.language.operations._operation import SteppedParameter
-from netsor.language.values._graph import topological_order
-from netsor.studies._parametrisation import Power, known, parametrisation
-from netsor.studies.coord_check._request import CHANGE, Entry, Request
-from netsor.studies.transfer import Request as SweepRequest
+from tests.internals import (
+    CHANGE,
+    Entry,
+    Power,
+    Sampling,
+    SteppedParameter,
+    known,
+    parametrisation,
+    topological_order,
+)
+from tests.internals import CoordCheckRequest as Request
+from tests.internals import TransferRequest as SweepRequest
 
 INPUTS, TARGETS = ns.data([[1.0, 0.0], [0.6, 0.8]]), [1.0, -1.0]
 

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import Numpy
-from netsor.engine.plan import _plan_query
-from netsor.models._training import training
-from netsor.runtime import _process_pool
-from netsor.studies._parametrisation import parametrisation
-from netsor.studies.transfer import Curve, Request, Sweep, SweepTask, TransferStudy
+from tests.internals import (
+    Numpy,
+    Sweep,
+    SweepTask,
+    TransferStudy,
+    _plan_query,
+    _process_pool,
+    parametrisation,
+)
+from tests.internals import TransferCurve as Curve
+from tests.internals import TransferRequest as Request
+from tests.internals import model_training as training
 
 from ...inline import Inline
 

@@ -1,5 +1,7 @@
-"""The backends that run a plan: numpy, JAX and PyTorch, each a small file with its
+"""The backends that run a plan: numpy, JAX and PyTorch, each a class with its
 generators and devices.
+
+`StepwiseBackend` is the base class for other array libraries.
 """
 
 from __future__ import annotations
@@ -7,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib import import_module
+from pkgutil import resolve_name
 
 from ..._validate import ArgumentError, shown
-from ..plan._cost_model import Prices, prices_on
+from ..plan._cost_model import NUMPY, Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._numpy import Numpy
+from ._stepwise import StepwiseBackend, Stream
 
 __all__ = [
     "AUTO",
@@ -21,11 +25,15 @@ __all__ = [
     "Device",
     "NoDeviceError",
     "Numpy",
+    "StepwiseBackend",
+    "Stream",
     "choose",
     "prices",
 ]
 
-NAMES = ("numpy", "jax", "torch")
+# The class of each backend; modules of optional libraries are loaded when needed.
+CLASSES = {"numpy": "_numpy:Numpy", "jax": "_jax:Jax", "torch": "_torch:Torch"}
+NAMES = tuple(CLASSES)
 
 
 def choose(
@@ -39,29 +47,25 @@ def choose(
     """
     # `precisions` are the allowed ones. AUTO means double precision except for numpy.
     if isinstance(backend, Backend):  # already chosen, with its device and precision
-        if device not in (None, backend.device) or precision not in (
-            "float64",
-            AUTO,
-            backend.precision,
-        ):
-            problem = (
-                f"device={shown(device)}, precision={shown(precision)}: backend is"
-                f" {backend} already"
-            )
-            raise ValueError(f"{problem}; leave them out")
-        return backend
+        same_device = device in (None, backend.device)
+        same_precision = precision in ("float64", AUTO, backend.precision)
+        if same_device and same_precision:
+            return backend
+        problem = (
+            f"device={shown(device)}, precision={shown(precision)}: backend is"
+            f" {backend} already"
+        )
+        raise ValueError(f"{problem}; leave them out")
     if not isinstance(precision, str) or precision not in precisions:
         raise ArgumentError("precision", precision, f"one of {', '.join(precisions)}")
-    name, device = _named(backend, device)
+    name, device = _checked_names(backend, device)
     if name == "numpy":
         return Numpy("cpu", precision)
     try:
         import_module(name)
     except ImportError:
         raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
-    kind: type[Backend] = getattr(
-        import_module(f"{__name__}._{name}"), name.capitalize()
-    )
+    kind: type[Backend] = resolve_name(f"{__name__}.{CLASSES[name]}")
     precision = "float64" if precision == AUTO else precision
     if device is not None:
         return kind(device, precision)
@@ -77,12 +81,14 @@ def prices(backend: object = "numpy", device: object = None) -> Prices:
     """
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
-    name, place = _named(backend, device)
-    return prices_on(name, str(place).partition(":")[0])
+    name, device = _checked_names(backend, device)
+    if name == "numpy":
+        return NUMPY
+    return prices_on(str(device).partition(":")[0])
 
 
-def _named(backend: object, device: object) -> tuple[str, str | None]:
-    """Check the names of a backend and a device."""
+def _checked_names(backend: object, device: object) -> tuple[str, str | None]:
+    """The names of a backend and a device, checked."""
     if not isinstance(backend, str) or backend not in NAMES:
         raise ArgumentError("backend", backend, f"one of {', '.join(NAMES)}")
     if device is not None and not (

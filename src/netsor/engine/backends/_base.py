@@ -43,6 +43,25 @@ class NoDeviceError(ArgumentError):
 class Backend(ABC):
     """An array library on a device, in a precision. You can pickle it; another process
     finds its own device.
+
+    These are the methods that the sampler calls. For another array library derive a
+    class from `StepwiseBackend`, which has a default for most of them.
+
+    Attributes
+    ----------
+    name : str
+        Its name in messages; by default that of the class in lower case.
+    threads : bool
+        Whether to sample in several threads; False if the library itself is parallel.
+    compiles : bool
+        Whether it compiles a plan first, so that a few replicas take long.
+    slowness : float
+        The seconds on a CPU for each second that a plan predicts.
+    library_bytes : float
+        The memory of the library itself.
+    working : float
+        The peak memory, with temporary arrays, relative to the bytes of a block's
+        arrays.
     """
 
     device: str = "cpu"
@@ -52,12 +71,16 @@ class Backend(ABC):
     rounded: bool = False  # whether random numbers are single precision
 
     name: ClassVar[str]
-    # whether to sample in several threads; otherwise the library is parallel
     threads: ClassVar[bool] = False
-    slowness: ClassVar[float] = 1.0  # seconds on a CPU per second that a plan predicts
-    library_bytes: ClassVar[float] = 0.0  # memory of the library itself
-    # peak memory, with temporary arrays, relative to the bytes of a block's arrays
+    compiles: ClassVar[bool] = False
+    slowness: ClassVar[float] = 1.0
+    library_bytes: ClassVar[float] = 0.0
     working: ClassVar[float] = 8.0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
 
     def __post_init__(self) -> None:
         """Check that the device exists."""
@@ -85,7 +108,7 @@ class Backend(ABC):
     @property
     def prices(self) -> Prices:
         """The cost of work on its device, for which plans are made."""
-        return prices_on(self.name, self.kind)
+        return prices_on(self.kind)
 
     def memory(self) -> float:
         """The memory of the device, in bytes."""

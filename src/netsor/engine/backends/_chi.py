@@ -45,25 +45,32 @@ class Chi(NamedTuple):
     @property
     def normals(self) -> int:
         """The number of normals per row."""
-        return len(self.scale) + len(self.squares)
+        return int(self.scale.shape[0] + self.squares.shape[0])
 
     def of(self, xp: Any, z: Array) -> Array:
         """The χ (…, columns) from normals (…, normals); these and the tables are arrays
         of the library.
         """
-        large, parts = len(self.scale), []
+        large = self.scale.shape[0]
+        parts = []
         if large:
+            # Horner's rule
             x = z[..., :large]
-            # PyTorch does both in one pass
-            add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)
             w = self.polynomial[-1, :]
-            for k in range(len(self.polynomial) - 2, -1, -1):
-                w = add(self.polynomial[k, :], w, x)
+            for power in range(self.polynomial.shape[0] - 2, -1, -1):
+                w = _multiply_add(xp, w, x, self.polynomial[power, :])
             parts.append(self.scale * w * xp.sqrt(w))
         if self.squares.shape[1]:
-            rest = z[..., large:]
-            parts.append(xp.sqrt((rest * rest) @ self.squares))
+            small = z[..., large:]
+            parts.append(xp.sqrt((small * small) @ self.squares))
         return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
+
+
+def _multiply_add(xp: Any, w: Array, x: Array, c: Array) -> Array:
+    """w x + c."""
+    if hasattr(xp, "addcmul"):  # PyTorch does both in one pass
+        return xp.addcmul(c, w, x)
+    return w * x + c
 
 
 def chi(freedom: Array, precision: str) -> Chi:
@@ -78,12 +85,14 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     freedom = np.array(degrees, dtype=np.int64)
     assert (np.diff(freedom) <= 0).all()
     is_large = freedom >= MIN_QUANTILE_DOF
-    large, counts = freedom[is_large].astype(float), freedom[~is_large]
+    large, small = freedom[is_large].astype(float), freedom[~is_large]
     polynomial = _polynomials(large, precision)
     # similar widths share one compiled program
     polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))
     return Chi(
-        polynomial, np.sqrt(large), np.repeat(np.eye(len(counts)), counts, axis=0)
+        polynomial=polynomial,
+        scale=np.sqrt(large),
+        squares=np.repeat(np.eye(len(small)), small, axis=0),
     )
 
 
@@ -92,34 +101,39 @@ def _polynomials(freedom: Array, precision: str) -> Array:
     series = np.empty((DEGREE + 1, len(freedom)))
     many = freedom > MAX_QUANTILE_DOF
     series[:, ~many] = _fitted(freedom[~many])
-    # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤
-    # MAX_QUANTILE_DOF
     if many.any():
-        epsilon = np.concatenate(
-            [[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)]
-        )
-        known = np.column_stack(
-            [np.eye(DEGREE + 1)[1] * MAX_NORMAL, _fitted(epsilon[1:] ** -2)]
-        )
-        at = 1 / np.sqrt(freedom[many])
-        weight = [
-            np.prod([(at - o) / (e - o) for o in epsilon if o != e], axis=0)
-            for e in epsilon
-        ]
-        series[:, many] = known @ weight
-        highest = _degree(_fitted(np.array([float(MAX_QUANTILE_DOF)])), precision)
+        series[:, many] = _interpolated(freedom[many])
+        most_fitted = _fitted(np.array([float(MAX_QUANTILE_DOF)]))
+        highest_fitted = _highest_degree(most_fitted, precision).item()
         # higher coefficients are rounding noise
-        series[highest.item() + 1 :, many] = 0.0
-    highest = _degree(series, precision)
+        series[highest_fitted + 1 :, many] = 0.0
+    highest = _highest_degree(series, precision)
     series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
-    power = (
-        _powers()
-        @ series
-        / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None]
-        / np.sqrt(4.5 * freedom)
-    )
-    power[0] += 1.0
-    return power[: highest.max(initial=-1) + 1]
+    # of x = z/MAX_NORMAL, then of z; and √(9ν/2) ((χ²/ν)^(1/3) − 1) solved for the root
+    coefficients = _powers() @ series / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None]
+    coefficients = coefficients / np.sqrt(4.5 * freedom)
+    coefficients[0] += 1.0
+    return coefficients[: highest.max(initial=-1) + 1]
+
+
+def _interpolated(freedom: Array) -> Array:
+    """Series for more than MAX_QUANTILE_DOF degrees of freedom, by Lagrange's
+    polynomial in ε = 1/√ν.
+
+    It goes through ν = ∞, where the series is z itself, and fits at smaller ν.
+    """
+    fitted = np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)
+    nodes = np.concatenate([[0.0], fitted])
+    at_infinity = np.eye(DEGREE + 1)[1] * MAX_NORMAL
+    at_nodes = np.column_stack([at_infinity, _fitted(fitted**-2)])
+    epsilon = 1 / np.sqrt(freedom)
+    weights = []
+    for node in nodes:
+        factors = [
+            (epsilon - other) / (node - other) for other in nodes if other != node
+        ]
+        weights.append(np.prod(factors, axis=0))
+    return at_nodes @ weights
 
 
 @cache
@@ -134,7 +148,7 @@ def _powers() -> Array:
     )
 
 
-def _degree(series: Array, precision: str) -> Array:
+def _highest_degree(series: Array, precision: str) -> Array:
     """The index of the last coefficient to keep in each series, at least that of z."""
     kept = np.abs(series) > COEFFICIENT_ATOL[precision]
     return np.maximum(DEGREE - np.argmax(kept[::-1], axis=0), 1)
@@ -144,12 +158,13 @@ def _fitted(freedom: Array) -> Array:
     """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ MAX_NORMAL,
     (DEGREE + 1, ν).
     """
-    # from 1 down to −1
-    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
     half, middle = freedom / 2, (DEGREE + 1) // 2
-    above = scipy.special.gammainccinv(
-        half, scipy.special.ndtr(-MAX_NORMAL * x[:middle])
-    )
-    below = scipy.special.gammaincinv(half, scipy.special.ndtr(MAX_NORMAL * x[middle:]))
+    # Chebyshev nodes, from 1 down to −1
+    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
+    # χ²/2 with the probability of z, from the nearer tail
+    upper_tail = scipy.special.ndtr(-MAX_NORMAL * x[:middle])
+    lower_tail = scipy.special.ndtr(MAX_NORMAL * x[middle:])
+    above = scipy.special.gammainccinv(half, upper_tail)
+    below = scipy.special.gammaincinv(half, lower_tail)
     square = np.concatenate([above, below]) / half
     return chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..._array_api import Array, one_blas_thread
+from ..plan._cost_model import NUMPY as NUMPY_PRICES
+from ..plan._cost_model import Prices
 from ..plan._instructions import ORTHANT_SIZES_PER_BATCH
 from ..plan._ir import Step
 from ..plan._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
@@ -58,45 +60,61 @@ def positive_products(
     # `_relu_sign_patterns.py`. Counts, and sizes of each vector in each pattern, have
     # separate streams, so they do not depend on the blocks. For the next replicas of a
     # stream, `following(key, array)` yields each generator with its part of the array.
-    made = np.zeros((vectors, vectors, replicas), dtype)
-    several = [
-        p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)
+    products = np.zeros((vectors, vectors, replicas), dtype)
+    patterns = [
+        pattern
+        for size in range(2, vectors + 1)
+        for pattern in combinations(range(vectors), size)
     ]
-    most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
-    for begin in range(0, replicas, most):
-        part = made[..., begin : begin + most]
+    replicas_per_batch = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
+    for begin in range(0, replicas, replicas_per_batch):
+        batch = products[..., begin : begin + replicas_per_batch]
         # patterns of several vectors, of one, of none
-        counts = np.empty((part.shape[-1], 2**vectors), np.int64)
-        for rng, some in following((*key, 0), counts):
-            some[:] = rng.multinomial(
-                width, np.full(2**vectors, 0.5**vectors), size=len(some)
-            )
-        stream = 0
-        for pattern, count in zip(several, counts.T, strict=False):
-            edges = np.concatenate([[0], np.cumsum(count)])
-            sizes = np.empty((len(pattern), edges[-1] + 1), dtype)
-            sizes[:, -1] = 0.0  # so that the last sum has an end
-            for row in sizes:
-                stream, stop = stream + 1, 0
-                for rng, some in following((*key, stream), count):
-                    start, stop = stop, stop + int(some.sum())
-                    rng.standard_normal(dtype=dtype, out=row[start:stop])
-            np.abs(sizes, out=sizes)
-            # reduceat adds at least one term
-            products, there = np.empty_like(sizes[0]), count > 0
-            for i, j in combinations_with_replacement(range(len(pattern)), 2):
-                np.multiply(sizes[i], sizes[j], out=products)
-                part[pattern[i], pattern[j]] += (
-                    np.add.reduceat(products, edges)[:-1] * there
-                )
-            del sizes, row, products  # free them before the next pattern
-        for i in range(vectors):  # half of a χ² each
-            alone = (counts[:, len(several) + i] / 2).astype(dtype)
-            for rng, some in following((*key, stream + 1 + i), alone):
-                some[:] = rng.standard_gamma(some, dtype=dtype)
-            part[i, i] += 2 * alone
-            part[i + 1 :, i] = part[i, i + 1 :]
-    return made.transpose(2, 0, 1)[:, None]
+        counts = np.empty((batch.shape[-1], 2**vectors), np.int64)
+        for rng, rows in following((*key, 0), counts):
+            equal = np.full(2**vectors, 0.5**vectors)
+            rows[:] = rng.multinomial(width, equal, size=len(rows))
+        stream = 1
+        for pattern, count in zip(patterns, counts.T, strict=False):
+            _add_pattern(batch, pattern, count, (*key, stream), following)
+            stream += len(pattern)
+        for i in range(vectors):  # coordinates positive in one vector: a χ²
+            half_square = (counts[:, len(patterns) + i] / 2).astype(dtype)
+            for rng, shapes in following((*key, stream + i), half_square):
+                shapes[:] = rng.standard_gamma(shapes, dtype=dtype)
+            batch[i, i] += 2 * half_square
+            batch[i + 1 :, i] = batch[i, i + 1 :]
+    return products.transpose(2, 0, 1)[:, None]
+
+
+def _add_pattern(
+    products: Array,
+    pattern: tuple[int, ...],
+    count: Array,
+    first_key: tuple[int, ...],
+    following: Next,
+) -> None:
+    """Add the part of the coordinates at which exactly the vectors of a pattern are
+    positive, `count` of them in each replica.
+
+    Each vector has its stream, from `first_key` on.
+    """
+    *key, first_stream = first_key
+    edges = np.concatenate([[0], np.cumsum(count)])
+    sizes = np.empty((len(pattern), edges[-1] + 1), products.dtype)
+    sizes[:, -1] = 0.0  # so that the last sum has an end
+    for stream, row in enumerate(sizes, first_stream):
+        stop = 0
+        for rng, counts in following((*key, stream), count):
+            start, stop = stop, stop + int(counts.sum())
+            rng.standard_normal(dtype=products.dtype, out=row[start:stop])
+    np.abs(sizes, out=sizes)
+    terms = np.empty_like(sizes[0])
+    has_terms = count > 0  # reduceat adds at least one term
+    for i, j in combinations_with_replacement(range(len(pattern)), 2):
+        np.multiply(sizes[i], sizes[j], out=terms)
+        sums = np.add.reduceat(terms, edges)[:-1]
+        products[pattern[i], pattern[j]] += sums * has_terms
 
 
 class Streams:
@@ -131,46 +149,47 @@ class Streams:
             return _laid_out(
                 self.normals(step.params["key"], np.empty(shape, self.dtype))
             )
-        made = np.empty(shape)
+        half_squares = np.empty(shape)
         freedom = step.params["freedom"]
         # numpy is faster with a scalar than with an array
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2
-        for rng, some in self.next(step.params["key"], made):
-            rng.standard_gamma(half, out=some)
-        halves = _laid_out(made)
-        halves *= 2
-        return np.sqrt(halves, out=halves).astype(self.dtype, copy=False)
+        for rng, replicas_of_chunk in self.next(step.params["key"], half_squares):
+            rng.standard_gamma(half, out=replicas_of_chunk)
+        squares = _laid_out(half_squares)
+        squares *= 2
+        return np.sqrt(squares, out=squares).astype(self.dtype, copy=False)
 
-    def normals(self, key: tuple[int, ...], made: Array) -> Array:
+    def normals(self, key: tuple[int, ...], out: Array) -> Array:
         """Fill an array with the next normals of a stream, for its replicas."""
-        for rng, some in self.next(key, made):
-            if made.dtype == np.float64:
-                rng.standard_normal(out=some)
+        for rng, replicas_of_chunk in self.next(key, out):
+            if out.dtype == np.float64:
+                rng.standard_normal(out=replicas_of_chunk)
                 continue
-            row = some.reshape(-1)
+            row = replicas_of_chunk.reshape(-1)
             for start in range(0, len(row), ROUNDED):
                 part = row[start : start + ROUNDED]
                 part[:] = rng.standard_normal(len(part))
-        return made
+        return out
 
     def next(
-        self, key: tuple[int, ...], made: Array
+        self, key: tuple[int, ...], out: Array
     ) -> Iterator[tuple[np.random.Generator, Array]]:
         """The generators of the chunks of the next replicas of a stream, each with its
         replicas of an array.
         """
-        rng, chunk, left = self._under_way.get(key, (None, -1, 0))
+        rng, chunk, remaining = self._under_way.get(key, (None, -1, 0))
         done = 0
-        while done < len(made):
-            if not left:
+        while done < len(out):
+            if not remaining:
                 chunk += 1
-                first, left = self.chunks[chunk]
+                first, remaining = self.chunks[chunk]
                 rng = generator(self.seed, *key, first)
-            count = int(min(left, len(made) - done))
+            count = int(min(remaining, len(out) - done))
             assert rng is not None
-            yield rng, made[done : done + count]
-            done, left = done + count, left - count
-            self._under_way[key] = rng, chunk, left
+            yield rng, out[done : done + count]
+            done += count
+            remaining -= count
+            self._under_way[key] = rng, chunk, remaining
 
 
 def _laid_out(a: Array) -> Array:
@@ -252,6 +271,11 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
+
+    @property
+    def prices(self) -> Prices:
+        """Those of a core, and replicas may draw different numbers of values."""
+        return NUMPY_PRICES
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """CHUNK replicas, for every plan."""

@@ -9,9 +9,9 @@ of the variables Z.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,13 @@ REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, but not 
 MIN_CORRELATION = 1e-6  # of x and y: rounding may leave smaller ones when a sum cancels
 CERTAIN = 10.0  # a product is nonzero if it exceeds this many times its error
 
-Product = tuple[Vector, Vector, Bools]  # ⟨x_i, y_j⟩/n, for the marked i, j
+
+class Product(NamedTuple):
+    """⟨x_i, y_j⟩/n, for the pairs i, j that an output depends on."""
+
+    x: Vector
+    y: Vector
+    needed: Bools
 
 
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
@@ -41,62 +47,88 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     # scores whose factors depend on a transposed matrix: lowering a backward pass takes
     # long, and `law` raises an error anyway if such a score diverges.
     values = topological_order(outputs)
-    # the sources of sums of Gaussian vectors with mean 0, else None
-    made: dict[Value, frozenset[Source] | None] = {}
-    backward = set[Value]()
-    for value in values:
-        parts = [made[x] for x in value.op.inputs if isinstance(x, Vector)]
-        if not backward.isdisjoint(value.op.inputs):
-            backward.add(value)
-        match value.op:
-            case Gaussian(source, mean):
-                made[value] = None if mean.any() else frozenset([source])
-            case MatMul(weight):
-                made[value] = frozenset([weight.source])
-                if weight.transposed:
-                    backward.add(value)
-            case op:
-                known = [part for part in parts if part is not None]
-                linear = (
-                    op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate)
-                ) and len(known) == len(parts)
-                made[value] = frozenset().union(*known) if linear else None
+    sources_of = _centred_sources(values)
+    backward = _backward_values(values)
 
-    def in_limit(value: Value) -> bool:
-        """Whether a value is a score whose width goes to infinity."""
-        return (
-            isinstance(value.op, Dot)
-            and value.op.power == 0.5
-            and value.op.x.width.name is not None
-        )
+    def may_correlate(score: Value) -> bool:
+        x, y = (sources_of[factor] for factor in score.op.inputs)
+        return x is None or y is None or not x.isdisjoint(y)
 
-    def change(old: Value, new: Value) -> Value:
-        """Replace each score by a random scalar."""
-        return (
-            replace(new, op=Normal(Source(None), 1.0, new.shape))
-            if in_limit(old)
-            else new
-        )
-
-    unclear = []
-    for p in scores:
-        x, y = (made[factor] for factor in p.op.inputs)
-        if (
-            in_limit(p)
-            and p not in backward
-            and (x is None or y is None or not x.isdisjoint(y))
-        ):
-            unclear.append(p)
+    unclear = [
+        score
+        for score in scores
+        if _grows_with_width(score) and score not in backward and may_correlate(score)
+    ]
     if not unclear:
         return set()
-    context, asked = Context({}, dict.fromkeys(values, 0)), asked_entries(outputs)
-    factors: Any = iter(
-        rewritten([x for p in unclear for x in p.op.inputs], context, change)
+
+    def scores_as_normals(old: Value, new: Value) -> Value:
+        """Replace each score by a random scalar."""
+        if not _grows_with_width(old):
+            return new
+        return replace(new, op=Normal(Source(None), 1.0, new.shape))
+
+    context = Context({}, dict.fromkeys(values, 0))
+    factors = [factor for score in unclear for factor in score.op.inputs]
+    replaced: Any = rewritten(factors, context, scores_as_normals)
+    needed = asked_entries(outputs)
+    products = {
+        score: Product(x, y, needed[score])
+        for score, x, y in zip(unclear, replaced[::2], replaced[1::2], strict=True)
+    }
+    return _certain_scores(products)
+
+
+def _grows_with_width(value: Value) -> bool:
+    """Whether a value is a score whose width goes to infinity."""
+    return (
+        isinstance(value.op, Dot)
+        and value.op.power == 0.5
+        and value.op.x.width.name is not None
     )
-    return _found([(p, (next(factors), next(factors), asked[p])) for p in unclear])
 
 
-def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
+def _centred_sources(
+    values: Sequence[Value],
+) -> dict[Value, frozenset[Source] | None]:
+    """The sources of each sum of Gaussian vectors with mean 0; None for other
+    values.
+    """
+    sources_of: dict[Value, frozenset[Source] | None] = {}
+    for value in values:
+        match value.op:
+            case Gaussian(source, mean):
+                sources = None if mean.any() else frozenset([source])
+            case MatMul(weight):
+                sources = frozenset([weight.source])
+            case op:
+                sources = None
+                if op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate):
+                    vectors = [x for x in op.inputs if isinstance(x, Vector)]
+                    sources = _union([sources_of[x] for x in vectors])
+        sources_of[value] = sources
+    return sources_of
+
+
+def _union(parts: Sequence[frozenset[Source] | None]) -> frozenset[Source] | None:
+    """The union of sets; None if one of them is."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return frozenset[Source]().union(*known)
+
+
+def _backward_values(values: Sequence[Value]) -> set[Value]:
+    """The values that depend on a product with a transposed matrix."""
+    backward = set[Value]()
+    for value in values:
+        is_transposed = isinstance(value.op, MatMul) and value.op.weight.transposed
+        if is_transposed or not backward.isdisjoint(value.op.inputs):
+            backward.add(value)
+    return backward
+
+
+def _certain_scores(products: Mapping[Value, Product]) -> set[Value]:
     """The scores whose products are certainly nonzero, by one lowering; if that fails,
     by bisection.
     """
@@ -104,60 +136,90 @@ def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
         # warnings of the user's functions: `law` shows them
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = certain([product for _, product in products])
+            nonzero = certain(list(products.values()))
     except ExactError:
-        half = len(products) // 2
-        return _found(products[:half]) | _found(products[half:]) if half else set()
+        items = list(products.items())
+        half = len(items) // 2
+        if not half:
+            return set()
+        return _certain_scores(dict(items[:half])) | _certain_scores(dict(items[half:]))
     return {
-        score
-        for (score, _), entries in zip(products, found, strict=True)
-        if entries.any()
+        score for score, entries in zip(products, nonzero, strict=True) if entries.any()
     }
 
 
+class ProductLimit(NamedTuple):
+    """The limits of a product and of the squared norms of its factors, (replicas,
+    entries).
+    """
+
+    xy: Floats
+    xx: Floats
+    yy: Floats
+
+
 def certain(products: Sequence[Product]) -> list[Bools]:
-    """Whether the limit of each marked ⟨x_i, y_j⟩/n is certainly nonzero; False for the
+    """Whether the limit of each needed ⟨x_i, y_j⟩/n is certainly nonzero; False for the
     others.
     """
     scalars: list[Scalar] = []
-    for x, y, asked in products:
-        scalars.append(Scalar(Dot(x, y, 1.0), asked.shape))
-        scalars += (
-            Scalar(Dot(v[..., None], v[..., None], 1.0), (*v.shape, 1, 1))
-            for v in (x, y)
-        )
+    for x, y, needed in products:
+        scalars += [Scalar(Dot(x, y, 1.0), needed.shape), _square(x), _square(y)]
     bound = {
         w.name: np.inf
         for w in widths_of(topological_order(scalars))
         if w.name is not None
     }
-    ends = np.cumsum([p.size for p in scalars])[:-1]
+    ends = np.cumsum([scalar.size for scalar in scalars])[:-1]
 
-    def limits(plan: Plan) -> list[Floats]:
-        """The scalars, each (replicas, entries)."""
+    def limits_of(plan: Plan) -> list[ProductLimit]:
         with np.errstate(all="ignore"):
-            return np.split(sample_block(plan, 0, REPLICAS)[0], ends, axis=1)
+            means, _ = sample_block(plan, 0, REPLICAS)
+        parts = np.split(means, ends, axis=1)
+        return [
+            ProductLimit(*limit)
+            for limit in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        ]
 
     plan = make_plan(scalars, bound)
-    found, known = limits(plan), []
-    for (x, y, asked), limit, xx, yy in zip(
-        products, found[::3], found[1::3], found[2::3], strict=True
-    ):
-        lengths = [
-            np.sqrt(v.max(axis=0)).reshape(of.shape) for v, of in ((xx, x), (yy, y))
-        ]
-        sizes = np.broadcast_to(
-            lengths[0][..., :, None] * lengths[1][..., None, :], asked.shape
-        )
-        known.append((np.abs(limit) > MIN_CORRELATION * sizes.ravel()) & asked.ravel())
-    # see `_expectation_ops`
-    for shift in range(1, 5 if plan.nodes else 3 if plan.expects else 1):
-        if not any(entries.any() for entries in known):
-            break
-        moved = limits(make_plan(scalars, bound, shift=shift))
-        for limit, other, entries in zip(found[::3], moved[::3], known, strict=True):
-            entries &= np.abs(limit) > CERTAIN * np.abs(other - limit)
-    return [
-        np.reshape(entries.any(axis=0), p[2].shape)
-        for entries, p in zip(known, products, strict=True)
+    limits = limits_of(plan)
+    nonzero = [
+        _is_nonzero(product, limit)
+        for product, limit in zip(products, limits, strict=True)
     ]
+    for shift in _shifts(plan):
+        if not any(entries.any() for entries in nonzero):
+            break
+        shifted = limits_of(make_plan(scalars, bound, shift=shift))
+        for limit, moved, entries in zip(limits, shifted, nonzero, strict=True):
+            entries &= np.abs(limit.xy) > CERTAIN * np.abs(moved.xy - limit.xy)
+    return [
+        np.reshape(entries.any(axis=0), product.needed.shape)
+        for entries, product in zip(nonzero, products, strict=True)
+    ]
+
+
+def _square(x: Vector) -> Scalar:
+    """The mean square of each vector."""
+    return Scalar(Dot(x[..., None], x[..., None], 1.0), (*x.shape, 1, 1))
+
+
+def _is_nonzero(product: Product, limit: ProductLimit) -> Bools:
+    """Which needed entries of a product are nonzero beyond rounding, (replicas,
+    entries).
+    """
+    x_length = np.sqrt(limit.xx.max(axis=0)).reshape(product.x.shape)
+    y_length = np.sqrt(limit.yy.max(axis=0)).reshape(product.y.shape)
+    lengths = x_length[..., :, None] * y_length[..., None, :]
+    sizes = np.broadcast_to(lengths, product.needed.shape).ravel()
+    nonzero = np.abs(limit.xy) > MIN_CORRELATION * sizes
+    return nonzero & product.needed.ravel()
+
+
+def _shifts(plan: Plan) -> range:
+    """The shifts that show the errors of a plan: see `_expectation_ops`."""
+    if plan.nodes:
+        return range(1, 5)
+    if plan.expects:
+        return range(1, 3)
+    return range(1, 1)

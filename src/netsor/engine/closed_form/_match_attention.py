@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..._array_api import Floats, Ints
+from ..._array_api import Bools, Floats, Ints
 from ...language.operations._operation import (
     Apply,
     Concat,
@@ -32,7 +32,7 @@ from ...language.operations._stop_gradient import without_stops
 from ...language.theorem._linear_expansion import Expansion
 from ...language.values._array import Value
 from ...language.values._graph import narrow, topological_order, weights_of, widths_of
-from ...language.values._parameters import weight
+from ...language.values._parameters import Weight, weight
 from ...language.values._vector import Vector
 from ...laws.attention._correction import MAX_TOKENS, LayerFluctuations
 from ..graph._rewrite import Context
@@ -60,6 +60,24 @@ class Recognised:
     fluctuations: Callable[[], LayerFluctuations | None] | None
 
 
+class AttentionMatch(NamedTuple):
+    """The parts of W^O concat_a(softmax(scores) W^V z)."""
+
+    query_weight: Weight
+    key_weight: Weight
+    value_weight: Weight
+    output_weight: Weight
+    query_tokens: Vector
+    key_tokens: Vector
+    value_tokens: Vector
+    mask: Value | None
+
+    @property
+    def head_weights(self) -> tuple[Weight, Weight, Weight]:
+        """The matrices of the heads."""
+        return self.query_weight, self.key_weight, self.value_weight
+
+
 def recognise(
     outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()
 ) -> Recognised | None:
@@ -68,73 +86,114 @@ def recognise(
     """
     if "recognise" in without:
         return None
-    if (
-        len(outputs) != 1
-        or outputs[0].size != 1
-        or any(width < np.inf for width in widths.values())
-    ):
+    is_single = len(outputs) == 1 and outputs[0].size == 1
+    if not is_single or any(width < np.inf for width in widths.values()):
         return None
     (output,) = narrow(without_stops(outputs))
     while isinstance(output.op, Take):
         output = output.op.x
-    match output.op:
-        case MatMul(
-            wo,
-            Value(op=Concat(Vector(op=Mix(Value(op=Apply(f, (p, *mask), 1)), v)), 0)),
-            False,
-        ):
-            attends = f is SOFTMAX or f is MASKED_SOFTMAX
-        case _:
-            return None
-    match p.op, v.op:
-        case Dot(
-            Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5
-        ), MatMul(wv, z, False) if attends:
-            pass
-        case _:
-            return None
-    uses = Counter(w.source for w in weights_of(topological_order([output])))
-    heads = wq.members.size
-    fits = (
-        x.shape == (1,)
-        and y.ndim == z.ndim == 1
-        and all(w.batch == (heads,) for w in (wq, wk, wv))
-    )
-    named = (
-        all(w.in_width.name and w.out_width.name for w in (wq, wk, wv))
-        and wo.in_width.name
-    )
-    if (
-        not fits
-        or not named
-        or any(uses[w.source] > 1 for w in (wo, wq, wk, wv))
-        or wo.batch
-    ):
+    layer = _attention_of(output)
+    if layer is None or not _has_formula(output, layer):
         return None
-    query, keys, values = (_kernel(tokens, widths, without) for tokens in (x, y, z))
+    query = _kernel(layer.query_tokens, widths, without)
+    keys = _kernel(layer.key_tokens, widths, without)
+    values = _kernel(layer.value_tokens, widths, without)
     if query is None or keys is None or values is None:
         return None
-    allowed = np.ones(len(keys), dtype=bool)
-    if mask:
-        # one that differs between heads
-        if not isinstance(mask[0].op, Constant) or mask[0].ndim > 2:
-            return None
-        allowed = np.broadcast_to(mask[0].op.numbers > 0, (1, len(keys)))[0]
+    allowed = _allowed_keys(layer.mask, len(keys))
+    if allowed is None:
+        return None
     box = np.ix_(allowed, allowed)
-    scale = (wo.std * wv.std) ** 2
+    wq, wk, wv = layer.head_weights
+    scale = (layer.output_weight.std * wv.std) ** 2
     if scale * np.trace(values[box]) == 0:  # the output is 0, and has no density
         return None
     temperature = (wq.std * wk.std) ** 2
-    one_width = len(widths) == 1 and y is z
-    shares = 1 / np.array([wq.out_width.factor, wv.out_width.factor])
-    first = (
-        partial(_layer_fluctuations, x, y, np.flatnonzero(allowed), temperature, shares)
-        if one_width
-        else None
-    )
+    fluctuations = None
+    if len(widths) == 1 and layer.key_tokens is layer.value_tokens:
+        fluctuations = partial(
+            _layer_fluctuations,
+            query=layer.query_tokens,
+            tokens=layer.key_tokens,
+            allowed=np.flatnonzero(allowed),
+            temperature=temperature,
+            shares=1 / np.array([wq.out_width.factor, wv.out_width.factor]),
+        )
     return Recognised(
-        temperature * query[0, 0] * keys[box], values[box], heads, scale, first
+        scores=temperature * query[0, 0] * keys[box],
+        values=values[box],
+        heads=wq.members.size,
+        scale=scale,
+        fluctuations=fluctuations,
     )
+
+
+def _attention_of(output: Value) -> AttentionMatch | None:
+    """The parts of an attention layer; None if the output is another operation."""
+    match output.op:
+        case MatMul(
+            output_weight,
+            Value(op=Concat(Vector(op=Mix(Value() as weights, v)), 0)),
+            False,
+        ):
+            pass
+        case _:
+            return None
+    match weights.op:
+        case Apply(f, (scores, *mask), 1) if f is SOFTMAX or f is MASKED_SOFTMAX:
+            pass
+        case _:
+            return None
+    match scores.op, v.op:
+        case (
+            Dot(Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5),
+            MatMul(wv, z, False),
+        ):
+            return AttentionMatch(
+                query_weight=wq,
+                key_weight=wk,
+                value_weight=wv,
+                output_weight=output_weight,
+                query_tokens=x,
+                key_tokens=y,
+                value_tokens=z,
+                mask=mask[0] if mask else None,
+            )
+    return None
+
+
+def _has_formula(output: Value, layer: AttentionMatch) -> bool:
+    """Whether a layer has one query, a matrix of each kind for each head, and widths
+    that go to infinity.
+    """
+    heads = layer.query_weight.members.size
+    has_formula_shape = (
+        layer.query_tokens.shape == (1,)
+        and layer.key_tokens.ndim == layer.value_tokens.ndim == 1
+        and all(w.batch == (heads,) for w in layer.head_weights)
+        and not layer.output_weight.batch
+    )
+    has_named_widths = layer.output_weight.in_width.name and all(
+        w.in_width.name and w.out_width.name for w in layer.head_weights
+    )
+    uses = Counter(w.source for w in weights_of(topological_order([output])))
+    acts_again = any(
+        uses[w.source] > 1 for w in (layer.output_weight, *layer.head_weights)
+    )
+    return bool(has_formula_shape and has_named_widths and not acts_again)
+
+
+def _allowed_keys(mask: Value | None, keys: int) -> Bools | None:
+    """The keys that a mask allows, the same in every head; None if it is no such
+    mask.
+    """
+    if mask is None:
+        return np.ones(keys, dtype=bool)
+    differs_between_heads = mask.ndim > 2
+    if not isinstance(mask.op, Constant) or differs_between_heads:
+        return None
+    allowed: Bools = np.broadcast_to(mask.op.numbers > 0, (1, keys))[0]
+    return allowed
 
 
 def _layer_fluctuations(
@@ -147,20 +206,23 @@ def _layer_fluctuations(
     bound = {
         width.name: np.inf for width in widths_of(ordered) if width.name is not None
     }
-    vectors = drop_identities(
-        [query, tokens], Context(bound, dict.fromkeys(ordered, 0))
-    )
+    context = Context(bound, dict.fromkeys(ordered, 0))
+    vectors = drop_identities([query, tokens], context)
     uses = Counter(w.source for w in weights_of(ordered))
     if tokens.size > MAX_TOKENS or any(count > 1 for count in uses.values()):
         return None
-    found = _fluctuations(cast(list[Vector], vectors), np.append(0, 1 + allowed))
-    return found and LayerFluctuations(*found, temperature, shares)
+    rows = np.append(0, 1 + allowed)  # the query and the tokens that it may see
+    fluctuations = _fluctuations(cast(list[Vector], vectors), rows)
+    if fluctuations is None:
+        return None
+    root, directions = fluctuations
+    return LayerFluctuations(root, directions, temperature, shares)
 
 
 def _fluctuations(
-    vectors: Sequence[Vector], some: Ints
+    vectors: Sequence[Vector], selected: Ints
 ) -> tuple[Floats, Floats] | None:
-    """B in the limit K = B Bᵀ of the Gram matrix of some vectors, and S in the
+    """B in the limit K = B Bᵀ of the Gram matrix of the selected vectors, and S in the
     directions V = B S Bᵀ of Σ ∂_V².
     """
     # All vectors are fixed combinations of columns: (1, …, 1), data, standard Gaussian
@@ -179,7 +241,7 @@ def _fluctuations(
     for value in values:
         if not isinstance(value, Vector) or value in expansion.combinations:
             continue
-        own = np.array(
+        columns = np.array(
             [
                 column
                 for column in expansion.columns(value)
@@ -187,42 +249,57 @@ def _fluctuations(
             ],
             dtype=np.intp,
         )
-        if not own.size:  # of (1, …, 1), or of covariance 0
+        if not columns.size:  # of (1, …, 1), or of covariance 0
             continue
-        # a vector that is this column
-        first = abs(expansion.rows[value]).toarray()[:, own].argmax(axis=0)
-        box = np.ix_(own, own)
+        # for each column, a vector of the value that is this column
+        entries = abs(expansion.rows[value]).toarray()[:, columns].argmax(axis=0)
+        box = np.ix_(columns, columns)
         match value.op:
-            case Data(given):
-                rows = given.reshape(value.size, -1)[first]
+            case Data(data):
+                rows = data.reshape(value.size, -1)[entries]
                 gram[box] = rows @ rows.T / rows.shape[1]
-                continue
+                continue  # fixed: no new directions
             case Gaussian():
-                gram[own, own] = 1.0
-            case MatMul(w, x, each) if not w.transposed:
-                members = (
-                    w.members if each else w.members.reshape(*w.batch, *(1,) * x.ndim)
-                )
-                pair = members, np.arange(x.size).reshape(x.shape)
-                member, place = (
-                    np.broadcast_to(of, value.shape).ravel()[first] for of in pair
-                )
-                inputs, same = (
-                    expansion.rows[x].toarray()[place],
-                    w.std**2 * (member[:, None] == member),
-                )
-                for known in (gram, *directions):
-                    known[box] = same * (inputs @ known @ inputs.T)
+                gram[columns, columns] = 1.0
+            case MatMul(w, x, _) if not w.transposed:
+                product = _product_entries(value, value.op, entries)
+                inputs = expansion.rows[x].toarray()[product.inputs]
+                same_matrix = product.members[:, None] == product.members
+                covariance = w.std**2 * same_matrix
+                for form in (gram, *directions):
+                    form[box] = covariance * (inputs @ form @ inputs.T)
             case _:
                 return None
-        for root in _root(gram[box])[0].T @ np.eye(size)[own]:
+        for root in _root(gram[box])[0].T @ np.eye(size)[columns]:
             share = value.width.factor**-0.5 * root
-            pairs = [np.outer(share, other) / np.sqrt(2) for other in roots]
-            directions += [np.outer(share, root), *(pair + pair.T for pair in pairs)]
+            directions.append(np.outer(share, root))
+            for earlier in roots:
+                pair = np.outer(share, earlier) / np.sqrt(2)
+                directions.append(pair + pair.T)
             roots.append(root)
-    rows = np.concatenate([expansion.rows[each].toarray() for each in vectors])[some]
+    rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
+    rows = rows[selected]
     root, inverse = _root(rows @ gram @ rows.T)
     return root, _merged(inverse @ rows @ np.array(directions) @ rows.T @ inverse.T)
+
+
+class ProductEntries(NamedTuple):
+    """For some entries of W x, the matrix that makes each and its input."""
+
+    members: Ints
+    inputs: Ints
+
+
+def _product_entries(value: Vector, op: MatMul, entries: Ints) -> ProductEntries:
+    """The matrices and inputs of some entries of a product."""
+    members = op.weight.members
+    if not op.each:
+        members = members.reshape(*op.weight.batch, *(1,) * op.x.ndim)
+    inputs = np.arange(op.x.size).reshape(op.x.shape)
+    return ProductEntries(
+        members=np.broadcast_to(members, value.shape).ravel()[entries],
+        inputs=np.broadcast_to(inputs, value.shape).ravel()[entries],
+    )
 
 
 def _root(gram: Floats) -> tuple[Floats, Floats]:
@@ -232,19 +309,18 @@ def _root(gram: Floats) -> tuple[Floats, Floats]:
     size = np.sqrt(np.diag(gram))
     size[size == 0] = 1.0
     values, vectors = np.linalg.eigh(gram / np.outer(size, size))
-    some = values > RANK * values[-1]
-    vectors, values = vectors[:, some], np.sqrt(values[some])
-    return size[:, None] * vectors * values, (vectors / values).T / size
+    positive = values > RANK * values[-1]
+    vectors, roots = vectors[:, positive], np.sqrt(values[positive])
+    return size[:, None] * vectors * roots, (vectors / roots).T / size
 
 
 def _merged(directions: Floats) -> Floats:
     """The fewest directions S with the same Σ ∂_S²."""
     flat = directions.reshape(len(directions), -1)
-    sizes, of = np.linalg.eigh(flat.T @ flat)
-    kept = sizes > RANK * sizes[-1]
-    return np.asarray(
-        (of[:, kept] * np.sqrt(sizes[kept])).T.reshape(-1, *directions.shape[1:])
-    )
+    values, vectors = np.linalg.eigh(flat.T @ flat)
+    positive = values > RANK * values[-1]
+    merged = (vectors[:, positive] * np.sqrt(values[positive])).T
+    return np.asarray(merged.reshape(-1, *directions.shape[1:]))
 
 
 def _kernel(
@@ -253,15 +329,16 @@ def _kernel(
     """E[Z^{x^i} Z^{x^j}], if it is not random: a fresh matrix applied to the tokens has
     this covariance.
     """
-    if any(
+    has_scores = any(
         isinstance(value.op, Dot) and value.op.power == 0.5
         for value in topological_order([tokens])
-    ):
+    )
+    if has_scores:
         return None
-    asked = PlanQuery(
+    query = PlanQuery(
         (weight(1, tokens.width) @ tokens,),
         tuple(widths.items()),
         without=tuple(without),
     )
-    found = sample_conditional_law(asked, Sampling(2, progress=False))
-    return found.cov[0] if found.constant else None
+    sample = sample_conditional_law(query, Sampling(2, progress=False))
+    return sample.cov[0] if sample.constant else None

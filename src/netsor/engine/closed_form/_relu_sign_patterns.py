@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 from ...functions.activations import RELU
 from ...language.theorem._check_function import content
@@ -28,68 +29,52 @@ MIN_COORDINATES_PER_PATTERN = 16
 
 def with_sign_patterns(plan: Plan) -> Plan:
     """The plan with these products sampled from sign patterns."""
-    if not any(
-        s.kind in ("reduced", "squares") and s.args[-1].shape[-2:-1] <= (MAX_VECTORS,)
-        for s in plan.steps
-    ):
-        return plan
-    made = {step.out: step for step in plan.steps}
-    reads = Counter(
-        [*(arg for step in plan.steps for arg in step.args), plan.mean, plan.columns]
-    )
-    steps = [
-        new
+    has_few_vectors = any(
+        step.kind in ("reduced", "squares")
+        and step.args[-1].shape[-2:-1] <= (MAX_VECTORS,)
         for step in plan.steps
-        for new in _from_patterns(step, made, reads) or [step]
-    ]
+    )
+    if not has_few_vectors:
+        return plan
+    step_of = {step.out: step for step in plan.steps}
+    arguments = [arg for step in plan.steps for arg in step.args]
+    reads = Counter([*arguments, plan.mean, plan.columns])
+    steps: list[Step] = []
+    for step in plan.steps:
+        steps += _from_patterns(step, step_of, reads) or [step]
     return replace(plan, steps=steps) if len(steps) != len(plan.steps) else plan
 
 
 def _from_patterns(
-    step: Step, made: dict[Register, Step], reads: Counter[Register]
+    step: Step, step_of: dict[Register, Step], reads: Counter[Register]
 ) -> list[Step] | None:
     """The steps that replace a factorisation of products of ReLU vectors, or a square;
     None for any other step.
     """
-    if step.kind not in ("reduced", "squares"):
+    if not _asks_for_few_products(step, step_of, reads):
         return None
     rows = step.args[-1]
-    frames, vectors, width = rows.shape if len(rows.shape) == 3 else (0, 0, 0)
-    if (
-        frames != 1
-        or vectors > MAX_VECTORS
-        or width < MIN_COORDINATES_PER_PATTERN * 2**vectors
-    ):
+    frames, vectors, width = rows.shape
+    # a factorisation reads the rows itself, and its Gram matrix reads them twice
+    relu = _source_of(rows, step_of, reads, times=3 if step.kind == "reduced" else 1)
+    if relu is None or relu.step.kind != "apply":
         return None
-    times = 1
-    if step.kind == "reduced":
-        # read twice by the products, and by this step
-        gram, times = made.get(step.args[0]), 3
-        if (
-            gram is None
-            or gram.kind != "gram"
-            or gram.args != (rows, rows)
-            or reads[gram.out] > 1
-        ):
-            return None
-    elif vectors > 1:
+    if content(relu.step.params["f"]) != content(RELU):
         return None
-    relu, outer = _behind(rows, made, reads, times)
-    if (
-        relu is None
-        or relu.kind != "apply"
-        or content(relu.params["f"]) != content(RELU)
-    ):
+    normals = _source_of(relu.step.args[0], step_of, reads)
+    if normals is None or normals.step.kind != "normals":
         return None
-    normals, inner = _behind(relu.args[0], made, reads)
-    if normals is None or normals.kind != "normals" or normals.out.size != rows.size:
+    if normals.step.out.size != rows.size:
         return None
     shape = (frames, vectors, vectors)
-    drawn = (
-        round(width * (vectors / 2 - vectors / 2**vectors)) + 2**vectors - 1 + vectors
-    )
-    params = {"key": normals.params["key"], "width": width, "numbers": drawn}
-    words = normals.words.replace("all coordinates", "products of positive parts")
+    patterns = 2**vectors
+    sizes = round(width * (vectors / 2 - vectors / patterns))
+    params = {
+        "key": normals.step.params["key"],
+        "width": width,
+        "numbers": sizes + patterns - 1 + vectors,
+    }
+    words = normals.step.words.replace("all coordinates", "products of positive parts")
     products = Step(
         kind="positive",
         out=Register(shape),
@@ -107,13 +92,13 @@ def _from_patterns(
         operations=step.operations,
     )
     steps = [products, triangular]
-    for factor in (*inner, *outer):
-        args = (*(arg for arg in factor.args if arg.size == 1), steps[-1].out)
+    for factor in (*normals.factors, *relu.factors):
+        scalars = [arg for arg in factor.args if arg.size == 1]
         steps.append(
             Step(
                 kind=factor.kind,
                 out=Register(shape),
-                args=args,
+                args=(*scalars, steps[-1].out),
                 params=factor.params,
                 words=factor.words,
                 operations=products.out.size,
@@ -124,28 +109,60 @@ def _from_patterns(
     return [*steps[:-1], replace(steps[-1], out=step.out)]
 
 
-def _behind(
+def _asks_for_few_products(
+    step: Step, step_of: dict[Register, Step], reads: Counter[Register]
+) -> bool:
+    """Whether a step needs only the products of a few long vectors of one frame."""
+    if step.kind not in ("reduced", "squares"):
+        return False
+    rows = step.args[-1]
+    if len(rows.shape) != 3:
+        return False
+    frames, vectors, width = rows.shape
+    if frames != 1 or vectors > MAX_VECTORS:
+        return False
+    if width < MIN_COORDINATES_PER_PATTERN * 2**vectors:
+        return False
+    if step.kind == "squares":
+        return vectors <= 1
+    gram = step_of.get(step.args[0])
+    is_gram = gram is not None and gram.kind == "gram" and gram.args == (rows, rows)
+    return is_gram and reads[step.args[0]] <= 1
+
+
+class FactoredSource(NamedTuple):
+    """The step that made an array, and the steps of scalar factors after it, last one
+    first.
+    """
+
+    step: Step
+    factors: list[Step]
+
+
+def _source_of(
     register: Register,
-    made: dict[Register, Step],
+    step_of: dict[Register, Step],
     reads: Counter[Register],
     times: int = 1,
-) -> tuple[Step | None, list[Step]]:
-    """The step that made an array, up to reshapes and scalar factors, and the steps of
-    these factors.
+) -> FactoredSource | None:
+    """The step that made an array, up to reshapes and scalar factors.
 
-    The first is None if another step reads the array or one in between. The array
-    itself may be read `times` times.
+    None if another step reads the array or one in between. The array itself may be read
+    `times` times.
     """
-    size, factors = register.size, list[Step]()
-    while (step := made.get(register)) is not None and reads[register] <= times:
+    size = register.size
+    factors: list[Step] = []
+    while register in step_of and reads[register] <= times:
+        step = step_of[register]
         if step.kind not in ("reshape", "multiply", "scale"):
-            return step, factors
+            return FactoredSource(step, factors)
         arrays = [arg for arg in step.args if arg.size == size]
-        if len(arrays) != 1 or any(
-            arg.shape != (1, 1, 1) for arg in step.args if arg is not arrays[0]
-        ):
-            break
+        if len(arrays) != 1:
+            return None
+        (array,) = arrays
+        if any(arg.shape != (1, 1, 1) for arg in step.args if arg is not array):
+            return None
         if step.kind != "reshape":
             factors.append(step)
-        register, times = arrays[0], 1
-    return None, factors
+        register, times = array, 1
+    return None

@@ -2,7 +2,9 @@
 polynomial on each panel.
 
 The test is that the last Legendre coefficients of its values are negligible. The
-unresolved part is the error.
+unresolved part is the error. It integrates many functions at once, weighted by a
+density; the cells of one law are integrated by `integrated` in `laws/_numerics.py`,
+whose test is that a cell agrees with its halves.
 """
 
 from __future__ import annotations
@@ -34,9 +36,8 @@ def _checks() -> Array:
     """The matrix from values at POINTS to the last three Legendre coefficients and a
     tenth of the end misfit.
     """
-    at_node, at_point = (
-        np.polynomial.legendre.legvander(x, NODES - 1) for x in (NODE, POINTS)
-    )
+    at_node = np.polynomial.legendre.legvander(NODE, NODES - 1)
+    at_point = np.polynomial.legendre.legvander(POINTS, NODES - 1)
     coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
     last = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
     next_to_ends = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
@@ -71,6 +72,15 @@ class Resolved(NamedTuple):
         return np.bincount(
             self.row, np.sum(self.weight * values, axis=1), len(self.error)
         )
+
+
+class _Panels(NamedTuple):
+    """Panels that need no halving: the first fields of `Resolved`."""
+
+    row: Array
+    x: Array
+    weight: Array
+    values: Array
 
 
 def log_density(x: Array) -> Array:
@@ -108,58 +118,71 @@ def resolve(
     # `squares`, for values that grow in the tails, the density is that of N(0, 1), and
     # the tolerance applies to the root mean square of the unresolved part.
     edges = np.sort(edges, axis=1)
-    left, right, rows = edges[:, :-1], edges[:, 1:], len(edges)
-    long = right - left > 1e-15 * np.abs(left)  # near 0 short panels count too
-    row, left, right = np.nonzero(long)[0], left[long], right[long]
+    rows = len(edges)
+    left, right = edges[:, :-1], edges[:, 1:]
+    is_panel = right - left > 1e-15 * np.abs(left)  # near 0 short panels count too
+    row = np.nonzero(is_panel)[0]
+    left, right = left[is_panel], right[is_panel]
     error, rough = np.zeros(rows), np.zeros(rows)
-    done: list[tuple[Array, ...]] = []
+    finished: list[_Panels] = []
     for halving in range(HALVINGS + 1):
         half = 0.5 * (right - left)
         x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
         values = values_at(row, x)
-        known = np.isfinite(values)
-        some = known.any(axis=1)
-        if not known.all():  # for example a logarithm at 0
-            around = np.max(np.abs(values), axis=1, where=known, initial=0.0)
-            short = some & (half <= SHORT * (1.0 + np.abs(left)))
-            values = np.where(short[:, None] & ~known, around[:, None], values)
+        is_finite = np.isfinite(values)
+        has_finite = is_finite.any(axis=1)
+        if not is_finite.all():  # for example a logarithm at 0
+            around = np.max(np.abs(values), axis=1, where=is_finite, initial=0.0)
+            is_short = has_finite & (half <= SHORT * (1.0 + np.abs(left)))
+            replaced = is_short[:, None] & ~is_finite
+            values = np.where(replaced, around[:, None], values)
         finite = np.isfinite(values).all(axis=1)
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
             # multiply by the root of the density first: squares of growing values would
             # overflow
             if scale is None:
-                mass = np.sum(
-                    weight
-                    * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2,
-                    axis=1,
-                )
+                root_of_density = np.sqrt(density(left, right))[:, None]
+                squares_of_values = (values[:, :NODES] * root_of_density) ** 2
+                mass = np.sum(weight * squares_of_values, axis=1)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
             missing = np.where(finite, unresolved(values), np.inf)
             largest = np.max(np.abs(values), axis=1)
-            unsettled = np.where(
-                missing > ROUGH * largest, 2 * half * missing, 0.0
-            ) * largest_density(left, right)
+            unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0)
+            unsettled = unsettled * largest_density(left, right)
             unsettled = np.where(unsettled > 0, unsettled * largest, 0.0)
             if squares:
                 missing = np.sqrt(2 * half) * missing * np.sqrt(density(left, right))
             else:
                 missing = missing * 2 * half * density(left, right)
-        halve = (missing > tolerance * scale[row]) & some & (halving < HALVINGS)
-        halve &= ~(np.bincount(row[halve], minlength=rows) > failing)[row]
+        halve = (missing > tolerance * scale[row]) & has_finite & (halving < HALVINGS)
+        is_endless = np.bincount(row[halve], minlength=rows) > failing
+        halve &= ~is_endless[row]
         halve &= half > 1e-16 * (1.0 + np.abs(left))
-        good = ~halve
-        error += np.bincount(row[good], missing[good], rows)
-        rough += np.bincount(row[good], unsettled[good], rows)
-        done.append((row[good], x[good, :NODES], weight[good], values[good, :NODES]))
+        done = ~halve
+        error += np.bincount(row[done], missing[done], rows)
+        rough += np.bincount(row[done], unsettled[done], rows)
+        finished.append(
+            _Panels(
+                row=row[done],
+                x=x[done, :NODES],
+                weight=weight[done],
+                values=values[done, :NODES],
+            )
+        )
         if not halve.any():
             break
         left, right = left[halve], right[halve]
         middle = 0.5 * (left + right)
         row = np.concatenate([row[halve], row[halve]])
         left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
-    row, x, weight, values = (
-        np.concatenate(parts) for parts in zip(*done, strict=True)
-    )
+    row = np.concatenate([panels.row for panels in finished])
     order = np.argsort(row, kind="stable")
-    return Resolved(row[order], x[order], weight[order], values[order], error, rough)
+    return Resolved(
+        row=row[order],
+        x=np.concatenate([panels.x for panels in finished])[order],
+        weight=np.concatenate([panels.weight for panels in finished])[order],
+        values=np.concatenate([panels.values for panels in finished])[order],
+        error=error,
+        rough=rough,
+    )

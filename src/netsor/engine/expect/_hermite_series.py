@@ -26,6 +26,7 @@ from ._gauss_legendre import (
     resolve,
     unresolved,
 )
+from ._poles import Poles, near_infinite_moment
 from ._univariate import FARTHEST, Single, between, ends, growing, single, slices
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
@@ -66,11 +67,11 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 
 def series(f: Single, terms: int) -> Series:
-    """The coefficients of rows, each by a separate integral; near a pole the error is
-    infinite.
+    """The coefficients of rows, each by a separate integral; near a pole without a
+    second moment the error is infinite.
     """
     result = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
-    constant, pole = f.std == 0, f.near_poles(reach(terms)).any(axis=1)
+    constant, pole = f.std == 0, near_infinite_moment(f, reach(terms))
     if constant.any():
         rows = np.nonzero(constant)[0]
         result.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
@@ -143,19 +144,29 @@ def _fill_own(
     """
     whole = FARTHEST if far else reach(terms)
     own = f.take(rows)
+    poles = Poles(own, whole, step(terms))
     even = between(whole, step(terms))
     edges = np.concatenate(
-        [np.tile(even, (len(rows), 1)), f.edges(rows, whole, step(terms))], axis=1
+        [
+            np.tile(even, (len(rows), 1)),
+            f.edges(rows, whole, step(terms)),
+            poles.edges(whole, step(terms)),
+        ],
+        axis=1,
     )
+
+    def values_at(some: Array, x: Array) -> Array:
+        return poles.hide(some, x, own.at(some, x))
+
     beyond: Array | float = 0.0
     tolerance = max(TOLERANCE, 4 * f.features.noise)
     if far:
         end, beyond = ends(f, rows)
         edges = np.clip(edges, -end[:, None], end[:, None])
-        panels = resolve(own.at, edges, largest_density, tolerance, squares=True)
+        panels = resolve(values_at, edges, largest_density, tolerance, squares=True)
     else:
         largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
-        panels = resolve(own.at, edges, largest, tolerance, failing=failing)
+        panels = resolve(values_at, edges, largest, tolerance, failing=failing)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         # for a growing function, multiply both φ and h_k by √density, which underflows
         # later than the density
@@ -172,6 +183,11 @@ def _fill_own(
         if f.f.smoothed is None:
             wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
             error = np.where(panels.rough > 0, wide, error)
+        for side in poles.sides:
+            near = poles.integrals(side, terms)
+            square = square + near.square
+            result.coefficients[:, rows] += near.moments
+            error = error + near.error + 0.5 * near.square_error / np.sqrt(square)
         lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
     result.square[rows], result.error[rows] = (
         square,

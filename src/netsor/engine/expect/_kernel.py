@@ -8,17 +8,18 @@ conditioning on u if it is long.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._array_api import Array, array_namespace
-from ...functions import activations as known
+from ...functions import activations
 from ...functions.activations import Function
 from ...functions.derivatives import base
 from .._exceptions import InfiniteError
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import UNSETTLED, Series, reach, series, tabulated
+from ._poles import is_integrable
 from ._univariate import (
     BatchedFunction,
     Single,
@@ -30,19 +31,14 @@ from ._univariate import (
     slices,
 )
 
-_IDENTITY, _RELU, _ABS, _ERF, _GELU, _SIN, _COS = (
-    base(f)
-    for f in (
-        known.IDENTITY,
-        known.RELU,
-        known.ABS,
-        known.ERF,
-        known.GELU,
-        known.SIN,
-        known.COS,
-    )
-)
-_LEAKY_RELU = base(known.leaky_relu(0.0))
+_IDENTITY = base(activations.IDENTITY)
+_RELU = base(activations.RELU)
+_ABS = base(activations.ABS)
+_ERF = base(activations.ERF)
+_GELU = base(activations.GELU)
+_SIN = base(activations.SIN)
+_COS = base(activations.COS)
+_LEAKY_RELU = base(activations.leaky_relu(0.0))
 
 
 def closed_form(
@@ -55,20 +51,42 @@ def closed_form(
     if set(kinds) <= {_SIN, _COS}:
         return _waves(kinds[0] is _SIN, kinds[1] is _SIN, mu, nu, a, c, b)
     first, second = _piecewise_linear(f), _piecewise_linear(g)
-    if not ((first and second) or kinds in ((_ERF, _ERF), (_GELU, _GELU))):
+    both_linear = first is not None and second is not None
+    if not both_linear and kinds not in ((_ERF, _ERF), (_GELU, _GELU)):
         return None
     if not (_is_zero(mu) and _is_zero(nu)):
         return None
-    if first and second:  # φ = α x + β relu(x), and E[u relu(v)] = c/2
-        (p, q), (r, s) = first, second
-        linear = (p * r + (p * s + q * r) / 2) * c
-        return linear + q * s * _relu(a, c, b) if q * s else linear
-    # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its digits
-    # near 1
+    if first is not None and second is not None:
+        return _of_piecewise_linear(first, second, a, c, b)
     if kinds[0] is _ERF:
+        # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its
+        # digits near 1
         return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
-    # x Φ(x) by Stein's lemma twice: c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²)
-    # E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π
+    return _of_gelu(a, c, b)
+
+
+def _of_piecewise_linear(
+    first: tuple[float, float],
+    second: tuple[float, float],
+    a: Array,
+    c: Array,
+    b: Array,
+) -> Array:
+    """E of products of α x + β relu(x), as E[u relu(v)] = c/2."""
+    alpha, beta = first
+    gamma, delta = second
+    linear = (alpha * gamma + (alpha * delta + beta * gamma) / 2) * c
+    if not beta * delta:
+        return linear
+    return linear + beta * delta * _relu(a, c, b)
+
+
+def _of_gelu(a: Array, c: Array, b: Array) -> Array:
+    """E[u Φ(u) v Φ(v)], by Stein's lemma twice.
+
+    It is c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
+    E[ΦΦ'] = 1/4 + arcsin(r)/2π.
+    """
     mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
     angle, root = _angle(a, c, b)
     return c * (0.25 + angle / (2 * np.pi)) + mixed / (2 * np.pi * root)
@@ -76,11 +94,9 @@ def closed_form(
 
 def _is_zero(mean: Array) -> bool:
     """Whether all means are 0; a plain float needs no array library."""
-    return (
-        bool(mean == 0.0)
-        if isinstance(mean, float)
-        else not bool(array_namespace(mean).any(mean != 0))
-    )
+    if isinstance(mean, float):
+        return bool(mean == 0.0)
+    return not bool(array_namespace(mean).any(mean != 0))
 
 
 def _piecewise_linear(f: Function) -> tuple[float, float] | None:
@@ -96,11 +112,8 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
     xp = array_namespace(a, c, b)
     scale = xp.sqrt(a) * xp.sqrt(b)
     rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
-    return (
-        scale
-        / (2 * np.pi)
-        * (xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho)))
-    )
+    shape = xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho))
+    return scale / (2 * np.pi) * shape
 
 
 def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
@@ -117,16 +130,20 @@ def _waves(
     sin y] = e^−m sinh c.
     """
     xp = array_namespace(a, c, b)
-    middle, size = (a + b) / 2, xp.abs(c)
+    m, size = (a + b) / 2, xp.abs(c)
     less = xp.expm1(-2 * size)
-    peak = xp.exp(size - middle) / 2
-    even, odd = peak * (2 + less), -xp.sign(c) * peak * less
-    # sin x = cos(x − π/2), and the sine of that is −cos x
-    (p, q), (r, s) = (
-        (xp.sin(mean), -xp.cos(mean)) if sine else (xp.cos(mean), xp.sin(mean))
-        for mean, sine in ((mu, sine_u), (nu, sine_v))
-    )
-    return p * r * even + q * s * odd
+    peak = xp.exp(size - m) / 2
+    even = peak * (2 + less)  # e^−m cosh c
+    odd = -xp.sign(c) * peak * less  # e^−m sinh c
+
+    def cosine_and_sine(mean: Array, sine: bool) -> tuple[Array, Array]:
+        if sine:  # sin x = cos(x − π/2), and the sine of that is −cos x
+            return xp.sin(mean), -xp.cos(mean)
+        return xp.cos(mean), xp.sin(mean)
+
+    cos_u, sin_u = cosine_and_sine(mu, sine_u)
+    cos_v, sin_v = cosine_and_sine(nu, sine_v)
+    return cos_u * cos_v * even + sin_u * sin_v * odd
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a
@@ -153,9 +170,10 @@ def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, 
     if y.f.smoothed is None and x.f.smoothed is not None:
         x, y = y, x
     value, error = np.empty(len(rho)), np.empty(len(rho))
-    for block in slices(
-        len(rho), CONDITIONED_PAIRS_PER_BATCH // (1 if y.f.smoothed is not None else 16)
-    ):
+    batch = CONDITIONED_PAIRS_PER_BATCH
+    if y.f.smoothed is None:
+        batch //= 16
+    for block in slices(len(rho), batch):
         value[block], error[block] = _block(
             x.take(block), y.take(block), rho[block], scale[block]
         )
@@ -167,15 +185,20 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
 
     def values(pair: Array, at: Array) -> Array:
-        m, s = y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair]
+        """φ(u) E[ψ(m + s z)] at u = μ + σ x; v given u is m + s z."""
+        m = y.mean[pair][:, None] + slope[pair][:, None] * at
+        s = rest[pair]
         if y.f.smoothed is not None:
-            conditional = y.f.smoothed(m, s[:, None])  # E[ψ(m + s z)]
+            conditional = y.f.smoothed(m, s[:, None])
         else:
-            params = tuple(np.repeat(p[pair], m.shape[1]) for p in y.params)
-            given = replace(
-                y, mean=m.ravel(), std=np.repeat(s, m.shape[1]), params=params
+            points = m.shape[1]
+            given_u = replace(
+                y,
+                mean=m.ravel(),
+                std=np.repeat(s, points),
+                params=tuple(np.repeat(p[pair], points) for p in y.params),
             )
-            conditional = series(given, 1).coefficients[0].reshape(m.shape)
+            conditional = series(given_u, 1).coefficients[0].reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
             return x.at(pair, at) * conditional
 
@@ -184,38 +207,38 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     far = [float(np.max(ends(f, rows)[0])) for f in (x, y) if f.f.smoothed is None]
     whole = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
     even = between(whole, STEP)
-    edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, whole, STEP)]
     along = replace(y, std=np.abs(slope))  # ψ(E[v | u])
-    edges.append(np.sign(rho)[:, None] * along.edges(rows, whole, STEP))
-    breaks = y.features.breaks  # around them E[ψ(v) | u] varies fast
-    near = (breaks > np.min(y.mean - whole * y.std)) & (
-        breaks < np.max(y.mean + whole * y.std)
-    )
+    edges = [
+        np.broadcast_to(even, (len(rho), len(even))),
+        x.edges(rows, whole, STEP),
+        np.sign(rho)[:, None] * along.edges(rows, whole, STEP),
+    ]
+    # around the breaks of ψ, E[ψ(v) | u] varies fast
+    breaks = y.features.breaks
+    lowest = np.min(y.mean - whole * y.std)
+    highest = np.max(y.mean + whole * y.std)
+    breaks = breaks[(breaks > lowest) & (breaks < highest)]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        v = breaks[near][:, None] + AROUND * rest[:, None, None]
-        edges.append(
-            ((v - y.mean[:, None, None]) / slope[:, None, None]).reshape(len(rho), -1)
-        )
-        edges[-1] = np.clip(np.nan_to_num(edges[-1], nan=whole), -whole, whole)
+        v = breaks[:, None] + AROUND * rest[:, None, None]
+        at_breaks = (v - y.mean[:, None, None]) / slope[:, None, None]
+        at_breaks = np.nan_to_num(at_breaks.reshape(len(rho), -1), nan=whole)
+        edges.append(np.clip(at_breaks, -whole, whole))
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         panels = resolve(
             values, np.concatenate(edges, axis=1), largest_density, tolerance, scale
         )
-        pair, density = panels.row[:, None], np.exp(log_density(panels.x))
+        density = np.exp(log_density(panels.x))
         value = panels.integrate(panels.values * density)
         # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the result
         # is small
-        size = (
-            1.0
-            + np.abs(y.mean)[pair]
-            + np.abs(slope)[pair] * np.abs(panels.x)
-            + rest[pair]
-        )
-        rounding = OPERATION_RTOL * panels.integrate(
-            np.abs(x.at(panels.row, panels.x)) * size * density
-        )
-    own = x.f.smoothed is None or y.f.smoothed is None
-    missing = np.where(own & (panels.rough > 0), UNSETTLED * panels.error, panels.error)
+        pair = panels.row[:, None]
+        size = 1.0 + np.abs(y.mean)[pair]
+        size = size + np.abs(slope)[pair] * np.abs(panels.x) + rest[pair]
+        terms = np.abs(x.at(panels.row, panels.x)) * size * density
+        rounding = OPERATION_RTOL * panels.integrate(terms)
+    is_users = x.f.smoothed is None or y.f.smoothed is None
+    widened = is_users & (panels.rough > 0)
+    missing = np.where(widened, UNSETTLED * panels.error, panels.error)
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
@@ -234,12 +257,14 @@ def coefficients(f: Single, terms: int) -> Series:
     """The Hermite coefficients of rows: from the table if they are centred, else each
     by a separate integral.
     """
-    rows = Series(np.empty((terms, len(f))), np.empty(len(f)), np.full(len(f), np.inf))
-    centred = (
-        (f.mean == 0.0) & (f.std > 0.0)
-        if not f.params
-        else np.zeros(len(f), dtype=bool)
+    rows = Series(
+        coefficients=np.empty((terms, len(f))),
+        square=np.empty(len(f)),
+        error=np.full(len(f), np.inf),
     )
+    centred = np.zeros(len(f), dtype=bool)
+    if not f.params:
+        centred = (f.mean == 0.0) & (f.std > 0.0)
     if centred.any():
         table = tabulated(f.f, f.std[centred] ** 2, terms)
         if centred.all() and np.isfinite(table.error).all():
@@ -268,26 +293,29 @@ def pairs(
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
-    formula = x.f.smoothed is not None or y.f.smoothed is not None
-    # with kinks or uncentred rows, more than 256 terms cost more than conditioning;
-    # with both, more than 64
-    smooth = not len(x.features.breaks) or not len(y.features.breaks)
-    longest = (64, 256, 1024)[smooth + (x.centred and y.centred)]
-    for terms, many, few in LENGTHS:
-        hard = np.nonzero(todo)[0]
-        if len(hard) < (many if formula else few) or terms > longest:
+    has_formula = x.f.smoothed is not None or y.f.smoothed is not None
+    longest = _longest_series(x, y)
+    for terms, pairs_with_formula, pairs_without in LENGTHS:
+        worthwhile = pairs_with_formula if has_formula else pairs_without
+        remaining = np.nonzero(todo)[0]
+        if len(remaining) < worthwhile or terms > longest:
             break
-        for block in slices(len(hard), PAIRS_PER_BATCH):
-            some = hard[block]
-            value[some], error[some], scale[some], todo[some] = _summed(
-                x, y, ix[some], iy[some], rho[some], terms
-            )
-    hard = np.nonzero(todo)[0]
-    if len(hard):
-        value[hard], further = conditioned(
-            x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard]
+        for block in slices(len(remaining), PAIRS_PER_BATCH):
+            batch = remaining[block]
+            sums = _summed(x, y, ix[batch], iy[batch], rho[batch], terms)
+            value[batch] = sums.value
+            error[batch] = sums.error
+            scale[batch] = sums.scale
+            todo[batch] = sums.too_short
+    remaining = np.nonzero(todo)[0]
+    if len(remaining):
+        value[remaining], further = conditioned(
+            x.take(ix[remaining]),
+            y.take(iy[remaining]),
+            rho[remaining],
+            scale[remaining],
         )
-        error[hard] += further
+        error[remaining] += further
     with np.errstate(invalid="ignore"):
         error += np.where(excess > 4 * CORRELATION_RTOL, excess, 0.0) * scale
     # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
@@ -297,12 +325,28 @@ def pairs(
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
-def _summed(
-    x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int
-) -> tuple[Array, Array, Array, Array]:
-    """Values, errors, scales, and the pairs whose series is too short (their errors
-    include only those of rows).
+def _longest_series(x: Single, y: Single) -> int:
+    """The terms from which conditioning costs less: fewer for functions with kinks, and
+    for rows that are not centred.
     """
+    is_smooth = not len(x.features.breaks) or not len(y.features.breaks)
+    is_centred = x.centred and y.centred
+    if is_smooth and is_centred:
+        return 1024
+    return 256 if is_smooth or is_centred else 64
+
+
+class Sums(NamedTuple):
+    """Sums of Mehler's series for some pairs."""
+
+    value: Array
+    error: Array  # where the series is too short, only that of the rows
+    scale: Array  # √(E[φ²] E[ψ²])
+    too_short: Array  # whether more terms are needed
+
+
+def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> Sums:
+    """The series with up to this many terms, fewer where they are enough."""
     if x is y:
         rows, both = _unique_rows(np.concatenate([ix, iy]))
         ix, iy = both[: len(ix)], both[len(ix) :]
@@ -331,30 +375,30 @@ def _summed(
     lengths = (terms // 8, terms // 4, terms // 2, terms)
     rest_f = _remainder_norms(f, lengths)
     rest_g = rest_f if g is f else _remainder_norms(g, lengths)
-    parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
-    if (
-        x.f is y.f
-        and x.f.smoothed is None
-        and parity[1] == 2
-        and rows_x.centred
-        and rows_y.centred
-    ):
+    parity = _parity(f)
+    if parity is None and g is not f:
+        parity = _parity(g)
+    if parity is None:
+        parity = (0, 1)
+    is_symmetric = x.f is y.f and x.f.smoothed is None and parity[1] == 2
+    if is_symmetric and rows_x.centred and rows_y.centred:
         # φ(−u) = ± φ(u)
         mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])
         value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
         todo &= ~mirrored
-    for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):
-        some = np.nonzero(todo)[0]
-        if not len(some):
+    for length, norm_f, norm_g in zip(lengths, rest_f, rest_g, strict=True):
+        batch = np.nonzero(todo)[0]
+        if not len(batch):
             break
-        bound = np.abs(rho[some]) ** length * left_f[ix[some]] * left_g[iy[some]]
-        good = ~(bound > PRECISION * scale[some])
-        some = some[good]
-        value[some] = _mehler(f, g, length, ix[some], iy[some], rho[some], parity)
+        remainder = np.abs(rho[batch]) ** length * norm_f[ix[batch]]
+        remainder = remainder * norm_g[iy[batch]]
+        is_enough = ~(remainder > PRECISION * scale[batch])
+        batch = batch[is_enough]
+        value[batch] = _mehler(f, g, length, ix[batch], iy[batch], rho[batch], parity)
         with np.errstate(invalid="ignore"):
-            error[some] += bound[good]
-        todo[some] = False
-    return value, error, scale, todo
+            error[batch] += remainder[is_enough]
+        todo[batch] = False
+    return Sums(value, error, scale, too_short=todo)
 
 
 def _unique_rows(index: Array) -> tuple[Any, Array]:
@@ -374,9 +418,8 @@ def _remainder_norms(part: Series, lengths: tuple[int, ...]) -> list[Array]:
     with np.errstate(invalid="ignore", over="ignore"):
         sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
         unknown = square - np.sum(sums, axis=0)
-        ended = np.all(
-            np.abs(columns[-(len(columns) // 4) :]) <= 1e-14 * np.sqrt(square), axis=0
-        )
+        last = np.abs(columns[-(len(columns) // 4) :])
+        ended = np.all(last <= 1e-14 * np.sqrt(square), axis=0)
         ended &= np.abs(unknown) <= 1e-13 * square
         unknown = np.where(ended, 1e-26 * square, np.maximum(unknown, 4e-15 * square))
         return [
@@ -426,29 +469,40 @@ def kernel(
     # xx (..., i, 1, 1) and yy (..., j, 1, 1) are variances of the arguments, xy (...,
     # i, j, 1, 1) covariances.
     if not x.params and not y.params:
-        a, b = (np.clip(v[..., 0, 0], 0.0, None) for v in (xx, yy))
-        mu, nu = x.mean[..., :, None, 0], y.mean[..., None, :, 0]
+        a = np.clip(xx[..., 0, 0], 0.0, None)
+        b = np.clip(yy[..., 0, 0], 0.0, None)
         exact = closed_form(
-            x.f, y.f, mu, nu, a[..., :, None], xy[..., 0, 0], b[..., None, :]
+            x.f,
+            y.f,
+            mu=x.mean[..., :, None, 0],
+            nu=y.mean[..., None, :, 0],
+            a=a[..., :, None],
+            c=xy[..., 0, 0],
+            b=b[..., None, :],
         )
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
-    (first, rows), same = _single(x, xx), x is y and xx is yy
-    second, others = (first, rows) if same else _single(y, yy)
-    shape, ix, iy = paired(rows, others, xy.shape[:-2])
+    first, rows_x = _single(x, xx)
+    is_same = x is y and xx is yy
+    second, rows_y = (first, rows_x) if is_same else _single(y, yy)
+    shape, ix, iy = paired(rows_x, rows_y, xy.shape[:-2])
     covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
-    if not same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+    if not is_same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
         value, error = pairs(first, second, ix, iy, covariance.ravel())
         return value.reshape(shape), error.reshape(shape)
-    i, j = np.triu_indices(shape[-1])  # half of a symmetric kernel
-    both = np.empty((2, *shape))
-    half = pairs(
-        first,
-        first,
-        *(a.reshape(shape)[..., i, j].ravel() for a in (ix, iy, covariance)),
-    )
-    both[..., i, j] = both[..., j, i] = np.reshape(half, (2, *shape[:-2], -1))
-    return both[0], both[1]
+    # half of a symmetric kernel
+    i, j = np.triu_indices(shape[-1])
+
+    def upper(entries: Array) -> Array:
+        triangle: Array = entries.reshape(shape)[..., i, j]
+        return triangle.ravel()
+
+    half = pairs(first, first, upper(ix), upper(iy), upper(covariance))
+    kernels = np.empty((2, *shape))  # value and error
+    triangles = np.reshape(half, (2, *shape[:-2], -1))
+    kernels[..., i, j] = triangles
+    kernels[..., j, i] = triangles
+    return kernels[0], kernels[1]
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
@@ -471,8 +525,9 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     lead, mean, variance, params = flattened(x, xx)
     rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
     for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:
-        raise InfiniteError(
-            f"{x.f.name} is infinite at u = {pole + 0.0:.6g}; expectations of functions"
-            " with poles are not supported: bound the function"
-        )
+        if not is_integrable(x.f, float(pole)):
+            raise InfiniteError(
+                f"{x.f.name} is infinite at u = {pole + 0.0:.6g}, so that its second"
+                " moment is infinite: bound the function"
+            )
     return rows, lead

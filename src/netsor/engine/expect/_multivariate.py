@@ -43,36 +43,39 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
         points = Sobol(variables, rng).random(2 ** (log_points - 1))
-        z = (
-            np.sqrt(NODE_VARIANCE)
-            * scipy.special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
-        )
-        sets.append(np.concatenate([z, -z], axis=1))
+        normals = scipy.special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
+        half = np.sqrt(NODE_VARIANCE) * normals
+        sets.append(np.concatenate([half, -half], axis=1))
     z = np.stack(sets, axis=1)
-    weight = NODE_VARIANCE ** (variables / 2) * np.exp(
-        -0.5 * (1 - 1 / NODE_VARIANCE) * np.sum(z**2, axis=0)
-    )
+    exponent = -0.5 * (1 - 1 / NODE_VARIANCE) * np.sum(z**2, axis=0)
+    weight = NODE_VARIANCE ** (variables / 2) * np.exp(exponent)
     return z.reshape(variables, -1), weight / weight.shape[1]
 
 
+class ProductRule(NamedTuple):
+    """A product Gauss–Hermite rule."""
+
+    nodes: Array  # (variables, N)
+    weights: Array  # (N,)
+    rim: Array  # (N,): the nodes near its boundary
+
+
 @cache
-def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Array]:
-    """Nodes (variables, N) of the product Gauss–Hermite rule, its weights (N,) above
-    the least, and its rim.
+def product(variables: int, nodes: int, least: float) -> ProductRule:
+    """The product rule with this many nodes in each variable, without weights up to
+    `least`.
     """
     x, w = scipy.special.roots_hermitenorm(nodes)
     w = w / w.sum()
     grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
-    weight = np.prod(
-        np.stack(np.meshgrid(*[w] * variables, indexing="ij")), axis=0
-    ).ravel()
-    keep = weight > least
-    grid, weight = grid[:, keep], weight[keep]
+    factors = np.stack(np.meshgrid(*[w] * variables, indexing="ij"))
+    weights = np.prod(factors, axis=0).ravel()
+    keep = weights > least
+    grid, weights = grid[:, keep], weights[keep]
     size = np.max(np.abs(grid), axis=0)
-    return (
-        grid,
-        weight,
-        (weight < 1e3 * least) | (size > RIM * np.max(size, initial=0.0)),
+    is_far = size > RIM * np.max(size, initial=0.0)
+    return ProductRule(
+        nodes=grid, weights=weights, rim=(weights < 1e3 * least) | is_far
     )
 
 
@@ -102,54 +105,53 @@ def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Ar
     """E[integrand(z)] and its error, (n, outputs), with z ~ N(0, I) in `rank` variables
     for each.
     """
-    # `integrand(some, z)` is (some, outputs, N) for nodes z (variables, N). More
+    # `integrand(rows, z)` is (rows, outputs, N) for nodes z (variables, N). More
     # expectations get fewer points each.
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_size = log_points(len(rank))
+    rows_per_batch = INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_size)
     for variables in np.unique(rank):
         members = np.nonzero(rank == variables)[0]
-        for block in slices(
-            len(members), INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_size)
-        ):
-            some = members[block]
-            value[some], error[some] = _estimate(
-                integrand, some, int(variables), log_size
+        for block in slices(len(members), rows_per_batch):
+            rows = members[block]
+            value[rows], error[rows] = _estimate(
+                integrand, rows, int(variables), log_size
             )
     return value, error
 
 
 def _estimate(
-    integrand: Integrand, some: Array, variables: int, log_size: int
+    integrand: Integrand, rows: Array, variables: int, log_size: int
 ) -> tuple[Array, Array]:
+    """The expectations of some rows, by product rules if these agree and by Sobol sets
+    otherwise, with their errors.
+    """
     with np.errstate(all="ignore"):
         if variables == 0:
-            constant = integrand(some, np.zeros((0, 1)))[..., 0]
+            constant = integrand(rows, np.zeros((0, 1)))[..., 0]
             return constant, np.zeros(constant.shape)
         check_cancelled()
         z, weight = sobol(variables, log_size)
-        values = integrand(some, z)
-        means = np.einsum(
-            "...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight
-        )
+        values = integrand(rows, z)
+        by_set = values.reshape(*values.shape[:-1], *weight.shape)
+        means = np.einsum("...sn,sn->...s", by_set, weight)
         value = means.mean(axis=-1)
-        error = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
-        doubt = error + _tail(values * weight.ravel())
+        spread_of_sets = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
+        error = spread_of_sets + _tail(values * weight.ravel())
         if variables <= PRODUCT:
-            fine, spread = _products(integrand, some, variables, log_size)
+            fine, spread = _products(integrand, rows, variables, log_size)
             spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
             # if Sobol points miss the tail they cannot serve as a comparison: product
             # rules must agree among themselves
             agree = np.where(
-                np.isinf(doubt),
+                np.isinf(error),
                 spread <= AGREED * np.abs(fine),
-                spread < SMOOTH * error,
+                spread < SMOOTH * spread_of_sets,
             )
-            better = agree & (np.abs(fine - value) <= 2 * doubt)
-            value, doubt = (
-                np.where(better, fine, value),
-                np.where(better, spread, doubt),
-            )
-        return value, np.where(np.isfinite(value) & np.isfinite(doubt), doubt, np.inf)
+            better = agree & (np.abs(fine - value) <= 2 * error)
+            value = np.where(better, fine, value)
+            error = np.where(better, spread, error)
+        return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
 def _tail(terms: Array) -> Array:
@@ -160,45 +162,57 @@ def _tail(terms: Array) -> Array:
     # index is Hill's estimate.
     size = np.abs(terms)
     share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
-    left = np.zeros(share.shape)
+    missed = np.zeros(share.shape)
     heavy = share > SHARE
     if heavy.any():
         count = max(32, size.shape[-1] // 1024)
         top = np.log(np.partition(size[heavy], -count, axis=-1)[:, -count:])
-        # Hill's estimate
         index = np.mean(top - top.min(axis=-1, keepdims=True), axis=-1)
-        # below: the mean excess of a Pareto tail over the largest term
-        whole = size[heavy].sum(axis=-1)
-        inflated = np.where(
-            index > 0.5, share[heavy] * whole * index / np.maximum(1 - index, 1e-9), 0.0
-        )
-        left[heavy] = np.where(index < INFINITE, inflated, np.inf)
-    return left
+        # the mean excess of a Pareto tail over the largest term
+        largest = share[heavy] * size[heavy].sum(axis=-1)
+        excess = largest * index / np.maximum(1 - index, 1e-9)
+        excess = np.where(index > 0.5, excess, 0.0)
+        missed[heavy] = np.where(index < INFINITE, excess, np.inf)
+    return missed
+
+
+class RuleIntegrals(NamedTuple):
+    """Integrals of f by a product rule, and of |f| over its rim and over all of it."""
+
+    value: Array
+    rim: Array
+    whole: Array
 
 
 def _products(
-    integrand: Integrand, some: Array, variables: int, log_size: int
+    integrand: Integrand, rows: Array, variables: int, log_size: int
 ) -> tuple[Array, Array]:
     """Product rules of three sizes: the value of the finest, and their disagreement."""
     most = min(100, int((SETS << log_size) ** (1 / variables)))
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
 
-    def integrals(nodes: int, least: float) -> tuple[Array, Array, Array]:
-        """∫ f, and ∫ |f| over the rim and over the whole rule."""
+    def integrals(nodes: int, least: float) -> RuleIntegrals:
         check_cancelled()
-        z, weight, rim = product(variables, nodes, least)
-        values = integrand(some, z)
+        z, weights, rim = product(variables, nodes, least)
+        values = integrand(rows, z)
         size = np.abs(values)
-        return values @ weight, size[..., rim] @ weight[rim], size @ weight
+        return RuleIntegrals(
+            value=values @ weights,
+            rim=size[..., rim] @ weights[rim],
+            whole=size @ weights,
+        )
 
-    rules = [integrals(n, MIN_WEIGHTS[0]) for n in sizes]
-    if most >= WIDE and np.any(rules[2][1] > SUM_RTOL * rules[2][2]):
-        rules = [integrals(n, MIN_WEIGHTS[1]) for n in sizes]
-    (coarse, _, _), (middle, _, _), (fine, rim, whole) = rules
-    spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
+    usual, growing = MIN_WEIGHTS
+    coarse, middle, fine = [integrals(nodes, usual) for nodes in sizes]
+    if most >= WIDE and np.any(fine.rim > SUM_RTOL * fine.whole):
+        coarse, middle, fine = [integrals(nodes, growing) for nodes in sizes]
+    spread = 3 * np.maximum(
+        np.abs(fine.value - middle.value), np.abs(middle.value - coarse.value)
+    )
     if most >= WIDE:
-        spread = spread + np.where(rim <= ENDLESS * whole, 20 * rim, np.inf)
-    return fine, spread
+        is_finite = fine.rim <= ENDLESS * fine.whole
+        spread = spread + np.where(is_finite, 20 * fine.rim, np.inf)
+    return fine.value, spread
 
 
 # relative to the largest: smaller singular values of the unit rows are round-off
@@ -214,28 +228,26 @@ def kernel_of_several(
     """
     # a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the
     # arguments, without their means.
-    one, two = _row_arguments(x, a), _row_arguments(y, b)
-    shape, ix, iy = paired(one.lead, two.lead)
-    r = one.mean.shape[-1]
-    d, directions = r + two.mean.shape[-1], max(one.rows.shape[2], 1)
+    first, second = _row_arguments(x, a), _row_arguments(y, b)
+    shape, ix, iy = paired(first.lead, second.lead)
+    r = first.mean.shape[-1]
+    d = r + second.mean.shape[-1]
+    directions = max(first.rows.shape[2], 1)
     # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank`
     # variables
-    factor, rank = (
-        np.zeros((len(ix), d, min(d, directions))),
-        np.zeros(len(ix), dtype=int),
-    )
+    factor = np.zeros((len(ix), d, min(d, directions)))
+    rank = np.zeros(len(ix), dtype=int)
     for block in slices(len(ix), COORDINATES_PER_BATCH // (d * directions)):
-        norm, vectors, std, rank[block] = _root(
-            np.concatenate([one.rows[ix[block]], two.rows[iy[block]]], axis=1)
-        )
-        factor[block] = norm[:, :, None] * vectors * std[:, None, :]
+        of_pairs = [first.rows[ix[block]], second.rows[iy[block]]]
+        root = _root(np.concatenate(of_pairs, axis=1))
+        factor[block] = root.factor
+        rank[block] = root.rank
 
-    def integrand(some: Array, z: Array) -> Array:
-        deviation = factor[some][:, :, : len(z)] @ z
-        values = one.applied(ix[some], deviation[:, :r]) * two.applied(
-            iy[some], deviation[:, r:]
-        )
-        return values[:, None, :]
+    def integrand(pairs: Array, z: Array) -> Array:
+        deviation = factor[pairs][:, :, : len(z)] @ z
+        f = first.applied(ix[pairs], deviation[:, :r])
+        g = second.applied(iy[pairs], deviation[:, r:])
+        return (f * g)[:, None, :]
 
     value, error = expected(integrand, rank, 1)
     return value.reshape(shape), error.reshape(shape)
@@ -248,25 +260,26 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
     # The error is the larger of those of the mean and of the coordinates of β u.
     flat = _row_arguments(x, a)
     arguments = flat.mean.shape[-1]
-    norm, vectors, std, rank = _root(flat.rows)
-    factor = norm[:, :, None] * vectors * std[:, None, :]
+    root = _root(flat.rows)
+    factor = root.factor
+    variables = root.std.shape[1]
 
-    def integrand(some: Array, z: Array) -> Array:
-        values = flat.applied(some, factor[some][:, :, : len(z)] @ z)
-        padded = np.concatenate(
-            [np.ones((1, z.shape[1])), z, np.zeros((std.shape[1] - len(z), z.shape[1]))]
-        )
-        return values[:, None, :] * padded
+    def integrand(rows: Array, z: Array) -> Array:
+        """φ, and φ times each variable."""
+        values = flat.applied(rows, factor[rows][:, :, : len(z)] @ z)
+        one = np.ones((1, z.shape[1]))
+        unused = np.zeros((variables - len(z), z.shape[1]))
+        return values[:, None, :] * np.concatenate([one, z, unused])
 
-    value, error = expected(integrand, rank, 1 + std.shape[1])
+    value, error = expected(integrand, root.rank, 1 + variables)
     with np.errstate(divide="ignore", invalid="ignore"):
-        along = np.where(
-            np.arange(std.shape[1]) < rank[:, None], value[:, 1:] / std, 0.0
-        )
-        slopes = np.einsum("nij,nj->ni", vectors, along)
-        slopes = np.where(norm > 0, slopes / norm, 0.0)
-    mean, worst = value[:, 0].reshape(flat.lead), error.max(axis=1).reshape(flat.lead)
-    return mean, slopes.reshape(*flat.lead, arguments), worst
+        is_used = np.arange(variables) < root.rank[:, None]
+        along = np.where(is_used, value[:, 1:] / root.std, 0.0)
+        slopes = np.einsum("nij,nj->ni", root.vectors, along)
+        slopes = np.where(root.norm > 0, slopes / root.norm, 0.0)
+    mean = value[:, 0].reshape(flat.lead)
+    largest_error = error.max(axis=1).reshape(flat.lead)
+    return mean, slopes.reshape(*flat.lead, arguments), largest_error
 
 
 class _Arguments(NamedTuple):
@@ -278,40 +291,54 @@ class _Arguments(NamedTuple):
     rows: Array  # (rows, r, directions)
     params: tuple[Array, ...]
     # (rows, r): the index of the first argument that is equal or opposite to this one
-    which: Array
+    first: Array
     sign: Array  # (rows, r): 1 if equal, −1 if opposite
 
-    def applied(self, some: Array, deviation: Array) -> Array:
-        """φ of means and deviations (some, r, N); equal arguments get equal numbers."""
-        u = self.mean[some][:, :, None] + deviation
-        which, sign = self.which[some], self.sign[some]
-        if (which != np.arange(which.shape[1])).any():
-            u = sign[:, :, None] * np.take_along_axis(u, which[:, :, None], axis=1)
-        values = self.x.f(
-            *(u[:, k, :] for k in range(u.shape[1])),
-            *(p[some][:, None] for p in self.params),
-        )
+    def applied(self, rows: Array, deviation: Array) -> Array:
+        """φ of means and deviations (rows, r, N); equal arguments get equal numbers."""
+        u = self.mean[rows][:, :, None] + deviation
+        first, sign = self.first[rows], self.sign[rows]
+        if (first != np.arange(first.shape[1])).any():
+            u = sign[:, :, None] * np.take_along_axis(u, first[:, :, None], axis=1)
+        arguments = [u[:, k, :] for k in range(u.shape[1])]
+        scalars = [p[rows][:, None] for p in self.params]
+        values = self.x.f(*arguments, *scalars)
         return np.broadcast_to(values, (len(u), u.shape[2]))
 
 
 def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
     lead, mean, rows, params = flattened(x, a)
-    which, sign = np.tile(np.arange(mean.shape[1]), (len(mean), 1)), np.ones(mean.shape)
+    first = np.tile(np.arange(mean.shape[1]), (len(mean), 1))
+    sign = np.ones(mean.shape)
     whole = np.concatenate([mean[:, :, None], rows], axis=2)
     for later in range(1, mean.shape[1]):
         for earlier in reversed(range(later)):
             same = alike(np, whole[:, earlier], whole[:, later])[:, 0]
-            which[:, later] = np.where(same != 0, which[:, earlier], which[:, later])
-            sign[:, later] = np.where(
-                same != 0, same * sign[:, earlier], sign[:, later]
-            )
-    return _Arguments(x, lead, mean, rows, params, which, sign)
+            is_same = same != 0
+            first[:, later] = np.where(is_same, first[:, earlier], first[:, later])
+            signs = same * sign[:, earlier]
+            sign[:, later] = np.where(is_same, signs, sign[:, later])
+    return _Arguments(x, lead, mean, rows, params, first, sign)
 
 
-def _root(rows: Array) -> tuple[Array, Array, Array, Array]:
-    """(N, U, S, rank) of rows (n, d, directions) = N U S Oᵀ: norms, singular vectors
-    and values of the unit rows.
+class Root(NamedTuple):
+    """Rows (n, d, directions) = N U S Oᵀ with orthonormal O: their norms, and the
+    singular vectors and values of the unit rows.
     """
+
+    norm: Array  # (n, d)
+    vectors: Array  # (n, d, variables)
+    std: Array  # (n, variables)
+    rank: Array  # (n,): how many of the singular values are not round-off
+
+    @property
+    def factor(self) -> Array:
+        """N U S."""
+        return self.norm[:, :, None] * self.vectors * self.std[:, None, :]
+
+
+def _root(rows: Array) -> Root:
+    """The root of the Gram matrices of rows."""
     d, directions = rows.shape[1:]
     norm = np.linalg.norm(rows, axis=-1)
     unit = rows / np.where(norm > 0, norm, 1.0)[:, :, None]
@@ -321,4 +348,5 @@ def _root(rows: Array) -> tuple[Array, Array, Array, Array]:
         # coordinates in an orthonormal frame of d directions, with the same products
         unit = np.swapaxes(np.linalg.qr(np.swapaxes(unit, -1, -2), mode="r"), -1, -2)
     vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
-    return norm, vectors, std, np.sum(std > RANK * std[:, :1], axis=1)
+    rank = np.sum(std > RANK * std[:, :1], axis=1)
+    return Root(norm, vectors, std, rank)

@@ -78,29 +78,31 @@ class Library(_gram_schmidt.LinalgBackend):
         """
         if gram.shape[-1] <= self.few:
             return self.columns(gram, floor)
-        made = self._dependent(gram, floor[..., 0, :])
-        return self.recompute_where(made, self._failed(made), self.columns, gram, floor)
+        lower = self._dependent(gram, floor[..., 0, :])
+        failed = self._failed(lower)
+        return self.recompute_where(lower, failed, self.columns, gram, floor)
 
-    def _failed(self, made: Array) -> Array:
+    def _failed(self, lower: Array) -> Array:
         """Which factors are NaN."""
-        return ~self.xp.all(self.xp.linalg.diagonal(made) >= 0, axis=-1)
+        return ~self.xp.all(self.xp.linalg.diagonal(lower) >= 0, axis=-1)
 
     def try_factor(self, gram: Array) -> Array:
         """The same if all nonzero rows are independent; NaN otherwise."""
-        xp, lengths = self.xp, self.xp.linalg.diagonal(gram)
+        lengths = self.xp.linalg.diagonal(gram)
         if gram.shape[-1] <= LEAF:
-            return by_columns(xp, gram, tolerance(xp, gram.dtype) * lengths)
+            return by_columns(self.xp, gram, tolerance(self.xp, gram.dtype) * lengths)
         return self._cholesky(gram, lengths == 0)
 
-    def _cholesky(self, gram: Array, none: Array, more: Array | None = None) -> Array:
-        """The same if rows other than `none` are independent; `more` is added to the
+    def _cholesky(
+        self, gram: Array, is_zero: Array, shift: Array | None = None
+    ) -> Array:
+        """The same if the nonzero rows are independent; `shift` is added to the
         diagonal, if given.
         """
-        zero = self.xp.astype(none, gram.dtype)
-        lower = self.cholesky(
-            self.add_diagonal(gram, zero if more is None else zero + more)
-        )
-        return self.add_diagonal(lower, -zero, fresh=True)
+        ones = self.xp.astype(is_zero, gram.dtype)  # pivots of rows that are 0
+        added = ones if shift is None else ones + shift
+        lower = self.cholesky(self.add_diagonal(gram, added))
+        return self.add_diagonal(lower, -ones, fresh=True)
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
         """The same, for inexact rows."""
@@ -109,28 +111,28 @@ class Library(_gram_schmidt.LinalgBackend):
         # rows) makes Gram matrices regular, and changes rows by little more than their
         # errors. The result is the factor if it is unclear which rows depend on others.
         xp = self.xp
-        many = max(1.0, gram.shape[-1] / ROUNDED)
+        growth = max(1.0, gram.shape[-1] / ROUNDED)
 
-        def again(gram: Array, floor: Array) -> Array:
-            made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
-            return self.recompute_where(
-                made, self._failed(made), undecided, gram, many * floor
-            )
+        def with_dependent_rows(gram: Array, floor: Array) -> Array:
+            lower = self._dependent(gram, floor[..., 0, :], slack=2 * MORE)
+            failed = self._failed(lower)
+            return self.recompute_where(lower, failed, undecided, gram, growth * floor)
 
         def undecided(gram: Array, floor: Array) -> Array:
-            regular = self._cholesky(gram, floor[..., 0, :] == 0, floor[..., 0, :])
-            made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
-            made = xp.where(self._failed(made)[..., None, None], regular, made)
-            return self.recompute_where(
-                made, self._failed(made), self._singular, gram, floor
-            )
+            shift = floor[..., 0, :]
+            regular = self._cholesky(gram, shift == 0, shift)
+            lower = self._dependent(gram, shift, slack=2 * MORE, regular=regular)
+            lower = xp.where(self._failed(lower)[..., None, None], regular, lower)
+            failed = self._failed(lower)
+            return self.recompute_where(lower, failed, self._singular, gram, floor)
 
         lower = self.try_factor(gram)
-        weak = xp.any(
-            ~(xp.linalg.diagonal(lower) ** 2 > floor) & (xp.linalg.diagonal(gram) > 0),
-            axis=-1,
+        is_weak = ~(xp.linalg.diagonal(lower) ** 2 > floor)
+        has_length = xp.linalg.diagonal(gram) > 0
+        again = xp.any(is_weak & has_length, axis=-1)
+        return self.recompute_where(
+            lower, again, with_dependent_rows, gram, floor[..., None, :]
         )
-        return self.recompute_where(lower, weak, again, gram, floor[..., None, :])
 
     def _dependent(
         self,
@@ -146,25 +148,23 @@ class Library(_gram_schmidt.LinalgBackend):
         # show which rows add a direction. The others have coefficients along earlier
         # ones; residuals are at most `slack` times the floor.
         xp = self.xp
-        regular = (
-            self._cholesky(gram, floor == 0, floor) if regular is None else regular
-        )
-        adds = xp.linalg.diagonal(regular) ** 2 > MORE * floor
-        whole = xp.astype(adds, gram.dtype)
-        some = gram * whole[..., None] * whole[..., None, :]
-        lower = self.cholesky(self.add_diagonal(some, 1.0 - whole, fresh=True))
-        others = (
-            xp.tril(self.triangular(lower, gram * whole[..., None, :]), k=-1)
-            * whole[..., None, :]
-        )
-        made = xp.where(adds[..., None], lower, others)
-        left = xp.linalg.diagonal(gram) - squares(xp, others)
-        found = xp.where(
-            adds, xp.linalg.diagonal(lower) ** 2 > floor, left <= slack * floor
+        if regular is None:
+            regular = self._cholesky(gram, floor == 0, floor)
+        adds_direction = xp.linalg.diagonal(regular) ** 2 > MORE * floor
+        adds = xp.astype(adds_direction, gram.dtype)
+        independent = gram * adds[..., None] * adds[..., None, :]
+        lower = self.cholesky(self.add_diagonal(independent, 1.0 - adds, fresh=True))
+        solved = self.triangular(lower, gram * adds[..., None, :])
+        dependent = xp.tril(solved, k=-1) * adds[..., None, :]
+        residual = xp.linalg.diagonal(gram) - squares(xp, dependent)
+        is_clear = xp.where(
+            adds_direction,
+            xp.linalg.diagonal(lower) ** 2 > floor,
+            residual <= slack * floor,
         )
         return xp.where(
-            xp.all(found, axis=-1)[..., None, None],
-            made,
+            xp.all(is_clear, axis=-1)[..., None, None],
+            xp.where(adds_direction[..., None], lower, dependent),
             xp.asarray(float("nan"), dtype=gram.dtype),
         )
 
@@ -174,10 +174,8 @@ class Library(_gram_schmidt.LinalgBackend):
         if lower.shape[-1] <= LEAF:
             return super().solve(lower, b)
         real = xp.astype(xp.linalg.diagonal(lower) > 0, lower.dtype)
-        return (
-            self.triangular(self.add_diagonal(lower, 1.0 - real), b)
-            * real[..., None, :]
-        )
+        regular = self.add_diagonal(lower, 1.0 - real)
+        return self.triangular(regular, b) * real[..., None, :]
 
     def _orthonormal(self, rows: Array) -> Array:
         """Orthonormalise rows that are nearly orthonormal or 0; NaN if they are far
@@ -185,9 +183,8 @@ class Library(_gram_schmidt.LinalgBackend):
         """
         xp = self.xp
         products = gram(xp, rows, rows)
-        return self.solve_lower(
-            self._cholesky(products, xp.linalg.diagonal(products) == 0), rows
-        )
+        lower = self._cholesky(products, xp.linalg.diagonal(products) == 0)
+        return self.solve_lower(lower, rows)
 
     def basis(self, rows: Array) -> Array:
         """From Gram matrices; if rows are dependent, by `gram_schmidt` with random
@@ -198,41 +195,39 @@ class Library(_gram_schmidt.LinalgBackend):
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
-        good = xp.linalg.diagonal(lower) ** 2 > safe_pivot_ratio(
-            xp, rows.dtype
-        ) * xp.linalg.diagonal(products)
-        made = self._orthonormal(self.solve_lower(lower, rows))
-        others = xp.asarray(
-            np.random.default_rng(OTHERS).standard_normal(rows.shape[-2:]),
-            dtype=rows.dtype,
-        )
+        rounding = safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
+        is_sure = xp.linalg.diagonal(lower) ** 2 > rounding
+        basis = self._orthonormal(self.solve_lower(lower, rows))
+        normals = np.random.default_rng(OTHERS).standard_normal(rows.shape[-2:])
+        others = xp.asarray(normals, dtype=rows.dtype)
 
         def completed(rows: Array) -> Array:
-            some = self.gram_schmidt(rows)
-            missing = xp.astype(squares(xp, some) == 0, rows.dtype)[..., None]
-            return some + self.gram_schmidt(missing * others, some)
+            spanned = self.gram_schmidt(rows)
+            missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
+            return spanned + self.gram_schmidt(missing * others, spanned)
 
-        return self.recompute_where(made, ~xp.all(good, axis=-1), completed, rows)
+        again = ~xp.all(is_sure, axis=-1)
+        return self.recompute_where(basis, again, completed, rows)
 
     def deflated(self, rows: Array) -> Array:
         """By `wide_factor` if the library is wide; from an orthonormal basis if that is
         not accurate.
         """
-        xp, by_basis = self.xp, super().deflated
+        xp = self.xp
+        by_basis = super().deflated
         if not self.wide:
             return by_basis(rows)
 
-        def regular(products: Array, floor: Array) -> Array:
-            lower, lengths = self.try_factor(products), xp.linalg.diagonal(products)
-            sure = xp.linalg.diagonal(lower) ** 2 > xp.maximum(
-                safe_pivot_ratio(xp, rows.dtype) * lengths, floor
-            )
-            return xp.where(
-                xp.all(sure | (lengths == 0), axis=-1)[..., None, None], lower, xp.nan
-            )
+        def factor_if_sure(products: Array, floor: Array) -> Array:
+            lower = self.try_factor(products)
+            lengths = xp.linalg.diagonal(products)
+            rounding = safe_pivot_ratio(xp, rows.dtype) * lengths
+            is_sure = xp.linalg.diagonal(lower) ** 2 > xp.maximum(rounding, floor)
+            all_sure = xp.all(is_sure | (lengths == 0), axis=-1)
+            return xp.where(all_sure[..., None, None], lower, xp.nan)
 
-        made = _gram_schmidt.wide_factor(xp, rows, regular, _gram_schmidt.REST)
-        return self.recompute_where(made, self._failed(made), by_basis, rows)
+        lower = _gram_schmidt.wide_factor(xp, rows, factor_if_sure, _gram_schmidt.REST)
+        return self.recompute_where(lower, self._failed(lower), by_basis, rows)
 
     def undetermined(self, again: Array, *_: Array) -> Array:
         """All rows: checking single rows takes longer."""
@@ -247,22 +242,22 @@ class Library(_gram_schmidt.LinalgBackend):
         if rows.shape[-2] <= self.few:
             return self.singly(rows, *known)
         floor = _gram_schmidt.zero_threshold(xp, rows)
-        left = _gram_schmidt.project_out(
-            xp, _gram_schmidt.project_out(xp, rows, known), known
-        )
-        real = squares(xp, left) > floor
-        left = left * xp.astype(real, rows.dtype)[..., None]
-        products = gram(xp, left, left)
-        lower = self._cholesky(
-            products, ~real, tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        )
-        once = self.solve_lower(lower, left)
+        outside = _gram_schmidt.project_out(xp, rows, known)
+        outside = _gram_schmidt.project_out(xp, outside, known)
+        real = squares(xp, outside) > floor
+        outside = outside * xp.astype(real, rows.dtype)[..., None]
+        # the first factor, shifted
+        products = gram(xp, outside, outside)
+        shift = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
+        first = self._cholesky(products, ~real, shift)
+        once = self.solve_lower(first, outside)
+        # the second, which finds the dependent rows
         products = gram(xp, once, once)
         rounding = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        squared = xp.where(real, xp.linalg.diagonal(lower) ** 2, xp.ones_like(floor))
-        lower = self._dependent(products, xp.maximum(floor / squared, rounding))
-        made = self._orthonormal(
-            _gram_schmidt.project_out(xp, self.solve_lower(lower, once), known)
-        )
-        failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
-        return self.recompute_where(made, failed, self.singly, rows, *known)
+        pivots = xp.where(real, xp.linalg.diagonal(first) ** 2, xp.ones_like(floor))
+        second = self._dependent(products, xp.maximum(floor / pivots, rounding))
+        twice = _gram_schmidt.project_out(xp, self.solve_lower(second, once), known)
+        # the third
+        basis = self._orthonormal(twice)
+        failed = ~xp.all(squares(xp, basis) >= 0, axis=-1)
+        return self.recompute_where(basis, failed, self.singly, rows, *known)

@@ -88,36 +88,34 @@ class LinalgBackend:
         # is small relative to that row. A `shift` adds residuals of the size of those
         # errors, and restores dropped ones. A law that depends on what round-off hides
         # then changes visibly (see `_expectation_ops`).
-        xp, lengths = self.xp, self.xp.linalg.diagonal(whole)
-        one, small = xp.eye(rest.shape[-1], dtype=rest.dtype), tolerance(xp, rest.dtype)
+        xp = self.xp
+        lengths = xp.linalg.diagonal(whole)
+        identity = xp.eye(rest.shape[-1], dtype=rest.dtype)
+        relative_error = tolerance(xp, rest.dtype)
 
-        def apart(rest: Array, whole: Array) -> Array:
-            """Regularise: every row gets an independent part well above round-off."""
+        def regularised(rest: Array, whole: Array) -> Array:
+            """The factor if every row gets an independent part well above round-off."""
             lengths = xp.linalg.diagonal(whole)
-            more = (APART * rest.shape[-1] * small * lengths)[..., None, :]
-            return self.lower_factor(rest + one * more, 0.0 * lengths)
+            independent = APART * rest.shape[-1] * relative_error * lengths
+            return self.lower_factor(
+                rest + identity * independent[..., None, :], 0.0 * lengths
+            )
 
-        made = self.lower_factor(rest, small * lengths)
+        lower = self.lower_factor(rest, relative_error * lengths)
         # Rounding errors grow if rows are nearly dependent; the rows are then longer
         # than they should be.
-        grown = xp.any(
-            xp.linalg.diagonal(rest) - squares(xp, made) < -GROWN * small * lengths,
-            axis=-1,
-        )
-        made = self.recompute_where(made, grown, apart, rest, whole)
-        # only on the diagonal: the factor of another matrix might be rotated against
-        # this one
+        missing = xp.linalg.diagonal(rest) - squares(xp, lower)
+        grown = xp.any(missing < -GROWN * relative_error * lengths, axis=-1)
+        lower = self.recompute_where(lower, grown, regularised, rest, whole)
         if shift:
-            left = xp.abs(xp.linalg.diagonal(rest) - squares(xp, made))
-            own = xp.linalg.diagonal(made)
-            made = (
-                made
-                + one
-                * (xp.sqrt(own**2 + xp.maximum(HIDDEN * lengths, left)) - own)[
-                    ..., None, :
-                ]
-            )
-        return made
+            # only on the diagonal: the factor of another matrix might be rotated
+            # against this one
+            missing = xp.abs(xp.linalg.diagonal(rest) - squares(xp, lower))
+            pivots = xp.linalg.diagonal(lower)
+            hidden = xp.maximum(HIDDEN * lengths, missing)
+            shifted_pivots = xp.sqrt(pivots**2 + hidden)
+            lower = lower + identity * (shifted_pivots - pivots)[..., None, :]
+        return lower
 
     def solve(self, lower: Array, b: Array) -> Array:
         """Solve X C^T = b for triangular C; 0 where the pivot of C is 0."""
@@ -126,9 +124,8 @@ class LinalgBackend:
     def solve_lower(self, lower: Array, rows: Array) -> Array:
         """C^(−1) times rows for triangular C; 0 where the pivot of C is 0."""
         xp = self.xp
-        if type(lower) is np.ndarray and lower.shape[-1] <= min(
-            MAX_INVERTED_ROWS, rows.shape[-1]
-        ):
+        most = min(MAX_INVERTED_ROWS, rows.shape[-1])
+        if type(lower) is np.ndarray and lower.shape[-1] <= most:
             return inverse(lower) @ rows
         return xp.matrix_transpose(self.solve(lower, xp.matrix_transpose(rows)))
 
@@ -138,12 +135,11 @@ class LinalgBackend:
         """
         # Computed from the rows, not their Gram matrix: differences of nearly equal
         # rows keep their digits.
-        q, r = self.xp.linalg.qr(self.xp.matrix_transpose(rows))
-        one = self.xp.ones((), dtype=rows.dtype)
-        return (
-            self.xp.matrix_transpose(q)
-            * self.xp.where(self.xp.linalg.diagonal(r) < 0, -one, one)[..., None]
-        )
+        xp = self.xp
+        q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+        one = xp.ones((), dtype=rows.dtype)
+        signs = xp.where(xp.linalg.diagonal(r) < 0, -one, one)
+        return xp.matrix_transpose(q) * signs[..., None]
 
     def spheres(self, known: Array, points: Array, *rest: Array) -> Array:
         """Coordinates of orthonormal vectors (…, vectors, ·) along new directions,
@@ -152,19 +148,21 @@ class LinalgBackend:
         # With S = I − known known^T and standard normal rows G, S^(1/2) (G G^T)^(−1/2)
         # G is uniform, for any square roots. The Gram matrix of `rest` belongs to the
         # part of G outside the frame.
-        xp, one = self.xp, self.xp.eye(points.shape[-2], dtype=points.dtype)
-        left = self.residual(one - gram(xp, known, known), one)
+        xp = self.xp
+        one = xp.eye(points.shape[-2], dtype=points.dtype)
+        root = self.residual(one - gram(xp, known, known), one)  # S^(1/2)
         # 0 if a vector is known entirely
-        alive = xp.astype(xp.linalg.diagonal(left) > 0, points.dtype)[..., None]
+        alive = xp.astype(xp.linalg.diagonal(root) > 0, points.dtype)[..., None]
         points = points * alive
-        products = sum(
-            (gram(xp, rows * alive, rows * alive) for rows in rest),
-            gram(xp, points, points),
+        products = gram(xp, points, points)
+        for rows in rest:
+            products = products + gram(xp, rows * alive, rows * alive)
+        lower = self.factor(products)
+        orthonormal = xp.matrix_transpose(
+            self.solve(lower, xp.matrix_transpose(points))
         )
-        found = left @ xp.matrix_transpose(
-            self.solve(self.factor(products), xp.matrix_transpose(points))
-        )
-        return join(xp, known, found, axis=len(found.shape) - 2)
+        coordinates = root @ orthonormal
+        return join(xp, known, coordinates, axis=len(coordinates.shape) - 2)
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
         """`span`, vector by vector: the error of a residual is the round-off of its
@@ -172,21 +170,22 @@ class LinalgBackend:
         """
         xp = self.xp
         floor = zero_threshold(xp, rows)
-        made = xp.zeros_like(rows)
+        basis = xp.zeros_like(rows)
         for j in range(rows.shape[-2]):
-            once = project_out(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
-            rest = project_out(xp, once, (*known, made[..., :j, :]))
-            made[..., j, :] = unit(xp, rest, squares(xp, once), floor[..., j : j + 1])[
-                ..., 0, :
-            ]
-        return made
+            earlier = (*known, basis[..., :j, :])
+            once = project_out(xp, rows[..., j : j + 1, :], earlier)
+            twice = project_out(xp, once, earlier)
+            least = floor[..., j : j + 1]
+            direction = unit(xp, twice, squares(xp, once), least)
+            basis[..., j, :] = direction[..., 0, :]
+        return basis
 
     def undetermined(
         self,
         again: Array,
         lower: Array,
         lengths: Array,
-        made: Array,
+        basis: Array,
         rows: Array,
         *known: Array,
     ) -> Any:
@@ -198,24 +197,17 @@ class LinalgBackend:
         if not bool(xp.any(again)):
             return again
         pivots = xp.linalg.diagonal(lower)
-        weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (
-            lengths > 0
-        )
-        left = xp.any(weak_rows & (pivots > 0), axis=-1)
-        for j in np.flatnonzero(
-            weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)
-        ).tolist():
+        rounding = safe_pivot_ratio(xp, lower.dtype) * lengths
+        is_weak = (pivots * pivots <= rounding) & (lengths > 0)
+        undecided = xp.any(is_weak & (pivots > 0), axis=-1)
+        weak_somewhere = is_weak.reshape(-1, is_weak.shape[-1]).any(axis=0)
+        for j in np.flatnonzero(weak_somewhere).tolist():
             row = rows[..., j : j + 1, :]
-            rest = project_out(
-                xp,
-                project_out(xp, row, (*known, made[..., :j, :])),
-                (*known, made[..., :j, :]),
-            )
-            left = left | (
-                weak_rows[..., j]
-                & (squares(xp, rest) > zero_threshold(xp, row))[..., 0]
-            )
-        return again & left
+            earlier = (*known, basis[..., :j, :])
+            residual = project_out(xp, project_out(xp, row, earlier), earlier)
+            has_residual = squares(xp, residual) > zero_threshold(xp, row)
+            undecided = undecided | (is_weak[..., j] & has_residual[..., 0])
+        return again & undecided
 
     def recompute_where(
         self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array
@@ -226,12 +218,10 @@ class LinalgBackend:
         if self.xp is not np:
             return self.xp.where(again[..., None, None], remake(*arrays), made)
         if again.any():
-            made[again] = remake(
-                *(
-                    np.broadcast_to(a, (*again.shape, *a.shape[-2:]))[again]
-                    for a in arrays
-                )
-            )
+            selected = [
+                np.broadcast_to(a, (*again.shape, *a.shape[-2:]))[again] for a in arrays
+            ]
+            made[again] = remake(*selected)
         return made
 
     def span(self, rows: Array, *known: Array) -> Array:
@@ -241,19 +231,18 @@ class LinalgBackend:
         # Two blocked passes, the second for the errors of the first; or vector by
         # vector.
         xp = self.xp
-        made = project_out(xp, rows, known)
-        square = squares(xp, made)
+        outside = project_out(xp, rows, known)
+        square = squares(xp, outside)
         real = square > zero_threshold(xp, rows)
         if type(real) is not np.ndarray or not (real | (square == 0)).all():
-            made = made * xp.astype(real, rows.dtype)[..., None]
-        products = gram(xp, made, made)
+            outside = outside * xp.astype(real, rows.dtype)[..., None]
+        products = gram(xp, outside, outside)
+        lengths = xp.linalg.diagonal(products)
         lower = self.try_factor(products)
-        again = has_small_pivot(xp, lower, xp.linalg.diagonal(products))
-        made = self._once_more(self.solve_lower(lower, made), *known)
-        again = self.undetermined(
-            again, lower, xp.linalg.diagonal(products), made, rows, *known
-        )
-        return self.recompute_where(made, again, self.gram_schmidt, rows, *known)
+        weak = has_small_pivot(xp, lower, lengths)
+        basis = self._once_more(self.solve_lower(lower, outside), *known)
+        again = self.undetermined(weak, lower, lengths, basis, rows, *known)
+        return self.recompute_where(basis, again, self.gram_schmidt, rows, *known)
 
     def spanned(self, lower: Array, rows: Array, by: float = 1.0) -> Array:
         """`by` times `span` without known rows, given the factor of the Gram matrix of
@@ -261,23 +250,22 @@ class LinalgBackend:
         """
         # One pass is enough if rows are far from dependent.
         lengths = squares(self.xp, lower)
-        made = self.solve_lower(lower, rows)
+        basis = self.solve_lower(lower, rows)
         leans = _leans(self.xp, lower, lengths)
         if type(leans) is not np.ndarray or leans.any():  # includes all weak pivots
-            made = self.recompute_where(made, leans, self._once_more, made)
+            basis = self.recompute_where(basis, leans, self._once_more, basis)
             weak = has_small_pivot(self.xp, lower, lengths)
-            again = self.undetermined(weak, lower, lengths, made, rows)
-            made = self.recompute_where(made, again, self.gram_schmidt, rows)
-        made *= by  # not shared, so in place
-        return made
+            again = self.undetermined(weak, lower, lengths, basis, rows)
+            basis = self.recompute_where(basis, again, self.gram_schmidt, rows)
+        basis *= by  # not shared, so in place
+        return basis
 
-    def _once_more(self, made: Array, *known: Array) -> Array:
+    def _once_more(self, basis: Array, *known: Array) -> Array:
         """Reorthonormalise rows that are orthonormal up to rounding errors."""
-        made = project_out(self.xp, made, known)
-        floor = 0.0 * squares(self.xp, made) + REAL
-        return self.solve_lower(
-            self.lower_factor(gram(self.xp, made, made), floor), made
-        )
+        basis = project_out(self.xp, basis, known)
+        floor = 0.0 * squares(self.xp, basis) + REAL
+        lower = self.lower_factor(gram(self.xp, basis, basis), floor)
+        return self.solve_lower(lower, basis)
 
     def along(
         self, rows: Array, directions: Array, *known: Array, by: float = 1.0
@@ -290,17 +278,19 @@ class LinalgBackend:
         # matrix, if `spanned` used it.
         xp = self.xp
         if xp is np and known:
-            again = _leans(xp, known[0], squares(xp, known[0]))
+            (lower,) = known
+            again = _leans(xp, lower, squares(xp, lower))
             return self.recompute_where(
-                known[0].copy(), again, partial(self.along, by=by), rows, directions
+                lower.copy(), again, partial(self.along, by=by), rows, directions
             )
-        found = by * gram(xp, rows, directions)
-        rounding = (
-            COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
-        )
-        small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
-        found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
-        return xp.tril(found, k=directions.shape[-2] - rows.shape[-2])
+        coefficients = by * gram(xp, rows, directions)
+        is_double = rows.dtype == xp.float64
+        rounding = COEFFICIENT_RTOL if is_double else COEFFICIENT_RTOL_FLOAT32
+        lengths = xp.sqrt(squares(xp, rows))[..., None]
+        is_rounding = xp.abs(coefficients) <= rounding * lengths
+        zeros = xp.zeros_like(coefficients)
+        coefficients = xp.where(is_rounding, zeros, coefficients)  # NaN stays
+        return xp.tril(coefficients, k=directions.shape[-2] - rows.shape[-2])
 
     def reduced(self, products: Array, rows: Array) -> Array:
         """The triangular C with C C^T the Gram matrix of rows: their coefficients along
@@ -309,24 +299,24 @@ class LinalgBackend:
         # From the Gram matrix or, if that does not resolve the differences of rows,
         # from the rows; in single precision by `wide_factor`. numpy factors in double
         # precision, whose cost is negligible next to the products.
-        xp, single = self.xp, self.wide and rows.dtype != self.xp.float64
-        lower = self.try_factor(
-            products.astype(np.float64) if single and xp is np else products
-        )
+        xp = self.xp
+        is_wide = self.wide and rows.dtype != xp.float64
+        if is_wide and xp is np:
+            lower = self.try_factor(products.astype(np.float64))
+        else:
+            lower = self.try_factor(products)
 
-        def again(rows: Array) -> Array:
-            if single:
-                return xp.astype(
-                    wide_factor(xp, xp.astype(rows, xp.float64), self.factor_roughly),
-                    lower.dtype,
-                )
-            return self.deflated(rows)
+        def from_rows(rows: Array) -> Array:
+            if not is_wide:
+                return self.deflated(rows)
+            doubles = xp.astype(rows, xp.float64)
+            factor = wide_factor(xp, doubles, self.factor_roughly)
+            return xp.astype(factor, lower.dtype)
 
-        weak = has_small_pivot(
-            xp, lower, xp.linalg.diagonal(products), safe_pivot_ratio(xp, rows.dtype)
-        )
-        made = self.recompute_where(lower, weak, again, rows)
-        return made if made.dtype == rows.dtype else xp.astype(made, rows.dtype)
+        least_ratio = safe_pivot_ratio(xp, rows.dtype)
+        weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), least_ratio)
+        factor = self.recompute_where(lower, weak, from_rows, rows)
+        return factor if factor.dtype == rows.dtype else xp.astype(factor, rows.dtype)
 
     def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
         """Coefficients of other vectors along the directions that `reduced` chose for
@@ -334,20 +324,17 @@ class LinalgBackend:
         """
         xp = self.xp
 
-        def again(rows: Array, others: Array) -> Array:
+        def from_rows(rows: Array, others: Array) -> Array:
             if not self.wide or rows.dtype == xp.float64:
                 return gram(xp, others, self.gram_schmidt(rows))
-            wide = xp.astype(rows, xp.float64)
-            found = self.solve(
-                wide_factor(xp, wide, self.factor_roughly),
-                gram(xp, xp.astype(others, xp.float64), wide),
-            )
-            return xp.astype(found, rows.dtype)
+            doubles = xp.astype(rows, xp.float64)
+            factor = wide_factor(xp, doubles, self.factor_roughly)
+            products = gram(xp, xp.astype(others, xp.float64), doubles)
+            return xp.astype(self.solve(factor, products), rows.dtype)
 
-        found = self.solve(lower, gram(xp, others, rows))
-        return self.recompute_where(
-            found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others
-        )
+        coefficients = self.solve(lower, gram(xp, others, rows))
+        weak = has_small_pivot(xp, lower, squares(xp, lower))
+        return self.recompute_where(coefficients, weak, from_rows, rows, others)
 
 
 def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
@@ -366,24 +353,21 @@ def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
     square = squares(xp, rest)
     real = (square > floor) & (square > REAL * before)
     one = xp.ones_like(square)
-    return (
-        rest
-        * xp.where(real, 1.0 / xp.sqrt(xp.where(real, square, one)), 0.0 * one)[
-            ..., None
-        ]
-    )
+    inverse_norm = 1.0 / xp.sqrt(xp.where(real, square, one))
+    return rest * xp.where(real, inverse_norm, 0.0 * one)[..., None]
 
 
 def zero_threshold(xp: Any, rows: Array) -> Array:
     """The squared residual that counts as 0, per row."""
-    return (REST if rows.dtype == xp.float64 else SINGLE_REST) ** 2 * squares(xp, rows)
+    relative_norm = REST if rows.dtype == xp.float64 else SINGLE_REST
+    return relative_norm**2 * squares(xp, rows)
 
 
 def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     """Subtract from rows their parts along known orthonormal rows."""
-    for old in known:
-        if old.shape[-2]:
-            rows = rows - product(xp, gram(xp, rows, old), old)
+    for basis in known:
+        if basis.shape[-2]:
+            rows = rows - product(xp, gram(xp, rows, basis), basis)
     return rows
 
 
@@ -398,14 +382,17 @@ def wide_factor(
     """
     # Subtracting the part along the first row resolves differences of nearly equal
     # rows. `span` has the same floor.
-    first, floor = rows[..., :1, :], least**2 * squares(xp, rows)
-    size = xp.sqrt(squares(xp, first))[..., None]
-    unit = first / xp.where(size > 0, size, xp.ones_like(size))
-    found = gram(xp, rows, unit)
-    rest = rows - found * unit
+    first = rows[..., :1, :]
+    floor = least**2 * squares(xp, rows)
+    norm = xp.sqrt(squares(xp, first))[..., None]
+    direction = first / xp.where(norm > 0, norm, xp.ones_like(norm))
+    first_column = gram(xp, rows, direction)
+    rest = rows - first_column * direction
     real = xp.astype(squares(xp, rest) > floor, rows.dtype)
-    made = factored(gram(xp, rest, rest) * real[..., None] * real[..., None, :], floor)
-    return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
+    products = gram(xp, rest, rest) * real[..., None] * real[..., None, :]
+    lower = factored(products, floor)
+    first_column = xp.where(norm > 0, first_column, lower[..., :1])
+    return xp.concat([first_column, lower[..., 1:]], axis=-1)
 
 
 def has_small_pivot(
@@ -421,9 +408,8 @@ def has_small_pivot(
 
 def fluctuation_residual(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
     """The residual of rows, the ε parts of vectors; 0 where it is round-off."""
-    size = xp.maximum(
-        squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True)
-    )
+    largest_vector = xp.max(squares(xp, vectors), axis=-1, keepdims=True)
+    size = xp.maximum(squares(xp, rows), largest_vector)
     kept = squares(xp, left) > RESIDUAL_LOST * size
     return xp.where(kept[..., None], left, xp.zeros_like(left))
 
@@ -433,18 +419,13 @@ def nan_if_lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
     one number per replica.
     """
     products = left @ xp.matrix_transpose(vectors)
-    wrong = (
-        products**2
-        > LOST * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
-    )
+    sizes = LOST * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
+    is_lost = products**2 > sizes
     if later:
-        wrong = xp.triu(xp.astype(wrong, left.dtype), k=1) > 0
-    wrong = xp.any(wrong, axis=tuple(range(1, wrong.ndim)))
-    return xp.where(
-        wrong,
-        xp.asarray(float("nan"), dtype=left.dtype),
-        xp.asarray(0.0, dtype=left.dtype),
-    )
+        is_lost = xp.triu(xp.astype(is_lost, left.dtype), k=1) > 0
+    in_replica = xp.any(is_lost, axis=tuple(range(1, is_lost.ndim)))
+    nan = xp.asarray(float("nan"), dtype=left.dtype)
+    return xp.where(in_replica, nan, xp.asarray(0.0, dtype=left.dtype))
 
 
 NUMPY = LinalgBackend(np)

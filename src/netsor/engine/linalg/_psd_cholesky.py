@@ -50,31 +50,31 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
     # temporary pivot of 1 for LAPACK.
     if xp is not np or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
-    none = np.linalg.diagonal(gram) == 0
-    if none.any():
-        one = none[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
-        some = gram * ~none[..., None] * ~none[..., None, :] + one
-        return lower_factor(xp, some, np.where(none, 0.0, floor)) - one
+    is_zero = np.linalg.diagonal(gram) == 0
+    if is_zero.any():
+        ones = is_zero[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
+        others = gram * ~is_zero[..., None] * ~is_zero[..., None, :]
+        floor = np.where(is_zero, 0.0, floor)
+        return lower_factor(xp, others + ones, floor) - ones
     try:
-        made = np.linalg.cholesky(gram)
-        regular = _all_sure(made, gram, floor)
-        if not regular.all():
-            floor = np.broadcast_to(floor, gram.shape[:-1])
-            made[~regular] = by_columns(np, gram[~regular], floor[~regular])
+        lower = np.linalg.cholesky(gram)
     except np.linalg.LinAlgError:  # some matrix is singular; LAPACK does not say which
-        made = by_columns(np, gram, floor)
-        regular = _all_sure(made, gram, floor)
-        made[regular] = np.linalg.cholesky(gram[regular])
-    return made
+        lower = by_columns(np, gram, floor)
+        regular = _all_sure(lower, gram, floor)
+        lower[regular] = np.linalg.cholesky(gram[regular])
+        return lower
+    regular = _all_sure(lower, gram, floor)
+    if not regular.all():
+        floor = np.broadcast_to(floor, gram.shape[:-1])
+        lower[~regular] = by_columns(np, gram[~regular], floor[~regular])
+    return lower
 
 
 def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
     """Which matrices have all pivots well above round-off."""
-    squares = np.linalg.diagonal(lower) ** 2
-    return (
-        (squares > safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram))
-        & (squares > floor)
-    ).all(axis=-1)
+    pivots = np.linalg.diagonal(lower) ** 2
+    rounding = safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram)
+    return ((pivots > rounding) & (pivots > floor)).all(axis=-1)
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
@@ -84,39 +84,46 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
     # A single numpy matrix (a constant of a plan, with thousands of rows and a few
     # dozen directions) uses only its nonzero columns. For several matrices these would
     # differ, and the bits of one would depend on the others.
-    size, single = (
-        gram.shape[-1],
-        type(gram) is np.ndarray and gram.size == gram.shape[-1] ** 2,
-    )
+    size = gram.shape[-1]
+    is_single = type(gram) is np.ndarray and gram.size == size**2
     panels: list[Array] = []
-    known: list[Array] = []  # the parts of the panels that multiply later ones
+    nonzero: list[Array] = []  # the columns of the panels that multiply later ones
     for start in range(0, size, PANEL):
         width = min(PANEL, size - start)
-        rest, columns = gram[..., start:, start : start + width], []
-        if known:
-            before = (xp.concat(known, axis=-1) if len(known) > 1 else known[0])[
-                ..., start:, :
-            ]
-            rest = rest - before @ xp.matrix_transpose(before[..., :width, :])
-        for j in range(width):  # `rest` loses its first row and column each time
-            pivot = rest[..., 0, 0]
-            fresh = pivot > floor[..., start + j]
-            inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
-            below = rest[..., :, 0] * inverse[..., None]
-            if j + 1 < width:
-                rest = (
-                    rest[..., 1:, 1:]
-                    - below[..., 1:, None] * below[..., None, 1 : width - j]
-                )
-            if start + j:
-                above = xp.zeros((*below.shape[:-1], start + j), dtype=gram.dtype)
-                below = xp.concat([above, below], axis=-1)
-            columns.append(below)
-        panels.append(xp.stack(columns, axis=-1))
-        some = directions(panels[-1]) if single else np.arange(width)
-        if len(some):
-            known.append(panels[-1] if len(some) == width else panels[-1][..., some])
+        rest = gram[..., start:, start : start + width]
+        if nonzero:
+            earlier = xp.concat(nonzero, axis=-1) if len(nonzero) > 1 else nonzero[0]
+            earlier = earlier[..., start:, :]
+            rest = rest - earlier @ xp.matrix_transpose(earlier[..., :width, :])
+        panel = _panel(xp, rest, floor, start)
+        panels.append(panel)
+        if is_single and len(used := directions(panel)) < width:
+            panel = panel[..., used]
+        if panel.shape[-1]:
+            nonzero.append(panel)
     return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
+
+
+def _panel(xp: Any, rest: Array, floor: Array, start: int) -> Array:
+    """The columns of the factor from `start` on, with zeros above the diagonal.
+
+    `rest` (…, rows, columns) is the Gram matrix minus the part of earlier columns.
+    """
+    width = rest.shape[-1]
+    columns = []
+    for j in range(width):  # `rest` loses its first row and column each time
+        pivot = rest[..., 0, 0]
+        fresh = pivot > floor[..., start + j]
+        inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
+        below = rest[..., :, 0] * inverse[..., None]
+        if j + 1 < width:
+            outer = below[..., 1:, None] * below[..., None, 1 : width - j]
+            rest = rest[..., 1:, 1:] - outer
+        if start + j:
+            above = xp.zeros((*below.shape[:-1], start + j), dtype=rest.dtype)
+            below = xp.concat([above, below], axis=-1)
+        columns.append(below)
+    return xp.stack(columns, axis=-1)
 
 
 def pivot_order(rest: Any, whole: Any) -> Any:
@@ -129,17 +136,15 @@ def pivot_order(rest: Any, whole: Any) -> Any:
     size = rest.shape[-1]
     lengths = np.sqrt(np.linalg.diagonal(whole))
     scale = np.where(lengths > 0, 1.0 / np.where(lengths > 0, lengths, 1.0), 0.0)
-    scaled = (
-        (rest * scale[..., None] * scale[..., None, :])
-        .reshape(-1, size, size)
-        .mean(axis=0)
-    )
+    correlations = rest * scale[..., None] * scale[..., None, :]
+    scaled = correlations.reshape(-1, size, size).mean(axis=0)
     with suppress(np.linalg.LinAlgError):
-        if (np.linalg.diagonal(np.linalg.cholesky(scaled)) ** 2 > SURE).all():
+        pivots = np.linalg.diagonal(np.linalg.cholesky(scaled)) ** 2
+        if (pivots > SURE).all():
             return np.arange(size)
-    made = by_columns(np, scaled, np.full(size, TOLERANCE))
-    made = made[:, directions(made)]
-    if np.abs(made @ made.T - scaled).max() < LOST:
+    lower = by_columns(np, scaled, np.full(size, TOLERANCE))
+    lower = lower[:, directions(lower)]
+    if np.abs(lower @ lower.T - scaled).max() < LOST:
         return np.arange(size)
     _, pivots, rank, _ = scipy.linalg.lapack.dpstrf(scaled, tol=TOLERANCE, lower=1)
     # LAPACK counts from 1
@@ -168,12 +173,14 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
         first = solve(xp, lower[..., :half, :half], b[..., :half])
         rest = b[..., half:] - first @ xp.matrix_transpose(lower[..., half:, :half])
         return xp.concat([first, solve(xp, lower[..., half:, half:], rest)], axis=-1)
-    rest, columns = b, []
+    rest = b
+    columns = []
     for j in range(size):  # `rest` loses its first column each time
         pivot = lower[..., j, j]
-        over = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        columns.append(rest[..., 0] * over[..., None])
-        rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
+        inverse_pivot = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
+        column = rest[..., 0] * inverse_pivot[..., None]
+        columns.append(column)
+        rest = rest[..., 1:] - column[..., :, None] * lower[..., None, j + 1 :, j]
     return xp.stack(columns, axis=-1)
 
 
@@ -181,15 +188,14 @@ def inverse(lower: Any) -> Any:
     """C^(−1) of triangular numpy matrices; 0 along directions that no row of C has."""
     # Rows may differ by any factor. Scaling them first keeps rounding errors of one
     # from affecting another.
-    none, size = np.linalg.diagonal(lower) <= 0, np.abs(lower).max(axis=-1)
-    if not none.any():
+    no_direction = np.linalg.diagonal(lower) <= 0
+    size = np.abs(lower).max(axis=-1)
+    if not no_direction.any():
         return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
     # a zero pivot has only zeros below it, so the substitute for its row changes no
     # other direction
-    size = np.where(none, 1.0, size).astype(lower.dtype)
-    rows = np.where(
-        none[..., None],
-        np.eye(lower.shape[-1], dtype=lower.dtype),
-        lower / size[..., None],
-    )
-    return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
+    size = np.where(no_direction, 1.0, size).astype(lower.dtype)
+    one = np.eye(lower.shape[-1], dtype=lower.dtype)
+    rows = np.where(no_direction[..., None], one, lower / size[..., None])
+    scaled_back = np.tril(np.linalg.inv(rows)) / size[..., None, :]
+    return scaled_back * ~no_direction[..., None]

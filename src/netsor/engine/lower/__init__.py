@@ -209,7 +209,8 @@ def _lower_scalar(state: State, value: Scalar) -> Register:
         return rule(state, value, op)
     if op.acts is VectorAccess.LINEARLY:
         return lower_scalar(state, value, [state.scalars[p] for p in op.inputs])
-    return op.lower(value, state)
+    result: Register = op.lower(value, state)
+    return result
 
 
 # Rules of operations that have no file of their own

@@ -357,7 +357,7 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     return Fluctuation(dual.sum(parts), support, unknown, unit)
 
 
-def _main(state: State, x: Vector | Scalar) -> Register:
+def _main(state: State, x: Value) -> Register:
     """The numbers of a value at order 1."""
     return state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
 

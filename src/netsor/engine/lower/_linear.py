@@ -140,7 +140,8 @@ def apply_linear(
     if isinstance(value, Vector):
         width = max(array.shape[-1] for array in arrays)
         arrays = [state.builder.pad_or_cut(array, width) for array in arrays]
-    return value.op.combine(value, state, list(arrays), coefficients)
+    result: Register = value.op.combine(value, state, list(arrays), coefficients)
+    return result
 
 
 def factors_of(

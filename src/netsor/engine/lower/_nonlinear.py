@@ -66,7 +66,7 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
     assert isinstance(op, Apply | Nonlin)
     # functions of Gram matrices are this package's own
     if isinstance(op, Apply) and op.axes > 1:
-        _check_muon(state, value, op)
+        _check_orthogonalised(state, value, op)
         return
     if op.f.lipschitz:
         return
@@ -85,8 +85,8 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
         )
 
 
-def _check_muon(state: State, value: Vector | Scalar, op: Apply) -> None:
-    """Reject Muon's step along a gradient that vanishes as n → ∞.
+def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> None:
+    """Reject an orthogonalised step along a gradient that vanishes as n → ∞.
 
     The singular vectors of such a gradient are those of fluctuations.
     """
@@ -102,10 +102,11 @@ def _check_muon(state: State, value: Vector | Scalar, op: Apply) -> None:
         else:
             varies = varies | (gram in state.random)
     if (varies.any(axis=-1) & ~has_limit.any(axis=-1)).any():
+        optimiser = op.f.f.keywords["optimiser"]
         raise ScoreError(
             value,
-            "Muon orthogonalises a gradient whose limit is 0: as n → ∞ its directions"
-            " are those of fluctuations",
+            f"{optimiser} orthogonalises a gradient whose limit is 0: as n → ∞ its"
+            " directions are those of fluctuations",
         )
 
 

@@ -18,6 +18,7 @@ from .adam_first_step import expand_outer_products
 from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps
+from .rotary_limits import expand_rotary
 from .trained_weights import materialise
 from .weight_reuse import eliminate_reuse
 
@@ -53,6 +54,7 @@ PIPELINE = (
     Pass("readouts", simplify.products_for_readouts, shortcut="condition"),
     Pass("steps", expand_steps),
     Pass("ratios", simplify.bind_width_ratios),
+    Pass("rotary", expand_rotary),
     Pass("distinct", simplify.deduplicate_products),
     Pass("stacked", stack_weights, shortcut="stacked"),
     Pass("drawn", materialise, shortcut="drawn"),
@@ -80,10 +82,12 @@ SHORTCUTS = (
 )
 
 
-def rewrite(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Apply the pipeline, except for the shortcuts in `context.without`."""
+def rewrite(
+    outputs: Sequence[Value], context: Context, passes: Sequence[Pass] = PIPELINE
+) -> list[Value]:
+    """Apply the passes in order, except for the shortcuts in `context.without`."""
     rewritten = list(outputs)
-    for step in PIPELINE:
+    for step in passes:
         if step.shortcut not in context.without:
             rewritten = step.rewrite(rewritten, context)
     return rewritten

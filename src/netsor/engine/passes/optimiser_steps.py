@@ -263,25 +263,29 @@ class _OuterProducts(DrawnWeight):
         by its width.
         """
         left, right, sizes, first = self._summands(g)
+        optimiser = type(self.optimiser).__name__
         least = 0.0
         # in the same units, and divided by √(out · in) as the Gram matrices are
         if eps:
-            over = self.at_widths(
-                lambda w: (
-                    eps / first(w) / (left.width.bind(w) * right.width.bind(w)) ** 0.5
-                )
-            )
+
+            def relative_eps(w: Mapping[str, float]) -> float:
+                gram_size = (left.width.bind(w) * right.width.bind(w)) ** 0.5
+                return float(eps / first(w) / gram_size)
+
+            over = self.at_widths(relative_eps)
             if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
-                optimiser = type(self.optimiser).__name__
                 raise eps_error(self.value, eps, optimiser, "the singular values")
             least = sum(
                 order.number for order in self._orders(over) if order.unit is None
             )
-        f = Function(
-            "polar",
-            partial(orthogonalised, sizes=sizes, steps=iterations, eps=least),
-            lipschitz=False,
+        polar_factor = partial(
+            orthogonalised,
+            sizes=sizes,
+            steps=iterations,
+            eps=least,
+            optimiser=optimiser,
         )
+        f = Function("polar", polar_factor, lipschitz=False)
         grams = mean_dot(left, left), mean_dot(right, right)
         middle = applied(f, grams, (max(map(len, grams)), *grams[0].shape[1:]), axes=2)
         return Combination.of(partial(self._polar_act, left, right, middle))

@@ -211,10 +211,12 @@ def orthogonalised(
     sizes: tuple[float, ...],
     steps: Coefficients | None,
     eps: float = 0.0,
+    optimiser: str = "",
 ) -> Array:
     """M from Gram matrices (…, K, K): for the polar factor or, with `steps`, for its
     Newton–Schulz polynomial.
 
+    `optimiser` is the name of the class that asks for it, for errors of lowering.
     The polynomial starts from G divided by its norm, or by eps if that is larger. Gram
     matrices with NaN or infinity give NaN, which laws reject; numpy would raise a less
     helpful error.

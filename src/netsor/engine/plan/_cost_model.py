@@ -65,6 +65,6 @@ ACCELERATOR = Prices(
 )
 
 
-def prices_on(backend: str, kind: str) -> Prices:
-    """The prices of a backend on a device of this kind, which need not be present."""
-    return NUMPY if backend == "numpy" else CPU if kind == "cpu" else ACCELERATOR
+def prices_on(kind: str) -> Prices:
+    """The prices on a device of this kind, cpu or cuda, which need not be present."""
+    return CPU if kind == "cpu" else ACCELERATOR

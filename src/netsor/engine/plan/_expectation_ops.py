@@ -52,39 +52,44 @@ def kernel(
     """
     from .. import expect  # slow to import, and finite widths do not need it
 
-    # a closed form, if there is one; its error is 0, so a shift does not change it
     if xp is not np:
-        x, y = u[..., 0, :], v[..., 0, :]
-        gaussian = (
-            0.0,
-            0.0,
-            squares(xp, x)[..., :, None],
-            gram(xp, x, y),
-            squares(xp, y)[..., None, :],
-        )
-        single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
-        found = expect.closed_form(f, g, *gaussian) if single else None
-        if found is None:
+        is_single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
+        exact = None
+        if is_single:
+            x, y = u[..., 0, :], v[..., 0, :]
+            exact = expect.closed_form(
+                f,
+                g,
+                mu=0.0,
+                nu=0.0,
+                a=squares(xp, x)[..., :, None],
+                c=gram(xp, x, y),
+                b=squares(xp, y)[..., None, :],
+            )
+        if exact is None:
             # only numpy computes the others, by a series, a table or quadrature
             raise NotImplementedError
-        return found
-    own = (
+        return exact  # without error, so a shift does not change it
+    f_params, g_params = params[:given], params[given:]
+    is_symmetric = (
         u is v
         and f is g
-        and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
+        and all(p is q for p, q in zip(f_params, g_params, strict=True))
     )
     mu, a = _law(u, constant)
-    nu, b = (mu, a) if own else _law(v, constant)
-    p = expect.BatchedFunction(f, mu, params[:given])
-    # if own, compute half of the symmetric kernel
-    q = p if own else expect.BatchedFunction(g, nu, params[given:])
+    x = expect.BatchedFunction(f, mu, f_params)
+    if is_symmetric:  # half of it is computed
+        y, b = x, a
+    else:
+        nu, b = _law(v, constant)
+        y = expect.BatchedFunction(g, nu, g_params)
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
-        yy = xx if own else b @ np.swapaxes(b, -1, -2)
+        yy = xx if is_symmetric else b @ np.swapaxes(b, -1, -2)
         xy = (a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2))[..., None, None]
-        value, error = expect.kernel(p, q, xx, xy, yy)
+        value, error = expect.kernel(x, y, xx, xy, yy)
     else:
-        value, error = expect.kernel_of_several(p, q, a, b)
+        value, error = expect.kernel_of_several(x, y, a, b)
     _check_known(value, error, (f, g), a)
     return _shifted(value, error, shift)
 
@@ -169,24 +174,18 @@ def nodes(
     if xp is not np:
         raise NotImplementedError
     stop = first + shifts.shape[-1]
-    points = np.concatenate(
-        [
-            _sobol_set(k, count // 2)
-            for k in range(first // DIMENSIONS, -(-stop // DIMENSIONS))
-        ]
-    )
+    sets = range(first // DIMENSIONS, -(-stop // DIMENSIONS))
+    points = np.concatenate([_sobol_set(number, count // 2) for number in sets])
     start = first - first % DIMENSIONS
-    shifted = (
-        points[first - start : stop - start]
-        + np.asarray(scipy.special.ndtr(shifts))[..., None]
-    ) % 1.0
+    uniform = np.asarray(scipy.special.ndtr(shifts))[..., None]
+    shifted = (points[first - start : stop - start] + uniform) % 1.0
     half = scipy.special.ndtri(np.clip(shifted, 1e-12, 1 - 1e-12)) / np.sqrt(count)
     half -= half.mean(axis=-1, keepdims=True)
     # Gram–Schmidt; with mirror images, half the points determine all products
     for _ in range(2):
-        for rows in (row[..., : count // 2] for row in earlier):
-            half -= 2 * (half @ np.swapaxes(rows, -1, -2)) @ rows
-    half = np.linalg.solve(
-        np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2)), half
-    )
+        for rows in earlier:
+            basis = rows[..., : count // 2]
+            half -= 2 * (half @ np.swapaxes(basis, -1, -2)) @ basis
+    lower = np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2))
+    half = np.linalg.solve(lower, half)
     return np.concatenate([half, -half], axis=-1)

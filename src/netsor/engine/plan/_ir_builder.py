@@ -13,8 +13,8 @@ import numpy as np
 
 from ..._array_api import Array, Ints
 from ..._validate import Shape
-from ...functions.activations import Function
 from ...language.theorem._check_function import content_of
+from ...language.values._scalar import named as named
 from .._exceptions import UnplacedError
 from ..linalg import _psd_cholesky
 from ..linalg._gram_schmidt import NUMPY
@@ -368,11 +368,3 @@ def _without_zero_columns(kind: str, left: Array, right: Array) -> list[Array]:
     if len(nonzero) == terms or right.shape[summed_axis] != terms:
         return [left, right]
     return [left[..., nonzero], np.take(right, nonzero, summed_axis)]
-
-
-def named(f: Function) -> str:
-    """The name of a function with its parameters, as printed in plans."""
-    if not f.parameters:
-        return f.name
-    parameters = ", ".join(f"{p:g}" for p in f.parameters)
-    return f"{f.name}({parameters})"

@@ -26,13 +26,14 @@ from ...language.values._graph import (
     topological_order,
 )
 from ...language.values._vector import Vector
+from .. import passes as rewrites
 from ..closed_form._relu_sign_patterns import with_sign_patterns
 from ..closed_form._very_wide import limit_of_products
 from ..graph._rewrite import Context
 from ..lower import lower
 from ..lower._analysis import ProgramAnalysis
 from ..lower._dual_rules import UnknownEpsilonPart
-from ..passes import SHORTCUTS, rewrite
+from ..passes import SHORTCUTS, Pass, rewrite
 from ._cost_model import CPU, Prices
 from ._plan import Plan
 
@@ -106,6 +107,8 @@ class PlanQuery:
         Those of the device that will run the plan.
     numbers : tuple of (str, float)
         The hyperparameters known now; the others are given when the plan runs.
+    passes : tuple of Pass
+        The rewrites of the program, in order.
 
     Examples
     --------
@@ -127,6 +130,8 @@ class PlanQuery:
     whole: tuple[Value, ...] = field(default=())
     prices: Prices = CPU
     numbers: tuple[tuple[str, float], ...] = ()
+    # the pipeline of today, also where a test replaces it
+    passes: tuple[Pass, ...] = field(default_factory=lambda: rewrites.PIPELINE)
 
     @property
     def bound(self) -> Mapping[str, float]:
@@ -186,7 +191,7 @@ class PlanQuery:
             value for value in context.ordered(narrowed) if isinstance(value.op, Acting)
         ]
         names = names_of(matrices)
-        rewritten = rewrite(narrowed, context)
+        rewritten = rewrite(narrowed, context, self.passes)
         # a shifted plan chooses the same directions as the plan it is compared with
         independent = self.plan().independent if shift else {}
         analysis = ProgramAnalysis(

@@ -79,10 +79,9 @@ class MomentGrid:
             cell = row * self.columns + column + self.columns // 2
             moments = [up, up * up, across, across * across, across * up]
         cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
-        weights = [
-            xp.where(inside, 1.0, 0.0),
-            *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments),
-        ]
+        weights = [xp.where(inside, 1.0, 0.0)]
+        for moment in moments:
+            weights.append(xp.where(inside, xp.round(moment * UNIT), 0.0))
         return cell, xp.stack(weights), ~inside
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
@@ -92,42 +91,32 @@ class MomentGrid:
         # and both v include the residual variance of m.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
-        up, up2, *more = sums[1:, index] / UNIT / count
+        up, up2, *others = sums[1:, index] / UNIT / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
         spread = np.maximum(up2 - up**2, 0.0)
-        mean, tilt, slope, rest = (
-            np.full_like(unit, self.centre),
-            *np.zeros((3, len(unit))),
-        )
+        mean = np.full_like(unit, self.centre)
+        tilt, slope, residual = np.zeros((3, len(unit)))
         if self.one_mean:
-            tilt = np.divide(
-                more[0] - 3 * up * up2 + 2 * up**3,
-                2 * spread,
-                out=tilt,
-                where=spread > 1e-9,
-            )
+            (up3,) = others
+            third = up3 - 3 * up * up2 + 2 * up**3
+            tilt = np.divide(third, 2 * spread, out=tilt, where=spread > 1e-9)
         reach = np.sqrt(spread + tilt**2)
         if not self.one_mean:
-            across, across2, both = more
+            across, across2, both = others
             std = np.sqrt(unit) / STEPS
             slope = np.divide(both - across * up, reach, out=slope, where=reach > 1e-7)
-            rest = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
-            mean, slope = (
-                mean + (index % self.columns - self.columns // 2 + 0.5 + across) * std,
-                slope * std,
-            )
-        share = np.divide(
-            reach - tilt, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0
-        )
-        variances = [
-            unit * (1.0 + self.height * (up + tilt + side)) + rest
-            for side in (reach, -reach)
-        ]
-        weights = [count * share, count * (1.0 - share)]
+            residual = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
+            column = index % self.columns - self.columns // 2
+            mean = mean + (column + 0.5 + across) * std
+            slope = slope * std
+        halves = np.full_like(reach, 0.5)
+        share = np.divide(reach - tilt, 2 * reach, out=halves, where=reach > 0)
+        upper = unit * (1.0 + self.height * (up + tilt + reach)) + residual
+        lower = unit * (1.0 + self.height * (up + tilt - reach)) + residual
         return (
             np.concatenate([mean + slope, mean - slope]),
-            np.concatenate(variances),
-            np.concatenate(weights),
+            np.concatenate([upper, lower]),
+            np.concatenate([count * share, count * (1.0 - share)]),
         )
 
 
@@ -174,9 +163,9 @@ class BlockMoments(NamedTuple):
 def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     """The sums of a block, with numpy."""
     place, weights, outside = cells.placed(np, mean, var)
-    found, where = np.unique(place, return_inverse=True)
-    sums = np.stack([np.bincount(where, weight, len(found)) for weight in weights])
-    return BlockMoments(found, sums, mean[outside], var[outside])
+    occupied, where = np.unique(place, return_inverse=True)
+    sums = np.stack([np.bincount(where, weight, len(occupied)) for weight in weights])
+    return BlockMoments(cells=occupied, sums=sums, mean=mean[outside], var=var[outside])
 
 
 class MomentAccumulator:
@@ -188,14 +177,14 @@ class MomentAccumulator:
         # (mean, variance) of replicas outside the grid
         self.stray: Counter[tuple[float, float]] = Counter()
 
-    def add(self, found: BlockMoments) -> None:
+    def add(self, block: BlockMoments) -> None:
         """Add the sums of one block."""
-        self.total[:, found.cells] += found.sums.astype(np.int64)
-        if not (np.isfinite(found.mean).all() and np.isfinite(found.var).all()):
+        self.total[:, block.cells] += block.sums.astype(np.int64)
+        if not (np.isfinite(block.mean).all() and np.isfinite(block.var).all()):
             raise ValueError(
                 "the law is not finite: a function of the program gave NaN or infinity"
             )
-        self.stray.update(zip(found.mean.tolist(), found.var.tolist(), strict=True))
+        self.stray.update(zip(block.mean.tolist(), block.var.tolist(), strict=True))
         if len(self.stray) > STRAY:
             raise ValueError(
                 f"more than {STRAY} replicas lie outside the grid: the law is too wide;"
@@ -206,13 +195,15 @@ class MomentAccumulator:
         """Means, variances and counts of the Gaussians of the law (points, where the
         variance is 0).
         """
-        stray = np.array(
-            [(*pair, self.stray[pair]) for pair in sorted(self.stray)]
-        ).reshape(-1, 3)
-        mean, var, count = map(
-            np.concatenate, zip(self.cells.nodes(self.total), stray.T, strict=True)
+        stray = sorted(self.stray)
+        stray_mean, stray_var = np.array(stray).reshape(-1, 2).T
+        stray_count = np.array([self.stray[pair] for pair in stray])
+        mean, var, count = self.cells.nodes(self.total)
+        return (
+            np.concatenate([mean, stray_mean]),
+            np.concatenate([var, stray_var]),
+            np.concatenate([count, stray_count]),
         )
-        return mean, var, count
 
 
 def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
@@ -221,25 +212,25 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     """
     tally = MomentAccumulator(cells)
     tally.add(summed(cells, mean, var))
-    at, width, count = tally.nodes()
+    node_mean, node_var, count = tally.nodes()
     # some variances are positive: `cells_for` rejects a law of points only
-    kept, alive = var > 0, width > 0
-    centre = float(mean[kept].mean())
-    reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
-    y = centre + reach * np.linspace(-6.0, 6.0, 49)
-    exact = _density(y, mean[kept], var[kept])
-    return float(
-        np.abs(_density(y, at[alive], width[alive], count[alive]) - exact).max()
-        / exact.max()
+    positive, node_positive = var > 0, node_var > 0
+    mean, var = mean[positive], var[positive]
+    centre = float(mean.mean())
+    std = float(np.sqrt(np.mean(var + (mean - centre) ** 2)))
+    y = centre + std * np.linspace(-6.0, 6.0, 49)
+    exact = _density(y, mean, var)
+    binned = _density(
+        y, node_mean[node_positive], node_var[node_positive], count[node_positive]
     )
+    return float(np.abs(binned - exact).max() / exact.max())
 
 
 def _density(
     y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0
 ) -> Floats:
-    return np.array(
-        [
-            np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var))
-            for at in y
-        ]
-    )
+    densities = [
+        np.sum(count * np.exp(-((point - mean) ** 2) / (2 * var)) / np.sqrt(var))
+        for point in y
+    ]
+    return np.array(densities)

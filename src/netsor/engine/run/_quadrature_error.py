@@ -41,11 +41,11 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
 def sample_block(
     plan: Plan, seed: int, replicas: int, where: Backend = NUMPY
 ) -> tuple[Floats, Floats]:
-    """Means and coefficients of a few replicas in double precision, by PyTorch on an
-    accelerator or by numpy.
+    """Means and coefficients of a few replicas in double precision, on the accelerator
+    or by numpy.
     """
-    # JAX would compile the plan first, which takes longer.
-    if where.kind == "cpu" or where.name != "torch":
+    # to compile the plan first would take longer
+    if where.kind == "cpu" or where.compiles:
         mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
     else:
         where = replace(where, precision="float64", rounded=False)

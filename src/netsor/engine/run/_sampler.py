@@ -223,26 +223,28 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
         f"draws={draws} of {size} outputs",
         "take fewer draws or outputs",
     )
-    found = np.empty((draws, size))
-    where, _ = resolve_precision(plan, sampling.backend, draws)
-    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
+    rows = np.empty((draws, size))
+    backend, _ = resolve_precision(plan, sampling.backend, draws)
+    work = _Chunk(plan, seed, backend, backend.chunk(plan, draws))
     parts = chunks(draws, work.size)
-    if where.threads:
+    if isinstance(backend, Numpy):
         slots = at_once(sampling.workers, sampling.executor)
-        parts = merge_chunks(
-            growing_chunks(draws), block_of(plan, where.itemsize), slots
-        )
+        block_size = block_of(plan, backend.itemsize)
+        parts = merge_chunks(growing_chunks(draws), block_size, slots)
     for part, values in sampling.run(work.draws, parts):
-        found[part.start : part.stop] = values
-    _check_finite(plan, seed, found)
-    return split(found, question.outputs)
+        rows[part.start : part.stop] = values
+    _check_finite(plan, seed, rows)
+    return split(rows, question.outputs)
 
 
 def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
     """Split rows of all entries, (rows, entries), by output: (rows, *shape) each."""
     ends = np.cumsum([output.size for output in outputs])[:-1]
-    parted = zip(np.split(rows, ends, axis=1), outputs, strict=True)
-    return [a.reshape(len(rows), *output.shape) for a, output in parted]
+    parts = np.split(rows, ends, axis=1)
+    return [
+        part.reshape(len(rows), *output.shape)
+        for part, output in zip(parts, outputs, strict=True)
+    ]
 
 
 def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
@@ -326,12 +328,11 @@ class _Chunk:
         for mean, columns in self.backend.sample(
             self.plan, self.seed, part, self.size, tick
         ):
-            mean, cov = (
-                self.backend.numpy(mean),
-                self.backend.numpy(self.backend.cov(columns)),
-            )
+            mean = self.backend.numpy(mean)
+            cov = self.backend.numpy(self.backend.cov(columns))
             stop = done + max(len(mean), len(cov))
-            means[done:stop], covs[done:stop] = mean, cov
+            means[done:stop] = mean
+            covs[done:stop] = cov
             done = stop
         return means, covs
 
@@ -346,47 +347,44 @@ class _Chunk:
 
     def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
         """Draws: mean + coefficients · N(0, I), with normals from their own stream."""
-        # tested on other draws: if one of these overflows, draw the part in double
         if self.backend.chosen:
-            known = replace(self.backend, chosen=False)
-            try:
-                with np.errstate(**RAISED):
-                    return replace(self, backend=known).draws(part, tick)
-            except TOO_LARGE:
-                return replace(self, backend=replace(known, precision="float64")).draws(
-                    part, tick
-                )
-        chunks = [
-            chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start
-        ]
-        streams = Streams(
-            self.seed,
-            chunks if self.backend.threads else part.start,
-            self.backend.precision,
-        )
-        if self.backend.threads:
-            made = blocks(self.plan, streams, len(part), tick)
+            return self._draws_in_single(part, tick)
+        if isinstance(self.backend, Numpy):
+            chunks = [
+                chunk
+                for chunk in growing_chunks(part.stop)
+                if chunk.start >= part.start
+            ]
+            streams = Streams(self.seed, chunks, self.backend.precision)
+            outputs = blocks(self.plan, streams, len(part), tick)
         else:
-            made = self.backend.sample(self.plan, self.seed, part, self.size, tick)
-        found = np.empty((len(part), self.plan.mean.shape[0]))
+            streams = Streams(self.seed, part.start, self.backend.precision)
+            outputs = self.backend.sample(self.plan, self.seed, part, self.size, tick)
+        draws = np.empty((len(part), self.plan.mean.shape[0]))
         done = 0
-        for mean, columns in made:
+        for mean, columns in outputs:
             mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
             # a plan that depends on no random number returns one replica for all
-            rows = (
-                found
-                if self.plan.constant
-                else found[done : done + max(len(mean), len(columns))]
-            )
+            replicas = max(len(mean), len(columns))
+            rows = draws if self.plan.constant else draws[done : done + replicas]
             rows[:] = mean
             if columns.shape[-1]:
-                rows += (
-                    columns
-                    @ streams.normals(
-                        NOISE, np.empty((len(rows), columns.shape[-1], 1))
-                    )
-                )[..., 0]
+                noise = np.empty((len(rows), columns.shape[-1], 1))
+                rows += (columns @ streams.normals(NOISE, noise))[..., 0]
             done += len(rows)
             if done == len(part):
                 break
-        return found
+        return draws
+
+    def _draws_in_single(self, part: range, tick: Callable[[int], None]) -> Floats:
+        """Draws in single precision, or in double if one of them overflows.
+
+        The precision was tested on other draws.
+        """
+        single = replace(self.backend, chosen=False)
+        try:
+            with np.errstate(**RAISED):
+                return replace(self, backend=single).draws(part, tick)
+        except TOO_LARGE:
+            double = replace(single, precision="float64")
+            return replace(self, backend=double).draws(part, tick)

@@ -185,35 +185,72 @@ def _cotangent_of_argument(
     return cotangent
 
 
+# Rules of built-in functions, `rule(op, result, d, k)`: from the cotangent d of the
+# result of f(p, q, …) to the cotangent of argument k
+
+
+def _add(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    return d
+
+
+def _subtract(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    return d if k == 0 else -d
+
+
+def _multiply(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂(p q)/∂p = q."""
+    return op.scalars[1 - k] * d
+
+
+def _matrix_product(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Any:
+    """∂A = D B^T and ∂B = A^T D, for A B."""
+    a, b = op.scalars
+    return d @ swapped(b) if k == 0 else swapped(a) @ d
+
+
+def _inverse(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """−1/p²."""
+    return -1.0 * (result * result * d)
+
+
+def _sum(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    return d[..., None].broadcast_to(op.scalars[0].shape)
+
+
+def _mean(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    (p,) = op.scalars
+    return (d / p.shape[-1])[..., None].broadcast_to(p.shape)
+
+
 def _power(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """b p^(b − 1)."""
     (exponent,) = op.f.parameters
     if exponent == 0:
         return 0.0 * d
     return exponent * (op.scalars[0] ** (exponent - 1.0) * d)
 
 
-# Rules of built-in functions: from the function, its result, the cotangent d of the
-# result and the number k of an argument to the cotangent of that argument.
+def _rsqrt(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """−(p + eps)^(−3/2)/2."""
+    return -0.5 * (result * result * result * d)
+
+
+def _row_softmax(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0."""
+    return result * (d - (result * d).sum(-1)[..., None])
+
+
 FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
-    ADD: lambda op, result, d, k: d,
-    SUBTRACT: lambda op, result, d, k: -d if k else d,
-    MULTIPLY: lambda op, result, d, k: op.scalars[1 - k] * d,
-    MATMUL: lambda op, result, d, k: (
-        swapped(op.scalars[0]) @ d if k else d @ swapped(op.scalars[1])
-    ),
-    INVERSE: lambda op, result, d, k: -1.0 * (result * result * d),
-    SUM: lambda op, result, d, k: d[..., None].broadcast_to(op.scalars[0].shape),
-    MEAN: (
-        lambda op, result, d, k: (d / op.scalars[0].shape[-1])[..., None].broadcast_to(
-            op.scalars[0].shape
-        )
-    ),
+    ADD: _add,
+    SUBTRACT: _subtract,
+    MULTIPLY: _multiply,
+    MATMUL: _matrix_product,
+    INVERSE: _inverse,
+    SUM: _sum,
+    MEAN: _mean,
     base(power(2.0)): _power,
-    rsqrt: lambda op, result, d, k: -0.5 * (result * result * result * d),
-    # ∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0
-    row_softmax: lambda op, result, d, k: (
-        result * (d - (result * d).sum(-1)[..., None])
-    ),
+    rsqrt: _rsqrt,
+    row_softmax: _row_softmax,
 }
 
 

@@ -359,6 +359,12 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     weights : Scalar or array_like, optional
         Differentiate Σ weights·p; broadcast to the shape of p.
 
+    Returns
+    -------
+    gradient : Scalar or Vector, or tuple of them
+        Of the same shape as the value, and the same kind; a tuple in the same order for
+        several values.
+
     Examples
     --------
     >>> n = ns.Width("n")

@@ -103,6 +103,11 @@ def step(
         A number or scalar that multiplies every learning rate in this step, as in a
         schedule.
 
+    Returns
+    -------
+    outputs : Value, or tuple or list of Value
+        The outputs after the step, in the structure of `outputs`.
+
     Examples
     --------
     >>> n = ns.Width("n")
@@ -178,6 +183,12 @@ def train(
     schedule
         A function of the step 0, 1, … that multiplies all learning rates, such as
         `lambda t: min(1.0, (t + 1) / 5)`.
+
+    Returns
+    -------
+    outputs : list
+        `steps` + 1 entries: the outputs before training and after each step, each in
+        the structure of `outputs`.
 
     Examples
     --------

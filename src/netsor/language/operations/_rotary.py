@@ -182,8 +182,9 @@ def rotary(
 
     At position t, the pair of coordinates (f, f + r/2) is rotated by t · base^(−2f/r),
     among the first r = fraction · width coordinates; r must be even at every width that
-    you bind. For a law at infinite width, keep the width of x finite (other widths may
-    be infinite), or extrapolate (``method="extrapolate"``).
+    you bind. If the width of x is infinite, only products of rotated vectors have a law
+    (`dot`, `mean_dot`); for anything else, such as gradients, keep it finite or
+    extrapolate (``method="extrapolate"``).
 
     Parameters
     ----------

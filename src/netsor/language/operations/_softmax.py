@@ -85,6 +85,11 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool]:
     window : int, optional
         Each token sees only the last `window` tokens.
 
+    Returns
+    -------
+    mask : numpy.ndarray
+        Booleans (tokens, tokens): whether the token of a row sees that of a column.
+
     Examples
     --------
     >>> print(ns.nn.causal(3, window=2).astype(int))

@@ -604,12 +604,12 @@ class Writer:
             return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,))
         terms = self._combination(x, i, letter)
         if terms is not None:
-            x, i = terms.vector, terms.index
+            x, i = terms.vector, terms.entry
         else:
             terms = self._combination(y, j, letter)
             if terms is None:
                 return _Sum((), (), self.expectation(x, i, y, j))
-            y, j = terms.vector, terms.index
+            y, j = terms.vector, terms.entry
         inner = self.expanded(x, i, y, j, (*used, *terms.over))
         return inner.times(terms.factor, over=terms.over)
 
@@ -639,7 +639,7 @@ class _Terms(NamedTuple):
     factor: str  # "" for 1
     over: tuple[str, ...]
     vector: Vector
-    index: Indices
+    entry: Indices
 
 
 def _index_ranges(value: Value, i: Indices) -> str:

@@ -141,7 +141,7 @@ class Expansion:
     def _combination(self, value: Vector) -> scipy.sparse.csr_array:
         """The rows of a combination, from the rows of the vectors in it."""
         inputs = [x for x in value.op.inputs if isinstance(x, Vector)]
-        total = None
+        total: Any = None
         for x, terms in zip(inputs, self.combinations[value], strict=True):
             matrix = scipy.sparse.csr_array(
                 (terms.coefficients, (terms.rows, terms.columns)),

@@ -261,7 +261,7 @@ class Apply(Entrywise):
             "apply",
             *aligned,
             made=value.shape,
-            words=f"{function_label(self.f)} of scalars",
+            words=f"{named(self.f)} of scalars",
             f=self.f,
             shape=value.shape,
             axes=self.axes,
@@ -280,7 +280,7 @@ class Apply(Entrywise):
         return call_latex(self.f, value, i, notation, infix=self.axes == 0)
 
 
-def function_label(f: Function) -> str:
+def named(f: Function) -> str:
     """The name of a function with its parameters, as printed in plans."""
     if not f.parameters:
         return f.name

@@ -250,7 +250,10 @@ class Add(Entrywise):
         return lowering.builder.step("add", x, y)
 
     def combine_sets(
-        self, value: Value, sets: Sequence[npt.NDArray[Any]], nonzero: None
+        self,
+        value: Value,
+        sets: Sequence[npt.NDArray[Any]],
+        nonzero: npt.NDArray[np.bool_] | None,
     ) -> npt.NDArray[Any]:
         """The directions of either."""
         return np.asarray(sets[0] | sets[1])

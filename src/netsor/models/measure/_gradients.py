@@ -125,8 +125,8 @@ class Gradients:
         for stream, block in zip(net.streams, net.matrices, strict=True):
             row = stack([self._mean_square(stream)])
             if kinds:
-                products = {kind: block.get(kind, []) for kind in kinds}
-                row = join([row, self._norms(products, sized)])
+                by_kind = {kind: block.get(kind, []) for kind in kinds}
+                row = join([row, self._norms(by_kind, sized)])
             self.rows.append(row)
 
     def _make_final(

@@ -260,6 +260,12 @@ class Probes:
             Arguments of `Program.draw`, such as `seed` and `workers`, and widths that
             override those of the model: `measure(100, n=inf, d=inf, m=inf)` is the
             limit.
+
+        Returns
+        -------
+        draws : dict of str to numpy.ndarray
+            (draws, layers) for quantities of blocks, and (draws,) for those of the
+            whole network.
         """
         options = self.model.widths() | options
         draws_of_rows: Any = self._at(options).draw(draws=draws, **options)

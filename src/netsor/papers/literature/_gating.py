@@ -239,7 +239,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
             yield {
                 "run": name,
                 "N": width_of(width),
-                "printed": run.printed.get(width, ""),
+                "printed": "" if width is None else run.printed.get(width, ""),
                 "q05": low,
                 "median": middle,
                 "q95": high,

@@ -50,6 +50,11 @@ def layer(
     token : int
         The token whose output it is.
 
+    Returns
+    -------
+    layer : Program
+        Its output is one token, a vector of width n.
+
     Examples
     --------
     >>> net = ns.paper.layer(heads=2)

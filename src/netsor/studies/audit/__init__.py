@@ -136,6 +136,17 @@ def audit(
     **sizes : int
         The widths of a program, by their names: `ns.audit(net(), n=256)`.
 
+    Returns
+    -------
+    audit : Audit or Comparison
+        An `Audit` of one model maps each quantity to its `median`, `low` and `high`
+        over draws (the 5 % and 95 % quantiles), with an entry for each block.
+        `finding(rule)` has the verdict of a rule, and `actual` and `limit` have the
+        draws. With `compare` or `sweep` the result is a `Comparison`:
+        `comparison[name]` is the audit of one model, and `preferred` the name that the
+        rules prefer, or None. Print either for the tables; `save(folder)` writes the
+        report.
+
     Examples
     --------
     >>> sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
@@ -164,20 +175,17 @@ def audit(
         others = list(compare)
     else:
         others = [compare]
-    models: tuple[Any, ...] = (
-        _subject(model, "model", sizes, ids, tokens),
-        *(
-            # the widths are those of the model; another program may lack some of them
-            _subject(other, "compare", _widths_of(other, model, sizes), ids, tokens)
-            for other in others
-        ),
-    )
+    models = [_subject(model, "model", sizes, ids, tokens)]
+    for other in others:
+        # the widths are those of the model; another program may lack some of them
+        widths_of_other = _widths_of(other, model, sizes)
+        models.append(_subject(other, "compare", widths_of_other, ids, tokens))
     if is_function(model):
         ids, tokens = None, None  # the program has them
     if isinstance(models[0], ProgramModel):
         _refuse_for_programs(models[0], recipe=recipe, sweep=sweep)
     if recipe is not None:
-        models = (by_recipe(models[0], recipe), *models[1:])
+        models[0] = by_recipe(models[0], recipe)
     swept = None
     if sweep is not None:
         if others:
@@ -189,9 +197,11 @@ def audit(
             raise ArgumentError(
                 "sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}"
             )
-        models, swept = sweep_models(models[0], *next(iter(sweep.items())))
+        ((field, values),) = sweep.items()
+        swept_models, swept = sweep_models(models[0], field, values)
+        models = list(swept_models)
     request = Request.of(
-        models=models,
+        models=tuple(models),
         tokens=tokens,
         ids=ids,
         draws=draws,

@@ -64,13 +64,12 @@ class Departure(NamedTuple):
         return max(self.low - self.median, self.median - self.high)
 
     def __str__(self) -> str:
-        where = (
-            ""
-            if self.block is None
-            else " at the embedding"
-            if self.block == 0
-            else f" in block {self.block}"
-        )
+        if self.block is None:
+            where = ""
+        elif self.block == 0:
+            where = " at the embedding"
+        else:
+            where = f" in block {self.block}"
         side = "above" if self.median > self.high else "below"
         for digits in range(4, 18):  # enough to distinguish the median from the ends
             median, low, high = (

@@ -84,8 +84,8 @@ class AuditCase:
     def keeps_heads(self) -> bool:
         """Whether heads keep their dimension at infinite width.
 
-        Rotary positions have no law at d = ∞, and the limit of long inputs would cost
-        more than the model.
+        Gradients through rotary positions have no law at d = ∞, and the limit of long
+        inputs would cost more than the model.
         """
         if not self.infinite or isinstance(self.model, ProgramModel):
             return False

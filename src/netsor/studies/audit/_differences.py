@@ -4,8 +4,8 @@ whose bands are farthest apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations, takewhile
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...models import Transformer
 from ...models._description import idle
 from ...report._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding
-from ._measurements import Draws, LengthResult
+from ._measurements import LengthResult
 from ._quantities import EVERY, join_words, number
 
 SHOWN = 6  # largest differences
@@ -80,24 +80,19 @@ class SeparatedMetric(NamedTuple):
     error: float
 
     def __str__(self) -> str:
-        place = (
-            ""
-            if self.block is None
-            else ", embedding"
-            if not self.block
-            else f", block {self.block}"
-        )
-        (a, b), quantity = self.medians, EVERY[self.quantity]
-        ratio = (
-            f" ({number(max(a, b) / min(a, b))} times)"
-            if quantity.log and min(a, b) > 0
-            else ""
-        )
-        apart = f"medians {self.distance:.3g} ± {self.error:.2g} band widths apart"
-        return (
-            f"{quantity.title}{place}: {a:.{quantity.digits}g} and"
-            f" {b:.{quantity.digits}g}{ratio}; {apart}"
-        )
+        quantity = EVERY[self.quantity]
+        if self.block is None:
+            title = quantity.title
+        elif self.block == 0:
+            title = f"{quantity.title}, embedding"
+        else:
+            title = f"{quantity.title}, block {self.block}"
+        a, b = self.medians
+        text = f"{title}: {a:.{quantity.digits}g} and {b:.{quantity.digits}g}"
+        if quantity.log and min(a, b) > 0:
+            text += f" ({number(max(a, b) / min(a, b))} times)"
+        apart = f"{self.distance:.3g} ± {self.error:.2g}"
+        return f"{text}; medians {apart} band widths apart"
 
 
 class Differences(NamedTuple):
@@ -132,206 +127,277 @@ class Differences(NamedTuple):
 
 def differences(models: Sequence[LengthResult]) -> Differences:
     """The differences between models that were measured at the same lengths."""
-    names = [each.model.name for each in models]
-    brief = {
+    names = [result.model.name for result in models]
+    short_names = {
         name: f"“{short}”"
         for name, short in zip(names, strip_common_prefix(names), strict=True)
     }
-    rows = list(zip(*(each.findings for each in models), strict=True))
-    rules = [_preference(brief, row, models) for row in rows]
-    telling = [
-        rule for rule in rules if len(rule.preferred) < len(names) or rule.changes
+    # one tuple of findings for each rule
+    findings = list(zip(*(result.findings for result in models), strict=True))
+    rules = []
+    for of_models in findings:
+        rule = _preference(short_names, of_models, models)
+        if rule.changes or len(rule.preferred) < len(names):
+            rules.append(rule)
+    rules.sort(key=lambda rule: not rule.changes)
+    preferred, verdict = _verdict(short_names, rules)
+    measured = 0
+    all_ok = True
+    for of_models in findings:
+        statuses = {finding.verdict for finding in of_models} - {NOT_APPLICABLE}
+        if statuses:
+            measured += 1
+            all_ok = all_ok and statuses == {OK}
+    if measured and all_ok:
+        verdict += f": all {measured} measured rules are ok"
+    return Differences(
+        fields=_different_fields(models),
+        rules=tuple(rules),
+        quantities=_separated(models),
+        preferred=preferred,
+        verdict=verdict,
+    )
+
+
+def _different_fields(models: Sequence[LengthResult]) -> dict[str, tuple[Any, ...]]:
+    """The fields that differ, with the value in each model; without fields that act in
+    no model.
+    """
+    fields_of = [result.model.fields() for result in models]
+    idle_in = [
+        idle(result.model) if isinstance(result.model, Transformer) else ()
+        for result in models
     ]
-    telling.sort(key=lambda rule: not rule.changes)
-    preferred, verdict = _verdict(brief, telling)
-    measured = [
-        statuses
-        for row in rows
-        if (statuses := {f.verdict for f in row} - {NOT_APPLICABLE})
-    ]
-    if measured and all(statuses == {OK} for statuses in measured):
-        verdict += f": all {len(measured)} measured rules are ok"
-    every = [each.model.fields() for each in models]
-    unread = [
-        idle(each.model) if isinstance(each.model, Transformer) else ()
-        for each in models
-    ]
-    fields = {}
-    for name in (name for name in every[0] if name not in ("name", "program")):
-        values = tuple(each[name] for each in every)
-        if len(set(map(str, values))) > 1 and not all(name in some for some in unread):
-            fields[name] = values
-    return Differences(fields, tuple(telling), _separated(models), preferred, verdict)
+    different = {}
+    for name in fields_of[0]:
+        if name in ("name", "program"):
+            continue
+        values = tuple(fields[name] for fields in fields_of)
+        is_same = len({str(value) for value in values}) == 1
+        if not is_same and not all(name in unread for unread in idle_in):
+            different[name] = values
+    return different
 
 
 def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
     """Where the preferred model is worse than all others: separate bands, and medians a
     factor of 2 apart.
     """
-    best = next((each for each in results if each.model.name == preferred), None)
-    others = [each for each in results if each is not best]
+    best = None
+    for result in results:
+        if best is None and result.model.name == preferred:
+            best = result
+    others = [result for result in results if result is not best]
     if best is None or not others:
         return []
-    said = []
-    for name in (
-        name for name in WORSE_ABOVE if all(name in each.best for each in results)
-    ):
-        # after the last block, or at the output
-        bands = (each[name][1:4] for each in (best, *others))
-        (median, low, high), *rest = (
-            [float(values.reshape(-1)[-1]) for values in band] for band in bands
-        )
-        medians, lows, highs = map(sorted, zip(*rest, strict=True))
-        if WORSE_ABOVE[name]:
-            worse = low > highs[-1] and median > WORSE_BY * max(0.0, medians[-1])
+    texts = []
+    for name, worse_above in WORSE_ABOVE.items():
+        if not all(name in result.best for result in results):
+            continue
+        end = _last_band(best, name)
+        bands = [_last_band(result, name) for result in others]
+        least = min(band.median for band in bands)
+        largest = max(band.median for band in bands)
+        if worse_above:
+            is_separate = end.low > max(band.high for band in bands)
+            is_worse = is_separate and end.median > WORSE_BY * max(0.0, largest)
         else:
-            worse = high < lows[0] and WORSE_BY * median < medians[0]
-        if worse:
-            ends = dict.fromkeys((number(medians[0]), number(medians[-1])))
-            said.append(
-                f"{EVERY[name].title} {number(median)} ({' to '.join(ends)} in the"
-                " others)"
-            )
-    return said
+            is_separate = end.high < min(band.low for band in bands)
+            is_worse = is_separate and WORSE_BY * end.median < least
+        if is_worse:
+            in_others = number(least)
+            if number(largest) != in_others:
+                in_others += f" to {number(largest)}"
+            title = EVERY[name].title
+            texts.append(f"{title} {number(end.median)} ({in_others} in the others)")
+    return texts
+
+
+class LastBand(NamedTuple):
+    """The band of a quantity after the last block, or at the output."""
+
+    median: float
+    low: float
+    high: float
+
+
+def _last_band(result: LengthResult, name: str) -> LastBand:
+    band = result[name]
+    return LastBand(
+        median=float(band.median.reshape(-1)[-1]),
+        low=float(band.low.reshape(-1)[-1]),
+        high=float(band.high.reshape(-1)[-1]),
+    )
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
     """Names without their common beginning, shortened to WIDTH letters."""
-    parts = [name.split(", ") for name in names]
-    common = sum(
-        1
-        for _ in takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))
-    )
-    names = [
-        ", ".join(part[common:]) or name
-        for name, part in zip(names, parts, strict=True)
-    ]
-    return [name if len(name) <= WIDTH else f"{name[: WIDTH - 1]}…" for name in names]
+    parts_of = [name.split(", ") for name in names]
+    common = 0
+    for same_part in zip(*parts_of, strict=False):
+        if len(set(same_part)) > 1:
+            break
+        common += 1
+    stripped = []
+    for name, parts in zip(names, parts_of, strict=True):
+        short = ", ".join(parts[common:]) or name
+        stripped.append(short if len(short) <= WIDTH else f"{short[: WIDTH - 1]}…")
+    return stripped
 
 
 def _preference(
-    names: dict[str, str], row: Sequence[Finding], models: Sequence[LengthResult]
+    short_names: dict[str, str],
+    of_models: Sequence[Finding],
+    models: Sequence[LengthResult],
 ) -> RulePreference:
-    """The preference of one rule; `names` maps the names of the models to short ones in
-    quotes.
+    """The preference of one rule, from its finding in each model; `short_names` maps
+    the names of the models to short ones in quotes.
     """
-    verdicts = [finding.verdict for finding in row]
-    bad = min(row, key=lambda finding: STATUSES.index(finding.verdict))
-    findings = tuple(each.at(bad.tokens[0]).finding(bad.name) for each in models)
-    changes = {FLAG, OK} <= set(verdicts)
-    if bad.name in NEUTRAL or bad.verdict != FLAG or NOT_APPLICABLE in verdicts:
-        return RulePreference(bad.name, findings, tuple(names), changes, "")
+    verdicts = [finding.verdict for finding in of_models]
+    worst = min(of_models, key=lambda finding: STATUSES.index(finding.verdict))
+    name, tokens = worst.name, worst.tokens[0]
+    findings = tuple(result.at(tokens).finding(name) for result in models)
+    changes = FLAG in verdicts and OK in verdicts
+    if name in NEUTRAL or worst.verdict != FLAG or NOT_APPLICABLE in verdicts:
+        return RulePreference(name, findings, tuple(short_names), changes, why="")
     if changes:
-        best = tuple(
-            name for name, verdict in zip(names, verdicts, strict=True) if verdict == OK
-        )
-        having = [
-            brief
-            for brief, verdict in zip(names.values(), verdicts, strict=True)
-            if verdict == FLAG
+        ok = [status == OK for status in verdicts]
+        flagged = [
+            short
+            for short, status in zip(short_names.values(), verdicts, strict=True)
+            if status == FLAG
         ]
-        why = f"it is flagged in {join_words(having)} at {bad.lengths_text}"
-    else:  # the model with the least, and those that draws cannot separate from it
-        sign = 1 if bad.above else -1
-        ends = [
-            sorted((sign * f.low, sign * f.high))
-            for f in findings
-            if f.low is not None and f.high is not None
-        ]
-        least = min((high for _, high in ends), default=0.0)
-        known = len(ends) == len(findings)
-        best = tuple(
-            name for k, name in enumerate(names) if not known or ends[k][0] <= least
-        )
-        why = (
-            f"it is {'flagged' if set(verdicts) == {FLAG} else 'flagged or undecided'}"
-            " in all, and the least there"
-        )
-    numbers = join_words(
-        ["none" if f.value is None else number(f.value) for f in findings]
-    )
-    side = "above" if bad.above else "below"
-    why += f" ({numbers}; flagged if {side} {number(bad.threshold or 0.0)})"
-    return RulePreference(bad.name, findings, best, changes, why)
+        why = f"it is flagged in {join_words(flagged)} at {worst.lengths_text}"
+    else:
+        ok = _least_flagged(findings, worst.above)
+        status = "flagged" if set(verdicts) == {FLAG} else "flagged or undecided"
+        why = f"it is {status} in all, and the least there"
+    preferred = [model for model, is_ok in zip(short_names, ok, strict=True) if is_ok]
+    values = [
+        "none" if finding.value is None else number(finding.value)
+        for finding in findings
+    ]
+    side = "above" if worst.above else "below"
+    threshold = number(worst.threshold or 0.0)
+    why += f" ({join_words(values)}; flagged if {side} {threshold})"
+    return RulePreference(name, findings, tuple(preferred), changes, why)
+
+
+def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:
+    """The model with the least, and those that draws cannot separate from it; all, if
+    an interval is not known.
+    """
+    sign = 1 if above else -1
+    lows, highs = [], []
+    for finding in findings:
+        if finding.low is None or finding.high is None:
+            return [True] * len(findings)
+        low, high = sorted((sign * finding.low, sign * finding.high))
+        lows.append(low)
+        highs.append(high)
+    return [low <= min(highs) for low in lows]
 
 
 def _verdict(
-    names: dict[str, str], rules: Sequence[RulePreference]
+    short_names: dict[str, str], rules: Sequence[RulePreference]
 ) -> tuple[str | None, str]:
-    """Rules whose verdicts differ decide first; then rules that flag all models."""
-    left = set(names)
-    for decisive in (
-        [rule for rule in rules if rule.changes],
-        [rule for rule in rules if not rule.changes],
-    ):
-        chosen = [rule for rule in decisive if len(rule.preferred) < len(names)]
-        kept = left.intersection(*(rule.preferred for rule in chosen))
-        if kept:
-            left = kept
-        elif left == set(names):
-            return None, "the rules disagree: " + "; ".join(
-                f"{rule.rule} prefers"
-                f" {join_words([names[name] for name in rule.preferred])}"
-                for rule in chosen
-            )
-    if len(left) == len(names):
+    """The preferred model, if there is one, and by which rules. Rules whose verdicts
+    differ decide first; then rules that flag all models.
+    """
+    names = set(short_names)
+    best = set(names)
+    for changes in (True, False):
+        deciding = [
+            rule
+            for rule in rules
+            if rule.changes == changes and len(rule.preferred) < len(names)
+        ]
+        preferred_by_all = best.intersection(*(rule.preferred for rule in deciding))
+        if preferred_by_all:
+            best = preferred_by_all
+        elif best == names:
+            return None, f"the rules disagree: {_disagreement(short_names, deciding)}"
+    if best == names:
         return None, "no rule prefers a model"
-    by = [
-        rule.rule
-        for rule in rules
-        if left <= set(rule.preferred) and len(rule.preferred) < len(names)
-    ]
-    against = [rule.rule for rule in rules if not left & set(rule.preferred)]
-    best = [name for name in names if name in left]
-    words = f"prefer {' or '.join(names[name] for name in best)}, by {join_words(by)}"
-    words += f"; {join_words(against)} would not" if against else ""
-    return (best[0] if len(best) == 1 else None), words
+    in_favour, against = [], []
+    for rule in rules:
+        if best <= set(rule.preferred) and len(rule.preferred) < len(names):
+            in_favour.append(rule.rule)
+        if not best & set(rule.preferred):
+            against.append(rule.rule)
+    chosen = [name for name in short_names if name in best]
+    text = " or ".join(short_names[name] for name in chosen)
+    verdict = f"prefer {text}, by {join_words(in_favour)}"
+    if against:
+        verdict += f"; {join_words(against)} would not"
+    return (chosen[0] if len(chosen) == 1 else None), verdict
+
+
+def _disagreement(short_names: dict[str, str], rules: Sequence[RulePreference]) -> str:
+    """Which models each rule prefers."""
+    texts = []
+    for rule in rules:
+        preferred = join_words([short_names[name] for name in rule.preferred])
+        texts.append(f"{rule.rule} prefers {preferred}")
+    return "; ".join(texts)
+
+
+class _Pair(NamedTuple):
+    """Draws of one quantity of two models, in one block and at one length."""
+
+    block: int | None
+    first: LengthResult
+    second: LengthResult
+    x: Floats
+    y: Floats
+    rounding: float
+    distance: float
 
 
 def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
     """Each quantity where two models are farthest apart, the farthest first."""
-    farthest: dict[str, tuple[float, Any]] = {}
-    for first, second in combinations(models, 2):
-        for here, there in zip(first.lengths, second.lengths, strict=True):
-            rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
-            for name in here.best.measured:
-                for block, x, y in (
-                    _shared_blocks(here.best, there.best, name)
-                    if name in there.best
-                    else ()
-                ):
-                    away = float(_distance(x, y, EVERY[name].log, rounding))
-                    if away > farthest.get(name, (1.0,))[0]:
-                        farthest[name] = away, (block, here, there, x, y, rounding)
+    farthest: dict[str, _Pair] = {}
+    for one, other in combinations(models, 2):
+        for first, second in zip(one.lengths, other.lengths, strict=True):
+            for name in first.best.measured:
+                if name not in second.best:
+                    continue
+                for pair in _pairs(first, second, name):
+                    nearest = farthest[name].distance if name in farthest else 1.0
+                    if pair.distance > nearest:
+                        farthest[name] = pair
     separated = []
-    for name, (away, (block, here, there, x, y, rounding)) in farthest.items():
-        names, medians = (
-            (here.model.name, there.model.name),
-            (float(np.median(x)), float(np.median(y))),
-        )
-        error = _error(x, y, EVERY[name].log, rounding)
+    for name, pair in farthest.items():
         separated.append(
-            SeparatedMetric(name, block, here.tokens, names, medians, away, error)
+            SeparatedMetric(
+                quantity=name,
+                block=pair.block,
+                tokens=pair.first.tokens,
+                models=(pair.first.model.name, pair.second.model.name),
+                medians=(float(np.median(pair.x)), float(np.median(pair.y))),
+                distance=pair.distance,
+                error=_error(pair.x, pair.y, EVERY[name].log, pair.rounding),
+            )
         )
-    return tuple(
-        sorted(separated, key=lambda each: 2 * each.error - each.distance)[:SHOWN]
-    )
+    separated.sort(key=lambda metric: 2 * metric.error - metric.distance)
+    return tuple(separated[:SHOWN])
 
 
-def _shared_blocks(
-    first: Draws, second: Draws, name: str
-) -> list[tuple[int | None, Floats, Floats]]:
-    """Draws to compare: in every block, or in the first and last and the embedding if
-    the depths differ.
+def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pair]:
+    """The draws of a quantity to compare: in every block, or in the first and last and
+    the embedding if the depths differ.
     """
-    a, b = first.by_block(name), second.by_block(name)
+    a, b = first.best.by_block(name), second.best.by_block(name)
     if len(a) == len(b):
-        return [(block, a[block], b[block]) for block in a]
-    last = [*a][-1], [*a.values()][-1], [*b.values()][-1]
-    return [
-        *((block, a[block], b[block]) for block in (0, 1) if block in a and block in b),
-        last,
-    ]
+        blocks = [(block, block) for block in a]
+    else:
+        blocks = [(block, block) for block in (0, 1) if block in a and block in b]
+        blocks.append(([*a][-1], [*b][-1]))
+    rounding = max(EQUALITY_RTOL[result.best.precision] for result in (first, second))
+    for block, other_block in blocks:
+        x, y = a[block], b[other_block]
+        distance = float(_distance(x, y, EVERY[name].log, rounding))
+        yield _Pair(block, first, second, x, y, rounding, distance)
 
 
 def _distance(
@@ -340,19 +406,22 @@ def _distance(
     """|median − median| over the mean width of the bands of draws (…, draws), at least
     that of rounding.
     """
-    logs = np.asarray(log & (np.minimum(x.min(axis=-1), y.min(axis=-1)) > 0))
-    x, y = (
-        np.log(draws, out=draws.astype(np.float64), where=logs[..., None])
-        for draws in (x, y)
-    )
-    (low, a, high), (bottom, b, top) = (
-        np.quantile(draws, [LOW, 0.5, HIGH], axis=-1) for draws in (x, y)
-    )
-    gap, size = np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
-    least = rounding * np.where(logs, 1.0, np.maximum(size, 1e-300))
-    return np.where(
-        gap > least, gap / np.maximum((high - low + top - bottom) / 2, least), 0.0
-    )
+    smallest = np.minimum(x.min(axis=-1), y.min(axis=-1))
+    take_logs = np.asarray(log & (smallest > 0))
+
+    def bands(draws: Floats) -> Floats:
+        """The low end, the median and the high end."""
+        numbers = draws.astype(np.float64)
+        np.log(draws, out=numbers, where=take_logs[..., None])
+        return np.quantile(numbers, [LOW, 0.5, HIGH], axis=-1)
+
+    low, median, high = bands(x)
+    other_low, other_median, other_high = bands(y)
+    gap = np.abs(median - other_median)
+    size = np.maximum(np.abs(median), np.abs(other_median))
+    least = rounding * np.where(take_logs, 1.0, np.maximum(size, 1e-300))
+    width = np.maximum((high - low + other_high - other_low) / 2, least)
+    return np.where(gap > least, gap / width, 0.0)
 
 
 def _error(
@@ -360,6 +429,9 @@ def _error(
 ) -> float:
     """The standard deviation of the distance over resampled draws."""
     rng = np.random.default_rng(0)
-    pairs = [(rng.choice(x, len(x)), rng.choice(y, len(y))) for _ in range(RESAMPLED)]
-    a, b = (np.array(each) for each in zip(*pairs, strict=True))
-    return float(np.std(_distance(a, b, log, rounding)))
+    resampled_x, resampled_y = [], []
+    for _ in range(RESAMPLED):
+        resampled_x.append(rng.choice(x, len(x)))
+        resampled_y.append(rng.choice(y, len(y)))
+    distances = _distance(np.array(resampled_x), np.array(resampled_y), log, rounding)
+    return float(np.std(distances))

@@ -25,8 +25,6 @@ from ._rules import RuleInput, judged, rule_name
 
 # the share of numbers below the smallest of a format above which it is reported
 UNDERFLOW_SHARE = 0.01
-# shares of numbers below the smallest of a format, as they are and with a scale
-PARTS = ("below", "scaled")
 
 
 class Band(NamedTuple):
@@ -114,24 +112,24 @@ class Draws(Mapping[str, Floats]):
     def by_block(self, name: str) -> dict[int | None, Floats]:
         """The draws of a quantity by block; 0 is the embedding, None the output."""
         draws = _from_embedding(self.arrays, name)
-        return (
-            {None: draws}
-            if draws.ndim == 1
-            else dict(enumerate(draws.T, int(at_embedding(name) not in self)))
-        )
+        if draws.ndim == 1:
+            return {None: draws}
+        first_block = 0 if at_embedding(name) in self else 1
+        return dict(enumerate(draws.T, first_block))
 
     def band(self, name: str) -> Band:
         """The median and the band of a quantity, with the embedding if it is measured
         there.
         """
-        draws, blocks = _from_embedding(self.arrays, name), list(self.by_block(name))
-        moved = (
-            _from_embedding(self.moved, name)
-            if self.moved
-            else np.zeros((1, *draws.shape[1:]))
-        )
-        error = np.sqrt(np.mean(np.square(moved), axis=0))
-        return Band(None if blocks == [None] else np.array(blocks), *band(draws), error)
+        draws = _from_embedding(self.arrays, name)
+        blocks = list(self.by_block(name))
+        error: Floats = np.zeros(draws.shape[1:])
+        if self.moved:
+            moved = _from_embedding(self.moved, name)
+            error = np.sqrt(np.mean(np.square(moved), axis=0))
+        median, low, high = band(draws)
+        at = None if blocks == [None] else np.array(blocks)
+        return Band(at, median, low, high, error)
 
     @cached_property
     def numbers(self) -> dict[tuple[int | None, str], dict[str, float]]:
@@ -238,36 +236,36 @@ class LengthResult(Mapping[str, Band]):
         """The first and the last block of the network; of the encoder and of the
         decoder, if there are two.
         """
-        encoder = self.model.layers
-        return (
-            ((0, self.blocks - 1),)
-            if self.blocks == encoder
-            else ((0, encoder - 1), (encoder, self.blocks - 1))
-        )
+        encoder, blocks = self.model.layers, self.blocks
+        if blocks == encoder:
+            return ((0, blocks - 1),)
+        return (0, encoder - 1), (encoder, blocks - 1)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         model = self.model if isinstance(self.model, Transformer) else None
-        known = (
-            self.distinct,
-            uniform,
-            self.stacks,
-            self.tokens,
-            self.best.precision,
-            model,
+        inputs = RuleInput(
+            draws=self.best.arrays,
+            limit=self._no_limit(),
+            distinct=self.distinct,
+            uniform_loss=uniform,
+            stacks=self.stacks,
+            tokens=self.tokens,
+            precision=self.best.precision,
+            model=model,
         )
-        facts = RuleInput(self.best.arrays, self._no_limit(), *known)
         if self.limit is None:
-            return judged(facts)
+            return judged(inputs)
         # each verdict, also with Gaussian expectations shifted by their errors
-        infinite = [self.limit.arrays, *self.limit.shifted]
-        every = [
-            judged(facts._replace(limit=s) if self.actual else facts._replace(draws=s))
-            for s in infinite
-        ]
-        return tuple(within_error(*same) for same in zip(*every, strict=True))
+        verdicts = []
+        for arrays in (self.limit.arrays, *self.limit.shifted):
+            if self.actual:
+                verdicts.append(judged(inputs._replace(limit=arrays)))
+            else:
+                verdicts.append(judged(inputs._replace(draws=arrays)))
+        return tuple(within_error(*of_rule) for of_rule in zip(*verdicts, strict=True))
 
     def _no_limit(self) -> str:
         """Why no limit is compared with the model's own widths."""
@@ -337,11 +335,9 @@ def draws_of_ones(case: AuditCase) -> Draws:
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity with the embedding before the blocks, if it is measured there too."""
     first = at_embedding(name)
-    return (
-        arrays[name]
-        if first not in arrays
-        else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
-    )
+    if first not in arrays:
+        return arrays[name]
+    return np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
 
 
 class FormatFit(NamedTuple):
@@ -372,33 +368,37 @@ class Range(NamedTuple):
 
 def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
     """The ranges of each activation; empty if not requested."""
-    ranges = []
-    for name in (*ENDS[:1], *BLOCK, *ENDS[1:]):
-        if f"{name}_largest" in arrays:
-            blocks = arrays[f"{name}_largest"]
-            block = (
-                None
-                if blocks.ndim == 1
-                else int(np.argmax(np.median(blocks, axis=0))) + 1
+    activations = (*ENDS[:1], *BLOCK, *ENDS[1:])
+    return [
+        _range_of(activation, arrays)
+        for activation in activations
+        if f"{activation}_largest" in arrays
+    ]
+
+
+def _range_of(activation: str, arrays: Mapping[str, Floats]) -> Range:
+    """The largest numbers of an activation, and how each format holds it."""
+    blocks = arrays[f"{activation}_largest"]
+    block = None
+    if blocks.ndim > 1:
+        block = int(np.argmax(np.median(blocks, axis=0))) + 1
+    largest = blocks.reshape(len(blocks), -1).max(axis=1)
+    median, low, high = map(float, band(largest))
+    fits = []
+    for number_format in FORMATS:
+        suffix = number_format.name
+        below = arrays[f"{activation}_below_{suffix}"].reshape(len(largest), -1)
+        scaled = arrays[f"{activation}_scaled_{suffix}"].reshape(len(largest), -1)
+        worst_below = below[:, np.argmax(np.median(below, axis=0))]
+        fits.append(
+            FormatFit(
+                format=number_format.title,
+                overflow=above(largest, number_format.largest),
+                underflow=above(worst_below, UNDERFLOW_SHARE),
+                below=float(np.median(worst_below)),
+                scale=int(number_format.scale(np.asarray(high))),
+                scaled=float(np.median(scaled, axis=0).max()),
             )
-            largest = blocks.reshape(len(blocks), -1).max(axis=1)
-            ends = dict(
-                zip(("median", "low", "high"), map(float, band(largest)), strict=True)
-            )
-            fits = []
-            for f in FORMATS:
-                below, scaled = (
-                    arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1)
-                    for kind in PARTS
-                )
-                below = below[:, np.argmax(np.median(below, axis=0))]
-                verdicts = above(largest, f.largest), above(below, UNDERFLOW_SHARE)
-                scale, left = (
-                    int(f.scale(np.asarray(ends["high"]))),
-                    float(np.median(scaled, axis=0).max()),
-                )
-                fits.append(
-                    FormatFit(f.title, *verdicts, float(np.median(below)), scale, left)
-                )
-            ranges.append(Range(name, block, ends, fits))
-    return ranges
+        )
+    ends = {"median": median, "low": low, "high": high}
+    return Range(activation, block, ends, fits)

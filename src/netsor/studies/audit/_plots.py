@@ -24,7 +24,7 @@ from ...report._mpl_style import (
     new,
 )
 from .._study import svg_figure
-from ._measurements import LengthResult
+from ._measurements import Band, LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
 from ._rules import RULES
 
@@ -41,17 +41,18 @@ MAX_SHORT_NAME, MAX_NAME = 24, 56
 
 def figures(models: Sequence[LengthResult]) -> list[Figure]:
     """A figure of each quantity against depth; kinds of weights share one."""
-    measured = [
-        q.name
-        for q in BLOCKS
-        if not q.kind and any(q.name in each.best for each in models)
-    ]
-    groups = [
-        group.name
-        for group in TOGETHER
-        if _kinds(models, group) and len(models) <= len(STYLES)
-    ]
-    return [figure(models, name) for name in (*measured, *groups)]
+    names = []
+    for quantity in BLOCKS:
+        if not quantity.kind and _is_measured(quantity, models):
+            names.append(quantity.name)
+    if len(models) <= len(STYLES):
+        names += [group.name for group in TOGETHER if _kinds(models, group)]
+    return [figure(models, name) for name in names]
+
+
+def _is_measured(quantity: Quantity, models: Sequence[LengthResult]) -> bool:
+    """Whether any model has this quantity."""
+    return any(quantity.name in result.best for result in models)
 
 
 def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
@@ -64,13 +65,13 @@ def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figur
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
     """The gradients of each kind of weight, or their ratios to the weights."""
-    measured = [
-        q for q in BLOCKS if q.kind and any(q.name in each.best for each in models)
-    ]
+    are_ratios = group.name.endswith("_ratio")
     return [
-        q
-        for q in measured
-        if q.name.endswith("_ratio") == group.name.endswith("_ratio")
+        quantity
+        for quantity in BLOCKS
+        if quantity.kind
+        and quantity.name.endswith("_ratio") == are_ratios
+        and _is_measured(quantity, models)
     ]
 
 
@@ -80,17 +81,18 @@ def swept_figures(
     """A figure of each quantity, after the last block or at the output, against a field
     of the models.
     """
-    found = []
-    for q in (*BLOCKS, *FINAL):
-        if not q.kind and all(q.name in each.best for each in models):
-            place = "at the output" if q in FINAL else "after the last block"
-            caption = f"{q.title[0].upper()}{q.title[1:]} {place}, against {field}."
-            found.append(
-                svg_figure(
-                    f"{q.name}-swept", caption, _against_field, models, q, field, values
-                )
-            )
-    return found
+    pictures = []
+    for quantity in (*BLOCKS, *FINAL):
+        name, title = quantity.name, quantity.title
+        if quantity.kind or not all(name in result.best for result in models):
+            continue
+        place = "at the output" if quantity in FINAL else "after the last block"
+        caption = f"{title[0].upper()}{title[1:]} {place}, against {field}."
+        arguments = models, quantity, field, values
+        pictures.append(
+            svg_figure(f"{name}-swept", caption, _against_field, *arguments)
+        )
+    return pictures
 
 
 def _against_field(
@@ -102,13 +104,12 @@ def _against_field(
     figure = new(2.2)
     axes = figure.subplots()
     order = np.argsort(values)
-    # medians, low and high ends
-    ends = zip(*(each[quantity.name][1:4] for each in models), strict=True)
-    median, low, high = (
-        np.array([np.reshape(values, -1)[-1] for values in some])[order]
-        for some in ends
-    )
     at = np.array(values, dtype=float)[order]
+    bands = [models[k][quantity.name] for k in order]
+    # after the last block, or at the output
+    median = np.array([np.reshape(band.median, -1)[-1] for band in bands])
+    low = np.array([np.reshape(band.low, -1)[-1] for band in bands])
+    high = np.array([np.reshape(band.high, -1)[-1] for band in bands])
     axes.fill_between(at, low, high, color=BLUE, alpha=0.22, lw=0)
     axes.plot(at, median, marker="o", color=BLUE)
     if at[0] > 0 and at[-1] > 3 * at[0]:
@@ -127,28 +128,24 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
     kinds = _kinds(models, group)
     figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
     axes = figure.subplots()
-    for k, each in enumerate(models):
+    for k, result in enumerate(models):
         for place, (quantity, colour) in enumerate(zip(kinds, CYCLE, strict=False)):
-            if quantity.name in each.best:
-                band = each[quantity.name]
-                assert band.blocks is not None
-                style = {
-                    "linestyle": STYLES[k],
-                    "color": colour,
-                    "label": quantity.kind if k == 0 else None,
-                }
-                seen = np.where(band.median > 0, band.median, np.nan)
-                axes.plot(
-                    band.blocks,
-                    seen,
-                    **style,
-                    **_marks(MARKS[place], place, len(band.blocks)),
-                )
+            if quantity.name not in result.best:
+                continue
+            band = result[quantity.name]
+            assert band.blocks is not None
+            axes.plot(
+                band.blocks,
+                np.where(band.median > 0, band.median, np.nan),
+                linestyle=STYLES[k],
+                color=colour,
+                label=quantity.kind if k == 0 else None,
+                **_marks(MARKS[place], place, len(band.blocks)),
+            )
     axes.set_yscale("log")
-    for name, style in (
-        zip(_names(models), STYLES, strict=False) if len(models) > 1 else ()
-    ):
-        axes.plot([], [], linestyle=style, color=GREY, label=name)
+    if len(models) > 1:
+        for name, style in zip(_names(models), STYLES, strict=False):
+            axes.plot([], [], linestyle=style, color=GREY, label=name)
     _label_axes(axes, models, group.title)
     figure.legend(loc="outside lower center", ncols=4 if len(models) == 1 else 2)
     return figure
@@ -165,10 +162,10 @@ def _against_depth(models: Sequence[LengthResult], quantity: Quantity) -> Any:
 
 def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -> Any:
     """Draw a quantity of the blocks into these axes, or into pyplot's current ones."""
-    known = [q.name for q in BLOCKS if any(q.name in each.best for each in models)]
-    if name not in known:
+    measured = [q.name for q in BLOCKS if _is_measured(q, models)]
+    if name not in measured:
         raise ArgumentError(
-            "quantity", name, f"one that was measured: {', '.join(known)}"
+            "quantity", name, f"one that was measured: {', '.join(measured)}"
         )
     if axes is None:
         import matplotlib.pyplot as plt
@@ -183,77 +180,99 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
     """Medians as lines, bands as areas, thresholds of rules as dotted lines; whether a
     legend is needed.
     """
-    from matplotlib import colormaps  # slow to import
-
-    ends, names, colours = [], _names(models), CYCLE[: len(models)]
-    if len(models) > len(CYCLE):  # in order, from dark to light
-        colours = tuple(colormaps["viridis"](np.linspace(0.0, 0.95, len(models))))
-    for k, (each, colour) in enumerate(zip(models, colours, strict=True)):
-        for draws in each.measured:
-            if quantity.name not in draws:
-                continue
-            blocks, median, low, high, _ = draws.band(quantity.name)
-            assert blocks is not None
-            several = len(models) > 1 and not draws.subject.infinite
-            mark = MARKS[k % len(MARKS)] if several or len(blocks) == 1 else ""
-            style = {
-                "color": colour,
-                "linestyle": "-",
-                "label": names[k],
-                **_marks(mark, k, len(blocks)),
-            }
-            if draws.subject.infinite:
-                style |= {"linestyle": DASHED, "label": f"{names[k]}, n = ∞"}
-            if draws is each.best:
-                axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
-            # or one would hide the other
-            axes.plot(blocks, median, lw=2.2 if k == 0 and several else 1.2, **style)
-            ends += [float(low.min()), float(high.max())]
+    names = _names(models)
+    colours = _colours(len(models))
+    ends: list[float] = []  # of all bands
+    for k, result in enumerate(models):
+        for draws in result.measured:
+            if quantity.name in draws:
+                band = draws.band(quantity.name)
+                ends += [float(band.low.min()), float(band.high.max())]
+                style = _line_style(band, draws.subject.infinite, k, len(models))
+                name = f"{names[k]}, n = ∞" if draws.subject.infinite else names[k]
+                axes.plot(
+                    band.blocks, band.median, color=colours[k], label=name, **style
+                )
+                if draws is result.best:
+                    axes.fill_between(
+                        band.blocks,
+                        band.low,
+                        band.high,
+                        color=colours[k],
+                        alpha=0.22,
+                        lw=0,
+                    )
     _scale(axes, quantity, ends)
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-    for threshold, side in _thresholds(models, quantity.name):
+    _draw_thresholds(axes, models, quantity.name)
+    _draw_branch_threshold(axes, models, colours, quantity.name)
+    first = " (0: embedding)" if quantity.name in FROM_EMBEDDING else ""
+    _label_axes(axes, models, quantity.title, first)
+    return len(axes.get_legend_handles_labels()[0]) > 1
+
+
+def _colours(count: int) -> Sequence[Any]:
+    """A colour for each model; of many, in order from dark to light."""
+    if count <= len(CYCLE):
+        return CYCLE[:count]
+    from matplotlib import colormaps  # slow to import
+
+    return tuple(colormaps["viridis"](np.linspace(0.0, 0.95, count)))
+
+
+def _line_style(band: Band, infinite: bool, k: int, models: int) -> dict[str, Any]:
+    """The line of the k-th model: dashed at infinite width, with markers if colours
+    tell models apart.
+    """
+    assert band.blocks is not None
+    has_colour = models > 1 and not infinite
+    mark = MARKS[k % len(MARKS)] if has_colour or len(band.blocks) == 1 else ""
+    return {
+        "linestyle": DASHED if infinite else "-",
+        # or one would hide the other
+        "lw": 2.2 if k == 0 and has_colour else 1.2,
+        **_marks(mark, k, len(band.blocks)),
+    }
+
+
+def _draw_thresholds(axes: Any, models: Sequence[LengthResult], name: str) -> None:
+    """Dotted lines with the side that is flagged."""
+    for threshold, side in _thresholds(models, name):
         axes.axhline(threshold, color=VERMILLION, lw=0.8, ls=":", zorder=0)
-        place = {
-            "transform": axes.get_yaxis_transform(),
-            "ha": "right",
-            "va": "top" if side == "below" else "bottom",
-        }
         axes.text(
             0.99,
             threshold,
             f"flagged {side}",
             color=VERMILLION,
             fontsize="small",
-            **place,
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="top" if side == "below" else "bottom",
         )
+
+
+def _draw_branch_threshold(
+    axes: Any, models: Sequence[LengthResult], colours: Sequence[Any], name: str
+) -> None:
+    """The share below which a branch is flagged, which depends on that of the other."""
+    if name == "attention_share":
+        other = "mlp_share"
+    elif name == "mlp_share":
+        other = "attention_share"
+    else:
+        return
     # a branch is flagged below a ninth of the share of the other
-    other = {"attention_share": "mlp_share", "mlp_share": "attention_share"}.get(
-        quantity.name, ""
-    )
-    factor, label = (
-        THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"]),
-        "flagged below",
-    )
-    for each, colour in zip(models, colours, strict=True):
-        # which counts as attention
-        if other in each.best and "cross_share" not in each.best:
-            axes.plot(
-                each[other].blocks,
-                factor * each[other].median,
-                color=colour,
-                lw=0.8,
-                ls=":",
-                label=label,
-            )
-            label = "_"  # once in the legend
-    _label_axes(
-        axes,
-        models,
-        quantity.title,
-        " (0: embedding)" if quantity.name in FROM_EMBEDDING else "",
-    )
-    return len(axes.get_legend_handles_labels()[0]) > 1
+    factor = THRESHOLDS["branches"] / (1 - THRESHOLDS["branches"])
+    label = "flagged below"
+    for result, colour in zip(models, colours, strict=True):
+        # cross-attention counts as attention
+        if other not in result.best or "cross_share" in result.best:
+            continue
+        band = result[other]
+        threshold = factor * band.median
+        axes.plot(band.blocks, threshold, color=colour, lw=0.8, ls=":", label=label)
+        label = "_"  # once in the legend
 
 
 def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, str]]:

@@ -66,6 +66,17 @@ class Request(_study.Request):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_widths()
+        self._set("models", _unique_names(self.models))
+        if self.ids is not None:
+            self._set("ids", self._checked_ids())
+        lengths = self._lengths_of_programs() if self.own else self._lengths()
+        self._set("tokens", lengths)
+        for model, tokens in itertools.product(self.models, self.lengths):
+            self._check_case(model, tokens)
+
+    def _check_widths(self) -> None:
+        """Reject widths that the models do not have, and choose the default."""
         # modules, or programs of numbers
         fixed = [model.name for model in self.models if not model.widths()]
         if fixed and self.widths not in (None, "actual"):
@@ -80,35 +91,25 @@ class Request(_study.Request):
                 True,
                 "left out where all widths are infinite: ranges need finite widths",
             )
-        self._set("models", _unique_names(self.models))
-        if self.ids is not None:
-            try:
-                self._set(
-                    "ids", tuple(whole(value, "ids", least=0) for value in self.ids)
-                )
-            except TypeError:
-                raise ArgumentError(
-                    "ids", self.ids, "a sequence of token ids"
-                ) from None
-        self._set(
-            "tokens", self._lengths_of_programs() if self.own else self._lengths()
-        )
-        for model, tokens in itertools.product(self.models, self.lengths):
-            # rejects unreadable files
-            self._subject(model, tokens, False, False).probes()
-            infinite = self._with_limit(tokens)
-            if isinstance(model, ProgramModel):
-                remedy = "take fewer tokens, or smaller widths"
-                check_memory(
-                    planning_bytes(model.on(tokens).values, infinite),
-                    model.name,
-                    remedy,
-                )
-            else:
-                keeps_heads = self._subject(model, tokens, infinite, False).keeps_heads
-                refuse_large(
-                    model, tokens, infinite and not keeps_heads, bool(self.gradients)
-                )
+
+    def _checked_ids(self) -> tuple[int, ...]:
+        try:
+            return tuple(whole(token, "ids", least=0) for token in self.ids)
+        except TypeError:
+            raise ArgumentError("ids", self.ids, "a sequence of token ids") from None
+
+    def _check_case(self, model: Model, tokens: int) -> None:
+        """Reject a model that cannot be read, or is too large at this length."""
+        # rejects unreadable files
+        self._subject(model, tokens, infinite=False, gradients=False).probes()
+        infinite = self._with_limit(tokens)
+        if isinstance(model, ProgramModel):
+            size = planning_bytes(model.on(tokens).values, infinite)
+            check_memory(size, model.name, "take fewer tokens, or smaller widths")
+            return
+        case = self._subject(model, tokens, infinite, gradients=False)
+        every_pair_has_score = infinite and not case.keeps_heads
+        refuse_large(model, tokens, every_pair_has_score, bool(self.gradients))
 
     def _with_limit(self, tokens: int) -> bool:
         """Whether to measure infinite widths at this length; with "both", at the first
@@ -135,16 +136,14 @@ class Request(_study.Request):
     def title(self) -> str:
         """The work, in a few words."""
         names = [model.name for model in self.models]
-        first = (
-            " and ".join(names)
-            if len(names) < 4
-            else f"{names[0]} and {len(names) - 1} more"
-        )
+        subject = " and ".join(names)
+        if len(names) >= 4:
+            subject = f"{names[0]} and {len(names) - 1} more"
         drawn = (
             f"{counted(self.draws_of(tokens), 'draw')} of {counted(tokens, 'token')}"
             for tokens in self.lengths
         )
-        return f"{first}: {' and '.join(drawn)}"
+        return f"{subject}: {' and '.join(drawn)}"
 
     @property
     def remark(self) -> str:
@@ -166,28 +165,30 @@ class Request(_study.Request):
         """
         if not self.quick:
             return ""
-        words = [] if self.typed is None else shlex.split(self.typed)
-        # of a program only on request
-        gradients = "gradients (--gradients)" if self.own else "gradients"
-        left = [] if any(map(self.backward, self.lengths)) else [gradients]
-        left += ["infinite width"] * (
-            self.widths == "actual" and any(model.widths() for model in self.models)
-        )
-        takes = min(
-            (longest(model) for model in self.models if isinstance(model, Transformer)),
-            default=0,
-        )
-        if (
-            self.lengths == LENGTHS[:1]
-            and takes > LENGTHS[0]
-            and not {"--tokens", "--ids"} & {*words}
-        ):
-            left.append(f"more than {LENGTHS[0]} tokens")
-        full = shlex.join(word for word in words if word != "--quick")
+        command = [] if self.typed is None else shlex.split(self.typed)
+        full = shlex.join(word for word in command if word != "--quick")
         if not full:
             full = "leave out quick=True"
-        not_checked = f"; not checked: {', '.join(left)}" if left else ""
+        missing = self._missing_in_quick(command)
+        not_checked = f"; not checked: {', '.join(missing)}" if missing else ""
         return f"Quick audit{not_checked}. Full\N{NO-BREAK SPACE}audit: {full}"
+
+    def _missing_in_quick(self, command: Sequence[str]) -> list[str]:
+        """What the full audit measures besides, in words."""
+        missing = []
+        if not any(self.backward(tokens) for tokens in self.lengths):
+            # of a program only on request
+            missing.append("gradients (--gradients)" if self.own else "gradients")
+        if self.widths == "actual" and any(model.widths() for model in self.models):
+            missing.append("infinite width")
+        takes = [longest(m) for m in self.models if isinstance(m, Transformer)]
+        takes_more = bool(takes) and min(takes) > LENGTHS[0]
+        has_default_length = self.lengths == LENGTHS[:1] and not (
+            "--tokens" in command or "--ids" in command
+        )
+        if takes_more and has_default_length:
+            missing.append(f"more than {LENGTHS[0]} tokens")
+        return missing
 
     def ids_of(self, model: Model) -> tuple[int, ...] | None:
         """The given token ids of a model; None for different ones."""
@@ -203,15 +204,19 @@ class Request(_study.Request):
 
     def _lengths_of_programs(self) -> tuple[int, ...]:
         """The numbers of tokens in the programs."""
-        own = [model for model in self.models if isinstance(model, ProgramModel)]
+        programs = [model for model in self.models if isinstance(model, ProgramModel)]
+        lengths = programs[0].lengths
         for name in ("ids", "tokens"):
-            # as it was set here
-            if getattr(self, name) and getattr(self, name) != own[0].lengths:
+            value = getattr(self, name)
+            # a request that is made again has its tokens set already
+            if value and value != lengths:
                 allowed = (
-                    f"left out: {own[0].name} is a program, which defines its tokens"
+                    f"left out: {programs[0].name} is a program, which defines its"
+                    " tokens"
                 )
-                raise ArgumentError(name, getattr(self, name), allowed)
-        if len(own) < len(self.models) or len({model.lengths for model in own}) > 1:
+                raise ArgumentError(name, value, allowed)
+        has_models = len(programs) < len(self.models)
+        if has_models or any(program.lengths != lengths for program in programs):
             raise ValueError(
                 "compare: a program is compared with programs of the same number of"
                 " tokens"
@@ -219,9 +224,12 @@ class Request(_study.Request):
         # a user function may not support single precision
         if self.backend.precision == AUTO:
             self._set("backend", dataclasses.replace(self.backend, precision="float64"))
-        return own[0].lengths
+        return lengths
 
     def _lengths(self) -> tuple[int, ...]:
+        """The numbers of tokens of described models: those given, or the defaults as
+        far as the models have positions.
+        """
         if self.ids is not None:
             if len(self.ids) < 2:
                 raise ArgumentError(
@@ -235,21 +243,13 @@ class Request(_study.Request):
                 )
             return (len(self.ids),)
         if self.tokens is None:
-            most = min(
-                longest(model)
-                for model in self.models
-                if isinstance(model, Transformer)
-            )
-            return tuple(
-                sorted(
-                    {
-                        int(min(length, most))
-                        for length in (LENGTHS[:1] if self.quick else LENGTHS)
-                    }
-                )
-            )
-        given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
-        lengths = tuple(sorted(whole(length, "tokens") for length in given))
+            most = min(longest(m) for m in self.models if isinstance(m, Transformer))
+            defaults = LENGTHS[:1] if self.quick else LENGTHS
+            return tuple(sorted({int(min(length, most)) for length in defaults}))
+        requested = self.tokens
+        if not isinstance(requested, Sequence):
+            requested = (requested,)
+        lengths = tuple(sorted(whole(length, "tokens") for length in requested))
         if not lengths or len(set(lengths)) < len(lengths):
             raise ArgumentError("tokens", self.tokens, "one length or more, each once")
         return lengths
@@ -263,20 +263,19 @@ class Request(_study.Request):
         """How many draws there are of inputs of this length."""
         if self.draws is not None:
             return self.draws
-        return (
-            MIN_DRAWS
-            if self.quick
-            else max(MIN_DRAWS, min(DRAWS, round(DRAWS * (LENGTHS[0] / tokens) ** 2)))
-        )
+        if self.quick:
+            return MIN_DRAWS
+        equally_long = round(DRAWS * (LENGTHS[0] / tokens) ** 2)
+        return max(MIN_DRAWS, min(DRAWS, equally_long))
 
     def subject(self, model: Model, tokens: int, infinite: bool) -> AuditCase:
         """A model at one length and one set of widths; with gradients, if requested and
         known.
         """
-        wanted = self.backward(tokens, infinite) and not (
-            infinite and model in self.no_gradients
-        )
-        return self._subject(model, tokens, infinite, wanted)
+        gradients = self.backward(tokens, infinite)
+        if infinite and model in self.no_gradients:
+            gradients = False
+        return self._subject(model, tokens, infinite, gradients)
 
     def backward(self, tokens: int, infinite: bool = False) -> bool:
         """Whether to measure gradients: on request, or by default at the shortest
@@ -291,81 +290,93 @@ class Request(_study.Request):
         """The cost of draws at own widths with gradients of the shortest inputs, over
         the cost without them.
 
-        The largest of all models; ∞ if one has no gradients, if inputs are long, or for
-        a quick audit. It does not depend on the limit, because the draws at own widths
-        must not.
+        The largest of all models; ∞ if one has no gradients, if inputs are long, for a
+        quick audit, or without draws at own widths. It does not depend on the limit,
+        because the draws at own widths must not.
         """
-        slow = self.lengths[0] > MAX_TRIED_TOKENS or any(
-            model.experts for model in self.models
-        )
-        if self.quick or self.own or slow:
+        if self.quick or self.own or self.widths == "inf":
             return math.inf
-
-        def seconds(model: Model, wanted: bool) -> float:
-            total = 0.0
-            for tokens in self.lengths:
-                case = self._subject(
-                    model, tokens, False, wanted and tokens == self.lengths[0]
-                )
-                draw = dataclasses.replace(
-                    case, ranges=False, backend=Numpy()
-                ).draw_at_depth
-                total += draw.seconds * self.draws_of(tokens)
-            return total
-
+        if self.lengths[0] > MAX_TRIED_TOKENS:
+            return math.inf
+        if any(model.experts for model in self.models):
+            return math.inf
         return max(
-            seconds(model, True) / seconds(model, False) for model in self.models
+            self._seconds(model, gradients=True) / self._seconds(model, gradients=False)
+            for model in self.models
         )
+
+    def _seconds(self, model: Model, gradients: bool) -> float:
+        """About the time of all draws at own widths, with gradients of the shortest
+        inputs or without.
+        """
+        total = 0.0
+        for tokens in self.lengths:
+            with_gradients = gradients and tokens == self.lengths[0]
+            case = self._subject(model, tokens, False, with_gradients)
+            plain = dataclasses.replace(case, ranges=False, backend=Numpy())
+            total += plain.draw_at_depth.seconds * self.draws_of(tokens)
+        return total
 
     def _subject(
         self, model: Model, tokens: int, infinite: bool, gradients: bool
     ) -> AuditCase:
-        # one plan for all precisions
-        where = dataclasses.replace(self.backend, precision="float64")
-        ranges = self.ranges and not infinite
-        field, values = self.swept or ("", ())
-        plain = (
-            isinstance(model, Transformer)
-            and model.inputs == "tokens"
-            and not model.decoder_layers
-        )
-        # values of a standard deviation are inputs of one plan; one of 0 would have
-        # another
-        swept = (
-            field
-            if plain and field in SCALAR_STDS and min(values) > 0 and not self.ranges
-            else None
-        )
         return AuditCase(
-            model, tokens, self.ids, infinite, gradients, ranges, where, swept
+            model,
+            tokens,
+            self.ids,
+            infinite,
+            gradients,
+            ranges=self.ranges and not infinite,
+            # one plan for all precisions
+            backend=dataclasses.replace(self.backend, precision="float64"),
+            swept=self._planned_together(model),
         )
+
+    def _planned_together(self, model: Model) -> str | None:
+        """The standard deviation that is an input of one plan for all its values; None
+        if each value has a plan.
+        """
+        if self.swept is None or self.ranges or not isinstance(model, Transformer):
+            return None
+        if model.inputs != "tokens" or model.decoder_layers:
+            return None
+        field, values = self.swept
+        # a value of 0 would have another plan
+        return field if field in SCALAR_STDS and min(values) > 0 else None
 
     @cached_property
     def refused(self) -> dict[Model, str]:
         """Why a model has no limit: it does not exist, or the engine cannot compute
         it.
         """
-        models = self.models if self.widths == "both" else ()
-        return {
-            model: why
-            for model in models
-            if (why := self.subject(model, self.lengths[0], True).refused)
-        }
+        if self.widths != "both":
+            return {}
+        reasons = {}
+        for model in self.models:
+            why = self.subject(model, self.lengths[0], infinite=True).refused
+            if why:
+                reasons[model] = why
+        return reasons
 
     @cached_property
     def no_gradients(self) -> dict[Model, str]:
         """Why a model has no gradients at infinite width: they take too long, or the
         engine cannot compute them.
         """
-        tokens, reasons = self.lengths[0], dict[Model, str]()
-        for model in self.models if self.gradients and self.widths != "actual" else ():
+        if not self.gradients or self.widths == "actual":
+            return {}
+        tokens = self.lengths[0]
+        reasons: dict[Model, str] = {}
+        for model in self.models:
             if isinstance(model, Transformer) and tokens > MAX_LIMIT_TOKENS:
-                long = (
+                why = (
                     f"at {tokens} tokens they would take longer than at the model's own"
-                    " widths"
+                    f" widths; take at most {MAX_LIMIT_TOKENS} tokens"
                 )
-                reasons[model] = f"{long}; take at most {MAX_LIMIT_TOKENS} tokens"
-            elif why := self._subject(model, tokens, True, True).refused:
+            else:
+                case = self._subject(model, tokens, infinite=True, gradients=True)
+                why = case.refused
+            if why:
                 reasons[model] = why
         return reasons
 
@@ -374,25 +385,24 @@ class Request(_study.Request):
         """All requested cases: model by model, short inputs before long ones, infinity
         last.
         """
-        return [
-            self._subject(model, tokens, infinite, self.backward(tokens, infinite))
-            for model, tokens, infinite in itertools.product(
-                self.models, self.lengths, (False, True)
-            )
-            if (self._with_limit(tokens) if infinite else self.widths != "inf")
-        ]
+        cases = []
+        for model, tokens in itertools.product(self.models, self.lengths):
+            widths = [False] if self.widths != "inf" else []
+            if self._with_limit(tokens):
+                widths.append(True)
+            for infinite in widths:
+                gradients = self.backward(tokens, infinite)
+                cases.append(self._subject(model, tokens, infinite, gradients))
+        return cases
 
     @property
     def subjects(self) -> tuple[AuditCase, ...]:
         """The requested cases that have a law."""
-        there = (
-            case
-            for case in self.asked
-            if not (case.infinite and case.model in self.refused)
-        )
-        return tuple(
-            self.subject(case.model, case.tokens, case.infinite) for case in there
-        )
+        subjects = []
+        for case in self.asked:
+            if not (case.infinite and case.model in self.refused):
+                subjects.append(self.subject(case.model, case.tokens, case.infinite))
+        return tuple(subjects)
 
     def tasks(self, subject: AuditCase) -> list[AuditTask]:
         """The tasks of a case."""
@@ -405,30 +415,32 @@ def sweep(
     model: Transformer, field: str, values: Sequence[float]
 ) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]]]:
     """A model with each of several values of a field; the field and the values."""
-    numbers = (
-        tuple(values)
-        if isinstance(values, Sequence) and not isinstance(values, str)
-        else ()
+    numbers: tuple[float, ...] = ()
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        numbers = tuple(values)
+    are_numbers = all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
     )
-    plain = all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
-    if not plain or len(set(numbers)) < max(2, len(numbers)):
+    if not are_numbers or len(set(numbers)) < max(2, len(numbers)):
         raise ArgumentError(
             "sweep", {field: values}, "over two numbers or more, each once"
         )
-    changes: list[dict[str, Any]] = [
-        {field: v, "name": f"{model.name}, {field}={v:g}"} for v in numbers
-    ]
-    return tuple(model.replace(**change) for change in changes), (field, numbers)
+    models = []
+    for value in numbers:
+        name = f"{model.name}, {field}={value:g}"
+        changes: dict[str, Any] = {field: value, "name": name}
+        models.append(model.replace(**changes))
+    return tuple(models), (field, numbers)
 
 
 def longest(model: Transformer) -> float:
     """How many different tokens a model can take."""
-    words = (
-        math.inf
-        if model.inputs == "patches" or model.vocabulary is None
-        else model.vocabulary
-    )
-    return min(model.length or math.inf, words - (model.padding is not None))
+    words: float = math.inf
+    if model.inputs != "patches" and model.vocabulary is not None:
+        words = model.vocabulary
+    if model.padding is not None:
+        words -= 1
+    return min(model.length or math.inf, words)
 
 
 def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
@@ -438,17 +450,17 @@ def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
     named: dict[str, Model] = {}
     for model in models:
         name = model.name
-        if name in named:
-            first, fields = (
-                named[name].fields(),
-                {} if isinstance(model, ProgramModel) else model.fields(),
-            )
+        if name in named and isinstance(model, Transformer):
+            first = named[name].fields()
             differ = [
-                f"{key}={value}" for key, value in fields.items() if value != first[key]
+                f"{field}={value}"
+                for field, value in model.fields().items()
+                if value != first[field]
             ]
-            name = ", ".join(
-                [name, *differ[:MOST_NAMED], *["…"][: len(differ) > MOST_NAMED]]
-            )
+            parts = [name, *differ[:MOST_NAMED]]
+            if len(differ) > MOST_NAMED:
+                parts.append("…")
+            name = ", ".join(parts)
         while name in named:
             name += ", again"
         named[name] = model if name == model.name else model.replace(name=name)

@@ -165,6 +165,11 @@ class AuditResult(TableResult):
             A quantity of the blocks, such as "entropy".
         ax : matplotlib.axes.Axes, optional
             Where to plot; pyplot's current axes by default.
+
+        Returns
+        -------
+        axes : matplotlib.axes.Axes
+            The axes with the picture.
         """
         return plot_quantity(self.audits, quantity, ax)
 

@@ -71,8 +71,9 @@ class Rule:
     brief: str  # the measurement in a few words, with {value}
     why: str
     advice: str  # for programs, and where the rule is not flagged
-    remedy: Remedy  # for a described model that it flags
     judge: Judge
+    # for a described model that it flags; None: the same as for programs
+    remedy: Remedy | None = None
     # whose figure shows why the rule flags a model; None: that of the mean square
     quantity: str | None = None
     about_gradients: bool = False
@@ -124,7 +125,8 @@ class Rule:
         finding = self.judge(inputs, self)
         advice = remedies.Advice(f"{self.advice}.")
         if (
-            finding.verdict == FLAG
+            self.remedy is not None
+            and finding.verdict == FLAG
             and finding.value is not None
             and inputs.model is not None
         ):
@@ -156,11 +158,14 @@ def rule(
     brief: str,
     why: str,
     advice: str,
-    remedy: Remedy,
+    remedy: Remedy | None = None,
     quantity: str | None = None,
     about_gradients: bool = False,
 ) -> Callable[[Judge], Judge]:
-    """Add a rule, whose judge is the decorated function."""
+    """Add a rule to the end of reports, whose judge is the decorated function.
+
+    The other arguments are the fields of `Rule`.
+    """
 
     def add(judge: Judge) -> Judge:
         RULES.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ...models import Transformer
 from ...optim import NAMED
 from ...programs._program import Program
 from ...runtime._parallel import Progress
+from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import TrainingStudy, is_function, subject_of
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
@@ -121,6 +122,14 @@ def coord_check(
     precision : str
         "float64" or "float32".
 
+    Returns
+    -------
+    check : CoordCheck
+        One `Check` for each parametrisation, by position or name.
+        `check[0][size].exponent` is the power of the width that this size grows like,
+        an `Estimate`; `verdicts` compare it with what the parametrisation promises.
+        Print it for the table; `save(folder)` writes the report.
+
     Examples
     --------
     >>> @ns.program
@@ -137,16 +146,29 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    options, step = {**locals()}, optimiser
+    options = {**locals()}  # those of the request have the same names
     del options["executor"], options["model"], options["parametrisation"]
     if is_function(model):
-        model, step, options["lr"], options["ids"] = of_module(
-            model, widths, optimiser, lr, ids, steps
-        )
-    options |= {"optimiser": step, "draws": DRAWS if draws is None else draws}
-    return CoordCheckStudy(
-        Request.of(*subject_of(model, parametrisation, step), **options)
-    ).run(executor)
+        trained = of_module(model, widths, optimiser, lr, ids, steps)
+        model = trained.build
+        options |= {
+            "optimiser": trained.optimiser,
+            "lr": trained.lr,
+            "ids": trained.ids,
+        }
+    if draws is None:
+        options["draws"] = DRAWS
+    subject = subject_of(model, parametrisation, options["optimiser"])
+    return CoordCheckStudy(Request.of(*subject, **options)).run(executor)
+
+
+class TrainedFunction(NamedTuple):
+    """A function of the width that makes programs, and how these are trained."""
+
+    build: Any
+    optimiser: Any
+    lr: Any
+    ids: Sequence[int] | None
 
 
 def of_module(
@@ -156,17 +178,19 @@ def of_module(
     lr: Any,
     ids: Sequence[int] | None,
     steps: int,
-) -> tuple[Any, Any, Any, Sequence[int] | None]:
-    """A function of the width, its step, learning rates and ids; of one that makes
-    modules, as one of programs.
+) -> TrainedFunction:
+    """A function of the width; if it makes modules, one that makes their programs,
+    which have the ids.
     """
+    unchanged = TrainedFunction(build, optimiser, lr, ids)
     if "torch" not in sys.modules:  # no module without torch
-        return build, optimiser, lr, ids
+        return unchanged
     from ...torch._network import makes_module, training
 
-    first = next((n for n in widths or Request.default_widths if isinstance(n, int)), 0)
+    integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
+    first = integers[0] if integers else 0
     if not makes_module(build, first):
-        return build, optimiser, lr, ids
+        return unchanged
     if lr is not None and not isinstance(optimiser, str):
         raise ArgumentError(
             "lr", lr, "left out: the optimiser of a module has the learning rates"
@@ -177,8 +201,10 @@ def of_module(
             steps,
             "1 with a PyTorch optimiser; name one for more: optimiser='adam'",
         )
-    lr = NAMED[optimiser].lr if lr is None and optimiser in NAMED else lr
-    return *training(build, first, optimiser, lr, ids), 0.0 if lr is None else lr, None
+    if lr is None and optimiser in NAMED:
+        lr = NAMED[optimiser].lr
+    program_of, step = training(build, first, optimiser, lr, ids)
+    return TrainedFunction(program_of, step, 0.0 if lr is None else lr, None)
 
 
 @dataclass(frozen=True)
@@ -191,61 +217,67 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
     def result(self, run: Run) -> CoordCheck:
         """A check of each parametrisation."""
         run.wait()
-        # √(mean square) of everything, and |loss|
-        sizes: dict[CheckCase, dict[Entry, Floats]] = {}
-        for case in self.cases:
-            if not case.empty:
-                numbers = np.concatenate(
-                    [run[task]["numbers"] for task in self.tasks_of(case)]
-                )
-                columns = zip(case.entries, numbers.T, strict=True)
-                sizes[case] = {
-                    e: np.abs(x) if e.name == "loss" else np.sqrt(np.maximum(x, 0.0))
-                    for e, x in columns
-                }
-        checks = []
-        for rule in self.request.checks:
-            *_, last = cases = self.request.cases(rule)
-            deep, finite = (
-                self.request.axis == "depth",
-                [case for case in cases if math.isfinite(case.width)],
-            )
-            every = [
-                _select_depths(sizes[case], case.model.layers) if deep else sizes[case]
-                for case in finite
-            ]
-            draws = {entry: [some[entry] for some in every] for entry in every[0]}
-            limit = None if last in finite else sizes.get(last, {})
-            # changes that are 0 up to rounding are 0
-            for entry, size in (limit or {}).items():
-                before = sizes[last].get(entry._replace(what=SIZE, step=None))
-                if entry.what == CHANGE and before is not None:
-                    sizes[last][entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
-            checks.append(
-                Check(
-                    self.request,
-                    rule,
-                    draws,
-                    limit,
-                    last.refused,
-                    last.errors if limit else {},
-                )
-            )
+        checks = [self._check_of(rule, run) for rule in self.request.checks]
         return CoordCheck(self.request, checks, *self.spent(run))
+
+    def _check_of(self, rule: Parametrisation, run: Run) -> Check:
+        """The check of one parametrisation."""
+        request = self.request
+        cases = request.cases(rule)
+        finite = [case for case in cases if math.isfinite(case.width)]
+        sizes_at = [self._sizes(case, run) for case in finite]
+        if request.axis == "depth":
+            sizes_at = [
+                _select_depths(sizes, case.model.layers)
+                for sizes, case in zip(sizes_at, finite, strict=True)
+            ]
+        draws = {entry: [sizes[entry] for sizes in sizes_at] for entry in sizes_at[0]}
+        last = cases[-1]
+        if last in finite:
+            return Check(request, rule, draws, refused=last.refused)
+        limit = {} if last.empty else _without_rounding(self._sizes(last, run))
+        return Check(
+            request,
+            rule,
+            draws,
+            limit,
+            refused=last.refused,
+            errors=last.errors if limit else {},
+        )
+
+    def _sizes(self, case: CheckCase, run: Run) -> dict[Entry, Floats]:
+        """The draws of √(mean square) of everything, and of |loss|, at one width."""
+        parts = [run[task]["numbers"] for task in self.tasks_of(case)]
+        columns = np.concatenate(parts).T
+        sizes: dict[Entry, Floats] = {}
+        for entry, numbers in zip(case.entries, columns, strict=True):
+            if entry.name == "loss":
+                sizes[entry] = np.abs(numbers)
+            else:
+                sizes[entry] = np.sqrt(np.maximum(numbers, 0.0))
+        return sizes
+
+
+def _without_rounding(sizes: dict[Entry, Floats]) -> dict[Entry, Floats]:
+    """The sizes, where changes that are 0 up to rounding are 0."""
+    rounded = dict(sizes)
+    for entry, size in sizes.items():
+        before = sizes.get(entry._replace(what=SIZE, step=None))
+        if entry.what == CHANGE and before is not None:
+            rounded[entry] = np.where(size > SIZE_RTOL * before, size, 0.0)
+    return rounded
 
 
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
     """The first, middle and last block of a network as blocks 1, 2 and 3, to compare
     networks of several depths.
     """
-    places = {1: 1, 2: (depth + 1) // 2, 3: depth}
     selected: dict[Entry, Floats] = {}
     for entry in sizes:
         if entry.block is None:
             selected[entry] = sizes[entry]
         elif entry.block == 1:
-            selected |= {
-                entry._replace(block=k): sizes[entry._replace(block=at)]
-                for k, at in places.items()
-            }
+            for k, block in enumerate((1, (depth + 1) // 2, depth), 1):
+                size = sizes[entry._replace(block=block)]
+                selected[entry._replace(block=k)] = size
     return selected

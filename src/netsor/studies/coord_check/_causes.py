@@ -34,64 +34,97 @@ class Scale(NamedTuple):
     unjudged: frozenset[str] = frozenset()
 
 
+class SizedNetwork(NamedTuple):
+    """A network at one width of the check, with the numbers of its widths by name."""
+
+    width: float
+    widths: dict[str, float]
+    network: Network
+
+
 def scales_of(
-    networks: Sequence[tuple[float, dict[str, float], Network]], optimiser: str
+    smallest: SizedNetwork, largest: SizedNetwork, optimiser: str
 ) -> list[Scale]:
-    """The scales of a network, from its smallest and its largest width, each with the
-    numbers of its widths.
-    """
-    (n, sizes, first), (larger, larger_sizes, last) = networks[0], networks[-1]
+    """The scales of a network, from its smallest and its largest width."""
     # updates proportional to gradients are proportional to the scale
-    proportional = NAMED[optimiser].kind.proportional_to_gradient
-    found = []
-    dots, larger_dots = _dots(first), _dots(last)
-    if dots and larger_dots:
-        grows = math.log(
-            _size(larger_dots[0], larger_sizes) / _size(dots[0], sizes)
-        ) / math.log(larger / n)
-        what = "the scores (with 1/d, not 1/√d)" if grows > 0 else "the scores"
-        makers = _names(first.acts, [x for dot in dots for x in (dot.x, dot.y)])
-        found.append(
-            Scale(
-                "scores",
-                "scores",
-                -grows / 2,
-                what,
-                makers if proportional else frozenset(),
-            )
+    is_proportional = NAMED[optimiser].kind.proportional_to_gradient
+    scales = (
+        _scale_of_scores(smallest, largest, is_proportional),
+        _scale_of_logits(smallest.network, is_proportional),
+    )
+    return [scale for scale in scales if scale is not None]
+
+
+def _scale_of_scores(
+    smallest: SizedNetwork, largest: SizedNetwork, is_proportional: bool
+) -> Scale | None:
+    """The factor of ⟨q, k⟩; None if no scores are watched."""
+    dots, larger_dots = _dots(smallest.network), _dots(largest.network)
+    if not dots or not larger_dots:
+        return None
+    ratio = _size(larger_dots[0], largest.widths) / _size(dots[0], smallest.widths)
+    # the power of n by which the dimension of a head grows
+    growth = math.log(ratio) / math.log(largest.width / smallest.width)
+    slowed: frozenset[str] = frozenset()
+    if is_proportional:
+        queries_and_keys = [vector for dot in dots for vector in (dot.x, dot.y)]
+        slowed = _kinds_that_make(queries_and_keys, smallest.network.acts)
+    return Scale(
+        activation="scores",
+        measured="scores",
+        expected=-growth / 2,
+        what="the scores (with 1/d, not 1/√d)" if growth > 0 else "the scores",
+        slowed=slowed,
+    )
+
+
+def _scale_of_logits(network: Network, is_proportional: bool) -> Scale | None:
+    """The standard deviation of the head, or the factor of tied logits; None if the
+    logits have no single readout.
+    """
+    readout = _readout(network)
+    if readout is None:
+        return None
+    sources = [_source(act) for act in network.acts]
+    is_tied = sources.count(_source(readout)) > 1
+    has_vocabulary = any(watched.name == "vocabulary" for watched in network.watched)
+    slowed: frozenset[str] = frozenset()
+    if is_proportional:
+        slowed = frozenset(act.kind for act in network.acts) - {readout.kind}
+    if is_tied:
+        return Scale(
+            activation="logits",
+            measured="logits",
+            expected=0.0,
+            what="the tied logits, by a factor behind them,",
+            slowed=slowed,
+            # the factor may be in front of the product
+            unjudged=frozenset({readout.kind}),
         )
-    if (readout := _readout(first)) is not None:
-        tied = [_source(act) for act in first.acts].count(_source(readout)) > 1
-        whole = any(w.name == "vocabulary" for w in first.watched) and not tied
-        what = (
-            "the tied logits, by a factor behind them,"
-            if tied
-            else f"the standard deviation of {readout.kind}"
-        )
-        others = frozenset(act.kind for act in first.acts) - {readout.kind}
-        slowed = others if proportional else frozenset()
-        measured, expected = "vocabulary" if whole else "logits", 0.0 if tied else -0.5
-        # the factor may be in front of the product
-        unjudged = frozenset({readout.kind} if tied else ())
-        found.append(Scale("logits", measured, expected, what, slowed, unjudged))
-    return found
+    return Scale(
+        activation="logits",
+        measured="vocabulary" if has_vocabulary else "logits",
+        expected=-0.5,
+        what=f"the standard deviation of {readout.kind}",
+        slowed=slowed,
+    )
 
 
 def _nearest(value: Value, kind: type[Any]) -> list[Any]:
     """The values by operations of this kind from which a value is made, without others
     of it in between.
     """
-    found, pending, seen = [], [value], set()
+    nearest, pending, seen = [], [value], set()
     while pending:
-        each = pending.pop()
-        if id(each) in seen:
+        ancestor = pending.pop()
+        if id(ancestor) in seen:
             continue
-        seen.add(id(each))
-        if isinstance(each.op, kind):
-            found.append(each)
+        seen.add(id(ancestor))
+        if isinstance(ancestor.op, kind):
+            nearest.append(ancestor)
         else:
-            pending += each.op.inputs
-    return found
+            pending += ancestor.op.inputs
+    return nearest
 
 
 def _dots(network: Network) -> list[Dot]:
@@ -106,12 +139,15 @@ def _source(act: WeightUse) -> Any:
     return act.value.op.weight.source
 
 
-def _size(dot: Dot, sizes: dict[str, float]) -> float:
+def _size(dot: Dot, widths: dict[str, float]) -> float:
+    """The number of coordinates of the vectors of a product."""
     width = dot.x.width
-    return width.factor * (1.0 if width.name is None else sizes[width.name])
+    return width.factor * (1.0 if width.name is None else widths[width.name])
 
 
-def _names(acts: Sequence[WeightUse], values: Collection[Value]) -> frozenset[str]:
+def _kinds_that_make(
+    values: Collection[Value], acts: Sequence[WeightUse]
+) -> frozenset[str]:
     """The kinds of the weights that make these values."""
     makers = {id(maker) for value in values for maker in _nearest(value, MatMul)}
     return frozenset(act.kind for act in acts if id(act.value) in makers)

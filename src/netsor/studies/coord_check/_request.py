@@ -43,7 +43,7 @@ from ...optim import NAMED
 from ...programs._program import Program
 from .._idle_settings import refuse_idle_rates
 from .._output_dir import Arrays
-from .._parametrisation import Parametrisation
+from .._parametrisation import GROW_HEAD_DIM, Parametrisation
 from .._study import DrawTask
 from .._training import FEWEST, TrainingCase, TrainingRequest, call_build, sizes_of
 
@@ -97,19 +97,13 @@ def _watched(
     values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None]
 ) -> list[Watched]:
     """The activations, one after the other; `masks` are those of the scores."""
-    blocks = [
-        name for name, some in values.items() if len(some) > 1 or name in IN_BLOCKS
-    ]
-    return [
-        Watched(
-            name,
-            k if name in blocks else None,
-            value,
-            masks[k - 1] if name == "scores" and masks else None,
-        )
-        for name, some in values.items()
-        for k, value in enumerate(some, 1)
-    ]
+    watched = []
+    for name, activations in values.items():
+        has_blocks = len(activations) > 1 or name in IN_BLOCKS
+        for k, activation in enumerate(activations, 1):
+            mask = masks[k - 1] if name == "scores" and masks else None
+            watched.append(Watched(name, k if has_blocks else None, activation, mask))
+    return watched
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
@@ -129,72 +123,82 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
     for probe in net.probes:
         values.setdefault(probe.name, []).append(probe.value)
     masks = [probe.mask for probe in net.probes if probe.name == "scores"]
-    acting = (
-        value.op.weight.source
-        for value in topological_order([loss])
-        if isinstance(value.op, MatMul)
-    )
-    sources = dict.fromkeys(acting)  # in the order in which they act
-    given = Counter(source.name for source in sources)
-    names = {
-        s: s.name if s.name and given[s.name] == 1 else f"weight {k}"
-        for k, s in enumerate(sources, 1)
-    }
+    names = _weight_names(loss)
     acts = []
     for value in topological_order([loss, *(probe.value for probe in net.probes)]):
-        if (
-            isinstance(value, Vector)
-            and isinstance(value.op, MatMul)
-            and value.op.weight.source in names
-        ):
-            acts.append(WeightUse(None, names[value.op.weight.source], value))
+        if isinstance(value, Vector) and isinstance(value.op, MatMul):
+            source = value.op.weight.source
+            if source in names:
+                acts.append(WeightUse(None, names[source], value))
     return Network(_watched(values, masks), loss, acts, rates, eps)
+
+
+def _weight_names(loss: Scalar) -> dict[Any, str]:
+    """The names of the matrices that the loss depends on, in the order in which they
+    act; numbers for those without a name of their own.
+    """
+    sources: dict[Any, None] = {}  # an ordered set
+    for value in topological_order([loss]):
+        if isinstance(value.op, MatMul):
+            sources[value.op.weight.source] = None
+    count_of = Counter(source.name for source in sources)
+    names = {}
+    for k, source in enumerate(sources, 1):
+        is_unique = source.name and count_of[source.name] == 1
+        names[source] = source.name if is_unique else f"weight {k}"
+    return names
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
     """The mean squares of all entries; the loss and its change are not squared. Changes
     after fewer steps come last.
     """
+    *earlier, last = _values_after_steps(net, optimiser, steps)
     count = len(net.watched)
-    values = [
-        *(w.value for w in net.watched),
-        *(act.value for act in net.acts),
-        *([] if net.loss_of else [net.loss]),
-    ]
-    if steps == 1 and not net.eps:
-        every = [step(values, net.loss, net.rates, optimiser, net.parameters)]
-    else:
-        rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
-        eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
-        by = {
-            key: NAMED[optimiser].memory(rate, eps.get(key, 0.0))
-            for key, rate in rates.items()
-        }
-        every = train(values, net.loss, by, steps, net.parameters)[1:]
-    *earlier, last = every
 
     def loss_change(after: list[Any]) -> Any:
-        return (
-            after[-1] if net.loss_of is None else net.loss_of(after[count - 1])
-        ) - net.loss
+        if net.loss_of is None:
+            return after[-1] - net.loss
+        return net.loss_of(after[count - 1]) - net.loss
 
     squares: dict[Entry, Scalar] = {}
-    for (name, block, before, mask), new in zip(net.watched, last, strict=False):
+    for watched, new in zip(net.watched, last, strict=False):
+        name, block, before, mask = watched
         squares[Entry(SIZE, name, block)] = square(before, mask)
         squares[Entry(CHANGE, name, block)] = square(new - before, mask)
     for act, new in zip(net.acts, last[count:], strict=False):
         if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
+            # W' x − W x, with x before the step
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
             squares[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value)
-    squares |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): loss_change(last)}
+    squares[Entry(SIZE, "loss")] = net.loss
+    squares[Entry(CHANGE, "loss")] = loss_change(last)
     for step_number, after in enumerate(earlier, 1):
-        for (name, block, before, mask), new in zip(net.watched, after, strict=False):
-            squares[Entry(CHANGE, name, block, step_number)] = square(
-                new - before, mask
-            )
+        for watched, new in zip(net.watched, after, strict=False):
+            name, block, before, mask = watched
+            entry = Entry(CHANGE, name, block, step_number)
+            squares[entry] = square(new - before, mask)
         squares[Entry(CHANGE, "loss", None, step_number)] = loss_change(after)
     return squares
+
+
+def _values_after_steps(net: Network, optimiser: str, steps: int) -> list[list[Any]]:
+    """What is watched, what weights make, and the loss unless it follows from the
+    logits: after each step.
+    """
+    values: list[Any] = [watched.value for watched in net.watched]
+    values += [act.value for act in net.acts]
+    if net.loss_of is None:
+        values.append(net.loss)
+    if steps == 1 and not net.eps:
+        return [step(values, net.loss, net.rates, optimiser, net.parameters)]
+    rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
+    eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
+    optimisers = {}
+    for weights, rate in rates.items():
+        optimisers[weights] = NAMED[optimiser].memory(rate, eps.get(weights, 0.0))
+    return train(values, net.loss, optimisers, steps, net.parameters)[1:]
 
 
 def joined(entries: Mapping[Entry, Scalar]) -> Program:
@@ -215,9 +219,10 @@ def limits(
                 Program(number).plan(n=inf)
             except ExactError as error:
                 refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
-    return {
+    with_limit = {
         entry: number for entry, number in entries.items() if entry not in refused
-    }, refused
+    }
+    return with_limit, refused
 
 
 def square(x: Any, mask: Bools | None = None) -> Scalar:
@@ -247,26 +252,7 @@ class CheckCase(TrainingCase):
         and eps of embeddings.
         """
         if self.model is not None:
-            net, vocabulary = (
-                training(self.model, self.ids, self.targets, self.vectors),
-                self.model.vocabulary or 0,
-            )
-            batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
-            logits = vocabulary * mean_dot(net.logits, batch)
-            watched = _watched(
-                {**net.watched, "logits": [logits], "vocabulary": [net.logits]},
-                net.masks,
-            )
-            kinds: dict[Any, str] = {
-                **net.kinds(),
-                **dict.fromkeys(net.vectors, "embedding"),
-            }
-            lr, eps = dict(self.rates), dict(self.eps)
-            rates = {parameter: lr[kind] for parameter, kind in kinds.items()}
-            small = {parameter: eps[kind] for parameter, kind in kinds.items() if eps}
-            return Network(
-                watched, net.loss, net.acts, rates, small, net.parameters, net.loss_of
-            )
+            return self._network_of_model(self.model)
         built = call_build(self.own.model, self.width)
         # a PyTorch module has the learning rates of its optimiser at this width
         program, rates = built if isinstance(built, tuple) else (built, self.own.lr)
@@ -277,6 +263,26 @@ class CheckCase(TrainingCase):
             raise ArgumentError("model", self.own.name, allowed)
         return of_program(program, rates, self.own.eps)
 
+    def _network_of_model(self, model: Transformer) -> Network:
+        net = training(model, self.ids, self.targets, self.vectors)
+        vocabulary = model.vocabulary or 0
+        batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
+        logits = vocabulary * mean_dot(net.logits, batch)
+        activations = {**net.watched, "logits": [logits], "vocabulary": [net.logits]}
+        kinds: dict[Any, str] = dict(net.kinds())
+        for vector in net.vectors:
+            kinds[vector] = "embedding"
+        lr, eps = dict(self.rates), dict(self.eps)
+        return Network(
+            watched=_watched(activations, net.masks),
+            loss=net.loss,
+            acts=net.acts,
+            rates={parameter: lr[kind] for parameter, kind in kinds.items()},
+            eps={parameter: eps[kind] for parameter, kind in kinds.items() if eps},
+            parameters=net.parameters,
+            loss_of=net.loss_of,
+        )
+
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
     def _measured(self) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
@@ -284,7 +290,9 @@ class CheckCase(TrainingCase):
         try:
             trained = self.own or self
             entries = measured(self.network, trained.optimiser, trained.steps)
-            return limits(entries) if math.isinf(self.width) else (entries, {})
+            if math.isinf(self.width):
+                return limits(entries)
+            return entries, {}
         except TraceError as error:
             if self.model is None:
                 raise
@@ -314,11 +322,12 @@ class CheckCase(TrainingCase):
     @property
     def errors(self) -> dict[Entry, float]:
         """The quadrature error of every number, in the mean over draws."""
-        at = self.program._at(self.widths)
-        moves, bias = at.moves(Numpy()), node_bias(at)
-        return dict(
-            zip(self.entries, bias if moves is None else bias + moves.each, strict=True)
-        )
+        program = self.program._at(self.widths)
+        moves = program.moves(Numpy())
+        errors = node_bias(program)
+        if moves is not None:
+            errors = errors + moves.each
+        return dict(zip(self.entries, errors, strict=True))
 
 
 @dataclass(frozen=True)
@@ -346,6 +355,16 @@ def _learning_rate(value: Any) -> float:
         allowed = f"0, or a number from {LEAST_LR:g} to {MOST_LR:g}"
         raise ArgumentError("lr", value, allowed)
     return rate
+
+
+def _is_promise(promise: Any) -> bool:
+    """Whether it can be the promise of a program."""
+    if not isinstance(promise, Mapping) or not promise.keys() <= {"features", "logits"}:
+        return False
+    return all(
+        isinstance(exponent, int | float) and -4 <= exponent <= 4
+        for exponent in promise.values()
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,12 +422,10 @@ class Request(TrainingRequest):
         if self.depths is None:
             self._set("depths", (model.layers,))
         if max(self.depths) > MOST_LAYERS:
-            name, value = (
-                ("layers", model.layers)
-                if self.depths == (model.layers,)
-                else ("depths", self.depths)
-            )
-            raise ArgumentError(name, value, f"at most {MOST_LAYERS}")
+            allowed = f"at most {MOST_LAYERS}"
+            if self.depths == (model.layers,):
+                raise ArgumentError("layers", model.layers, allowed)
+            raise ArgumentError("depths", self.depths, allowed)
         self._set("lr", self._rates(model))
         super()._check_model(model)
 
@@ -423,25 +440,27 @@ class Request(TrainingRequest):
         return "width" if self.axis == "width" else "this check is against the depth"
 
     def _rates(self, model: Transformer) -> dict[str, float]:
-        """The learning rate of each kind at the base."""
-        own = NAMED[self.optimiser].lr
-        rates = (
-            self.lr
-            if isinstance(self.lr, Mapping)
-            else dict.fromkeys(KINDS, own if self.lr is None else self.lr)
-        )
-        for kind in rates.keys() - set(KINDS):
+        """The learning rate of each kind of weight, at the model's own width."""
+        default = NAMED[self.optimiser].lr
+        if not isinstance(self.lr, Mapping):
+            rate = _learning_rate(default if self.lr is None else self.lr)
+            return dict.fromkeys(KINDS, rate)
+        for kind in self.lr.keys() - set(KINDS):
             raise ArgumentError(
                 "lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}"
             )
-        if isinstance(self.lr, Mapping):
-            refuse_idle_rates(list(self.lr), model)
-        return {kind: _learning_rate(rates.get(kind, own)) for kind in KINDS}
+        refuse_idle_rates(list(self.lr), model)
+        return {kind: _learning_rate(self.lr.get(kind, default)) for kind in KINDS}
 
     @property
     def axis(self) -> str:
         """What changes."""
         return "depth" if len(self.depths or ()) > 1 else "width"
+
+    @property
+    def widens_heads(self) -> bool:
+        """Whether the dimension of a head grows with the width."""
+        return self.axis == "width" and self.grow == GROW_HEAD_DIM
 
     @property
     def at(self) -> tuple[float, ...]:
@@ -454,24 +473,18 @@ class Request(TrainingRequest):
         if self.rules:
             return self.rules
         promise = {} if self.promise is None else self.promise
-        known = isinstance(promise, Mapping) and promise.keys() <= {
-            "features",
-            "logits",
-        }
-        if not known or not all(
-            isinstance(value, int | float) and -4 <= value <= 4
-            for value in promise.values()
-        ):
+        if not _is_promise(promise):
             allowed = (
                 "a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
             )
             raise ArgumentError("promise", promise, allowed)
-        features, outputs = (promise.get(name, 0.0) for name in ("features", "logits"))
-        return (
-            Parametrisation(
-                "program", "as it is written", features=features, outputs=outputs
-            ),
+        as_written = Parametrisation(
+            "program",
+            "as it is written",
+            features=promise.get("features", 0.0),
+            outputs=promise.get("logits", 0.0),
         )
+        return (as_written,)
 
     def case_options(
         self, rule: Parametrisation, width: float, depth: float
@@ -479,8 +492,7 @@ class Request(TrainingRequest):
         """The learning rates and eps of each kind of weight; a program has its own."""
         if self.own:
             return {}
-        rates = tuple(
-            (kind, rate * rule.scaling(kind).lr.of(width, depth))
-            for kind, rate in self.lr.items()
-        )
-        return {"rates": rates, "eps": self.eps_by_kind(rule, width, depth)}
+        rates = []
+        for kind, rate in self.lr.items():
+            rates.append((kind, rate * rule.scaling(kind).lr.of(width, depth)))
+        return {"rates": tuple(rates), "eps": self.eps_by_kind(rule, width, depth)}

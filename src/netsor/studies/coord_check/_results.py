@@ -31,19 +31,22 @@ from ...report._mpl_style import (
 from .._parametrisation import Parametrisation
 from .._study import svg_figure
 from .._training_report import ByParametrisation, panels, steps_text
-from ._causes import Scale, scales_of
+from ._causes import Scale, SizedNetwork, scales_of
 from ._request import CHANGE, LETTERS, SIZE, UPDATE, Entry, Request
 from ._rules import (
     GROWS,
     LIMIT,
     RULE,
+    SLACK_NOTE,
     Fit,
+    Size,
     Verdict,
     advice,
     broken,
     fit,
     judged,
     size,
+    slack_of,
     worst,
     wrong_scales,
 )
@@ -127,7 +130,7 @@ class Check(Mapping[str, Verdict]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
 
     def __getitem__(self, name: str) -> Verdict:
-        return _of(name, self.verdicts)
+        return _verdict_of(name, self.verdicts)
 
     def __iter__(self) -> Iterator[str]:
         return (verdict.entry.name for verdict in self.verdicts)
@@ -139,15 +142,16 @@ class Check(Mapping[str, Verdict]):
         """The verdict on the update of a kind of weight, applied to its inputs before
         the step.
         """
-        return _of(kind, self.updates)
+        return _verdict_of(kind, self.updates)
 
     @cached_property
     def fits(self) -> dict[Entry, Fit | None]:
         """The exponent of each entry; None if a replica is 0 or not finite."""
-        return {entry: fit(some, self.request.at) for entry, some in self.draws.items()}
+        at = self.request.at
+        return {entry: fit(draws, at) for entry, draws in self.draws.items()}
 
     def blocks(self, what: str, step: int | None = None) -> list[Verdict]:
-        """The verdict on every block; `verdicts` has the worst block alone.
+        """The verdict on every block; `verdicts` has only the worst block.
 
         Parameters
         ----------
@@ -155,28 +159,28 @@ class Check(Mapping[str, Verdict]):
             "change", "update" or "size".
         step : int, optional
             After how many steps; by default all.
+
+        Returns
+        -------
+        verdicts : list of Verdict
+            One for each block, the first layers first.
         """
-        every = []
-        for entry, power in self.fits.items():
-            if (entry.what, entry.step) == (what, step):
-                promised = self.rule.promise(entry.name, self.request.axis)
-                every.append(
-                    Verdict(
-                        entry,
-                        promised,
-                        power,
-                        judged(power, promised, self.request.tolerance),
-                    )
-                )
-        return every
+        verdicts = []
+        for entry, fitted in self.fits.items():
+            if (entry.what, entry.step) != (what, step):
+                continue
+            promised = self.rule.promise(entry.name, self.request.axis)
+            slack = slack_of(entry, self.rule, self.request)
+            word = judged(fitted, promised, self.request.tolerance, slack)
+            verdicts.append(Verdict(entry, promised, fitted, word, slack))
+        return verdicts
 
     def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
-        every = self.blocks(what, step)
-        names = dict.fromkeys(verdict.entry.name for verdict in every)
-        return tuple(
-            worst([verdict for verdict in every if verdict.entry.name == name])
-            for name in names
-        )
+        """The verdict on the worst block of each activation or kind of weight."""
+        by_name: dict[str, list[Verdict]] = {}
+        for verdict in self.blocks(what, step):
+            by_name.setdefault(verdict.entry.name, []).append(verdict)
+        return tuple(worst(verdicts) for verdicts in by_name.values())
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -208,47 +212,41 @@ class Check(Mapping[str, Verdict]):
         """Why activations have no limit, by name; empty if all have one or infinite
         width was not requested.
         """
-        last = {
-            entry: why
-            for entry, why in self.refused.items()
-            if entry.what == CHANGE and entry.step is None
-        }
-        names = {
-            why: dict.fromkeys(entry.name for entry in last if last[entry] == why)
-            for why in last.values()
-        }
-        return {", ".join(some): why for why, some in names.items()}
+        names_of: dict[str, list[str]] = {}  # by the reason
+        for entry, why in self.refused.items():
+            if entry.what != CHANGE or entry.step is not None:
+                continue
+            names = names_of.setdefault(why, [])
+            if entry.name not in names:
+                names.append(entry.name)
+        return {", ".join(names): why for why, names in names_of.items()}
 
     @cached_property
     def advice(self) -> list[str]:
         """What to change, in sentences; empty if nothing grows or shrinks more than
         expected.
         """
-        r = self.request
+        request = self.request
         scales = wrong_scales(
-            self._scales, self.verdicts, self.sizes, r.tolerance, self.updates
+            self._scales, self.verdicts, self.sizes, request.tolerance, self.updates
         )
-        return advice(self.updates, self.verdicts, self.sizes, LETTERS[r.axis], scales)
+        letter = LETTERS[request.axis]
+        return advice(self.updates, self.verdicts, self.sizes, letter, scales)
 
     @cached_property
     def _scales(self) -> list[Scale]:
         """The scales of scores and logits, if something is flagged and maximal updates
         are expected.
         """
-        maximal = (
-            self.request.axis == "width"
-            and not self.rule.features
-            and not self.rule.outputs
-        )
-        if not maximal or not self.broken:
+        request = self.request
+        if request.axis != "width" or not self.rule.is_maximal or not self.broken:
             return []
-        cases = [
-            case for case in self.request.cases(self.rule) if math.isfinite(case.width)
+        cases = [case for case in request.cases(self.rule) if math.isfinite(case.width)]
+        ends = [
+            SizedNetwork(case.width, case.widths, case.network)
+            for case in (cases[0], cases[-1])
         ]
-        networks = [
-            (case.width, case.widths, case.network) for case in (cases[0], cases[-1])
-        ]
-        return scales_of(networks, self.request.optimiser)
+        return scales_of(ends[0], ends[1], request.optimiser)
 
     @property
     def kept(self) -> bool:
@@ -265,31 +263,26 @@ class Check(Mapping[str, Verdict]):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each entry and width (or depth), and one for its limit."""
-        at = self.request.at
-        every = [
-            (entry, n, draws)
-            for entry, some in self.draws.items()
-            for n, draws in zip(at, some, strict=True)
-        ]
-        every += [
-            (entry, math.inf, draws) for entry, draws in (self.limit or {}).items()
-        ]
-        for entry, n, draws in every:
-            value, low, high = self.limit_size(entry) if n == math.inf else size(draws)
-            yield {
-                "parametrisation": self.name,
-                "what": entry.what,
-                "name": entry.name,
-                "block": "" if entry.block is None else entry.block,
-                "step": 0 if entry.what == SIZE else entry.step or self.request.steps,
-                self.request.axis: n,
-                "value": value,
-                "low": low,
-                "high": high,
-                "replicas": len(draws),
-            }
+        for entry, by_width in self.draws.items():
+            for n, draws in zip(self.request.at, by_width, strict=True):
+                yield self._row(entry, n, size(draws), len(draws))
+        for entry, draws in (self.limit or {}).items():
+            yield self._row(entry, math.inf, self.limit_size(entry), len(draws))
 
-    def limit_size(self, entry: Entry) -> tuple[float, float, float]:
+    def _row(self, entry: Entry, n: float, size: Size, replicas: int) -> dict[str, Any]:
+        step = entry.step or self.request.steps
+        return {
+            "parametrisation": self.name,
+            "what": entry.what,
+            "name": entry.name,
+            "block": "" if entry.block is None else entry.block,
+            "step": 0 if entry.what == SIZE else step,
+            self.request.axis: n,
+            **size._asdict(),
+            "replicas": replicas,
+        }
+
+    def limit_size(self, entry: Entry) -> Size:
         """The size of an entry at infinite width, and its interval."""
         if self.limit is None or entry not in self.limit:
             raise KeyError(f"{entry.what} of {entry.name} has no limit here")
@@ -307,13 +300,7 @@ class Check(Mapping[str, Verdict]):
             "updates": [self._object(v) for v in self.blocks(UPDATE)],
             "before": [self._object(v, judge=False) for v in self.blocks(SIZE)],
             "by_step": [
-                {
-                    "step": k,
-                    "exponents": {
-                        v.entry.name: v.through and v.through.as_dict()
-                        for v in verdicts
-                    },
-                }
+                {"step": k, "exponents": _exponents_by_name(verdicts)}
                 for k, verdicts in enumerate(self.by_step, 1)
             ],
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
@@ -321,45 +308,67 @@ class Check(Mapping[str, Verdict]):
                 v.entry.name: v.status for v in (*self.verdicts, *self.updates)
             },
             "advice": self.advice,
-            "limit": (
-                None
-                if self.limit is None
-                else [
-                    {
-                        "what": e.what,
-                        "name": e.name,
-                        "block": e.block,
-                        **_ends(self.limit_size(e)),
-                    }
-                    for e in self.limit
-                    if e.step is None
-                ]
-            ),
+            "limit": self._limit_objects(),
             "no_limit": self.no_limit,
         }
 
-    def _object(self, v: Verdict, judge: bool = True) -> dict[str, Any]:
-        content = {
-            "name": v.entry.name,
-            "block": v.entry.block,
-            "sizes": [_ends(size(d)) for d in self.draws[v.entry]],
-            "exponent": v.fit and v.fit.exponent.as_dict(),
-            "between": v.fit and [e.as_dict() for e in v.fit.local],
+    def _limit_objects(self) -> list[dict[str, Any]] | None:
+        """The sizes at infinite width, for JSON; None if it was not requested."""
+        if self.limit is None:
+            return None
+        return [
+            {
+                "what": entry.what,
+                "name": entry.name,
+                "block": entry.block,
+                **_finite_ends(self.limit_size(entry)),
+            }
+            for entry in self.limit
+            if entry.step is None
+        ]
+
+    def _object(self, verdict: Verdict, judge: bool = True) -> dict[str, Any]:
+        """An activation or a weight in one block, for JSON; sizes before the step are
+        not judged.
+        """
+        entry, fitted = verdict.entry, verdict.fit
+        content: dict[str, Any] = {
+            "name": entry.name,
+            "block": entry.block,
+            "sizes": [_finite_ends(size(draws)) for draws in self.draws[entry]],
+            "exponent": None,
+            "between": None,
         }
-        return content | (
-            {"promised": v.promised, "verdict": v.verdict, "status": v.status}
-            if judge
-            else {}
-        )
+        if fitted is not None:
+            content["exponent"] = fitted.exponent.as_dict()
+            content["between"] = [exponent.as_dict() for exponent in fitted.local]
+        if judge:
+            content["promised"] = verdict.promised
+            content["verdict"] = verdict.verdict
+            content["status"] = verdict.status
+        if judge and verdict.slack:
+            content["slack"] = verdict.slack
+        return content
 
 
-def _ends(size: tuple[float, float, float]) -> dict[str, float | None]:
+def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """The exponents through all widths, for JSON."""
+    exponents: dict[str, Any] = {}
+    for verdict in verdicts:
+        through = verdict.through
+        exponents[verdict.entry.name] = None if through is None else through.as_dict()
+    return exponents
+
+
+def _finite_ends(size: Size) -> dict[str, float | None]:
     """A size and its interval, for JSON, which has no infinity."""
-    ends = zip(("value", "low", "high"), size, strict=True)
-    return {name: value if math.isfinite(value) else None for name, value in ends}
+    return {
+        name: value if math.isfinite(value) else None
+        for name, value in size._asdict().items()
+    }
 
 
-def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
+def _verdict_of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in verdicts:
         if verdict.entry.name == name:
             return verdict
@@ -368,35 +377,43 @@ def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def _item(check: Check) -> doc.Item:
+def _conclusion(check: Check) -> doc.Item:
     """The conclusion for one parametrisation, and what to change."""
-    axis, parts = check.request.axis, []
-    for verdicts, what in ((check.verdicts, "activations"), (check.updates, "updates")):
-        if flagged := broken(verdicts):
-            words = sorted(
-                {"grow" if v.verdict == GROWS else "shrink" for v in flagged}
-            )
-            parts.append(
-                f"{len(flagged)} of {len(verdicts)} {what} {' or '.join(words)} with"
-                f" {axis}"
-            )
+    axis = check.request.axis
     statuses = [v.status for v in (*check.verdicts, *check.updates)]
-    undecided, confirmed = (
-        statuses.count(UNDECIDED),
-        f"{statuses.count(OK)} of {len(statuses)} confirmed",
-    )
-    parts = parts or [f"nothing grows or shrinks more than expected; {confirmed}"]
-    parts += [f"{undecided} undecided"] if undecided else []
-    more = [check.rule.words, *check.advice]
+    undecided = statuses.count(UNDECIDED)
+    parts = [
+        *_broken_text(check.verdicts, "activations", axis),
+        *_broken_text(check.updates, "updates", axis),
+    ]
+    if not parts:
+        confirmed = f"{statuses.count(OK)} of {len(statuses)} confirmed"
+        parts.append(f"nothing grows or shrinks more than expected; {confirmed}")
+    if undecided:
+        parts.append(f"{undecided} undecided")
+    sentences = [check.rule.words, *check.advice]
     if undecided and check.kept:
-        more.append(f"use more draws, or {axis}s further apart, to decide the rest")
-    worst = FLAG if not check.kept else UNDECIDED if undecided else OK
-    return doc.Item(
-        worst,
-        check.name,
-        "; ".join(parts),
-        [f"{line[0].upper()}{line[1:]}." for line in more],
-    )
+        sentences.append(
+            f"use more draws, or {axis}s further apart, to decide the rest"
+        )
+    if not check.kept:
+        status = FLAG
+    elif undecided:
+        status = UNDECIDED
+    else:
+        status = OK
+    more = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences]
+    return doc.Item(status, check.name, "; ".join(parts), more)
+
+
+def _broken_text(verdicts: Sequence[Verdict], what: str, axis: str) -> list[str]:
+    """How many grow or shrink, in a list of one text; an empty list if none does."""
+    flagged = broken(verdicts)
+    if not flagged:
+        return []
+    verbs = {"grow" if v.verdict == GROWS else "shrink" for v in flagged}
+    count = f"{len(flagged)} of {len(verdicts)} {what}"
+    return [f"{count} {' or '.join(sorted(verbs))} with {axis}"]
 
 
 def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
@@ -417,96 +434,112 @@ def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
     """Sizes at each width, a row for each of these verdicts."""
-    at, deep = check.request.at, check.request.axis == "depth"
-    few = len(at) <= MAX_WIDTH_COLUMNS
-    shown = (
-        list(range(len(at)))
-        if few
-        else [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
-    )
-    head = [title, *(f"{LETTERS[check.request.axis]} = {at[k]:,}" for k in shown)]
-    head += ["∞"] * (check.limit is not None) + ["exponent", "expected", "status"]
-    table: list[list[str | Cell]] = []
-    for v in verdicts:
-        numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
-        if check.limit is not None and v.entry not in check.limit:
-            numbers.append("–")
-        elif check.limit is not None:
-            value, low, high = check.limit_size(v.entry)
-            error = max(value - low, high - value)
-            text = (
-                str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
-            )
-            numbers.append(f"≤ {high:.2g}" if low == 0 < high else text)
-        block = v.entry.block
-        name = (
-            ""
-            if block is None
-            else f", {('first', 'middle', 'last')[block - 1] if deep else block}"
-        )
-        promised = (
-            "–" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
-        )
-        word = Cell(
-            f"FLAG {v.verdict}" if v.status == FLAG else v.status,
-            status=COLOUR_CLASSES[v.status],
-        )
-        exponent = "–" if v.fit is None else f"{v.exponent}{' (bends)' * v.fit.bends}"
-        table.append([v.entry.name + name, *numbers, exponent, promised, word])
-    return Table(head, table)
+    at = check.request.at
+    shown = list(range(len(at)))
+    if len(at) > MAX_WIDTH_COLUMNS:
+        shown = [0, *range(len(at) - MAX_WIDTH_COLUMNS + 1, len(at))]
+    letter = LETTERS[check.request.axis]
+    head = [title, *(f"{letter} = {at[k]:,}" for k in shown)]
+    if check.limit is not None:
+        head.append("∞")
+    head += ["exponent", "expected", "status"]
+    rows: list[doc.Row] = []
+    for verdict in verdicts:
+        draws = check.draws[verdict.entry]
+        sizes = [f"{size(draws[k]).value:.3g}" for k in shown]
+        if check.limit is not None:
+            sizes.append(_limit_text(check, verdict.entry))
+        name = _name_in_block(verdict.entry, check.request.axis)
+        rows.append([name, *sizes, *_judged_cells(verdict)])
+    return Table(head, rows)
+
+
+def _limit_text(check: Check, entry: Entry) -> str:
+    """The size at infinite width, with its error if that is large; "–" without a
+    limit.
+    """
+    if check.limit is None or entry not in check.limit:
+        return "–"
+    value, low, high = check.limit_size(entry)
+    if low == 0 < high:
+        return f"≤ {high:.2g}"
+    error = max(value - low, high - value)
+    return str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
+
+
+def _name_in_block(entry: Entry, axis: str) -> str:
+    """The name of an entry with its block, as "mlp, 2" or, for depths, "mlp, last"."""
+    if entry.block is None:
+        return entry.name
+    if axis == "depth":
+        return f"{entry.name}, {('first', 'middle', 'last')[entry.block - 1]}"
+    return f"{entry.name}, {entry.block}"
+
+
+def _judged_cells(verdict: Verdict) -> list[str | Cell]:
+    """The exponent, the expected one, and the verdict."""
+    exponent = "–"
+    if verdict.fit is not None:
+        exponent = f"{verdict.exponent}{' (bends)' if verdict.fit.bends else ''}"
+    expected = verdict.expected_text
+    if verdict.promised and not verdict.slack:
+        expected = f"{verdict.promised:+.1f}"
+    status = verdict.status
+    word = f"FLAG {verdict.verdict}" if status == FLAG else status
+    return [exponent, expected, Cell(word, status=COLOUR_CLASSES[status])]
 
 
 def figure(checks: Sequence[Check], what: str) -> Any:
     """Sizes of changes, or of updates, against width or depth: a panel for each
     parametrisation.
     """
-    r = checks[0].request
-    at = np.array(r.at)
+    request = checks[0].request
+    at = np.array(request.at)
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
         """A line for each activation or kind of weight, in the block of its verdict."""
         lines: dict[str, Any] = {}
         verdicts = check.verdicts if what == CHANGE else check.updates
-        for k, entry in enumerate(
-            v.entry for v in verdicts if v.entry.name != "vocabulary"
-        ):
+        entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
+        for k, entry in enumerate(entries):
             sizes = np.array([size(draws) for draws in check.draws[entry]])
             if not (sizes > 0).all():
                 continue
-            colour = COLOURS.get(
-                entry.name if what == CHANGE else "", CYCLE[k % len(CYCLE)]
+            colour = CYCLE[k % len(CYCLE)]
+            if what == CHANGE:
+                colour = COLOURS.get(entry.name, colour)
+            lines[entry.name] = axes.errorbar(
+                at,
+                sizes[:, 0],
+                np.abs(sizes[:, 1:] - sizes[:, :1]).T,
+                color=colour,
+                marker=MARKS[k % len(MARKS)],
+                ms=3.2,
+                lw=1.2,
+                elinewidth=0.7,
             )
-            style = {
-                "color": colour,
-                "marker": MARKS[k % len(MARKS)],
-                "ms": 3.2,
-                "lw": 1.2,
-                "elinewidth": 0.7,
-            }
-            away = np.abs(sizes[:, 1:] - sizes[:, :1]).T
-            lines[entry.name] = axes.errorbar(at, sizes[:, 0], away, **style)
             if check.limit is not None and entry in check.limit:
                 value, low, high = check.limit_size(entry)
                 if low > 0:  # a logarithmic axis cannot show a limit that may be 0
                     axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
                     axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
         axes.set(xscale="log", yscale="log")
-        large = [f"{v / 1024:g}k" if v % 1024 == 0 else f"{v / 1000:g}k" for v in at]
-        axes.set_xticks(
-            at,
-            [
-                f"{v:,.0f}" if v < 10_000 else brief
-                for v, brief in zip(at, large, strict=True)
-            ],
-        )
+        axes.set_xticks(at, [_tick_text(n) for n in at])
         axes.minorticks_off()
         return lines
 
     labels = (
-        f"{r.axis} {LETTERS[r.axis]}",
+        f"{request.axis} {LETTERS[request.axis]}",
         "change of coordinates" if what == CHANGE else "size of ΔW x",
     )
     return panels(checks, panel, labels, (0.72, 0.9), share_x=True)
+
+
+def _tick_text(n: float) -> str:
+    """A width or depth at an axis: from 10,000 on as 16k = 16,384 or 20k = 20,000."""
+    if n < 10_000:
+        return f"{n:,.0f}"
+    return f"{n / 1024:g}k" if n % 1024 == 0 else f"{n / 1000:g}k"
 
 
 class CoordCheck(ByParametrisation[Check]):
@@ -538,112 +571,127 @@ class CoordCheck(ByParametrisation[Check]):
         )
 
     def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
-        r, checks, steps = self.request, self.parts, steps_text(self.request)
-        counts = [
-            doc.count_statuses([v.status for v in (*c.verdicts, *c.updates)])
-            for c in checks
-        ]
-        verdict = "; ".join(
-            f"{check.name}: {count}"
-            for check, count in zip(checks, counts, strict=True)
+        request = self.request
+        steps = steps_text(request).capitalize()
+        return self._assembled(
+            manifest,
+            items=[_conclusion(check) for check in self.parts],
+            own_sections=[
+                self._exponents_section(),
+                *self._steps_sections(),
+                *self._size_sections(),
+                self._updates_section(),
+            ],
+            verdict=f"{request.name}, {self._counts_text()}",
+            done=f"{steps} of {request.optimiser}{{batch}}",
+            caption=self._caption(),
+            rule=self._rule_text(),
         )
+
+    def _counts_text(self) -> str:
+        """How many activations and updates have each status, by parametrisation."""
+        texts = []
+        for check in self.parts:
+            statuses = [v.status for v in (*check.verdicts, *check.updates)]
+            texts.append(f"{check.name}: {doc.count_statuses(statuses)}")
+        return "; ".join(texts)
+
+    def _caption(self) -> str:
+        """The caption of the main figure."""
+        request = self.request
         caption = (
-            f"√(mean square) of what {steps} of {r.optimiser} changes, against the"
-            f" {r.axis}: geometric means over initialisations with two standard errors,"
-            " in the block that the verdict is about. Maximal updates need flat lines"
+            f"√(mean square) of what {steps_text(request)} of {request.optimiser}"
+            f" changes, against the {request.axis}: geometric means over"
+            " initialisations with two standard errors, in the block that the verdict"
+            " is about. Maximal updates need flat lines"
         )
-        if math.inf in r.widths:
+        if math.inf in request.widths:
             caption += "; a dashed line is the limit, in the band of its error"
-        caption += "."
+        return f"{caption}."
+
+    def _rule_text(self) -> str:
+        """How verdicts are reached."""
+        request = self.request
+        text = RULE.format(tolerance=request.tolerance, axis=request.axis) + "."
+        if any(v.slack for check in self.parts for v in check.verdicts):
+            text += SLACK_NOTE
+        if math.inf in request.widths:
+            text += LIMIT
+        return text
+
+    def _exponents_section(self) -> Section:
+        """The exponents of all parametrisations, side by side."""
         rows: list[doc.Row] = []
-        for name, some in {
-            "": [c.verdicts for c in checks],
-            " update": [c.updates for c in checks],
-        }.items():
-            rows += [
-                [row[0].entry.name + name, *map(_exponent_cell, row)]
-                for row in zip(*some, strict=True)
-            ]
-        exponents = Table(["", *(check.name for check in checks)], rows)
-        sections = [
-            Section(
-                "Exponents with 99.99 % intervals (update: ΔW·x of a weight)",
-                [exponents],
-            )
-        ]
-        if r.steps > 1:
-            after: list[doc.Row] = [
-                [
-                    f"{c.name}, {last.entry.name}",
-                    *(_exponent_cell(step[k], short=True) for step in c.by_step),
+        for verdicts in zip(*(check.verdicts for check in self.parts), strict=True):
+            rows.append([verdicts[0].entry.name, *map(_exponent_cell, verdicts)])
+        for verdicts in zip(*(check.updates for check in self.parts), strict=True):
+            title = f"{verdicts[0].entry.name} update"
+            rows.append([title, *map(_exponent_cell, verdicts)])
+        table = Table(["", *(check.name for check in self.parts)], rows)
+        title = "Exponents with 99.99 % intervals (update: ΔW·x of a weight)"
+        return Section(title, [table])
+
+    def _steps_sections(self) -> list[Section]:
+        """The exponents after each step; nothing for one step."""
+        steps = self.request.steps
+        if steps == 1:
+            return []
+        rows: list[doc.Row] = []
+        for check in self.parts:
+            for k, verdict in enumerate(check.verdicts):
+                cells = [
+                    _exponent_cell(after[k], short=True) for after in check.by_step
                 ]
-                for c in checks
-                for k, last in enumerate(c.verdicts)
-            ]
-            table = Table(["", *(f"step {k}" for k in range(1, r.steps + 1))], after)
-            sections.append(Section("Exponents of changes after each step", [table]))
-        for check in checks:
-            tables = [
+                rows.append([f"{check.name}, {verdict.entry.name}", *cells])
+        table = Table(["", *(f"step {k}" for k in range(1, steps + 1))], rows)
+        return [Section("Exponents of changes after each step", [table])]
+
+    def _size_sections(self) -> list[Section]:
+        """For each parametrisation the sizes at every width, and those of every
+        block.
+        """
+        sections = []
+        for check in self.parts:
+            blocks: list[doc.Block] = [
                 size_table(check, check.verdicts, "change of"),
                 size_table(check, check.updates, "update of"),
             ]
-            limits = [
-                Paragraph(f"No limit of {names}: {why}.")
-                for names, why in check.no_limit.items()
+            for names, why in check.no_limit.items():
+                blocks.append(Paragraph(f"No limit of {names}: {why}."))
+            sections.append(Section(f"{check.name}: sizes", blocks, "verbose"))
+            in_blocks = [
+                verdict
+                for verdict in (*check.blocks(CHANGE), *check.blocks(UPDATE))
+                if verdict.entry.block is not None
             ]
-            sections.append(
-                Section(f"{check.name}: sizes", [*tables, *limits], "verbose")
-            )
-            blocks = [
-                v
-                for what in (CHANGE, UPDATE)
-                for v in check.blocks(what)
-                if v.entry.block is not None
-            ]
-            if blocks:
-                every = [size_table(check, blocks, "every block")]
-                sections.append(
-                    Section(f"{check.name}: every block", every, "html", folded=True)
-                )
-        drawn = svg_figure(
-            "updates",
-            f"√(mean square) of ΔW x, against the {r.axis}.",
-            figure,
-            checks,
-            UPDATE,
-        )
-        updates: list[doc.Block] = [
-            Paragraph(UPDATE_NOTE.format(axis=r.axis)),
-            doc.Figures([drawn]),
-        ]
-        sections.append(Section("What each learning rate does", updates, "html"))
-        rule = (
-            RULE.format(tolerance=r.tolerance, axis=r.axis)
-            + "."
-            + (LIMIT if math.inf in r.widths else "")
-        )
-        done, items = (
-            f"{steps.capitalize()} of {r.optimiser}{{batch}}",
-            [_item(check) for check in checks],
-        )
-        words = {
-            "verdict": f"{r.name}, {verdict}",
-            "done": done,
-            "caption": caption,
-            "rule": rule,
-        }
-        return self._assembled(manifest, items, sections, **words)
+            if in_blocks:
+                table = size_table(check, in_blocks, "every block")
+                title = f"{check.name}: every block"
+                sections.append(Section(title, [table], "html", folded=True))
+        return sections
+
+    def _updates_section(self) -> Section:
+        """The figure of the updates, and what they tell about learning rates."""
+        axis = self.request.axis
+        caption = f"√(mean square) of ΔW x, against the {axis}."
+        updates = svg_figure("updates", caption, figure, self.parts, UPDATE)
+        note = Paragraph(UPDATE_NOTE.format(axis=axis))
+        blocks: list[doc.Block] = [note, doc.Figures([updates])]
+        return Section("What each learning rate does", blocks, "html")
 
     def _figure(self) -> Any:
         return figure(self.parts, CHANGE)
 
     @property
     def _settings(self) -> dict[str, Any]:
-        r = self.request
-        plain = isinstance(r.lr, int | float) or (isinstance(r.lr, dict) and not r.own)
-        eps, lr = (
-            r.eps if isinstance(r.eps, int | float) else None,
-            r.lr if plain else None,
-        )
-        settings = {"axis": r.axis, "at": list(r.at), "optimiser": r.optimiser}
-        return {**settings, "eps": eps, "lr": lr, "tolerance": r.tolerance}
+        request = self.request
+        is_number = isinstance(request.lr, int | float)
+        is_by_kind = isinstance(request.lr, dict) and not request.own
+        return {
+            "axis": request.axis,
+            "at": list(request.at),
+            "optimiser": request.optimiser,
+            "eps": request.eps if isinstance(request.eps, int | float) else None,
+            "lr": request.lr if is_number or is_by_kind else None,
+            "tolerance": request.tolerance,
+        }

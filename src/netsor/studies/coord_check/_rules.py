@@ -18,9 +18,11 @@ import numpy as np
 import scipy
 
 from ..._array_api import Floats
+from ...optim import NAMED
 from ...report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
+from .._parametrisation import Parametrisation
 from ._causes import Scale
-from ._request import Entry
+from ._request import SIZE, Entry, Request
 
 LEVEL = 1e-4  # of the intervals that decide verdicts
 KEPT, GROWS, SHRINKS, STILL, ABSENT = (
@@ -32,6 +34,10 @@ KEPT, GROWS, SHRINKS, STILL, ABSENT = (
 )
 # other verdicts are not applicable
 STATUS = {KEPT: OK, GROWS: FLAG, SHRINKS: FLAG, UNDECIDED: UNDECIDED}
+# What the first steps of gradient descent may change less than later ones, where wider
+# heads grow: see `slack_of`.
+UNALIGNED = frozenset({"scores", "query", "key"})
+UNALIGNED_SLACK = 0.5
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
 # of an exponent that two others make up: half of the step between multiples of 1/2
 UNCERTAIN = 0.25
@@ -44,6 +50,13 @@ RULE = (
     " further apart, settle it"
 )
 
+# after RULE, for verdicts with slack
+SLACK_NOTE = (
+    " Where the dimension of a head grows, the first steps of gradient descent change"
+    " scores, and move queries and keys, up to √n less than maximal updates promise:"
+    " values are not yet aligned with the gradients of outputs. Exponents down to 1/2"
+    " below the promise are as expected there."
+)
 LIMIT = (
     " Verdicts do not use the limit. Its error is two standard errors and the"
     " quadrature error of its Gaussian expectations; ≤ means that it may be 0."
@@ -120,32 +133,41 @@ def fit(
     """The exponent of sizes (an array of replicas for each width); None if one is 0 or
     not finite.
     """
-    if not all((some > 0).all() and np.isfinite(some).all() for some in draws):
-        return None
-    logs = [np.log(some) for some in draws]
-    mean = np.array([some.mean() for some in logs])
-    variance = np.array([some.var(ddof=1) / len(some) for some in logs])
-    free = np.array([len(some) - 1 for some in logs])
+    for sizes in draws:
+        if not (sizes > 0).all() or not np.isfinite(sizes).all():
+            return None
+    logs = [np.log(sizes) for sizes in draws]
+    mean = np.array([log.mean() for log in logs])
+    variance = np.array([log.var(ddof=1) / len(log) for log in logs])
+    free = np.array([len(log) - 1 for log in logs])
     x = np.log(np.asarray(at, float))
 
-    def combined(c: Floats) -> Exponent:
-        parts = c**2 * variance
+    def combined(coefficients: Floats) -> Exponent:
+        """Σ c_n m_n with its interval, see the equations at the top."""
+        parts = coefficients**2 * variance
         total = parts.sum()
-        df = total**2 / (parts**2 / free).sum() if total > 0 else 1.0
-        value, error = float(c @ mean), float(np.sqrt(total))
-        away = float(scipy.special.stdtrit(df, 1 - level / 2)) * error
-        return Exponent(value, error, value - away, value + away)
+        degrees = total**2 / (parts**2 / free).sum() if total > 0 else 1.0
+        value, error = float(coefficients @ mean), float(np.sqrt(total))
+        reach = float(scipy.special.stdtrit(degrees, 1 - level / 2)) * error
+        return Exponent(value, error, low=value - reach, high=value + reach)
 
-    away = x - x.mean()
-    # from each width to the next
-    slopes = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
-    bend = combined(slopes[-1] - slopes[0]) if len(slopes) > 1 else None
-    return Fit(combined(away / (away @ away)), tuple(map(combined, slopes)), bend)
+    centred = x - x.mean()
+    # the coefficients of the slope from each width to the next
+    local = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
+    bend = combined(local[-1] - local[0]) if len(local) > 1 else None
+    least_squares = combined(centred / (centred @ centred))
+    return Fit(least_squares, tuple(combined(row) for row in local), bend)
 
 
-def size(
-    draws: Floats, error: float = 0.0, squares: bool = True
-) -> tuple[float, float, float]:
+class Size(NamedTuple):
+    """A size, and the ends of an interval for it."""
+
+    value: float
+    low: float
+    high: float
+
+
+def size(draws: Floats, error: float = 0.0, squares: bool = True) -> Size:
     """The geometric mean over replicas, and an interval of two standard errors, widened
     by an error of the squares.
 
@@ -154,20 +176,20 @@ def size(
     """
     if (draws > 0).all() and np.isfinite(draws).all():
         logs = np.log(draws)
-        mean, away = logs.mean(), 2 * logs.std(ddof=1) / len(logs) ** 0.5
-        value, low, high = (
-            float(np.exp(end)) for end in (mean, mean - away, mean + away)
-        )
+        mean = logs.mean()
+        two_errors = 2 * logs.std(ddof=1) / len(logs) ** 0.5
+        value = float(np.exp(mean))
+        low, high = float(np.exp(mean - two_errors)), float(np.exp(mean + two_errors))
     else:
         value = float(np.median(draws)) if (draws > 0).any() else 0.0
         low, high = float(draws.min()), float(draws.max())
     if not error:
-        return value, low, high
+        return Size(value, low, high)
     power = 2 if squares else 1
-    return (
+    return Size(
         value,
-        max(0.0, low**power - error) ** (1 / power),
-        (high**power + error) ** (1 / power),
+        low=max(0.0, low**power - error) ** (1 / power),
+        high=(high**power + error) ** (1 / power),
     )
 
 
@@ -187,12 +209,17 @@ class Verdict(NamedTuple):
     verdict : str
         "as expected", "grows", "shrinks", "undecided", "does not move" (no fit) or "not
         judged" (no promise).
+    slack : float
+        How far below `promised` an exponent is as expected too: 1/2 for scores and the
+        updates of queries and keys in the first steps of gradient descent with wider
+        heads, otherwise 0.
     """
 
     entry: Entry
     promised: float | None
     fit: Fit | None
     verdict: str
+    slack: float = 0.0
 
     @property
     def status(self) -> str:
@@ -213,28 +240,66 @@ class Verdict(NamedTuple):
 
     @property
     def beyond(self) -> float:
-        """How far `through` is above the expected exponent; 0 if either is None."""
-        return (
-            0.0
-            if self.through is None or self.promised is None
-            else self.through.value - self.promised
-        )
+        """How far `through` is above the expected exponents, or (negative) below them;
+        0 if either is None.
+        """
+        return self.beyond_without(0.0)
+
+    def beyond_without(self, excess: float) -> float:
+        """The same, after a power of the width with another cause is divided out."""
+        if self.through is None or self.promised is None:
+            return 0.0
+        above = self.through.value - excess - self.promised
+        if above >= 0:
+            return above
+        return min(0.0, above + self.slack)
+
+    @property
+    def expected_text(self) -> str:
+        """The expected exponents, as "0" or "−0.5 to 0"; "–" without a promise."""
+        if self.promised is None:
+            return "–"
+        if not self.slack:
+            return f"{self.promised:g}"
+        return f"{self.promised - self.slack:g} to {self.promised:g}".replace("-", "−")
 
 
-def judged(fit: Fit | None, promised: float | None, tolerance: float) -> str:
-    """The verdict on one exponent."""
-    if fit is None or promised is None:
-        return STILL if fit is None else ABSENT
-    low, high = fit.last.low, fit.last.high
-    if low > promised + tolerance:
+def slack_of(entry: Entry, rule: Parametrisation, request: Request) -> float:
+    """How far below the promise of maximal updates an exponent may be.
+
+    The gradient of a score is an inner product, over the d coordinates of a head, of
+    values with gradients of the outputs. After training these are aligned, and the
+    promise is about that. At first they are nearly independent: their product is √d
+    times smaller, and so are the updates of queries and keys if these are proportional
+    to gradients. How soon the aligned part is larger depends on the learning rates and
+    on the scales at initialisation. So all exponents between are as expected where d
+    grows with the width. Optimisers that normalise gradients do not notice.
+    """
+    if entry.what == SIZE or entry.name not in UNALIGNED:
+        return 0.0
+    if not (request.widens_heads and rule.is_maximal):
+        return 0.0
+    if not NAMED[request.optimiser].kind.proportional_to_gradient:
+        return 0.0
+    return UNALIGNED_SLACK
+
+
+def judged(
+    fit: Fit | None, promised: float | None, tolerance: float, slack: float = 0.0
+) -> str:
+    """The verdict on one exponent, which may be as far below the promise as `slack`."""
+    if fit is None:
+        return STILL
+    if promised is None:
+        return ABSENT
+    lowest, highest = promised - slack - tolerance, promised + tolerance
+    if fit.last.low > highest:
         return GROWS
-    if high < promised - tolerance:
+    if fit.last.high < lowest:
         return SHRINKS
-    return (
-        KEPT
-        if promised - tolerance <= low and high <= promised + tolerance
-        else UNDECIDED
-    )
+    if lowest <= fit.last.low and fit.last.high <= highest:
+        return KEPT
+    return UNDECIDED
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
@@ -273,29 +338,30 @@ def wrong_scales(
     An interval of the size's exponent beyond the expected one, on the side of the
     change, decides.
     """
-    before = {s.entry.name: s.fit for s in sizes}
-    verdicts = {c.entry.name: c for c in changes}
-    found = []
+    fit_before = {size.entry.name: size.fit for size in sizes}
+    change_of = {change.entry.name: change for change in changes}
+    wrong = []
     for scale in scales:
-        change, size = verdicts.get(scale.activation), before.get(scale.measured)
-        if change is None or size is None:
+        change = change_of.get(scale.activation)
+        before = fit_before.get(scale.measured)
+        if change is None or before is None:
             continue
-        explained = {
-            change.verdict,
-            *(u.verdict for u in updates if u.entry.name in scale.slowed),
-        }
-        grows = GROWS in explained and size.last.low > scale.expected + tolerance
-        shrinks = SHRINKS in explained and size.last.high < scale.expected - tolerance
-        if not grows and not shrinks:
+        explained = {u.verdict for u in updates if u.entry.name in scale.slowed}
+        explained.add(change.verdict)
+        is_large = before.last.low > scale.expected + tolerance
+        is_small = before.last.high < scale.expected - tolerance
+        explains_growth = GROWS in explained and is_large
+        explains_shrinking = SHRINKS in explained and is_small
+        if not explains_growth and not explains_shrinking:
             continue
-        excess = size.last.value - scale.expected
+        excess = before.last.value - scale.expected
         words = (
             f"scale {scale.what} by {{power}}: before the step {scale.measured} has"
-            f" exponent {size.last} and should have {scale.expected:g}, so that its"
-            f" change, {change.exponent}, is {change.promised:g}"
+            f" exponent {before.last} and should have {scale.expected:g}, so that its"
+            f" change, {change.exponent}, is {change.expected_text}"
         )
-        found.append(WrongScale(words, excess, scale.slowed, scale.unjudged))
-    return found
+        wrong.append(WrongScale(words, excess, scale.slowed, scale.unjudged))
+    return wrong
 
 
 def advice(
@@ -314,58 +380,76 @@ def advice(
     that scale.
     """
     lines = [scale.words.format(power=power(-scale.excess, letter)) for scale in scales]
-    # by the power of the width that must multiply their learning rates
-    alike: dict[str, list[Verdict]] = {}
-    for u in updates:
-        if (
-            u.through is None
-            or u.promised is None
-            or any(u.entry.name in scale.unjudged for scale in scales)
-        ):
-            continue
-        by_scale = sum(scale.excess for scale in scales if u.entry.name in scale.slowed)
-        near = max(WHOLE, (u.through.high - u.through.low) / 2)
-        left = u.beyond - by_scale
-        if by_scale:
-            near = max(near, UNCERTAIN)
-            wrong = abs(left) > near
-        else:
-            wrong = u.verdict in (GROWS, SHRINKS)
-        if wrong:
-            alike.setdefault(power(-left, letter, near), []).append(u)
-    for factor, some in alike.items():
-        *first_names, last_name = [u.entry.name for u in some]
-        names = last_name
-        if first_names:
-            names = f"{', '.join(first_names)} and {last_name}"
-        several = "s" if first_names else ""
-        exponents = ", ".join(str(u.through) for u in some)
-        lines.append(
-            f"scale the learning rate{several} of {names} by {factor}: the"
-            f" exponent{several} of the update{several}, {exponents}, should be"
-            f" {some[0].promised:g}"
-        )
-    if not lines:
-        before = {s.entry.name: s.exponent for s in sizes}
-        for c in broken(changes):
-            own = before.get(c.entry.name)
-            said = (
-                ""
-                if own is None
-                else f" (before the step, {c.entry.name} itself has exponent {own})"
-            )
-            lines.append(
-                f"{c.entry.name} {c.verdict}, exponent {c.exponent} rather than"
-                f" {c.promised:g}, and no update does: no learning rate is the cause,"
-                f" look at the standard deviations{said}"
-            )
-    return lines
+    # updates by the power of the width that must multiply their learning rates
+    by_factor: dict[str, list[Verdict]] = {}
+    for update in updates:
+        factor = _missing_factor(update, letter, scales)
+        if factor:
+            by_factor.setdefault(factor, []).append(update)
+    for factor, alike in by_factor.items():
+        lines.append(_learning_rate_advice(factor, alike))
+    if lines:
+        return lines
+    size_before = {size.entry.name: size.exponent for size in sizes}
+    return [
+        _initialisation_advice(change, size_before.get(change.entry.name))
+        for change in broken(changes)
+    ]
+
+
+def _missing_factor(update: Verdict, letter: str, scales: Sequence[WrongScale]) -> str:
+    """The power of the width that must multiply the learning rate of an update, besides
+    what wrong scales explain; "" if none must.
+    """
+    name = update.entry.name
+    if update.through is None or update.promised is None:
+        return ""
+    if any(name in scale.unjudged for scale in scales):
+        return ""
+    spread = max(WHOLE, (update.through.high - update.through.low) / 2)
+    by_scales = sum(scale.excess for scale in scales if name in scale.slowed)
+    beyond = update.beyond_without(by_scales)
+    if by_scales:
+        spread = max(spread, UNCERTAIN)
+        is_wrong = abs(beyond) > spread
+    else:
+        is_wrong = update.verdict in (GROWS, SHRINKS)
+    return power(-beyond, letter, spread) if is_wrong else ""
+
+
+def _learning_rate_advice(factor: str, updates: Sequence[Verdict]) -> str:
+    """Which learning rates to scale by the same factor, and why."""
+    *first_names, last_name = [update.entry.name for update in updates]
+    names = last_name
+    several = ""
+    if first_names:
+        names = f"{', '.join(first_names)} and {last_name}"
+        several = "s"
+    exponents = ", ".join(str(update.through) for update in updates)
+    return (
+        f"scale the learning rate{several} of {names} by {factor}: the"
+        f" exponent{several} of the update{several}, {exponents}, should be"
+        f" {updates[0].expected_text}"
+    )
+
+
+def _initialisation_advice(change: Verdict, before: Exponent | None) -> str:
+    """Where to look if an activation breaks the promise and no update does."""
+    name = change.entry.name
+    text = (
+        f"{name} {change.verdict}, exponent {change.exponent} rather than"
+        f" {change.expected_text}, and no update does: no learning rate is the cause,"
+        " look at the standard deviations"
+    )
+    if before is not None:
+        text += f" (before the step, {name} itself has exponent {before})"
+    return text
 
 
 def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
     """n^a; a is rounded to a multiple of 1/2 within the spread."""
-    near = round(2 * exponent) / 2
-    if abs(exponent - near) > spread:
+    rounded = round(2 * exponent) / 2
+    if abs(exponent - rounded) > spread:
         return f"{letter}^({exponent:.2f})".replace("-", "−")
-    known = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
-    return known.get(near, f"{letter}^({near:g})".replace("-", "−"))
+    short = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
+    return short.get(rounded, f"{letter}^({rounded:g})".replace("-", "−"))

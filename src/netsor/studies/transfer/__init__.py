@@ -130,6 +130,13 @@ def transfer(
     draws : int
         Initialisations at each width. All learning rates see the same ones.
 
+    Returns
+    -------
+    transfer : Transfer
+        One `Sweep` for each parametrisation, by position or name. `best(width)` is its
+        best learning rate with a 99 % interval, and `verdict` says whether it moves
+        with the width. Print it for the table; `save(folder)` writes the report.
+
     Examples
     --------
     >>> inputs, targets = ns.data([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
@@ -170,61 +177,78 @@ class SweepCase(TrainingCase):
     @lru_cache(maxsize=8)  # noqa: B019 (a program that is the same object is planned once)
     def program(self) -> Program:
         """The loss after the last step."""
-        rate = hyperparameter(LR)
-        how: dict[str, Any] = {
-            "schedule": lambda t: self.schedule[t] * rate,
-            "clip_norm": self.clip_norm,
-        }
         if self.model is not None:
-            network = training(self.model, self.ids, self.targets, self.vectors)
-            factors, eps, named = (
-                dict(self.factors),
-                dict(self.eps),
-                NAMED[self.optimiser],
-            )
-            kinds: dict[Any, str] = {
-                **network.kinds(),
-                **dict.fromkeys(network.vectors, "embedding"),
-            }
-            by = {
-                parameter: named.memory(factors[kind], eps.get(kind, 0.0))
-                for parameter, kind in kinds.items()
-            }
-            logits = train(
-                network.logits, network.loss, by, self.steps, network.parameters, **how
-            )[-1]
-            return Program(apply(_finite, network.loss_of(logits), name="finite"))
-        net = call_build(self.own.model, self.width)
+            return self._program_of_model(self.model)
+        return self._program_of_function()
+
+    def _program_of_model(self, model: Transformer) -> Program:
+        network = training(model, self.ids, self.targets, self.vectors)
+        kinds: dict[Any, str] = dict(network.kinds())
+        for vector in network.vectors:
+            kinds[vector] = "embedding"
+        factors, eps = dict(self.factors), dict(self.eps)
+        named = NAMED[self.optimiser]
+        optimisers = {}
+        for parameter, kind in kinds.items():
+            optimisers[parameter] = named.memory(factors[kind], eps.get(kind, 0.0))
+        after_steps = train(
+            network.logits,
+            network.loss,
+            optimisers,
+            self.steps,
+            network.parameters,
+            schedule=self._schedule(),
+            clip_norm=self.clip_norm,
+        )
+        loss = network.loss_of(after_steps[-1])
+        return Program(apply(_finite, loss, name="finite"))
+
+    def _program_of_function(self) -> Program:
+        request = self.own
+        net = call_build(request.model, self.width)
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
+            returned = shown(loss)
+            if hasattr(net, "named_parameters"):
+                returned = "a PyTorch module: netsor coord-check takes these"
             allowed = (
                 "a function of the width that returns a Program whose output is its"
-                " loss, one scalar, not "
+                f" loss, one scalar, not {returned}"
             )
-            module = (
-                "a PyTorch module: netsor coord-check takes these"
-                if hasattr(net, "named_parameters")
-                else ""
-            )
-            raise ArgumentError(
-                "model", self.own.name, allowed + (module or shown(loss))
-            )
-        moves = None if self.own.weights is None else self.own.weights(net)
-        given = self.own.optimiser
-        optimiser = (
-            NAMED[given].memory(1.0, self.own.eps) if isinstance(given, str) else given
+            raise ArgumentError("model", request.name, allowed)
+        optimiser = request.optimiser
+        if isinstance(optimiser, str):
+            optimiser = NAMED[optimiser].memory(1.0, request.eps)
+        after_steps = train(
+            loss,
+            loss,
+            optimiser,
+            request.steps,
+            None if request.weights is None else request.weights(net),
+            schedule=self._schedule(),
+            clip_norm=self.clip_norm,
         )
-        last = train(loss, loss, optimiser, self.own.steps, moves, **how)[-1]
-        return Program(
-            last if math.isinf(self.width) else apply(_finite, last, name="finite")
-        )
+        if math.isinf(self.width):
+            return Program(after_steps[-1])
+        return Program(apply(_finite, after_steps[-1], name="finite"))
+
+    def _schedule(self) -> Callable[[int], Scalar]:
+        """The learning rate of each step, as a value of the program."""
+        rate = hyperparameter(LR)
+
+        def rate_of(step: int) -> Scalar:
+            return self.schedule[step] * rate
+
+        return rate_of
 
     @property
     @lru_cache(maxsize=64)  # noqa: B019 (cases are equal if their fields are)
     def refused(self) -> str:
         """Why no law is known at infinite width; "" if one is."""
+        if math.isfinite(self.width):
+            return ""
         try:
-            _ = self.plan if math.isinf(self.width) else None
+            _ = self.plan
         except (ExactError, NoLimitError) as error:
             return str(error)
         return ""
@@ -263,15 +287,14 @@ class SweepTask(DrawTask):
     def run(self) -> Arrays:
         """The losses, (rates, draws); all rates see the same initialisations."""
         # in this thread, where overflows raise no warning
-        how = self.sampling(executor=InlineExecutor())
+        sampling = self.sampling(executor=InlineExecutor())
         losses = np.full((len(self.lr), self.draws), DIVERGED)
         for k, rate in enumerate(self.lr):
             # an overflow raises an error, and so does infinite width if expectations do
             # not tell a diverging loss
             with suppress(ValueError), np.errstate(all="ignore"):
-                (losses[k],) = self.case.program._at(
-                    {**self.case.widths, LR: rate}
-                ).draw(how)
+                program = self.case.program._at({**self.case.widths, LR: rate})
+                (losses[k],) = program.draw(sampling)
         numbers = self.case.plan.random_numbers * self.draws * len(self.lr)
         return {"losses": losses, "random_numbers": np.array(numbers)}
 
@@ -315,19 +338,18 @@ class Request(TrainingRequest):
             )
         super().__post_init__()
 
-    def _rates(self, given: Any) -> tuple[float, ...]:
-        if (
-            given is None
-            or given.ndim != 1
-            or not np.isfinite(given).all()
-            or len(set(given)) < len(given)
-        ):
+    def _rates(self, numbers: Any) -> tuple[float, ...]:
+        """The learning rates, validated; `numbers` is None if they are no numbers."""
+        are_numbers = (
+            numbers is not None and numbers.ndim == 1 and np.isfinite(numbers).all()
+        )
+        if not are_numbers or len(set(numbers)) < len(numbers):
             raise ArgumentError(
                 "lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]"
             )
-        if len(given) < LEAST_RATES or given.min() <= 0:
+        if len(numbers) < LEAST_RATES or numbers.min() <= 0:
             raise ArgumentError("lr", self.lr, "three or more positive numbers")
-        rates = np.sort(given)
+        rates = np.sort(numbers)
         if (rates[1:] / rates[:-1]).max() > COARSEST * (1 + 1e-9):
             raise ArgumentError(
                 "lr",
@@ -341,12 +363,12 @@ class Request(TrainingRequest):
         """The learning rates that every width has: those given, or a few to begin
         with.
         """
-        middle = (
-            NAMED[self.optimiser].sweep_centre
-            if isinstance(self.optimiser, str)
-            else 1.0
-        )
-        return tuple(self.lr or (middle * GRID).tolist())
+        if self.lr:
+            return tuple(self.lr)
+        middle = 1.0
+        if isinstance(self.optimiser, str):
+            middle = NAMED[self.optimiser].sweep_centre
+        return tuple((middle * GRID).tolist())
 
     @property
     def rates(self) -> int:
@@ -358,18 +380,18 @@ class Request(TrainingRequest):
     @property
     def rates_text(self) -> str:
         """How many learning rates there are, in words."""
-        return f"{'about ' if self.lr is None else ''}{self.rates} learning rates, "
+        about = "about " if self.lr is None else ""
+        return f"{about}{self.rates} learning rates, "
 
     @cached_property
     def factors(self) -> tuple[float, ...]:
         """The factors by which the schedule multiplies the learning rates of each
         step.
         """
-        schedule = self.schedule
-        return tuple(
-            1.0 if schedule is None else real(schedule(t), "schedule", least=0)
-            for t in range(self.steps)
-        )
+        if self.schedule is None:
+            return (1.0,) * self.steps
+        factors = [self.schedule(step) for step in range(self.steps)]
+        return tuple(real(factor, "schedule", least=0) for factor in factors)
 
     def case_options(
         self, rule: Parametrisation, width: float, depth: float
@@ -377,21 +399,12 @@ class Request(TrainingRequest):
         """The schedule, the norm of clipping, and the learning rates of each kind of
         weight.
         """
-        factors = (
-            ()
-            if self.own
-            else tuple((kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS)
-        )
-        options = {
-            "schedule": self.factors,
-            "clip_norm": self.clip_norm,
-            "factors": factors,
-        }
-        return (
-            options
-            if self.own
-            else {**options, "eps": self.eps_by_kind(rule, width, depth)}
-        )
+        options = {"schedule": self.factors, "clip_norm": self.clip_norm}
+        if self.own:
+            return options
+        factors = [(kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS]
+        eps = self.eps_by_kind(rule, width, depth)
+        return {**options, "factors": tuple(factors), "eps": eps}
 
 
 @dataclass(frozen=True)
@@ -412,36 +425,37 @@ class TransferStudy(TrainingStudy[Transfer]):
         until they have their minimum.
         """
         run.wait()
-
-        def curve(case: SweepCase, lr: tuple[float, ...]) -> Curve:
-            losses = [run[task]["losses"] for task in self.tasks_of(case, lr)]
-            return Curve(np.array(lr), np.concatenate(losses, axis=1), case.place[0])
-
-        curves = {
-            case: curve(case, self.request.grid)
-            for case in self.cases
-            if not case.empty
-        }
-        while self.request.lr is None and (
-            more := {case: lr for case, c in curves.items() if (lr := c.beyond)}
-        ):
-            tasks = [
-                task for case, lr in more.items() for task in self.tasks_of(case, lr)
-            ]
-            run.add(tasks)
-            run.wait(tasks, f"{self.request.name}: more learning rates")
-            curves |= {
-                case: curves[case].joined(curve(case, lr)) for case, lr in more.items()
-            }
+        grid = self.request.grid
+        curves: dict[SweepCase, Curve] = {}
+        for case in self.cases:
+            if not case.empty:
+                curves[case] = self._curve(case, grid, run)
+        if self.request.lr is None:
+            self._extend(curves, run)
         sweeps = []
         for rule in self.request.checks:
             cases = self.request.cases(rule)
             by_width = {case.width: curves[case] for case in cases if case in curves}
-            sweeps.append(
-                Sweep(
-                    rule.name,
-                    by_width,
-                    {case.width: case.refused for case in cases if case.refused},
-                )
-            )
+            refused = {case.width: case.refused for case in cases if case.refused}
+            sweeps.append(Sweep(rule.name, by_width, refused))
         return Transfer(self.request, sweeps, *self.spent(run))
+
+    def _curve(self, case: SweepCase, lr: tuple[float, ...], run: Run) -> Curve:
+        """The losses of finished tasks of one network."""
+        losses = [run[task]["losses"] for task in self.tasks_of(case, lr)]
+        return Curve(np.array(lr), np.concatenate(losses, axis=1), case.place[0])
+
+    def _extend(self, curves: dict[SweepCase, Curve], run: Run) -> None:
+        """Add learning rates to curves until all have their minimum inside."""
+        while True:
+            added = {case: curve.beyond for case, curve in curves.items()}
+            added = {case: lr for case, lr in added.items() if lr}
+            if not added:
+                return
+            tasks = []
+            for case, lr in added.items():
+                tasks += self.tasks_of(case, lr)
+            run.add(tasks)
+            run.wait(tasks, f"{self.request.name}: more learning rates")
+            for case, lr in added.items():
+                curves[case] = curves[case].joined(self._curve(case, lr, run))

@@ -125,17 +125,15 @@ class Curve:
     def best(self) -> Optimum:
         """The best learning rate."""
         low, high = np.quantile(self.vertices, [LEVEL / 2, 1 - LEVEL / 2])
-        step, at = (
-            0.5 * float(np.diff(np.log(self.lr)).max()),
-            int(np.argmin(self.loss)),
-        )
-        first = 0.0 if at == 0 else math.exp(min(low, self.vertex - step))
-        last = (
-            math.inf
-            if at == len(self.lr) - 1
-            else math.exp(max(high, self.vertex + step))
-        )
-        return Optimum(math.exp(self.vertex), first, last)
+        half_step = 0.5 * float(np.diff(np.log(self.lr)).max())
+        low = math.exp(min(low, self.vertex - half_step))
+        high = math.exp(max(high, self.vertex + half_step))
+        lowest = int(np.argmin(self.loss))
+        if lowest == 0:
+            low = 0.0
+        if lowest == len(self.lr) - 1:
+            high = math.inf
+        return Optimum(math.exp(self.vertex), low, high)
 
     @property
     def vertex(self) -> float:
@@ -146,28 +144,48 @@ class Curve:
     def vertices(self) -> Floats:
         """The same of bootstrap samples."""
         count = self.losses.shape[1]
-        return _vertex(
-            np.log(self.lr), _bootstrap_counts(count, self.seed) @ self.logs.T / count
-        )
+        means = _bootstrap_counts(count, self.seed) @ self.logs.T / count
+        return _vertex(np.log(self.lr), means)
 
     @property
     def beyond(self) -> tuple[float, ...]:
         """Learning rates to add; none if the lowest loss is well inside."""
-        at, ratio = int(np.argmin(self.loss)), 2.0 ** np.arange(1, ADDED + 1)
-        if len(self.lr) >= MOST_RATES or MARGIN <= at < len(self.lr) - MARGIN:
+        lowest = int(np.argmin(self.loss))
+        if len(self.lr) >= MOST_RATES or MARGIN <= lowest < len(self.lr) - MARGIN:
             return ()
-        return tuple(
-            (self.lr[-1] * ratio if at >= MARGIN else self.lr[0] / ratio[::-1]).tolist()
-        )
+        ratios = 2.0 ** np.arange(1, ADDED + 1)
+        if lowest >= MARGIN:
+            added = self.lr[-1] * ratios
+        else:
+            added = self.lr[0] / ratios[::-1]
+        return tuple(added.tolist())
 
     def joined(self, other: Curve) -> Curve:
         """The curve with more learning rates."""
-        lr, losses = (
-            np.concatenate([self.lr, other.lr]),
-            np.concatenate([self.losses, other.losses]),
-        )
+        lr = np.concatenate([self.lr, other.lr])
+        losses = np.concatenate([self.losses, other.losses])
         order = np.argsort(lr)
         return Curve(lr[order], losses[order], self.seed)
+
+
+class ExponentInterval(NamedTuple):
+    """The power of the width that the best rate follows, and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def side(self) -> int:
+        """1 if the interval lies above ±TOLERANCE, −1 if below, 0 otherwise."""
+        if self.low > TOLERANCE:
+            return 1
+        return -1 if self.high < -TOLERANCE else 0
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the interval lies within ±TOLERANCE."""
+        return self.low >= -TOLERANCE and self.high <= TOLERANCE
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,46 +216,39 @@ class Sweep:
         return self.curves[width].best
 
     @cached_property
-    def exponents(self) -> dict[float, tuple[float, float, float]]:
+    def exponents(self) -> dict[float, ExponentInterval]:
         """The exponent from each width on, except the largest, with its interval."""
         finite = sorted(width for width in self.curves if width < math.inf)
-        exponents, level = {}, LEVEL / (len(finite) - 1) / 2
+        # together the intervals have the level
+        tail = LEVEL / (len(finite) - 1) / 2
+        exponents = {}
         for k, start in enumerate(finite[:-1]):
-            x, curves = np.log(finite[k:]), [self.curves[width] for width in finite[k:]]
-            by = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-            value = float(by @ [c.vertex for c in curves])
-            low, high = np.quantile(
-                by @ np.array([c.vertices for c in curves]), [level, 1 - level]
+            curves = [self.curves[width] for width in finite[k:]]
+            x = np.log(finite[k:])
+            coefficients = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+            value = float(coefficients @ [curve.vertex for curve in curves])
+            resampled = coefficients @ np.array([curve.vertices for curve in curves])
+            low, high = map(float, np.quantile(resampled, [tail, 1 - tail]))
+            exponents[start] = ExponentInterval(
+                value, low=min(value, low), high=max(value, high)
             )
-            exponents[start] = value, min(value, float(low)), max(value, float(high))
         return exponents
 
     @cached_property
     def _judged(self) -> tuple[str, float]:
         """The verdict, and the smallest width to which it applies."""
         starts = list(self.exponents)
-        if any(
-            not 0 < best.low <= best.high < math.inf
-            for best in map(self.best, self.curves)
-        ):
-            return OUTSIDE, starts[0]
-        ends = [(low, high) for _, low, high in self.exponents.values()]
-        outside = [
-            1 if low > TOLERANCE else -1 if high < -TOLERANCE else 0
-            for low, high in ends
-        ]
+        exponents = list(self.exponents.values())
+        for curve in self.curves.values():
+            if not 0 < curve.best.low <= curve.best.high < math.inf:
+                return OUTSIDE, starts[0]
+        sides = [exponent.side for exponent in exponents]
         for k, start in enumerate(starts):
-            if (
-                ends[k][0] >= -TOLERANCE
-                and ends[k][1] <= TOLERANCE
-                and not any(outside[k:])
-            ):
-                return (
-                    TRANSFERS if k == 0 else f"{TRANSFERS} from n = {start:,.0f} on",
-                    start,
-                )
-        if outside[0] and len(set(outside)) == 1:
-            return f"shifts like n^{self.exponents[starts[0]][0]:.1f}", starts[0]
+            if exponents[k].is_small and not any(sides[k:]):
+                since = "" if k == 0 else f" from n = {start:,.0f} on"
+                return f"{TRANSFERS}{since}", start
+        if sides[0] and len(set(sides)) == 1:
+            return f"shifts like n^{exponents[0].value:.1f}", starts[0]
         return UNKNOWN, starts[0]
 
     @property
@@ -260,7 +271,7 @@ class Sweep:
         return self._judged[1]
 
     @property
-    def exponent(self) -> tuple[float, float, float]:
+    def exponent(self) -> ExponentInterval:
         """The exponent from `start` on, and its interval."""
         return self.exponents[self.start]
 
@@ -268,42 +279,44 @@ class Sweep:
         """The loss at every width and learning rate, one row each, with the standard
         error of its logarithm.
         """
-        return [
-            {
-                "parametrisation": self.name,
-                "width": _plain(width),
-                "lr": lr,
-                "loss": loss,
-                "log_error": error,
-            }
-            for width, c in self.curves.items()
-            for lr, loss, error in zip(
-                c.lr.tolist(), c.loss.tolist(), c.error.tolist(), strict=True
-            )
-        ]
+        rows = []
+        for width, curve in self.curves.items():
+            columns = curve.lr.tolist(), curve.loss.tolist(), curve.error.tolist()
+            for lr, loss, error in zip(*columns, strict=True):
+                row = {
+                    "parametrisation": self.name,
+                    "width": _plain(width),
+                    "lr": lr,
+                    "loss": loss,
+                    "log_error": error,
+                }
+                rows.append(row)
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity: an interval without an upper end has None,
         infinite width is "inf".
         """
-        ends = ("value", "low", "high")
-        return {
-            "parametrisation": self.name,
-            "widths": [
+        widths = []
+        for width, curve in self.curves.items():
+            best = {
+                end: lr if math.isfinite(lr) else None
+                for end, lr in curve.best._asdict().items()
+            }
+            widths.append(
                 {
                     "width": _plain(width),
                     "lr": curve.lr.tolist(),
                     "loss": curve.loss.tolist(),
-                    "best": {
-                        k: v if math.isfinite(v) else None
-                        for k, v in curve.best._asdict().items()
-                    },
+                    "best": best,
                 }
-                for width, curve in self.curves.items()
-            ],
+            )
+        return {
+            "parametrisation": self.name,
+            "widths": widths,
             "exponents": [
-                {"from": _plain(n)} | dict(zip(ends, e, strict=True))
-                for n, e in self.exponents.items()
+                {"from": _plain(start), **exponent._asdict()}
+                for start, exponent in self.exponents.items()
             ],
             "verdict": self.verdict,
             "start": _plain(self.start),
@@ -318,68 +331,119 @@ def _plain(width: float) -> int | str:
 @lru_cache(maxsize=4)
 def _bootstrap_counts(count: int, seed: int) -> Floats:
     """How often each draw is in each sample; curves share them."""
-    return (
-        np.random.default_rng([20, seed])
-        .multinomial(count, np.full(count, 1 / count), size=SAMPLES)
-        .astype(float)
-    )
+    rng = np.random.default_rng([20, seed])
+    counts = rng.multinomial(count, np.full(count, 1 / count), size=SAMPLES)
+    return counts.astype(float)
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
     """The minima of parabolas through the lowest of the points (x, y[…, i]) and its
     neighbours.
     """
-    at = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
+    middle = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
     rows = np.arange(len(y))
-    x0, x1, x2 = (x[at + k] for k in (-1, 0, 1))
-    y0, y1, y2 = (y[rows, at + k] for k in (-1, 0, 1))
+    x0, x1, x2 = x[middle - 1], x[middle], x[middle + 1]
+    y0, y1, y2 = y[rows, middle - 1], y[rows, middle], y[rows, middle + 1]
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     bend = np.where(right > left, right - left, 1.0)
     vertex = 0.5 * (x0 + x1) - 0.5 * left * (x2 - x0) / bend
     return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
 
 
-def _item(sweep: Sweep) -> Item:
+def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
+    """Draw the losses with their errors, and the best rate; return the line. Of losses
+    that diverge behind the lowest, only the first is drawn.
+    """
+    lowest = int(np.argmin(curve.loss))
+    diverging = [k for k in np.flatnonzero(curve.loss > top) if k >= lowest]
+    shown = slice(diverging[0] + 1 if diverging else None)
+    lr, error = curve.lr[shown], curve.error[shown]
+    loss = np.minimum(curve.loss[shown], 10 * top)
+    (line,) = axes.plot(lr, loss, ms=2.5, **style)
+    low = loss * np.exp(-2 * error)
+    high = loss * np.exp(2 * np.minimum(error, 10.0))
+    axes.fill_between(lr, low, high, color=style["color"], alpha=0.15, lw=0)
+    best = curve.best.lr
+    axes.plot(best, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
+    return line
+
+
+def _best_cell(sweep: Sweep, width: float) -> Cell:
+    """The best rate at a width, with its interval."""
+    if width not in sweep.curves:
+        return Cell("no law", status="absent")
+    return Cell(str(sweep.best(width)))
+
+
+def _exponent_cell(sweep: Sweep, start: float) -> Cell:
+    """The exponent from a width on, coloured if the verdict is about it."""
+    colour = COLOUR_CLASSES[_status(sweep)] if start == sweep.start else ""
+    return Cell(_exponent_text(sweep.exponents[start]), status=colour)
+
+
+def _loss_table(sweep: Sweep) -> Table:
+    """A row for each learning rate, a column for each width."""
+    head = ["learning rate", *(f"n = {width_text(width)}" for width in sweep.widths)]
+    columns: list[dict[float, float]] = []
+    for curve in sweep.curves.values():
+        pairs = zip(curve.lr.tolist(), curve.loss.tolist(), strict=True)
+        columns.append(dict(pairs))
+    rates = sorted({lr for column in columns for lr in column})
+    rows: list[Row] = []
+    for lr in rates:
+        losses = [f"{column[lr]:.3g}" if lr in column else "" for column in columns]
+        rows.append([f"{lr:.3g}", *losses])
+    return Table(head, rows)
+
+
+def _conclusion(sweep: Sweep) -> Item:
     """The conclusion for one parametrisation, or what to do to reach one."""
     more = [
         f"No law at width {width_text(width)}: {why}."
         for width, why in sweep.refused.items()
     ]
-    exponent = f"exponent {_interval(sweep.exponent)}"
+    if sweep.verdict == OUTSIDE:
+        return Item(UNDECIDED, sweep.name, OUTSIDE, more + _missing_rates(sweep))
+    exponent = f"exponent {_exponent_text(sweep.exponent)}"
     if sweep.verdict == UNKNOWN:
         more.append("More draws, larger widths or a finer grid settle it.")
         text = (
             f"{exponent}, neither within ±{TOLERANCE} nor outside for all larger widths"
         )
         return Item(UNDECIDED, sweep.name, text, more)
-    if sweep.verdict != OUTSIDE:
-        return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
-    for end, what in ((0, "smaller"), (-1, "larger")):
-        widths = [
-            width
-            for width, curve in sweep.curves.items()
-            if np.argmin(curve.loss) == range(len(curve.lr))[end]
-        ]
-        if widths:
-            noun = "width" if len(widths) == 1 else "widths"
-            at = f"{noun} {', '.join(map(width_text, widths))}"
-            rate = f"add rates {what} than {sweep.curves[widths[0]].lr[end]:.3g}"
-            more.append(f"At {at} the best rate is at the end of the grid: {rate}.")
-    return Item(UNDECIDED, sweep.name, sweep.verdict, more)
+    return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
+
+
+def _missing_rates(sweep: Sweep) -> list[str]:
+    """The widths whose best rate is at an end of the grid, and which rates to add."""
+    sentences = []
+    for end, larger in ((0, "smaller"), (-1, "larger")):
+        widths = []
+        for width, curve in sweep.curves.items():
+            last = len(curve.lr) - 1 if end else 0
+            if np.argmin(curve.loss) == last:
+                widths.append(width)
+        if not widths:
+            continue
+        noun = "width" if len(widths) == 1 else "widths"
+        where = f"{noun} {', '.join(map(width_text, widths))}"
+        rate = f"{sweep.curves[widths[0]].lr[end]:.3g}"
+        sentences.append(
+            f"At {where} the best rate is at the end of the grid: add rates"
+            f" {larger} than {rate}."
+        )
+    return sentences
 
 
 def _status(sweep: Sweep) -> str:
-    return (
-        OK
-        if sweep.transfers
-        else UNDECIDED
-        if sweep.verdict in (UNKNOWN, OUTSIDE)
-        else FLAG
-    )
+    if sweep.transfers:
+        return OK
+    return UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
 
 
-def _interval(ends: tuple[float, float, float]) -> str:
-    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*(round(v, 2) + 0.0 for v in ends))
+def _exponent_text(exponent: ExponentInterval) -> str:
+    ends = [round(number, 2) + 0.0 for number in exponent]  # no −0
+    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*ends)
 
 
 class Transfer(ByParametrisation[Sweep]):
@@ -398,138 +462,83 @@ class Transfer(ByParametrisation[Sweep]):
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
-        r, sweeps, steps = self.request, self.parts, steps_text(self.request)
-        name = f" of {r.optimiser}" if isinstance(r.optimiser, str) else ""
-        done = f"Loss after {steps}{name}{{batch}}" + (
-            "" if r.lr is None else f", at {len(r.lr)} learning rates"
+        return self._assembled(
+            manifest,
+            items=[_conclusion(sweep) for sweep in self.parts],
+            own_sections=[self._best_rates_section(), *self._loss_sections()],
+            verdict=f"{self.request.name}: {self._verdict}",
+            done=self._done_text(),
+            caption=self._caption(),
+            rule=RULE,
         )
-        caption = (
-            f"Loss after {steps} against the learning"
-            f" rate{'' if r.own else ' at the width of the model'}: geometric means"
+
+    def _done_text(self) -> str:
+        """What was done, with {batch}."""
+        request = self.request
+        text = f"Loss after {steps_text(request)}"
+        if isinstance(request.optimiser, str):
+            text += f" of {request.optimiser}"
+        text += "{batch}"
+        if request.lr is not None:
+            text += f", at {len(request.lr)} learning rates"
+        return text
+
+    def _caption(self) -> str:
+        """The caption of the figure."""
+        rate = "learning rate"
+        if not self.request.own:
+            rate += " at the width of the model"
+        return (
+            f"Loss after {steps_text(self.request)} against the {rate}: geometric means"
             " over initialisations with two standard errors. The large marker is the"
             " best rate of its width; the rate transfers if these markers are above"
             " each other."
         )
-        best: list[Row] = []
-        for width in r.widths:
-            cells = [
-                (
-                    Cell(str(s.best(width)))
-                    if width in s.curves
-                    else Cell("no law", status="absent")
-                )
-                for s in sweeps
-            ]
-            best.append([f"n = {width_text(width)}", *cells])
-        for start in r.at[:-1]:
-            colours = [
-                COLOUR_CLASSES[_status(sweep)] if start == sweep.start else ""
-                for sweep in sweeps
-            ]
-            cells = [
-                Cell(_interval(s.exponents[start]), status=c)
-                for s, c in zip(sweeps, colours, strict=True)
-            ]
-            best.append(
-                [
-                    (
-                        f"exponent from {width_text(start)} on"
-                        if len(r.at) > 2
-                        else "exponent"
-                    ),
-                    *cells,
-                ]
-            )
-        table = Table(["", *(sweep.name for sweep in sweeps)], best)
-        sections = [Section("Best learning rates with 99 % intervals", [table])]
-        for sweep in sweeps:
-            columns = [
-                dict(zip(c.lr.tolist(), c.loss.tolist(), strict=True))
-                for c in sweep.curves.values()
-            ]
-            every = sorted({lr for column in columns for lr in column})
-            rows = [
-                [
-                    f"{lr:.3g}",
-                    *(f"{col[lr]:.3g}" if lr in col else "" for col in columns),
-                ]
-                for lr in every
-            ]
-            losses = Table(
-                [
-                    "learning rate",
-                    *(f"n = {width_text(width)}" for width in sweep.widths),
-                ],
-                rows,
-            )
-            sections.append(
-                Section(
-                    f"{sweep.name}: loss at each learning rate",
-                    [losses],
-                    "verbose",
-                    folded=True,
-                )
-            )
-        verdict, items = (
-            f"{r.name}: {self._verdict}",
-            [_item(sweep) for sweep in sweeps],
-        )
-        return self._assembled(
-            manifest,
-            items,
-            sections,
-            verdict=verdict,
-            done=done,
-            caption=caption,
-            rule=RULE,
-        )
+
+    def _best_rates_section(self) -> Section:
+        """The best rate at each width, then the exponents, for all parametrisations."""
+        request, sweeps = self.request, self.parts
+        rows: list[Row] = []
+        for width in request.widths:
+            cells = [_best_cell(sweep, width) for sweep in sweeps]
+            rows.append([f"n = {width_text(width)}", *cells])
+        for start in request.at[:-1]:
+            title = "exponent"
+            if len(request.at) > 2:
+                title += f" from {width_text(start)} on"
+            rows.append([title, *(_exponent_cell(sweep, start) for sweep in sweeps)])
+        table = Table(["", *(sweep.name for sweep in sweeps)], rows)
+        return Section("Best learning rates with 99 % intervals", [table])
+
+    def _loss_sections(self) -> list[Section]:
+        """The loss at each learning rate, a table for each parametrisation."""
+        sections = []
+        for sweep in self.parts:
+            title = f"{sweep.name}: loss at each learning rate"
+            table = _loss_table(sweep)
+            sections.append(Section(title, [table], "verbose", folded=True))
+        return sections
 
     def plot(self) -> Any:
         """Loss against learning rate, a line for each width and a panel for each
         parametrisation; a figure.
         """
-        widths, every = (
-            self.request.widths,
-            [curve.loss for sweep in self.parts for curve in sweep.curves.values()],
-        )
-        top, bottom = (
-            SEEN * max(loss[0] for loss in every),
-            min(loss.min() for loss in every) / SEEN,
-        )
+        widths = self.request.widths
+        losses = [curve.loss for sweep in self.parts for curve in sweep.curves.values()]
+        top = SEEN * max(loss[0] for loss in losses)
+        bottom = min(loss.min() for loss in losses) / SEEN
 
         def panel(axes: Any, sweep: Sweep) -> dict[str, Any]:
             from matplotlib import colormaps  # slow to import
 
             lines: dict[str, Any] = {}
             for k, (width, curve) in enumerate(sweep.curves.items()):
-                colour = colormaps["viridis"](
-                    0.9 * widths.index(width) / (len(widths) - 1)
-                )
-                style = {"color": colour, "marker": MARKS[k % len(MARKS)]}
-                # of losses that diverge, the first is drawn
-                above = np.flatnonzero(curve.loss > top)
-                drawn = slice(
-                    next((at + 1 for at in above if at >= np.argmin(curve.loss)), None)
-                )
-                lr, loss, error = (
-                    curve.lr[drawn],
-                    np.minimum(curve.loss[drawn], 10 * top),
-                    curve.error[drawn],
-                )
-                (lines[width_text(width)],) = axes.plot(lr, loss, ms=2.5, **style)
-                low, high = (
-                    loss * np.exp(-2 * error),
-                    loss * np.exp(2 * np.minimum(error, 10.0)),
-                )
-                axes.fill_between(lr, low, high, color=colour, alpha=0.15, lw=0)
-                axes.plot(
-                    curve.best.lr,
-                    loss.min(),
-                    ms=7,
-                    markeredgecolor="black",
-                    ls="",
-                    **style,
-                )
+                place = widths.index(width) / (len(widths) - 1)
+                style = {
+                    "color": colormaps["viridis"](0.9 * place),
+                    "marker": MARKS[k % len(MARKS)],
+                }
+                lines[width_text(width)] = _draw_curve(axes, curve, top, style)
             verdict = re.sub(r"n\^(-?[0-9.]+)", r"$n^{\1}$", sweep.verdict)
             axes.set(
                 xscale="log",

@@ -1,0 +1,279 @@
+"""The base class for array libraries that run a plan step by step.
+
+A new backend is one class here or in your own code: it says how its library makes
+normals, how arrays get there and back, and which functions the library has.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._array_api import Array, Floats
+from ..._validate import Shape
+from ...language.theorem._check_function import is_builtin
+from ..linalg._gram_schmidt import NUMPY, LinalgBackend
+from ..plan import _ops
+from ..plan._instructions import FUNCTIONS
+from ..plan._ir import Register, Step
+from ..plan._plan import Plan, compute, run
+from ..run._rng_keys import key_words
+from ._base import MIN_BLOCK_REPLICAS, Device, NoDeviceError
+from ._chi import Chi, chi
+
+PROBE_REPLICAS = 4  # replicas of random numbers to try functions on
+MAX_PROBED_FUNCTIONS = 4096  # functions whose result is cached
+
+# by class of backend and function: the function, and whether the library computes the
+# same as numpy
+_probed: dict[tuple[type[Device], int], tuple[Any, bool]] = {}
+
+
+class Stream(NamedTuple):
+    """Where random numbers come from: the key of a draw and the replicas of a block."""
+
+    seed: int
+    key: tuple[int, ...]
+    start: int  # the first replica of the block
+    replicas: int
+
+    def words(self, count: int, dtype: type = np.uint64) -> list[int]:
+        """Integers for the seed of a generator, different for every stream."""
+        words = key_words(self.seed, *self.key, self.start, count=count, dtype=dtype)
+        return [int(word) for word in words]
+
+
+class StepwiseBackend(Device):
+    """A backend that runs a plan step by step, in an array library of your choice.
+
+    A subclass must define `library`, `array`, `numpy` and `normals`. Everything else
+    has a default that you may override: χ are made from normals, functions that the
+    library cannot compute run in numpy on the host, and one CPU is the only device.
+    Instances are arguments of every method with a `backend`.
+
+    The random numbers of a block of replicas depend only on the seed, the key of the
+    draw and the first replica of the block.
+
+    Examples
+    --------
+    >>> import netsor as ns
+    >>> class Philox(StepwiseBackend):
+    ...     library = NUMPY
+    ...
+    ...     def array(self, numbers, precision):
+    ...         return np.asarray(numbers, dtype=precision)
+    ...
+    ...     def numpy(self, array):
+    ...         return np.asarray(array, dtype=np.float64)
+    ...
+    ...     def normals(self, stream, shape, precision):
+    ...         generator = np.random.Generator(np.random.Philox(key=stream.words(2)))
+    ...         numbers = generator.standard_normal((stream.replicas, *shape))
+    ...         return numbers.astype(precision)
+    >>> x = ns.weight(64, 64) @ ns.gaussian(64)
+    >>> law = ns.Program(ns.weight(64, 64) @ x).law(draws=100, backend=Philox())
+    >>> law.method
+    'exact engine at fixed widths (philox on cpu in float64)'
+    """
+
+    @property
+    @abstractmethod
+    def library(self) -> LinalgBackend:
+        """The functions of the library, on the device of this backend.
+
+        `LinalgBackend(xp)` suits every library `xp` with the functions of the array
+        API whose arrays are writeable. A subclass of `Library` that also has the
+        library's `cholesky` and `triangular` makes large factorisations faster.
+        """
+
+    @abstractmethod
+    def array(self, numbers: Array, precision: str) -> Array:
+        """A numpy array as one of the library, on the device."""
+
+    @abstractmethod
+    def numpy(self, array: Array) -> Floats:
+        """An array of the library as a numpy array in double precision."""
+
+    @abstractmethod
+    def normals(self, stream: Stream, shape: Shape, precision: str) -> Array:
+        """Independent N(0, 1) numbers (replicas, *shape), the same for equal
+        streams.
+        """
+
+    def __post_init__(self) -> None:
+        """Check that the device exists: by default there is only a CPU."""
+        if self.device != "cpu":
+            raise NoDeviceError("device", self.device, f"'cpu' for {self.name}")
+
+    def chi(
+        self, stream: Stream, shape: Shape, freedom: Sequence[int], precision: str
+    ) -> Array:
+        """Independent χ (replicas, *shape), with these degrees of freedom along the
+        last axis.
+
+        By default they are functions of normals.
+        """
+        recipe = _chi_tables(self, tuple(freedom), precision)
+        normals = self.normals(stream, (*shape[:-1], recipe.normals), precision)
+        return recipe.of(self.library.xp, normals)
+
+    def native(self, step: Step, inputs: Sequence[Array]) -> Array:
+        """A function of the program, applied to arrays of the library.
+
+        If it raises an exception, numpy computes the step on the host.
+        """
+        return compute(self.library, step.kind, inputs, step.params)
+
+    def compute(
+        self, step: Step, inputs: Sequence[Array], overwritten: int | None
+    ) -> Array:
+        """Execute any step that draws no random numbers."""
+        if step.kind not in FUNCTIONS:
+            return compute(self.library, step.kind, inputs, step.params)
+        result = None
+        if step.kind != "apply" or self._agrees_with_numpy(step):
+            result = self._native_or_none(step, inputs)
+        if result is None:
+            # a repeated array stays one array
+            on_host = {id(array): self.numpy(array) for array in inputs}
+            arrays = [on_host[id(array)] for array in inputs]
+            result = compute(NUMPY, step.kind, arrays, step.params)
+        if isinstance(result, type(inputs[0])):
+            return result
+        return self.array(result, self.precision)
+
+    def evaluate(
+        self,
+        plan: Plan,
+        draw: Callable[[Step], Array],
+        constants: dict[Register, Array],
+    ) -> tuple[Array, Array]:
+        """Mean and coefficients of the outputs, given the random numbers of each step.
+
+        `constants` caches the constants of the plan on the device.
+        """
+
+        def constant(register: Register) -> Array:
+            if register not in constants:
+                constants[register] = self.array(register.value, self.precision)
+            return constants[register]
+
+        return run(plan, draw, constant, self.compute)
+
+    def chunk(self, plan: Plan, draws: int) -> int:
+        """The largest block of the plan that fits on this device."""
+        least = 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS
+        return self.fits(plan, self.largest_block(plan, least))
+
+    def sample(
+        self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
+    ) -> Iterator[tuple[Array, Array]]:
+        """One block, cut to the part; the first chunk in blocks that double."""
+        start = part.start
+        while start < part.stop:
+            replicas = min(size, max(self.first_block(plan), start))
+            needed = min(replicas, part.stop - start)
+            draw = partial(
+                self._drawn, seed=seed, start=start, replicas=replicas, needed=needed
+            )
+            mean, columns = self.evaluate(plan, draw, constants={})
+            yield mean[:needed, ...], columns[:needed, ...]
+            tick(needed)
+            start += replicas
+
+    def given(
+        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+    ) -> Callable[[Mapping[Register, Any]], Any]:
+        """Step by step; constants are copied to the device only once."""
+        constants: dict[Register, Array] = {}
+
+        def of_draws(numbers: Mapping[Register, Any]) -> Any:
+            def draw(step: Step) -> Array:
+                return self.array(numbers[step.out], self.precision)
+
+            mean, columns = self.evaluate(plan, draw, constants)
+            return self.numpy(what(self.library, mean, columns))
+
+        return of_draws
+
+    def cov(self, columns: Array) -> Array:
+        """The covariances, computed on the device."""
+        return _ops.gram(self.library.xp, columns, columns)
+
+    def _drawn(
+        self, step: Step, seed: int, start: int, replicas: int, needed: int
+    ) -> Array:
+        """The random numbers of a step for the replicas of a block that are needed."""
+        stream = Stream(seed, step.params["key"], start, replicas)
+        precision = "float32" if self.rounded else self.precision
+        shape = step.out.shape
+        if step.kind == "normals":
+            numbers = self.normals(stream, shape, precision)
+        else:
+            numbers = self.chi(stream, shape, step.params["freedom"], precision)
+        xp = self.library.xp
+        dtype = getattr(xp, self.precision)
+        return xp.astype(numbers[:needed, ...], dtype, copy=False)
+
+    def _native_or_none(self, step: Step, inputs: Sequence[Array]) -> Array | None:
+        """The function applied to arrays of the library; None if that fails."""
+        with suppress(Exception):
+            return self.native(step, inputs)
+        return None
+
+    def _agrees_with_numpy(self, step: Step) -> bool:
+        """Whether a function gives numpy's result with arrays of the library.
+
+        `p.std(axis=-1)`, for example, does not in PyTorch. Each function is tried once,
+        on a few random numbers.
+        """
+        f = step.params["f"]
+        if is_builtin(f):
+            return True
+        key = type(self), id(f)
+        if key not in _probed:
+            if len(_probed) >= MAX_PROBED_FUNCTIONS:
+                _probed.clear()
+            # with the function, so that no other gets its id
+            _probed[key] = f, self._probe(step)
+        return _probed[key][1]
+
+    def _probe(self, step: Step) -> bool:
+        """Compare a function of the program with numpy on random numbers."""
+        rng = np.random.default_rng(0)
+        probes = {
+            arg: rng.standard_normal((PROBE_REPLICAS, *arg.shape)) for arg in step.args
+        }
+        inputs = [self.array(probes[arg], "float64") for arg in step.args]
+        result = self._native_or_none(step, inputs)
+        agrees = result is not None
+        # if numpy fails, the library is the only choice
+        with suppress(Exception), np.errstate(all="ignore"):
+            expected = compute(
+                NUMPY, "apply", [probes[arg] for arg in step.args], step.params
+            )
+            found: Any = result
+            if isinstance(result, type(inputs[0])):
+                found = self.numpy(result)
+            agrees = agrees and bool(
+                np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
+            )
+        return agrees
+
+
+@lru_cache(maxsize=1024)
+def _chi_tables(
+    backend: StepwiseBackend, freedom: tuple[int, ...], precision: str
+) -> Chi:
+    """The recipe for a row of χ, on the device."""
+    polynomial, scale, squares = chi(freedom, precision)
+    return Chi(
+        polynomial=backend.array(polynomial, precision),
+        scale=backend.array(scale, precision),
+        squares=backend.array(squares, precision),
+    )

@@ -1,0 +1,390 @@
+"""Replaces rotary positions of infinitely wide vectors by copies of what made them.
+
+Identity: let q and k be independent vectors of width d, and R_t the rotation of
+position t, with angles t θ for θ = base^(−u) and u spread over 0 < u < 1. Then
+d^(−1/2) ⟨R_s q, R_t k⟩ depends only on the gap r = t − s. As d → ∞ it is a Gaussian
+process N(r): its covariance is that of d^(−1/2) ⟨q, k⟩ (equation 2 of docs/theory.md)
+times κ(r − r') = ∫ cos((r − r') base^(−u)) du. With κ = L Lᵀ over all gaps of the
+program,
+
+    d^(−1/2) ⟨R_s q, R_t k⟩ = Σ_m L_rm d^(−1/2) ⟨q_m, k⟩
+
+in law, where the q_m are copies of q by independent matrices. The gap 0 comes first, so
+that q_0 = q, and scores with and without positions have the right joint law. Means over
+coordinates are d^(−1) ⟨R_s q, R_t k⟩ = κ(r) d^(−1) ⟨q, k⟩.
+
+Rotations that are used for anything else than products stay, and lowering rejects them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from typing import cast
+
+import numpy as np
+import scipy
+
+from ..._array_api import Floats, Ints
+from ...language.operations._operation import Add, Dot, Join, MatMul, Source, Take
+from ...language.operations._rotary import Rotate, Stretch
+from ...language.values._array import Operation, Value
+from ...language.values._scalar import Scalar, constant
+from ...language.values._vector import Gaussian, Mix, Nonlin, Scale, Vector
+from ..graph._rewrite import Context, rewritten
+
+# Residual variance of N(r), for a variance of 1, that counts as rounding
+NEGLIGIBLE = 1e-13
+MAX_PANELS = 2**12  # of the quadrature for stretched frequencies
+# What makes a random vector: a member of a weight, or an initial vector
+Leaf = tuple[Source, int]
+LINEAR_OR_ENTRYWISE = (Add, Join, Mix, Nonlin, Scale, Take)
+
+
+@dataclass(frozen=True)
+class Angles:
+    """The frequencies by which positions rotate, θ = base^(−u), at infinite width."""
+
+    base: float
+    fraction: float  # of the coordinates that are rotated
+    stretch: Stretch | None
+    interleaved: bool
+
+    def kappa(self, r: Floats) -> Floats:
+        """κ(r) = 1 − fraction + fraction ∫₀¹ cos(r base^(−u)) du.
+
+        The integral is (Ci(r) − Ci(r/base))/log(base).
+        """
+        gap = np.abs(np.asarray(r, dtype=np.float64))
+        if self.base == 1.0:
+            mean_cosine = np.cos(gap)
+        elif self.stretch is not None:
+            mean_cosine = self._stretched(self.stretch, gap)
+        else:
+            mean_cosine = _integral(gap, 1.0, 1 / self.base) / math.log(self.base)
+        mean_cosine = np.where(gap > 0, mean_cosine, 1.0)
+        return np.asarray(1.0 - self.fraction + self.fraction * mean_cosine)
+
+    def _stretched(self, stretch: Stretch, gap: Floats) -> Floats:
+        """The mean cosine of stretched frequencies.
+
+        It is exact where frequencies are kept or divided, and by Gauss–Legendre in
+        log θ between.
+        """
+        lowest = 1 / self.base
+        per_turn = 2 * math.pi / stretch.original
+        high = min(1.0, max(lowest, per_turn * stretch.high))
+        low = min(1.0, max(lowest, per_turn * stretch.low))
+        total = _integral(gap, 1.0, high)
+        total = total + _integral(gap / stretch.factor, low, lowest)
+        if low < high:
+            # at most half a turn in each panel
+            panels = 4 + math.ceil(float(gap.max(initial=0.0)) * high / math.pi)
+            if panels > MAX_PANELS:
+                raise ValueError(
+                    "rotary positions too far apart for the stretched frequencies of a"
+                    " limit"
+                )
+            edges = np.linspace(math.log(low), math.log(high), panels + 1)
+            x, w = np.polynomial.legendre.leggauss(16)
+            half = 0.5 * np.diff(edges)[:, None]
+            log_theta = edges[:-1, None] + half * (1 + x)
+            theta = stretch.of(np.exp(log_theta)).ravel()
+            total = total + np.cos(gap[..., None] * theta) @ (half * w).ravel()
+        return np.asarray(total / math.log(self.base))
+
+
+def _integral(r: Floats, top: float, bottom: float) -> Floats:
+    """∫ cos(r θ) dθ/θ from bottom to top; r = 0 gives log(top/bottom)."""
+    positive = np.where(r > 0, r, 1.0)
+    _, at_top = scipy.special.sici(positive * top)
+    _, at_bottom = scipy.special.sici(positive * bottom)
+    return np.where(r > 0, at_top - at_bottom, math.log(top / bottom))
+
+
+@dataclass(frozen=True, eq=False)
+class Rotated:
+    """R_{t_i} x_i: vectors before their rotation, and a position t_i for each."""
+
+    x: Vector
+    positions: Floats
+    angles: Angles | None  # None if all positions are 0
+
+
+@dataclass
+class Process:
+    """N(r) of all scores with the same angles: the gaps r, and the root L of κ."""
+
+    gaps: set[float] = field(default_factory=lambda: {0.0})
+    ordered: Floats = field(default_factory=lambda: np.zeros(1))
+    root: Floats = field(default_factory=lambda: np.ones((1, 1)))
+
+    def factor(self, angles: Angles) -> None:
+        """Compute L with κ = L Lᵀ, by a Cholesky decomposition with pivots."""
+        self.ordered = r = np.array([0.0, *sorted(self.gaps - {0.0})])
+        rest = angles.kappa(r[:, None] - r)
+        columns = []
+        pivot = 0  # the gap 0 first, then the largest residual variance
+        while rest[pivot, pivot] > NEGLIGIBLE:
+            columns.append(rest[:, pivot] / math.sqrt(rest[pivot, pivot]))
+            rest = rest - np.outer(columns[-1], columns[-1])
+            pivot = int(np.argmax(np.diagonal(rest)))
+        self.root = np.stack(columns, axis=1)
+
+    def rows(self, gap: Floats) -> Floats:
+        """The row of L for each gap."""
+        return self.root[_positions_in(self.ordered, gap)]
+
+
+def _positions_in(values: Floats, wanted: Floats) -> Ints:
+    """Where each of some numbers stands in an array that contains it."""
+    order = np.argsort(values)
+    return order[np.searchsorted(values, wanted, sorter=order)]
+
+
+def expand_rotary(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """Replace products of rotated vectors of infinite width."""
+    if not any(
+        isinstance(value.op, Rotate) and math.isinf(context.width(value))
+        for value in context.ordered(outputs)
+    ):
+        return list(outputs)
+    plan = _RotaryLimit(context)
+    for value in context.ordered(outputs):
+        plan.collect(value)
+    plan.prepare()
+    return rewritten(outputs, context, plan.change)
+
+
+class _RotaryLimit:
+    """What is known about the rotations of one program."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.rotated: dict[Value, Rotated] = {}
+        self.processes: dict[Angles, Process] = {}
+        self.scores: list[tuple[Rotated, Rotated, Angles]] = []
+        self.angles_of: dict[Leaf, set[Angles]] = {}
+        self.copied: dict[Leaf, bool] = {}  # whether this side of a score is copied
+        self._sources: dict[tuple[Source, int], Source] = {}
+        self._copies: dict[tuple[Value, int], Value] = {}
+
+    # First pass: which gaps are needed, and which side of each score to copy
+
+    def collect(self, value: Value) -> None:
+        """Note a value of the program, whose inputs are known."""
+        if isinstance(value, Vector):
+            rotated = self._rotation(value)
+            if rotated is not None:
+                self.rotated[value] = rotated
+        elif isinstance(value.op, Dot) and value.op.power == 0.5:
+            factors = self._factors(value.op)
+            if factors is None:
+                return
+            x, y, angles = factors
+            self.scores.append(factors)
+            for leaf in _leaves(x.x) + _leaves(y.x):
+                self.angles_of.setdefault(leaf, set()).add(angles)
+
+    def prepare(self) -> None:
+        """Choose sides, and factor the covariances of all gaps."""
+        self._choose_sides()
+        for x, y, angles in self.scores:
+            if self._has_law(x.x, y.x):
+                process = self.processes.setdefault(angles, Process())
+                process.gaps.update(np.unique(self._gaps(x, y)).tolist())
+        for angles, process in self.processes.items():
+            process.factor(angles)
+
+    def _choose_sides(self) -> None:
+        """Decide for each random vector whether its scores take copies of it."""
+        # Each random vector is copied in all its scores or in none, and its partners
+        # are not, or are: a colouring of the leaves by two colours.
+        partners: dict[Leaf, list[tuple[Leaf, bool]]] = {}
+        for x, y, _ in self.scores:
+            of_x, of_y = _leaves(x.x), _leaves(y.x)
+            if not (of_x and of_y):
+                continue
+            links = [(of_x[0], of_y[0], True)]
+            links += [(of_x[0], leaf, False) for leaf in of_x]
+            links += [(of_y[0], leaf, False) for leaf in of_y]
+            for leaf, other, opposite in links:
+                partners.setdefault(leaf, []).append((other, opposite))
+                partners.setdefault(other, []).append((leaf, opposite))
+        for leaf in partners:
+            if leaf in self.copied:
+                continue
+            self.copied[leaf] = True
+            pending = [leaf]
+            while pending:
+                known = pending.pop()
+                for other, opposite in partners[known]:
+                    if other not in self.copied:
+                        self.copied[other] = self.copied[known] ^ opposite
+                        pending.append(other)
+
+    def _rotation(self, value: Vector) -> Rotated | None:
+        """The rotation of vectors, or None if they are not rotated."""
+        op = value.op
+        if isinstance(op, Rotate):
+            if not math.isinf(self.context.width(value)):
+                return None
+            angles = Angles(op.base, op.fraction, op.stretch, op.interleaved)
+            positions = np.broadcast_to(op.positions, value.shape)
+            before = self.rotated.get(op.x)
+            if before is None:
+                return Rotated(op.x, positions, angles)
+            if before.angles != angles:
+                return None
+            return Rotated(before.x, before.positions + positions, angles)
+        if isinstance(op, Take | Scale) and op.x in self.rotated:
+            x = self.rotated[op.x]
+            moved = replace(value, op=replace(op, x=x.x))
+            if isinstance(op, Take):
+                positions = x.positions.ravel()[op.flat].reshape(value.shape)
+            else:
+                positions = np.broadcast_to(x.positions, value.shape)
+            return Rotated(moved, positions, x.angles)
+        if isinstance(op, Join) and all(part in self.rotated for part in op.parts):
+            parts = [self.rotated[part] for part in op.parts]
+            if len({part.angles for part in parts}) == 1:
+                moved = replace(
+                    value, op=replace(op, parts=tuple(part.x for part in parts))
+                )
+                positions = np.concatenate([part.positions for part in parts])
+                return Rotated(moved, positions, parts[0].angles)
+        return None
+
+    def _factors(self, op: Dot) -> tuple[Rotated, Rotated, Angles] | None:
+        """The factors of a product, and their angles; None if neither is rotated or if
+        they are rotated by different angles.
+        """
+        sides = []
+        for factor in (op.x, op.y):
+            plain = Rotated(factor, np.zeros(factor.shape), None)
+            sides.append(self.rotated.get(factor, plain))
+        angles = {side.angles for side in sides} - {None}
+        if len(angles) != 1:
+            return None
+        (one,) = angles
+        assert one is not None
+        return sides[0], sides[1], one
+
+    # Second pass: the products
+
+    def change(self, old: Value, new: Value) -> Value:
+        """What replaces a value, given its copy on rewritten inputs."""
+        if isinstance(new, Vector):
+            rotated = self._rotation(new)
+            if rotated is not None:
+                self.rotated[new] = rotated
+            return new
+        if not isinstance(new.op, Dot) or not isinstance(old.op, Dot):
+            return new
+        factors = self._factors(new.op)
+        if factors is None:
+            return new
+        x, y, angles = factors
+        if new.op.power == 1.0:
+            mean = cast(Scalar, replace(new, op=replace(new.op, x=x.x, y=y.x)))
+            gap = y.positions[..., None, :] - x.positions[..., :, None]
+            return mean if not gap.any() else constant(angles.kappa(gap)) * mean
+        if not self._has_law(x.x, y.x):
+            return new
+        rows = self.processes[angles].rows(self._gaps(x, y))
+        return self._score(new, new.op, x.x, y.x, rows)
+
+    def _gaps(self, x: Rotated, y: Rotated) -> Floats:
+        """The gaps of all pairs: positions of the side that is kept, less those of the
+        side that is copied.
+        """
+        gap = y.positions[..., None, :] - x.positions[..., :, None]
+        return gap if self.copied[_leaves(x.x)[0]] else -gap
+
+    def _has_law(self, x: Vector, y: Vector) -> bool:
+        """Whether copies of one factor give scores with the right joint law."""
+        if not (_is_copyable(x) and _is_copyable(y)):
+            return False
+        of_x, of_y = _leaves(x), _leaves(y)
+        if any(len(self.angles_of[leaf]) > 1 for leaf in of_x + of_y):
+            return False  # κ for gaps of two kinds of angles is not implemented
+        copied_x = {self.copied.get(leaf) for leaf in of_x}
+        copied_y = {self.copied.get(leaf) for leaf in of_y}
+        return (copied_x, copied_y) in (({True}, {False}), ({False}, {True}))
+
+    def _score(
+        self, value: Value, op: Dot, x: Vector, y: Vector, rows: Floats
+    ) -> Value:
+        """Σ_m L_rm ⟨x_m, y⟩, or Σ_m L_rm ⟨x, y_m⟩."""
+        copies_x = self.copied[_leaves(x)[0]]
+        terms: list[Scalar] = []
+        for m in range(rows.shape[-1]):
+            weights = rows[..., m]
+            if not weights.any():
+                continue
+            first = cast(Vector, self._copy(x, m)) if copies_x else x
+            second = y if copies_x else cast(Vector, self._copy(y, m))
+            product = cast(Scalar, replace(value, op=replace(op, x=first, y=second)))
+            terms.append(constant(weights) * product)
+        return reduce(add, terms)
+
+    def _copy(self, value: Value, m: int) -> Value:
+        """Copy number m of vectors, by independent matrices; the original for m = 0."""
+        if m == 0:
+            return value
+        key = value, m
+        if key not in self._copies:
+            self._copies[key] = replace(value, op=self._copied_operation(value, m))
+        return self._copies[key]
+
+    def _copied_operation(self, value: Value, m: int) -> Operation:
+        op = value.op
+        if isinstance(op, MatMul):
+            source = self._source(op.weight.source, m)
+            return replace(op, weight=replace(op.weight, source=source))
+        if isinstance(op, Gaussian):
+            return replace(op, source=self._source(op.source, m))
+        inputs = (self._copy(x, m) if isinstance(x, Vector) else x for x in op.inputs)
+        return op.with_inputs(*inputs)
+
+    def _source(self, source: Source, m: int) -> Source:
+        key = source, m
+        if key not in self._sources:
+            self._sources[key] = Source(source.name, source.std_factor)
+        return self._sources[key]
+
+
+def _leaves(x: Value) -> list[Leaf]:
+    """The random vectors that a vector is a function of, in its own space."""
+    leaves: dict[Leaf, None] = {}  # in order, so that seeds do not depend on hashes
+    seen = {x}
+    pending = [x]
+    while pending:
+        value = pending.pop()
+        op = value.op
+        if isinstance(op, MatMul):
+            for member in op.weight.members.ravel().tolist():
+                leaves[op.weight.source, member] = None
+        elif isinstance(op, Gaussian):
+            leaves[op.source, 0] = None
+        else:
+            for other in op.inputs:
+                if isinstance(other, Vector) and other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+    return list(leaves)
+
+
+def _is_copyable(x: Value) -> bool:
+    """Whether all operations between the random vectors and x act on coordinates."""
+    if isinstance(x.op, MatMul | Gaussian):
+        return True
+    vectors = [other for other in x.op.inputs if isinstance(other, Vector)]
+    return (
+        isinstance(x.op, LINEAR_OR_ENTRYWISE)
+        and bool(vectors)
+        and all(_is_copyable(other) for other in vectors)
+    )
