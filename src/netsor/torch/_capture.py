@@ -299,12 +299,15 @@ class ComplexPairs(NamedTuple):
 
     def __mul__(self, other: Any) -> ComplexPairs:
         """The product with a tensor of given complex numbers."""
-        a, b, real, imaginary = *self, other.real, other.imag
+        a, b = self.real, self.imaginary
+        real, imaginary = other.real, other.imag
         return ComplexPairs(
             real=a * real - b * imaginary, imaginary=a * imaginary + b * real
         )
 
-    __rmul__ = __mul__
+    def __rmul__(self, other: Any) -> ComplexPairs:
+        """The same product."""
+        return self.__mul__(other)
 
     @property
     def imag(self) -> Any:
