@@ -113,7 +113,9 @@ _NAMES = {
         "SHORTCUTS",
     ),
     "netsor.engine.passes.optimiser_steps": (
-        "_OuterProducts",
+        "_Gradient",
+        "_PolarFactor",
+        "_Signs",
         "expand_steps",
     ),
     "netsor.engine.passes.rotary_limits": ("Angles",),
@@ -204,6 +206,19 @@ _NAMES = {
         "row_softmax",
     ),
     "netsor.functions.derivatives": ("base",),
+    "netsor.functions.recurrence": (
+        "DECAYS",
+        "decays",
+        "SOFTPLUS",
+        "UNIT_LOWER_INVERSE",
+        "unit_lower_inverse",
+    ),
+    "netsor.functions.quantiles": (
+        "Distribution",
+        "Quantile",
+        "transformed",
+        "truncated_normal",
+    ),
     "netsor.language.autodiff._derivative": ("RULES as DERIVATIVE_RULES",),
     "netsor.language.autodiff._grad": ("Reverse",),
     "netsor.language.operations._operation": (
@@ -259,6 +274,7 @@ _NAMES = {
     ),
     "netsor.language.values._vector": (
         "Gaussian",
+        "Nonlin",
         "Vector",
     ),
     "netsor.language.values._width": ("Width",),
@@ -464,7 +480,7 @@ _NAMES = {
         "Store",
     ),
     "netsor.studies._parametrisation": (
-        "known",
+        "named_parametrisation",
         "parametrisation",
         "Power",
         "scaled",
@@ -477,7 +493,7 @@ _NAMES = {
     ),
     "netsor.studies.audit._baseline": (
         "_beyond",
-        "_places",
+        "_number_keys",
         "_rank",
         "Baseline",
         "Departure",
@@ -538,7 +554,7 @@ _NAMES = {
     ),
     "netsor.studies.audit._rules": (
         "BACKWARD_RULES",
-        "judged as audit_judged",
+        "all_findings",
         "RuleInput",
         "RULES as AUDIT_RULES",
     ),
@@ -564,7 +580,7 @@ _NAMES = {
         "Fit",
         "fit",
         "GROWS",
-        "judged as coord_check_judged",
+        "judged",
         "KEPT",
         "power",
         "SHRINKS",

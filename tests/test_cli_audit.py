@@ -105,7 +105,7 @@ def test_audit_announces_cost_before_verdict(folder):
     # workers begin, and plan again
     assert float(re.search(r"about ([\d.]+) s", result.stderr)[1]) >= 1
     assert "ok        growth " in result.stdout
-    assert result.stdout.startswith("tiny: 0 flagged, ")
+    assert result.stdout.startswith("tiny: no problem found. ")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
@@ -359,7 +359,7 @@ def test_audit_compares_several_models_and_sweeps(folder, monkeypatch):
     page = (folder / "out" / "report.html").read_text()
     assert 'id="figure-mean_square-swept"' in page
     text = netsor(*sweep, cwd=folder).stdout
-    assert text.splitlines()[0] == "Prefer “std_q=0.02”, by entropy."
+    assert text.splitlines()[0] == "Prefer “std_q=0.02” (better entropy)."
     whole = netsor(*words, "--sweep", "layers=1,2,3", cwd=folder).stdout
     assert "layers         1         2         3" in whole
     (folder / "other.json").write_text(json.dumps({**CONFIG, "n_layer": 3}))

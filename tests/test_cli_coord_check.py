@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 
+import netsor as ns
 from tests.internals import _process_pool, _training_report
 from tests.internals import studies_study as _study
 
@@ -66,6 +67,18 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "odd.toml").write_text("like = 3")
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     return tmp_path
+
+
+def test_help_has_every_optimiser_and_its_learning_rate():
+    """The help does not import numpy, and so repeats the names."""
+    names: dict[float, list[str]] = {}
+    for name, optimiser in ns.optim.NAMED.items():
+        names.setdefault(optimiser.lr, []).append(name)
+    rates = [f"{lr:g} for {' and '.join(same)}" for lr, same in names.items()]
+    text = " ".join(netsor("coord-check", "--help").stdout.split())
+    assert f"[default: {', '.join(rates)}]" in text
+    *first, last = ns.optim.NAMED
+    assert f"NAME {', '.join(first)} or {last};" in text
 
 
 def test_coord_check_json_has_documented_fields(folder):

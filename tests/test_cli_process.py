@@ -337,7 +337,7 @@ def test_removed_working_folder_ends_in_one_line(tmp_path):
                 "1",
             ],
             0,
-            "tiny: 0 flagged",
+            "tiny: no problem found",
         ),
         (
             ["reproduce", "1b", "--quick"],

@@ -67,13 +67,13 @@ REFUSED = {
         "--set layers=5000 must be at most 2000 for an audit of tiny, layers=5000"
     ),
     "coord-check tiny.json --optimizer x": (
-        "--optimizer 'x' must be 'sgd', 'muon' or 'adam'"
+        "--optimizer 'x' must be 'sgd', 'muon', 'adam' or 'lion'"
     ),
     "coord-check tiny.json --optimizer=x": (
-        "--optimizer 'x' must be 'sgd', 'muon' or 'adam'"
+        "--optimizer 'x' must be 'sgd', 'muon', 'adam' or 'lion'"
     ),
     "coord-check tiny.json --optimiser x": (
-        "--optimiser 'x' must be 'sgd', 'muon' or 'adam'"
+        "--optimiser 'x' must be 'sgd', 'muon', 'adam' or 'lion'"
     ),
     "coord-check tiny.json --optimiser sgd --optimizer adam": (
         "--optimiser is given twice: give it once"
@@ -85,7 +85,7 @@ REFUSED = {
         "--steps 100000000 must be an integer from 1 to 256"
     ),
     "coord-check mine.py:net --optimizer x": (
-        "--optimizer 'x' must be sgd, muon, adam, or the name of one in FILE"
+        "--optimizer 'x' must be sgd, muon, adam, lion, or the name of one in FILE"
     ),
     "coord-check mine.py:net --layers 3": (
         "--layers 3 is for models: FILE:PROGRAM and FILE:FUNCTION define"

@@ -182,14 +182,14 @@ def test_transfer_of_function_of_width(folder):
         ("tiny.json", ["--widths", "16,32,inf"], "must be finite for tiny"),
         (
             "tiny.json",
-            ["--optimiser", "lion"],
-            "--optimiser 'lion' must be 'sgd', 'muon' or 'adam'",
+            ["--optimiser", "lamb"],
+            "--optimiser 'lamb' must be 'sgd', 'muon', 'adam' or 'lion'",
         ),
         ("tiny.json", ["--tokens", "17"], "must be at most 16"),
         (
             "mine.py:net",
-            ["--optimiser", "lion"],
-            "'lion' must be sgd, muon, adam, or the name of one in FILE",
+            ["--optimiser", "lamb"],
+            "'lamb' must be sgd, muon, adam, lion, or the name of one in FILE",
         ),
         ("mine.py:net", ["--ids", "1,2"], "--ids 1,2 must be left out"),
         ("mine.py:net", ["--set", "layers=1"], "--set is for models"),

@@ -110,4 +110,8 @@ def test_audit_reference_lists_every_rule_with_threshold():
             r"^\| `(\w+)` \| .*?(?:more|less) than ([\d.,]+) ", page, re.MULTILINE
         )
     )
-    assert found == {rule.name: f"{rule.threshold:,g}" for rule in RULES}
+    expected = {}
+    for rule in RULES:
+        threshold = 100 * rule.threshold if rule.percent else rule.threshold
+        expected[rule.name] = f"{threshold:,g}"
+    assert found == expected

@@ -48,9 +48,9 @@ def eigenvectors(a: Array) -> tuple[Array, Array]:
     """The eigenvalues of symmetric matrices, and the vectors as columns."""
     xp = array_namespace(a)
     values, vectors = _of_many(a, xp.linalg.eigh)
-    return xp.astype(values, a.dtype, copy=False), xp.astype(
-        vectors, a.dtype, copy=False
-    )
+    values = xp.astype(values, a.dtype, copy=False)
+    vectors = xp.astype(vectors, a.dtype, copy=False)
+    return values, vectors
 
 
 def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
@@ -70,19 +70,19 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
     # PyTorch loads its solver, which only one thread can do
     f(torch.ones((1, 1), device=a.device))
 
-    def on_stream(some: Array, stream: Any) -> Any:
+    def on_stream(matrices: Array, stream: Any) -> Any:
         with torch.no_grad(), torch.cuda.stream(stream):
-            return f(some)  # waits for its end
+            return f(matrices)  # waits for its end
 
-    parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
+    chunks = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
     torch.cuda.current_stream(a.device).synchronize()
+    streams = [torch.cuda.Stream(a.device) for _ in chunks]
     with ThreadPoolExecutor(STREAMS) as pool:
-        results = list(
-            pool.map(on_stream, parts, [torch.cuda.Stream(a.device) for _ in parts])
-        )
+        results = list(pool.map(on_stream, chunks, streams))
     if isinstance(results[0], torch.Tensor):
         return torch.cat(results).reshape(a.shape[:-1])
-    values, vectors = (torch.cat(each) for each in zip(*results, strict=True))
+    values = torch.cat([values for values, _ in results])
+    vectors = torch.cat([vectors for _, vectors in results])
     return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
 
 
@@ -103,7 +103,7 @@ class _LimitsOfThread(_Limits, threading.local):
 
 
 _lock = threading.Lock()
-_process, _own = _Limits(), _LimitsOfThread()
+_process_limits, _thread_limits = _Limits(), _LimitsOfThread()
 
 
 @lru_cache(maxsize=1)
@@ -111,11 +111,8 @@ def _blas_libraries(modules: int) -> list[Any]:
     """The libraries in memory, searched again (1 to 3 ms) after Python has loaded more
     modules: SciPy has its own.
     """
-    return [
-        found
-        for found in ThreadpoolController().lib_controllers
-        if found.user_api == "blas"
-    ]
+    libraries = ThreadpoolController().lib_controllers
+    return [library for library in libraries if library.user_api == "blas"]
 
 
 @contextmanager
@@ -128,28 +125,29 @@ def one_blas_thread() -> Iterator[None]:
     Blocks are counted because the limit holds for the whole process: the last block
     that ends restores the numbers of threads that the first one found.
     """
-    both = _process, _own
     with _lock:
-        for limits in both:
+        for limits in (_process_limits, _thread_limits):
             limits.blocks += 1
         for library in _blas_libraries(len(sys.modules)):
             threads = library.get_num_threads()
             if threads is not None and threads > 1:
-                limits = (
-                    _own
-                    if getattr(library, "threading_layer", None) == "openmp"
-                    else _process
-                )
-                limits.before.append((library, threads))
+                _limits_of(library).before.append((library, threads))
                 _set_threads(library, 1)
     try:
         yield
     finally:
         with _lock:
-            for limits in both:
+            for limits in (_process_limits, _thread_limits):
                 limits.blocks -= 1
                 while limits.before and not limits.blocks:
                     _set_threads(*limits.before.pop())
+
+
+def _limits_of(library: Any) -> _Limits:
+    """The limits that hold a library: those of the thread if it uses OpenMP."""
+    if getattr(library, "threading_layer", None) == "openmp":
+        return _thread_limits
+    return _process_limits
 
 
 def _set_threads(library: Any, threads: int) -> None:
@@ -170,11 +168,6 @@ def single_threaded(cls: C) -> C:
         if isinstance(value, FunctionType):
             setattr(cls, name, one_blas_thread()(value))
         elif isinstance(value, property) and value.fget is not None:
-            setattr(
-                cls,
-                name,
-                property(
-                    one_blas_thread()(value.fget), value.fset, value.fdel, value.__doc__
-                ),
-            )
+            limited = one_blas_thread()(value.fget)
+            setattr(cls, name, property(limited, value.fset, value.fdel, value.__doc__))
     return cls

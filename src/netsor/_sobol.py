@@ -27,15 +27,15 @@ class Sobol:
 
     def __init__(self, dimension: int, rng: np.random.Generator) -> None:
         (rng,) = rng.spawn(1)  # as scipy does
-        places = np.arange(BITS, dtype=np.uint32)
-        powers = 2**places
+        exponents = np.arange(BITS, dtype=np.uint32)
+        powers = 2**exponents
         shift_digits = rng.integers(2, size=(dimension, BITS), dtype=np.uint32)
         self._shift: Integers = shift_digits @ powers
         # a lower triangle keeps the leading digits, on which the balance of the set
         # depends
         below = rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32)
         mixing = np.tril(below, -1) + np.eye(BITS)
-        digits = _directions(dimension)[..., None] >> places[::-1] & 1
+        digits = _directions(dimension)[..., None] >> exponents[::-1] & 1
         mixed = (digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2
         self._vectors = (mixed @ powers[::-1]).T
         self._count = 0  # of the points so far
@@ -52,8 +52,9 @@ class Sobol:
         # the code is linear, and reflected
         gray = start ^ (start >> 1)
         vectors = self._vectors[[j for j in range(BITS) if gray >> j & 1]]
-        first = np.bitwise_xor.reduce(vectors, axis=0, initial=0).astype(np.uint32)
-        points = first[None] ^ self._shift
+        point = np.bitwise_xor.reduce(vectors, axis=0, initial=0).astype(np.uint32)
+        points = point[None] ^ self._shift
+        # each level reflects the points so far, with one more digit
         for j in range(levels):
             points = np.concatenate([points, points[::-1] ^ self._vectors[j]])
         return np.asarray(points[:count] * 2.0**-BITS)

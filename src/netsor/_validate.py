@@ -12,7 +12,7 @@ import operator
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from functools import cache, partial, wraps
@@ -470,13 +470,18 @@ def as_name(argument: Any, operation: str) -> str | None:
     return argument
 
 
+def alternatives(words: Iterable[str]) -> str:
+    """Two words or more as text: "sgd, muon or adam"."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}"
+
+
 def one_of(
     argument: Any, name: str, operation: str, allowed: Sequence[str | bool | None]
 ) -> Any:
     """One of a few words, or of True, False and None."""
     if not isinstance(argument, str | bool | None) or argument not in allowed:
-        *first, last = map(repr, allowed)
-        raise refused(name, argument, f"{', '.join(first)} or {last}", operation)
+        raise refused(name, argument, alternatives(map(repr, allowed)), operation)
     return argument
 
 

@@ -268,17 +268,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_fields(copy(self))
         self._schedule()
         choose(self.backend, self.device)
-        prior, heads = self.prior, self.heads
-        if prior is not None and not callable(prior):
-            raise ArgumentError(
-                "prior", prior, "None or a function decorated with ns.program"
-            )
-        if prior is not None and heads not in (1, inf):
-            raise ArgumentError(
-                "heads",
-                heads,
-                f"left out; give arguments={{'heads': {heads}}} to your own prior",
-            )
+        self._check_prior()
         for name in ("arguments", "grid"):
             if not isinstance(getattr(self, name), Mapping | None):
                 raise ArgumentError(
@@ -296,8 +286,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self._check_grid_values(name, values)
 
         defaults: dict[str, Any] = {"noise": self.noise}
-        if prior is None or heads == inf:
-            defaults["heads"] = heads
+        if self.prior is None or self.heads == inf:
+            defaults["heads"] = self.heads
         defaults |= arguments
         labels = {name: f"arguments: {name}" for name in arguments}
         labels |= {name: f"grid: {name}" for name in grid}
@@ -306,6 +296,21 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             on_grid = dict(zip(grid, values, strict=True))
             combinations.append(self._checked(defaults | on_grid, labels))
         return combinations
+
+    def _check_prior(self) -> None:
+        """Check the prior, and that heads are given to it by `arguments`."""
+        if self.prior is None:
+            return
+        if not callable(self.prior):
+            raise ArgumentError(
+                "prior", self.prior, "None or a function decorated with ns.program"
+            )
+        if self.heads not in (1, inf):
+            raise ArgumentError(
+                "heads",
+                self.heads,
+                f"left out; give arguments={{'heads': {self.heads}}} to your own prior",
+            )
 
     @staticmethod
     def _check_grid_values(name: str, values: Any) -> None:
@@ -416,8 +421,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         mean = given.mean.mean(axis=0) + self.mean_
         if not return_std:
             return mean
-        of_states = np.diagonal(given.cov, axis1=1, axis2=2)
-        var = of_states.mean(axis=0) + given.mean.var(axis=0)
+        # the law of total variance over the states of the chains
+        var_of_states = np.diagonal(given.cov, axis1=1, axis2=2)
+        var = var_of_states.mean(axis=0) + given.mean.var(axis=0)
         return mean, np.sqrt(np.maximum(var, 0.0))
 
     def law(self, X: Any) -> Joint:

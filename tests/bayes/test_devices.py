@@ -26,16 +26,16 @@ JAX = {"backend": "jax", "device": "cpu"}
     ],
 )
 @pytest.mark.slow
-def test_jax_finds_numpys_likelihoods(case, noise):
+def test_likelihoods_by_jax_match_numpy(case, noise):
     assert_same_heights(case, noise, **JAX)
 
 
 @pytest.mark.slow
-def test_chains_by_jax_have_the_posterior():
+def test_chains_by_jax_match_the_posterior():
     assert_same_posterior(**JAX)
 
 
-def test_what_cannot_be_is_refused():
+def test_unavailable_devices_raise():
     net = prior(tokens(3))
     with pytest.raises(
         ValueError, match=r"precision='float32' must be 'float64': chains need double"

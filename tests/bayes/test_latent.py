@@ -65,7 +65,7 @@ def test_many_rows_of_few_directions_cost_their_directions(heads):
     assert not [step for step in latent.plan.steps if step.kind == "reduced"]
 
 
-def test_normals_are_not_written_to():
+def test_latent_law_leaves_its_normals_unchanged():
     latent = Latent(CASES["16"][0].plan(n=16), 1)
     z = np.random.default_rng(3).standard_normal((50, latent.size))
     before = z.copy()
@@ -75,7 +75,7 @@ def test_normals_are_not_written_to():
 
 @pytest.mark.parametrize("width", [ns.inf, 16, 3])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_more_outputs_begin_with_the_same_ones(width, heads):
+def test_embedding_finds_the_normals_of_shared_outputs(width, heads):
     x = tokens(9)
     small, large = (
         Latent(prior(part, heads=heads).plan(n=width), 1) for part in (x[:6], x)
@@ -91,7 +91,7 @@ def test_more_outputs_begin_with_the_same_ones(width, heads):
     np.testing.assert_allclose(wider[:, :6, :6], cov, atol=1e-9)
 
 
-def test_other_outputs_are_not_taken_for_the_same_ones():
+def test_embedding_of_different_outputs_is_none():
     x = tokens(9)
     small = Latent(prior(x[:5]).plan(n=ns.inf), 1)
     assert embedding(small, Latent(prior(x[::-1]).plan(n=ns.inf), 1)) is None
@@ -103,7 +103,7 @@ def test_other_outputs_are_not_taken_for_the_same_ones():
     )
 
 
-def test_threads_make_the_same_bits():
+def test_threads_do_not_change_the_bits():
     plan = prior(tokens(30)).plan(n=ns.inf)
     latent = Latent(plan, 1)
     z = np.random.default_rng(5).standard_normal((4 * latent.block - 1, latent.size))

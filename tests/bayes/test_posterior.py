@@ -156,7 +156,7 @@ def test_the_variance_of_a_heavy_tail():
     assert abs(value - truth) < 3 * error < truth
 
 
-def test_a_tail_that_is_too_heavy_for_a_variance_is_told():
+def test_tail_too_heavy_for_a_variance_warns():
     """Given one value, the variance has a tail of index 1 over a wide range, and the
     states of a run hardly ever hold it.
     """
@@ -169,7 +169,7 @@ def test_a_tail_that_is_too_heavy_for_a_variance_is_told():
         )
 
 
-def test_a_bounded_variance_is_not_told_to_have_a_heavy_tail():
+def test_bounded_variance_does_not_warn():
     """The variances and means of this layer are bounded. Hill's estimate from twenty of
     its states was 0.71, so it warned.
     """
@@ -263,7 +263,7 @@ def test_errors_of_expectations_are_in_the_evidence():
     assert np.isfinite([found.value, found.error]).all()
 
 
-def test_the_cost_is_told_before():
+def test_cost_counts_likelihoods_and_memory():
     """How many likelihoods are asked for, within a factor of 3; memory grows with the
     draws' covariances.
     """
@@ -296,7 +296,7 @@ def test_the_cost_is_told_before():
     assert all(a <= b for a, b in done)
 
 
-def test_an_interrupt_ends_it():
+def test_interrupt_ends_the_chains():
     def stop(done, total):
         raise KeyboardInterrupt
 
@@ -407,7 +407,7 @@ def test_noise_of_any_size(noise):
         )
 
 
-def test_bad_and_odd_data(monkeypatch):
+def test_degenerate_data_have_a_posterior_if_noise_allows(monkeypatch):
     """Equal inputs, one observation, constant targets; without noise equal inputs are
     refused.
     """
@@ -440,7 +440,7 @@ def test_bad_and_odd_data(monkeypatch):
         net.posterior({0: 1.0}, 0.1, n=ns.inf, draws=32)
 
 
-def test_short_chains_are_told():
+def test_short_chains_warn():
     x = tokens(14, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
@@ -464,7 +464,7 @@ def test_short_chains_are_told():
     assert "R-hat" in repr(found)
 
 
-def test_the_seed_says_all():
+def test_seed_determines_the_posterior():
     net, short = prior(X), {"draws": 64, "chains": 8, "thin": 2, "particles": 32}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so

@@ -58,7 +58,7 @@ def test_conventions_of_scikit_learn_with_attention(how):
 
 
 @pytest.mark.slow
-def test_it_is_the_posterior_of_its_program():
+def test_regressor_matches_the_posterior_of_its_program():
     """At new examples, against the same prior given the same data by weights: 5
     standard errors, level 1e-5.
     """
@@ -114,7 +114,7 @@ def test_an_example_has_one_value_however_often_it_is_asked_for(how):
 
 
 @pytest.mark.slow
-def test_where_more_examples_change_what_is_drawn():
+def test_predictions_agree_where_more_examples_change_the_draws():
     """At width 16 the engine draws other numbers for 27 tokens than for 15: chains run
     again, for the same law.
     """
@@ -163,7 +163,7 @@ def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     np.testing.assert_allclose(model.predict(x), fitted, atol=0.05)
 
 
-def test_a_grid_is_chosen_from_by_evidence():
+def test_grid_search_takes_the_largest_evidence():
     model = ns.AttentionRegressor(flat, grid={"noise": [0.05, 0.5, 5.0]}).fit(X, Y)
     assert len(model.evidence_) == 3
     for given, found in model.evidence_:
@@ -177,7 +177,7 @@ def test_a_grid_is_chosen_from_by_evidence():
     assert model.log_marginal_likelihood_error_ == 0
 
 
-def test_the_cost_is_told_before():
+def test_cost_estimates_without_a_fit():
     model = ns.AttentionRegressor(grid={"noise": [0.1, 0.3]}, **SHORT)
     found = model.cost(X, Y)
     assert found.likelihoods > 2 * 32
@@ -207,7 +207,7 @@ def test_pipelines_and_cross_validation():
     assert scaled_score(ns.AttentionRegressor(flat, noise=0.1)) > 0.3
 
 
-def test_the_ways_of_the_example():
+def test_steps_of_the_example_in_the_docs():
     """What makes the table of the docs, with few patients and short chains."""
     from examples import bayes
 
@@ -238,7 +238,7 @@ def test_constant_targets(how, y):
     assert np.all(std > 0)
 
 
-def test_bad_input_is_refused_with_reasons(monkeypatch):
+def test_invalid_input_raises_with_a_reason(monkeypatch):
     with pytest.raises(
         ValueError, match=r"noise=0.0 must be a finite number from 1e-50"
     ):
@@ -257,7 +257,7 @@ def test_bad_input_is_refused_with_reasons(monkeypatch):
         ns.AttentionRegressor().fit(np.zeros((10_000, 3)), np.zeros(10_000))
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+def test_missing_scikit_learn_raises_with_the_install_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "netsor.sklearn", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         _ = ns.AttentionRegressor
@@ -276,7 +276,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("step", keep([27, 1], 27))
-def test_every_misuse(step, monkeypatch):
+def test_misuse_raises_the_documented_error(step, monkeypatch):
     """Every wrong value for every parameter, alone and inside mappings: one line at
     `fit` that names the parameter.
 
@@ -353,7 +353,7 @@ def long(value):
         ({"heads": 10**9}, r"rows for heads=1000000000, would need .* or heads"),
     ],
 )
-def test_wrong_parameters_are_refused_at_fit(given, problem):
+def test_invalid_parameters_raise_at_fit(given, problem):
     model = ns.AttentionRegressor(**given)
     for asked in (model.fit, model.cost):
         with pytest.raises(ValueError, match=problem):

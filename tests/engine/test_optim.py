@@ -45,7 +45,7 @@ def newton_schulz(g):
 
 
 class Textbook:
-    """Three optimisers as their papers have them, for one parameter."""
+    """Optimisers as their papers have them, for one parameter."""
 
     def __init__(self, kind):
         self.kind, self.m, self.v, self.t = kind, 0.0, 0.0, 0
@@ -63,6 +63,10 @@ class Textbook:
                 0.05 * g + 0.95 * self.m
             )
         lr = factor * 0.05
+        if self.kind == "lion":
+            direction = np.sign(0.9 * self.m + 0.1 * g)
+            self.m = 0.99 * self.m + 0.01 * g
+            return (1 - 0.2 * lr) * w - lr * direction
         self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
         size = np.sqrt(self.v / (1 - 0.999**self.t)) + 1e-8
         return (1 - 0.01 * lr) * w - lr * self.m / (1 - 0.9**self.t) / size
@@ -100,6 +104,7 @@ OURS = {
     "nesterov": lambda: ns.optim.SGD(0.1, momentum=0.9, nesterov=True),
     "adamw": lambda: ns.optim.AdamW(0.05),
     "muon": lambda: {"matrices": ns.optim.Muon(0.1), None: ns.optim.AdamW(0.05)},
+    "lion": lambda: ns.optim.Lion(0.05, weight_decay=0.2),
 }
 
 
@@ -172,6 +177,26 @@ def test_moments_of_adam_need_the_entries():
     assert drawn(adam, 4096, 2) == {"in", "hidden"}
     # it adds W to the gradient
     assert drawn(ns.optim.Adam(0.01, weight_decay=0.1), 4096, 1) == {"in", "hidden"}
+
+
+def test_signs_of_momentum_need_the_entries():
+    lion = ns.optim.Lion(0.01, weight_decay=0.1)
+    assert drawn(lion, 4096, 1) == set()
+    assert drawn(lion, 4096, 2) == {"in", "hidden"}
+
+
+def test_steps_of_lion_have_the_limit_of_large_widths():
+    """Its buffer is a sum of gradients, so that every step has a limit."""
+    h = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
+    loss = (ns.mean_dot(ns.gaussian(n), h) - 1.0) ** 2
+    lion = ns.optim.Lion(lambda fan_in, fan_out: 0.3 / fan_in, weight_decay=0.1)
+    net = ns.Program(ns.train(loss, loss, lion, steps=3))
+    limit = net.law(n=ns.inf).mean()
+    assert limit[0] == 1.0
+    wide = np.array(net.draw(n=512, draws=60, seed=1))
+    error = wide.std(axis=1) / 60**0.5
+    assert (np.abs(wide.mean(axis=1) - limit) < 4 * error + 0.005).all()
+    assert limit[1] - limit[3] > 0.3
 
 
 # Hyperparameters

@@ -169,7 +169,7 @@ def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypat
     )  # two rows of four replicas of seven outputs
     a, b = np.random.default_rng(3).standard_normal((2, 4, 7, 3))
     right = np.abs(a @ np.swapaxes(a, 1, 2) - b @ np.swapaxes(b, 1, 2)).max()
-    assert _quadrature_error._moved(a, b) == pytest.approx(right, rel=1e-12)
+    assert _quadrature_error._largest_change(a, b) == pytest.approx(right, rel=1e-12)
 
 
 def test_the_error_of_a_constant_takes_one_replica(monkeypatch):

@@ -11,8 +11,10 @@ from tests.internals import (
     Gaussian,
     SteppedMatMul,
     SteppedParameter,
+    _Gradient,
     _Literal,
-    _OuterProducts,
+    _PolarFactor,
+    _Signs,
     initial_value,
     orthogonalised,
     topological_order,
@@ -184,13 +186,11 @@ def test_comparison_rejects_a_broken_step_rule(monkeypatch, optimiser):
     assert smallest_of(exact_draws(net, 1000, n=5, without=("drawn",)), literal) > 1e-4
     # a step that is half as long again; plans of one program are kept, so it is made
     # anew
-    term = {"sgd": "_gradient_act", "muon": "_polar_act", "adam": "_signs_act"}[
-        optimiser
-    ]
-    act = getattr(_OuterProducts, term)
+    term = {"sgd": _Gradient, "muon": _PolarFactor, "adam": _Signs}[optimiser]
+    act = term.act
     monkeypatch.setattr(
-        _OuterProducts,
         term,
+        "act",
         lambda *arguments: [1.5 * change for change in act(*arguments)],
     )
     net = network(optimiser, **OPTIONS[optimiser])

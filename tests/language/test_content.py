@@ -114,14 +114,14 @@ def test_equal_masks_are_one_array():
 
 def test_contents_are_forgotten_with_their_arrays():
     gc.collect()  # what earlier tests left
-    before = len(_check_function._known)
+    before = len(_check_function._content_cache)
     a = np.arange(3.0)
     a.setflags(write=False)
     _check_function.content_of(a)
-    assert len(_check_function._known) == before + 1
+    assert len(_check_function._content_cache) == before + 1
     del a
     gc.collect()
-    assert len(_check_function._known) == before
+    assert len(_check_function._content_cache) == before
 
 
 def test_reshape_to_the_same_shape_returns_the_value(monkeypatch):

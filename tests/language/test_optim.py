@@ -36,6 +36,10 @@ def network():
             lambda: ns.optim.AdamW(0.1, weight_decay=-1),
             "AdamW: weight_decay=-1 must be",
         ),
+        (
+            lambda: ns.optim.Lion(betas=0.9),
+            "Lion: betas=0.9 must be two numbers from 0 up to",
+        ),
         (lambda: ns.optim.Adam(0.1, eps=-1.0), "eps=-1.0 must be"),
         (lambda: ns.optim.Muon(0.1, ns_steps=0), "ns_steps=0 must be"),
         (

@@ -175,8 +175,8 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(H, LOSS, float("nan")), "lr=nan must be"),
         (lambda: ns.step(H, LOSS, {3: 0.1}), "lr has the key 3"),
         (
-            lambda: ns.step(H, LOSS, 0.1, "lion"),
-            "optimiser='lion' must be 'sgd', 'muon' or 'adam'",
+            lambda: ns.step(H, LOSS, 0.1, "lamb"),
+            "optimiser='lamb' must be 'sgd', 'muon', 'adam' or 'lion'",
         ),
         (
             lambda: ns.step(H, LOSS, 0.1, weights=ns.weight(n, n)),

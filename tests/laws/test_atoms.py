@@ -22,7 +22,7 @@ def half():
     )
 
 
-def test_a_law_with_an_atom(half):
+def test_law_with_an_atom_has_its_mass_and_density(half):
     ((at, mass),) = half.atoms
     assert at == 0.5
     assert mass.value == pytest.approx(0.125, rel=1e-12)
@@ -100,7 +100,7 @@ def test_distances_see_atoms(half):
 
 
 @pytest.mark.parametrize("width", [3, 8, 16])
-def test_a_dead_relu_is_an_atom(width):
+def test_dead_relu_gives_an_atom(width):
     """W relu(g): all coordinates of g are negative with probability 2^−n, and then the
     output is 0.
     """
@@ -121,14 +121,14 @@ def test_a_dead_relu_is_an_atom(width):
         assert mass.value == pytest.approx(2.0**-width, abs=4.5 * mass.error)
 
 
-def test_the_papers_relu_layer_at_width_three():
+def test_relu_layer_of_the_paper_at_width_three_has_an_atom():
     law = ns.paper.layer(activation="relu").law(n=3, draws=20_000)
     assert 0.3 < law.ppf(0.9) < 0.8
     assert law.cdf(law.ppf(0.9)) == pytest.approx(0.9, abs=1e-9)
     assert law.pdf(0.3) > 0
 
 
-def test_points_that_repeat_are_atoms_and_others_are_draws():
+def test_repeated_points_are_atoms_and_single_points_are_draws():
     rng = np.random.default_rng(1)
     discrete = ns.Mixture(rng.poisson(3.0, 5000), 0.0, ORIGIN)
     assert len(discrete.atoms) > 8
@@ -157,7 +157,7 @@ def test_distances_of_a_few_draws_to_their_law_have_errors_that_cover_zero(size)
         assert sum(abs(each.value) <= 2 * each.error for each in found) >= 6
 
 
-def test_points_that_rounding_parts_are_one_atom():
+def test_points_that_differ_by_rounding_are_one_atom():
     """|x|²/n of a normed vector is 1, and a normed vector of two coordinates (1, −1) or
     (−1, 1).
     """
@@ -185,7 +185,7 @@ def test_draws_near_an_atom_stay_where_they_are():
     assert [at for at, _ in law.atoms] == [1.0]
 
 
-def test_a_law_known_by_draws_is_a_law():
+def test_density_and_moments_of_a_law_known_by_draws():
     rng = np.random.default_rng(2)
     law = ns.Mixture(rng.standard_normal(3_000), 0.0, ORIGIN)
     assert not law.atoms
@@ -211,7 +211,7 @@ def test_a_law_known_by_draws_is_a_law():
 
 
 @pytest.mark.slow
-def test_two_samples_of_one_law_are_not_apart():
+def test_distance_of_two_samples_of_one_law_covers_zero():
     rng = np.random.default_rng(4)
     a, b = rng.standard_normal((2, 2000))
     for first, second in ((a, b), (ns.Empirical(a), ns.Empirical(b))):

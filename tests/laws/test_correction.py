@@ -54,7 +54,7 @@ LAYERS = {
         ),
     ],
 )
-def test_four_tokens_of_identity_kernel(made, right):
+def test_correction_of_four_tokens_with_identity_kernel(made, right):
     """By another quadrature, with the symmetry of the tokens, a grid of its own and
     wider steps.
     """
@@ -109,7 +109,7 @@ def test_variance_and_kurtosis_at_a_finite_width(name):
         assert error < (0.7 if of == "variance" else 0.05) * right
 
 
-def test_without_the_fluctuations_of_the_tokens_it_is_another(monkeypatch):
+def test_correction_without_token_fluctuations_differs(monkeypatch):
     whole = of_paper()[1].variance.value
     monkeypatch.setattr(
         "netsor.engine.closed_form._match_attention._merged",
@@ -118,7 +118,7 @@ def test_without_the_fluctuations_of_the_tokens_it_is_another(monkeypatch):
     assert abs(PAPER.law(n=inf).correction().variance.value - whole) > 0.3
 
 
-def test_a_copy_has_it(monkeypatch, tmp_path):
+def test_correction_survives_copies(monkeypatch, tmp_path):
     # any nodes show whether a copy is the same
     monkeypatch.setattr(_correction, "POINTS", 2**13)
     law = PAPER.law(n=inf, draws=100)
@@ -133,7 +133,7 @@ def test_a_copy_has_it(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "tokens", [ns.gaussian(n, 1), ns.gaussian(n, 2, cov=np.ones((2, 2)))]
 )
-def test_one_token_or_equal_ones(tokens):
+def test_correction_of_one_token_or_equal_tokens(tokens):
     first = layer(tokens).law(n=inf).correction()
     # w = |x|²: E[u |x|²] = 1 at every width
     assert first.variance.value == pytest.approx(0, abs=1e-6)
@@ -176,7 +176,7 @@ def wishart_variance(sigma, width, draws=2**17):
 
 
 @pytest.mark.parametrize("sigma", [1.0, 5.0, 30.0])
-def test_large_scores(sigma):
+def test_correction_of_large_scores(sigma):
     """With fixed nodes the larger two were 0.44 ± 0.10 and 24 ± 2."""
     value, error = (
         ns.Program(ns.nn.attention(ns.gaussian(n, 2), 1, sigma_q=sigma)[0])
@@ -233,7 +233,7 @@ def test_quasi_random_points_have_honest_errors(monkeypatch):
 OTHER = [{"scaling": 0.5}, {"bias": np.zeros((2, 2))}, {"groups": 1}]
 
 
-def test_where_it_is_not_known():
+def test_correction_of_unsupported_programs_raises():
     unknown = [
         layer(ns.relu(ns.weight(n, n) @ ns.gaussian(n, 3))).law(n=inf),
         layer(ns.gaussian(n, 9)).law(n=inf),
@@ -255,7 +255,7 @@ def test_where_it_is_not_known():
             law.correction()
 
 
-def test_it_prints_its_terms():
+def test_correction_prints_its_terms():
     _, first = of_paper()
     assert str(first).splitlines()[0].startswith("variance         + (0.757")
     assert str(first.kl) in first._repr_html_()
@@ -438,7 +438,7 @@ TWO_TOKENS = {  # tokens, B, query, σ_q, shares of widths, and options
 
 
 @pytest.mark.parametrize("name", TWO_TOKENS)
-def test_two_tokens_on_a_grid(name):
+def test_correction_of_two_tokens_matches_a_grid(name):
     """Rules of 16 and 24 nodes agreed on wrong numbers: total variations of 260 and
     1.35 instead of 0.72 and 1.02.
     """
@@ -535,7 +535,7 @@ def test_the_number_of_nodes_is_bounded(spread):
     assert moment == pytest.approx(1, abs=1e-4)
 
 
-def test_tokens_with_a_mean(tmp_path):
+def test_correction_of_tokens_with_a_mean(tmp_path):
     """(1, …, 1) adds no random direction, and a saved law keeps its correction."""
     net = ns.Program(ns.nn.attention(ns.gaussian(n, 2) + 2 * ns.ones(n), 2)[0])
     limit = net.law(n=inf)

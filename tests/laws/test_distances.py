@@ -61,8 +61,8 @@ KNOWN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("width", KNOWN)
 def test_kl_of_the_papers_layer(width):
-    """In every test: `test_the_papers_layer` of tests/studies/test_rate.py, the same
-    numbers with fewer draws.
+    """In every test run: `test_rate_of_paper_layer_matches_independent_values` of
+    tests/studies/test_rate.py, the same numbers with fewer draws.
     """
     value, known_error = KNOWN[width]
     p, q = (ns.paper.layer().law(n=w, draws=400_000) for w in (width, ns.inf))

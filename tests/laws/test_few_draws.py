@@ -35,7 +35,7 @@ def assert_covered(estimates, truth, rate):
     ).ppf(1e-5)
 
 
-def test_the_network_has_these_variances():
+def test_variances_of_the_network_match_the_formula():
     n = ns.Width("n")
     x = ns.gaussian(n)
     for _ in range(DEPTH):
@@ -85,7 +85,7 @@ def test_errors_scale_as_the_law_does(scale):
     assert other.ppf(0.01).error == pytest.approx(scale * one.ppf(0.01).error)
 
 
-def test_many_draws_of_a_light_tail_are_textbook():
+def test_errors_of_many_draws_of_a_light_tail_match_the_textbook():
     draws = np.random.default_rng(4).standard_normal(20_000)
     law = ns.Mixture(draws, 0.0, ORIGIN).with_error
     assert law.mean().error == pytest.approx(
@@ -94,7 +94,7 @@ def test_many_draws_of_a_light_tail_are_textbook():
     assert law.var().error == pytest.approx(np.sqrt(2 / draws.size), rel=0.03)
 
 
-def test_what_lies_beyond_the_draws_of_a_lognormal_law():
+def test_tail_error_of_lognormal_draws_matches_the_missing_mass():
     """Its mean beyond the last of n draws is e^(1/2) Φ(1 − Φ⁻¹(1 − 1/n)); weights that
     are equal change nothing.
     """
@@ -135,7 +135,7 @@ def test_fewer_than_ten_draws_know_no_kurtosis():
 
 
 @pytest.mark.parametrize("p", [0.01, 0.2, 0.5])
-def test_a_share_of_few_draws(p):
+def test_proportion_error_of_few_draws_covers(p):
     """The exact probability that a share of 30 draws is within two errors of the
     truth.
     """

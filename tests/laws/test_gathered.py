@@ -154,7 +154,7 @@ def test_the_shape_of_a_law_whose_means_vary_is_kept():
 
 
 @pytest.mark.parametrize("centre", [3.0, -1e6])
-def test_one_mean_for_all_is_as_good_as_none(centre):
+def test_common_mean_keeps_the_accuracy_of_none(centre):
     var = np.exp(0.3 * np.random.default_rng(5).standard_normal(20_000))
     gathered = cells_of(np.full(20_000, centre), var)
     plain = cells_of(np.zeros(20_000), var)
@@ -197,7 +197,7 @@ def test_an_atom_is_split_into_blocks_too():
     assert gathered.isf(1e-200) == pytest.approx(kept.isf(1e-200), rel=1e-3)
 
 
-def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
+def test_gathering_gives_the_same_bits_with_workers_and_executors(monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net = ns.paper.layer()
     with ThreadPoolExecutor(3) as pool:
@@ -231,7 +231,7 @@ def test_a_law_goes_to_disk_and_back(tmp_path):
     assert "30,000 replicas gathered" in again.notes[-1]
 
 
-def test_what_is_refused(monkeypatch):
+def test_unsupported_questions_of_gathered_laws_raise(monkeypatch):
     monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     x = ns.weight(n, n) @ ns.gaussian(n)
     known_by_draws = ns.Program(ns.mean_dot(x, x))
@@ -265,7 +265,7 @@ def test_what_is_refused(monkeypatch):
         (("x", [1.0], [2.0]), "mean='x' must be"),
     ],
 )
-def test_components_that_make_no_law(given, words):
+def test_invalid_components_raise(given, words):
     mean, var, count = given
     with pytest.raises(ValueError, match=words):
         ns.Mixture(mean, var, ORIGIN, count=count)
@@ -305,7 +305,7 @@ def test_arguments_are_checked_as_those_of_other_laws():
             wrong()
 
 
-def test_what_leaves_all_cells_is_kept(monkeypatch):
+def test_replicas_outside_all_cells_are_kept(monkeypatch):
     """Cells laid by one sample, a far wider one put into them: strays count one by one,
     none is lost.
     """

@@ -80,7 +80,7 @@ def test_a_large_grid_is_many_points_at_once():
         )
 
 
-def test_rectangles():
+def test_probabilities_of_rectangles():
     law = mixture(60, 3)
     lower, upper = np.array([-1.0, -0.5, -2.0]), np.array([0.5, 1.0, 0.7])
     value, error = law.with_error.cdf(upper, lower)
@@ -200,7 +200,7 @@ def test_joint_errors(joint):
     assert singular.singular == (1.0, 0.0)
 
 
-def test_what_has_no_joint_density_is_told_and_the_rest_has_one():
+def test_density_of_singular_entries_raises_and_that_of_the_others_does_not():
     """One replica of 1,000 is singular to all digits: as in one dimension, it has a
     mass, and the others a density.
     """
@@ -269,7 +269,7 @@ def test_the_error_of_a_joint_density_covers():
 # Data
 
 
-def test_one_gaussian_given_data_is_the_textbook():
+def test_gaussian_given_data_matches_the_textbook_formula():
     cov = np.array([[2.0, 0.8], [0.8, 1.0]])
     law = ns.Joint([[0.5, -1.0]], [cov], ORIGIN)
     given = law.condition({0: 1.5}, noise=0.3)
@@ -302,7 +302,7 @@ def test_a_mixture_given_data_against_quadrature():
     assert given.log_evidence.error > 0
 
 
-def test_data_that_leave_few_replicas_are_told():
+def test_data_that_leave_few_replicas_warn():
     law = mixture(300, 2)
     with pytest.warns(
         UserWarning,
@@ -315,7 +315,7 @@ def test_data_that_leave_few_replicas_are_told():
     assert "given data, log evidence" in repr(given)
 
 
-def test_data_that_make_no_sense_are_refused():
+def test_invalid_data_raise():
     law = mixture(10, 2)
     tied = ns.Joint([[0.0, 0.0]], [[[1.0, 1.0], [1.0, 1.0]]], ORIGIN)
     for observed, noise, problem in (
@@ -362,7 +362,7 @@ def test_sliced_distance_of_joint_laws():
         ns.sliced_wasserstein(p, np.zeros((9, 3)))
 
 
-def test_a_joint_law_is_at_no_distance_from_itself():
+def test_distance_of_a_joint_law_from_itself_is_zero():
     law, other = mixture(100, 2), mixture(100, 2)
     assert ns.kl(law, law) == ns.kl(law, other) == ns.Estimate(0.0, 0.0)
     assert (
@@ -370,7 +370,7 @@ def test_a_joint_law_is_at_no_distance_from_itself():
     )
 
 
-def test_joint_laws_against_foreign_ones():
+def test_distances_of_joint_laws_to_scipy_laws_and_samples():
     """A frozen normal of scipy.stats is the Gaussian that it says, and an array of
     draws is what drew it.
     """
@@ -392,7 +392,7 @@ def test_joint_laws_against_foreign_ones():
     assert far.value > 4 * far.error
 
 
-def test_there_is_no_density_at_infinity():
+def test_density_at_infinite_and_nan_points():
     law = mixture(100, 2)
     at = [
         [math.inf, 0.0],
@@ -410,7 +410,7 @@ def test_there_is_no_density_at_infinity():
     assert law.logpdf(at)[:2].tolist() == [-math.inf, -math.inf]
 
 
-def test_pictures(tmp_path):
+def test_plots_of_joint_laws(tmp_path):
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
 
@@ -455,7 +455,7 @@ def test_pictures(tmp_path):
         ns.plot(mixture(10, 2))
 
 
-def test_what_is_not_random_is_known_up_to_a_share_of_itself():
+def test_constant_entries_have_a_relative_quadrature_error():
     """The mean square of a function at infinite width is a number, by quadrature."""
     doubtful = Provenance("proved", "made for a test", quadrature_error=1e-3)
     one = ns.Mixture(-4.0, 0.0, doubtful)

@@ -70,13 +70,13 @@ def test_distribution_function_differentiates_to_the_density(law):
     )
 
 
-def test_survival_is_the_rest(law):
+def test_survival_function_is_one_minus_cdf(law):
     y = np.linspace(-3, 3, 7) * law.std() + law.mean()
     np.testing.assert_allclose(law.cdf(y) + law.sf(y), 1, atol=1e-9)
     assert law.sf(law.mean() + 8 * law.std()) >= 0
 
 
-def test_quantiles_invert(law):
+def test_quantiles_invert_the_cdf(law):
     q = np.array([1e-3, 0.1, 0.5, 0.9, 0.999])
     np.testing.assert_allclose(law.cdf(law.ppf(q)), q, atol=1e-7)
     assert law.ppf(0.0) == -np.inf
@@ -186,7 +186,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_laws_refuse_by_an_error_of_their_own(wrong):
+def test_invalid_arguments_raise_law_errors(wrong):
     """It is a ValueError, names the line that asked, and is none of a program's."""
     with pytest.raises(ns.LawError, match=r": .* \(at .*test_laws\.py:\d+: ") as caught:
         WRONG[wrong](ns.Mixture(0.0, [1.0, 2.0], ORIGIN))
@@ -194,7 +194,7 @@ def test_laws_refuse_by_an_error_of_their_own(wrong):
     assert not isinstance(caught.value, ns.TraceError)
 
 
-def test_laws_describe_themselves(law):
+def test_repr_names_the_law(law):
     assert type(law).__name__ in repr(law)
     assert law.method in repr(law)
     assert law.status in ("proved", "exact", "conjectured", "estimated")
@@ -233,7 +233,7 @@ def test_compression_keeps_the_law():
     )
 
 
-def test_a_point_mass():
+def test_functions_of_a_point_mass():
     law = ns.Mixture(1.5, 0.0, ORIGIN)
     assert law.ppf(0.3) == 1.5
     assert (law.cdf(1.4), law.cdf(1.6)) == (0, 1)
@@ -248,14 +248,14 @@ def test_a_point_mass():
 
 
 @pytest.mark.slow
-def test_kernel_estimate_is_scipys():
+def test_kernel_estimate_matches_scipy():
     draws = np.random.default_rng(1).standard_normal(100_000) ** 3 / 3
     y = np.linspace(draws.min(), draws.max(), 500)
     ours = ns.Empirical(draws)
     np.testing.assert_allclose(ours.pdf(y), stats.gaussian_kde(draws)(y), atol=1e-6)
 
 
-def test_bad_draws():
+def test_invalid_draws_raise():
     for draws in ([1.0], [2.0, 2.0], [0.0, np.nan]):
         with pytest.raises(
             ValueError, match="at least two finite numbers, not all equal"
@@ -263,7 +263,7 @@ def test_bad_draws():
             ns.Empirical(draws)
 
 
-def test_the_error_of_the_skewness_is_its_own():
+def test_error_of_the_skewness_covers():
     """200 seeds: errors that are normal and of this size have a sum of squares within
     these, at level 1e-4.
     """

@@ -46,7 +46,7 @@ ACCURACY = 1e-7
 
 
 @pytest.mark.parametrize(("activation", "heads"), TABLE)
-def test_the_papers_limit(activation, heads):
+def test_limit_of_the_paper(activation, heads):
     law = ns.paper.layer(heads=heads, activation=activation).law(n=ns.inf)
     variance, kurtosis, densities = TABLE[activation, heads]
     assert law.var() == pytest.approx(variance, abs=1e-8)
@@ -59,7 +59,7 @@ def test_the_papers_limit(activation, heads):
     assert (error < ACCURACY).all()
 
 
-def test_the_papers_limit_is_the_same_along_other_eigenvectors(monkeypatch):
+def test_limit_of_the_paper_does_not_depend_on_the_eigenvectors(monkeypatch):
     """Another basis moves the points of the quadrature: the density stays within its
     error, and so do moments.
     """
@@ -112,7 +112,7 @@ def test_draws_of_a_law_with_a_narrow_core(large):
     np.testing.assert_allclose(law.cdf(law.ppf(q)), q, rtol=1e-9)
 
 
-def test_small_scores_have_a_law():
+def test_limit_of_small_scores_has_a_density():
     law = ns.paper.layer(sigma_q=0.01).law(n=ns.inf)
     assert law.var() == pytest.approx(0.25, abs=1e-4)
     assert law.pdf(0.3) == pytest.approx(stats.norm.pdf(0.3, scale=law.std()), rel=1e-5)
@@ -190,7 +190,7 @@ def test_more_tokens_than_a_matrix_is_made_for():
 
 
 @pytest.mark.parametrize("heads", [0, -1, 2.5, True])
-def test_bad_heads(heads):
+def test_invalid_heads_raise(heads):
     with pytest.raises(ValueError, match="must be a positive integer"):
         ns.Attention(np.eye(2)).law(heads=heads)
 
@@ -208,12 +208,12 @@ def test_more_points_are_more_accurate():
 
 
 @pytest.mark.parametrize("name", ["sigma_v", "sigma_o"])
-def test_bad_sigma(name):
+def test_invalid_sigma_raises(name):
     with pytest.raises(ValueError, match=rf"{name}=0.0 must be a positive number"):
         ns.Attention(np.eye(2), **{name: 0.0})
 
 
-def test_bad_kernel():
+def test_invalid_kernel_raises():
     with pytest.raises(ValueError, match="positive semidefinite matrix over tokens"):
         ns.Attention([[1.0, 2.0], [2.0, 1.0]])
 

@@ -21,7 +21,7 @@ def rules():
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_transforms_are_powers(count):
+def test_power_rule_transform_is_a_power(count):
     """E[e^(−u Σ w_a)] = E[e^(−u w)]^H, from the rules themselves.
 
     A cell of width h leaves at most (h/2)⁴/4! of (u w)⁴: 3e-11 for h = 0.01, and 16
@@ -39,7 +39,7 @@ def test_transforms_are_powers(count):
             )
 
 
-def test_three_moments_are_exact():
+def test_power_rule_keeps_three_moments():
     for count in COUNTS:
         for nodes, weights in rules():
             found, mass = power_rule(nodes, weights, count)

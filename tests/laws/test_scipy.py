@@ -51,7 +51,7 @@ def test_logarithms_of_tails_of_heads():
     assert law.logcdf(-far) == law.logsf(far)
 
 
-def test_point_masses():
+def test_logarithms_of_tails_of_point_masses():
     law = ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 1.0], ORIGIN)
     assert law.logcdf(0.0) == pytest.approx(math.log(law.cdf(0.0)), rel=1e-12)
     assert law.expect(lambda y: y**2 + 1) == pytest.approx(law.moment(2) + 1, rel=1e-9)

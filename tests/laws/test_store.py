@@ -80,7 +80,7 @@ def test_loaded_joint_law_equals_the_saved_one(tmp_path):
         assert other.log_evidence == law.log_evidence
 
 
-def test_a_law_is_written_whole_or_not_at_all(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     """If the disk takes no more half-way, the law that was there stays, and no other
     file is left.
     """
@@ -215,7 +215,7 @@ def test_damaged_files_are_refused_in_one_line(name, tmp_path):
 
 
 @pytest.mark.parametrize("origin", ["status", "notes", "seed"])
-def test_a_field_of_a_wrong_type_is_not_taken_over(origin, tmp_path):
+def test_field_of_a_wrong_type_raises(origin, tmp_path):
     path = tmp_path / "law.npz"
     arrays, about = unpacked(LAWS["mixture"](), path)
     path.write_bytes(

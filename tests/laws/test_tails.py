@@ -44,7 +44,7 @@ def test_far_tails_against_integrals(heads, tau):
     assert (np.abs(value - right) < 5 * error + 1e-4 * np.abs(right)).all()
 
 
-def test_the_docs_own_point():
+def test_far_tail_of_the_example_in_the_docs():
     """log f(40) of the paper's limit: −840.50 by importance sampling."""
     assert ns.paper.layer().law(n=ns.inf).logpdf(40.0) == pytest.approx(
         -840.50, abs=0.1
@@ -104,7 +104,7 @@ SPIKES = {
 
 @pytest.mark.parametrize("name", SPIKES)
 @pytest.mark.parametrize("heads", keep([1, 2, 8], 1))
-def test_spiky_limits_are_laws(name, heads):
+def test_limits_with_a_spike_match_draws(name, heads):
     law = SPIKES[name](heads)
     assert len(law._rule.var) <= 4000  # the work is bounded
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_kernels_at_any_scale(scale):
 # What is given to a layer
 
 
-def test_masks_mean_what_they_mean_in_softmax():
+def test_masks_agree_with_those_of_softmax():
     kernel = np.eye(3) + 0.2
     causal = ns.Attention(kernel, mask="causal")
     for token in range(3):
@@ -177,7 +177,7 @@ def test_masks_mean_what_they_mean_in_softmax():
             ns.Attention(kernel, mask=mask)
 
 
-def test_other_bad_input():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="token=3 must be an integer from -3 to 2"):
         ns.Attention(np.eye(3)).law(2, token=3)
     with pytest.raises(ValueError, match="output is 0, without a density"):
@@ -196,7 +196,7 @@ def test_other_bad_input():
 
 
 @pytest.mark.slow
-def test_many_tokens():
+def test_limit_of_many_tokens():
     joint = ns.Attention(np.eye(150)).infinite_heads()
     one = ns.Attention(np.eye(150)).law(1)
     assert joint[0].var() == pytest.approx(

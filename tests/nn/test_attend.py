@@ -90,7 +90,7 @@ SIGMAS = {"sigma_q": 1.0, "sigma_k": 1.0, "sigma_v": 1.0, "sigma_o": 1.0}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_draw_is_what_numpy_makes_of_its_matrices(name):
+def test_each_draw_matches_numpy_with_the_same_matrices(name):
     options, plain = CASES[name]
     x = ns.gaussian(N, TOKENS)
     made = nn.attend(x, HEADS, D, **options)
@@ -130,7 +130,7 @@ def test_matrices_have_the_stated_size(name):
         )
 
 
-def test_context_and_leading_axes():
+def test_context_with_leading_axes_attends_row_by_row():
     """Cross-attention of (2, 3) queries with (2, 5) others in another space, each row
     as if it were alone.
     """
@@ -161,7 +161,7 @@ def test_context_and_leading_axes():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_law_is_that_of_literal_draws(name):
+def test_attend_law_matches_literal_draws(name):
     """Kolmogorov–Smirnov, 15 tests or so a case: level 1e-5 each."""
     n, d = ns.Width("n"), ns.Width("d")
     options, _ = CASES[name]
@@ -176,7 +176,7 @@ def test_the_law_is_that_of_literal_draws(name):
     "name",
     keep(sorted(set(CASES) - {"norm, then rotary", "linear"}), "all", "two groups"),
 )
-def test_infinite_width_is_a_large_one(name):
+def test_infinite_width_matches_a_large_width(name):
     """Kolmogorov–Smirnov against widths of 1,000, level 1e-5 each; a shift of O(1/1000)
     cannot be seen.
     """
@@ -204,7 +204,7 @@ KURTOSIS = {4: 0.1689, 2: 0.2156, 1: 0.3066}
 
 
 @pytest.mark.parametrize("groups", keep([4, 2, 1], 4))
-def test_groups_matter_at_finite_head_dimensions_alone(groups):
+def test_groups_matter_only_at_finite_head_dimensions(groups):
     """Five times the spread over seeds: 0.0009 with the error of the numbers,
     0.00035.
     """

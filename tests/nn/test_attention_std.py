@@ -28,7 +28,7 @@ def drawn(rng, tokens, head_dim, scale, correlation, draws):
     ("tokens", "head_dim", "scale", "correlation"),
     [(4, 2, 0.7, 0.0), (64, 16, 0.25, 0.0), (40, 16, 1.0, 0.0), (30, 8, 0.4, 0.3)],
 )
-def test_it_is_that_of_draws(tokens, head_dim, scale, correlation):
+def test_attention_std_matches_draws(tokens, head_dim, scale, correlation):
     """Level 1e-4 each; with τ of the mean |q| instead of its law, z is above 6 for the
     first.
     """
@@ -39,7 +39,7 @@ def test_it_is_that_of_draws(tokens, head_dim, scale, correlation):
     assert exact.error < 1e-5 * exact.value
 
 
-def test_values_that_are_known():
+def test_attention_std_of_known_cases():
     """E w of four tokens at infinite width, from a quadrature of its own; flat
     attention; one token.
     """
@@ -53,14 +53,14 @@ def test_values_that_are_known():
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
-def test_causal_is_the_mean_over_tokens(scale):
+def test_causal_attention_std_is_the_mean_over_tokens(scale):
     every = [ns.attention_std(s, 8, scale=scale).value ** 2 for s in range(1, 41)]
     causal = ns.attention_std(40, 8, scale=scale, causal=True)
     assert causal.value**2 == pytest.approx(np.mean(every), rel=1e-6)
 
 
 @pytest.mark.parametrize("less", [1e-12, 9e-6, 1.1e-5, 1e-3, 0.5, 1.0])
-def test_sums_of_powers(less):
+def test_causal_sum_and_its_series_match_the_direct_sum(less):
     """The closed form and its series, on both sides of where they change places."""
     s = 1000
     direct = math.fsum(i * (1 - less) ** (i - 1) for i in range(1, s + 1)) / s
@@ -98,6 +98,6 @@ def test_many_tokens_have_the_log_normal_limit():
         ),
     ],
 )
-def test_bad_arguments_are_named(given, said):
+def test_invalid_arguments_raise_with_their_name(given, said):
     with pytest.raises(ns.TraceError, match=said):
         ns.attention_std(**given)

@@ -22,7 +22,7 @@ def silu(u):
 
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("sigma_b", [0.0, 0.5])
-def test_perceptron(gate, sigma_b):
+def test_perceptron_matches_numpy(gate, sigma_b):
     x = ns.gaussian(N, 3)
     y = nn.mlp(
         x,
@@ -123,7 +123,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("order", BLOCKS)
-def test_blocks(order):
+def test_block_applies_norms_in_the_given_order(order):
     def norm(u):
         return ns.layer_norm(u, 0.1, gain=1.5)
 

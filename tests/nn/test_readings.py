@@ -61,7 +61,7 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_verdicts(name):
+def test_check_gives_the_verdict_of_a_layer(name):
     make, verdict, reason = VERDICTS[name]
     report = ns.Program(make()).check()
     assert report.verdict == verdict
@@ -76,7 +76,7 @@ def test_layers_are_printed(name):
     assert body.count("{") == body.count("}")
 
 
-def test_names_in_print():
+def test_printed_programs_use_the_names_of_layers():
     text = str(
         ns.Program(nn.mlp(tokens(), d, activation=ns.silu, gate=True, sigma_gate=2.0))
     )

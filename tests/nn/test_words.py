@@ -133,7 +133,7 @@ def test_logits_have_the_law_of_literal_draws(words):
     assert smallest_p(ns.Program((p[:2, [0, 7, 6]], q[:2, :2])), n=4) > 1e-5
 
 
-def test_every_word_may_occur_and_a_fixed_width_is_its_own_fan_in():
+def test_tied_logits_when_every_word_occurs():
     e = nn.Embedding([2, 0, 1], 5, 0.5)
     a, p = ns.Program((e(), e.logits(e(), 3))).simulate(draws=3)
     np.testing.assert_allclose(
@@ -174,7 +174,7 @@ def test_tied_logits_at_infinite_width():
     assert abs(limit[:, 0].std() / wide[:, 0].std() - 1) < 0.1
 
 
-def test_untied_logits_at_infinite_width_are_those_of_a_large_one():
+def test_untied_logits_at_infinite_width_match_a_large_width():
     y = ns.rms_norm(ns.relu(ns.gaussian(n, 2)))
     net = ns.Program(nn.logits(y, 2, sigma=0.7))
     limit, wide = (
@@ -287,7 +287,7 @@ def test_relative_biases_are_shared_by_buckets(bidirectional, buckets, most):
     assert abs((few[..., 0, 1] ** 2).mean() / 0.25 - 1) < 5 * np.sqrt(2 / 15_000)
 
 
-def test_masks():
+def test_causal_masks_with_and_without_a_window():
     np.testing.assert_array_equal(nn.causal(3), np.tri(3, dtype=bool))
     band = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     np.testing.assert_array_equal(nn.causal(4, window=2), np.array(band, dtype=bool))

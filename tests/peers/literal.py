@@ -30,6 +30,16 @@ def given_numbers(draws, module):
                 entries = entries.T
             scale = matrix.std / np.sqrt(matrix.in_width.factor)
             numbers[matrix.source, 0] = entries / scale
+    for name, drawn_columns in draws._columns.items():
+        for span, columns in drawn_columns.items():
+            part = named[name].ravel()[span.start : span.start + span.size]
+            shape = (columns.length, -1) if columns.row_major else (-1, columns.length)
+            part = part.reshape(shape)
+            part = part.T if columns.row_major else part
+            part = part[list(columns.index_of_row)]
+            for vectors in columns.drawn:
+                numbers[vectors] = part[: len(vectors)]
+                part = part[len(vectors) :]
     for name, table in draws._embeddings.items():
         numbers[table.vectors] = named[name][table.known]
     for name, known in draws._rows.items():

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from netsor.models import read
-from tests.internals import CHANGE, SIZE, UPDATE, Entry, known
+from tests.internals import CHANGE, SIZE, UPDATE, Entry, named_parametrisation
 from tests.internals import TRAINING_VECTORS as VECTORS
 from tests.internals import CoordCheckRequest as Request
 
@@ -104,7 +104,7 @@ def real(optimiser: str, lr: float, config: dict, vectors: bool) -> list[float]:
 )
 def test_coordinate_check_of_one_step_matches_pytorch(optimiser, lr, tied, vectors):
     config = {**CONFIG, "tie_word_embeddings": tied}
-    rule = known("sp", optimiser)
+    rule = named_parametrisation("sp", optimiser)
     how = {
         "optimiser": optimiser,
         "lr": lr,

@@ -13,8 +13,7 @@ from scipy import stats
 from netsor import models
 from tests.internals import AUDIT_RULES as RULES
 from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
-from tests.internals import FLAG, OK, RuleInput
-from tests.internals import audit_judged as judged
+from tests.internals import FLAG, OK, RuleInput, all_findings
 
 from .test_audit import real
 
@@ -45,7 +44,7 @@ def of_blocks(found: dict) -> dict[str, np.ndarray]:
 
 def sides(draws: dict[str, np.ndarray], tokens: int) -> dict[str, tuple[str, float]]:
     """Of each rule, on which side of its threshold the median is, and the median."""
-    found = {f.name: f for f in judged(facts(draws, tokens)) if f.name in FORWARD}
+    found = {f.name: f for f in all_findings(facts(draws, tokens)) if f.name in FORWARD}
     return {
         name: (FLAG if (f.value > f.threshold) == f.above else OK, f.value)
         for name, f in found.items()
@@ -77,7 +76,9 @@ def test_audit_verdicts_at_several_lengths_match_real_initialisations(tokens, co
     assert here["branches"][0] == (OK if tokens == 16 else FLAG)
     if count > 2:
         decided = {
-            f.name: f.verdict for f in judged(facts(ours, tokens)) if f.name in FORWARD
+            f.name: f.verdict
+            for f in all_findings(facts(ours, tokens))
+            if f.name in FORWARD
         }
         assert all(
             decided[name] in (side, UNDECIDED) for name, (side, _) in here.items()

@@ -53,7 +53,7 @@ PROMISE = [
     ("study", "name", "value"),
     [*OUT, *SEED, *EXECUTOR, *PROMISE, (of_a_model, "parametrisation", [])],
 )
-def test_refused_by_name(study, name, value):
+def test_invalid_argument_is_named_in_one_line(study, name, value):
     with pytest.raises(ValueError, match=f"^{name}=") as error:
         study(**{name: value})
     assert "\n" not in str(error.value)

@@ -69,7 +69,7 @@ def deep_stack(layers):
     return x
 
 
-def test_as_many_work_as_there_are_parts_and_room_for(monkeypatch):
+def test_worker_count_is_limited_by_tasks_cores_and_memory(monkeypatch):
     monkeypatch.setattr(_cost, "cores", lambda: 8)
     monkeypatch.setattr(_cost, "memory", lambda: 100.0)
     here = Numpy()
@@ -78,7 +78,7 @@ def test_as_many_work_as_there_are_parts_and_room_for(monkeypatch):
         3,
         1,
     ]
-    assert worker_count(None, 20, 30.0, here, kept=50.0) == 1
+    assert worker_count(None, 20, 30.0, here, result_bytes=50.0) == 1
     assert worker_count(None, 2, 1.0, here) == 2
     assert worker_count(16, 20, 30.0, here) == 16  # as many as were asked for
     assert [worker_count(wanted, 20, 30.0, Device()) for wanted in (None, 16)] == [
@@ -104,7 +104,7 @@ def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypa
     assert found.random_numbers == 64 * sum(c.plan.random_numbers for c in every)
 
 
-def test_fewer_blocks_cost_less():
+def test_plan_of_fewer_blocks_costs_less():
     """A plan of three blocks with norms after them factored the products of 696
     vectors: it took 5 times as long.
     """

@@ -50,7 +50,7 @@ def test_files_of_earlier_runs_are_replaced(tmp_path):
     ["mine", "[]", "null", "{}", '{"files": []}', '{"files": {"1b.csv": 3}}', ""],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_what_is_not_ours_is_refused_before_any_work(name, text, after, tmp_path):
+def test_prepare_rejects_foreign_or_changed_files(name, text, after, tmp_path):
     if after:  # of an earlier run, and changed since
         put(tmp_path)
     (tmp_path / name).write_text(text)

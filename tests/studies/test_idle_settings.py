@@ -216,7 +216,7 @@ def test_a_kind_that_stands_still_has_no_learning_rate_to_scale():
 
 
 @pytest.mark.parametrize(("name", "optimiser"), list(itertools.product(MODELS, NAMED)))
-def test_what_is_built_in_applies_to_every_model(name, optimiser):
+def test_built_in_parametrisations_apply_to_every_model(name, optimiser):
     eps = 1e-8 if optimiser == "adam" else 0.0
     for rule in WORDS:
         for study in (CheckRequest, SweepRequest):

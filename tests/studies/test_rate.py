@@ -20,7 +20,7 @@ def found():
     return ns.rate(ns.paper.layer(), [16, 64, 256], draws=4_000)
 
 
-def test_the_papers_layer(found):
+def test_rate_of_paper_layer_matches_independent_values(found):
     """Each KL within 4.5 errors (level 1e-5) of what independent scripts found; the
     slopes follow.
     """
@@ -36,7 +36,7 @@ def test_the_papers_layer(found):
     )
 
 
-def test_what_it_looks_like(found):
+def test_rate_prints_and_plots_kl_against_width(found):
     assert repr(found).startswith("<Rate of layer(")
     assert f"n =     64: KL {found.kl[1]}" in str(found)
     assert "KL ± error" in found._repr_html_()
@@ -45,7 +45,7 @@ def test_what_it_looks_like(found):
     assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "width n")
 
 
-def test_several_widths():
+def test_rate_grows_one_of_several_widths():
     """One grows; the other stays, in the limit too."""
     net = ns.paper.layer(low_rank=True)
     found = ns.rate(net, [8, 32], d=4, draws=300)
@@ -53,7 +53,7 @@ def test_several_widths():
     assert ns.rate(net, [8, 32], width="d", n=8, draws=300).width == "d"
 
 
-def test_no_slope():
+def test_slope_of_infinite_or_zero_kl_is_nan():
     """Of a KL that is infinite or exactly 0 there is no slope; more draws help only
     where an error hides it.
     """
@@ -97,7 +97,7 @@ def test_no_slope():
         ),
     ],
 )
-def test_misuse(arguments, words):
+def test_rate_with_invalid_arguments_raises(arguments, words):
     with pytest.raises(ValueError, match=words):
         ns.rate(*arguments, draws=100)
     with pytest.raises(

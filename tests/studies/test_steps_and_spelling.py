@@ -68,6 +68,6 @@ def test_a_quantity_of_the_width_needed_is_a_name_or_a_quantile(of):
 def test_errors_name_the_spelling_that_was_written(name):
     for study in (ns.coord_check, ns.transfer):
         with pytest.raises(
-            ValueError, match=f"^{name}='x' must be 'sgd', 'muon' or 'adam'"
+            ValueError, match=f"^{name}='x' must be 'sgd', 'muon', 'adam' or 'lion'"
         ):
             study(TINY, **{name: "x"})

@@ -138,7 +138,7 @@ def test_a_device_and_other_machines_do_the_same(tmp_path, monkeypatch):
         SquareStudy(Squares()).run("dask")
 
 
-def test_what_is_removed_meanwhile_is_told(tmp_path):
+def test_parts_removed_during_a_run_raise(tmp_path):
     class Removed(SquareStudy):
         def result(self, run):
             run.wait()

@@ -30,13 +30,13 @@ def test_the_interval_has_the_width_of_the_first_correction(of, tolerance):
 
 
 @pytest.mark.slow
-def test_kl():
+def test_width_needed_for_kl_contains_the_first_correction():
     found = ns.width_needed(NET, 1e-3, draws=DRAWS)
     assert found.low < np.sqrt(11.0587 / 1e-3) < 1.1 * found.high
 
 
 @pytest.mark.slow
-def test_quantiles():
+def test_width_needed_for_quantiles_grows_in_the_tails():
     tail = ns.width_needed(NET, 0.05, 0.999, draws=DRAWS)
     # tails need more
     assert tail.low > 4 * ns.width_needed(NET, 0.05, 0.9, draws=DRAWS).low
@@ -56,7 +56,7 @@ def test_more_draws_give_a_smaller_interval():
     assert many.high / many.low < few.high / few.low
 
 
-def test_what_is_near_everywhere_and_what_is_nowhere(monkeypatch):
+def test_width_needed_may_be_unbounded_on_either_side(monkeypatch):
     near = ns.width_needed(NET, 0.99, "variance", draws=500)
     assert near.low == 1
     assert "or from a smaller width" in near.summary
@@ -66,14 +66,14 @@ def test_what_is_near_everywhere_and_what_is_nowhere(monkeypatch):
     assert "not up to n =" in never.summary
 
 
-def test_other_widths_stay():
+def test_width_needed_keeps_the_other_widths():
     low_rank = ns.paper.layer(low_rank=True)
     found = ns.width_needed(low_rank, 0.05, "variance", width="n", d=8, draws=2000)
     assert found.width == "n"
     assert found.low < found.high
 
 
-def test_it_prints_itself():
+def test_width_needed_prints_its_summary():
     found = ns.width_needed(NET, 0.1, "variance", draws=500)
     assert str(found).splitlines()[-1] == found.summary
     assert repr(found) == f"<WidthNeeded of {NET.name}: {found.summary}>"
@@ -98,7 +98,7 @@ def test_it_prints_itself():
         ((3, 0.1), "net=3 must be a program"),
     ],
 )
-def test_wrong_arguments(arguments, match):
+def test_width_needed_with_invalid_arguments_raises(arguments, match):
     with pytest.raises(ValueError, match=match):
         ns.width_needed(*arguments, draws=100)
 

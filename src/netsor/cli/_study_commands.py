@@ -30,6 +30,9 @@ GRADIENTS = (
     "Measure gradients by block and kind of weight.  [default: at the shortest length,"
     " if that costs little]"
 )
+# Those of `NAMED` in `optim.py`, which imports numpy: help does not wait for it
+OPTIMISERS = "sgd, muon, adam or lion"
+LEARNING_RATES = "0.001 for sgd and muon, 0.0001 for adam and lion"
 EPS = (
     "Adam's eps at MODEL's own width; the parametrisation rescales it for other widths."
 )
@@ -184,7 +187,7 @@ def training_options(
             "--optimizer",
             metavar="NAME",
             default="sgd",
-            help=f"sgd, muon or adam; {optimiser}",
+            help=f"{OPTIMISERS}; {optimiser}",
         ),
         option("--lr", type=rates, metavar="X,…", help=lr),
         many(
@@ -240,8 +243,8 @@ def training_options(
     ),
     lr=(
         "Learning rate at MODEL's own width, or query=X,head=Y,… by kind of weight; for"
-        " FILE:FUNCTION a number, or the name of rates in FILE.  [default: 0.001 for"
-        " SGD and Muon, 0.0001 for Adam]"
+        " FILE:FUNCTION a number, or the name of rates in FILE. "
+        f" [default: {LEARNING_RATES}]"
     ),
     verbose="Print the sizes at every width too.",
     rates=str,

@@ -162,11 +162,11 @@ def as_file(panels: Sequence[Panel], kind: str) -> bytes:
             figsize=(COLUMN * columns, 0.5 + 2.1 * sum(heights)), layout="constrained"
         )
         grid = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
-        places = grid.ravel()
-        for axes in places[len(panels) :]:
-            axes.set_visible(False)
-        for axes, panel in zip(places, panels, strict=False):
+        all_axes = grid.ravel()
+        for axes, panel in zip(all_axes, panels, strict=False):
             _draw(panel, axes)
+        for axes in all_axes[len(panels) :]:
+            axes.set_visible(False)
         return rendered(figure, kind)[0]
 
 
@@ -213,7 +213,7 @@ def markup() -> Any:
 def as_svg(panels: Sequence[Panel]) -> str:
     """An image of each panel; the page arranges them."""
     draw = markup().panel
-    return "".join(draw(panel, LOOKS, **_places(panel)) for panel in panels)
+    return "".join(draw(panel, LOOKS, **_positions(panel)) for panel in panels)
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -272,24 +272,37 @@ class _Drawing:
         return _path(np.concatenate([x, x[::-1]]), self.y(edges))
 
 
-def _places(panel: Panel) -> dict[str, Any]:
+class _DrawnCurve(NamedTuple):
+    """A curve in SVG units, as `_page.html` takes it."""
+
+    label: str
+    look: str
+    line: str
+    band: str
+    point: tuple[float, float] | None  # of a curve with one point
+
+
+def _positions(panel: Panel) -> dict[str, Any]:
     """The positions of everything in an image, in SVG units."""
     drawing = _Drawing(panel)
     left, right, bottom, top = drawing.ends
     curves = []
     for curve in panel.curves:
         x, y = drawing.line(curve)
-        point = (x[0], y[0]) if len(x) == 1 else None
-        curves.append(
-            (curve.label, curve.look, _path(x, y), drawing.band(curve), point)
+        drawn = _DrawnCurve(
+            label=curve.label,
+            look=curve.look,
+            line=_path(x, y),
+            band=drawing.band(curve),
+            point=(x[0], y[0]) if len(x) == 1 else None,
         )
+        curves.append(drawn)
     ticks_x = [(drawing.x(mark), _tick(mark)) for mark in ticks(left, right)]
-    if panel.log:
-        marks = decades(bottom, top)
-        ticks_y = [(drawing.y(mark), _tick(10**mark)) for mark in marks]
-    else:
-        marks = ticks(bottom, top, 4)
-        ticks_y = [(drawing.y(mark), _tick(mark)) for mark in marks]
+    marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
+    ticks_y = []
+    for mark in marks:
+        label = _tick(10**mark if panel.log else mark)
+        ticks_y.append((drawing.y(mark), label))
     entries = []
     if panel.legend:
         for k in range(len(curves)):

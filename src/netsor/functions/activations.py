@@ -259,7 +259,11 @@ def logistic_mixture(
     """The function Σ weight · term(m, s, scale) over the scales of the logistic
     function.
     """
-    return lambda m, s: sum(weight * term(m, s, scale) for weight, scale in _logistic())
+
+    def mixture(m: Array, s: Array) -> Array:
+        return sum(weight * term(m, s, scale) for weight, scale in _logistic())
+
+    return mixture
 
 
 @cache
@@ -366,10 +370,8 @@ COS = _known(
 
 def leaky_relu(slope: float) -> Function:
     """x for x > 0, slope · x below."""
-    f, smoothed = (
-        partial(_leaky_relu, slope=slope),
-        partial(_leaky_relu_smoothed, slope=slope),
-    )
+    f = partial(_leaky_relu, slope=slope)
+    smoothed = partial(_leaky_relu_smoothed, slope=slope)
     return _known(
         "leaky_relu", f, smoothed, bounded=False, breaks=(0.0,), parameters=(slope,)
     )
@@ -377,7 +379,8 @@ def leaky_relu(slope: float) -> Function:
 
 def clip(bound: float) -> Function:
     """x cut off at ± bound."""
-    f, smoothed = partial(_clip, bound=bound), partial(_clip_smoothed, bound=bound)
+    f = partial(_clip, bound=bound)
+    smoothed = partial(_clip_smoothed, bound=bound)
     return _known(
         "clip",
         f,

@@ -37,16 +37,20 @@ SQRT_TWO_PI = float(np.sqrt(2.0 * np.pi))
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
-    """∂f/∂x_k, as declared or by `RULES`: a function of the same arguments or a
-    constant; None if it is not known.
+    """∂f/∂x_k, as declared or by `RULES`; None if it is not known.
+
+    It is a function of the same arguments, or a constant.
     """
     declared = f.derivative
     if declared is not None:
-        several = isinstance(declared, tuple)
-        chosen = declared[k] if several else declared
-        if chosen is None or isinstance(chosen, Function | float):
-            return chosen
-        return Function(f"{f.name}'_{k + 1}" if several else f"{f.name}'", chosen)
+        name = f"{f.name}'"
+        slope = declared
+        if isinstance(declared, tuple):  # one for each argument
+            name += f"_{k + 1}"
+            slope = declared[k]
+        if slope is None or isinstance(slope, Function | float):
+            return slope
+        return Function(name, slope)
     rule = None if k else known(RULES, f)
     if rule is None or isinstance(rule, Function | float):
         return rule
@@ -54,10 +58,13 @@ def derivative(f: Function, k: int = 0) -> Function | float | None:
 
 
 def base(f: Function) -> Any:
-    """The function behind a Function, without its parameters: functions are recognised
-    by it, never by name.
+    """The function behind a Function, without its parameters.
+
+    Functions are recognised by it, never by name.
     """
-    return f.f.func if isinstance(f.f, partial) else f.f
+    if isinstance(f.f, partial):
+        return f.f.func
+    return f.f
 
 
 def known(table: Mapping[Any, T], f: Function) -> T | None:
@@ -72,48 +79,48 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
 
 
 def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
-    """At a break, the smaller value of its two sides, as in the derivatives of
+    """The value on the side of the breaks where x lies.
+
+    At a break it is the smaller value of its two sides, as in the derivatives of
     PyTorch's ReLU and hardtanh.
     """
     xp = array_namespace(x)
     y = xp.asarray(values[0], dtype=x.dtype)
-    for at, before, value in zip(breaks, values, values[1:], strict=False):
-        y = xp.where(
-            x >= at if value < before else x > at, xp.asarray(value, dtype=x.dtype), y
-        )
+    for position, before, after in zip(breaks, values, values[1:], strict=False):
+        is_after = x >= position if after < before else x > position
+        y = xp.where(is_after, xp.asarray(after, dtype=x.dtype), y)
     return y
 
 
 def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
+    """E[f(m + s z)] = f(−∞) + Σ rise Φ((m − break)/s)."""
     rises = zip(breaks, np.diff(values), strict=True)
     return values[0] + sum(
-        rise * scipy.special.ndtr(_ratio(m - at, s)) for at, rise in rises
+        rise * scipy.special.ndtr(_ratio(m - position, s)) for position, rise in rises
     )
 
 
 def _steps(
     name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()
 ) -> Function:
-    f, smoothed = (
-        partial(g, breaks=breaks, values=values)
-        for g in (_of_steps, _of_steps_smoothed)
-    )
+    """A function that has these values between the breaks."""
     return Function(
         name,
-        f,
+        partial(_of_steps, breaks=breaks, values=values),
         True,
         False,
         parameters,
         breaks,
-        smoothed,
+        partial(_of_steps_smoothed, breaks=breaks, values=values),
         derivative=0.0,
         parity=parity,
     )
 
 
 def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
-    """Σ_k c_k x^k of numbers or arrays c_k, in place; a c_k that is 0 costs no pass
-    over the array.
+    """Σ_k c_k x^k of numbers or arrays c_k, in place.
+
+    A c_k that is 0 costs no pass over the array.
     """
     total: Array = 0.0
     for c in reversed(coefficients):
@@ -132,8 +139,9 @@ def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
 
 
 def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
-    """Σ_i x^i q_i(t). For large x, q_i is small, and is computed before x^i multiplies
-    it.
+    """Σ_i x^i q_i(t).
+
+    For large x, q_i is small, and is computed before x^i multiplies it.
     """
     t = array_namespace(x).tanh(_horner(x, (0.0, a, 0.0, b)))
     return _horner(x, [_horner(t, row) for row in table])
@@ -147,18 +155,18 @@ def _tanh_family(
     table: Table,
     smoothed: Any = None,
 ) -> Function:
+    """Σ_i x^i q_i(t) with the coefficients of q_i in the rows of a table."""
     f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if all rows except the first
     # are 0 there
-    ends = [
-        abs(sum(c * sign**j for j, c in enumerate(row)))
-        for row in table[1:]
-        for sign in (1, -1)
-    ]
+    limits = []
+    for row in table[1:]:
+        for sign in (1, -1):
+            limits.append(abs(sum(c * sign**j for j, c in enumerate(row))))
     return Function(
         name,
         f,
-        max(ends, default=0.0) < 1e-12,
+        max(limits, default=0.0) < 1e-12,
         True,
         breaks=(),
         smoothed=smoothed,
@@ -167,11 +175,14 @@ def _tanh_family(
 
 
 def _table_derivative(a: float, b: float, table: Table) -> Table:
+    """The table of the derivative, ∂/∂x + (1 − t²) (a + 3 b x²) ∂/∂t."""
     rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
     slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
     by_t = polyder(rows, axis=1)
-    for i, j, by in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
-        slopes[i : i + by_t.shape[0], j : j + by_t.shape[1]] += by * by_t
+    height, width = by_t.shape
+    # the four terms of t', each a coefficient times x^i t^j
+    for i, j, c in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
+        slopes[i : i + height, j : j + width] += c * by_t
     # A row whose powers are all even or all odd and that is 0 at t = ±1 up to rounding
     # must be 0 there, since x^i amplifies it: its lowest coefficient is changed.
     for row in slopes:
@@ -185,9 +196,13 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
 
 
 def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
+    """A(x) Φ(c x) + B(x) φ(c x); `first` and `second` are the polynomials A and B."""
     xp = array_namespace(x)
-    y = _horner(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
-    return y + _horner(x, first) * _special("ndtr", c * x) if any(first) else y
+    density = xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI
+    y = _horner(x, second) * density
+    if not any(first):
+        return y
+    return y + _horner(x, first) * _special("ndtr", c * x)
 
 
 def _normal_family(
@@ -207,12 +222,19 @@ def _normal_family(
 def _derivative_of_normal(
     name: str, parity: int | None, c: float, first: Row, second: Row
 ) -> Function:
-    # A' and B'
-    a, b = (tuple(k * p for k, p in enumerate(row))[1:] for row in (first, second))
-    terms = [c * p for p in first], b, [0.0, *(-c * c * p for p in second)]
-    return _normal_family(
-        name, parity, c, a, tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
-    )
+    """A' Φ + (c A + B' − c² x B) φ, for A `first` and B `second`."""
+    terms = [
+        [c * p for p in first],
+        _polynomial_derivative(second),
+        [0.0, *[-c * c * p for p in second]],
+    ]
+    new_second = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
+    return _normal_family(name, parity, c, _polynomial_derivative(first), new_second)
+
+
+def _polynomial_derivative(coefficients: Row) -> Row:
+    """The coefficients of the derivative of a polynomial."""
+    return tuple(k * p for k, p in enumerate(coefficients))[1:]
 
 
 # c x^k, derivatives of functions of numpy
@@ -223,13 +245,14 @@ def _monomial(x: Array, c: float, k: float) -> Array:
 
 
 def _monomials(name: str, c: float, k: float) -> Function:
-    polynomial = k >= 0 and float(k).is_integer()
+    """c x^k, which is smooth without breaks if it is a polynomial."""
+    is_polynomial = k >= 0 and float(k).is_integer()
     return Function(
         name,
         partial(_monomial, c=c, k=k),
         False,
-        polynomial,
-        breaks=() if polynomial else None,
+        is_polynomial,
+        breaks=() if is_polynomial else None,
     )
 
 
@@ -237,21 +260,23 @@ def _monomials(name: str, c: float, k: float) -> Function:
 
 
 def _bump(m: Array, s: Array, scale: float) -> Array:
-    """Of E[Φ(x/scale)], x = m + s z."""
+    """The derivative in m of E[Φ(x/scale)], x = m + s z."""
     total = np.sqrt(scale**2 + s * s)
     return _density(m / total) / total
 
 
 def _ramp(m: Array, s: Array, scale: float) -> Array:
-    """Of E[x Φ(x/scale)]."""
+    """The derivative in m of E[x Φ(x/scale)], x = m + s z."""
     total = np.sqrt(scale**2 + s * s)
-    return scipy.special.ndtr(m / total) + m / total * (
-        1.0 - (s / total) ** 2
-    ) * _density(m / total)
+    ratio = m / total
+    change_of_density = ratio * (1.0 - (s / total) ** 2) * _density(ratio)
+    return scipy.special.ndtr(ratio) + change_of_density
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
-    total, widened = _ramp(m, s, 1.0), 1.0 / (1.0 + 4.0 * s * s)
+    """The derivative in m of E[gelu_tanh(x)]: that of gelu, plus Gaussian bumps."""
+    total = _ramp(m, s, 1.0)
+    widened = 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
         bump = weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
         total = total - 4.0 * widened * (m - centre) * bump
@@ -305,7 +330,8 @@ def _minus(name: str, f: Any) -> Function:
     )
 
 
-MINUS_SIN, MINUS_COS = _minus("cos'", activations.SIN), _minus("cos''", activations.COS)
+MINUS_SIN = _minus("cos'", activations.SIN)
+MINUS_COS = _minus("cos''", activations.COS)
 
 # Functions and numbers, or rules of the name and parity of a derivative and of the
 # keywords of the function

@@ -278,7 +278,8 @@ def distances(
     wasserstein1 4.4e-03
     kolmogorov 2.6e-03
     """
-    first, second = as_law(p), as_law(q)
+    law_p = as_law(p)
+    law_q = as_law(q)
     if (
         not isinstance(names, list | tuple)
         or not names
@@ -287,12 +288,14 @@ def distances(
         raise LawError(
             "distances", "names", names, f"a list of some of {', '.join(RANGES)}"
         )
-    pair, sources = DistanceEstimator(first, second), first.sources | second.sources
-    found = {name: (pair.distance(name), *RANGES[name]) for name in names}
-    return {
-        name: Estimate(min(max(e.value, low), high), e.error, sources)
-        for name, (e, low, high) in found.items()
-    }
+    estimator = DistanceEstimator(law_p, law_q)
+    sources = law_p.sources | law_q.sources
+    result = {}
+    for name in names:
+        value, error = estimator.distance(name)
+        low, high = RANGES[name]
+        result[name] = Estimate(min(max(value, low), high), error, sources)
+    return result
 
 
 MAX_DIRECTIONS = 10_000  # each takes a distance
@@ -331,22 +334,26 @@ def sliced_wasserstein(
             "sliced_wasserstein",
             f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1",
         )
-    p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
+    dim = joint[0].dim
+    p = as_joint(p, dim, "sliced_wasserstein")
+    q = as_joint(q, dim, "sliced_wasserstein")
     count = whole(
         directions, "directions", "sliced_wasserstein", least=2, most=MAX_DIRECTIONS
     )
-    seed = 2025 if seed is None and rng is None else seed
-    u = checked_generator(seed, "sliced_wasserstein", rng).standard_normal(
-        (count, p.dim)
-    )
+    if seed is None and rng is None:
+        seed = 2025
+    generator = checked_generator(seed, "sliced_wasserstein", rng)
+    u = generator.standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    each, errors = np.array(
-        [tuple(wasserstein1(p.combination(w), q.combination(w))) for w in u]
-    ).T
+    values = np.empty(count)
+    errors = np.empty(count)
+    for k, direction in enumerate(u):
+        distance = wasserstein1(p.combination(direction), q.combination(direction))
+        values[k], errors[k] = distance
     # all directions share the draws, so their errors are correlated and do not average
     # out
-    error = combined(Replicas(count).spread(each), errors.mean())
-    return Estimate(float(each.mean()), error, p.sources | q.sources)
+    error = combined(Replicas(count).spread(values), errors.mean())
+    return Estimate(float(values.mean()), error, p.sources | q.sources)
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
@@ -383,7 +390,9 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
             "needs one law of one variable or more; a joint law has joint.plot()",
         )
     laws = tuple(as_law(law) for law in laws)
-    names = [law.method for law in laws] if labels is None else labels
+    names = labels
+    if names is None:
+        names = [law.method for law in laws]
     if (
         not isinstance(names, list | tuple)
         or len(names) != len(laws)

@@ -51,13 +51,16 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     """
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
 
-    def numbers_of(one: Law) -> tuple[Array, Array]:
+    def numbers_of(law: Law) -> tuple[Array, Array]:
         """Probabilities and moments of a law, and their errors."""
-        estimates = [one.with_error.cdf(y)]
-        estimates += [one.with_error.moment(2), one.with_error.moment(4)]
-        values = np.concatenate([np.atleast_1d(part.value) for part in estimates])
-        errors = np.concatenate([np.atleast_1d(part.error) for part in estimates])
-        return values, errors
+        estimates = [
+            law.with_error.cdf(y),
+            law.with_error.moment(2),
+            law.with_error.moment(4),
+        ]
+        values = [np.atleast_1d(estimate.value) for estimate in estimates]
+        errors = [np.atleast_1d(estimate.error) for estimate in estimates]
+        return np.concatenate(values), np.concatenate(errors)
 
     value, error = numbers_of(law)
     of_replicas, error_of_replicas = numbers_of(replicas)
@@ -74,9 +77,12 @@ def distance_by_cubics(name: str, width: Array, d: Array) -> float:
     Rows of d: D after each node, D before each node, and its slopes.
     """
     after, before, slope = d.reshape(3, -1)
-    start, end = after[:-1], before[1:]  # of D in each cell
-    rise, fall = slope[:-1] * width, slope[1:] * width
-    # Hermite's, in t on [0, 1]
+    # D at both ends of each cell, and its slopes there in t on [0, 1]
+    start = after[:-1]
+    end = before[1:]
+    rise = slope[:-1] * width
+    fall = slope[1:] * width
+    # Hermite's cubic, coefficients of 1, t, t² and t³
     cubic = np.stack(
         [
             start,
@@ -89,37 +95,41 @@ def distance_by_cubics(name: str, width: Array, d: Array) -> float:
         crossing = start * end < 0
         linear = np.where(crossing, start / np.where(crossing, start - end, 1.0), 0.0)
         t = _root(cubic, linear, crossing)
-        area = polyint(cubic)
-        left, whole = polyval(t, area, tensor=False), area.sum(axis=0)
-        return float(np.sum(width * (np.abs(left) + np.abs(whole - left))))
+        integral = polyint(cubic)
+        before_root = polyval(t, integral, tensor=False)
+        after_root = integral.sum(axis=0) - before_root
+        return float(np.sum(width * (np.abs(before_root) + np.abs(after_root))))
 
     slopes = polyder(cubic)
-    first_slope, last_slope = slopes[0], slopes.sum(axis=0)
+    first_slope = slopes[0]
+    last_slope = slopes.sum(axis=0)
     turns = first_slope * last_slope < 0  # a cell with an extremum inside
-    linear = np.where(
-        turns, first_slope / np.where(turns, first_slope - last_slope, 1.0), 1.0
-    )
+    difference = np.where(turns, first_slope - last_slope, 1.0)
+    linear = np.where(turns, first_slope / difference, 1.0)
     t = _root(slopes, linear, turns)
     turn = np.where(turns, polyval(t, cubic, tensor=False), end)
     if name == "total_variation":
         moves = (turn - start, end - turn, after - before)
         total = 0.5 * sum(np.abs(move).sum() for move in moves)
         return float(min(total, 1.0))
-    largest = max(np.abs(part).max(initial=0.0) for part in (after, before, turn))
+    largest = max(np.abs(values).max(initial=0.0) for values in (after, before, turn))
     return float(min(largest, 1.0))
 
 
 def _root(
-    polynomials: npt.NDArray[Any], t: Array, some: npt.NDArray[np.bool_]
+    polynomials: npt.NDArray[Any], t: Array, has_root: npt.NDArray[np.bool_]
 ) -> Array:
-    """Roots in [0, 1] of some polynomials near t, by Newton's method; t itself for the
-    others.
+    """Roots in [0, 1] of polynomials near t, by Newton's method.
+
+    It is t itself for polynomials without a root there.
     """
     slopes = polyder(polynomials)
     for _ in range(3):
-        value, slope = (polyval(t, c, tensor=False) for c in (polynomials, slopes))
-        step = np.divide(value, slope, out=np.zeros_like(t), where=some & (slope != 0))
-        t = np.where(some, np.clip(t - step, 0.0, 1.0), t)
+        value = polyval(t, polynomials, tensor=False)
+        slope = polyval(t, slopes, tensor=False)
+        moves = has_root & (slope != 0)
+        step = np.divide(value, slope, out=np.zeros_like(t), where=moves)
+        t = np.where(has_root, np.clip(t - step, 0.0, 1.0), t)
     return t
 
 
@@ -133,7 +143,8 @@ class DistanceEstimator:
         couple: bool = True,
         grid: DistanceEstimator | None = None,
     ) -> None:
-        self.p, self.q = p, q
+        self.p = p
+        self.q = q
         # an estimator for nearly the same laws, whose nodes and quadrature we use too
         self._grid = grid
         self.coupled = coupled(p, q) if couple else None
@@ -169,7 +180,8 @@ class DistanceEstimator:
                 )
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
-            value, error = value - change, combined(error, bias)
+            value = value - change
+            error = combined(error, bias)
         if not math.isfinite(value):
             return Estimate(value, error)
 
@@ -181,10 +193,12 @@ class DistanceEstimator:
         return Estimate(value, combined(error, doubt_of_p, doubt_of_q))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
-        """The same for laws with kernels of `factor` bandwidths around draws; itself if
-        there are no draws.
+        """The same for laws with kernels of `factor` bandwidths around draws.
+
+        It is the estimator itself if there are no draws.
         """
-        p, q = self.p._dense(factor), self.q._dense(factor)
+        p = self.p._dense(factor)
+        q = self.q._dense(factor)
         if p is self.p and q is self.q and (couple or self.coupled is None):
             return self
         if factor == 1 and couple:
@@ -197,18 +211,24 @@ class DistanceEstimator:
         if self._grid is not None:
             return self._grid._nodes
         smooth = [law for law in (self.p, self.q) if len(law._scales()[0])]
-        return resolved(*smooth) if smooth else np.zeros(0)
+        if not smooth:
+            return np.zeros(0)
+        return resolved(*smooth)
 
     def _computed(self, name: str, errors: bool = True) -> Estimate:
-        """The distance of laws that have their kernels, less the bias from noise;
-        without `errors` as it is.
+        """The distance of laws that have their kernels, less the bias from noise.
+
+        Without `errors` it is the plain value.
         """
         if name == "kl":
             return self._kl(errors)
         width, groups = self._groups
-        value, error = bootstrap(
-            lambda *parts: distance_by_cubics(name, width, sum(parts)), groups, errors
-        )
+
+        def distance(*rows: Array) -> float:
+            total: Any = sum(rows)
+            return distance_by_cubics(name, width, total)
+
+        value, error = bootstrap(distance, groups, errors)
         if name != "wasserstein1" or not len(self._nodes):
             return Estimate(value, error)
         both_tails = self._integral_of_tails(self.p) - self._integral_of_tails(self.q)
@@ -221,24 +241,26 @@ class DistanceEstimator:
         """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last."""
         if isinstance(law, Mixture):  # nothing is left there
             return np.zeros(2)
-        ends = self._nodes[[0, -1]]
-        below, above, density = law._read(ends)
+        outermost = self._nodes[[0, -1]]
+        below, above, density = law._read(outermost)
         # A heavy tail P(Y > t) falls like t^(−α) with α = y f(y)/P(Y > y) beyond the
         # last node y, and its integral is y P(Y > y)/(α − 1).
-        y = np.abs(ends)
+        y = np.abs(outermost)
         mass = np.maximum([below[0], above[1]], MIN_DENSITY)
         alpha = y * density / mass
         return np.asarray(y * mass / np.maximum(alpha - 1, MIN_POWER))
 
     @cached_property
     def _groups(self) -> tuple[Array, list[Replicated]]:
-        """The widths of the cells of a grid, and D = P − Q after and before each node
-        and its slope, by blocks.
+        """The widths of the cells of a grid, and rows for `distance_by_cubics`.
+
+        The rows are those of D = P − Q, as a sum over groups of blocks.
         """
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
         width = np.diff(y)
         p, q = self.coupled or (self.p, self.q)
-        of_p, of_q = _distribution_and_slope(p, y), _distribution_and_slope(q, y)
+        of_p = _distribution_and_slope(p, y)
+        of_q = _distribution_and_slope(q, y)
         if self.coupled is not None:
             return width, [Replicated(of_p.rows - of_q.rows, of_p.weight)]
         return width, [of_p, Replicated(-of_q.rows, of_q.weight)]
@@ -250,26 +272,32 @@ class DistanceEstimator:
             return self._grid._kl_rule
 
         def terms(y: Array) -> Array:
-            f, g = (law._densities(y).mean for law in (self.p, self.q))
+            f = self.p._densities(y).mean
+            g = self.q._densities(y).mean
             return kl_terms(f, g, log_of_tiny(self.q, y, g[None]))
 
         nodes = self._nodes
-        rest = 0.0
-        for end, other in (nodes[[0, -1]], nodes[[-1, 0]]):
+        lowest = nodes[0]
+        highest = nodes[-1]
+        beyond = 0.0
+        for end, opposite in ((lowest, highest), (highest, lowest)):
             if abs(end) * terms(np.array([end]))[0] <= TAIL_ATOL:
                 continue
             # p has a heavy tail: the nodes go on until it underflows, and we assume
             # powers of y beyond
-            doublings = math.log2(MAX_MAGNITUDE / (abs(end) + abs(other)))
-            y = end + (end - other) * 2.0 ** np.arange(doublings)
+            doublings = math.log2(MAX_MAGNITUDE / (abs(end) + abs(opposite)))
+            y = end + (end - opposite) * 2.0 ** np.arange(doublings)
             y = y[self.p._density(y) > MIN_DENSITY]
             nodes = np.union1d(nodes, y)
             growth = np.abs(y) * terms(y)  # of KL, from y to e·y
             if len(y) > 1 and growth[-1] > TAIL_ATOL:
                 power = math.log2(growth[-2] / growth[-1])
-                rest += growth[-1] / power if power > MIN_POWER else math.inf
+                if power > MIN_POWER:
+                    beyond += growth[-1] / power
+                else:
+                    beyond = math.inf
         y, weights = integrated(terms, nodes)
-        return KLRule(y, weights, rest)
+        return KLRule(y, weights, beyond)
 
     def _kl(self, errors: bool) -> Estimate:
         """KL of laws that have their kernels; without `errors` as it is."""
@@ -291,9 +319,10 @@ class DistanceEstimator:
 
     def _has_density_of_p_alone(self) -> bool:
         """Whether p has a density somewhere where q has none."""
-        p, q, nodes = self.p, self.q, self._nodes
+        p, q = self.p, self.q
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return True  # q has only points
+        nodes = self._nodes
         middle = (nodes[:-1] + nodes[1:]) / 2
         if not len(middle):
             return False
@@ -322,12 +351,14 @@ class DistanceEstimator:
                     # the limit is known better than from its replicas:
                     # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
                     limit = parts[1]
-                    f, g = limit + (f - g), limit
+                    f = limit + (f - g)
+                    g = limit
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
         if errors:
             return jackknife(functional, groups).corrected()
-        return Estimate(float(functional(*(group.mean for group in groups))), 0.0)
+        means = [group.mean for group in groups]
+        return Estimate(float(functional(*means)), 0.0)
 
 
 class KLRule(NamedTuple):
@@ -339,9 +370,7 @@ class KLRule(NamedTuple):
 
 
 def _without_coupling(p: Distribution, q: Distribution) -> DistanceEstimator:
-    """The estimator for laws with kernels around draws, as if their draws were
-    independent.
-    """
+    """The estimator for laws with kernels, as if their draws were independent."""
     return DistanceEstimator(p._dense(), q._dense(), couple=False)
 
 
@@ -370,10 +399,10 @@ def _kl_of_atoms(p: Distribution, q: Distribution) -> tuple[float, list[float]] 
     masses_of_q = dict(q.atoms)
     value = sum(mass.value for mass in masses_of_q.values())
     errors = []  # by the delta method
-    for at, mass in p.atoms:
-        if at not in masses_of_q:
+    for point, mass in p.atoms:
+        if point not in masses_of_q:
             return None
-        mass_of_q = masses_of_q[at]
+        mass_of_q = masses_of_q[point]
         ratio = mass.value / mass_of_q.value
         value += mass.value * math.log(ratio) - mass.value
         errors.append(mass.error * math.log(ratio))
@@ -386,7 +415,8 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
 
     The rows are (blocks, points).
     """
-    lowest, highest = rows.min(axis=0), rows.max(axis=0)
+    lowest = rows.min(axis=0)
+    highest = rows.max(axis=0)
     tiny = lowest <= MIN_DENSITY + 1e-9 * (highest - lowest)
     logs = np.zeros(len(y))
     logs[tiny] = law._logpdf(y[tiny])
@@ -394,8 +424,10 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
-    """f log(f/g) − f + g: for laws of mass 1 the last two terms cancel, and errors of
-    quadrature cancel with them.
+    """f log(f/g) − f + g.
+
+    For laws of mass 1 the last two terms cancel, and errors of quadrature cancel with
+    them.
     """
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -407,7 +439,8 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
         near = np.abs(x) < 1e-3
         x = np.where(near, x, 0.0)
         small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
-        return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
+        terms = np.where(f > 0, f * ratio, 0.0) - f + g
+        return np.where(near, small, terms)
 
 
 def paper_kl(

@@ -254,9 +254,13 @@ def student(count: int, errors: float = 1.0) -> float:
     if count < 2:
         return math.inf
     if count > MANY:
-        x, z = 1 / (count - 1), errors**2
-        third = (3 * z**3 + 19 * z**2 + 17 * z - 15) / 384
-        return 1 + x * ((z + 1) / 4 + x * ((5 * z**2 + 16 * z + 3) / 96 + x * third))
+        # 1 + c1 x + c2 x² + c3 x³, by Horner's rule
+        x = 1 / (count - 1)
+        z = errors**2
+        c1 = (z + 1) / 4
+        c2 = (5 * z**2 + 16 * z + 3) / 96
+        c3 = (3 * z**3 + 19 * z**2 + 17 * z - 15) / 384
+        return 1 + x * (c1 + x * (c2 + x * c3))
     return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(errors))) / errors
 
 
@@ -297,7 +301,9 @@ def tail_error(
     if count < 2 * FEWEST:  # too few to show a tail
         return np.zeros(samples.shape[1:])
     if share is not None and not share.all():  # draws without weight show nothing
-        samples, share = samples[share > 0], share[share > 0]
+        has_weight = share > 0
+        samples = samples[has_weight]
+        share = share[has_weight]
     flat = samples.reshape(len(samples), -1)
     errors = [
         _tail_errors(columns.T, share, count, steeper)
@@ -362,8 +368,12 @@ def tail_index(samples: Array) -> Array:
 
 # Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a
 # second to load
+def _cdf_of_number(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
-_cdf = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2, otypes=[float])
+_cdf = np.vectorize(_cdf_of_number, otypes=[float])
 
 
 def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
@@ -498,7 +508,7 @@ def proportion_error(share: Any, count: float) -> Any:
     return student(max(2, int(count))) * np.maximum(*errors)
 
 
-AGAIN = 100  # bootstrap repetitions
+REPETITIONS = 100  # of the bootstrap
 MIN_BLOCKS_FOR_BIAS = 10  # with fewer blocks a bias is too uncertain to be subtracted
 
 
@@ -524,7 +534,8 @@ def jackknife(
     """A smooth function of the means of the groups, (…, points) each."""
     means = [group.mean for group in groups]
     value = float(functional(*means))
-    bias, errors = 0.0, []
+    bias = 0.0
+    errors = []
     for k, group in enumerate(groups):
         count = len(group.rows)
         if count < 2 or not np.isfinite(value):
@@ -560,7 +571,7 @@ def bootstrap(
     weights = []  # (repetitions, blocks) of each group
     for group in groups:
         count = len(group.rows)
-        drawn = rng.dirichlet(np.ones(count), AGAIN) * group.weight * count
+        drawn = rng.dirichlet(np.ones(count), REPETITIONS) * group.weight * count
         drawn = drawn / drawn.sum(axis=1, keepdims=True)
         # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
         if count > 1:
@@ -568,16 +579,14 @@ def bootstrap(
                 (count + 1) / (count - 1)
             )
         weights.append(drawn)
-    again = np.empty(AGAIN)
-    for repetition in range(AGAIN):
+    repeated_values = np.empty(REPETITIONS)
+    for repetition in range(REPETITIONS):
         means = [
             group_weights[repetition] @ group.rows
             for group_weights, group in zip(weights, groups, strict=True)
         ]
-        again[repetition] = functional(*means)
-    bias = float(again.mean()) - value
+        repeated_values[repetition] = functional(*means)
+    bias = float(repeated_values.mean()) - value
     off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
-    return Estimate(
-        value - off,
-        combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)),
-    )
+    sampling = student(least) * float(repeated_values.std(ddof=1))
+    return Estimate(value - off, combined(sampling, 1.5 * max(bias, 0.0)))

@@ -62,12 +62,13 @@ class GaussianMixture1D(NamedTuple):
     def _tables(
         self, y: Array, kernel: Callable[[Array, Array], Array]
     ) -> Iterator[Array]:
-        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time;
-        kernels may work in place.
+        """kernel((y − m_i)/√v_i, √v_i), (points, components), some points at a time.
+
+        Kernels may work in place.
         """
         std = np.sqrt(self.var)
-        for part in batches(y[:, None], len(std)):
-            z = part - self.mean
+        for points in batches(y[:, None], len(std)):
+            z = points - self.mean
             z /= std
             yield kernel(z, std)
 
@@ -85,55 +86,61 @@ class GaussianMixture1D(NamedTuple):
 
     def sf(self, y: Array) -> Array:
         """1 minus the distribution function, accurate where it is small."""
-        return self._sum(
-            y, lambda z, _: scipy.special.ndtr(np.negative(z, out=z), out=z)
-        )
+        return self._sum(y, _upper_probability)
 
     def squares(self, y: Array, kernel: str) -> tuple[Array, Array]:
         """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i."""
-        square = self._replace(weight=self.weight**2)
-        return square._sum(
-            y, lambda z, std: _KERNELS[kernel](z, std) ** 2
-        ), square._sum(y, _KERNELS[kernel])
+        k = _KERNELS[kernel]
+
+        def square(z: Array, std: Array) -> Array:
+            return k(z, std) ** 2
+
+        squared_weights = self._replace(weight=self.weight**2)
+        return squared_weights._sum(y, square), squared_weights._sum(y, k)
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """The possible contribution of components beyond `count` draws to the sum; see
-        `tail_error`.
+        """The possible contribution of components beyond `count` draws to the sum.
 
-        It is infinite where the density underflows, unless all components agree on how
-        small it is.
+        See `tail_error`. It is infinite where the density underflows, unless all
+        components agree on how small it is.
         """
         total = self.weight.sum()
-        share = None if np.ptp(self.weight) == 0 else self.weight / total
-        tails, tops = [], []
+        share = None  # for equal weights
+        if np.ptp(self.weight) != 0:
+            share = self.weight / total
+        tails = []
+        tops = []
         for table in self._tables(y, _KERNELS[kernel]):
             tail = tail_error(table.T, share, count * total)
             if count * total < 2 * FEWEST:
                 tail = np.where(rests_on_one(table, share), np.inf, tail)
             tails.append(tail)
             tops.append(table.max(axis=1))
-        tail, top = np.concatenate(tails), np.concatenate(tops)
+        tail = np.concatenate(tails)
+        top = np.concatenate(tops)
         far = top < UNDERFLOW
         if far.any():
-            logs = self._tables(y[far], _LOG_KERNELS[kernel])
-            tail[far] = np.concatenate(
-                [tail_of_logs(each, share, count * total) for each in logs]
-            )
+            far_tails = [
+                tail_of_logs(logs, share, count * total)
+                for logs in self._tables(y[far], _LOG_KERNELS[kernel])
+            ]
+            tail[far] = np.concatenate(far_tails)
         # one more draw adds at most 1/count times its height: that of the narrowest
         # Gaussian, or for a distribution function 1 (1/2 if all means are 0)
         if kernel == "cdf":
-            return np.asarray(
-                np.minimum(total * tail, (1.0 if self.mean.any() else 0.5) / count)
-            )
-        most = 1 / (ROOT * np.sqrt(self.var.min()))
-        unknown = (top == 0) & (total * tail > most / count)
+            largest = 1.0 if self.mean.any() else 0.5
+            return np.asarray(np.minimum(total * tail, largest / count))
+        largest = 1 / (ROOT * np.sqrt(self.var.min()))
+        unknown = (top == 0) & (total * tail > largest / count)
         if self.var.min() < NARROW * np.median(self.var):
-            unknown |= np.array([self._diverges(at, count) for at in y], dtype=bool)
-        return np.where(unknown, np.inf, np.minimum(total * tail, most / count))
+            diverges = [self._diverges(point, count) for point in y]
+            unknown |= np.array(diverges, dtype=bool)
+        return np.where(unknown, np.inf, np.minimum(total * tail, largest / count))
 
     def _diverges(self, y: float, count: float) -> bool:
-        """Whether heights of components at y seem to have no mean: shares x^(−α) of
-        them are above x, and α ≤ 1.
+        """Whether heights of components at y seem to have no mean.
+
+        That is so if shares x^(−α) of them are above x, and α ≤ 1.
         """
         log_height = -((y - self.mean) ** 2) / (2 * self.var) - 0.5 * np.log(self.var)
         order = np.argsort(-log_height)
@@ -182,6 +189,10 @@ def _probability(z: Array, _: Array) -> Array:
     return np.asarray(scipy.special.ndtr(z, out=z))
 
 
+def _upper_probability(z: Array, _: Array) -> Array:
+    return np.asarray(scipy.special.ndtr(np.negative(z, out=z), out=z))
+
+
 def _log_density(z: Array, std: Array) -> Array:
     return np.asarray(-np.log(ROOT * std) - z**2 / 2)
 
@@ -195,35 +206,42 @@ _LOG_KERNELS = {"pdf": _log_density, "cdf": _log_probability}
 
 
 def rests_on_one(sizes: Array, share: Array | None) -> npt.NDArray[np.bool_]:
-    """Whether one of a few components makes most of the mean of the sizes (points,
-    components), for each point.
+    """Whether one of a few components makes most of the mean of the sizes.
+
+    Sizes are an array (points, components); the answer is for each point. A single
+    component does not count.
     """
-    parts = sizes if share is None else sizes * share
-    most = np.asarray(parts.max(axis=1) > ALONE * parts.sum(axis=1))
-    return most if sizes.shape[1] > 1 else np.zeros_like(most)
+    if sizes.shape[1] == 1:
+        return np.zeros(len(sizes), dtype=bool)
+    terms = sizes if share is None else sizes * share
+    return np.asarray(terms.max(axis=1) > ALONE * terms.sum(axis=1))
 
 
 def _below_the_largest(sizes: Array, share: Array | None, count: float) -> Array:
-    """The largest of the sizes (points, components) beyond one draw of `count`, for
-    each point.
+    """The largest of the sizes beyond one draw of `count`, for each point.
+
+    Sizes are an array (points, components).
     """
+    last = sizes.shape[1] - 1
     if share is None:
-        second = min(1, sizes.shape[1] - 1)
-        return np.asarray(-np.partition(-sizes, second, axis=1)[:, second])
+        rank = min(1, last)
+        return np.asarray(-np.partition(-sizes, rank, axis=1)[:, rank])
     order = np.argsort(-sizes, axis=1)
     above = np.cumsum(share[order], axis=1) < (1 - 1e-9) / count
-    place = np.minimum(above.sum(axis=1) + 1, sizes.shape[1] - 1)  # as in `tail_error`
-    return np.asarray(
-        np.take_along_axis(sizes, order, axis=1)[np.arange(len(sizes)), place]
-    )
+    ranks = np.minimum(above.sum(axis=1) + 1, last)  # as in `tail_error`
+    falling = np.take_along_axis(sizes, order, axis=1)
+    return np.asarray(falling[np.arange(len(sizes)), ranks])
 
 
 def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
-    """`tail_error` of e^logs (points, components) for each point, also where e^logs
-    underflows.
+    """`tail_error` of e^logs (points, components) for each point.
+
+    It is right also where e^logs underflows.
     """
     if share is not None:  # components without weight show nothing
-        logs, share = logs[:, share > 0], share[share > 0]
+        has_weight = share > 0
+        logs = logs[:, has_weight]
+        share = share[has_weight]
     top = logs.max(axis=1)
     nowhere = np.isneginf(top)  # at infinity
     top = np.where(nowhere, 0.0, top)
@@ -235,29 +253,29 @@ def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
         unknown |= rests_on_one(scaled, share)
     with np.errstate(divide="ignore", over="ignore"):  # log 0 is −∞
         tail = np.exp(np.log(tail_error(scaled.T, share, count)) + top)
-    return np.where(nowhere, 0.0, np.where(unknown, np.inf, tail))
+    tail = np.where(unknown, np.inf, tail)
+    return np.where(nowhere, 0.0, tail)
 
 
 class GaussianVectors:
-    """Σ_r w_r N(m_r, C_r) of vectors with k entries; a component whose C_r is singular
-    has no density.
+    """Σ_r w_r N(m_r, C_r) of vectors with k entries.
+
+    A component whose C_r is singular has no density, and counts as 0.
     """
 
     def __init__(self, mean: Array, cov: Array, weight: Array) -> None:
         self.mean = mean
         std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2), 0.0))
         unit = np.where(std > 0, std, 1.0)
-        # of the correlations
-        values, vectors = np.linalg.eigh(cov / (unit[:, :, None] * unit[:, None, :]))
-        self.singular = np.asarray(
-            (values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1)
-        )
-        std, values = (np.where(self.singular[:, None], 1.0, a) for a in (std, values))
-        whiten = np.where(
-            self.singular[:, None, None],
-            0.0,
-            vectors / np.sqrt(values)[:, None, :] / std[:, :, None],
-        )
+        correlations = cov / (unit[:, :, None] * unit[:, None, :])
+        values, vectors = np.linalg.eigh(correlations)
+        is_constant = (std == 0).any(axis=1)
+        is_singular = values[:, 0] <= SINGULAR * values[:, -1]
+        self.singular = np.asarray(is_singular | is_constant)
+        std = np.where(self.singular[:, None], 1.0, std)
+        values = np.where(self.singular[:, None], 1.0, values)
+        whiten = vectors / np.sqrt(values)[:, None, :] / std[:, :, None]
+        whiten = np.where(self.singular[:, None, None], 0.0, whiten)
         self.whiten = np.ascontiguousarray(whiten.transpose(1, 2, 0))
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(np.where(self.singular, 0.0, weight))
@@ -268,8 +286,9 @@ class GaussianVectors:
         )
 
     def log_terms(self, y: Array) -> Iterator[Array]:
-        """The logarithm of w_r times the density of component r, (points, components),
-        some points (·, k) at a time.
+        """The logarithm of w_r times the density of component r, (points, components).
+
+        It comes for some points (·, k) at a time.
         """
         if self.singular.all():
             raise LawError(
@@ -280,50 +299,51 @@ class GaussianVectors:
         centre = self.mean.mean(axis=0)
         shift = np.einsum("ri,ijr->jr", self.mean - centre, self.whiten)
         near = np.abs(shift).max() < FAR
-        for part in batches(y, shift.size, VECTOR_ENTRIES_PER_BATCH):
+        for points in batches(y, shift.size, VECTOR_ENTRIES_PER_BATCH):
             # points at infinity, and NaN
             with np.errstate(invalid="ignore", over="ignore"):
                 if near:  # one matrix product for all points and components
-                    z = (
-                        (part - centre) @ self.whiten.reshape(len(centre), -1)
-                    ).reshape(-1, *shift.shape)
+                    whiten = self.whiten.reshape(len(centre), -1)
+                    z = ((points - centre) @ whiten).reshape(-1, *shift.shape)
                     z -= shift
                 else:
-                    z = np.einsum(
-                        "pri,ijr->pjr", part[:, None] - self.mean, self.whiten
-                    )
+                    away = points[:, None] - self.mean
+                    z = np.einsum("pri,ijr->pjr", away, self.whiten)
                 terms = self.height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
-            terms[
-                (np.abs(part) > MAX_MAGNITUDE).any(axis=1) & ~np.isnan(part).any(axis=1)
-            ] = -np.inf
+            is_far = (np.abs(points) > MAX_MAGNITUDE).any(axis=1)
+            is_nan = np.isnan(points).any(axis=1)
+            terms[is_far & ~is_nan] = -np.inf
             yield terms
 
 
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
-    """Unbiased values of P(lower < N(0, cov) ≤ upper), one for each of the uniforms
-    (many, components, k − 1).
+    """Unbiased values of P(lower < N(0, cov) ≤ upper).
+
+    There is one for each of the uniforms u (values, components, k − 1).
     """
-    # Genz's sequential conditioning. In the Cholesky factor, a direction without
+    # Genz's sequential conditioning: entry j given the earlier ones is normal, and is
+    # drawn between its bounds. In the Cholesky factor `root`, a direction without
     # variance has a column of zeros.
     z = np.zeros((*u.shape[:2], cov.shape[1]))
-    probability, rest, root = np.ones(u.shape[:2]), cov.copy(), np.zeros_like(cov)
+    probability = np.ones(u.shape[:2])
+    conditional_cov = cov.copy()  # given the entries before j
+    root = np.zeros_like(cov)
     for j in range(cov.shape[1]):
-        random = rest[:, j, j] > 1e-13 * cov[:, j, j]
-        scale = np.sqrt(np.where(random, rest[:, j, j], 1.0))
-        root[:, j:, j] = np.where(random[:, None], rest[:, j:, j] / scale[:, None], 0.0)
-        rest -= root[:, :, None, j] * root[:, None, :, j]
+        var = conditional_cov[:, j, j]
+        random = var > 1e-13 * cov[:, j, j]
+        scale = np.sqrt(np.where(random, var, 1.0))
+        column = conditional_cov[:, j:, j] / scale[:, None]
+        root[:, j:, j] = np.where(random[:, None], column, 0.0)
+        conditional_cov -= root[:, :, None, j] * root[:, None, :, j]
         shift = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
-        a, b = (
-            np.where(
-                random,
-                scipy.special.ndtr((end[:, j] - shift) / scale),
-                end[:, j] >= shift,
-            )
-            for end in (lower, upper)
-        )
+
+        # P(entry j ≤ bound) given the earlier entries, for both bounds
+        a = scipy.special.ndtr((lower[:, j] - shift) / scale)
+        a = np.where(random, a, lower[:, j] >= shift)
+        b = scipy.special.ndtr((upper[:, j] - shift) / scale)
+        b = np.where(random, b, upper[:, j] >= shift)
         probability *= b - a
         if j < cov.shape[1] - 1:
-            z[..., j] = scipy.special.ndtri(
-                np.clip(a + u[..., j] * (b - a), 1e-300, 1 - 1e-16)
-            )
+            uniform = np.clip(a + u[..., j] * (b - a), 1e-300, 1 - 1e-16)
+            z[..., j] = scipy.special.ndtri(uniform)
     return probability

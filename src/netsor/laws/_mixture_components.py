@@ -64,7 +64,8 @@ def compress(
     h = cell_width(float(np.ptp(x)), cell)
     # every sample has the same cells, so samples differ by noise alone
     cells = np.floor(x / h).astype(np.intp)
-    lowest, highest = int(cells.min()), int(cells.max())
+    lowest = int(cells.min())
+    highest = int(cells.max())
     index = cells - lowest
     # the unit of a cell is its middle, and its origin too
     unit = np.exp(h * (np.arange(lowest, highest + 1) + 0.5))
@@ -76,11 +77,13 @@ def compress(
     mean = summed(index, w * v, count) / safe
     centred = v - mean[index]
     squares = w * centred * centred
-    second = summed(index, squares, count) / safe
+    variance = summed(index, squares, count) / safe
     third = summed(index, squares * centred, count) / safe
 
-    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
-    reach = np.sqrt(second + lean**2)  # half the distance of the nodes
+    # the nodes are mean + lean ± reach
+    varies = variance > 1e-24
+    lean = np.divide(third, 2 * variance, out=np.zeros_like(third), where=varies)
+    reach = np.sqrt(variance + lean**2)
     high = unit * (1 + mean + lean + reach)
     low = unit * (1 + mean + lean - reach)
     share_of_high = np.divide(
@@ -108,9 +111,9 @@ class Blocks(NamedTuple):
     labels: Indices
     number: int
 
-    def of(self, which: Indices) -> Blocks:
+    def of(self, components: Indices) -> Blocks:
         """The blocks of some components."""
-        return Blocks(self.labels[which], self.number)
+        return Blocks(self.labels[components], self.number)
 
 
 def summed(
@@ -136,9 +139,10 @@ def binned(
     # standard deviation, an error below 1e-5 of the density remains.
     step = float(np.sqrt(var)) / lattice
     position = (mean - mean.min()) / step
-    left = np.floor(position).astype(np.intp)
-    share = position - left
-    occupied, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
+    lower = np.floor(position).astype(np.intp)
+    share = position - lower  # of the upper lattice point
+    both_points = np.concatenate([lower, lower + 1])
+    occupied, index = np.unique(both_points, return_inverse=True)
     both_weights = np.concatenate([weight * (1 - share), weight * share])
     both_blocks = None
     if blocks is not None:
@@ -149,11 +153,13 @@ def binned(
     return GaussianMixture1D(mean.min() + step * occupied, narrowed, total)
 
 
-def _concatenated(parts: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
+def _concatenated(mixtures: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
+    """The sum of several mixtures."""
+    means, variances, weights = zip(*mixtures, strict=True)
     return GaussianMixture1D(
-        np.concatenate([part.mean for part in parts]),
-        np.concatenate([part.var for part in parts]),
-        np.concatenate([part.weight for part in parts]),
+        mean=np.concatenate(means),
+        var=np.concatenate(variances),
+        weight=np.concatenate(weights),
     )
 
 
@@ -172,14 +178,13 @@ def merged(gaussians: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
         parts = []
         for cell in np.unique(cells):
             k = np.flatnonzero(cells == cell)
-            mean, var, weight = (
-                gaussians.mean[k],
-                gaussians.var[k],
-                gaussians.weight[k],
-            )
+            var = gaussians.var[k]
+            weight = gaussians.weight[k]
             total = weight.sum()
             mean_var = float(weight @ var / total) if total > 0 else float(var.mean())
-            parts.append(binned(mean, mean_var, weight, blocks.of(k), LATTICE))
+            parts.append(
+                binned(gaussians.mean[k], mean_var, weight, blocks.of(k), LATTICE)
+            )
         fewer = _concatenated(parts)
         if 2 * len(fewer.mean) < count:  # otherwise not worth the error
             return fewer
@@ -281,19 +286,23 @@ class Components:
 
     @cached_property
     def _points(self) -> Points:
-        point = np.flatnonzero(self.component_var == 0)
-        at, inverse, count = np.unique(
-            self.component_mean[point], return_inverse=True, return_counts=True
+        components = np.flatnonzero(self.component_var == 0)
+        points, inverse, count = np.unique(
+            self.component_mean[components], return_inverse=True, return_counts=True
         )
         # two draws of a continuous law never coincide: unless pairs are much rarer than
         # singles, all points are atoms. A law of a few different points is a sample.
-        once, twice = np.sum(count == 1), np.sum(count == 2)
-        few_draws = 1 < once == self.replicas and self.weight is None
-        many_draws = once >= SINGLES and twice < once / 10
-        drawn = self.count is None and (few_draws or many_draws)
-        single = (count == 1) if drawn else np.zeros(len(at), dtype=bool)
-        masses = np.bincount(inverse, self.component_weight[point], len(at))
-        return Points(point[single[inverse]], at[~single], masses[~single])
+        singles = np.sum(count == 1)
+        pairs = np.sum(count == 2)
+        few_draws = 1 < singles == self.replicas and self.weight is None
+        many_draws = singles >= SINGLES and pairs < singles / 10
+        is_draw = np.zeros(len(points), dtype=bool)
+        if self.count is None and (few_draws or many_draws):
+            is_draw = count == 1
+        masses = np.bincount(
+            inverse, self.component_weight[components], len(points)
+        ).astype(np.float64)
+        return Points(components[is_draw[inverse]], points[~is_draw], masses[~is_draw])
 
     @cached_property
     def _smooth(self) -> Indices:
@@ -380,8 +389,8 @@ class Components:
         k = self._smooth
         equal_or_blocks = self.weight is None or blocks is not None
         if self.centred and len(k) > MAX_COMPONENTS and equal_or_blocks:
-            blocks_of_k = None if blocks is None else blocks.of(k)
-            return compress(self.component_var[k], weight[k], blocks_of_k)
+            blocks_of_components = None if blocks is None else blocks.of(k)
+            return compress(self.component_var[k], weight[k], blocks_of_components)
         draws = self._kernels
         k = np.setdiff1d(k, draws, assume_unique=True)
         gaussians = GaussianMixture1D(
@@ -391,12 +400,17 @@ class Components:
             gaussians = merged(gaussians, blocks.of(k))
         if not len(draws):
             return gaussians
+        blocks_of_draws = None
+        lattice = self.lattice
+        if blocks is not None:
+            blocks_of_draws = blocks.of(draws)
+            lattice = LATTICE
         kernels = binned(
             self.component_mean[draws],
             float(self.component_var[draws[0]]),
             weight[draws],
-            None if blocks is None else blocks.of(draws),
-            self.lattice if blocks is None else LATTICE,
+            blocks_of_draws,
+            lattice,
         )
         return _concatenated([kernels, gaussians])
 
@@ -407,10 +421,11 @@ class Components:
         order = np.argsort(y)
         # a point counts from the first y above it, or with side right from the first y
         # not below it
-        at = self.component_mean[shares.component[point]]
+        points = self.component_mean[shares.component[point]]
         search_side: Any = "left" if side == "right" else "right"
-        first = np.searchsorted(y[order], at, side=search_side)
-        steps = summed(first, shares.weight[point], len(y) + 1, shares.blocks.of(point))
+        position = np.searchsorted(y[order], points, side=search_side)
+        blocks = shares.blocks.of(point)
+        steps = summed(position, shares.weight[point], len(y) + 1, blocks)
         rows = np.empty((len(shares.mass), len(y)))
         rows[:, order] = np.cumsum(steps, axis=0)[:-1].T
         return Replicated(rows, shares.mass)
@@ -428,7 +443,8 @@ class Components:
         k = self._smooth
         if not len(k):
             return np.zeros(0), np.zeros(0)
-        mean, std = self.component_mean[k], np.sqrt(self.component_var[k])
+        mean = self.component_mean[k]
+        std = np.sqrt(self.component_var[k])
         order = np.lexsort((std, mean))
         chosen = order[np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)]
         chosen = np.append(chosen, [np.argmin(std), np.argmax(std)])
@@ -441,12 +457,16 @@ def _without_rounding(mean: Array, var: Array) -> Array:
 
     It is the most frequent of their values, if one repeats.
     """
-    at, which, count = np.unique(
+    values, inverse, count = np.unique(
         mean[var == 0], return_inverse=True, return_counts=True
     )
-    group = np.cumsum(np.diff(at, prepend=-np.inf) > ROUNDING * np.abs(at)) - 1
+    # values of one group differ by rounding
+    is_apart = np.diff(values, prepend=-np.inf) > ROUNDING * np.abs(values)
+    group = np.cumsum(is_apart) - 1
     order = np.lexsort((-count, group))  # the most frequent one first in each group
-    most = order[np.unique(group, return_index=True)[1]][group]
+    _, starts = np.unique(group, return_index=True)
+    most_frequent = order[starts][group]
+    common = np.where(count[most_frequent] > 1, values[most_frequent], values)
     result = mean.copy()
-    result[var == 0] = np.where(count[most] > 1, at[most], at)[which]
+    result[var == 0] = common[inverse]
     return result

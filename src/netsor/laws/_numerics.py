@@ -51,23 +51,25 @@ def resolved(*laws: Any) -> Array:
         return np.stack([y, *value_rows, *slope_rows])
 
     tables = [table(nodes)]
-    left, right = tables[0][:, :-1], tables[0][:, 1:]  # the ends of cells to check
-    while left.shape[1] and sum(part.shape[1] for part in tables) < MAX_NODES:
+    # the ends of the cells to check
+    left = tables[0][:, :-1]
+    right = tables[0][:, 1:]
+    count = tables[0].shape[1]
+    while left.shape[1] and count < MAX_NODES:
         a, b = left[0], right[0]
         middle = table(a + (b - a) / 2)
         tables.append(middle)
-        cubic = (left[values] + right[values]) / 2 + (b - a) * (
-            left[slopes] - right[slopes]
-        ) / 8
+        count += middle.shape[1]
+        # Hermite's cubic in the middle of a cell
+        mean_value = (left[values] + right[values]) / 2
+        cubic = mean_value + (b - a) * (left[slopes] - right[slopes]) / 8
         rough = (np.abs(middle[values] - cubic) > CDF_ATOL).any(axis=0)
         rough &= (b - a) > 2e-14 * np.maximum(np.abs(a), np.abs(b))
         # the halves of rough cells are the next ones to check
-        left, middle, right = left[:, rough], middle[:, rough], right[:, rough]
-        left, right = (
-            np.concatenate([left, middle], axis=1),
-            np.concatenate([middle, right], axis=1),
-        )
-    return np.unique(np.concatenate([part[0] for part in tables]))
+        middle = middle[:, rough]
+        left = np.concatenate([left[:, rough], middle], axis=1)
+        right = np.concatenate([middle, right[:, rough]], axis=1)
+    return np.unique(np.concatenate([y for y, *_ in tables]))
 
 
 def _first_nodes(laws: tuple[Any, ...]) -> Array:
@@ -77,9 +79,11 @@ def _first_nodes(laws: tuple[Any, ...]) -> Array:
     first_step = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4
     outer: list[float] = []
     for sign, end in ((-1.0, y[0]), (1.0, y[-1])):
-        point, step = float(end), first_step
+        point = float(end)
+        step = first_step
         while np.isfinite(point) and _largest_tail(laws, point, sign) > GONE:
-            point, step = point + sign * step, 1.1 * step
+            point += sign * step
+            step *= 1.1
             outer.append(point)
     finite = [point for point in outer if np.isfinite(point)]
     return np.unique(np.concatenate([y, finite]))
@@ -137,7 +141,8 @@ def integrated(
         settled_total += float(np.abs(refined[settled]).sum())
         unsettled = ~np.tile(settled, 2)
         settled_cells.append(halves[:, ~unsettled])
-        cells, whole = halves[:, unsettled], of_halves[unsettled]
+        cells = halves[:, unsettled]
+        whole = of_halves[unsettled]
         if not cells.size or cells.shape[1] > MAX_NODES:
             break
     points, weights = gauss(np.concatenate([*settled_cells, cells], axis=1))
@@ -177,15 +182,15 @@ def kernel_bias(
     # show it: we take the largest change that exceeds their noise.
     bias = np.abs(density(math.sqrt(2)) - value)
     for factor in NARROWER:
-        other = density(factor)
-        # ∫ (k_a − k_b)² of two Gaussian kernels, in bandwidths; at least half a draw is
-        # near
-        square = (1 + 1 / factor) / (2 * math.sqrt(math.pi)) - 2 / math.sqrt(
-            2 * math.pi * (1 + factor**2)
-        )
-        near = np.maximum(np.maximum(value, other), 0.5 / (draws * bandwidth * factor))
+        narrower = density(factor)
+        # ∫ (k_a − k_b)² of two Gaussian kernels, in bandwidths
+        squares = (1 + 1 / factor) / (2 * math.sqrt(math.pi))
+        product = 2 / math.sqrt(2 * math.pi * (1 + factor**2))
+        square = squares - product
+        half_a_draw = 0.5 / (draws * bandwidth * factor)  # at least that much is near
+        near = np.maximum(np.maximum(value, narrower), half_a_draw)
         noise = np.sqrt(near * square / (draws * bandwidth))
-        change = np.abs(other - value)
+        change = np.abs(narrower - value)
         bias = np.maximum(bias, np.where(change > SIGNIFICANT * noise, change, 0.0))
     return np.asarray(bias)
 
@@ -261,8 +266,8 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
         value, _, error, _ = integral(dense)
         if wider is not dense:  # it has kernels around draws
             error = combined(error, integral(wider).value - value)
-    for at, mass in law.atoms:
-        height = float(checked(np.array([at]))[0])
+    for point, mass in law.atoms:
+        height = float(checked(np.array([point]))[0])
         value += height * mass.value
         # errors of masses add in the worst case: their sum is 0
         error += abs(height) * mass.error
@@ -293,7 +298,8 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     at_lower_end = (q == 0) != upper
     result = np.where(at_lower_end, -np.inf, np.inf)
     inner = np.flatnonzero((q > 0) & (q < 1))
-    centre, scale = law.mean(), law.std()
+    centre = law.mean()
+    scale = law.std()
     if scale == 0:  # a point mass
         return np.full(len(q), centre)
     if not len(inner):
@@ -301,19 +307,26 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     level = q[inner]
 
     def excess(y: Array, level: Array) -> Array:
-        """A function of y that increases and is 0 at the quantile: a log ratio."""
-        low = level < 0.5
+        """A function of y that increases and is 0 at the quantile.
+
+        It is the log of P(Y ≤ y) over its level, or minus that of P(Y > y), whichever
+        probability is below 1/2 at the quantile.
+        """
         value = np.empty(len(y))
-        # from the side where the probability is small
-        for part, left in ((low, not upper), (~low, upper)):
-            if part.any():
-                small = law._distribution(y[part]) if left else law._sf(y[part])
-                wanted = level[part] if left != upper else 1 - level[part]
-                with np.errstate(divide="ignore"):
-                    log_small = np.log(np.maximum(small, 0.0))
-                log_ratio = np.maximum(log_small, -LOG_ZERO) - np.log(wanted)
-                value[part] = log_ratio if left else -log_ratio
+        below = (level >= 0.5) if upper else (level < 0.5)
+        if below.any():
+            wanted = 1 - level[below] if upper else level[below]
+            value[below] = log_ratio(law._distribution(y[below]), wanted)
+        above = ~below
+        if above.any():
+            wanted = level[above] if upper else 1 - level[above]
+            value[above] = -log_ratio(law._sf(y[above]), wanted)
         return value
+
+    def log_ratio(probability: Array, wanted: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            log_probability = np.log(np.maximum(probability, 0.0))
+        return np.asarray(np.maximum(log_probability, -LOG_ZERO) - np.log(wanted))
 
     bracket = elementwise.bracket_root(
         excess,
@@ -328,10 +341,10 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     # a root; or, at a jump without a root, the upper end of the bracket
     low, high = root.bracket
     quantile = np.where(root.f_x == 0, root.x, high)
-    for at, _ in law.atoms:
-        near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= quantile))
-        reached = excess(np.full(len(near), at), level[near]) >= -LEVEL_RTOL
-        quantile[near[reached]] = at
+    for atom, _ in law.atoms:
+        near = np.flatnonzero((low - 1e-9 * scale < atom) & (atom <= quantile))
+        reached = excess(np.full(len(near), atom), level[near]) >= -LEVEL_RTOL
+        quantile[near[reached]] = atom
     result[inner] = quantile
     return result
 
@@ -351,8 +364,9 @@ def pointwise(
     operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike
 ) -> Estimate:
     """Apply a function of finite points (k,) to points of any shape; NaN stays NaN."""
-    at = points(y, "y", operation)
-    flat = np.where(np.abs(at) > MAX_MAGNITUDE, np.copysign(np.inf, at), at).reshape(-1)
+    y = points(y, "y", operation)
+    is_infinite = np.abs(y) > MAX_MAGNITUDE
+    flat = np.where(is_infinite, np.copysign(np.inf, y), y).reshape(-1)
     low, high = ENDS.get(operation, (math.nan, math.nan))
     value = np.full(flat.shape, np.nan)
     value[flat == -np.inf] = low
@@ -361,9 +375,9 @@ def pointwise(
     finite = np.isfinite(flat)
     if finite.any():
         value[finite], error[finite] = f(flat[finite])
-    if at.ndim == 0:
+    if y.ndim == 0:
         return Estimate(float(value[0]), float(error[0]))
-    return Estimate(value.reshape(at.shape), error.reshape(at.shape))
+    return Estimate(value.reshape(y.shape), error.reshape(y.shape))
 
 
 def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike) -> Any:

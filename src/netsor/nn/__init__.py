@@ -18,5 +18,12 @@ from ..laws.attention._attention_law import Attention, attention_std
 from ._attention import Attended, Rotary, alibi, attend, attention, relative_bias
 from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits
+from ._recurrent import (
+    depthwise_conv,
+    gated_delta,
+    linear_attention,
+    mamba2,
+    retention,
+)
 
 __all__ = [name for name in dir() if not name.startswith("_")]  # all imports above

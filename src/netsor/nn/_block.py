@@ -134,13 +134,16 @@ def block(
         if order not in ("post", "after"):
             u = normed(u)
         added = call_layer(f, u, name, "block")
-        return normed(added) if order in ("sandwich", "after") else added
+        if order in ("sandwich", "after"):
+            added = normed(added)
+        return added
 
     attended = branch(attend, x, "attend")
     middle = x + attended
     if order == "post":
         middle = normed(middle)
-    fed = branch(feed, x if order == "parallel" else middle, "feed")
+    feed_input = x if order == "parallel" else middle
+    fed = branch(feed, feed_input, "feed")
     output = middle + fed
     if order == "post":
         output = normed(output)
@@ -261,9 +264,10 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
             traced.append(trace(x))
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
-            first = f"shape {argument.shape} in R^{argument.width}"
             raise TraceError(
-                "shared", f"{x!r} must match the vectors of the first call, of {first}"
+                "shared",
+                f"{x!r} must match the vectors of the first call, of shape"
+                f" {argument.shape} in R^{argument.width}",
             )
         values: Any = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(value, Value) for value in values):
@@ -287,6 +291,6 @@ def _with_argument(
     new: dict[Any, Value] = {argument: x}
     for value in topological_order(values):
         if value not in new:
-            inputs = [new[given] for given in value.op.inputs]
+            inputs = [new[original] for original in value.op.inputs]
             new[value] = value.with_inputs(*inputs)
     return new

@@ -187,23 +187,27 @@ class Embedding:
                 f"fan_in=None needs a width that is a number, got R^{width}: give"
                 " fan_in",
             )
-        size = width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
+        # N, the width in the formulas of the docstring
+        size = width.factor
+        if fan_in is not None:
+            size = whole(fan_in, "fan_in", "logits")
         sigma = self.std * size**0.5
         gram = mean_dot(flat, flat)
         means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
-        known = size * means
+        logits_of_ids = size * means  # of the words that occur
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
             # the Gram matrix of y outside the span of the e_t
             outside = gram - means.transpose() @ means / self.std**2
-            known = known + normal((count, flat.size), sigma) @ root(outside)
-        parts = [known]
+            fluctuation = normal((count, flat.size), sigma) @ root(outside)
+            logits_of_ids = logits_of_ids + fluctuation
+        parts = [logits_of_ids]
         if words > count:
             noise = normal((words - count, flat.size), sigma, name="words")
             if self._frozen:
                 noise = stop_gradient(noise)
             parts.append(noise @ root(gram))
-        others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
-        in_order = np.argsort(np.concatenate([self.known, others]))
+        absent = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
+        in_order = np.argsort(np.concatenate([self.known, absent]))
         return join(parts)[in_order].transpose().reshape(*y.shape, words)
 
 

@@ -79,6 +79,8 @@ class AtWidths(PlanQuery):
     """
 
     status: str = field(default="exact", compare=False)
+    # of the program
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def titled_plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
         """The plan, titled with this name of the program."""
@@ -109,7 +111,9 @@ class AtWidths(PlanQuery):
             layer = recognise(self.outputs, dict(self.widths))
         if layer is None:
             return at_positions._sampled(sampling)
-        origin = Provenance(self.status, "convolution over heads at infinite width")
+        origin = Provenance(
+            self.status, "convolution over heads at infinite width", notes=self.notes
+        )
         head = lazy_head(layer.scores, layer.values)
         law = HeadSum(
             head,
@@ -201,5 +205,5 @@ class AtWidths(PlanQuery):
             drawn.random_numbers,
             seed,
             quadrature_error,
-            drawn.notes,
+            (*self.notes, *drawn.notes),
         )

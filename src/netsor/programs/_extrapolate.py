@@ -359,15 +359,11 @@ def _limit_point(by_width: Sequence[Array]) -> LimitPoint:
 def _grows(by_width: Sequence[Array]) -> bool:
     """Whether draws of an argument grow with the width, without a limit."""
     most = TAIL * np.median(np.abs(by_width[-1]))
-    mean_squares = np.array(
-        [
-            [
-                np.square(block.clip(-most, most)).mean()
-                for block in np.array_split(draws, BLOCKS)
-            ]
-            for draws in by_width
-        ]
-    )
+    mean_squares = np.empty((len(by_width), BLOCKS))
+    for width, draws in enumerate(by_width):
+        for block, draws_of_block in enumerate(np.array_split(draws, BLOCKS)):
+            clipped = draws_of_block.clip(-most, most)
+            mean_squares[width, block] = np.square(clipped).mean()
     if not mean_squares[-1].mean() > mean_squares[0].mean():
         return False
     doubling_widths = [2**k for k in range(len(by_width))]
@@ -390,7 +386,9 @@ def _centres_and_spreads(law: Any) -> Array:
     With the means of the lower and of the upper half of some quantiles, the centre is
     their middle and the spread their distance.
     """
-    entries = [law[i] for i in range(law.dim)] if isinstance(law, Joint) else [law]
+    entries = [law]
+    if isinstance(law, Joint):
+        entries = [law[i] for i in range(law.dim)]
     quantiles = np.array([entry.ppf(CENTRE_LEVELS) for entry in entries]).T
     lower_half, upper_half = np.split(quantiles, 2)
     low, high = lower_half.mean(axis=0), upper_half.mean(axis=0)
@@ -442,9 +440,13 @@ class ExtrapolatedLaw:
         """
         entries = self._extrapolated(statistic)
         last = np.ravel(statistic(self._last))
-        moved = self._moved
-        moves = np.array([np.ravel(statistic(law)) - last for law in moved.fully])
-        parts = np.array([np.ravel(statistic(law)) - last for law in moved.partly])
+
+        def changes(laws: Sequence[Any]) -> Array:
+            """How much the statistic changes from the last law to each of these."""
+            return np.array([np.ravel(statistic(law)) - last for law in laws])
+
+        moves = changes(self._moved.fully)
+        parts = changes(self._moved.partly)
         # a statistic that does not depend on centre and spread
         moves[np.abs(moves) <= ROUNDING * np.abs(last)] = 0.0
         change = np.array([entry.value for entry in entries]) - last
@@ -455,10 +457,11 @@ class ExtrapolatedLaw:
         beyond = (moves < np.minimum(0.0, change)) | (moves > np.maximum(0.0, change))
         curved = np.abs(moves - parts / PART) > LINEAR * off
         unseen = np.max(off, axis=0, where=beyond & curved, initial=0.0)
-        return [
-            entry._replace(error=max(entry.error, float(change_unseen) / 2))
-            for entry, change_unseen in zip(entries, unseen, strict=True)
-        ]
+        details = []
+        for entry, change_unseen in zip(entries, unseen, strict=True):
+            error = max(entry.error, float(change_unseen) / 2)
+            details.append(entry._replace(error=error))
+        return details
 
     def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
         """Extrapolate the jackknife's values of a statistic.
@@ -474,11 +477,9 @@ class ExtrapolatedLaw:
                 without = np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]])))
                 pseudovalues.append(count * whole - (count - 1) * without)
             pseudovalues_by_width.append(pseudovalues)
-        # (widths, blocks, entries)
         values = np.array(pseudovalues_by_width, dtype=float)
-        return [
-            extrapolated(values[:, :, k].T, self.widths) for k in range(values.shape[2])
-        ]
+        by_entry = values.transpose(2, 1, 0)  # (entries, blocks, widths)
+        return [extrapolated(blocks, self.widths) for blocks in by_entry]
 
     def limit(self, statistic: Statistic) -> Estimate:
         """The limit of a statistic, a function of a law that returns numbers.
@@ -490,9 +491,12 @@ class ExtrapolatedLaw:
             if math.isinf(entry.error):
                 self._refuse(entry)
         shape = np.shape(statistic(self.laws[0][0]))
+        if not shape:
+            (entry,) = entries
+            return Estimate(float(entry.value), float(entry.error))
         value = np.array([entry.value for entry in entries]).reshape(shape)
         error = np.array([entry.error for entry in entries]).reshape(shape)
-        return Estimate(value, error) if shape else Estimate(float(value), float(error))
+        return Estimate(value, error)
 
     def _refuse(self, entry: Extrapolated) -> NoReturn:
         """Raise an error: there is no limit, or the draws do not decide it."""
@@ -550,8 +554,12 @@ class ExtrapolatedLaw:
         Its error includes that of a block's density, which may be a kernel estimate.
         """
         density = self.limit(lambda law: law.pdf(y))
-        errors = [np.asarray(laws[-1].with_error.pdf(y).error) for laws in self.laws]
-        return Estimate(density.value, combined(density.error, np.mean(errors, axis=0)))
+        errors_of_blocks = []
+        for laws in self.laws:
+            estimate = laws[-1].with_error.pdf(y)
+            errors_of_blocks.append(np.asarray(estimate.error))
+        error_of_block = np.mean(errors_of_blocks, axis=0)
+        return Estimate(density.value, combined(density.error, error_of_block))
 
     @cached_property
     def _last(self) -> Any:
@@ -633,12 +641,11 @@ def extrapolate(
     if has_steps and first_width < FIRST_WIDTH_OF_PRODUCTS:
         _refuse_growing_steps(at)
     seeds = np.random.SeedSequence(sampling.seed).generate_state(BLOCKS)
+    draws = sampling.draws // BLOCKS
     laws: list[Any] = []
     for seed in seeds:
-        block = replace(
-            sampling, draws=sampling.draws // BLOCKS, seed=int(seed), progress=False
-        )
-        laws.append(tuple(each.law(coordinates, block) for each in finite))
+        block = replace(sampling, draws=draws, seed=int(seed), progress=False)
+        laws.append(tuple(program.law(coordinates, block) for program in finite))
     return ExtrapolatedLaw(name, widths, tuple(laws))
 
 

@@ -92,6 +92,8 @@ class Program:
     # False if it stands for a network whose weights have another law, such as a
     # uniform one.
     _gaussian = True
+    # what its law does not take from that network: notes of every law
+    _notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class Program:
         part = Program(output, f"{self.name}[{', '.join(map(index_text, keys))}]")
         part._whole = self._whole
         part._gaussian = self._gaussian
+        part._notes = self._notes
         return part
 
     def _output_at(self, key: Any) -> Any:
@@ -553,6 +556,7 @@ class Program:
             whole=self._whole,
             numbers=tuple(numbers.items()),
             status=self._status(bound if need_limit else {}),
+            notes=self._notes,
         )
 
     def _status(self, bound: Mapping[str, float]) -> str:

@@ -13,6 +13,8 @@ STATUSES = (FLAG, UNDECIDED, OK, NOT_APPLICABLE)  # the worst first
 WIDTH = 80  # columns of a terminal
 GAP = 2  # columns between those of a table
 FIRST = 34  # columns of the names of rows; longer names take several lines
+# columns of a finding: its status, and its name with a space
+STATUS_COLUMNS, NAME_COLUMNS = 10, 12
 
 
 class Cell(NamedTuple):
@@ -113,13 +115,14 @@ class Document(NamedTuple):
 
 def count_statuses(statuses: Sequence[str]) -> str:
     """The number of each status, as in "2 flagged, 1 undecided, 7 ok, 1 n/a"."""
-    counts = (
-        (statuses.count(status), "flagged" if status == FLAG else status)
-        for status in STATUSES
-    )
-    return ", ".join(
-        f"{count} {name}" for count, name in counts if count or name == "flagged"
-    )
+    texts = []
+    for status in STATUSES:
+        count = statuses.count(status)
+        if status == FLAG:
+            texts.append(f"{count} flagged")
+        elif count:
+            texts.append(f"{count} {status}")
+    return ", ".join(texts)
 
 
 def to_text(document: Document, verbose: bool = False) -> str:
@@ -140,11 +143,10 @@ def _block_text(block: Block) -> str:
     match block:
         case Paragraph():
             label = "warning: " if block.kind == "warning" else ""
-            return wrap(
-                label + " ".join(filter(None, (block.text, block.code, *block.links)))
-            )
+            texts = [block.text, block.code, *block.links]
+            return wrap(label + " ".join(text for text in texts if text))
         case Items():
-            return "\n".join(map(_item_text, block.items))
+            return "\n".join(_item_text(item) for item in block.items)
         case Table():
             return _prose_text(block) if block.prose else _table_text(block)
     return ""
@@ -164,31 +166,36 @@ def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
 
 
 def _item_text(item: Item) -> str:
-    head, indent = f"{item.status:<10}{item.name + ' ':<12}", " " * 22
-    if len(item.name) > 11:  # several names at once
-        head, indent = f"{item.status:<10}{item.name}: ", " " * 10
-    return "\n".join(
-        [
-            wrap(item.text, head, indent),
-            *(wrap(more, indent, indent) for more in item.more),
-        ]
-    )
+    """A finding: its status and name, and its texts in a column beside them."""
+    if len(item.name) < NAME_COLUMNS:
+        name = f"{item.name:<{NAME_COLUMNS}}"
+        indent = " " * (STATUS_COLUMNS + NAME_COLUMNS)
+    else:  # several names at once
+        name = f"{item.name}: "
+        indent = " " * STATUS_COLUMNS
+    paragraphs = [wrap(item.text, f"{item.status:<{STATUS_COLUMNS}}{name}", indent)]
+    for text in item.more:
+        paragraphs.append(wrap(text, indent, indent))
+    return "\n".join(paragraphs)
 
 
 def _cell_text(cell: str | Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text or ", ".join(cell.links)
+    """The text of a cell, or its links, for a terminal."""
+    if isinstance(cell, str):
+        return cell
+    return cell.text or ", ".join(cell.links)
 
 
 def _prose_text(table: Table) -> str:
     """Rows of sentences: each cell has its own lines below the first."""
     lines = []
-    for first, *rest in table.rows:
-        lines.append(wrap(_cell_text(first)))
-        for name, cell in zip(table.head[1:], rest, strict=True):
-            text = _cell_text(cell) + (
-                f" ({cell.note})" if isinstance(cell, Cell) and cell.note else ""
-            )
-            lines.append(wrap(f"{name}: {text}", "  ", "    "))
+    for name, *cells in table.rows:
+        lines.append(wrap(_cell_text(name)))
+        for heading, cell in zip(table.head[1:], cells, strict=True):
+            text = _cell_text(cell)
+            if isinstance(cell, Cell) and cell.note:
+                text += f" ({cell.note})"
+            lines.append(wrap(f"{heading}: {text}", "  ", "    "))
     return "\n".join(lines)
 
 
@@ -196,26 +203,42 @@ def _table_text(table: Table) -> str:
     """Aligned columns, numbers to the right; columns that do not fit follow below, with
     the names again.
     """
-    rows: list[list[str]] = []
+    lines = _table_lines(table)
+    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = []
+    for columns in _columns_that_fit(sizes):
+        group = []
+        for line in lines:
+            cells = [f"{line[0]:<{sizes[0]}}"]
+            cells += [f"{line[k]:>{sizes[k]}}" for k in columns]
+            group.append((" " * GAP).join(cells).rstrip())
+        texts.append("\n".join(group))
+    return "\n\n".join(texts)
+
+
+def _table_lines(table: Table) -> list[list[str]]:
+    """The texts of a table line by line: a long name takes several lines, and the
+    numbers stand in the last.
+    """
+    lines: list[list[str]] = []
     for row in (table.head, *table.rows):
-        first, *rest = map(_cell_text, row)
-        *above, last = wrap(first, rest="  ", width=FIRST).splitlines() or [""]
-        rows += [[line, *("" for _ in rest)] for line in above] + [[last, *rest]]
-    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    groups: list[list[int]] = [[]]  # columns that stand side by side
+        name, *texts = map(_cell_text, row)
+        *lines_above, last_line = wrap(name, rest="  ", width=FIRST).splitlines() or [
+            ""
+        ]
+        for line in lines_above:
+            lines.append([line] + [""] * len(texts))
+        lines.append([last_line, *texts])
+    return lines
+
+
+def _columns_that_fit(sizes: Sequence[int]) -> list[list[int]]:
+    """Groups of columns that fit side by side, next to the first column."""
+    groups: list[list[int]] = [[]]
     for k in range(1, len(sizes)):
-        if (
-            groups[-1]
-            and sum(GAP + sizes[j] for j in (0, *groups[-1], k)) > WIDTH + GAP
-        ):
+        columns = (0, *groups[-1], k)
+        width = sum(GAP + sizes[j] for j in columns) - GAP
+        if groups[-1] and width > WIDTH:
             groups.append([])
         groups[-1].append(k)
-
-    def line(row: list[str], group: list[int]) -> str:
-        return (
-            (" " * GAP)
-            .join([f"{row[0]:<{sizes[0]}}", *(f"{row[k]:>{sizes[k]}}" for k in group)])
-            .rstrip()
-        )
-
-    return "\n\n".join("\n".join(line(row, group) for row in rows) for group in groups)
+    return groups

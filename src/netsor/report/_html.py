@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,25 +37,29 @@ def to_page(document: Document) -> str:
     """The whole file, with its figures in it; it follows the colour scheme of the
     browser.
     """
-    return _rendered(document, page=True, figures=_svg)
+    return _rendered(document, page=True, draw_figure=_svg)
 
 
 def to_cell(document: Document) -> str:
     """The output of a notebook cell: no figures, and the colours of the notebook's
     theme where that is known.
     """
-    return _rendered(document, page=False, figures=None)
+    return _rendered(document, page=False, draw_figure=None)
 
 
-def _rendered(document: Document, **given: Any) -> str:
-    # the others are for terminals
+def _rendered(
+    document: Document, page: bool, draw_figure: Callable[[Figure], str] | None
+) -> str:
+    """The template of reports, filled in: as a whole page, or for a notebook."""
+    # sections that show as "text" are for terminals only
     sections = [section for section in document.sections if section.show != "text"]
     report = template(Path(__file__).with_name("_report.html"))
     return str(
         report.render(
             document=document._replace(sections=sections),
             classes=COLOUR_CLASSES,
-            **given,
+            page=page,
+            figures=draw_figure,
         )
     )
 
@@ -63,25 +67,24 @@ def _rendered(document: Document, **given: Any) -> str:
 def _svg(figure: Figure) -> str:
     """The picture; letters stay readable on a phone, where wide figures scroll."""
     text = figure.svg().decode()
-
-    def sized(found: re.Match[str]) -> str:
-        least, most = 1.2 * float(found[1]), 2.2 * float(found[1])
-        return f'style="min-width: {least:.0f}px; max-width: {most:.0f}px" {found[0]}'
-
-    return re.sub(r'width="([\d.]+)pt"', sized, text[text.index("<svg") :], count=1)
+    svg = text[text.index("<svg") :]
+    width = re.search(r'width="([\d.]+)pt"', svg)
+    if width is None:
+        return svg
+    points = float(width[1])
+    style = f'style="min-width: {1.2 * points:.0f}px; max-width: {2.2 * points:.0f}px"'
+    return f"{svg[: width.start()]}{style} {svg[width.start() :]}"
 
 
 def provenance(
-    manifest: Mapping[str, Any], first: str, files: Mapping[str, str]
+    manifest: Mapping[str, Any], text: str, files: Mapping[str, str]
 ) -> Paragraph:
-    """The text `first`, then versions, the command and the other files of the
-    folder.
-    """
-    versions = ", ".join(
-        f"{name} {version}" for name, version in manifest["versions"].items()
-    )
+    """The text, then versions, the command and the other files of the folder."""
+    versions = [f"{name} {version}" for name, version in manifest["versions"].items()]
     return Paragraph(
-        f"{first} {versions}.", files=tuple(files.items()), code=manifest["command"]
+        f"{text} {', '.join(versions)}.",
+        files=tuple(files.items()),
+        code=manifest["command"],
     )
 
 
@@ -103,13 +106,10 @@ def table(
     style = CELL + ("; font-family: monospace" if code else "")
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return (
-            "<tr>"
-            + "".join(
-                f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells
-            )
-            + "</tr>"
-        )
+        markup = [
+            f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells
+        ]
+        return f"<tr>{''.join(markup)}</tr>"
 
     top = f"<thead>{line(head, 'th')}</thead>" if head else ""
     body = "".join(line(row, "td") for row in rows)
@@ -123,13 +123,12 @@ def scrolled(markup: str) -> str:
     return f'<div style="overflow-x: auto; overflow-y: hidden">{markup}</div>'
 
 
-def title(name: str, *words: str) -> str:
+def title(name: str, *remarks: str) -> str:
     """The first line: a name and remarks."""
-    return (
-        f"<div><strong>{html.escape(name)}</strong>"
-        + "".join(f" · {html.escape(w)}" for w in words)
-        + "</div>"
-    )
+    markup = f"<strong>{html.escape(name)}</strong>"
+    for remark in remarks:
+        markup += f" · {html.escape(remark)}"
+    return f"<div>{markup}</div>"
 
 
 def verdict(word: str, colour: str) -> str:
@@ -162,10 +161,16 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     span = high - low
     if not (span > 0 and math.isfinite(span)):
         return [low]
-    size = 10.0 ** math.floor(math.log10(span / count))
-    step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [k * step for k in range(first, last + 1)]
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = power
+    for factor in (1, 2, 5, 10):
+        step = power * factor
+        if span / step <= count:
+            break
+    # 1e-9: an end that is a tick up to rounding counts
+    lowest = math.ceil(low / step - 1e-9)
+    highest = math.floor(high / step + 1e-9)
+    return [k * step for k in range(lowest, highest + 1)]
 
 
 def density(
@@ -176,7 +181,7 @@ def density(
     words: str,
 ) -> str:
     """A small picture of a density, with its error as a band and a line for each atom
-    (place, relative height).
+    (position, relative height).
 
     It is written here and not drawn by matplotlib, as figures of reports are, because a
     notebook shows it with every law: axes and letters take the colour of the page
@@ -185,40 +190,34 @@ def density(
     top = float(np.max(y + error)) or 1.0
     floor = HIGH - BELOW
 
-    def across(at: Any) -> Any:
-        return (at - x[0]) / (x[-1] - x[0]) * WIDE
+    def pixels_across(position: Any) -> Any:
+        return (position - x[0]) / (x[-1] - x[0]) * WIDE
 
-    def points(height: Floats) -> list[str]:
-        places = zip(
-            across(x).tolist(),
-            np.clip(floor * (1 - 0.95 * height / top), 0, floor).tolist(),
-            strict=True,
-        )
-        return [f"{a:.1f},{b:.1f}" for a, b in places]
+    def points(density: Floats) -> list[str]:
+        pixels_down = np.clip(floor * (1 - 0.95 * density / top), 0, floor)
+        pairs = zip(pixels_across(x).tolist(), pixels_down.tolist(), strict=True)
+        return [f"{across:.1f},{down:.1f}" for across, down in pairs]
 
     def path(line: str, stroke: str, width: float) -> str:
         return (
             f'<path d="{line}" fill="none" stroke="{stroke}" stroke-width="{width}"/>'
         )
 
-    band = "L".join(points(y + error) + points(y - error)[::-1])
-    parts = (
-        [f'<path d="M{band}Z" fill="{BLUE}" fill-opacity="0.25"/>']
-        if np.any(error > 0)
-        else []
-    )
-    parts.append(path(f"M{'L'.join(points(y))}", BLUE, 1.6))
-    parts += [
-        path(f"M{across(at):.1f},{floor}v{-0.95 * floor * share:.1f}", BLUE, 3)
-        for at, share in atoms
-    ]
-    parts.append(path(f"M0,{floor}H{WIDE}", "currentColor", 0.8))
-    for value in ticks(float(x[0]), float(x[-1])):
-        at, label = f"{across(value):.1f}", f"{value:.4g}".replace("-", "−")
-        parts += [
-            path(f"M{at},{floor}v3", "currentColor", 0.8),
-            f'<text x="{at}" y="{HIGH - 2}">{label}</text>',
-        ]
+    shapes = []
+    if np.any(error > 0):
+        band = "L".join(points(y + error) + points(y - error)[::-1])
+        shapes.append(f'<path d="M{band}Z" fill="{BLUE}" fill-opacity="0.25"/>')
+    shapes.append(path(f"M{'L'.join(points(y))}", BLUE, 1.6))
+    for position, height in atoms:
+        across = f"{pixels_across(position):.1f}"
+        line = f"M{across},{floor}v{-0.95 * floor * height:.1f}"
+        shapes.append(path(line, BLUE, 3))
+    shapes.append(path(f"M0,{floor}H{WIDE}", "currentColor", 0.8))
+    for tick in ticks(float(x[0]), float(x[-1])):
+        across = f"{pixels_across(tick):.1f}"
+        label = f"{tick:.4g}".replace("-", "−")
+        shapes.append(path(f"M{across},{floor}v3", "currentColor", 0.8))
+        shapes.append(f'<text x="{across}" y="{HIGH - 2}">{label}</text>')
     look = (
         'font-size="10" text-anchor="middle" fill="currentColor" style="max-width:'
         ' 100%; overflow: visible"'
@@ -226,5 +225,5 @@ def density(
     return (
         f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" {look}'
         f' role="img" aria-label="{html.escape(words)}"'
-        f' xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+        f' xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
     )

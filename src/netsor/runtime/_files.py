@@ -29,12 +29,12 @@ def write(path: Path, content: bytes) -> None:
     The folder is created if needed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
+    unfinished = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
     try:
-        part.write_bytes(content)
-        part.replace(path)
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 

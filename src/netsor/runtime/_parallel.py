@@ -130,14 +130,14 @@ class _Shown:
 
 def run(
     work: Callable[[range, Callable[[int], None]], T],
-    parts: Sequence[range],
+    chunks: Sequence[range],
     workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress = True,
     together: int = 1,
 ) -> Iterator[tuple[range, T]]:
     """Run the work for every chunk, and yield (chunk, result) as each finishes."""
-    # `work(part, tick)` calls `tick(draws)` after every block. This updates the
+    # `work(chunk, tick)` calls `tick(draws)` after every block. This updates the
     # progress bar, and raises once the run is cancelled: after an interrupt no thread
     # works longer than one block. Executors with other processes report progress by
     # whole chunks, and finish chunks that they have started. A task has up to
@@ -151,28 +151,30 @@ def run(
     if executor is None:
         together = 1
         if threads_start():
-            threads = _DaemonThreads(min(slots, len(parts)))
+            threads = _DaemonThreads(min(slots, len(chunks)))
     else:
-        together = max(1, min(together, len(parts) // (4 * slots)))
+        together = max(1, min(together, len(chunks) // (4 * slots)))
     pool = threads or executor or InlineExecutor()
     sent = _sent_once(work, executor)
-    waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
+    starts = range(0, len(chunks), together)
+    waiting = iter([chunks[start : start + together] for start in starts])
     pending: dict[Future[list[T]], Sequence[range]] = {}
     finished = 0
     tick = Tick()
-    shown = _Shown(progress, total=sum(map(len, parts)))
+    shown = _Shown(progress, total=sum(map(len, chunks)))
     try:
         while True:
             for task in waiting:
-                pending[pool.submit(_parts, sent, task, tick)] = task
+                pending[pool.submit(_work_on, sent, task, tick)] = task
                 if len(pending) >= ahead:
                     break
             if not pending:
                 break
-            done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
-            finished += sum(len(part) for future in done for part in pending[future])
+            completed, _ = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED)
+            for future in completed:
+                finished += sum(map(len, pending[future]))
             shown.update(max(finished, tick.draws))
-            for future in done:
+            for future in completed:
                 yield from zip(pending.pop(future), _result(future), strict=True)
     finally:
         tick.cancelled.set()
@@ -244,10 +246,11 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
     return cores()
 
 
-def _parts(
+def _work_on(
     work: Callable[[range, Callable[[int], None]], T],
-    parts: Sequence[range],
+    chunks: Sequence[range],
     tick: Tick,
 ) -> list[T]:
+    """The results of the chunks of a task."""
     with cancelled_by(tick.cancelled):
-        return [work(part, tick) for part in parts]
+        return [work(chunk, tick) for chunk in chunks]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 
+from .._array_api import Floats
 from .._validate import ArgumentError, Rng, as_number, as_whole, chosen_seed, real
 from ..language.values._width import RESERVED, inf
 from ..laws import Estimate, HeadSum, Joint, Law, LawError, Mixture, kl, total_variation
@@ -205,15 +206,16 @@ def rate(
     sizes = []
     if isinstance(widths, Sequence) or np.ndim(widths) == 1:
         sizes = [as_whole(n) for n in widths]
-    whole = [n for n in sizes if n is not None and n > 0]
-    if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
+    positive = [n for n in sizes if n is not None and n > 0]
+    is_growing = positive == sorted(set(positive))
+    if len(positive) < max(2, len(sizes)) or not is_growing:
         raise ArgumentError("widths", widths, "two or more growing positive integers")
-    laws = tuple(law(n) for n in whole)
+    laws = tuple(law(n) for n in positive)
     limit = law(inf)
     return Rate(
         name=net.name,
         width=name,
-        widths=tuple(whole),
+        widths=tuple(positive),
         kl=tuple(kl(law_at_width, limit) for law_at_width in laws),
         laws=laws,
         limit=limit,
@@ -239,30 +241,28 @@ def _growing(
 
     def law(n: float) -> Law:
         bound: dict[str, Any] = {**others, chosen: n}
-        found = net.law(draws=draws, seed=seed, progress=False, **bound)
-        if isinstance(found, Joint):
+        law_at_width = net.law(draws=draws, seed=seed, progress=False, **bound)
+        if isinstance(law_at_width, Joint):
             raise ArgumentError("net", net, "a program with one entry, such as net[0]")
-        return found
+        return law_at_width
 
     return chosen, law
 
 
 def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
-    """By least squares; NaN if a KL has no logarithm: it is infinite or 0, or not above
-    0 because of its error.
+    """The slope of log values against log widths, by least squares; NaN if a value has
+    no logarithm: it is infinite or 0, or not above 0 because of its error.
     """
-    without = [value for value in values if not 0 < value.value < math.inf]
-    if without:
-        return Estimate(
-            math.nan,
-            math.inf if any(value.error > 0 for value in without) else math.nan,
-        )
+    without_log = [value for value in values if not 0 < value.value < math.inf]
+    if without_log:
+        has_error = any(value.error > 0 for value in without_log)
+        return Estimate(math.nan, math.inf if has_error else math.nan)
     x = np.log(widths)
-    shares = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
-    terms = (
-        float(share) * value.log() for share, value in zip(shares, values, strict=True)
-    )
-    return sum(terms, Estimate(0.0, 0.0))
+    weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    slope = Estimate(0.0, 0.0)
+    for weight, value in zip(weights, values, strict=True):
+        slope = slope + float(weight) * value.log()
+    return slope
 
 
 @dataclass(frozen=True)
@@ -299,8 +299,8 @@ class WidthNeeded:
     @property
     def summary(self) -> str:
         """The answer in one line."""
-        what = f"quantile {self.of:g}" if isinstance(self.of, float) else self.of
-        claim = f"{what} within {self.tolerance:g} of the limit"
+        quantity = f"quantile {self.of:g}" if isinstance(self.of, float) else self.of
+        claim = f"{quantity} within {self.tolerance:g} of the limit"
         if math.isinf(self.high):
             largest = max(self.differences)
             return f"{claim}: not up to {self.width} = {largest:,}, or too few draws"
@@ -310,28 +310,21 @@ class WidthNeeded:
         return f"{claim} from {self.width} between {self.low:,} and {high:,} on"
 
     def __str__(self) -> str:
-        rows = sorted(self.differences.items())
-        return "\n".join(
-            [
-                *(f"{self.width} = {n:>10,}: {difference}" for n, difference in rows),
-                self.summary,
-            ]
-        )
+        lines = []
+        for n, difference in sorted(self.differences.items()):
+            lines.append(f"{self.width} = {n:>10,}: {difference}")
+        return "\n".join([*lines, self.summary])
 
     def __repr__(self) -> str:
         return f"<WidthNeeded of {self.name}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (f"{n:,}", str(difference))
-            for n, difference in sorted(self.differences.items())
-        ]
+        rows = []
+        for n, difference in sorted(self.differences.items()):
+            rows.append((f"{n:,}", str(difference)))
         heading = title(f"How wide is wide enough: {self.name}")
-        return (
-            heading
-            + table(rows, (self.width, "difference ± error"))
-            + note(self.summary)
-        )
+        differences = table(rows, (self.width, "difference ± error"))
+        return heading + differences + note(self.summary)
 
 
 def width_needed(
@@ -386,31 +379,41 @@ def width_needed(
     limit = law(inf)
     differences: dict[int, Estimate] = {}
 
-    def above(n: int) -> bool | None:
-        """Whether the difference is certainly above the tolerance; None if it is
-        undecided.
-        """
-        gap = differences[n] = differences.get(n) or difference(law(n), limit, of)
-        if gap.value - SURE * gap.error >= allowed:
-            return True
-        return False if gap.value + SURE * gap.error <= allowed else None
+    def difference_at(n: int) -> Estimate:
+        if n not in differences:
+            differences[n] = difference(law(n), limit, of)
+        return differences[n]
 
-    # the largest width known to be above, and the smallest known to be below: by
-    # doubling, then by bisection
+    def is_above(n: int) -> bool:
+        """Whether the difference is certainly above the tolerance."""
+        gap = difference_at(n)
+        return bool(gap.value - SURE * gap.error >= allowed)
+
+    def is_below(n: int) -> bool:
+        """Whether the difference is certainly below the tolerance."""
+        gap = difference_at(n)
+        return not is_above(n) and bool(gap.value + SURE * gap.error <= allowed)
+
+    # `high`: the smallest width known to be below; `low`: the largest known to be
+    # above. Both by doubling and halving a first guess, then by bisection
     start = _start(limit, of, allowed)
-    larger = [start << k for k in range((MOST // start).bit_length())]
-    smaller = [start >> k for k in range(1, (start // LEAST).bit_length())]
-    high = next((n for n in larger if above(n) is False), inf)
-    low = next(
-        (n for n in (*reversed(larger), *smaller) if n < high and above(n)), LEAST - 1
-    )
-    # below the start, too
-    high = min(
-        (n for n in [*differences] if n > low and above(n) is False), default=inf
-    )
+    doubled = [start << k for k in range((MOST // start).bit_length())]
+    halved = [start >> k for k in range(1, (start // LEAST).bit_length())]
+    high: float = inf
+    for n in doubled:
+        if is_below(n):
+            high = n
+            break
+    low = LEAST - 1
+    for n in (*reversed(doubled), *halved):
+        if n < high and is_above(n):
+            low = n
+            break
+    # the search for `low` may have tried smaller widths that are below
+    high = min((n for n in differences if n > low and is_below(n)), default=inf)
     if low >= LEAST and high < inf:
-        low = _end(low, int(high), lambda n: above(n) is True)
-        high = _end(int(high), low, lambda n: above(n) is False)
+        low = _end(low, int(high), is_above)
+        high = _end(int(high), low, is_below)
     return WidthNeeded(net.name, name, of, allowed, low, high, differences)
 
 
@@ -430,26 +433,30 @@ def _start(limit: Law, of: str | float, tolerance: float) -> int:
     if isinstance(of, float) or not isinstance(limit, HeadSum):
         return START
     try:
-        first = limit.correction()
+        correction = limit.correction()
     except LawError:
         return START
+    # the leading order in 1/n of each difference, equated with the tolerance
     n = {
-        "kl": math.sqrt(first.kl.value / tolerance),
-        "tv": first.total_variation.value / tolerance,
-        "variance": abs(first.variance.value) / limit.var() / tolerance,
-        "kurtosis": abs(first.kurtosis.value / limit.kurtosis()) / tolerance,
+        "kl": math.sqrt(correction.kl.value / tolerance),
+        "tv": correction.total_variation.value / tolerance,
+        "variance": abs(correction.variance.value) / limit.var() / tolerance,
+        "kurtosis": abs(correction.kurtosis.value / limit.kurtosis()) / tolerance,
     }[of]
     return int(min(max(n, LEAST), MOST))
 
 
-def _end(known: int, other: int, holds: Callable[[int], bool]) -> int:
-    """An end of the interval, by bisection towards the other."""
-    while max(known, other) > CLOSE * min(known, other):
-        middle = round(math.sqrt(known * other))
-        if middle in (known, other):
+def _end(end: int, bound: int, holds: Callable[[int], bool]) -> int:
+    """An end of the interval where `holds`, moved by bisection towards a bound."""
+    while max(end, bound) > CLOSE * min(end, bound):
+        middle = round(math.sqrt(end * bound))
+        if middle in (end, bound):
             break
-        known, other = (middle, other) if holds(middle) else (known, middle)
-    return known
+        if holds(middle):
+            end = middle
+        else:
+            bound = middle
+    return end
 
 
 def difference(law: Law, limit: Law, of: str | float) -> Estimate:
@@ -458,57 +465,94 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
         return kl(law, limit)
     if of == "tv":
         return total_variation(law, limit)
-    limits = limit.mixture if isinstance(limit, HeadSum) else limit
-    if not isinstance(law, Mixture) or not isinstance(limits, Mixture):
+    limit_mixture = limit.mixture if isinstance(limit, HeadSum) else limit
+    if not isinstance(law, Mixture) or not isinstance(limit_mixture, Mixture):
         raise ArgumentError(
             "of", of, "'kl' or 'tv' for a law that is not a mixture over replicas"
         )
-    columns = (
+    mean, var, limit_mean, limit_var = np.broadcast_arrays(
         law.component_mean,
         law.component_var,
-        limits.component_mean,
-        limits.component_var,
+        limit_mixture.component_mean,
+        limit_mixture.component_var,
     )
-    mean, var, mean0, var0 = rows = np.broadcast_arrays(*columns)
+    components = Components(mean, var)
+    limit_components = Components(limit_mean, limit_var)
     if isinstance(of, float):
-        q = limit.ppf(of)
-        # 0/0: the quantile is the atom itself
+        return _quantile_difference(components, limit_components, limit, of)
+    return _moment_difference(components, limit_components, limit, of)
+
+
+class Components(NamedTuple):
+    """The Gaussian components of a mixture, one for each replica."""
+
+    mean: Floats
+    var: Floats
+
+    def without(self, replicas: Any) -> Components:
+        """The components but those of some replicas."""
+        return Components(np.delete(self.mean, replicas), np.delete(self.var, replicas))
+
+    def cdf(self, y: float) -> Floats:
+        """P(Y ≤ y) of each component; ½ at an atom (0/0)."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            moved = scipy.special.ndtr(np.nan_to_num((q - mean) / np.sqrt(var)))
-            moved -= scipy.special.ndtr(np.nan_to_num((q - mean0) / np.sqrt(var0)))
-        # F_n − F over the density: the quantile moves by minus that
-        # far in a tail both are near 0, and their ratio may leave double precision
-        with np.errstate(over="ignore", invalid="ignore"):
-            shifts = moved / (limit.pdf(q) * limit.std())
-            spread = float(shifts.std(ddof=1))
-            shift = abs(float(shifts.mean()))
-        error = spread / math.sqrt(len(shifts))
-        return Estimate(shift, error if math.isfinite(error) else math.inf)
-    true = float(limit.var() if of == "variance" else limit.kurtosis())
-    if abs(true) < 1e-9:
+            z = np.nan_to_num((y - self.mean) / np.sqrt(self.var))
+        values: Floats = scipy.special.ndtr(z)
+        return values
+
+    def variance(self) -> float:
+        """Of the mixture."""
+        return float(self.var.mean() + self.mean.var())
+
+    def kurtosis(self) -> float:
+        """Excess kurtosis of the mixture."""
+        deviation = self.mean - self.mean.mean()
+        fourth_moments = 3 * self.var**2 + 6 * self.var * deviation**2 + deviation**4
+        return float(np.mean(fourth_moments) / self.variance() ** 2) - 3
+
+
+def _quantile_difference(
+    components: Components, limit_components: Components, limit: Law, level: float
+) -> Estimate:
+    """How far a quantile is from that of the limit, in standard deviations of the
+    limit: to first order (F_n − F) over the density.
+    """
+    quantile = limit.ppf(level)
+    cdf_differences = components.cdf(quantile) - limit_components.cdf(quantile)
+    # far in a tail both are near 0, and their ratio may leave double precision
+    with np.errstate(over="ignore", invalid="ignore"):
+        shifts = cdf_differences / (limit.pdf(quantile) * limit.std())
+        spread = float(shifts.std(ddof=1))
+        shift = abs(float(shifts.mean()))
+    error = spread / math.sqrt(len(shifts))
+    return Estimate(shift, error if math.isfinite(error) else math.inf)
+
+
+def _moment_difference(
+    components: Components, limit_components: Components, limit: Law, of: str
+) -> Estimate:
+    """How far the variance or the excess kurtosis is from the limit, relative to it;
+    the error by the jackknife.
+    """
+    limit_value = float(limit.var() if of == "variance" else limit.kurtosis())
+    if abs(limit_value) < 1e-9:
         raise ArgumentError(
             "of", of, "a quantity that is not 0 in the limit, such as 'kl' or 'tv'"
         )
 
-    def statistic(mean: Any, var: Any) -> float:
-        """The variance, or the excess kurtosis, of a mixture of Gaussians."""
-        variance = float(var.mean() + mean.var())
+    def gap(law: Components, limit: Components) -> float:
         if of == "variance":
-            return variance
-        away = mean - mean.mean()
-        return (
-            float(np.mean(3 * var**2 + 6 * var * away**2 + away**4) / variance**2) - 3
+            return law.variance() - limit.variance()
+        return law.kurtosis() - limit.kurtosis()
+
+    gaps_without_block = []
+    for block in np.array_split(np.arange(len(components.mean)), BLOCKS):
+        law_rest, limit_rest = (
+            components.without(block),
+            limit_components.without(block),
         )
-
-    def gap(m: Any, v: Any, m0: Any, v0: Any) -> float:
-        return statistic(m, v) - statistic(m0, v0)
-
-    blocks = np.array_split(np.arange(len(mean)), BLOCKS)
-    # the jackknife
-    left_out = np.array(
-        [gap(*(np.delete(row, block) for row in rows)) for block in blocks]
-    )
-    error = math.sqrt(
-        (BLOCKS - 1) / BLOCKS * float(np.sum((left_out - left_out.mean()) ** 2))
-    )
-    return Estimate(abs(gap(*rows) / true), error / abs(true))
+        gaps_without_block.append(gap(law_rest, limit_rest))
+    squares = (np.array(gaps_without_block) - np.mean(gaps_without_block)) ** 2
+    error = math.sqrt((BLOCKS - 1) / BLOCKS * float(np.sum(squares)))
+    size = abs(limit_value)
+    return Estimate(abs(gap(components, limit_components)) / size, error / size)

@@ -45,30 +45,32 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
     twice the seconds for twice the blocks) or become matrices of full width between
     them (fewer seconds). Twice as many blocks are planned then.
     """
-    depth, blocks = max(model.layers, model.decoder_layers), SHALLOW
 
-    def shallow(blocks: int) -> Draw:
-        layers, decoder_layers = (
-            min(model.layers, blocks),
-            min(model.decoder_layers, blocks),
-        )
-        return cost(model.replace(layers=layers, decoder_layers=decoder_layers))
-
-    while 2 * blocks < depth:
-        first, second = shallow(blocks), shallow(2 * blocks)
-        if first.seconds <= second.seconds <= 2 * first.seconds:
-            numbers = (
-                a + (b - a) * (depth / blocks - 1)
-                for a, b in zip(first, second, strict=True)
+    def cost_of_blocks(blocks: int) -> Draw:
+        return cost(
+            model.replace(
+                layers=min(model.layers, blocks),
+                decoder_layers=min(model.decoder_layers, blocks),
             )
+        )
+
+    depth = max(model.layers, model.decoder_layers)
+    blocks = SHALLOW
+    while 2 * blocks < depth:
+        shallow = cost_of_blocks(blocks)
+        twice_as_deep = cost_of_blocks(2 * blocks)
+        if shallow.seconds <= twice_as_deep.seconds <= 2 * shallow.seconds:
+            extrapolated = []
+            for a, b in zip(shallow, twice_as_deep, strict=True):
+                extrapolated.append(a + (b - a) * (depth / blocks - 1))
             # the first plan may have imported libraries
-            planning = second.planning * depth / (2 * blocks)
-            return Draw(*numbers)._replace(planning=planning)
+            planning = twice_as_deep.planning * depth / (2 * blocks)
+            return Draw._make(extrapolated)._replace(planning=planning)
         blocks *= 2
     return cost(model)
 
 
-def refuse_large(
+def reject_large(
     model: Transformer, tokens: int, infinite: bool, gradients: bool
 ) -> None:
     """Reject models that are too large to plan."""
@@ -76,35 +78,29 @@ def refuse_large(
         raise ArgumentError(
             "layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}"
         )
-    words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
-    sizes = (
-        f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
-    )
-    what = f"{tokens:,} tokens of {model.name} ({sizes})"
+    sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}"
+    if model.vocabulary is not None:
+        sizes += f", vocabulary {model.vocabulary:,}"
+    inputs = f"{tokens:,} tokens of {model.name} ({sizes})"
     if gradients:
-        backward = gradient_bytes(model, tokens)
         depth = f"{model.layers + model.decoder_layers:,} layers"
         check_memory(
-            backward,
-            f"gradients at {what} and {depth}",
+            gradient_bytes(model, tokens),
+            f"gradients at {inputs} and {depth}",
             "take fewer tokens or layers, or no gradients",
         )
-    vectors = (
-        4.0
-        * tokens
-        * model.heads
-        * (model.layers + 2 * model.decoder_layers)
-        * (BACKWARD if gradients else 1)
-    )
-    check_memory(
-        forward_bytes(model, tokens), what, "take fewer tokens, or a smaller model"
-    )
-    check_memory(VECTOR_BYTES * vectors, what, "take fewer tokens, or a smaller model")
+    remedy = "take fewer tokens, or a smaller model"
+    check_memory(forward_bytes(model, tokens), inputs, remedy)
+    # of heads: queries, keys, values and outputs; a decoder block attends twice
+    attentions = model.layers + 2 * model.decoder_layers
+    vectors = 4.0 * tokens * model.heads * attentions
+    if gradients:
+        vectors *= BACKWARD
+    check_memory(VECTOR_BYTES * vectors, inputs, remedy)
     if infinite:  # every pair of tokens has a score
-        size = SCALAR_BYTES * vectors * tokens
         check_memory(
-            size,
-            f"{what} at infinite width",
+            SCALAR_BYTES * vectors * tokens,
+            f"{inputs} at infinite width",
             "take fewer tokens, or the actual widths alone",
         )
 
@@ -152,15 +148,19 @@ class Cost(NamedTuple):
 
 
 def worker_count(
-    wanted: int | None, parts: int, one: float, backend: Backend, kept: float = 0.0
+    requested: int | None,
+    tasks: int,
+    worker_bytes: float,
+    backend: Backend,
+    result_bytes: float = 0.0,
 ) -> int:
-    """How many workers share these parts: by default as many as fit in memory with
-    `kept`; one on a device.
+    """How many workers share the tasks: by default as many as fit in memory beside the
+    results; one on a device.
     """
     if not backend.threads:
-        return min(wanted or 1, parts)
-    fit = max(1, int((memory() - kept) // one))
-    return min(wanted or min(cores(), fit), parts)
+        return min(requested or 1, tasks)
+    fit = max(1, int((memory() - result_bytes) // worker_bytes))
+    return min(requested or min(cores(), fit), tasks)
 
 
 def overhead_seconds(workers: int, report: bool) -> float:

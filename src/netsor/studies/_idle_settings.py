@@ -34,7 +34,7 @@ class Setup:
     promise_axis: str
 
 
-def refuse_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
+def reject_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
     """Raise an error for the first file with settings that cannot act."""
     for rule in rules:
         reasons: dict[str, list[str]] = {}
@@ -42,14 +42,13 @@ def refuse_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None
             if reason := _reason(setting, setup):
                 reasons.setdefault(reason, []).append(setting.key)
         if reasons:
-            said = "; ".join(
-                f"without {', '.join(keys)}, since {reason}"
-                for reason, keys in reasons.items()
-            )
-            raise ArgumentError("parametrisation", rule.source, said)
+            remedies = []
+            for reason, keys in reasons.items():
+                remedies.append(f"without {', '.join(keys)}, since {reason}")
+            raise ArgumentError("parametrisation", rule.source, "; ".join(remedies))
 
 
-def refuse_idle_rates(kinds: Sequence[str], model: Transformer) -> None:
+def reject_idle_rates(kinds: Sequence[str], model: Transformer) -> None:
     """Raise an error for a learning rate of a kind of weight that the model does not
     have.
     """
@@ -65,12 +64,16 @@ def refuse_idle_rates(kinds: Sequence[str], model: Transformer) -> None:
 
 def _reason(setting: Setting, setup: Setup) -> str:
     """Why a setting cannot act, and the remedy; "" if it acts."""
-    of_all = {"logits": _of_logits, "scores": _of_scores, "promise": _of_promise}
-    if setting.part in of_all:
-        return of_all[setting.part](setting, setup)
+    reasons_of_model = {
+        "logits": _of_logits,
+        "scores": _of_scores,
+        "promise": _of_promise,
+    }
+    if setting.quantity in reasons_of_model:
+        return reasons_of_model[setting.quantity](setting, setup)
     if not setting.kinds:
         return "every matrix has a number of its own: leave it out"
-    by_kind: dict[str, Callable[[str, Setup], str]] = {
+    reasons_of_kind: dict[str, Callable[[str, Setup], str]] = {
         "std": _of_std,
         "lr": _of_lr,
         "eps": _of_eps,
@@ -79,10 +82,13 @@ def _reason(setting: Setting, setup: Setup) -> str:
     reasons = []
     for kind in setting.kinds:
         if kind in absent:
-            reasons.append(f"{setup.model.name} has {absent[kind]}")
+            reason = f"{setup.model.name} has {absent[kind]}"
         else:
-            reasons.append(by_kind[setting.part](kind, setup))
-    return "" if "" in reasons else reasons[0]
+            reason = reasons_of_kind[setting.quantity](kind, setup)
+        if not reason:
+            return ""  # it acts on this kind
+        reasons.append(reason)
+    return reasons[0]
 
 
 def _of_std(kind: str, setup: Setup) -> str:

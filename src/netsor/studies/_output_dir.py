@@ -160,36 +160,29 @@ class Folder:
 
 def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
     """The possible hashes of each file of a manifest; none if it has another format."""
-    known: dict[str, set[str]] = {}
+    hashes: dict[str, set[str]] = {}
     try:
         for key in ("files", "replaced"):
             for name, digest in (manifest or {})[key].items():
-                known.setdefault(name, set()).add(digest)
+                if not isinstance(digest, str) or Path(name).name != name:
+                    return {}
+                hashes.setdefault(name, set()).add(digest)
     except (KeyError, TypeError, AttributeError):
         return {}
-    texts = all(
-        isinstance(digest, str) for digests in known.values() for digest in digests
-    )
-    return known if texts and all(Path(name).name == name for name in known) else {}
+    return hashes
 
 
 def environment() -> dict[str, Any]:
     """The versions and the machine, for a manifest."""
-    return {
-        "versions": {
-            "netsor": __version__,
-            "python": platform.python_version(),
-            **{
-                name: metadata.version(name)
-                for name in ("numpy", "scipy", "matplotlib")
-            },
-        },
-        "machine": {
-            "system": platform.system(),
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-        },
+    versions = {"netsor": __version__, "python": platform.python_version()}
+    for name in ("numpy", "scipy", "matplotlib"):
+        versions[name] = metadata.version(name)
+    machine = {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
     }
+    return {"versions": versions, "machine": machine}
 
 
 def to_dataframe(rows: Iterable[Mapping[str, Any]]) -> Any:
@@ -210,9 +203,11 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
     writer = csv.DictWriter(buffer, fieldnames=list(table[0]), lineterminator="\n")
     writer.writeheader()
     for row in table:
-        writer.writerow(
-            {k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()}
-        )
+        texts = dict(row)
+        for name, value in row.items():
+            if isinstance(value, float):
+                texts[name] = f"{value:.10g}"
+        writer.writerow(texts)
     return buffer.getvalue().encode()
 
 
@@ -233,10 +228,8 @@ class Store:
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """The file of a part."""
-        return (
-            self.folder
-            / f"{hashlib.sha256(self._text(key).encode()).hexdigest()[:24]}.npz"
-        )
+        digest = hashlib.sha256(self._text(key).encode()).hexdigest()
+        return self.folder / f"{digest[:24]}.npz"
 
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
         """Keep a finished part."""

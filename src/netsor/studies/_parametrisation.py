@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
     key: str  # as in the file: "matrices.lr.width"
     # "std", "lr" or "eps" of kinds of weights; "logits", "scores" or "promise"
-    part: str
+    quantity: str
     of: str  # "width", "depth" or "head_dim"; "features" or "logits" of a promise
     kinds: tuple[str, ...] = ()  # the kinds of weights that it is about
 
@@ -106,7 +106,9 @@ class Parametrisation:
         content: dict[str, Any] = {"name": self.name, "like": self.like}
         for kind, scaling in self.kinds.items():
             content[kind] = {
-                name: power._asdict() for name, power in scaling._asdict().items()
+                "std": scaling.std._asdict(),
+                "lr": scaling.lr._asdict(),
+                "eps": scaling.eps._asdict(),
             }
         content["logits"] = self.logits._asdict()
         content["scores"] = {**self.scores._asdict(), HEAD_DIM: self.head_dim}
@@ -114,14 +116,25 @@ class Parametrisation:
         return content
 
 
-# exponents of n: in the standard deviations of matrices and of the head, in the
-# multiplier of tied logits, and in eps of Adam for vectors and matrices, as that of the
-# entries of their gradients (the head has 0); that of d in scores
+class Exponents(NamedTuple):
+    """The exponents of n in a parametrisation, and that of d in scores."""
+
+    matrices: float  # of standard deviations
+    head: float
+    tied_logits: float  # of a multiplier
+    # in Adam's eps for vectors and matrices, as that of the entries of their gradients;
+    # the head has 0
+    eps: float
+    scores: float
+
+
 EXPONENTS = {
-    "sp": (-0.5, -0.5, 0.0, 0.0, -0.5),
-    "ntk": (-0.5, -0.5, -0.5, -0.5, -0.5),
-    "mup": (-0.5, -1.0, -1.0, -1.0, -1.0),
-    "mean-field": (-1.0, -1.0, -1.0, -1.0, -1.0),
+    "sp": Exponents(matrices=-0.5, head=-0.5, tied_logits=0.0, eps=0.0, scores=-0.5),
+    "ntk": Exponents(matrices=-0.5, head=-0.5, tied_logits=-0.5, eps=-0.5, scores=-0.5),
+    "mup": Exponents(matrices=-0.5, head=-1.0, tied_logits=-1.0, eps=-1.0, scores=-1.0),
+    "mean-field": Exponents(
+        matrices=-1.0, head=-1.0, tied_logits=-1.0, eps=-1.0, scores=-1.0
+    ),
 }
 WORDS = {
     "fixed": (
@@ -147,109 +160,116 @@ WORDS = {
 }
 
 
-def known(name: str, optimiser: str) -> Parametrisation:
+def named_parametrisation(name: str, optimiser: str) -> Parametrisation:
     """A parametrisation by its name."""
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
-    vectors, matrices, head = NAMED[optimiser].exponents[
-        "mup" if name == "mean-field" else name
-    ]
-    std, last, tied, small, scores = EXPONENTS[name]
-    eps = Power(small if "eps" in NAMED[optimiser].takes else 0.0)
-    kinds = {kind: Scaling(Power(), Power(vectors), eps) for kind in VECTORS}
-    kinds |= {kind: Scaling(Power(std), Power(matrices), eps) for kind in MATRICES}
-    kinds["head"] = Scaling(Power(last), Power(head))
+    exponents = EXPONENTS[name]
+    # of learning rates
+    rates = NAMED[optimiser].exponents["mup" if name == "mean-field" else name]
+    lr_of_vectors, lr_of_matrices, lr_of_head = rates
+    eps = Power(exponents.eps if "eps" in NAMED[optimiser].takes else 0.0)
+    kinds = {}
+    for kind in VECTORS:
+        kinds[kind] = Scaling(lr=Power(lr_of_vectors), eps=eps)
+    for kind in MATRICES:
+        kinds[kind] = Scaling(
+            std=Power(exponents.matrices), lr=Power(lr_of_matrices), eps=eps
+        )
+    kinds["head"] = Scaling(std=Power(exponents.head), lr=Power(lr_of_head))
     return Parametrisation(
         name,
         WORDS[name],
         kinds,
-        logits=Power(tied),
-        head_dim=scores,
+        logits=Power(exponents.tied_logits),
+        head_dim=exponents.scores,
         features=-0.5 if name == "ntk" else 0.0,
         like=name,
     )
 
 
 def parametrisation(
-    given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str
+    name: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str
 ) -> Parametrisation:
     """A parametrisation by its name, from a JSON or TOML file, or from the content of
     one.
     """
-    if isinstance(given, Parametrisation):
-        return given
-    if isinstance(given, Mapping):
-        return _read(dict(given), optimiser, "parametrisation", "parametrisation")
-    if isinstance(given, str) and given in WORDS:
-        return known(given, optimiser)
-    path = Path(given) if isinstance(given, str | Path) else None
+    if isinstance(name, Parametrisation):
+        return name
+    if isinstance(name, Mapping):
+        return _read(dict(name), optimiser, "parametrisation", "parametrisation")
+    if isinstance(name, str) and name in WORDS:
+        return named_parametrisation(name, optimiser)
+    path = Path(name) if isinstance(name, str | Path) else None
     if path is None or path.suffix not in (".json", ".toml"):
         allowed = (
             f"one of {', '.join(WORDS)}, a file that ends in .json or .toml, or a dict"
         )
-        raise ArgumentError(
-            "parametrisation", given if path is None else str(given), allowed
-        )
+        rejected = name if path is None else str(name)
+        raise ArgumentError("parametrisation", rejected, allowed)
     try:
         return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem, str(path))
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(
-            "parametrisation", str(path), f"a valid .json or .toml file: {why}"
+            "parametrisation", str(path), f"a valid .json or .toml file: {reason}"
         ) from None
 
 
 def _read(
-    given: dict[str, Any], optimiser: str, name: str, source: str
+    content: dict[str, Any], optimiser: str, default_name: str, source: str
 ) -> Parametrisation:
-    called, start = given.pop("name", name), given.pop("like", "fixed")
-    is_name = isinstance(called, str) and called.isprintable()
-    if not is_name or not 1 <= len(called) <= LONGEST:
+    """A parametrisation from the content of a file: a starting point by its name, and
+    exponents that replace those of it.
+    """
+    name = content.pop("name", default_name)
+    like = content.pop("like", "fixed")
+    is_name = isinstance(name, str) and name.isprintable()
+    if not is_name or not 1 <= len(name) <= LONGEST:
         raise ValueError(
-            f"name={shown(called)} of a parametrisation must be 1 to {LONGEST}"
+            f"name={shown(name)} of a parametrisation must be 1 to {LONGEST}"
             " printable characters"
         )
-    if not isinstance(start, str) or start not in WORDS:
+    if not isinstance(like, str) or like not in WORDS:
         raise ValueError(
-            f"like={shown(start)} of a parametrisation must be one of"
-            f" {', '.join(WORDS)}"
+            f"like={shown(like)} of a parametrisation must be one of {', '.join(WORDS)}"
         )
-    base = known(start, optimiser)
-    begin: dict[str, Any] = {kind: base.scaling(kind) for kind in KINDS}
-    begin |= {
-        "logits": base.logits,
-        "scores": {**base.scores._asdict(), HEAD_DIM: base.head_dim},
-    }
-    begin["promise"] = {"features": base.features, "logits": base.outputs}
-    own = {key: value for key, value in given.items() if key != "matrices"}
-    # of scores: in place of that of the dimension of a head
-    if _gives_width(own.get("scores")):
-        begin["scores"][HEAD_DIM] = 0.0
-    matrices = given.get("matrices", {})
-    merged = begin | {
-        kind: _merged(begin[kind], matrices, "matrices") for kind in MATRICES
-    }
-    parts = _merged(merged, own, "")
-    words = (
-        f"{called}, from a file"
-        if start == "fixed"
-        else f"{called}, from a file that begins with {start}"
-    )
-    logits, scores, promise = (
-        parts.pop(name) for name in ("logits", "scores", "promise")
-    )
+    base = named_parametrisation(like, optimiser)
+    start: dict[str, Any] = {kind: base.scaling(kind) for kind in KINDS}
+    start["logits"] = base.logits
+    start["scores"] = {**base.scores._asdict(), HEAD_DIM: base.head_dim}
+    start["promise"] = {"features": base.features, "logits": base.outputs}
+    # "matrices" sets all matrices of the blocks, and each kind may set its own
+    tables = {key: value for key, value in content.items() if key != "matrices"}
+    # an exponent of the width replaces that of the dimension of a head
+    if _gives_width(tables.get("scores")):
+        start["scores"][HEAD_DIM] = 0.0
+    matrices = content.get("matrices", {})
+    with_matrices = dict(start)
+    for kind in MATRICES:
+        with_matrices[kind] = _merged(start[kind], matrices, "matrices")
+    merged = _merged(with_matrices, tables, "")
+    words = f"{name}, from a file"
+    if like != "fixed":
+        words += f" that begins with {like}"
+    logits = merged.pop("logits")
+    scores = merged.pop("scores")
+    promise = merged.pop("promise")
     return Parametrisation(
-        called,
+        name,
         words,
-        parts,
+        kinds=merged,
         logits=logits,
         scores=Power(scores["width"], scores["depth"]),
         head_dim=scores[HEAD_DIM],
         features=promise["features"],
         outputs=promise["logits"],
-        like=start,
-        settings=(*_of_matrices(matrices, own, begin), *_settings(own, merged, base)),
-        source=source if source.endswith((".json", ".toml")) else called,
+        like=like,
+        settings=(
+            *_matrix_settings(matrices, tables, start),
+            *_settings(tables, with_matrices, base),
+        ),
+        source=source if source.endswith((".json", ".toml")) else name,
     )
 
 
@@ -260,89 +280,93 @@ def _gives_width(scores: Any) -> bool:
     return isinstance(scores, Mapping) and "width" in scores and HEAD_DIM not in scores
 
 
-def _of_matrices(
-    given: Mapping[str, Any], own: Mapping[str, Any], begin: Mapping[str, Scaling]
+def _matrix_settings(
+    matrices: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    start: Mapping[str, Scaling],
 ) -> list[Setting]:
-    """The settings of all matrices of the blocks; a kind with a number of its own is
-    not among them.
+    """The settings of all matrices of the blocks; a kind whose own table sets the same
+    number is not among their kinds.
     """
-    found = []
-    for part, powers in given.items():
+    settings = []
+    for quantity, powers in matrices.items():
         for axis, value in powers.items():
-            kinds = tuple(
-                kind for kind in MATRICES if axis not in own.get(kind, {}).get(part, {})
-            )
-            if any(
-                value != getattr(getattr(begin[kind], part), axis) for kind in MATRICES
-            ):
-                found.append(Setting(f"matrices.{part}.{axis}", part, axis, kinds))
-    return found
+            kinds = []
+            changes = False
+            for kind in MATRICES:
+                if axis not in tables.get(kind, {}).get(quantity, {}):
+                    kinds.append(kind)
+                changes |= value != getattr(getattr(start[kind], quantity), axis)
+            if changes:
+                key = f"matrices.{quantity}.{axis}"
+                settings.append(Setting(key, quantity, axis, tuple(kinds)))
+    return settings
 
 
 def _settings(
-    own: Mapping[str, Any], merged: Mapping[str, Any], base: Parametrisation
+    tables: Mapping[str, Any], with_matrices: Mapping[str, Any], base: Parametrisation
 ) -> list[Setting]:
     """The other settings that change a number."""
-    found = []
-    for name, table in own.items():
+    settings = []
+    for name, table in tables.items():
         if name in KINDS:
-            for part, powers in table.items():
-                before = getattr(merged[name], part)._asdict()
-                changed = [
-                    axis for axis, value in powers.items() if value != before[axis]
-                ]
-                found += [
-                    Setting(f"{name}.{part}.{axis}", part, axis, (name,))
-                    for axis in changed
-                ]
+            for quantity, powers in table.items():
+                before = getattr(with_matrices[name], quantity)._asdict()
+                for axis, value in powers.items():
+                    if value != before[axis]:
+                        key = f"{name}.{quantity}.{axis}"
+                        settings.append(Setting(key, quantity, axis, (name,)))
             continue
-        before = (
-            merged[name] if isinstance(merged[name], dict) else merged[name]._asdict()
-        )
+        before = _as_table(with_matrices[name])
         if name == "scores":
             before = {**before, HEAD_DIM: base.head_dim}
-        found += [
-            Setting(f"{name}.{of}", name, of)
-            for of, value in table.items()
-            if value != before[of]
-        ]
-    return found
+        for key, value in table.items():
+            if value != before[key]:
+                settings.append(Setting(f"{name}.{key}", name, key))
+    return settings
 
 
-def _merged(old: Any, given: Any, place: str) -> Any:
+def _as_table(fields: Any) -> dict[str, Any]:
+    """A table, or a NamedTuple as one."""
+    table: dict[str, Any] = fields if isinstance(fields, dict) else fields._asdict()
+    return table
+
+
+def _merged(start: Any, changes: Any, path: str) -> Any:
     """The exponents of a file over those that it begins with: nested tables of
-    numbers.
+    numbers, at this path of the file.
     """
-    if isinstance(old, float):
-        if (
-            isinstance(given, bool)
-            or not isinstance(given, int | float)
-            or not abs(given) <= MAX_EXPONENT
-        ):
-            allowed = f"a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
-            raise ValueError(
-                f"{place}={shown(given)} of a parametrisation must be {allowed}"
-            )
-        return float(given)
-    parts = old if isinstance(old, dict) else old._asdict()
-    if not isinstance(given, Mapping):
+    if isinstance(start, float):
+        return _exponent(changes, path)
+    table = _as_table(start)
+    if not isinstance(changes, Mapping):
         raise ValueError(
-            f"{place}={shown(given)} of a parametrisation must be a table with"
-            f" {', '.join(parts)}"
+            f"{path}={shown(changes)} of a parametrisation must be a table with"
+            f" {', '.join(table)}"
         )
-    for name in given:
-        if name not in parts:
-            whole = place or "a parametrisation"
+    for name in changes:
+        if name not in table:
+            parent = path or "a parametrisation"
             raise ValueError(
-                f"{shown(name)} is not part of {whole}; its parts are"
-                f" {', '.join(parts)}"
+                f"{shown(name)} is not part of {parent}; its parts are"
+                f" {', '.join(table)}"
             )
-    inside = f"{place}." if place else ""
-    new = {
-        name: _merged(parts[name], value, f"{inside}{name}")
-        for name, value in given.items()
-    }
-    return {**old, **new} if isinstance(old, dict) else old._replace(**new)
+    prefix = f"{path}." if path else ""
+    merged = {}
+    for name, value in changes.items():
+        merged[name] = _merged(table[name], value, f"{prefix}{name}")
+    return {**start, **merged} if isinstance(start, dict) else start._replace(**merged)
+
+
+def _exponent(value: Any, path: str) -> float:
+    """An exponent of a file, checked."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= MAX_EXPONENT:
+        allowed = f"a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
+        raise ValueError(
+            f"{path}={shown(value)} of a parametrisation must be {allowed}"
+        )
+    return float(value)
 
 
 GROW_HEADS, GROW_HEAD_DIM = "heads", "head-dim"
@@ -359,7 +383,8 @@ def scaled(
     number of heads grows with the width, as in families of real models, or the other
     way round.
     """
-    ratio, deeper = width / model.width, depth / model.layers
+    width_ratio = width / model.width
+    depth_ratio = depth / model.layers
     heads, groups, d = model.heads, model.key_heads, model.d
     if grow == GROW_HEADS:
         heads = _times(heads, width, model, "heads")
@@ -376,32 +401,34 @@ def scaled(
         "heads": heads,
         "groups": None if model.groups is None else groups,
         "head_dim": d,
-        "hidden": max(1, round(model.hidden * ratio)),
+        "hidden": max(1, round(model.hidden * width_ratio)),
     }
-    unread = idle(model)
+    idle_fields = idle(model)
     for kind in KINDS:
-        name = f"std_{STD_FIELDS.get(kind, kind)}"
-        if name not in unread:
-            factor = rule.scaling(kind).std.of(ratio, deeper)
-            changes[name] = getattr(model, name) * factor
+        std_field = f"std_{STD_FIELDS.get(kind, kind)}"
+        if std_field not in idle_fields:
+            factor = rule.scaling(kind).std.of(width_ratio, depth_ratio)
+            changes[std_field] = getattr(model, std_field) * factor
     if model.tied:
-        changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
+        factor = rule.logits.of(width_ratio, depth_ratio)
+        changes["logit_scale"] = model.logit_scale * factor
     if model.score_scale is None:
         default_scale, scale = d**-0.5, model.d**-0.5
     else:
         default_scale = scale = model.score_scale
-    scale = scale * rule.scores.of(ratio, deeper) * (d / model.d) ** rule.head_dim
+    scale = scale * rule.scores.of(width_ratio, depth_ratio)
+    scale = scale * (d / model.d) ** rule.head_dim
     if scale != default_scale:
         changes["score_scale"] = scale
     return model.replace(**changes)
 
 
-def _times(count: int, width: int, model: Transformer, what: str) -> int:
+def _times(count: int, width: int, model: Transformer, noun: str) -> int:
     """A number of the model that grows with the width, at this width."""
     if count * width % model.width:
         unit = model.width // math.gcd(count, model.width)
         allowed = (
-            f"a multiple of {unit} for {model.name}: {what} ({count} at {model.width})"
+            f"a multiple of {unit} for {model.name}: {noun} ({count} at {model.width})"
             " grows with the width"
         )
         raise ArgumentError("widths", width, allowed)

@@ -41,8 +41,8 @@ from ..optim import MAX_STEPS, NAMED
 from ..programs._program import Program
 from ..runtime._memory import check_memory
 from . import _study
-from ._cost import Cost, at_depth, overhead_seconds, refuse_large, worker_count
-from ._idle_settings import Setup, refuse_idle_settings
+from ._cost import Cost, at_depth, overhead_seconds, reject_large, worker_count
+from ._idle_settings import Setup, reject_idle_settings
 from ._parametrisation import GROW, GROW_HEADS, Parametrisation, parametrisation, scaled
 
 TOKENS = 4  # of the default batch: the cost of a draw grows with their square
@@ -314,7 +314,7 @@ class TrainingRequest(_study.Request):
             )
             raise ArgumentError("grow", self.grow, allowed)
         rates = self.rates_by_kind
-        refuse_idle_settings(
+        reject_idle_settings(
             self.rules,
             Setup(model, self.optimiser, self.eps, rates, self.grow, self.promise_axis),
         )
@@ -441,38 +441,42 @@ class TrainingStudy(_study.Study[_study.Found]):
     @property
     def cases(self) -> list[Any]:
         """All networks."""
-        return [
-            case for rule in self.request.checks for case in self.request.cases(rule)
-        ]
+        cases: list[Any] = []
+        for rule in self.request.checks:
+            cases += self.request.cases(rule)
+        return cases
 
     def tasks_of(self, case: Any, *lr: tuple[float, ...]) -> list[Any]:
         """The draws of one network; a sweep adds learning rates."""
-        r = self.request
+        request = self.request
         return self.task_type.split(
-            case, r.draws, r.part_draws(case), r.seed, r.backend, *lr
+            case,
+            request.draws,
+            request.part_draws(case),
+            request.seed,
+            request.backend,
+            *lr,
         )
 
     def tasks(self) -> list[Any]:
         """The draws of all networks, the longest first."""
-        every = [
-            task
-            for case in self.cases
-            if not case.empty
-            for task in self.tasks_of(case)
-        ]
-        return sorted(every, key=lambda task: -task.case.width)
+        tasks: list[Any] = []
+        for case in self.cases:
+            if not case.empty:
+                tasks += self.tasks_of(case)
+        return sorted(tasks, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
         request = self.request
-        where = dataclasses.replace(request.backend, precision="float64")
+        double_precision = dataclasses.replace(request.backend, precision="float64")
         rules = len(request.checks)  # all cost the same
         seconds, numbers = 0.0, 0.0
         worker_bytes, tasks = 0.0, 0
         for case in request.cases(request.checks[0]):
             if case.model is not None:
-                refuse_large(case.model, len(case.ids), infinite=False, gradients=True)
-            draw = case.draw(where)
+                reject_large(case.model, len(case.ids), infinite=False, gradients=True)
+            draw = case.draw(double_precision)
             task_draws = min(request.draws, request.part_draws(case))
             case_tasks = math.ceil(request.draws / task_draws)
             seconds += self._case_seconds(case, draw, case_tasks)
@@ -541,7 +545,7 @@ NO_LIMIT = (
 
 
 def subject_of(
-    model: Any, given: Any, optimiser: Any
+    model: Any, parametrisations: Any, optimiser: Any
 ) -> tuple[Any, tuple[Parametrisation, ...]]:
     """A model or a function of the width, and the parametrisations; for a model, by
     default SP and µP.
@@ -550,19 +554,20 @@ def subject_of(
         raise ArgumentError(
             "model", None, "a model, or a function of the width that returns a Program"
         )
-    is_own = is_function(model)
-    if isinstance(given, list | tuple):
-        rules = given
-    elif given is not None:
-        rules = [given]
-    elif is_own:
-        rules = []  # a program defines its own scaling
+    is_program = is_function(model)
+    if isinstance(parametrisations, list | tuple):
+        names = parametrisations
+    elif parametrisations is not None:
+        names = [parametrisations]
+    elif is_program:
+        names = []  # a program defines its own scaling
     else:
-        rules = ["sp", "mup"]
-    if rules:  # their learning rates depend on the optimiser
+        names = ["sp", "mup"]
+    if names:  # their learning rates depend on the optimiser
         one_of(optimiser, "optimiser", "", tuple(NAMED))
-    described = model if is_own or isinstance(model, Transformer) else read(model)
-    return described, tuple(parametrisation(rule, optimiser) for rule in rules)
+    if not is_program and not isinstance(model, Transformer):
+        model = read(model)
+    return model, tuple(parametrisation(name, optimiser) for name in names)
 
 
 def is_function(model: Any) -> bool:
@@ -604,16 +609,16 @@ def _size(name: str, value: Any) -> float:
     return whole(value, name)
 
 
-def sizes_of(name: str, given: Any) -> tuple[float, ...] | None:
+def sizes_of(name: str, values: Any) -> tuple[float, ...] | None:
     """Widths or depths, sorted, each once."""
-    if given is None:
+    if values is None:
         return None
     try:
-        sizes = sorted(_size(name, value) for value in given)
+        sizes = sorted(_size(name, value) for value in values)
     except TypeError:
         raise ArgumentError(
-            name, given, "a sequence of integers, as [256, 1024, 4096]"
+            name, values, "a sequence of integers, as [256, 1024, 4096]"
         ) from None
     if not sizes or len(set(sizes)) < len(sizes):
-        raise ArgumentError(name, given, "one number or more, each once")
+        raise ArgumentError(name, values, "one number or more, each once")
     return tuple(sizes)

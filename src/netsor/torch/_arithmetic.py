@@ -544,12 +544,13 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         not isinstance(weight, Random),
         f"multiplies by {kind(weight)}: a matrix must be a parameter",
     )
+    given = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",
     )
-    product = call.draws.product(weight, x.plain)
+    product = call.draws.product(weight, x.plain, given)
     return product if bias is None else add(call, product, bias)
 
 

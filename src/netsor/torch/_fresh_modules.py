@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,7 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._validate import ArgumentError, shown
-from ._laws import MOVED, Drawn
+from ..functions.quantiles import Distribution, transformed, truncated_normal
+from ._laws import MOVED
 
 Module = Any  # a torch.nn.Module
 # a torch.nn.Module, or a function that returns a new one each time
@@ -33,22 +37,22 @@ class Sample(NamedTuple):
     zero_rows: tuple[int, ...] = ()  # rows of a large parameter that were set to 0
     problem: str = ""  # the operation that made it, if that was not entry by entry
     # the law that torch drew it with, as far as code shows
-    drawn: Drawn | None = None
+    drawn: Distribution | None = None
 
 
 def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
     """A module with new parameters, and what stands for the large ones."""
     if isinstance(module, torch.nn.Module):
         instance = copy.deepcopy(module)
-        with Replay() as replay, _Thin(replay):
+        with Replay() as replay, _truncations(replay), _Thin(replay):
             _initialise_again(instance)
         return instance, replay
     try:
-        with Replay() as replay, _Thin(replay):
+        with Replay() as replay, _truncations(replay), _Thin(replay):
             return new_module(module), replay
     except (NotImplementedError, RuntimeError):
         # the initialisation reads numbers that do not exist
-        with Replay() as replay:
+        with Replay() as replay, _truncations(replay):
             return new_module(module), replay
 
 
@@ -150,6 +154,29 @@ def _call_initialisers(module: Module) -> None:
         module.apply(module._init_weights)
 
 
+@contextmanager
+def _truncations(replay: Replay) -> Iterator[None]:
+    """Record the law of what `torch.nn.init.trunc_normal_` draws.
+
+    It draws until all numbers are between the bounds, which no single operation shows.
+    """
+    draw = getattr(torch.nn.init, "_no_grad_trunc_normal_", None)
+    if draw is None:  # of another version of PyTorch: the law is measured
+        yield
+        return
+
+    def draw_and_record(
+        tensor: Any, mean: float, std: float, a: float, b: float, **options: Any
+    ) -> Any:
+        result = draw(tensor, mean, std, a, b, **options)
+        law = truncated_normal(float(mean), float(std), float(a), float(b))
+        replay.record(tensor, law)
+        return result
+
+    with mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", draw_and_record):
+        yield
+
+
 class _Thin(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
     """Makes large tensors on the meta device.
 
@@ -193,9 +220,7 @@ CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
 FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
 # entrywise operations that torch does not tag as pointwise
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}
-GAUSSIANS = {"aten::randn", "aten::normal"}
 COPIES = {"aten::copy_", "aten::clone", "aten::_to_copy"}
-SCALED = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
 # operations that make a tensor from numbers
 FRESH = {
     "aten::zeros",
@@ -219,6 +244,13 @@ def _is_large(creator: Any, args: Any, kwargs: Any) -> bool:
     return bool(sizes) and math.prod(sizes) > largest
 
 
+class _Recorded(NamedTuple):
+    """The law that a tensor is drawn from, and which draw it is."""
+
+    law: Distribution
+    draw: int  # functions of one draw have the same number here
+
+
 class Replay(TorchDispatchMode):  # type: ignore[misc]
     """Repeats on a sample the operations on tensors without numbers."""
 
@@ -227,7 +259,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         # all by storage: entries that stand for those of a large tensor
         self.samples: dict[int, Any] = {}
         # the law that torch drew a tensor with
-        self._drawn: dict[int, Drawn] = {}
+        self._drawn: dict[int, _Recorded] = {}
+        self._draws = 0  # that were recorded so far
         # the operation that made a tensor, if it was not entry by entry
         self._problems: dict[int, str] = {}
         # rows that were set to 0
@@ -238,10 +271,12 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
     def sample(self, name: str, p: Any) -> Sample:
         """A parameter and what is known about it."""
         key = _storage(p)
+        recorded = self._drawn.get(key)
+        drawn = None if recorded is None else recorded.law
         if not _empty(p):
             return Sample(
                 p.detach().to("cpu", torch.float32, copy=True),
-                drawn=self._drawn.get(key),
+                drawn=drawn,
             )
         if key not in self.samples and key not in self._problems:
             raise ValueError(
@@ -255,7 +290,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             self.samples.get(key, torch.zeros(1)),
             zero_rows=tuple(sorted(self._zero_rows.get(key, ()))),
             problem=problem,
-            drawn=self._drawn.get(key),
+            drawn=drawn,
         )
 
     def __torch_dispatch__(
@@ -271,10 +306,18 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
                     self._follow(func, args, kwargs, tensor)
         return result
 
+    def record(self, tensor: Any, law: Distribution) -> None:
+        """Record that a whole tensor was just drawn from a law."""
+        if _part(tensor):
+            return
+        self._draws += 1
+        self._drawn[_storage(tensor)] = _Recorded(law, self._draws)
+        self._held.append(tensor)
+
     def _record(self, func: Any, args: Any, tensor: Any) -> None:
         """Record the law that a tensor is drawn from.
 
-        It is forgotten if anything but a multiplication follows.
+        It is forgotten if something follows that is no function of its entries.
         """
         key = _storage(tensor)
         inputs = [x for x in args if isinstance(x, torch.Tensor)]
@@ -286,34 +329,53 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             if not (_writes_zero(func, inputs, numbers) and tensor.is_contiguous()):
                 self._drawn.pop(key, None)
             return
-        law = self._law_of_result(func._schema.name, inputs, numbers, tensor)
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        basic = _basic_law(name, inputs, numbers, in_place=func._schema.is_mutable)
+        known = None
+        if basic is None:
+            known = self._law_of_result(name, args, inputs, tensor)
         self._drawn.pop(key, None)
-        if law and tensor.is_floating_point():
-            self._drawn[key] = law
+        if not tensor.is_floating_point():
+            return
+        if basic is not None:
+            self.record(tensor, basic)
+        elif known is not None:
+            self._drawn[key] = known
             self._held.append(tensor)
 
     def _law_of_result(
-        self, name: str, inputs: list[Any], numbers: list[float], tensor: Any
-    ) -> Drawn | None:
-        """The law of the result of an operation; None if it is not known."""
-        # mean and standard deviation, or the ends of an interval
-        a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]
-        if name == "aten::normal_" or (name in GAUSSIANS and not inputs):
-            return Drawn("normal", a, b)
-        if name == "aten::uniform_":
-            return Drawn("uniform", (a + b) / 2, (b - a) / math.sqrt(12))
-        if name in COPIES:
+        self, name: str, args: Any, inputs: list[Any], tensor: Any
+    ) -> _Recorded | None:
+        """The law of a function of entries; None if it is not known."""
+        if f"aten::{name}_" in COPIES or f"aten::{name}" in COPIES:
             source = inputs[-1]
             repeated = source.numel() != tensor.numel() or 0 in source.stride()
             return None if repeated else self._drawn.get(_storage(source))
-        if name in SCALED:
-            known = self._drawn.get(_storage(inputs[0]))
-            tensors = [x for x in inputs[1:] if x.numel() == 1 and not _empty(x)]
-            factors = numbers + [float(x) for x in tensors]
-            if known is not None and len(factors) == 1 and factors[0]:
-                factor = 1 / factors[0] if "div" in name else factors[0]
-                return Drawn(known.law, known.mean * factor, known.std * abs(factor))
-        return None
+        operands: list[Any] = []
+        draw: int | None = None
+        layouts = set()
+        for x in args:
+            recorded = None
+            if isinstance(x, torch.Tensor):
+                recorded = self._drawn.get(_storage(x))
+            if recorded is not None and (x.numel() > 1 or tensor.numel() == 1):
+                if draw not in (None, recorded.draw) or x.numel() != tensor.numel():
+                    return None
+                draw = recorded.draw
+                layouts.add((x.shape, x.stride(), x.storage_offset()))
+                operands.append(recorded.law)
+            elif isinstance(x, torch.Tensor):
+                if x.numel() != 1 or _empty(x):
+                    return None
+                operands.append(float(x))
+            elif x is None or isinstance(x, int | float):
+                operands.append(x if x is None else float(x))
+            else:
+                return None
+        if draw is None or len(layouts) != 1:
+            return None
+        law = transformed(name, *operands)
+        return None if law is None else _Recorded(law, draw)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         """Repeat an operation, whose result has no numbers, on samples."""
@@ -384,6 +446,31 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         row = start // length
         rows = range(row, row + tensor.numel() // length)
         self._zero_rows.setdefault(key, set()).update(rows)
+
+
+def _basic_law(
+    name: str, inputs: list[Any], numbers: list[float], *, in_place: bool
+) -> Distribution | None:
+    """The law that an operation draws from, if it draws."""
+    if inputs and not in_place and name not in ("randn_like", "rand_like"):
+        return None
+    # mean and standard deviation, or the ends of an interval
+    a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]
+    match name:
+        case "normal":
+            return Distribution("normal", (a, b))
+        case "randn" | "randn_like":
+            return Distribution("normal", (0.0, 1.0))
+        case "uniform":
+            return Distribution("uniform", ((a + b) / 2, (b - a) / math.sqrt(12)))
+        case "rand" | "rand_like":
+            return Distribution("uniform", (0.5, 1 / math.sqrt(12)))
+        case "exponential":
+            return Distribution("exponential", (numbers[0] if numbers else 1.0,))
+        case "log_normal":
+            mean, std = (*numbers, *(1.0, 2.0)[len(numbers) :])[:2]
+            return transformed("exp", Distribution("normal", (mean, std)))
+    return None
 
 
 def _is_view(func: Any, result: Any, inputs: list[Any]) -> bool:

@@ -26,7 +26,7 @@ from ..runtime._parallel import cores
 from ..runtime._units import in_time
 from ._fresh_modules import new_module
 from ._graph import UnsupportedError
-from ._laws import DECLARED, GAUSSIAN, Parameter, Parameters
+from ._laws import DECLARED, SEEN, Parameter, Parameters
 from ._network import read_network
 from ._parameters import parameters
 from ._structure import Place, Structure
@@ -254,7 +254,7 @@ def parameter_tests(
     if not law.random:
         yield _test_of_numbers(name, p, law)
         return
-    if law.law not in GAUSSIAN:
+    if law.law not in SEEN:
         return
     x = p.detach().double().cpu().numpy()
     if law.zero_rows:
@@ -391,7 +391,7 @@ def correlation_tests(
     There is one test for each parameter, of all its pairs with earlier ones.
     """
     names = [
-        name for name in numbers if name in expected and expected[name].law in GAUSSIAN
+        name for name in numbers if name in expected and expected[name].law in SEEN
     ]
     # others are found by themselves
     names = [name for name in names if bool(torch.isfinite(numbers[name]).all())]

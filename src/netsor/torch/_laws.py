@@ -19,23 +19,16 @@ import numpy as np
 
 from .._array_api import Floats
 from .._validate import ArgumentError, Shape, scale
-from ..programs._program import Program
+from ..functions.quantiles import Distribution
 
 MOVED = "a move to the meta device"  # a problem: it drops the numbers
 NOT_FINITE = "some of its entries are NaN or infinite"
 DECLARED = "declared"  # the note of a law that the user gives as a number
-LAWS = (
-    "constant",
-    "fixed",
-    "normal",
-    "uniform",
-    "truncated normal",
-    "copy",
-    "orthogonal",
-    "unknown",
-)
-# i.i.d. entries, which are treated as Gaussian of their variance
-GAUSSIAN = ("normal", "uniform", "truncated normal")
+# laws of i.i.d. entries that samples alone show
+SEEN = ("normal", "uniform", "truncated normal")
+# all laws of i.i.d. entries; the others are known only from the code that draws them
+INDEPENDENT = (*SEEN, "exponential", "log-uniform", "i.i.d.")
+LAWS = ("constant", "fixed", *INDEPENDENT, "copy", "orthogonal", "unknown")
 
 
 @dataclass(frozen=True)
@@ -50,9 +43,9 @@ class Parameter:
         The shape of the tensor.
     law : str
         "constant" (one number), "fixed" (other numbers, the same in every sample),
-        "normal", "uniform" or "truncated normal" (i.i.d. entries; the last two are
-        treated as Gaussian with the same variance), "copy" (of another parameter,
-        sample by sample), "orthogonal", or "unknown".
+        "normal", "uniform", "truncated normal", "exponential", "log-uniform" or
+        "i.i.d." (i.i.d. entries; the last is another function of such), "copy" (of
+        another parameter, sample by sample), "orthogonal", or "unknown".
     mean, std, std_error : float
         The mean of the entries (0 if it differs from 0 by less than its error), their
         standard deviation, and its standard error: 0 if torch drew them with this
@@ -70,6 +63,8 @@ class Parameter:
         Its peculiarities.
     kurtosis : float
         E x⁴/(E x²)² of the centred entries: 3 if they are normal.
+    entries : Distribution or None
+        The law of an entry, if the code of the module shows it.
 
     Examples
     --------
@@ -91,6 +86,17 @@ class Parameter:
     note: str = ""
     kurtosis: float = 3.0
     value: Any = None  # of a constant, a number; of what is fixed, a tensor
+    entries: Distribution | None = None
+
+    @property
+    def distribution(self) -> Distribution | None:
+        """The law of an i.i.d. entry; None if it is not known exactly.
+
+        A truncated normal that only samples show has an unknown cut.
+        """
+        if self.entries is None and self.law in ("normal", "uniform"):
+            return Distribution(self.law, (self.mean, self.std))
+        return self.entries
 
     @property
     def random(self) -> bool:
@@ -123,14 +129,6 @@ class Parameters(dict[str, Parameter]):
         super().__init__(rows)
         self.samples = samples
 
-    def label(self, program: Program) -> Program:
-        """The program, marked as Gaussian if all random parameters are known to be."""
-        program._gaussian = all(
-            p.law not in GAUSSIAN or (p.law == "normal" and not p.std_error)
-            for p in self.values()
-        )
-        return program
-
     def __str__(self) -> str:
         rows = [
             ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in"),
@@ -148,9 +146,7 @@ class Parameters(dict[str, Parameter]):
 def _row(p: Parameter) -> tuple[str, ...]:
     """The row of a parameter in the table that `print` shows."""
     law = p.law
-    if p.law in GAUSSIAN and p.law != "normal":
-        law = f"{p.law}, as normal"
-    elif p.law == "copy":
+    if p.law == "copy":
         law = f"{'transpose' if p.transposed else 'copy'} of {p.of}"
     elif p.law == "constant":
         law = f"constant {p.value:g}"
@@ -244,14 +240,6 @@ class LawName(NamedTuple):
     note: str = ""
 
 
-class Drawn(NamedTuple):
-    """The law that the code of a module draws a parameter with."""
-
-    law: str
-    mean: float
-    std: float
-
-
 def law_of_entries(
     name: str,
     shape: Shape,
@@ -259,7 +247,7 @@ def law_of_entries(
     *,
     zero_rows: tuple[int, ...] = (),
     in_one_step: bool = False,
-    drawn: Drawn | None = None,
+    drawn: Distribution | None = None,
 ) -> Parameter:
     """The law of one parameter, from the entries of samples.
 
@@ -294,30 +282,36 @@ def law_of_entries(
         note=note,
         kurtosis=kurtosis,
     )
-    if in_one_step and law in GAUSSIAN:
-        return _with_drawn_law(measured, drawn, entries=pooled.size)
-    return measured
+    if not in_one_step:
+        return measured
+    if drawn is not None and law not in SEEN:
+        # its marginal law is known: the entries may still depend on each other
+        law = _joint_law(samples, float(pooled.mean()), LawName(drawn.name)).law
+        in_one_step = law == drawn.name
+    if drawn is None or not in_one_step:
+        is_seen = in_one_step and law in SEEN
+        return replace(measured, std_error=0.0, note="") if is_seen else measured
+    return _with_drawn_law(measured, drawn, entries=pooled.size)
 
 
 def _with_drawn_law(
-    measured: Parameter, drawn: Drawn | None, entries: int
+    measured: Parameter, drawn: Distribution, entries: int
 ) -> Parameter:
     """The law that a parameter was drawn with, if what was measured agrees with it."""
-    if drawn is None:
-        drawn = Drawn(measured.law, measured.mean, measured.std)
-    # six errors of the mean; the error of the std is at most 1/√2 of it
-    tolerance = 6 * drawn.std / math.sqrt(entries)
+    # six errors of the mean, or of the standard deviation
+    tolerance = 6 * max(drawn.std / math.sqrt(entries), measured.std_error)
     mean_agrees = abs(measured.mean - drawn.mean) < tolerance
     std_agrees = abs(measured.std - drawn.std) < tolerance
     if not (mean_agrees and std_agrees):
         return measured
     return replace(
         measured,
-        law=drawn.law,
+        law=drawn.name,
         mean=drawn.mean,
         std=drawn.std,
         std_error=0.0,
         note="",
+        entries=drawn,
     )
 
 

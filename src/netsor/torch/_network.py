@@ -177,11 +177,13 @@ def read_network(
         Reader(graph).program()  # an operation that cannot be read is a better reason
         raise
     if trained:
-        reader = Reader(graph, parts.streams, trained=True)
+        reader = Reader(graph, parts.streams, trained=True, whole_matrices=True)
     else:
         names = _names_of_kinds(parts)
         head = None if parts.head in _tables(graph) else parts.head
-        reader = Reader(graph, parts.streams, names=names, head=head)
+        reader = Reader(
+            graph, parts.streams, names=names, head=head, whole_matrices=True
+        )
     program = reader.program()
     probes, masks = _probes(reader, parts)
     targets = _targets(parts, masks)
@@ -190,7 +192,7 @@ def read_network(
         logits = reader.value(reader.env[parts.logits])
         if not trained:
             probes.append(_probe_of_logits(logits, targets))
-    labelled = graph.laws.label(Program(program.output, graph.name, probes))
+    labelled = reader.draws.label(Program(program.output, graph.name, probes))
     return Network(labelled, parts, targets=targets, masks=masks, logits=logits)
 
 
@@ -364,7 +366,9 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     batch = unit_vectors(sorted({*ids, *targets}), size)
     of_batch = size * mean_dot(logits[:, None], batch[None, :])
     ends = [Probe("logits", of_batch.reshape(-1)), Probe("vocabulary", logits)]
-    return parts.graph.laws.label(Program(loss, name, [*watched, *ends]))
+    step = Program(loss, name, [*watched, *ends])
+    step._gaussian, step._notes = net.program._gaussian, net.program._notes
+    return step
 
 
 def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:

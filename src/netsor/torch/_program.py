@@ -7,7 +7,7 @@ node by node, by the table of operations in `_aten_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
 from ._arithmetic import VALUES, Call
-from ._aten_ops import SOFTMAX, apply_op
+from ._aten_ops import MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._capture import captured
 from ._deferred import Deferred, can_be_deferred
@@ -36,9 +36,9 @@ from ._graph import (
     refused,
     schema_of,
 )
-from ._laws import GAUSSIAN, Parameters
+from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
-from ._random_parameters import Draws, Random, has_few_coordinates
+from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
 
 
@@ -60,9 +60,10 @@ def program(
     """The program that a PyTorch module computes at initialisation, on given inputs.
 
     The module is captured by `torch.export` in evaluation mode. Its random parameters
-    become matrices and Gaussian vectors, with the standard deviations of its own
-    initialisation; what it computes only from its inputs and buffers (positions, masks,
-    rotary tables) is computed by torch. Widths are those of the module.
+    become matrices and vectors, with the laws of its own initialisation (`law.notes`
+    says where Gaussian numbers stand for others); what it computes only from its inputs
+    and buffers (positions, masks, rotary tables) is computed by torch. Widths are
+    those of the module.
 
     Parameters
     ----------
@@ -100,8 +101,9 @@ def program(
 class Reader:
     """Computes the values of the nodes of a graph, one after the other.
 
-    `streams` are nodes that become values of their own, so that they have a gradient;
-    the other options are those of `Draws`.
+    `streams` are nodes that become values of their own, so that they have a gradient.
+    With `whole_matrices` every matrix is one random object: those that multiply given
+    numbers are not drawn column by column. The other options are those of `Draws`.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Reader:
         names: Mapping[str, str] | None = None,
         head: str | None = None,
         trained: bool = False,
+        whole_matrices: bool = False,
     ) -> None:
         self.graph = graph
         self.streams = set(streams)
@@ -123,7 +126,12 @@ class Reader:
             if node in graph.parameters and node not in self.env:
                 self.env[node] = self._parameter(graph.parameters[node])
         self.draws = Draws(
-            graph.laws, self._looked_up(), names=names or {}, head=head, trained=trained
+            graph.laws,
+            self._looked_up(),
+            names=names or {},
+            head=head,
+            trained=trained,
+            of_given_numbers=() if whole_matrices else self._of_given_numbers(),
         )
 
     def _parameter(self, name: str) -> Random:
@@ -146,7 +154,7 @@ class Reader:
             if law.transposed:
                 copied = copied.viewed(Permute((1, 0)))
             return copied
-        if law.law not in GAUSSIAN:
+        if law.law not in INDEPENDENT:
             note = f" ({law.note})" if law.note else ""
             lacks = "i.i.d."
             if law.note.startswith("excess kurtosis"):  # the only test that it failed
@@ -167,6 +175,44 @@ class Reader:
                 new = self.env[node.args[1]].numpy().ravel()
                 ids[table.name] = np.union1d(ids.get(table.name, new), new)
         return ids
+
+    def _of_given_numbers(self) -> set[str]:
+        """Matrices with entries that are not Gaussian, which act on given numbers only.
+
+        At most `MAX_COLUMNS` of their columns are multiplied by a number that is not 0.
+        """
+        inputs: dict[str, list[Any]] = {}
+        for node in self.graph.nodes:
+            parameter = self.env.get(node)
+            if isinstance(parameter, Random):
+                inputs.setdefault(parameter.name, []).extend(self._factors(node))
+        names = set()
+        for name, factors in inputs.items():
+            distribution = self.graph.laws[name].distribution
+            if distribution is None or distribution.is_normal or not factors:
+                continue
+            if any(x is None for x in factors):
+                continue
+            columns = [x.reshape(-1, x.shape[-1]).any(dim=0) for x in factors]
+            if sum(int(used.sum()) for used in columns) <= MAX_COLUMNS:
+                names.add(name)
+        return names
+
+    def _factors(self, matrix: Node) -> Iterator[Any]:
+        """What a parameter, or a view of it, multiplies in each of its uses.
+
+        A tensor if that is given, and otherwise None.
+        """
+        for user in matrix.users:
+            name = name_of(user)
+            if name in REARRANGEMENTS and user.op == "call_function":
+                yield from self._factors(user)
+                continue
+            position = MATRICES.get(name)
+            factor = None
+            if position is not None and user.args[position] is matrix:
+                factor = self.env.get(user.args[position - 1])
+            yield factor if isinstance(factor, torch.Tensor) else None
 
     def program(self) -> Program:
         """The whole program."""
@@ -193,7 +239,7 @@ class Reader:
                 "rows of a parameter are used both as vectors and as scalars"
             )
         output = values[0] if len(values) == 1 else tuple(values)
-        return self.graph.laws.label(Program(output, self.graph.name, self.probes))
+        return self.draws.label(Program(output, self.graph.name, self.probes))
 
     def _add_probes(self, node: Node, returned_by: list[str]) -> None:
         """Probe a softmax, and a node that modules (their paths) return."""

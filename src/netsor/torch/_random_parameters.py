@@ -23,11 +23,13 @@ from ..language import (
     Value,
     Vector,
     Weight,
+    apply,
     concat,
     data,
     gaussian,
     join,
     mean_dot,
+    nonlin,
     normal,
     stop_gradient,
     weight,
@@ -37,9 +39,14 @@ from ..language.operations._stop_gradient import ScaledGradient, scaled_gradient
 from ..language.values._array import Take
 from ..models._training import unit_vectors
 from ..nn._embedding import drawn_logits, root
+from ..programs._program import Program
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._laws import Parameter
 from ._layout import Layout
+
+# columns of a matrix that are drawn one by one, at most, where it acts on given numbers
+MAX_COLUMNS = 64
+SHOWN_NAMES = 4  # of parameters, in a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +67,18 @@ class Random(View):
     def of(cls, name: str, shape: Shape, *, frozen: bool) -> Self:
         """A whole parameter."""
         return cls(Layout.contiguous(shape), name, frozen=frozen)
+
+
+class Span(NamedTuple):
+    """A run of entries in the storage of a parameter."""
+
+    start: int
+    size: int
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether two runs have entries in common."""
+        first_stop = min(self.start + self.size, other.start + other.size)
+        return max(self.start, other.start) < first_stop
 
 
 @dataclass(frozen=True)
@@ -132,17 +151,22 @@ class DrawnRows:
     length: int  # of a row
     index_of_row: dict[int, int] = field(default_factory=dict)
     drawn: list[Vector] = field(default_factory=list)  # in the order of the indices
+    # for columns of a matrix: it is stored row by row
+    row_major: bool = True
+
+    @property
+    def joined(self) -> Vector:
+        """All vectors that were drawn."""
+        return self.drawn[0] if len(self.drawn) == 1 else join(self.drawn)
 
     def add(self, rows: Iterable[int]) -> None:
         """Draw the rows that are not drawn yet."""
         new = [row for row in rows if row not in self.index_of_row]
         if not new:
             return
-        law = self.law
-        vectors = gaussian(
-            self.length, len(new), mean=law.mean, cov=law.std**2, name=law.name
+        self.drawn.append(
+            iid_vectors(self.law, self.length, len(new), name=self.law.name)
         )
-        self.drawn.append(vectors)
         for row in new:
             self.index_of_row[row] = len(self.index_of_row)
 
@@ -150,6 +174,34 @@ class DrawnRows:
         """The indices of rows among the vectors that were drawn."""
         index_of = np.vectorize(self.index_of_row.__getitem__, otypes=[np.intp])
         return np.asarray(index_of(rows))
+
+
+def iid_vectors(law: Parameter, width: int, count: int, name: str) -> Vector:
+    """Vectors with i.i.d. coordinates of a law.
+
+    They are F⁻¹(Φ(z)) of Gaussian vectors z, with F the distribution function of the
+    law; Gaussian ones of the same variance, if it is not known.
+    """
+    distribution = law.distribution
+    if distribution is None or distribution.is_normal:
+        return gaussian(width, count, mean=law.mean, cov=law.std**2, name=name)
+    return nonlin(distribution.function(name), gaussian(width, count))
+
+
+def iid_scalars(law: Parameter, shape: Shape, name: str) -> Scalar:
+    """`iid_vectors` for scalars."""
+    distribution = law.distribution
+    if distribution is None or distribution.is_normal:
+        return normal(shape, law.std, name=name) + law.mean
+    return apply(distribution.function(name), normal(shape))
+
+
+class StandIn(NamedTuple):
+    """A use of a parameter for which Gaussian numbers of the same variance stand."""
+
+    law: str
+    # the numbers of its entries that an output sums over; None: it is not a sum
+    terms: int | None
 
 
 class Rows(NamedTuple):
@@ -173,8 +225,13 @@ class Draws:
     head: str | None = None  # the matrix whose products are logits
     # an optimiser moves tables: they are matrices that act on unit vectors
     trained: bool = False
+    # matrices that multiply only given numbers, few of which are not 0
+    of_given_numbers: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        self._stand_ins: dict[str, StandIn] = {}
+        # columns of matrices that multiply given numbers
+        self._columns: dict[str, dict[Span, DrawnRows]] = {}
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and their roots
         self._uses: dict[str, str] = {}
         self._matrices: dict[str, dict[Part, DrawnMatrix]] = {}
@@ -192,15 +249,68 @@ class Draws:
         )
         return self.laws[name]
 
-    def product(self, w: Random, x: Vector) -> Vectors | Scalars:
-        """W x for a parameter W of shape (out, in).
+    def label(self, program: Program) -> Program:
+        """The program, with notes on what is not exact in its law."""
+        notes = []
+        measured = [name for name in self._uses if self.laws[name].std_error]
+        if measured:
+            notes.append(
+                f"the standard deviation of {_listed(measured)} is measured from"
+                " samples of the initialisation"
+            )
+        for law in dict.fromkeys(use.law for use in self._stand_ins.values()):
+            notes += self._notes_of_stand_ins(law)
+        program._gaussian = not notes
+        program._notes = tuple(notes)
+        return program
+
+    def _notes_of_stand_ins(self, law: str) -> list[str]:
+        """What is said of the parameters of one law that are read as Gaussian."""
+        uses = {name: use for name, use in self._stand_ins.items() if use.law == law}
+        terms = [use.terms for use in uses.values() if use.terms is not None]
+        sums = [name for name, use in uses.items() if use.terms is not None]
+        others = [name for name, use in uses.items() if use.terms is None]
+        notes = []
+        if sums:
+            least = f"{min(terms):,}"
+            if max(terms) > min(terms):
+                least += f" to {max(terms):,}"
+            notes.append(
+                f"Gaussian numbers of the same variance stand for the {law} entries of"
+                f" {_listed(sums)}: an output is a sum over {least} of them, and the"
+                " law is that of the module as this number grows"
+            )
+        if others:
+            notes.append(
+                f"Gaussian numbers of the same variance stand for the {law} entries of"
+                f" {_listed(others)}, whose exact law is not known: functions of them"
+                " have another law at every width"
+            )
+        return notes
+
+    def _stand_in(self, law: Parameter, terms: int | None) -> None:
+        """Record that Gaussian numbers stand for a parameter, if it is not Gaussian."""
+        if law.law == "normal":
+            return
+        known = self._stand_ins.get(law.name)
+        if known is not None and known.terms is not None and terms is not None:
+            terms = min(terms, known.terms)
+        self._stand_ins[law.name] = StandIn(law.law, terms)
+
+    def product(
+        self, w: Random, x: Vector, given: Floats | None = None
+    ) -> Vectors | Scalars:
+        """W x for a parameter W of shape (out, in); `given` are the numbers of x.
 
         For a table whose rows were looked up these are tied logits.
         """
         if w.name in self.ids:
             return self._product_of_table(w, x)
         law = self._law_for(w.name, "a matrix")
+        if given is not None and w.name in self.of_given_numbers:
+            return self._sum_of_columns(w, given)
         refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
+        self._stand_in(law, w.shape[1])
         refuse_if(
             law.zero_rows,
             f"the matrix {w.name} has rows of zeros:"
@@ -228,6 +338,40 @@ class Draws:
             matrix = matrix.T
         return Vectors.of(matrix @ x)
 
+    def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
+        """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
+
+        It is exact for any law of the entries of W. Only columns with x_j ≠ 0 are
+        drawn.
+        """
+        law = self.laws[w.name]
+        refuse_if(
+            law.zero_rows,
+            f"the matrix {w.name} has rows of zeros:"
+            f" {', '.join(map(str, law.zero_rows[:8]))}",
+        )
+        span = Span(w.layout.offset, w.layout.size)
+        columns_by_span = self._columns.setdefault(w.name, {})
+        if span not in columns_by_span:
+            row_major = _is_row_major(w)
+            columns_by_span[span] = DrawnRows(law, w.shape[0], row_major=row_major)
+        columns = columns_by_span[span]
+        refuse_if(
+            any(span != other and span.overlaps(other) for other in columns_by_span)
+            or columns.length != w.shape[0]
+            or columns.row_major != _is_row_major(w),
+            f"parts of {w.name} that overlap, or its transpose, act as different"
+            f" matrices on given numbers: {law.remedy}",
+        )
+        used = np.flatnonzero(x.reshape(-1, x.shape[-1]).any(axis=0))
+        if not used.size:
+            used = np.array([0])
+        columns.add(used.tolist())
+        vectors = columns.joined[columns.indices(used)]
+        if w.frozen:
+            vectors = stop_gradient(vectors)
+        return Vectors.of(x[..., used] @ vectors)
+
     def _is_whole(self, w: Random) -> bool:
         """Whether a view is the whole parameter, and not transposed."""
         shape = self.laws[w.name].shape
@@ -243,10 +387,14 @@ class Draws:
         if self.trained:
             return Vectors.of(_used_as(w, self._table(w.name)).T @ x)
         table = self._embedding(w.name)
+        mean = self.laws[w.name].mean
+        refuse_if(mean, f"the table {w.name} has entries of mean {mean:g}")
         if w.frozen:
             table = table.as_constants()
         words = w.shape[0]
         logits = table.logits(x, words)
+        if words > len(table.known):
+            self._stand_in(self.laws[w.name], w.shape[1])
         zero_rows = list(self.laws[w.name].zero_rows)
         if not zero_rows:
             return Scalars(logits)
@@ -267,11 +415,15 @@ class Draws:
             name not in self.ids,
             f"rows of {name} after an operation on the whole parameter",
         )
-        refuse_if(law.mean, f"the table {name} has entries of mean {law.mean:g}")
         if name not in self._embeddings:
             width = law.shape[1]
             shown_name = self.names.get(name, "embedding")
             table = nn.Embedding(self.ids[name], width, law.std, name=shown_name)
+            if law.distribution is None:
+                self._stand_in(law, None)
+            elif law.mean or not law.distribution.is_normal:
+                count = len(table.known)
+                table.vectors = iid_vectors(law, width, count, name=shown_name)
             self._embeddings[name] = table
             self._rows_of_vectors[table.vectors] = Rows(name, table.known)
         return self._embeddings[name]
@@ -289,6 +441,8 @@ class Draws:
         whole = Part((count, size), (size, 1), offset=0)
         if whole not in drawn:
             matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
+            # it looks up rows: an output is one entry
+            self._stand_in(law, 1)
             drawn[whole] = DrawnMatrix(matrix, as_part=False)
         return drawn[whole].weight
 
@@ -323,6 +477,8 @@ class Draws:
         size = x.shape[-1]
         starts = x.layout.positions(without=-1)
         known = self._rows.setdefault(x.name, DrawnRows(law, length=size))
+        if law.distribution is None:
+            self._stand_in(law, None)
         refuse_if(
             law.zero_rows,
             f"the parameter {x.name}, which is added to vectors, has rows of zeros",
@@ -337,12 +493,9 @@ class Draws:
         rows = starts[..., None] // length + np.arange(size // length)
         known.add([int(row) for row in np.unique(rows)])
         if len(known.drawn) == 1:
-            (drawn,) = known.drawn
             of_drawn = np.array(list(known.index_of_row))
-            self._rows_of_vectors[drawn] = Rows(x.name, of_drawn)
-        else:
-            drawn = join(known.drawn)
-        vectors = drawn[known.indices(rows)]
+            self._rows_of_vectors[known.drawn[0]] = Rows(x.name, of_drawn)
+        vectors = known.joined[known.indices(rows)]
         vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
         return Vectors.of(stop_gradient(vectors) if x.frozen else vectors)
 
@@ -360,7 +513,7 @@ class Draws:
         law = self.laws[name]
         if base not in self.twins:
             shape = (len(rows), base.width.factor)
-            self.twins[base] = normal(shape, law.std, name=name) + law.mean
+            self.twins[base] = iid_scalars(law, shape, name=name)
         plain = x.plain
         entries = self.twins[base].reshape(-1, base.width.factor)
         order = list(range(plain.ndim))
@@ -421,6 +574,24 @@ def has_few_coordinates(value: Vector) -> bool:
         else:
             pending += [y for y in x.op.inputs if isinstance(y, Vector)]
     return is_made_by_matrix
+
+
+def _is_row_major(w: Random) -> bool:
+    """Whether a matrix is stored row by row; otherwise it is column by column."""
+    out, into = w.shape
+    row_major = w.layout.strides == (into, 1)
+    refuse_if(
+        not row_major and w.layout.strides != (1, out),
+        f"the matrix is made of some columns of {w.name}",
+    )
+    return row_major
+
+
+def _listed(names: list[str]) -> str:
+    """Some names, and how many others there are."""
+    shown = ", ".join(names[:SHOWN_NAMES])
+    others = len(names) - SHOWN_NAMES
+    return f"{shown} and {others} more" if others > 0 else shown
 
 
 def _used_as(parameter: Random, matrix: Weight) -> Weight:

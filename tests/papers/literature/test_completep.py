@@ -21,8 +21,8 @@ def test_a_larger_step_crosses_kinks(monkeypatch):
 def published(scale=1.0, defined=1e-5):
     made = {}
     for part in study.parts(False):
-        told = study.STORED[part.given["alpha"]][
-            study.DEPTHS.index(part.given["depth"])
+        told = study.STORED[part.arguments["alpha"]][
+            study.DEPTHS.index(part.arguments["depth"])
         ]
         made[part.label] = {"distance": np.array([[defined, scale * told]] * 3)}
     return made

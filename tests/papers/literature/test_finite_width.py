@@ -59,7 +59,7 @@ def published(diagonal=1.0, off=0.3, wide=0.0, power=-1.0, noise=1e-4):
     """
     z, made = np.linspace(-1, 1, 50), {}
     for part in study.parts(False):
-        depth, n = part.given["depth"], part.given["width"]
+        depth, n = part.arguments["depth"], part.arguments["width"]
         size = (
             study.first_order(depth)
             * (1 + wide * (n == 20))

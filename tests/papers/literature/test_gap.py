@@ -87,7 +87,7 @@ def published(power=-0.5, rank=-0.3, removed=0.5, exploding=0.9, rest=-0.1, norm
     """Powers of the length, with a little noise."""
     noise, made = np.array([-1e-3, 1e-3] * 5), {}
     for part in study.parts(False):
-        tokens = part.given["tokens"]
+        tokens = part.arguments["tokens"]
         if part.work is study.gradients:
             powers = {"kept": exploding, "removed": rest, "kept_norm": norm}
             made[part.label] = {

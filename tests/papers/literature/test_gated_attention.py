@@ -140,7 +140,7 @@ def planted(even=(0.0, 0.2, 0.2), rank=(6, 48, 48), closed=0.6, growth=(6.0, 5.0
         }
     for depth in study.MODELS:
         for kind, value in zip(study.STACKS, growth, strict=True):
-            line = np.linspace(value, 0, len(study.places(depth)))
+            line = np.linspace(value, 0, len(study.measured_blocks(depth)))
             made[f"stack {kind} {depth}"] = {"growth": line + noise[:, None]}
     return made
 

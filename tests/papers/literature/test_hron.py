@@ -36,9 +36,9 @@ def test_kernel_of_a_wide_layer_that_is_drawn():
 def numbers():
     """A small run."""
     given = {part.label: part for part in study.parts(quick=True)}
-    given["kernels"].given["points"] = 2**10
+    given["kernels"].arguments["points"] = 2**10
     found = {
-        label: part.work(**part.given, seed=0)
+        label: part.work(**part.arguments, seed=0)
         for label, part in given.items()
         if label not in ("plain", "softmax")
     }

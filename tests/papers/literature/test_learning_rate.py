@@ -53,7 +53,7 @@ def published(power=0.5, late=1.0, spread=1e-4, centre=1.0):
     """Normal rates around the limit; `late` is the power beyond 1024."""
     z, made = np.random.default_rng(0).standard_normal(3000), {}
     for part in study.parts(True):
-        width, network = part.given["width"], part.given["network"]
+        width, network = part.arguments["width"], part.arguments["network"]
         size = spread if width is None else 2 * width**-power
         if width and width > study.CHANGE and network == "linear":
             size = 2 * study.CHANGE**-power * (width / study.CHANGE) ** -late

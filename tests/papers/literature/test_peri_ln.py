@@ -32,7 +32,7 @@ def norm(x):
 def test_hidden_states_and_gradients_are_those_of_backpropagation(order, monkeypatch):
     """Two blocks, one token, width 16, drawn in full; attention to one token is W V."""
     n, draws = 16, 2000
-    for name, value in (("HEAD_DIM", 8), ("PLACES", (1, 2))):
+    for name, value in (("HEAD_DIM", 8), ("BLOCKS", (1, 2))):
         monkeypatch.setattr(study, name, value)
     rng = np.random.default_rng(0)
 
@@ -116,7 +116,7 @@ def planted(
             }
             continue
         order, _, tokens = part.label.split()
-        place = np.array([p for p in study.PLACES if p <= part.given["blocks"]])
+        blocks = np.array([p for p in study.BLOCKS if p <= part.arguments["blocks"]])
         states = {
             "Post-LN": lambda p: p**0,
             "Pre-LN": pre or (lambda p: np.exp(p / 8)),
@@ -127,9 +127,9 @@ def planted(
             "Pre-LN": change[1],
             "Peri-LN": change[0],
         }
-        back, jitter = np.linspace(1, 0, len(place)), noise * NOISE[:, None]
+        back, jitter = np.linspace(1, 0, len(blocks)), noise * NOISE[:, None]
         made[part.label] = {
-            "variance": states[order](place) * (1 + jitter),
+            "variance": states[order](blocks) * (1 + jitter),
             "log": (backs[order] + jitter) * back,
         }
     return made
@@ -141,8 +141,8 @@ def verdicts(**given):
 
 def test_verdicts_can_agree_and_disagree():
     assert verdicts() == [AGREES] * 8
-    assert verdicts(peri=lambda place: place**1.5)[0] == DISAGREES
-    assert verdicts(pre=lambda place: 2.0 * place)[1] == OUTSIDE
+    assert verdicts(peri=lambda blocks: blocks**1.5)[0] == DISAGREES
+    assert verdicts(pre=lambda blocks: 2.0 * blocks)[1] == OUTSIDE
     assert verdicts(post=-1.4)[2:4] == [OUTSIDE, AGREES]
     assert verdicts(more=-1.4)[2:4] == [AGREES, OUTSIDE]
     assert verdicts(change=(2.0, 1.0))[4:6] == [OUTSIDE, AGREES]

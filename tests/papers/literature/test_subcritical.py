@@ -19,7 +19,7 @@ def test_gradients_are_those_of_backpropagation(monkeypatch):
         ("HIDDEN", 6),
         ("TOKENS", 1),
         ("STD", math.sqrt(1 / 6)),
-        ("PLACES", (1,)),
+        ("BLOCKS", (1,)),
     )
     for name, value in sizes:
         monkeypatch.setattr(study, name, value)
@@ -44,9 +44,9 @@ def test_gradients_are_those_of_backpropagation(monkeypatch):
 
 def logs(power, noise=1e-3):
     """exp(c l^p) from the last block on, or a power law for p = 0."""
-    place = np.array(study.PLACES)
-    line = -np.log(place) if power == 0 else -(place**power)
-    return line + noise * np.linspace(-1, 1, 8)[:, None] * np.log(place)
+    blocks = np.array(study.BLOCKS)
+    line = -np.log(blocks) if power == 0 else -(blocks**power)
+    return line + noise * np.linspace(-1, 1, 8)[:, None] * np.log(blocks)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 0.5, 1.0])
@@ -58,7 +58,7 @@ def test_verdicts_can_agree_and_disagree():
     def verdicts(pre, other, noise=1e-3):
         numbers = {}
         for part in study.parts(False):
-            power = pre if part.given["norm"] == "pre-LN" else other
+            power = pre if part.arguments["norm"] == "pre-LN" else other
             numbers[part.label] = {"log": logs(power, noise)}
         return [claim.verdict for claim in study.judge(numbers)]
 

@@ -33,16 +33,22 @@ def unit_scaling(factor=1.0):
     for part in _unit_scaling.parts(False):
         if part.label == "lognormal":
             s, d = np.array(
-                list(itertools.product(part.given["tokens"], part.given["head_dims"]))
+                list(
+                    itertools.product(
+                        part.arguments["tokens"], part.arguments["head_dims"]
+                    )
+                )
             ).T
             found = {"tokens": s, "head_dim": d, "std": factor * np.sqrt(math.e / s)}
         else:
             points = itertools.product(
-                part.given["tokens"], part.given["head_dims"], part.given["mults"]
+                part.arguments["tokens"],
+                part.arguments["head_dims"],
+                part.arguments["mults"],
             )
             s, d, mult = np.array(list(points)).T
             fits = [
-                _unit_scaling.fitted(*point, part.given["causal"])
+                _unit_scaling.fitted(*point, part.arguments["causal"])
                 for point in zip(s, d, mult, strict=True)
             ]
             found = {
@@ -72,7 +78,7 @@ def test_unit_scaling():
 def giorlandino(shift=0.0, factor=1.0, share=None):
     made = {}
     for part in _giorlandino.parts(False):
-        given = part.given
+        given = part.arguments
         if part.work is _giorlandino.cosines:
             path = theory(0.025, given["beta"], 50)
             read = _giorlandino.READ[given["beta"]]
@@ -141,7 +147,7 @@ def test_few_draws_decide_nothing():
 def deepscale(factor=1.0):
     made = {}
     for part in _deepscale.parts(False):
-        given = part.given
+        given = part.arguments
         if part.work is _deepscale.forward:
             told = [
                 attention_formula(300, given["width"], score, given["r"])

@@ -63,7 +63,7 @@ def test_recipes_have_their_formula():
     assert recipe_notes([MODEL.replace(name="a, recipe=none of ours")]) == []
 
 
-def test_what_speaks_against_the_preferred_model():
+def test_drawbacks_are_quantities_worse_than_in_all_other_models():
     """Only where it is worse than all others, by a factor, with bands that part."""
     models = made(
         GROWN, {"effective_rank": [2.0] * 4}, {**GROWN, "effective_rank": [6.0] * 4}
@@ -81,5 +81,5 @@ def test_what_speaks_against_the_preferred_model():
 def test_a_preference_by_gradients_is_about_sgd():
     models = made({"grad_query": [1e-6] * 4, "grad_key": [1e-6] * 4}, {})
     found = differences(models)
-    assert found.verdict == "prefer “b”, by scores"
+    assert found.verdict == "prefer “b” (better scores)"
     assert GRADIENT_NOTE in " ".join(to_text(document(models, found)).split())

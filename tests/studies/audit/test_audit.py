@@ -93,7 +93,7 @@ def test_parts_are_draws_of_the_model(inline):
     assert len(np.unique(audit.actual["entropy"][:, 0])) == 40
 
 
-def test_what_an_audit_looks_like_and_whom_it_tells(inline):
+def test_audit_prints_verdicts_and_reports_progress(inline):
     reported = []
     audit = ns.audit(
         TINY, widths="actual", progress=lambda *done: reported.append(done), **SMALL
@@ -243,7 +243,7 @@ def test_gradients_are_measured_where_they_cost_little():
     assert all(each.gradients for each in asked.asked)
 
 
-def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):
+def test_audit_keeps_foreign_files_in_its_folder(inline, unillustrated, tmp_path):
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(
         ValueError, match=r"out=.* holds a report\.html that is not of an earlier run"
@@ -283,7 +283,7 @@ def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):
     assert {f.name: f.verdict for f in audit.findings}["loss"] == NOT_APPLICABLE
 
 
-def test_only_the_limit(inline):
+def test_audit_at_infinite_width_only_has_no_actual_draws(inline):
     audit = ns.audit(TINY, widths="inf", **SMALL)
     assert audit.actual is None
     assert audit.as_dict()["widths"] == "inf"
@@ -348,7 +348,7 @@ def test_wrong_arguments_are_named(given, said, inline):
     assert "functools" not in str(error.value)
 
 
-def test_what_does_not_fit_is_refused(inline, monkeypatch):
+def test_audit_beyond_memory_or_layers_raises(inline, monkeypatch):
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**27)
     with pytest.raises(
         ValueError,

@@ -69,7 +69,9 @@ def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_backward_half(inline, tmp_path, monkeypatch):
+def test_report_contains_gradients_or_why_they_are_missing(
+    inline, tmp_path, monkeypatch
+):
     """In the table, the object, the file and the report; at infinite width, where the
     engine cannot, why not.
     """

@@ -18,7 +18,7 @@ from tests.internals import (
     EarlierLength,
     Figure,
     _beyond,
-    _places,
+    _number_keys,
     _process_pool,
     _rank,
 )
@@ -115,7 +115,7 @@ def test_alarm_for_another_std_and_none_for_another_seed():
 
 
 @pytest.mark.slow
-def test_from_few_draws_to_many_and_back():
+def test_baseline_with_other_draws_and_lengths_is_comparable():
     few, many = audited().as_dict(), audited(3, draws=120)
     assert many.departures(few) == []
     assert audited(1).departures(many.as_dict()) == []
@@ -203,7 +203,7 @@ def test_departures_are_told_with_digits_that_tell_them_apart():
         ),
     ],
 )
-def test_what_is_no_baseline_is_refused(change, said):
+def test_invalid_baseline_raises(change, said):
     audit = audited()
     old = copy.deepcopy(audit.as_dict())
     change(old)
@@ -230,7 +230,7 @@ def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
         (17, None),
     ):
         request = Request((model,), quick=True, draws=draws)
-        bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
+        bands = dict.fromkeys(_number_keys(request, model, 16), (0.0, 1.0))
         old = Baseline(
             "old.json", model.sizes, {16: EarlierLength(16, "actual", None, bands)}
         )

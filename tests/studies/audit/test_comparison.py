@@ -90,7 +90,7 @@ GROWN = {"mean_square": [1, 4, 8, 2000]}
 )
 # the first is compared by its logarithm
 @pytest.mark.parametrize("name", ["mean_square", "entropy"])
-def test_rounding_is_no_difference(name, precision, rounding):
+def test_rounding_errors_do_not_separate_models(name, precision, rounding):
     parted = []
     for apart in (0.5 * rounding, 5 * rounding):
         found = made({}, {})
@@ -101,19 +101,19 @@ def test_rounding_is_no_difference(name, precision, rounding):
     assert parted == [[], [name]]
 
 
-def test_a_rule_that_changes_decides():
+def test_rule_with_different_verdicts_decides_the_preference():
     found = differences(made(GROWN, {}))
     (rule,) = found.rules
     assert (rule.rule, rule.preferred, rule.changes) == ("growth", ("b",), True)
     assert [f.verdict for f in rule.findings] == [FLAG, OK]
-    assert (found.preferred, found.verdict) == ("b", "prefer “b”, by growth")
+    assert (found.preferred, found.verdict) == ("b", "prefer “b” (better growth)")
     assert rule.why.startswith("it is flagged in “a” at 8 tokens (20,0")
     assert rule.why.endswith("; flagged if above 10,000)")
     assert found.fields == {"eps": (1e-5, 2e-5)}
     assert differences(made({}, GROWN)).preferred == "a"
 
 
-def test_the_lesser_evil():
+def test_rule_flagged_in_all_models_prefers_the_least_flagged():
     """Found in both: the smaller growth, or the larger entropy, is preferred, if draws
     tell the two apart.
     """
@@ -147,27 +147,27 @@ def test_rules_may_disagree():
     weak = differences(made({**GROWN, "entropy": [0.4] * 4}, {"entropy": [0.3] * 4}))
     assert (weak.preferred, weak.verdict) == (
         "b",
-        "prefer “b”, by growth; entropy would not",
+        "prefer “b” (better growth, although entropy favours the other model)",
     )
 
 
-def test_what_is_open_or_neutral_is_no_preference():
+def test_undecided_or_equal_rules_prefer_no_model():
     # undecided, and not found
     assert differences(made({"mean_square": [1, 4, 8, 1001]}, {})).preferred is None
     assert differences(made({}, {})).rules == ()
 
 
-def test_three_models():
+def test_preference_among_three_models():
     found = differences(made(GROWN, {}, {"entropy": [0.3] * 4}))
     assert [rule.preferred for rule in found.rules] == [("b", "c"), ("a", "b")]
     assert (found.preferred, found.verdict) == (
         "b",
-        "prefer “b”, by growth and entropy",
+        "prefer “b” (better growth and entropy)",
     )
     two = differences(made(GROWN, {}, {}))
-    assert (two.preferred, two.verdict) == (None, "prefer “b” or “c”, by growth")
+    assert (two.preferred, two.verdict) == (None, "prefer “b” or “c” (better growth)")
     text = to_text(document(made(GROWN, {}, {}), two))
-    assert text.startswith("Prefer “b” or “c”, by growth.\n\na, b and c. 4 blocks")
+    assert text.startswith("Prefer “b” or “c” (better growth).\n\na, b and c. 4 blocks")
     assert re.search(r"^growth +FLAG +ok +ok$", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 80
 
@@ -188,7 +188,7 @@ def test_verdicts_at_the_length_where_they_are_worst():
     assert open_.finding("growth").verdict == UNDECIDED
 
 
-def test_quantities_that_part():
+def test_separated_quantities_are_sorted_by_distance():
     """The farthest first, each where it is farthest; bands that overlap are not
     named.
     """
@@ -243,7 +243,7 @@ def test_a_notebook_is_shown_what_differs_first():
     card = to_cell(document(models, differences(models)))
     text = html.unescape(re.sub(r"<[^>]*>", " ", card))
     words = (
-        "Prefer “b”, by growth.",
+        "Prefer “b” (better growth).",
         "Rules that separate them",
         "growth prefers “b”",
         "largest differences",
@@ -255,7 +255,7 @@ def test_a_notebook_is_shown_what_differs_first():
     ElementTree.fromstring(f"<div>{card}</div>")  # it is well formed
 
 
-def test_words():
+def test_names_and_numbers_are_shortened_for_tables():
     assert strip_common_prefix(["a", "a, std=1", "a, std=2"]) == ["a", "std=1", "std=2"]
     assert strip_common_prefix(["a, x=1, y=1", "a, x=1, y=2"]) == ["y=1", "y=2"]
     assert strip_common_prefix(["gpt2", "llama"]) == ["gpt2", "llama"]
@@ -302,12 +302,12 @@ def test_two_recipes_and_their_gradients(inline):
     assert rules["exploding"].preferred == (name,)
     text = found.table()
     assert text.startswith(
-        "Prefer “std_o=0.025, std_out=0.025”, by growth and exploding.\n"
+        "Prefer “std_o=0.025, std_out=0.025” (better growth and exploding).\n"
     )
     assert "std_o, std_out" in text
 
 
-def test_a_model_in_ten_lines_of_a_test(inline):
+def test_assert_ok_raises_for_flagged_rules_only(inline):
     sharp = ns.audit(MODEL.replace(std_q=1.0, std_k=1.0), quick=True)
     assert (sharp.finding("entropy").verdict, sharp.finding("entropy").tokens) == (
         FLAG,

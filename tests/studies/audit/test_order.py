@@ -31,14 +31,14 @@ def test_the_level_is_kept_and_not_wasted(draws, q):
     assert below.sf(tighter_high - 1) > LEVEL / 2
 
 
-def test_few_draws_know_nothing():
+def test_quantile_interval_of_few_draws_is_infinite():
     assert quantile_interval(np.arange(10.0), 0.5) == (-np.inf, np.inf)
 
 
-def test_a_constant_is_known():
+def test_quantile_interval_of_constant_draws_is_a_point():
     assert quantile_interval(np.full(200, 3.0), 0.5) == (3.0, 3.0)
 
 
-def test_the_band_is_of_the_first_axis():
+def test_band_is_taken_over_the_first_axis():
     median, low, high = band(np.stack([np.arange(101.0), 2 * np.arange(101.0)], axis=1))
     np.testing.assert_allclose([median, low, high], [[50, 100], [5, 10], [95, 190]])

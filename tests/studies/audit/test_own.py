@@ -528,7 +528,7 @@ def test_programs_that_cannot_be_audited(names, message):
         ns.audit(with_probes(*names))
 
 
-def test_what_is_for_models_is_refused_for_programs():
+def test_options_of_models_raise_for_programs():
     net = with_probes("embedding", "stream")
     for given, message in (
         ({"tokens": 3}, "tokens=3 must be left out"),

@@ -51,7 +51,7 @@ def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale,
 
 
 @pytest.mark.slow
-def test_where_ranges_are_said(tmp_path, capsys):
+def test_ranges_are_in_text_json_and_report(tmp_path, capsys):
     model = ns.models.read(GPT2).replace(
         std_v=1e3, std_o=1e3, std_embedding=1e-7, std_position=1e-7
     )

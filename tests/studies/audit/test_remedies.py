@@ -294,7 +294,7 @@ def test_every_rule_has_advice_that_is_tested():
     assert {rule for rule, _ in QUICK} == set(names)
 
 
-def test_where_nothing_is_flagged_nothing_is_to_change():
+def test_rule_that_is_ok_advises_no_changes():
     found = finding("growth", ns.models.read(GPT2), 6)
     assert (found.verdict, found.changes) == (OK, {})
     assert "--set" not in found.advice

@@ -20,13 +20,13 @@ from tests.internals import (
     RuleInput,
     _process_pool,
     above,
+    all_findings,
     below,
     draws_needed,
 )
 from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
 from tests.internals import AuditDraws as Draws
 from tests.internals import AuditRequest as Request
-from tests.internals import audit_judged as judged
 
 from ...inline import Inline
 from ...keep import keep
@@ -84,7 +84,7 @@ def noisy(columns, seed):
 
 
 def verdict(name, given):
-    return {finding.name: finding for finding in judged(given)}[name]
+    return {finding.name: finding for finding in all_findings(given)}[name]
 
 
 MADE = {
@@ -124,7 +124,7 @@ def test_a_rule_comes_out_both_ways_and_may_be_left_open(name):
         OK,
         UNDECIDED,
     ]
-    quiet = [finding.verdict for finding in judged(facts(limit={}))]
+    quiet = [finding.verdict for finding in all_findings(facts(limit={}))]
     assert quiet == [OK] * len(RULES)  # one rule's matter is not another's
 
 
@@ -155,10 +155,10 @@ def test_an_encoder_and_a_decoder_are_looked_at_apart():
     )
 
 
-def test_the_other_branch_may_drown_too():
+def test_branches_flags_a_weak_mlp():
     found = verdict("branches", facts(mlp_share=[0.3, 0.3, 0.3, 0.01]))
     assert found.verdict == FLAG
-    assert "in block 4 the MLP is 0.048 of what is added" in found.measured
+    assert "in block 4 the MLP contributes 4.8 % of the update" in found.measured
 
 
 def test_one_matrix_of_queries_keys_and_values_counts():
@@ -168,7 +168,7 @@ def test_one_matrix_of_queries_keys_and_values_counts():
     assert verdict("scores", facts(grad_qkv=[300.0] * 4)).verdict == NOT_APPLICABLE
 
 
-def test_what_was_not_measured_is_said():
+def test_unmeasured_rules_are_not_applicable_with_a_reason():
     assert verdict("limit", facts()).verdict == NOT_APPLICABLE
     assert verdict("loss", facts(uniform_loss=None)).verdict == NOT_APPLICABLE
     assert verdict("rank", facts(distinct=1)).verdict == NOT_APPLICABLE
@@ -233,16 +233,16 @@ def test_rounding_is_that_of_the_precision():
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
-def test_a_stream_of_any_scale(scale):
+def test_growth_does_not_depend_on_the_scale_of_the_stream(scale):
     given = facts(
         mean_square=np.array([1, 4, 8, 1100]) * scale, input_mean_square=0.1 * scale
     )
     assert verdict("growth", given).verdict == FLAG
 
 
-def test_nothing_at_all_is_no_growth():
+def test_growth_of_zero_stream_is_ok():
     still = {"mean_square": [0.0] * 4, "input_mean_square": 0.0}
-    found = judged(facts(**still, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
+    found = all_findings(facts(**still, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
     assert [f.verdict for f in found[:2]] == [OK, NOT_APPLICABLE]
     assert found[1].measured == "neither branch adds anything"
     assert (
@@ -253,7 +253,7 @@ def test_nothing_at_all_is_no_growth():
     )
 
 
-def test_thresholds_themselves():
+def test_median_equal_to_threshold_is_ok():
     at = np.full(100, 2.0)
     assert (above(at, 2.0), above(at, 1.9), below(at, 2.0), below(at, 2.1)) == (
         OK,

@@ -73,7 +73,7 @@ def test_the_law_is_that_of_a_model_with_the_number(name, field, infinite):
         np.testing.assert_allclose(ours[key], alone[key], rtol=1e-12)
 
 
-def test_another_std_is_seen():
+def test_swept_std_changes_scores_and_gradients():
     request = requested(MODELS["gpt2"], "std_q", gradients=True)
     one, other = (
         drawn(request.subject(model, 4, False), seed)

@@ -17,7 +17,7 @@ from tests.internals import (
     Scale,
     Verdict,
     advice,
-    known,
+    named_parametrisation,
     slack_of,
     wrong_scales,
 )
@@ -120,7 +120,7 @@ def test_slack_is_for_gradient_descent_wider_heads_and_maximal_updates(
 ):
     request = Request(
         ns.models.read(SMALL),
-        (known(parametrisation, optimiser),),
+        (named_parametrisation(parametrisation, optimiser),),
         widths=(64, 128),
         optimiser=optimiser,
         grow=grow,

@@ -79,7 +79,7 @@ def test_a_power_law_has_one_slope_and_another_law_bends():
     )
 
 
-def test_what_does_not_move_has_no_exponent():
+def test_fit_of_zero_or_infinite_changes_is_none():
     assert fit([np.zeros(4), np.ones(4)], (2, 4)) is None
     assert fit([np.full(4, np.inf), np.ones(4)], (2, 4)) is None
     assert size(np.zeros(4)) == (0.0, 0.0, 0.0)

@@ -14,11 +14,11 @@ from tests.internals import (
     Fit,
     Verdict,
     advice,
+    judged,
     power,
     worst,
 )
 from tests.internals import DOCUMENT_UNDECIDED as UNDECIDED
-from tests.internals import coord_check_judged as judged
 
 
 def fitted(value, away=0.05):

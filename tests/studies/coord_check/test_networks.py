@@ -23,9 +23,9 @@ from tests.internals import (
     CoordCheck,
     Entry,
     _process_pool,
+    judged,
     size_table,
 )
-from tests.internals import coord_check_judged as judged
 
 from ...inline import Inline
 from ...keep import keep
@@ -53,7 +53,7 @@ def perceptron(name):
 
 
 @pytest.mark.parametrize("name", keep(["sp", "ntk", "mup"], "mup"))
-def test_perceptrons(name):
+def test_perceptron_exponents_match_theory(name):
     check = perceptron(name)
     # the first layer of SP shrinks
     assert check["hidden"].verdict in (KEPT, SHRINKS if name == "sp" else KEPT)
@@ -119,7 +119,7 @@ def test_advice_of_a_perceptron():
         ("adam", {"in": 0.0, "matrix": 1.0, "head": 1.0}),
     ],
 )
-def test_other_optimisers(optimiser, theory):
+def test_update_exponents_of_muon_and_adam_match_theory(optimiser, theory):
     """With one learning rate: a polar factor has norm 1, and signs are of size 1 at
     every width.
     """
@@ -154,7 +154,7 @@ def test_transformers_by_other_optimisers(optimiser):
 
 
 @pytest.mark.slow
-def test_a_small_transformer():
+def test_small_transformer_breaks_sp_and_keeps_mup():
     found = ns.coord_check(
         CONFIG, widths=[64, 1024], draws=32, tokens=2, progress=False
     )
@@ -233,7 +233,7 @@ def test_adam_with_one_rate_for_the_tangent_parameters_grows():
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["sp", "ntk", "mup"])
-def test_transformers(name, tied):
+def test_transformer_update_exponents_match_theory(name, tied):
     """Exponents of updates: matrices have that of ∂L/∂y, n^(−1/2) by an untied head of
     SP, a constant by a tied one.
     """
@@ -259,7 +259,7 @@ def test_transformers(name, tied):
 
 
 @pytest.mark.slow
-def test_depths():
+def test_check_against_depth_has_depth_axis():
     found = ns.coord_check(
         CONFIG,
         depths=[1, 2, 3],

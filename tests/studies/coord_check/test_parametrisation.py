@@ -7,26 +7,28 @@ import json
 import pytest
 
 from netsor.models import read
-from tests.internals import WORDS, Power, known, parametrisation, scaled
+from tests.internals import WORDS, Power, named_parametrisation, parametrisation, scaled
 
 from .nets import CONFIG
 
 
 @pytest.mark.parametrize("name", WORDS)
-@pytest.mark.parametrize("optimiser", ["sgd", "muon", "adam"])
+@pytest.mark.parametrize("optimiser", ["sgd", "muon", "adam", "lion"])
 def test_at_its_own_width_a_model_is_what_it_is(name, optimiser):
     model = read(CONFIG)
-    made = scaled(model, 64, 2, known(name, optimiser), "heads")
+    made = scaled(model, 64, 2, named_parametrisation(name, optimiser), "heads")
     same = model.replace(name=made.name, head_dim=32)
     assert made == same
 
 
 def test_maximal_updates_are_as_their_table_has_them():
-    """Tensor Programs V, table 3: input, hidden and output weights by SGD and by
-    Adam.
+    """Tensor Programs V, table 3: input, hidden and output weights by SGD, and by
+    Adam or another descent along signs.
     """
-    for optimiser, rates in {"sgd": (1, 0, -1), "adam": (0, -1, -1)}.items():
-        rule = known("mup", optimiser)
+    by_signs = (0, -1, -1)
+    expected = {"sgd": (1, 0, -1), "adam": by_signs, "lion": by_signs}
+    for optimiser, rates in expected.items():
+        rule = named_parametrisation("mup", optimiser)
         assert (
             tuple(
                 rule.scaling(kind).lr.width for kind in ("embedding", "query", "head")
@@ -37,25 +39,30 @@ def test_maximal_updates_are_as_their_table_has_them():
             rule.scaling(kind).std.width for kind in ("embedding", "query", "head")
         ) == (0, -0.5, -1)
     untied = read({**CONFIG, "tie_word_embeddings": False})
-    wide = scaled(untied, 256, 2, known("mup", "sgd"), "heads")
+    wide = scaled(untied, 256, 2, named_parametrisation("mup", "sgd"), "heads")
     assert (wide.heads, wide.d, wide.hidden, wide.std_q) == (8, 32, 1024, 0.01)
     assert wide.std_logits == pytest.approx(0.005)
     assert wide.logit_scale == 1
-    tied = scaled(read(CONFIG), 256, 2, known("mup", "sgd"), "heads")
+    tied = scaled(read(CONFIG), 256, 2, named_parametrisation("mup", "sgd"), "heads")
     assert tied.logit_scale == 0.25
 
 
 def test_heads_grow_or_their_dimension():
     model = read(CONFIG)
-    wide = scaled(model, 256, 2, known("mup", "sgd"), "head-dim")
+    wide = scaled(model, 256, 2, named_parametrisation("mup", "sgd"), "head-dim")
     assert (wide.heads, wide.d) == (2, 128)
     # 1/d, and as it was at its own width
     assert wide.score_scale == pytest.approx(32**-0.5 / 4)
-    assert scaled(model, 256, 2, known("sp", "sgd"), "head-dim").score_scale is None
+    assert (
+        scaled(
+            model, 256, 2, named_parametrisation("sp", "sgd"), "head-dim"
+        ).score_scale
+        is None
+    )
     with pytest.raises(ValueError, match="widths=80 must be a multiple of 32 for gpt2"):
-        scaled(model, 80, 2, known("sp", "sgd"), "heads")
+        scaled(model, 80, 2, named_parametrisation("sp", "sgd"), "heads")
     grouped = read("llama-3-8b")
-    small = scaled(grouped, 1024, 2, known("sp", "sgd"), "heads")
+    small = scaled(grouped, 1024, 2, named_parametrisation("sp", "sgd"), "heads")
     assert (small.heads, small.key_heads, small.d, small.layers) == (8, 2, grouped.d, 2)
 
 
@@ -108,7 +115,7 @@ def test_a_file_begins_with_another_one(tmp_path):
         ("mine.yaml", "ends in .json or .toml"),
     ],
 )
-def test_what_is_wrong_is_named(given, said):
+def test_invalid_parametrisation_names_the_field(given, said):
     with pytest.raises(ValueError, match=said):
         parametrisation(given, "sgd")
 
@@ -117,7 +124,7 @@ def test_what_is_wrong_is_named(given, said):
     ("name", "text"),
     [("a.json", "{"), ("a.toml", "= 3"), ("b.json", "[1]"), ("c.json", "\xff")],
 )
-def test_a_file_that_is_none(tmp_path, name, text):
+def test_invalid_parametrisation_file_raises(tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="parametrisation="):
         parametrisation(tmp_path / name, "sgd")

@@ -11,7 +11,7 @@ from tests.internals import (
     Power,
     Sampling,
     SteppedParameter,
-    known,
+    named_parametrisation,
     parametrisation,
     topological_order,
 )
@@ -131,7 +131,7 @@ def test_maximal_updates_of_a_model_stay_flat_with_any_eps():
     """eps = 1 is far above all gradients: an update is lr·G/eps, and flat if eps falls
     as G does.
     """
-    assert known("mup", "adam").scaling("query").eps == Power(-1.0)
+    assert named_parametrisation("mup", "adam").scaling("query").eps == Power(-1.0)
     tiny = ns.models.read("gpt2").replace(
         layers=1, width=32, heads=2, hidden=128, vocabulary=16, tied=False
     )

@@ -340,7 +340,7 @@ def test_a_best_rate_at_an_end_says_which_rates_to_add():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimiser", ["adam", "muon"])
-def test_other_optimisers(optimiser):
+def test_best_rate_of_other_optimisers_is_inside_the_default_sweep(optimiser):
     found = ns.transfer(TINY, **{**FEW, "lr": None}, optimiser=optimiser)
     loss = found["mup"].curves[32].loss
     assert (loss > 0).all()
@@ -361,12 +361,12 @@ def test_other_optimisers(optimiser):
         ({"widths": [8, 16], "clip_norm": 0.0}, "clip_norm=0.0 must be"),
         ({"widths": [8, 16], "draws": 3}, "draws=3 must be"),
         (
-            {"widths": [8, 16], "optimiser": "lion"},
-            "optimiser='lion' must be 'sgd', 'muon' or 'adam'",
+            {"widths": [8, 16], "optimiser": "lamb"},
+            "optimiser='lamb' must be 'sgd', 'muon', 'adam' or 'lion'",
         ),
     ],
 )
-def test_wrong_arguments(options, words):
+def test_transfer_with_invalid_arguments_raises(options, words):
     with pytest.raises(ValueError, match=words):
         ns.transfer(mlp(ns.dot), **{"optimiser": ns.optim.SGD(), **options})
 

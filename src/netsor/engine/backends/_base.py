@@ -203,10 +203,10 @@ class Device(Backend):
 
     @abstractmethod
     def given(
-        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+        self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register.
 
-        It computes `what(library, mean, columns)` of the outputs of the plan (see
+        It computes `summary(library, mean, columns)` of the outputs of the plan (see
         `_plan.run`) on the device.
         """

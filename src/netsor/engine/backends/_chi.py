@@ -52,18 +52,18 @@ class Chi(NamedTuple):
         of the library.
         """
         large = self.scale.shape[0]
-        parts = []
+        columns = []
         if large:
             # Horner's rule
             x = z[..., :large]
             w = self.polynomial[-1, :]
             for power in range(self.polynomial.shape[0] - 2, -1, -1):
                 w = _multiply_add(xp, w, x, self.polynomial[power, :])
-            parts.append(self.scale * w * xp.sqrt(w))
+            columns.append(self.scale * w * xp.sqrt(w))
         if self.squares.shape[1]:
             small = z[..., large:]
-            parts.append(xp.sqrt((small * small) @ self.squares))
-        return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
+            columns.append(xp.sqrt((small * small) @ self.squares))
+        return columns[0] if len(columns) == 1 else xp.concat(columns, axis=-1)
 
 
 def _multiply_add(xp: Any, w: Array, x: Array, c: Array) -> Array:
@@ -82,6 +82,7 @@ def chi(freedom: Array, precision: str) -> Chi:
 
 @lru_cache(maxsize=1024)
 def _row(degrees: tuple[int, ...], precision: str) -> Chi:
+    """The recipe, computed once for equal degrees of freedom."""
     freedom = np.array(degrees, dtype=np.int64)
     assert (np.diff(freedom) <= 0).all()
     is_large = freedom >= MIN_QUANTILE_DOF
@@ -99,14 +100,14 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
 def _polynomials(freedom: Array, precision: str) -> Array:
     """(χ²/ν)^(1/3) as polynomials in z, (degree + 1, ν), lowest power first."""
     series = np.empty((DEGREE + 1, len(freedom)))
-    many = freedom > MAX_QUANTILE_DOF
-    series[:, ~many] = _fitted(freedom[~many])
-    if many.any():
-        series[:, many] = _interpolated(freedom[many])
+    is_interpolated = freedom > MAX_QUANTILE_DOF
+    series[:, ~is_interpolated] = _fitted(freedom[~is_interpolated])
+    if is_interpolated.any():
+        series[:, is_interpolated] = _interpolated(freedom[is_interpolated])
         most_fitted = _fitted(np.array([float(MAX_QUANTILE_DOF)]))
         highest_fitted = _highest_degree(most_fitted, precision).item()
         # higher coefficients are rounding noise
-        series[highest_fitted + 1 :, many] = 0.0
+        series[highest_fitted + 1 :, is_interpolated] = 0.0
     highest = _highest_degree(series, precision)
     series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
     # of x = z/MAX_NORMAL, then of z; and √(9ν/2) ((χ²/ν)^(1/3) − 1) solved for the root

@@ -31,6 +31,11 @@ _gram = jax.jit(lambda a: _ops.gram(jnp, a, a))  # from coefficients to covarian
 _cpu_lock = threading.Lock()
 
 
+def _result(arrays: Mapping[Register, Array], register: Register) -> Array:
+    """The array of an output, which may be a constant."""
+    return arrays[register] if register.value is None else np.asarray(register.value)
+
+
 @lru_cache(maxsize=8)
 def summed(cells: MomentGrid) -> Any:
     """A function of means and covariances that returns sums over cells (sums, cells)
@@ -41,11 +46,10 @@ def summed(cells: MomentGrid) -> Any:
         m, v = jnp.broadcast_arrays(
             mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64)
         )
-        place, weights, outside = cells.placed(jnp, m, v)
+        cell, weights, outside = cells.placed(jnp, m, v)
         # integers below 2^53 have exact sums: the same bits in any order
-        return jnp.stack(
-            [jnp.bincount(place, w, length=cells.size) for w in weights]
-        ), outside
+        sums = [jnp.bincount(cell, weight, length=cells.size) for weight in weights]
+        return jnp.stack(sums), outside
 
     return jax.jit(add)
 
@@ -63,10 +67,9 @@ class Jax(Device):
         try:
             self._device()
         except (RuntimeError, IndexError):
-            found = ", ".join(dict.fromkeys(d.platform for d in jax.devices()))
-            raise NoDeviceError(
-                "device", self.device, f"one that JAX sees here: {found}"
-            ) from None
+            platforms = dict.fromkeys(device.platform for device in jax.devices())
+            requirement = f"one that JAX sees here: {', '.join(platforms)}"
+            raise NoDeviceError("device", self.device, requirement) from None
 
     def _device(self) -> Any:
         kind, _, number = self.device.partition(":")
@@ -91,84 +94,79 @@ class Jax(Device):
 
     def seconds(self, plan: Plan, draws: int) -> float:
         """Includes compiling steps first, on all cores; equal blocks compile once."""
-        distinct = len(plan.steps) - sum(
-            loop.period * (loop.times - 1) for loop in plan.loops
-        )
+        repeated = sum(loop.period * (loop.times - 1) for loop in plan.loops)
+        distinct = len(plan.steps) - repeated
         return distinct * COMPILE_SECONDS / cores() + super().seconds(plan, draws)
 
     def memory(self) -> float:
         """The memory of the device that JAX may use."""
         stats = self._device().memory_stats()
-        return (
-            float(stats["bytes_limit"])
-            if stats and "bytes_limit" in stats
-            else super().memory()
-        )
+        if stats and "bytes_limit" in stats:
+            return float(stats["bytes_limit"])
+        return super().memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """One block, no larger than the draws need; its size does not change the random
         numbers.
         """
-        needed = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
-        return self.fits(plan, min(needed, self.largest_block(plan)))
+        enough = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
+        return self.fits(plan, min(enough, self.largest_block(plan)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
-        found = pieces(plan, self.precision, self.rounded, self.device)
-        compiled = programs(found, size, self._within)
+        plan_pieces = pieces(plan, self.precision, self.rounded, self.device)
+        compiled = programs(plan_pieces, size, self._within)
+
+        def cut(array: Array) -> Array:
+            if array.shape[0] in (1, len(part)):
+                return array
+            return array[: len(part)]
+
         # On a CPU, two concurrent blocks can deadlock in XLA's threads.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
-            made = block(found, compiled, seed, part.start, size)
-            results = [
-                made[r] if r.value is None else np.asarray(r.value)
-                for r in (plan.mean, plan.columns)
-            ]
-            mean, columns = (
-                a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results
-            )
+            arrays = block(plan_pieces, compiled, seed, part.start, size)
+            mean = cut(_result(arrays, plan.mean))
+            columns = cut(_result(arrays, plan.columns))
             if self.kind == "cpu":
                 jax.block_until_ready((mean, columns))
         yield mean, columns
         tick(len(part))
 
     def given(
-        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+        self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Compile for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than
         computing spare replicas.
         """
-        rest = replace(
-            plan,
-            steps=[step for step in plan.steps if step.kind not in DRAWS],
+        without_draws = replace(
+            plan, steps=[step for step in plan.steps if step.kind not in DRAWS]
         )
         with self._within():
-            found, last = (
-                pieces(rest, self.precision, device=self.device),
-                jax.jit(partial(what, LIBRARY)),
-            )
+            plan_pieces = pieces(without_draws, self.precision, device=self.device)
+            compiled_summary = jax.jit(partial(summary, LIBRARY))
 
-        def made(drawn: Mapping[Register, Any]) -> Any:
-            asked, replicas = len(next(iter(drawn.values()))), MIN_BLOCK_REPLICAS
-            while replicas < asked:
+        def of_draws(numbers: Mapping[Register, Any]) -> Any:
+            requested = len(next(iter(numbers.values())))
+            replicas = MIN_BLOCK_REPLICAS
+            while replicas < requested:
                 replicas *= 4
-            compiled = programs(found, replicas, self._within)
+            compiled = programs(plan_pieces, replicas, self._within)
+            # pad with copies of the first
+            padding = np.zeros(replicas - requested, dtype=np.intp)
+            rows = np.r_[:requested, padding]
             with self._within():
-                # pad with copies of the first
-                more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]
-                before = {
-                    register: jnp.asarray(a[more], dtype=self.precision)
-                    for register, a in drawn.items()
+                draws = {
+                    register: jnp.asarray(array[rows], dtype=self.precision)
+                    for register, array in numbers.items()
                 }
-                arrays = block(found, compiled, 0, 0, replicas, before)
-                results = [
-                    arrays[r] if r.value is None else np.asarray(r.value)
-                    for r in (plan.mean, plan.columns)
-                ]
-                return self.numpy(last(*results))[:asked]
+                arrays = block(plan_pieces, compiled, 0, 0, replicas, draws)
+                mean = _result(arrays, plan.mean)
+                columns = _result(arrays, plan.columns)
+                return self.numpy(compiled_summary(mean, columns))[:requested]
 
-        return made
+        return of_draws
 
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
@@ -183,11 +181,14 @@ class Jax(Device):
         """The sums over cells, computed on the device, always in double precision."""
         with jax.enable_x64(True):
             device_sums, outside = summed(cells)(mean, cov)
-            sums, strays = np.asarray(device_sums), bool(outside.any())
-        found = np.flatnonzero(sums[0])
-        if not strays:  # nothing else needs copying from the device
-            return BlockMoments(found, sums[:, found], np.zeros(0), np.zeros(0))
-        m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
+            sums = np.asarray(device_sums)
+            strays = bool(outside.any())
+        occupied = np.flatnonzero(sums[0])
+        stray_mean = stray_var = np.zeros(0)
+        if strays:  # otherwise nothing else needs copying from the device
+            m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
+            is_outside = np.asarray(outside)
+            stray_mean, stray_var = m[is_outside], v[is_outside]
         return BlockMoments(
-            found, sums[:, found], m[np.asarray(outside)], v[np.asarray(outside)]
+            cells=occupied, sums=sums[:, occupied], mean=stray_mean, var=stray_var
         )

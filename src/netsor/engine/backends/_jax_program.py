@@ -69,9 +69,9 @@ def normal_pairs(
         return high.astype(jnp.float64) * 2**21 + (low >> 11).astype(jnp.float64)
 
     if precision == "float32":
-        first, second = random_words(number)
-        radial = first.astype(jnp.float32) * np.float32(2**-32)
-        angular = second.astype(jnp.float32) * np.float32(2**-32)
+        radial_word, angular_word = random_words(number)
+        radial = radial_word.astype(jnp.float32) * np.float32(2**-32)
+        angular = angular_word.astype(jnp.float32) * np.float32(2**-32)
         radial = radial + np.float32(2**-33)  # above 0
     else:
         radial = (uniform_of_53_bits(*random_words(2 * number)) + 0.5) * 2**-53
@@ -82,13 +82,13 @@ def normal_pairs(
 
 
 def threefry(
-    first_key: Array, second_key: Array, first: Array, second: Array
+    key_0: Array, key_1: Array, counter_0: Array, counter_1: Array
 ) -> tuple[Array, Array]:
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits."""
     # JAX's own version is a loop on a CPU: with it, draws of the paper's layer take 1.5
     # times as long.
-    keys = first_key, second_key, first_key ^ second_key ^ PARITY
-    x, y = first + keys[0], second + keys[1]
+    keys = key_0, key_1, key_0 ^ key_1 ^ PARITY
+    x, y = counter_0 + keys[0], counter_1 + keys[1]
     for group in range(5):  # of four rounds
         for bits in ROTATIONS[group % 2]:
             x = x + y
@@ -125,58 +125,51 @@ class JaxLibrary(Library):
         """As `_psd_cholesky.by_columns`."""
         size = gram.shape[-1]
 
-        def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            rest, made = state
-            pivot = jax.lax.dynamic_index_in_dim(
-                jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False
-            )
-            fresh = pivot > jax.lax.dynamic_index_in_dim(
-                floor[..., 0, :], j, -1, keepdims=False
-            )
-            inverse = jnp.where(
-                fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0
-            )
-            below = (
-                jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False)
-                * inverse[..., None]
-            )
-            below = jnp.where(jnp.arange(size) >= j, below, 0.0)
-            made = jax.lax.dynamic_update_index_in_dim(made, below, j, -1)
-            return rest - below[..., :, None] * below[..., None, :], made
+        def entry(a: Array, j: Any) -> Array:
+            return jax.lax.dynamic_index_in_dim(a, j, -1, keepdims=False)
 
-        return jax.lax.fori_loop(0, size, column, (gram, jnp.zeros_like(gram)))[1]
+        def add_column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            residual, factor = state
+            pivot = entry(jnp.diagonal(residual, axis1=-2, axis2=-1), j)
+            is_independent = pivot > entry(floor[..., 0, :], j)
+            safe_pivot = jnp.where(is_independent, pivot, 1.0)
+            inverse = jnp.where(is_independent, 1.0 / jnp.sqrt(safe_pivot), 0.0)
+            column = entry(residual, j) * inverse[..., None]
+            column = jnp.where(jnp.arange(size) >= j, column, 0.0)
+            factor = jax.lax.dynamic_update_index_in_dim(factor, column, j, -1)
+            return residual - column[..., :, None] * column[..., None, :], factor
+
+        start = gram, jnp.zeros_like(gram)
+        _, factor = jax.lax.fori_loop(0, size, add_column, start)
+        return factor
 
     def singly(self, rows: Array, *known: Array) -> Array:
-        """Rows of `made` not yet computed are 0, and subtract nothing."""
+        """Rows of `directions` not yet computed are 0, and subtract nothing."""
         batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (rows, *known)))
         floor = _gram_schmidt.zero_threshold(jnp, rows)
 
-        def one(j: Any, made: Array) -> Array:
+        def add_direction(j: Any, directions: Array) -> Array:
             x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
-            once = _gram_schmidt.project_out(jnp, x, (*known, made))
-            rest = _gram_schmidt.project_out(jnp, once, (*known, made))
+            once = _gram_schmidt.project_out(jnp, x, (*known, directions))
+            twice = _gram_schmidt.project_out(jnp, once, (*known, directions))
             least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
-            found = _gram_schmidt.unit(jnp, rest, squares(jnp, once), least)
-            return jax.lax.dynamic_update_slice_in_dim(made, found, j, -2)
+            direction = _gram_schmidt.unit(jnp, twice, squares(jnp, once), least)
+            return jax.lax.dynamic_update_slice_in_dim(directions, direction, j, -2)
 
-        return jax.lax.fori_loop(
-            0,
-            rows.shape[-2],
-            one,
-            jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype),
-        )
+        directions = jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype)
+        return jax.lax.fori_loop(0, rows.shape[-2], add_direction, directions)
 
     def recompute_where(
-        self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self, result: Array, again: Array, remake: Callable[..., Array], *arrays: Array
     ) -> Array:
         """If any matrix must be recomputed, recompute all, and use only those
         needed.
         """
 
-        def both(inputs: tuple[Array, ...]) -> Array:
-            return jnp.where(again[..., None, None], remake(*inputs), made)
+        def recomputed(inputs: tuple[Array, ...]) -> Array:
+            return jnp.where(again[..., None, None], remake(*inputs), result)
 
-        return jax.lax.cond(jnp.any(again), both, lambda _: made, arrays)
+        return jax.lax.cond(jnp.any(again), recomputed, lambda _: result, arrays)
 
 
 LIBRARY = JaxLibrary(jnp)
@@ -229,15 +222,14 @@ class Piece:
             for step in self.draws
             if step.kind == "chi"
         }
-        results = {step.out for step in steps}
-        arguments = list(dict.fromkeys(arg for step in steps for arg in step.args))
+        results = [step.out for step in steps]
+        arguments = dict.fromkeys(arg for step in steps for arg in step.args)
         self.constants = [arg for arg in arguments if arg.value is not None]
-        self.reads = [
-            arg for arg in arguments if arg.value is None and arg not in results
-        ]
-        self.writes = [step.out for step in steps if step.out in after]
+        inputs = arguments.keys() - {*results, *self.constants}
+        self.reads = [arg for arg in arguments if arg in inputs]
+        self.writes = [register for register in results if register in after]
         # arrays read by this piece or later
-        self.needed = (after - results) | set(self.reads)
+        self.live = (after - {*results}) | inputs
 
     def inputs(
         self, seed: int, start: int, arrays: Mapping[Register, Array]
@@ -349,7 +341,7 @@ def programs(
                 results = pool.map(compiled, missing.values())
                 in_use |= zip(missing, results, strict=True)
         _programs.update(in_use)
-        for key in list(_programs)[:-PROGRAMS]:
+        for key in list(_programs)[:-PROGRAMS]:  # the least recently used ones
             del _programs[key]
         return [in_use.get(key) for key in keys]
 
@@ -413,22 +405,21 @@ def _normals_of_draws(
 
     def generated(steps: Sequence[Step]) -> dict[Step, Array]:
         """The normals of several draws, from one call of the generator."""
-        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
-        keys = jnp.concat(
-            [
-                jnp.broadcast_to(key[step], (count, 2))
-                for step, count in zip(steps, pairs, strict=True)
-            ]
+        pairs = {step: -(-math.prod(shape[step]) // 2) for step in steps}
+        keys, numbers = [], []
+        for step, count in pairs.items():
+            keys.append(jnp.broadcast_to(key[step], (count, 2)))
+            numbers.append(np.arange(count, dtype=np.uint32))
+        cosines, sines = normal_pairs(
+            jnp.concat(keys), replica_numbers, np.concatenate(numbers), piece.drawn
         )
-        number = np.concatenate([np.arange(count, dtype=np.uint32) for count in pairs])
-        cosines, sines = normal_pairs(keys, replica_numbers, number, piece.drawn)
         normals = {}
         stop = 0
-        for step, count in zip(steps, pairs, strict=True):
+        for step, count in pairs.items():
             start, stop = stop, stop + count
             flat = jnp.concat([cosines[:, start:stop], sines[:, start:stop]], axis=1)
-            needed = flat[:, : math.prod(shape[step])]
-            normals[step] = jnp.reshape(needed, (replicas, *shape[step]))
+            flat = flat[:, : math.prod(shape[step])]
+            normals[step] = jnp.reshape(flat, (replicas, *shape[step]))
         return normals
 
     small = [
@@ -460,17 +451,17 @@ def pieces(
     begins = _cuts(plan, native)
     ends = [*begins[1:], len(plan.steps)]
     plan_pieces: list[Piece] = []
-    needed = {plan.mean, plan.columns}
+    live = {plan.mean, plan.columns}  # what later pieces read
     for begin, end in zip(reversed(begins), reversed(ends), strict=True):
         piece = Piece(
             steps=plan.steps[begin:end],
             host=not native[begin],
             precision=precision,
             drawn="float32" if rounded else precision,
-            after=needed,
+            after=live,
         )
         plan_pieces.insert(0, piece)
-        needed = piece.needed
+        live = piece.live
     for loop in plan.loops:
         _write_alike(loop, begins, plan_pieces)
     return plan_pieces
@@ -478,22 +469,19 @@ def pieces(
 
 def _cuts(plan: Plan, native: Sequence[bool]) -> list[int]:
     """The first steps of the pieces."""
-    block_bounds = {
-        loop.start + loop.period * k
-        for loop in plan.loops
-        for k in range(loop.times + 1)
-    }
+    block_bounds: set[int] = set()
+    for loop in plan.loops:
+        block_bounds.update(loop.start + loop.period * k for k in range(loop.times + 1))
     begins = []
     for k in range(len(native)):
         continues = k > 0 and native[k] and native[k - 1]
         if k in block_bounds or not continues:
             begins.append(k)
     ends = [*begins[1:], len(native)]
-    return [
-        k
-        for begin, end in zip(begins, ends, strict=True)
-        for k in range(begin, end, LONGEST)
-    ]
+    cuts: list[int] = []
+    for begin, end in zip(begins, ends, strict=True):
+        cuts += range(begin, end, LONGEST)
+    return cuts
 
 
 def _write_alike(
@@ -514,12 +502,11 @@ def _write_alike(
         for k, step in enumerate(piece.steps, begin - loop.start):
             yield k % loop.period, step
 
-    written = {
-        position
-        for begin, piece in inside
-        for position, step in steps_of(begin, piece)
-        if step.out in piece.writes
-    }
+    written: set[int] = set()
+    for begin, piece in inside:
+        for position, step in steps_of(begin, piece):
+            if step.out in piece.writes:
+                written.add(position)
     for begin, piece in inside:
         piece.writes = [
             step.out for position, step in steps_of(begin, piece) if position in written
@@ -576,12 +563,10 @@ def _on_host(
 ) -> Array:
     """The result of a step that numpy computes."""
     # a repeated argument stays one array
-    inputs = {
-        arg: np.asarray(
-            arrays[arg] if arg.value is None else arg.value, dtype=np.float64
-        )
-        for arg in step.args
-    }
+    inputs = {}
+    for arg in step.args:
+        array = arrays[arg] if arg.value is None else arg.value
+        inputs[arg] = np.asarray(array, dtype=np.float64)
     arguments = [inputs[arg] for arg in step.args]
     result = compute(_gram_schmidt.NUMPY, step.kind, arguments, step.params)
     result = np.broadcast_to(result, (replicas, *step.out.shape))

@@ -127,22 +127,27 @@ class Streams:
         key is the first replica.
         """
         self.seed, self.dtype = seed, np.dtype(precision)
-        self.chunks: list[tuple[int, float]]
-        self.chunks = (
-            [(chunks, math.inf)]
-            if isinstance(chunks, int)
-            else [(c.start, len(c)) for c in chunks]
-        )
-        # chunk, replicas left
-        self._under_way: dict[
+        self.chunks: list[tuple[int, float]] = []  # keys and replicas
+        if isinstance(chunks, int):
+            self.chunks.append((chunks, math.inf))
+        else:
+            self.chunks += [(chunk.start, len(chunk)) for chunk in chunks]
+        # by key of a stream: its generator, chunk, and the replicas left in it
+        self._positions: dict[
             tuple[int, ...], tuple[np.random.Generator, int, float]
         ] = {}
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
         if step.kind == "positive":
-            params = step.params["key"], step.params["width"], step.out.shape[-1]
-            exact = positive_products(*params, replicas, np.dtype(float), self.next)
+            exact = positive_products(
+                key=step.params["key"],
+                width=step.params["width"],
+                vectors=step.out.shape[-1],
+                replicas=replicas,
+                dtype=np.dtype(float),
+                following=self.next,
+            )
             return exact.astype(self.dtype, copy=False)
         shape = replicas, *step.out.shape
         if step.kind == "normals":
@@ -167,8 +172,8 @@ class Streams:
                 continue
             row = replicas_of_chunk.reshape(-1)
             for start in range(0, len(row), ROUNDED):
-                part = row[start : start + ROUNDED]
-                part[:] = rng.standard_normal(len(part))
+                rounded = row[start : start + ROUNDED]
+                rounded[:] = rng.standard_normal(len(rounded))
         return out
 
     def next(
@@ -177,34 +182,32 @@ class Streams:
         """The generators of the chunks of the next replicas of a stream, each with its
         replicas of an array.
         """
-        rng, chunk, remaining = self._under_way.get(key, (None, -1, 0))
-        done = 0
-        while done < len(out):
+        rng, chunk, remaining = self._positions.get(key, (None, -1, 0))
+        start = 0
+        while start < len(out):
             if not remaining:
                 chunk += 1
-                first, remaining = self.chunks[chunk]
-                rng = generator(self.seed, *key, first)
-            count = int(min(remaining, len(out) - done))
+                chunk_key, remaining = self.chunks[chunk]
+                rng = generator(self.seed, *key, chunk_key)
+            count = int(min(remaining, len(out) - start))
             assert rng is not None
-            yield rng, out[done : done + count]
-            done += count
+            yield rng, out[start : start + count]
+            start += count
             remaining -= count
-            self._under_way[key] = rng, chunk, remaining
+            self._positions[key] = rng, chunk, remaining
 
 
 def _laid_out(a: Array) -> Array:
     """The same array, stored with the replicas innermost if its matrices are small or
     few: see `_ops`.
     """
-    if a.shape[-1] >= MIN_INNERMOST_ROW or (
-        math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES
-        and math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
-    ):
+    is_large = math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES
+    has_large_heads = math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
+    if a.shape[-1] >= MIN_INNERMOST_ROW or (is_large and has_large_heads):
         return a
+    replicas_last = np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0)))
     last = a.ndim - 1
-    return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose(
-        (last, *range(last))
-    )
+    return replicas_last.transpose((last, *range(last)))
 
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
@@ -222,8 +225,12 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
     """The replicas per block; depends only on the plan and the bytes per number."""
-    size, long = itemsize * plan.bytes // 8, 2 * plan.long_numbers > plan.random_numbers
-    return replicas_per_block(size, plan.seconds(1), len(plan.steps), long)
+    return replicas_per_block(
+        size=itemsize * plan.bytes // 8,
+        seconds=plan.seconds(1),
+        steps=len(plan.steps),
+        long=2 * plan.long_numbers > plan.random_numbers,
+    )
 
 
 def replicas_per_block(size: float, seconds: float, steps: float, long: bool) -> int:
@@ -232,10 +239,12 @@ def replicas_per_block(size: float, seconds: float, steps: float, long: bool) ->
     """
     # long rows of coordinates do not fit in a cache anyway
     room = BLOCK_BYTES * (8 if long else 1)
+    in_cache = min(CHUNK, room // max(size, 1))
+    # as many as hide the overhead of steps; blocks must be powers of 2
     worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
-    whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # parts must be powers of 2
-    few = min(MAX_BLAS_REPLICAS, whole, LARGE_BYTES // max(size, 1))
-    return int(max(1, few, min(CHUNK, room // max(size, 1))))
+    worth_rounded = int(2 ** math.ceil(math.log2(max(worth, 1.0))))
+    few = min(MAX_BLAS_REPLICAS, worth_rounded, LARGE_BYTES // max(size, 1))
+    return int(max(1, few, in_cache))
 
 
 def blocks(

@@ -177,17 +177,17 @@ class StepwiseBackend(Device):
         start = part.start
         while start < part.stop:
             replicas = min(size, max(self.first_block(plan), start))
-            needed = min(replicas, part.stop - start)
+            count = min(replicas, part.stop - start)
             draw = partial(
-                self._drawn, seed=seed, start=start, replicas=replicas, needed=needed
+                self._drawn, seed=seed, start=start, replicas=replicas, count=count
             )
             mean, columns = self.evaluate(plan, draw, constants={})
-            yield mean[:needed, ...], columns[:needed, ...]
-            tick(needed)
+            yield mean[:count, ...], columns[:count, ...]
+            tick(count)
             start += replicas
 
     def given(
-        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+        self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Step by step; constants are copied to the device only once."""
         constants: dict[Register, Array] = {}
@@ -197,7 +197,7 @@ class StepwiseBackend(Device):
                 return self.array(numbers[step.out], self.precision)
 
             mean, columns = self.evaluate(plan, draw, constants)
-            return self.numpy(what(self.library, mean, columns))
+            return self.numpy(summary(self.library, mean, columns))
 
         return of_draws
 
@@ -206,9 +206,9 @@ class StepwiseBackend(Device):
         return _ops.gram(self.library.xp, columns, columns)
 
     def _drawn(
-        self, step: Step, seed: int, start: int, replicas: int, needed: int
+        self, step: Step, seed: int, start: int, replicas: int, count: int
     ) -> Array:
-        """The random numbers of a step for the replicas of a block that are needed."""
+        """The random numbers of a step for the first replicas of a block."""
         stream = Stream(seed, step.params["key"], start, replicas)
         precision = "float32" if self.rounded else self.precision
         shape = step.out.shape
@@ -218,7 +218,7 @@ class StepwiseBackend(Device):
             numbers = self.chi(stream, shape, step.params["freedom"], precision)
         xp = self.library.xp
         dtype = getattr(xp, self.precision)
-        return xp.astype(numbers[:needed, ...], dtype, copy=False)
+        return xp.astype(numbers[:count, ...], dtype, copy=False)
 
     def _native_or_none(self, step: Step, inputs: Sequence[Array]) -> Array | None:
         """The function applied to arrays of the library; None if that fails."""
@@ -257,11 +257,11 @@ class StepwiseBackend(Device):
             expected = compute(
                 NUMPY, "apply", [probes[arg] for arg in step.args], step.params
             )
-            found: Any = result
+            on_host: Any = result
             if isinstance(result, type(inputs[0])):
-                found = self.numpy(result)
+                on_host = self.numpy(result)
             agrees = agrees and bool(
-                np.allclose(found, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
+                np.allclose(on_host, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
             )
         return agrees
 

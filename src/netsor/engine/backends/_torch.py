@@ -53,11 +53,11 @@ class OnDevice:
         self._kept: dict[int, tuple[Any, Array]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        made = getattr(self._xp, name)
+        function = getattr(self._xp, name)
         if name in CREATES:
-            made = partial(made, device=self._device)
-        setattr(self, name, made)  # found directly next time
-        return made
+            function = partial(function, device=self._device)
+        setattr(self, name, function)  # found directly next time
+        return function
 
     def asarray(self, numbers: Any, **options: Any) -> Array:
         """An array on the device. Index arrays, which plans have many of, are copied
@@ -69,10 +69,11 @@ class OnDevice:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
             # PyTorch needs writable arrays
-            made = self._xp.asarray(numbers.copy(), device=self._device)
+            tensor = self._xp.asarray(numbers.copy(), device=self._device)
             # with the array itself, so that no other gets its id
-            self._kept[id(numbers)] = numbers, made
-        return self._kept[id(numbers)][1]
+            self._kept[id(numbers)] = numbers, tensor
+        _, tensor = self._kept[id(numbers)]
+        return tensor
 
 
 class TorchLibrary(Library):
@@ -92,27 +93,28 @@ class TorchLibrary(Library):
 
     def add_diagonal(self, a: Array, more: Array, fresh: bool = False) -> Array:
         """In place, or in a copy."""
-        made = a if fresh else a.clone()
-        made.diagonal(dim1=-2, dim2=-1).add_(more)
-        return made
+        result = a if fresh else a.clone()
+        result.diagonal(dim1=-2, dim2=-1).add_(more)
+        return result
 
     def triangular(self, lower: Array, b: Array) -> Array:
         """Solve X C^T = b."""
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
 
     def recompute_where(
-        self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self, result: Array, again: Array, remake: Callable[..., Array], *arrays: Array
     ) -> Array:
         """Query the GPU once for their number; if all matrices are recomputed, copy
         nothing.
         """
         batch, count = again.shape, int(again.sum())
         if not count:
-            return made
+            return result
         if count == again.numel() and all(a.shape[:-2] == batch for a in arrays):
             return remake(*arrays)
-        made[again] = remake(*(a.expand(*batch, *a.shape[-2:])[again] for a in arrays))
-        return made
+        selected = [a.expand(*batch, *a.shape[-2:])[again] for a in arrays]
+        result[again] = remake(*selected)
+        return result
 
 
 library = cache(TorchLibrary)  # by device
@@ -204,10 +206,10 @@ class Torch(StepwiseBackend):
             return _now(mean), _now(columns)
 
     def given(
-        self, plan: Plan, what: Callable[[Any, Array, Array], Array]
+        self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Without gradients."""
-        of_draws = super().given(plan, what)
+        of_draws = super().given(plan, summary)
 
         def without_gradients(numbers: Mapping[Register, Any]) -> Any:
             with torch.no_grad():

@@ -17,8 +17,7 @@ import numpy as np
 
 from ..._array_api import Floats
 from ...language.operations._operation import Dot, Gaussian, MatMul, Normal, Source
-from ...language.operations._rotary import Rotate
-from ...language.values._array import Value, VectorAccess
+from ...language.values._array import Value
 from ...language.values._graph import Bools, asked_entries, topological_order, widths_of
 from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
@@ -51,8 +50,11 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     backward = _backward_values(values)
 
     def may_correlate(score: Value) -> bool:
-        x, y = (sources_of[factor] for factor in score.op.inputs)
-        return x is None or y is None or not x.isdisjoint(y)
+        x, y = score.op.inputs
+        x_sources, y_sources = sources_of[x], sources_of[y]
+        if x_sources is None or y_sources is None:
+            return True
+        return not x_sources.isdisjoint(y_sources)
 
     unclear = [
         score
@@ -71,11 +73,10 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     context = Context({}, dict.fromkeys(values, 0))
     factors = [factor for score in unclear for factor in score.op.inputs]
     replaced: Any = rewritten(factors, context, scores_as_normals)
-    needed = asked_entries(outputs)
-    products = {
-        score: Product(x, y, needed[score])
-        for score, x, y in zip(unclear, replaced[::2], replaced[1::2], strict=True)
-    }
+    entries = asked_entries(outputs)
+    products: dict[Value, Product] = {}
+    for score, x, y in zip(unclear, replaced[::2], replaced[1::2], strict=True):
+        products[score] = Product(x, y, needed=entries[score])
     return _certain_scores(products)
 
 
@@ -103,19 +104,21 @@ def _centred_sources(
                 sources = frozenset([weight.source])
             case op:
                 sources = None
-                if op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate):
+                if op.is_linear:
                     vectors = [x for x in op.inputs if isinstance(x, Vector)]
                     sources = _union([sources_of[x] for x in vectors])
         sources_of[value] = sources
     return sources_of
 
 
-def _union(parts: Sequence[frozenset[Source] | None]) -> frozenset[Source] | None:
+def _union(sets: Sequence[frozenset[Source] | None]) -> frozenset[Source] | None:
     """The union of sets; None if one of them is."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    return frozenset[Source]().union(*known)
+    union = frozenset[Source]()
+    for sources in sets:
+        if sources is None:
+            return None
+        union |= sources
+    return union
 
 
 def _backward_values(values: Sequence[Value]) -> set[Value]:
@@ -138,11 +141,13 @@ def _certain_scores(products: Mapping[Value, Product]) -> set[Value]:
             warnings.simplefilter("ignore")
             nonzero = certain(list(products.values()))
     except ExactError:
-        items = list(products.items())
-        half = len(items) // 2
+        scores = list(products)
+        half = len(scores) // 2
         if not half:
             return set()
-        return _certain_scores(dict(items[:half])) | _certain_scores(dict(items[half:]))
+        first_half = {score: products[score] for score in scores[:half]}
+        second_half = {score: products[score] for score in scores[half:]}
+        return _certain_scores(first_half) | _certain_scores(second_half)
     return {
         score for score, entries in zip(products, nonzero, strict=True) if entries.any()
     }
@@ -175,11 +180,8 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     def limits_of(plan: Plan) -> list[ProductLimit]:
         with np.errstate(all="ignore"):
             means, _ = sample_block(plan, 0, REPLICAS)
-        parts = np.split(means, ends, axis=1)
-        return [
-            ProductLimit(*limit)
-            for limit in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-        ]
+        values = np.split(means, ends, axis=1)  # of the scalars, three per product
+        return [ProductLimit(*values[k : k + 3]) for k in range(0, len(values), 3)]
 
     plan = make_plan(scalars, bound)
     limits = limits_of(plan)

@@ -14,11 +14,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._array_api import Floats, array_namespace
+from ..._array_api import Bools, Floats, array_namespace
 from ...language.values._array import Value
 from .._exceptions import ExactError
 from ..backends._numpy import Streams, block
@@ -61,17 +61,14 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     refused = ScoreError(output, LOST)
     try:
         plan = plan_at(math.inf)
-        # some replicas show if vectors differ only by small parts, which the structure
-        # did not reveal
-        guarded = any(step.kind == "lost" for step in plan.steps)
-        if not (guarded and any(np.isnan(found).any() for found in _replicas(plan))):
+        if not _small_part_is_lost(plan):
             return plan
     except ScoreError as error:
         refused = error
     try:
-        first, second = WIDTHS
+        width, wider = WIDTHS
         limit = limit_by_width(
-            plan_at(first), plan_at(second), lambda: plan_at(second**2 / first)
+            plan_at(width), plan_at(wider), lambda: plan_at(wider**2 / width)
         )
     except (ExactError, np.linalg.LinAlgError):
         # an optimiser that needs the entries of a gradient; overflow
@@ -79,6 +76,14 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     if limit is None:
         raise refused
     return limit
+
+
+def _small_part_is_lost(plan: Plan) -> bool:
+    """Whether some replicas show that vectors differ only by small parts, which the
+    structure did not reveal.
+    """
+    has_guards = any(step.kind == "lost" for step in plan.steps)
+    return has_guards and any(np.isnan(array).any() for array in _replicas(plan))
 
 
 def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan | None:
@@ -90,60 +95,87 @@ def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan 
     constant one. An output may be 0 only in some replicas, as a weight of hard
     attention is, so sizes are means over replicas.
     """
-    steps, results, changes = list(plan.steps), [], [0.0]
-    third: tuple[Floats, Floats] | None = None
-    for k, (a, b, result) in enumerate(
-        zip(_replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True)
-    ):
-        size = np.abs(b).mean(axis=0)
-        change = np.quantile(
-            np.abs(b - a) / np.maximum(np.maximum(np.abs(b), size), TINY), MOST, axis=0
-        )
-        settled = change <= MAX_CHANGE
-        falls = ~settled & ((np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0) >= MOST)
-        rounding = (size <= ROUNDING * size.max(initial=0.0)) & (
-            size <= 2 * np.abs(a).mean(axis=0)
-        )
-        # even if only in a few replicas
-        grows = ~rounding & (np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0))
-        if grows.any() or not (settled | falls | rounding).all():
+    at_widest: tuple[Floats, Floats] | None = None
+    steps = list(plan.steps)
+    results: list[Register] = []
+    largest_change = 0.0
+    outputs = zip(
+        _replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True
+    )
+    for k, (a, b, result) in enumerate(outputs):
+        change = _change(a, b)
+        if change is None:
             return None
-        if falls.any():
-            third = third or _replicas(widest())
-            c, least = np.abs(third[k]), ROUNDING * size.max(initial=0.0)
-            if (
-                not ((np.abs(b) > MIN_FALL * c) | (c <= least))
-                .mean(axis=0)[falls]
-                .min()
-                >= MOST
-            ):
+        if change.falls.any():
+            if at_widest is None:
+                at_widest = _replicas(widest())
+            if not _falls_again(b, at_widest[k], change.falls):
                 return None
-        changes += change[settled].tolist()
+            step = _zeros_step(result, a, change.falls)
+            steps.append(step)
+            result = step.out
         results.append(result)
-        if falls.any():
-            largest = np.where(falls, MARGIN * np.abs(a).max(axis=0), 0.0)
-            results[-1] = Register(result.shape)
-            steps.append(
-                Step(
-                    kind="apply",
-                    out=results[-1],
-                    args=(result,),
-                    params={
-                        "f": partial(_without_small, largest),
-                        "shape": result.shape,
-                        "axes": None,
-                    },
-                    words="limits that are 0",
-                    operations=result.size,
-                )
-            )
-    told = (
+        largest_change = max(largest_change, change.largest)
+    note = (
         "the limit is computed at width 2^34; up to 2^46, 95 % of draws change by"
-        f" {max(changes):.0e} at most"
+        f" {largest_change:.0e} at most"
     )
     mean, columns = results
     return replace(
-        plan, steps=steps, mean=mean, columns=columns, notes=(*plan.notes, told)
+        plan, steps=steps, mean=mean, columns=columns, notes=(*plan.notes, note)
+    )
+
+
+class _Change(NamedTuple):
+    """The change of the numbers of an output from one width to a larger one."""
+
+    largest: float  # of the numbers that have converged, relative to their size
+    falls: Bools  # which numbers fall like those with limit 0
+
+
+def _change(a: Floats, b: Floats) -> _Change | None:
+    """The change from replicas a to b (replicas, …); None if numbers neither converge
+    nor fall.
+    """
+    size = np.abs(b).mean(axis=0)
+    unit = np.maximum(np.maximum(np.abs(b), size), TINY)
+    change = np.quantile(np.abs(b - a) / unit, MOST, axis=0)
+    converges = change <= MAX_CHANGE
+    fall_share = (np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0)
+    falls = ~converges & (fall_share >= MOST)
+    is_rounding = size <= ROUNDING * size.max(initial=0.0)
+    is_rounding &= size <= 2 * np.abs(a).mean(axis=0)
+    # even if only in a few replicas
+    grows = np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0)
+    if (grows & ~is_rounding).any() or not (converges | falls | is_rounding).all():
+        return None
+    return _Change(float(change[converges].max(initial=0.0)), falls)
+
+
+def _falls_again(b: Floats, c: Floats, falls: Bools) -> bool:
+    """Whether the falling numbers fall as much again from replicas b to c."""
+    rounding = ROUNDING * np.abs(b).mean(axis=0).max(initial=0.0)
+    size = np.abs(c)
+    is_smaller = (np.abs(b) > MIN_FALL * size) | (size <= rounding)
+    return bool(is_smaller.mean(axis=0)[falls].min() >= MOST)
+
+
+def _zeros_step(result: Register, numbers: Floats, falls: Bools) -> Step:
+    """The step that sets the falling numbers of an output to 0, given replicas of
+    it.
+    """
+    largest = np.where(falls, MARGIN * np.abs(numbers).max(axis=0), 0.0)
+    return Step(
+        kind="apply",
+        out=Register(result.shape),
+        args=(result,),
+        params={
+            "f": partial(_without_small, largest),
+            "shape": result.shape,
+            "axes": None,
+        },
+        words="limits that are 0",
+        operations=result.size,
     )
 
 

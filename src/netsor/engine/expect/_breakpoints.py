@@ -71,10 +71,9 @@ def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
     """
     narrow: set[float] = set()
     if f.smoothed is None and lowest <= highest:
-        narrow = narrow.union(
-            _narrow(f, lowest, True),
-            *(_narrow(f, k, False) for k in range(lowest, highest + 1)),
-        )
+        narrow.update(_narrow(f, lowest, centre=True))
+        for octave in range(lowest, highest + 1):
+            narrow.update(_narrow(f, octave, centre=False))
     return _panels(f, tuple(sorted(narrow)))
 
 
@@ -83,58 +82,70 @@ def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
     """The ends of fine-grid intervals with narrow features, in an octave of |u| or
     across 0.
     """
-    search, steps = _search(f), np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
-    outward = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
-    found = []
-    for edges in (
-        [2.0**octave * np.linspace(-1.04, 1.03, 64)]
-        if centre
-        else [outward, -outward[::-1]]
-    ):
-        rough = search.roughness(edges[:-1], edges[1:]) > max(
-            VISIBLE, 64 * search.noise
-        )
-        found += edges[np.append(rough, False) | np.append(False, rough)].tolist()
-    return found if len(found) <= MAX_NARROW_FEATURES else []
+    search = _search(f)
+    if centre:
+        grids = [2.0**octave * np.linspace(-1.04, 1.03, 64)]
+    else:
+        steps = np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
+        outward = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
+        grids = [outward, -outward[::-1]]
+    threshold = max(VISIBLE, 64 * search.noise)
+    ends: list[float] = []
+    for edges in grids:
+        rough = search.roughness(edges[:-1], edges[1:]) > threshold
+        is_end = np.append(rough, False) | np.append(False, rough)
+        ends += edges[is_end].tolist()
+    return ends if len(ends) <= MAX_NARROW_FEATURES else []
 
 
 @lru_cache(maxsize=256)
 def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     """The breakpoints found by halving, from the grid and `more` edges."""
-    search, breaks = _search(f), np.array(sorted(f.breaks or ()), dtype=float)
+    search = _search(f)
+    breaks = np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
-    found = _clusters(search.halved(edges)[1])
+    _, short = search.halved(edges)
+    detected = _clusters(short)
     if f.breaks is None:
-        breaks, edges = found, np.union1d(edges, found)
-    kept = search.halved(edges)[0]
-    long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
-    kept = np.unique(np.concatenate([kept[long], breaks, more]))
-    around = 1.0 + np.abs(breaks)
-    # at a jump, the difference does not shrink with the distance from the break
-    with np.errstate(all="ignore"):
-        near, very_near = (
-            np.abs(f(breaks + h * around) - f(breaks - h * around))
-            for h in (1e-5, 1e-10)
-        )
-    jumps = bool(np.any(~(very_near <= 0.3 * near)))
-    places = np.union1d(breaks, found) if f.smoothed is None else NONE
-    poles = np.array([b for b in places if _is_pole(f, b, places)])
-    gaps = np.minimum(np.diff(kept, prepend=-np.inf), np.diff(kept, append=np.inf))
-    return Breakpoints(breaks, jumps, poles, kept, gaps, search.noise)
+        breaks, edges = detected, np.union1d(edges, detected)
+    ends, _ = search.halved(edges)
+    min_length = MIN_SMOOTH_INTERVAL * (1.0 + np.abs(ends))
+    is_long = np.diff(ends, prepend=-np.inf) > min_length
+    ends = np.unique(np.concatenate([ends[is_long], breaks, more]))
+    candidates = np.union1d(breaks, detected) if f.smoothed is None else NONE
+    return Breakpoints(
+        breaks=breaks,
+        jumps=_has_jump(f, breaks),
+        poles=np.array([b for b in candidates if _is_pole(f, b, candidates)]),
+        ends=ends,
+        gaps=np.minimum(np.diff(ends, prepend=-np.inf), np.diff(ends, append=np.inf)),
+        noise=search.noise,
+    )
+
+
+def _has_jump(f: Function, breaks: Array) -> bool:
+    """Whether φ jumps at a break: the difference of its sides does not shrink with the
+    distance.
+    """
+    unit = 1.0 + np.abs(breaks)
+
+    def difference(distance: float) -> Array:
+        with np.errstate(all="ignore"):
+            return np.abs(f(breaks + distance * unit) - f(breaks - distance * unit))
+
+    return bool(np.any(~(difference(1e-10) <= 0.3 * difference(1e-5))))
 
 
 def _is_pole(f: Function, b: float, breaks: Array) -> bool:
     """Whether φ grows like a power on one side of a break."""
-    room = min(
-        float(np.abs(breaks[breaks != b] - b).min(initial=np.inf)), abs(b) or 1.0
-    )
+    nearest_break = float(np.abs(breaks[breaks != b] - b).min(initial=np.inf))
+    room = min(nearest_break, abs(b) or 1.0)
     near = room * 2.0 ** -HALVINGS[b == 0]
     with np.errstate(all="ignore"):
         sizes = np.abs(np.broadcast_to(f(b + np.stack([near, -near])), (2, len(near))))
         steps = np.diff(sizes, axis=1)
-        grows = (steps[:, 1:] > GROWTH * steps[:, :-1]) & (
-            steps[:, :-1] > VISIBLE * sizes[:, :-2]
-        )
+        grows = steps[:, 1:] > GROWTH * steps[:, :-1]
+        grows &= steps[:, :-1] > VISIBLE * sizes[:, :-2]
     return bool(np.any(np.all(grows, axis=1)) or np.isinf(sizes).any())
 
 
@@ -151,18 +162,15 @@ class _Search:
         points = np.sinh(np.linspace(-4.1, 4.1, 256))
         # on such intervals most roughness is noise
         short = 1e-6 * (1.0 + np.abs(points))
-        self.noise = float(
-            np.quantile(self.roughness(points - short, points + short), 0.75)
-        )
+        roughness = self.roughness(points - short, points + short)
+        self.noise = float(np.quantile(roughness, 0.75))
 
     def _values(self, left: Array, right: Array) -> Array:
+        """Clipped values at the points of each interval, (POINTS, intervals)."""
         u = 0.5 * (left + right) + 0.5 * (right - left) * POINTS[:, None]
         with np.errstate(all="ignore"):
-            return np.clip(
-                np.nan_to_num(np.broadcast_to(self.f(u), u.shape)),
-                -MAX_VALUE,
-                MAX_VALUE,
-            )
+            values = np.nan_to_num(np.broadcast_to(self.f(u), u.shape))
+            return np.clip(values, -MAX_VALUE, MAX_VALUE)
 
     def roughness(self, left: Array, right: Array) -> Array:
         """The deviation of f from a polynomial, relative to its size and without the
@@ -171,16 +179,13 @@ class _Search:
         # (POINTS, intervals): reductions over the first axis are fast
         values = self._values(left, right)
         outer = np.searchsorted(self.outer, np.maximum(np.abs(left), np.abs(right)))
-        size = np.maximum(
-            self.size[np.minimum(outer, len(self.size) - 1)], np.abs(values).max(axis=0)
-        )
-        slope = np.abs(np.diff(values[:NODES], axis=0) / np.diff(NODE)[:, None]).max(
-            axis=0
-        ) / (right - left)
+        size_within = self.size[np.minimum(outer, len(self.size) - 1)]
+        size = np.maximum(size_within, np.abs(values).max(axis=0))
+        slopes = np.abs(np.diff(values[:NODES], axis=0) / np.diff(NODE)[:, None])
+        slope = slopes.max(axis=0) / (right - left)
         rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
-        return np.maximum(
-            np.abs(CHECKS.T @ values).sum(axis=0) - rounding, 0.0
-        ) / np.where(size > 0, size, 1.0)
+        deviation = np.abs(CHECKS.T @ values).sum(axis=0)
+        return np.maximum(deviation - rounding, 0.0) / np.where(size > 0, size, 1.0)
 
     def halved(self, edges: Array) -> tuple[Array, Array]:
         """The edges after halving, and the intervals (·, 2) so short that they must
@@ -191,19 +196,16 @@ class _Search:
         while len(left):
             failing = self.roughness(left, right) > max(SMOOTH, 4 * self.noise)
             size = (right - left) / (1.0 + np.abs(left))
-            short.append(
-                np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)]
-            )
+            intervals = np.stack([left, right], axis=1)
+            short.append(intervals[failing & (size < MIN_SMOOTH_INTERVAL)])
             failing &= size > 4e-15  # shorter intervals cannot be halved
             left, right = left[failing], right[failing]
             nearest = np.argsort(np.abs(left + right))[:PANELS]
             left, right = left[nearest], right[nearest]
             middle = 0.5 * (left + right)
             kept.append(middle)
-            left, right = (
-                np.concatenate([left, middle]),
-                np.concatenate([middle, right]),
-            )
+            lefts, rights = [left, middle], [middle, right]
+            left, right = np.concatenate(lefts), np.concatenate(rights)
         return np.unique(np.concatenate(kept)), np.concatenate(short)
 
 
@@ -217,14 +219,15 @@ def _clusters(short: Array) -> Array:
     if not len(short):
         return NONE
     short = short[np.argsort(short[:, 0])]
-    apart = short[1:, 0] - short[:-1, 0] > 2 * MIN_SMOOTH_INTERVAL * (
-        1.0 + np.abs(short[1:, 0])
-    )
-    groups = np.split(short, 1 + np.nonzero(apart)[0])
+    left = short[:, 0]
+    max_gap = 2 * MIN_SMOOTH_INTERVAL * (1.0 + np.abs(left[1:]))
+    is_apart = left[1:] - left[:-1] > max_gap
+    groups = np.split(short, 1 + np.nonzero(is_apart)[0])
     shortest = np.array(
         [group[np.argmin(group[:, 1] - group[:, 0])] for group in groups]
     )
-    centres, sizes = shortest.mean(axis=1), 4 * (shortest[:, 1] - shortest[:, 0])
+    centres = shortest.mean(axis=1)
+    sizes = 4 * (shortest[:, 1] - shortest[:, 0])
     if len(centres) > 2 and np.median(np.diff(centres)) < 1e-3:
         return NONE  # breaks everywhere: the function computes in low precision
     for digits in range(12, -1, -1):

@@ -48,7 +48,9 @@ def step(terms: int) -> float:
     """The length of a panel on which 16 nodes resolve h_k for k < terms, which
     oscillates like sin(√k x).
     """
-    return 1.0 if terms <= 2 else min(0.5, 8.0 / np.sqrt(terms))
+    if terms <= 2:
+        return 1.0
+    return float(min(0.5, 8.0 / np.sqrt(terms)))
 
 
 def reach(terms: int) -> float:
@@ -70,8 +72,13 @@ def series(f: Single, terms: int) -> Series:
     """The coefficients of rows, each by a separate integral; near a pole without a
     second moment the error is infinite.
     """
-    result = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
-    constant, pole = f.std == 0, near_infinite_moment(f, reach(terms))
+    result = Series(
+        coefficients=np.zeros((terms, len(f))),
+        square=np.zeros(len(f)),
+        error=np.zeros(len(f)),
+    )
+    constant = f.std == 0
+    pole = near_infinite_moment(f, reach(terms))
     if constant.any():
         rows = np.nonzero(constant)[0]
         result.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
@@ -80,71 +87,81 @@ def series(f: Single, terms: int) -> Series:
     varied = np.nonzero(~constant & ~pole)[0]
     if len(varied) == 0:
         return result
-    panels = len(_common(terms)[0])
+    panels = len(_common(terms).points)
     for block in slices(len(varied), VALUES // (panels * len(POINTS))):
         _fill(result, f, varied[block], terms)
-    far = varied[
-        growing(f, varied, result.square[varied], reach(terms), mean_only=terms <= 2)
-    ]
+    square = result.square[varied]
+    is_growing = growing(f, varied, square, reach(terms), mean_only=terms <= 2)
+    far = varied[is_growing]
     for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
-        _fill_own(result, f, far[block], terms, far=True)
+        _fill_separately(result, f, far[block], terms, far=True)
     return result
 
 
-@cache
-def _common(terms: int) -> tuple[Array, Array, Array]:
+class _CommonPanels(NamedTuple):
     """The panels that all smooth rows share."""
-    # Their points (panels, POINTS), the largest |h_k| φ on each (panels,), and (nodes,
-    # 1 + K): w, w h_0, w h_1, ….
+
+    points: Array  # (panels, POINTS)
+    largest: Array  # (panels,): the largest |h_k| φ on each
+    table: Array  # (nodes, 1 + K): w, w h_0, w h_1, … for the weights w
+
+
+@cache
+def _common(terms: int) -> _CommonPanels:
+    """The common panels for this many terms."""
     edges = between(reach(terms), step(terms))
     half = 0.5 * np.diff(edges)[:, None]
     points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
     x = (points[:, :NODES]).ravel()
     weight = (half * WEIGHTS).ravel() * np.exp(log_density(x))
-    table = np.stack(
-        [weight, *(weight * h for h in _hermite(x, terms, np.ones_like(x)))], axis=1
+    columns = [weight]
+    for h in _hermite(x, terms, np.ones_like(x)):
+        columns.append(weight * h)
+    return _CommonPanels(
+        points=points,
+        largest=_largest(edges[:-1], edges[1:], terms),
+        table=np.stack(columns, axis=1),
     )
-    return points, _largest(edges[:-1], edges[1:], terms), table
 
 
-def _hermite(x: Array, terms: int, first: Array) -> Any:
-    previous, h = np.zeros_like(x), first
+def _hermite(x: Array, terms: int, factor: Array) -> Any:
+    """Yield h_k(x) times a factor, for k < terms, by their recurrence."""
+    previous, h = np.zeros_like(x), factor
     for k in range(terms):
         yield h
         previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
 
 
 def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
+    """Fill in rows: smooth ones by the common panels, others by their own ones."""
     points, largest, table = _common(terms)
     values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
-    own = f.edges(rows, reach(terms), step(terms))
+    edges = f.edges(rows, reach(terms), step(terms))
+    tolerance = max(TOLERANCE, 4 * f.features.noise)
     with np.errstate(invalid="ignore", over="ignore"):
         missing = unresolved(values) * largest * (2 * reach(terms) / len(points))
         flat = values[..., :NODES].reshape(len(rows), -1)
         square = (flat * flat) @ table[:, 0]
-        smooth = np.all(
-            missing <= max(TOLERANCE, 4 * f.features.noise) * np.sqrt(square)[:, None],
-            axis=1,
-        )
-    smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
-    good = rows[smooth]
-    result.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
-    result.square[good] = square[smooth]
-    result.error[good] = np.sum(missing[smooth], axis=1)
-    rest = rows[~smooth]
-    for block in slices(len(rest), VALUES // (2 * points.size)):
-        _fill_own(result, f, rest[block], terms)
+        is_smooth = np.all(missing <= tolerance * np.sqrt(square)[:, None], axis=1)
+    is_smooth &= np.all(np.abs(edges) >= reach(terms), axis=1)
+    smooth = rows[is_smooth]
+    result.coefficients[:, smooth] = table[:, 1:].T @ flat[is_smooth].T
+    result.square[smooth] = square[is_smooth]
+    result.error[smooth] = np.sum(missing[is_smooth], axis=1)
+    rough = rows[~is_smooth]
+    for block in slices(len(rough), VALUES // (2 * points.size)):
+        _fill_separately(result, f, rough[block], terms)
 
 
-def _fill_own(
+def _fill_separately(
     result: Series, f: Single, rows: Array, terms: int, far: bool = False
 ) -> None:
     """Fill in rows whose panels have edges at the breaks of the function; `far` is for
     a function that grows.
     """
     whole = FARTHEST if far else reach(terms)
-    own = f.take(rows)
-    poles = Poles(own, whole, step(terms))
+    f_of_rows = f.take(rows)
+    poles = Poles(f_of_rows, whole, step(terms))
     even = between(whole, step(terms))
     edges = np.concatenate(
         [
@@ -155,8 +172,8 @@ def _fill_own(
         axis=1,
     )
 
-    def values_at(some: Array, x: Array) -> Array:
-        return poles.hide(some, x, own.at(some, x))
+    def values_at(subset: Array, x: Array) -> Array:
+        return poles.hide(subset, x, f_of_rows.at(subset, x))
 
     beyond: Array | float = 0.0
     tolerance = max(TOLERANCE, 4 * f.features.noise)
@@ -165,8 +182,13 @@ def _fill_own(
         edges = np.clip(edges, -end[:, None], end[:, None])
         panels = resolve(values_at, edges, largest_density, tolerance, squares=True)
     else:
-        largest, failing = partial(_largest, terms=terms), 64 if terms == 1 else 400
-        panels = resolve(values_at, edges, largest, tolerance, failing=failing)
+        panels = resolve(
+            values_at,
+            edges,
+            partial(_largest, terms=terms),
+            tolerance,
+            failing=64 if terms == 1 else 400,
+        )
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         # for a growing function, multiply both φ and h_k by √density, which underflows
         # later than the density
@@ -176,8 +198,8 @@ def _fill_own(
             (panels.values * density) ** 2 if far else panels.values**2 * density
         )
         starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
-        first = density.ravel() if far else np.ones(density.size)
-        for k, h in enumerate(_hermite(panels.x.ravel(), terms, first)):
+        factor = density.ravel() if far else np.ones(density.size)
+        for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor)):
             result.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
         error = panels.error
         if f.f.smoothed is None:
@@ -189,10 +211,8 @@ def _fill_own(
             result.coefficients[:, rows] += near.moments
             error = error + near.error + 0.5 * near.square_error / np.sqrt(square)
         lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
-    result.square[rows], result.error[rows] = (
-        square,
-        np.where(lost, np.inf, error + beyond),
-    )
+    result.square[rows] = square
+    result.error[rows] = np.where(lost, np.inf, error + beyond)
 
 
 # A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth
@@ -209,9 +229,14 @@ CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 TO_COEFFICIENTS = np.linalg.inv(chebvander(CHEBYSHEV, DEGREE))
 
 
-# Left and right end in log a; polynomials (K + 1, DEGREE + 1) of coefficients/√E[φ²]
-# and log E[φ²]; error/√E[φ²]
-_Piece = tuple[float, float, Array, float]
+class _Cell(NamedTuple):
+    """The table on an interval of log a."""
+
+    left: float
+    right: float
+    # (K + 1, DEGREE + 1): of the coefficients/√E[φ²], and of log E[φ²]
+    polynomials: Array
+    error: float  # relative to √E[φ²]
 
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
@@ -220,56 +245,48 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     """
     order = np.argsort(variance)
     t = np.log(variance[order])
-    cells = np.unique(np.floor(t / WIDTH)).tolist()
-    pieces = [
-        piece
-        for k in cells
-        for piece in _fitted(f, k * WIDTH, (k + 1) * WIDTH, terms, HALVINGS)
-    ]
-    bounds = [
-        0,
-        *np.searchsorted(t, [left for left, *_ in pieces[1:]]).tolist(),
-        len(t),
-    ]
+    cells: list[_Cell] = []
+    for k in np.unique(np.floor(t / WIDTH)).tolist():
+        cells += _fitted_cells(f, k * WIDTH, (k + 1) * WIDTH, terms, HALVINGS)
+    inner_bounds = np.searchsorted(t, [cell.left for cell in cells[1:]])
+    bounds = [0, *inner_bounds.tolist(), len(t)]
     rows, error = np.empty((terms + 1, len(t))), np.empty(len(t))
-    for (left, right, polynomial, doubt), (start, stop) in zip(
-        pieces, pairwise(bounds), strict=True
-    ):
-        part = slice(start, stop)
-        x = (2 * t[part] - left - right) / (right - left)
-        rows[:, part] = polynomial @ chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
-        error[part] = doubt
+    for cell, (start, stop) in zip(cells, pairwise(bounds), strict=True):
+        x = (2 * t[start:stop] - cell.left - cell.right) / (cell.right - cell.left)
+        powers = chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
+        rows[:, start:stop] = cell.polynomials @ powers
+        error[start:stop] = cell.error
     norm = np.exp(0.5 * rows[-1])
-    back = np.empty(len(t), dtype=int)
-    back[order] = np.arange(len(t))
+    # the position of each variance in their order
+    position = np.empty(len(t), dtype=int)
+    position[order] = np.arange(len(t))
     return Series(
-        (rows[:-1] * norm)[:, back], (norm * norm)[back], (error * norm)[back]
+        coefficients=(rows[:-1] * norm)[:, position],
+        square=(norm * norm)[position],
+        error=(error * norm)[position],
     )
 
 
 @lru_cache(maxsize=1024)
-def _fitted(
+def _fitted_cells(
     f: Function, left: float, right: float, terms: int, halvings: int
-) -> list[_Piece]:
+) -> list[_Cell]:
     """The table between two values of log a, with at most `halvings` halvings."""
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
     # rows here get separate integrals
     if not (np.isfinite(exact.error) & (exact.square > 0)).all():
-        return [(left, right, np.zeros((terms + 1, DEGREE + 1)), np.inf)]
+        zeros = np.zeros((terms + 1, DEGREE + 1))
+        return [_Cell(left, right, polynomials=zeros, error=np.inf)]
     norm = np.sqrt(exact.square)
-    polynomial = (
-        np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]])
-        @ TO_COEFFICIENTS.T
-    )
-    # truncation, error
-    missing, known = (
-        float(np.abs(polynomial[:, -3:]).max()),
-        float(np.max(exact.error / norm)),
-    )
-    if halvings == 0 or not missing > (known if known > ROUGH else PRECISION):
-        return [(left, right, polynomial, known + 3 * missing)]
+    functions = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]])
+    polynomials = functions @ TO_COEFFICIENTS.T
+    truncation = float(np.abs(polynomials[:, -3:]).max())
+    error = float(np.max(exact.error / norm))
+    tolerance = error if error > ROUGH else PRECISION
+    if halvings == 0 or not truncation > tolerance:
+        return [_Cell(left, right, polynomials, error + 3 * truncation)]
     middle = 0.5 * (left + right)
-    return _fitted(f, left, middle, terms, halvings - 1) + _fitted(
+    return _fitted_cells(f, left, middle, terms, halvings - 1) + _fitted_cells(
         f, middle, right, terms, halvings - 1
     )

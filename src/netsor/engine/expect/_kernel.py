@@ -45,20 +45,21 @@ def closed_form(
     f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array
 ) -> Array | None:
     """E[φ(u) ψ(v)] if a formula is known, else None; all arguments broadcast."""
-    kinds = (base(f), base(g))
-    if kinds == (_IDENTITY, _IDENTITY):
+    phi, psi = base(f), base(g)
+    if phi is _IDENTITY and psi is _IDENTITY:
         return c + mu * nu
-    if set(kinds) <= {_SIN, _COS}:
-        return _waves(kinds[0] is _SIN, kinds[1] is _SIN, mu, nu, a, c, b)
-    first, second = _piecewise_linear(f), _piecewise_linear(g)
-    both_linear = first is not None and second is not None
-    if not both_linear and kinds not in ((_ERF, _ERF), (_GELU, _GELU)):
+    if {phi, psi} <= {_SIN, _COS}:
+        return _waves(phi is _SIN, psi is _SIN, mu, nu, a, c, b)
+    # the other formulas are for means of 0
+    linear_f, linear_g = _piecewise_linear(f), _piecewise_linear(g)
+    are_linear = linear_f is not None and linear_g is not None
+    if not are_linear and (phi, psi) not in ((_ERF, _ERF), (_GELU, _GELU)):
         return None
     if not (_is_zero(mu) and _is_zero(nu)):
         return None
-    if first is not None and second is not None:
-        return _of_piecewise_linear(first, second, a, c, b)
-    if kinds[0] is _ERF:
+    if linear_f is not None and linear_g is not None:
+        return _of_piecewise_linear(linear_f, linear_g, a, c, b)
+    if phi is _ERF:
         # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its
         # digits near 1
         return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
@@ -66,15 +67,15 @@ def closed_form(
 
 
 def _of_piecewise_linear(
-    first: tuple[float, float],
-    second: tuple[float, float],
+    f: tuple[float, float],
+    g: tuple[float, float],
     a: Array,
     c: Array,
     b: Array,
 ) -> Array:
-    """E of products of α x + β relu(x), as E[u relu(v)] = c/2."""
-    alpha, beta = first
-    gamma, delta = second
+    """E of products of α x + β relu(x) and γ x + δ relu(x), as E[u relu(v)] = c/2."""
+    alpha, beta = f
+    gamma, delta = g
     linear = (alpha * gamma + (alpha * delta + beta * gamma) / 2) * c
     if not beta * delta:
         return linear
@@ -131,10 +132,10 @@ def _waves(
     """
     xp = array_namespace(a, c, b)
     m, size = (a + b) / 2, xp.abs(c)
-    less = xp.expm1(-2 * size)
+    decay = xp.expm1(-2 * size)
     peak = xp.exp(size - m) / 2
-    even = peak * (2 + less)  # e^−m cosh c
-    odd = -xp.sign(c) * peak * less  # e^−m sinh c
+    even = peak * (2 + decay)  # e^−m cosh c
+    odd = -xp.sign(c) * peak * decay  # e^−m sinh c
 
     def cosine_and_sine(mean: Array, sine: bool) -> tuple[Array, Array]:
         if sine:  # sin x = cos(x − π/2), and the sine of that is −cos x
@@ -181,13 +182,14 @@ def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, 
 
 
 def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
+    """The same for a few pairs, by integration over u."""
     slope = rho * y.std
-    rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
+    residual_std = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
 
     def values(pair: Array, at: Array) -> Array:
         """φ(u) E[ψ(m + s z)] at u = μ + σ x; v given u is m + s z."""
         m = y.mean[pair][:, None] + slope[pair][:, None] * at
-        s = rest[pair]
+        s = residual_std[pair]
         if y.f.smoothed is not None:
             conditional = y.f.smoothed(m, s[:, None])
         else:
@@ -219,7 +221,7 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     highest = np.max(y.mean + whole * y.std)
     breaks = breaks[(breaks > lowest) & (breaks < highest)]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        v = breaks[:, None] + AROUND * rest[:, None, None]
+        v = breaks[:, None] + AROUND * residual_std[:, None, None]
         at_breaks = (v - y.mean[:, None, None]) / slope[:, None, None]
         at_breaks = np.nan_to_num(at_breaks.reshape(len(rho), -1), nan=whole)
         edges.append(np.clip(at_breaks, -whole, whole))
@@ -233,7 +235,7 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
         # is small
         pair = panels.row[:, None]
         size = 1.0 + np.abs(y.mean)[pair]
-        size = size + np.abs(slope)[pair] * np.abs(panels.x) + rest[pair]
+        size = size + np.abs(slope)[pair] * np.abs(panels.x) + residual_std[pair]
         terms = np.abs(x.at(panels.row, panels.x)) * size * density
         rounding = OPERATION_RTOL * panels.integrate(terms)
     is_users = x.f.smoothed is None or y.f.smoothed is None
@@ -269,13 +271,14 @@ def coefficients(f: Single, terms: int) -> Series:
         table = tabulated(f.f, f.std[centred] ** 2, terms)
         if centred.all() and np.isfinite(table.error).all():
             return table
-        for whole, part in zip(rows, table, strict=True):
-            whole[..., centred] = part
+        for array, entries in zip(rows, table, strict=True):
+            array[..., centred] = entries
     # also rows of the table if E[φ²] is finite only for some variances of a piece
-    rest = np.isinf(rows.error)
-    if rest.any():
-        for whole, part in zip(rows, series(f.take(rest), terms), strict=True):
-            whole[..., rest] = part
+    remaining = np.isinf(rows.error)
+    if remaining.any():
+        separate = series(f.take(remaining), terms)
+        for array, entries in zip(rows, separate, strict=True):
+            array[..., remaining] = entries
     return rows
 
 
@@ -348,12 +351,15 @@ class Sums(NamedTuple):
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> Sums:
     """The series with up to this many terms, fewer where they are enough."""
     if x is y:
-        rows, both = _unique_rows(np.concatenate([ix, iy]))
-        ix, iy = both[: len(ix)], both[len(ix) :]
+        pairs_of_x = len(ix)
+        rows, index = _unique_rows(np.concatenate([ix, iy]))
+        ix, iy = index[:pairs_of_x], index[pairs_of_x:]
         rows_x = rows_y = x.take(rows)
     else:
-        (rows, ix), (others, iy) = _unique_rows(ix), _unique_rows(iy)
-        rows_x, rows_y = x.take(rows), y.take(others)
+        rows, ix = _unique_rows(ix)
+        rows_x = x.take(rows)
+        rows, iy = _unique_rows(iy)
+        rows_y = y.take(rows)
     f = coefficients(rows_x, terms)
     g = f if rows_x is rows_y else coefficients(rows_y, terms)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -363,18 +369,19 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     value = np.zeros(len(rho))
     todo = np.ones(len(rho), dtype=bool)
     if x.f is y.f:
-        same = (
+        # φ(u) = ψ(v)
+        equal = (
             (rho == 1.0)
             & (rows_x.mean[ix] == rows_y.mean[iy])
             & (rows_x.std[ix] == rows_y.std[iy])
         )
         for p, q in zip(rows_x.params, rows_y.params, strict=True):
-            same &= p[ix] == q[iy]
-        value[same] = f.square[ix[same]]
-        todo &= ~same
+            equal &= p[ix] == q[iy]
+        value[equal] = f.square[ix[equal]]
+        todo &= ~equal
     lengths = (terms // 8, terms // 4, terms // 2, terms)
-    rest_f = _remainder_norms(f, lengths)
-    rest_g = rest_f if g is f else _remainder_norms(g, lengths)
+    remainders_f = _remainder_norms(f, lengths)
+    remainders_g = remainders_f if g is f else _remainder_norms(g, lengths)
     parity = _parity(f)
     if parity is None and g is not f:
         parity = _parity(g)
@@ -386,7 +393,7 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])
         value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
         todo &= ~mirrored
-    for length, norm_f, norm_g in zip(lengths, rest_f, rest_g, strict=True):
+    for length, norm_f, norm_g in zip(lengths, remainders_f, remainders_g, strict=True):
         batch = np.nonzero(todo)[0]
         if not len(batch):
             break
@@ -406,15 +413,15 @@ def _unique_rows(index: Array) -> tuple[Any, Array]:
     first, last = index.min(), index.max()
     if last - first < len(index):
         return slice(first, last + 1), index - first
-    rows, where = np.unique(index, return_inverse=True)
-    return rows, where
+    rows, inverse = np.unique(index, return_inverse=True)
+    return rows, inverse
 
 
-def _remainder_norms(part: Series, lengths: tuple[int, ...]) -> list[Array]:
+def _remainder_norms(f: Series, lengths: tuple[int, ...]) -> list[Array]:
     """√(E[φ²] − Σ_{k < length} f_k²) for each length; if the last coefficients vanish,
     √(Σ_{k ≥ length} f_k²).
     """
-    columns, square = part.coefficients, part.square
+    columns, square = f.coefficients, f.square
     with np.errstate(invalid="ignore", over="ignore"):
         sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
         unknown = square - np.sum(sums, axis=0)
@@ -450,12 +457,12 @@ def _mehler(
         return total * rho if start else total
 
 
-def _parity(part: Series) -> tuple[int, int] | None:
-    """(first, step) of the terms of an even or an odd function."""
-    least = 1e-14 * np.sqrt(part.square)
+def _parity(f: Series) -> tuple[int, int] | None:
+    """(start, stride) of the terms of an even or an odd function; None for others."""
+    negligible = 1e-14 * np.sqrt(f.square)
     for start in (0, 1):
-        others = part.coefficients[1 - start :: 2]
-        if np.all(np.abs(others[0]) <= least) and np.all(np.abs(others) <= least):
+        sizes = np.abs(f.coefficients[1 - start :: 2])  # 0 if f has this parity
+        if np.all(sizes[0] <= negligible) and np.all(sizes <= negligible):
             return start, 2
     return None
 
@@ -482,13 +489,13 @@ def kernel(
         )
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
-    first, rows_x = _single(x, xx)
+    rows_x, lead_x = _single(x, xx)
     is_same = x is y and xx is yy
-    second, rows_y = (first, rows_x) if is_same else _single(y, yy)
-    shape, ix, iy = paired(rows_x, rows_y, xy.shape[:-2])
+    rows_y, lead_y = (rows_x, lead_x) if is_same else _single(y, yy)
+    shape, ix, iy = paired(lead_x, lead_y, xy.shape[:-2])
     covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
     if not is_same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
-        value, error = pairs(first, second, ix, iy, covariance.ravel())
+        value, error = pairs(rows_x, rows_y, ix, iy, covariance.ravel())
         return value.reshape(shape), error.reshape(shape)
     # half of a symmetric kernel
     i, j = np.triu_indices(shape[-1])
@@ -497,7 +504,7 @@ def kernel(
         triangle: Array = entries.reshape(shape)[..., i, j]
         return triangle.ravel()
 
-    half = pairs(first, first, upper(ix), upper(iy), upper(covariance))
+    half = pairs(rows_x, rows_x, upper(ix), upper(iy), upper(covariance))
     kernels = np.empty((2, *shape))  # value and error
     triangles = np.reshape(half, (2, *shape[:-2], -1))
     kernels[..., i, j] = triangles
@@ -512,10 +519,11 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     # β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger
     # of the mean's and β √xx's.
     rows, lead = _single(x, xx)
-    (mean, first), _, error = coefficients(rows, 2)
+    hermite = coefficients(rows, 2)
+    mean, linear = hermite.coefficients
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(rows.std > 0, first / rows.std, 0.0)
-    return mean.reshape(lead), slope.reshape(*lead, 1), error.reshape(lead)
+        slope = np.where(rows.std > 0, linear / rows.std, 0.0)
+    return mean.reshape(lead), slope.reshape(*lead, 1), hermite.error.reshape(lead)
 
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:

@@ -228,25 +228,25 @@ def kernel_of_several(
     """
     # a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the
     # arguments, without their means.
-    first, second = _row_arguments(x, a), _row_arguments(y, b)
-    shape, ix, iy = paired(first.lead, second.lead)
-    r = first.mean.shape[-1]
-    d = r + second.mean.shape[-1]
-    directions = max(first.rows.shape[2], 1)
+    u, v = _row_arguments(x, a), _row_arguments(y, b)
+    shape, ix, iy = paired(u.lead, v.lead)
+    r = u.mean.shape[-1]
+    d = r + v.mean.shape[-1]
+    directions = max(u.rows.shape[2], 1)
     # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank`
     # variables
     factor = np.zeros((len(ix), d, min(d, directions)))
     rank = np.zeros(len(ix), dtype=int)
     for block in slices(len(ix), COORDINATES_PER_BATCH // (d * directions)):
-        of_pairs = [first.rows[ix[block]], second.rows[iy[block]]]
+        of_pairs = [u.rows[ix[block]], v.rows[iy[block]]]
         root = _root(np.concatenate(of_pairs, axis=1))
         factor[block] = root.factor
         rank[block] = root.rank
 
     def integrand(pairs: Array, z: Array) -> Array:
         deviation = factor[pairs][:, :, : len(z)] @ z
-        f = first.applied(ix[pairs], deviation[:, :r])
-        g = second.applied(iy[pairs], deviation[:, r:])
+        f = u.applied(ix[pairs], deviation[:, :r])
+        g = v.applied(iy[pairs], deviation[:, r:])
         return (f * g)[:, None, :]
 
     value, error = expected(integrand, rank, 1)
@@ -267,9 +267,9 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
     def integrand(rows: Array, z: Array) -> Array:
         """φ, and φ times each variable."""
         values = flat.applied(rows, factor[rows][:, :, : len(z)] @ z)
-        one = np.ones((1, z.shape[1]))
+        constant = np.ones((1, z.shape[1]))
         unused = np.zeros((variables - len(z), z.shape[1]))
-        return values[:, None, :] * np.concatenate([one, z, unused])
+        return values[:, None, :] * np.concatenate([constant, z, unused])
 
     value, error = expected(integrand, root.rank, 1 + variables)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -291,15 +291,15 @@ class _Arguments(NamedTuple):
     rows: Array  # (rows, r, directions)
     params: tuple[Array, ...]
     # (rows, r): the index of the first argument that is equal or opposite to this one
-    first: Array
+    original: Array
     sign: Array  # (rows, r): 1 if equal, −1 if opposite
 
     def applied(self, rows: Array, deviation: Array) -> Array:
         """φ of means and deviations (rows, r, N); equal arguments get equal numbers."""
         u = self.mean[rows][:, :, None] + deviation
-        first, sign = self.first[rows], self.sign[rows]
-        if (first != np.arange(first.shape[1])).any():
-            u = sign[:, :, None] * np.take_along_axis(u, first[:, :, None], axis=1)
+        original, sign = self.original[rows], self.sign[rows]
+        if (original != np.arange(original.shape[1])).any():
+            u = sign[:, :, None] * np.take_along_axis(u, original[:, :, None], axis=1)
         arguments = [u[:, k, :] for k in range(u.shape[1])]
         scalars = [p[rows][:, None] for p in self.params]
         values = self.x.f(*arguments, *scalars)
@@ -307,18 +307,29 @@ class _Arguments(NamedTuple):
 
 
 def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
+    """The flat arguments of rows, and which of them are equal or opposite."""
     lead, mean, rows, params = flattened(x, a)
-    first = np.tile(np.arange(mean.shape[1]), (len(mean), 1))
+    original = np.tile(np.arange(mean.shape[1]), (len(mean), 1))
     sign = np.ones(mean.shape)
     whole = np.concatenate([mean[:, :, None], rows], axis=2)
     for later in range(1, mean.shape[1]):
         for earlier in reversed(range(later)):
             same = alike(np, whole[:, earlier], whole[:, later])[:, 0]
             is_same = same != 0
-            first[:, later] = np.where(is_same, first[:, earlier], first[:, later])
+            original[:, later] = np.where(
+                is_same, original[:, earlier], original[:, later]
+            )
             signs = same * sign[:, earlier]
             sign[:, later] = np.where(is_same, signs, sign[:, later])
-    return _Arguments(x, lead, mean, rows, params, first, sign)
+    return _Arguments(
+        x=x,
+        lead=lead,
+        mean=mean,
+        rows=rows,
+        params=params,
+        original=original,
+        sign=sign,
+    )
 
 
 class Root(NamedTuple):

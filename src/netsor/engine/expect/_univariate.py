@@ -71,11 +71,8 @@ class Single:
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
-        breaks, ends, gaps = (
-            self.features.breaks,
-            self.features.ends,
-            self.features.gaps,
-        )
+        ends, gaps = self.features.ends, self.features.gaps
+        breaks = self.features.breaks
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (ends > low) & (ends < high) & (gaps < step * np.max(std))
         # an endless oscillation: the error includes what panels do not resolve
@@ -101,17 +98,14 @@ def single(
     top = top[(std > 0) & np.isfinite(top)]
     if not len(top):
         return Single(f, mean, std, params, features(f))
-    lowest, highest = (
-        int(np.floor(np.log2(np.clip(end, 1e-200, 1e200))))
-        for end in (top.min(), top.max())
-    )
-    return Single(
-        f,
-        mean,
-        std,
-        params,
-        features(f, max(lowest - DOWN, highest - OCTAVES), highest),
-    )
+    highest = _octave(top.max())
+    lowest = max(_octave(top.min()) - DOWN, highest - OCTAVES)
+    return Single(f, mean, std, params, features(f, lowest, highest))
+
+
+def _octave(u: float) -> int:
+    """The octave of a positive number: 2^octave ≤ u < 2^(octave + 1)."""
+    return int(np.floor(np.log2(np.clip(u, 1e-200, 1e200))))
 
 
 def between(reach: float, step: float) -> Array:
@@ -153,16 +147,14 @@ def growing(
     with np.errstate(all="ignore"):
         size = np.log(np.abs(f.at(rows, x[None, :])))
         if mean_only:
-            beyond, whole = (
-                size + log_density(x) + np.log(np.abs(x)),
-                0.5 * np.log(square) - 0.5 * FALL,
-            )
+            beyond = size + log_density(x) + np.log(np.abs(x))
+            negligible = 0.5 * np.log(square) - 0.5 * FALL
         else:
-            beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
+            beyond = 2 * size + log_density(x)
+            negligible = np.log(square) - FALL
+        matters = beyond > np.maximum(negligible, -1e300)[:, None]
         # skip points at which φ overflows: the others show whether it still matters
-        return ~(square < np.inf) | np.any(
-            beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf
-        )
+        return ~(square < np.inf) | np.any(matters, axis=1, where=beyond < np.inf)
 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
@@ -173,17 +165,16 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
         sides = 2 * np.log(values) + log_density(x)  # (rows, 2, outward)
-    known = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
-    sides = np.where(known, sides, -np.inf)
+    is_finite = np.cumprod(np.isfinite(values), axis=2, dtype=bool)  # so far
+    sides = np.where(is_finite, sides, -np.inf)
     top = sides.max(axis=(1, 2))
-    alive = sides > (top - FALL)[:, None, None]
-    alive_before = np.concatenate(
-        [np.ones_like(alive[:, :, :1]), alive[:, :, :-1]], axis=2
+    counts = sides > (top - FALL)[:, None, None]
+    counts_before = np.concatenate(
+        [np.ones_like(counts[:, :, :1]), counts[:, :, :-1]], axis=2
     )
-    overflown = np.any(alive_before & ~known, axis=(1, 2))
-    reach = np.minimum(
-        np.where(alive, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2)) + 2 * STEP, FARTHEST
-    )
+    overflows = np.any(counts_before & ~is_finite, axis=(1, 2))
+    last = np.where(counts, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2))
+    reach = np.minimum(last + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
         # extrapolate a tail that reaches the farthest point from its rate of decay
         # there
@@ -191,13 +182,11 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
         # of log(φ² density), in log x
         rate = (far - farther) / np.log(_OUTWARD[-1] / _OUTWARD[_FAR])
         tail = SAFETY * np.exp(farther) * FARTHEST / (rate - 1.0)
-        tail = np.where(
-            np.isneginf(farther), 0.0, np.where(rate > SLOWEST, tail, np.inf)
-        )
-        root = SAFETY * np.exp(0.5 * (top - FALL)) + np.where(
-            reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0
-        )
-    return reach, np.where(overflown, np.inf, root)
+        tail = np.where(rate > SLOWEST, tail, np.inf)
+        tail = np.where(np.isneginf(farther), 0.0, tail)
+        root_of_tail = np.where(reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
+        root = SAFETY * np.exp(0.5 * (top - FALL)) + root_of_tail
+    return reach, np.where(overflows, np.inf, root)
 
 
 class BatchedFunction(NamedTuple):
@@ -214,19 +203,22 @@ def flattened(
     """The shape (lead, i) of rows, and flattened means (rows, r), matrices (rows, ·, ·)
     and parameters (rows,).
     """
-    arrays = [np.asarray(a, dtype=float) for a in (x.mean, of_rows, *x.params)]
-    own = [
-        a.shape[a.ndim - k :]
-        for a, k in zip(arrays, (1, 2, *[0] * len(x.params)), strict=True)
-    ]
+    mean = np.asarray(x.mean, dtype=float)
+    matrices = np.asarray(of_rows, dtype=float)
+    params = [np.asarray(p, dtype=float) for p in x.params]
     lead = np.broadcast_shapes(
-        *(a.shape[: a.ndim - len(axes)] for a, axes in zip(arrays, own, strict=True))
+        mean.shape[:-1], matrices.shape[:-2], *(p.shape for p in params)
     )
-    mean, matrices, *params = (
-        np.broadcast_to(a, (*lead, *axes)).reshape(-1, *axes)
-        for a, axes in zip(arrays, own, strict=True)
+
+    def flat(array: Array, axes: tuple[int, ...]) -> Array:
+        return np.broadcast_to(array, (*lead, *axes)).reshape(-1, *axes)
+
+    return (
+        lead,
+        flat(mean, mean.shape[-1:]),
+        flat(matrices, matrices.shape[-2:]),
+        tuple(flat(p, ()) for p in params),
     )
-    return lead, mean, matrices, tuple(params)
 
 
 def paired(

@@ -93,8 +93,8 @@ def mixed(counts: Bools, sets: Sets) -> Sets:
     """The sets of Σ_j a[…, i, j] x[…, j], where `counts` marks the a that count."""
     # Most neighbouring vectors have equal sets, so a row of the result is described by
     # which distinct sets it has in which block.
-    distinct, which = np.unique(sets, return_inverse=True)
-    is_set = which.reshape(*sets.shape, 1) == np.arange(len(distinct))
+    distinct, index = np.unique(sets, return_inverse=True)
+    is_set = index.reshape(*sets.shape, 1) == np.arange(len(distinct))
     blocks = sets.shape[-1]
     flat = is_set.reshape(*sets.shape[:-1], blocks * len(distinct))
     # a sum of products of numbers is faster than a disjunction of conjunctions
@@ -113,14 +113,14 @@ def mixed(counts: Bools, sets: Sets) -> Sets:
 
 def meet(a: Sets, b: Sets) -> Bools:
     """Whether vectors a[…, i] and b[…, j] share a basis function in some block."""
-    distinct_a, which_a = np.unique(a, return_inverse=True)
-    distinct_b, which_b = np.unique(b, return_inverse=True)
+    distinct_a, index_a = np.unique(a, return_inverse=True)
+    distinct_b, index_b = np.unique(b, return_inverse=True)
     shares = np.zeros((len(distinct_a), len(distinct_b)), dtype=bool)
     for i, bits_a in enumerate(distinct_a):
         for j, bits_b in enumerate(distinct_b):
             shares[i, j] = bool(bits_a & bits_b)
-    rows = which_a.reshape(a.shape)[..., :, None, :]
-    columns = which_b.reshape(b.shape)[..., None, :, :]
+    rows = index_a.reshape(a.shape)[..., :, None, :]
+    columns = index_b.reshape(b.shape)[..., None, :, :]
     return np.asarray(shares[rows, columns].any(axis=-1))
 
 
@@ -331,12 +331,10 @@ class Orders:
         That of x_i, and those of earlier directions that share a function with x_i.
         """
         leading, blocks = x.shape[:-1], self.bits(x).shape[-1]
-        parts = [
-            np.broadcast_to(self.bits(v), (*leading, v.shape[-1], blocks))
-            for v in known
-        ]
-        parts.append(np.zeros((*leading, 0, blocks), dtype=object))
-        directions = np.concatenate(parts, axis=-2)
+        directions = np.zeros((*leading, 0, blocks), dtype=object)
+        for v in known:
+            sets = np.broadcast_to(self.bits(v), (*leading, v.shape[-1], blocks))
+            directions = np.concatenate([directions, sets], axis=-2)
         for i in range(x.shape[-1]):
             row = self.bits(x)[..., i : i + 1, :]
             new = row | mixed(meet(row, directions), directions)
@@ -354,6 +352,7 @@ class Orders:
     # The sets of vectors, by operation
 
     def _sets(self, x: Vector) -> Sets:
+        """The basis functions of vectors at order 1, by the rule of their operation."""
         vectors, coefficients = parts_of(x)
         inputs = [self.bits(v) for v in vectors]
         match x.op:
@@ -425,6 +424,7 @@ class Orders:
     # The orders of scalars, by operation
 
     def _order(self, c: Value) -> npt.ArrayLike:
+        """The orders of scalars, by the rule of their operation."""
         match c.op:
             case Root():  # other width ratios are numbers at this point
                 return SMALL
@@ -433,7 +433,7 @@ class Orders:
             case Take(x, flat):
                 return self.of(x).ravel()[flat]
             case Join(parts):
-                return np.concatenate([self.of(part) for part in parts])
+                return np.concatenate([self.of(x) for x in parts])
             case Dot(x, y, 1.0):
                 return self.products(x, y, c.ndim)
             case Coefficients(x, y):
@@ -445,12 +445,20 @@ class Orders:
                 if not self.infinite(g):
                     return ONE
                 return self.products(d, u, c.ndim) if self.infinite(d) else SMALL
-            case Apply(f, (_, allowed)) if f is MASKED_SOFTMAX:
-                return np.where(self.of(allowed) == ZERO, ZERO, ONE)
-            case Apply(f, scalars) as op if f in (*SUMS, *PRODUCTS):
-                nonzero = through(op, [self.of(p) >= SMALL for p in scalars])
-                of_order_one = through(op, [self.of(p) >= ONE for p in scalars])
-                return np.asarray(np.sum([nonzero, of_order_one], axis=0))
+            case Apply() as op:
+                return self._order_of_function(op)
+        return ONE
+
+    def _order_of_function(self, op: Apply) -> npt.ArrayLike:
+        """The orders of a function of scalars."""
+        if op.f is MASKED_SOFTMAX:
+            _, allowed = op.scalars
+            return np.where(self.of(allowed) == ZERO, ZERO, ONE)
+        if op.f in (*SUMS, *PRODUCTS):
+            orders = [self.of(p) for p in op.scalars]
+            nonzero = through(op, [order >= SMALL for order in orders])
+            of_order_one = through(op, [order >= ONE for order in orders])
+            return np.asarray(np.sum([nonzero, of_order_one], axis=0))
         return ONE
 
     def products(self, x: Vector, y: Vector, ndim: int) -> Array:
@@ -468,8 +476,8 @@ def _is_linear(x: Vector) -> bool:
     return x.op.acts is VectorAccess.LINEARLY and not isinstance(x.op, Span)
 
 
-class _Wanted(NamedTuple):
-    """A basis function that a row wants on an augmenting path."""
+class _Request(NamedTuple):
+    """The row that requests a basis function on an augmenting path."""
 
     row: int
     gives_up: int  # the basis function that the row had; 0 for the new row
@@ -481,21 +489,21 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
     `owner` maps the basis functions that are matched to their rows. False if no path
     exists.
     """
-    wanted: dict[int, _Wanted] = {}
-    pending = [_Wanted(i, 0)]
+    requests: dict[int, _Request] = {}  # by basis function
+    pending = [_Request(i, gives_up=0)]
     seen = 0
     while pending:
-        row, had = pending.pop()
-        new = rows[row] & ~seen
+        request = pending.pop()
+        new = rows[request.row] & ~seen
         seen |= new
         for function in _elements(new):
-            wanted[function] = _Wanted(row, had)
+            requests[function] = request
             if function not in owner:
-                while function:  # every row on the path takes what it wants
-                    owner[function] = wanted[function].row
-                    function = wanted[function].gives_up
+                while function:  # every row on the path takes what it requests
+                    owner[function] = requests[function].row
+                    function = requests[function].gives_up
                 return True
-            pending.append(_Wanted(owner[function], function))
+            pending.append(_Request(owner[function], gives_up=function))
     return False
 
 
@@ -557,32 +565,33 @@ class SmallParts:
         inputs = x.op.inputs
         terms = self._small_parts_of_vectors(x)
         for c in inputs:
-            if isinstance(c, Scalar) and (marks := self.orders.of(c) == SMALL).any():
-                c1 = constant(marks * 1.0) * Scalar(EpsilonPart(c, x.width), c.shape)
-                terms.append(
-                    _on_inputs(
-                        x,
-                        [self.main(v) if isinstance(v, Vector) else c1 for v in inputs],
-                    )
-                )
+            if not isinstance(c, Scalar):
+                continue
+            is_small = self.orders.of(c) == SMALL
+            if is_small.any():
+                c1 = constant(is_small * 1.0) * Scalar(EpsilonPart(c, x.width), c.shape)
+                new_inputs = [
+                    self.main(v) if isinstance(v, Vector) else c1 for v in inputs
+                ]
+                terms.append(_on_inputs(x, new_inputs))
         return sum(terms[1:], start=terms[0]) if terms else None
 
     def _small_parts_of_vectors(self, x: Vector) -> list[Vector]:
         """The terms c0 x1 of a combination."""
         inputs = x.op.inputs
-        parts = [self.small(v) if isinstance(v, Vector) else None for v in inputs]
+        x1 = [self.small(v) if isinstance(v, Vector) else None for v in inputs]
         if isinstance(x.op, Add):
-            return [part.broadcast_to(x.shape) for part in parts if part is not None]
-        if all(part is None for part in parts):
+            return [small.broadcast_to(x.shape) for small in x1 if small is not None]
+        if all(small is None for small in x1):
             return []
         new_inputs: list[Value] = []
-        for value, part in zip(inputs, parts, strict=True):
-            if part is not None:
+        for value, small in zip(inputs, x1, strict=True):
+            if small is not None:
                 # in units of the width of x: a concatenation is wider than its parts
-                ratio = math.sqrt(x.width.factor / part.width.factor)
+                ratio = math.sqrt(x.width.factor / small.width.factor)
                 if ratio != 1:
-                    part = constant(np.asarray(ratio)) * part
-                new_inputs.append(part)
+                    small = constant(np.asarray(ratio)) * small
+                new_inputs.append(small)
             elif isinstance(value, Vector):
                 new_inputs.append(constant(np.asarray(0.0)) * value)
             else:

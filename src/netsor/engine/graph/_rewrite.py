@@ -108,11 +108,15 @@ def key_of(value: Value) -> object:
     names: tuple[str, ...] = value.op.__match_args__
     for name in names:
         entry = getattr(value.op, name)
-        parts = [entry]
+        contents = [entry]
         if isinstance(entry, Weight):
-            parts = [getattr(entry, field_name) for field_name in Weight.__match_args__]
-        for part in parts:
-            key.append(content_of(part) if isinstance(part, np.ndarray) else part)
+            contents = [
+                getattr(entry, field_name) for field_name in Weight.__match_args__
+            ]
+        for content in contents:
+            if isinstance(content, np.ndarray):
+                content = content_of(content)
+            key.append(content)
     return tuple(key)
 
 
@@ -178,7 +182,7 @@ def by_classes(
     # sorted by member; a matrix may act several times
     by_member = np.argsort(members, kind="stable")
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
-    parts: list[Vector] = []
+    results: list[Vector] = []
     order: list[int] = []
     for members_of_class in classes:
         in_class = np.isin(members[by_member], members_of_class)
@@ -186,8 +190,8 @@ def by_classes(
         if positions:
             order += positions
             inputs = x[positions] if op.each else x
-            parts.append(act(members_of_class, positions, inputs))
-    joined = join(parts) if len(parts) > 1 else parts[0]
+            results.append(act(members_of_class, positions, inputs))
+    joined = join(results) if len(results) > 1 else results[0]
     return joined[np.argsort(order)]
 
 
@@ -236,17 +240,17 @@ def asked_together(
     # The stream of a deep network gains sources block by block, so the last vectors
     # include the earlier ones: most pairs are parts of one of a few large pairs.
     large_pairs: list[tuple[SourceSet, SourceSet]] = []
-    for one, two in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
+    for a, b in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
         is_known = any(
-            (one <= p and two <= q) or (one <= q and two <= p) for p, q in large_pairs
+            (a <= p and b <= q) or (a <= q and b <= p) for p, q in large_pairs
         )
         if is_known:
             continue
-        for source in one:
-            partners.setdefault(source, set()).update(two)
-        for source in two:
-            partners.setdefault(source, set()).update(one)
-        large_pairs = [*large_pairs, (one, two)][:MAX_COMPARED_SETS]
+        for source in a:
+            partners.setdefault(source, set()).update(b)
+        for source in b:
+            partners.setdefault(source, set()).update(a)
+        large_pairs = [*large_pairs, (a, b)][:MAX_COMPARED_SETS]
     return partners
 
 

@@ -97,8 +97,10 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
             rest = rest - earlier @ xp.matrix_transpose(earlier[..., :width, :])
         panel = _panel(xp, rest, floor, start)
         panels.append(panel)
-        if is_single and len(used := directions(panel)) < width:
-            panel = panel[..., used]
+        if is_single:
+            nonzero_columns = directions(panel)
+            if len(nonzero_columns) < width:
+                panel = panel[..., nonzero_columns]
         if panel.shape[-1]:
             nonzero.append(panel)
     return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
@@ -113,16 +115,17 @@ def _panel(xp: Any, rest: Array, floor: Array, start: int) -> Array:
     columns = []
     for j in range(width):  # `rest` loses its first row and column each time
         pivot = rest[..., 0, 0]
-        fresh = pivot > floor[..., start + j]
-        inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
-        below = rest[..., :, 0] * inverse[..., None]
+        is_independent = pivot > floor[..., start + j]
+        safe_pivot = xp.where(is_independent, pivot, 1.0)
+        inverse = xp.where(is_independent, 1.0 / xp.sqrt(safe_pivot), 0.0)
+        column = rest[..., :, 0] * inverse[..., None]
         if j + 1 < width:
-            outer = below[..., 1:, None] * below[..., None, 1 : width - j]
+            outer = column[..., 1:, None] * column[..., None, 1 : width - j]
             rest = rest[..., 1:, 1:] - outer
         if start + j:
-            above = xp.zeros((*below.shape[:-1], start + j), dtype=rest.dtype)
-            below = xp.concat([above, below], axis=-1)
-        columns.append(below)
+            above = xp.zeros((*column.shape[:-1], start + j), dtype=rest.dtype)
+            column = xp.concat([above, column], axis=-1)
+        columns.append(column)
     return xp.stack(columns, axis=-1)
 
 
@@ -170,9 +173,9 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
         return b @ np.swapaxes(inverse(lower), -1, -2)
     if size > PANEL:
         half = size // 2
-        first = solve(xp, lower[..., :half, :half], b[..., :half])
-        rest = b[..., half:] - first @ xp.matrix_transpose(lower[..., half:, :half])
-        return xp.concat([first, solve(xp, lower[..., half:, half:], rest)], axis=-1)
+        x = solve(xp, lower[..., :half, :half], b[..., :half])
+        rest = b[..., half:] - x @ xp.matrix_transpose(lower[..., half:, :half])
+        return xp.concat([x, solve(xp, lower[..., half:, half:], rest)], axis=-1)
     rest = b
     columns = []
     for j in range(size):  # `rest` loses its first column each time
@@ -195,7 +198,7 @@ def inverse(lower: Any) -> Any:
     # a zero pivot has only zeros below it, so the substitute for its row changes no
     # other direction
     size = np.where(no_direction, 1.0, size).astype(lower.dtype)
-    one = np.eye(lower.shape[-1], dtype=lower.dtype)
-    rows = np.where(no_direction[..., None], one, lower / size[..., None])
+    identity = np.eye(lower.shape[-1], dtype=lower.dtype)
+    rows = np.where(no_direction[..., None], identity, lower / size[..., None])
     scaled_back = np.tril(np.linalg.inv(rows)) / size[..., None, :]
     return scaled_back * ~no_direction[..., None]

@@ -187,12 +187,13 @@ def _lower_vector(state: State, value: Vector) -> LoweredVector:
         return lower_linear(state, value)
     if value in state.analysis.infinite:
         reads = op.without_limit or f"a function ({type(op).__name__}) of coordinates"
+        name = value.width.name
         raise ExactError(
             value,
             f"{reads} of vectors at width inf",
             instead=(
-                "bind their width to a number, d=64 say: the stream may be infinitely"
-                " wide"
+                f"bind their width to a number, {name}=64 say; vectors of other widths"
+                " may be infinitely wide"
             ),
         )
     coordinates = op.lower(value, state)

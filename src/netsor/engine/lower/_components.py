@@ -209,7 +209,8 @@ class Clusters:
             starts = np.concatenate([start for start, _ in self._edges])
             ends = np.concatenate([end for _, end in self._edges])
             labels = connected(self._count, labels[starts], labels[ends])[labels]
-        self._labels, self._edges = labels, []
+        self._labels = labels
+        self._edges = []
         return labels
 
     def _entries(self) -> list[_Entry]:

@@ -40,16 +40,18 @@ class Dual:
     def __init__(
         self, state: State, rule_of: Callable[[Operation], Callable[..., Fluctuation]]
     ) -> None:
-        self.state, self.rule_of = state, rule_of
+        self.state = state
+        self.rule_of = rule_of
 
     def __getitem__(self, value: Value) -> Fluctuation:
-        """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,)
-        of scalars.
+        """The ε part of a value.
 
-        What its rule asks for comes before: a stack and no recursion, for a deep
-        network is a chain.
+        It has coordinates (*shape, blocks, ·) for vectors, and (*shape,) for scalars.
         """
-        computed, pending = self.state.epsilon_parts, [value]
+        computed = self.state.epsilon_parts
+        # Inputs come before the rule that asks for them. A stack and no recursion,
+        # because a deep network is a long chain.
+        pending = [value]
         while pending:
             current = pending[-1]
             if current in computed:
@@ -77,10 +79,12 @@ class Dual:
 
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
         """The rule of an operation, and the values whose ε parts it asks for."""
-        inexact, limits = self.state.inexact, self.state.analysis.infinite
+        inexact = self.state.inexact
+        limits = self.state.analysis.infinite
         match value.op:
             case MatMul(_, x):
-                return (self.rule_of(value.op) if x in inexact else none), []
+                rule = self.rule_of(value.op) if x in inexact else none
+                return rule, []
             case _ if value not in inexact:
                 return none, []
             case Fuse() | Dot(power=0.5):
@@ -91,14 +95,16 @@ class Dual:
         return self.rule_of(value.op), inputs
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
-        """The ε parts of ⟨x_i, y_j⟩/n, a mean over blocks: x0 · N · y0 + x1 · y0 + x0 ·
-        y1.
+        """The ε parts of ⟨x_i, y_j⟩/n, an array with `ndim` axes.
 
-        They are an array with `ndim` axes.
+        They are a mean over blocks, x0 · N · y0 + x1 · y0 + x0 · y1.
         """
-        state, builder = self.state, self.state.builder
-        x_small, y_small = self[x], self[y]
-        x_sets, y_sets = state.sets(x), state.sets(y)
+        state = self.state
+        builder = state.builder
+        x_small = self[x]
+        y_small = self[y]
+        x_sets = state.sets(x)
+        y_sets = state.sets(y)
         unknown = pairs_meet(x, x_small.unknown, y, y_sets, ndim)
         unknown = unknown | pairs_meet(x, x_sets, y, y_small.unknown, ndim)
         unknown = unknown | unknown_pairs(state, x, y, ndim)
@@ -106,7 +112,8 @@ class Dual:
         from_normals = pairs_meet(x, _is_nonzero(x_sets), y, _is_nonzero(y_sets), ndim)
         from_x = pairs_meet(x, x_small.support, y, y_sets, ndim)
         from_y = pairs_meet(x, x_sets, y, y_small.support, ndim)
-        x_lead, y_lead = state.vectors[x].lead, state.vectors[y].lead
+        x_lead = state.vectors[x].lead
+        y_lead = state.vectors[y].lead
         terms = []
         if (from_normals & ~unknown).any():
             terms.append(crossed_products(state, x, y, ndim))
@@ -121,8 +128,9 @@ class Dual:
         return Fluctuation(part, support, unknown, self.unit(x))
 
     def unit(self, x: Vector) -> Unit:
-        """An ε part counts in the units m^(−1/2) of its space, m the width of one of
-        its blocks.
+        """The unit m^(−1/2) in which ε parts of x count.
+
+        m is the width of one of the blocks of its space.
         """
         return x.width.name, x.width.factor / self.state.analysis.blocks[x]
 
@@ -162,8 +170,9 @@ def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
-    """Rule for operations whose result has an unknown ε part, along all directions of a
-    vector.
+    """Rule for operations whose result has an unknown ε part.
+
+    It is unknown along all directions of a vector.
     """
     if isinstance(value, Vector):
         return unknown_along(dual.state.sets(value))
@@ -212,19 +221,20 @@ def _blocks_without_law(
 
 def _inside(state: State, x: Vector, group: FrameBatch) -> Sets:
     """The sets of the vectors that lie in a group, and none for all others."""
-    sets, positions = state.sets(x), group.positions[x]
+    sets = state.sets(x)
+    positions = group.positions[x]
     inside = np.zeros(sets.shape, dtype=object)
     inside.reshape(-1)[positions] = sets.ravel()[positions]
     return inside
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
-    """The ε part of orthonormal directions of vectors: the derivative of a triangular
-    factorisation.
+    """The ε part of orthonormal directions of vectors.
 
-    x = C D with C triangular and D orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0
-    D'1) for the directions D' known before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where
-    Φ takes what is below the diagonal, and L is the part of C0 along D.
+    It is the derivative of a triangular factorisation, x = C D with C triangular and D
+    orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0 D'1) for the directions D' known
+    before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where Φ takes what is below the
+    diagonal, and L is the part of C0 along D.
 
     Coefficients along directions that x is orthogonal to by structure have ε parts that
     are known. Those of all others are not known, so D1 is unknown along the directions
@@ -237,7 +247,8 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
     remainder = derivative.remainder()
     for known in op.known:
         guard(dual, known, op.x)
-    y, dropped = None, None
+    y = None
+    dropped = None
     if remainder is not None:
         y, dropped = derivative.solved(remainder)
     part = derivative.orthogonalised(y)
@@ -268,8 +279,12 @@ class _SpanDerivative:
 
     def __init__(self, dual: Dual, value: Vector, op: Span) -> None:
         state = dual.state
-        self.dual, self.state, self.builder = dual, state, state.builder
-        self.value, self.x, self.known = value, op.x, op.known
+        self.dual = dual
+        self.state = state
+        self.builder = state.builder
+        self.value = value
+        self.x = op.x
+        self.known = op.known
         self.count = value.shape[-1]
         self.lead = state.vectors[value].lead
         self.mean_square = state.norm(op.x) ** 2
@@ -280,10 +295,9 @@ class _SpanDerivative:
         total = self.apart.shape[-1]
         no_later = np.tri(self.count, total, total - self.count, dtype=bool)
         self.may_depend = ~self.apart & no_later
-        unknown_of_inputs = [dual[v].unknown for v in (*op.known, op.x)]
-        self.unknown = mixed(
-            self.may_depend, sets | np.concatenate(unknown_of_inputs, axis=-2)
-        )
+        inputs = [*op.known, op.x]
+        unknown_of_inputs = np.concatenate([dual[v].unknown for v in inputs], axis=-2)
+        self.unknown = mixed(self.may_depend, sets | unknown_of_inputs)
         self.support = dual[op.x].support
 
     def remainder(self) -> Register | None:

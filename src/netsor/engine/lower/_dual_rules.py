@@ -1,5 +1,7 @@
-"""Scores at infinite width, and the rules of dual numbers, one for each operation
-(docs/theory.md, "Orders in n").
+"""Scores at infinite width, and the rules of dual numbers, one for each operation.
+
+A value is x0 + ε x1 with ε = n^(−1/2), and a rule gives x1 (docs/theory.md, "Orders in
+n").
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from ._linear import (
     products,
 )
 from ._residual_features import ResidualFeatures
-from ._state import Fluctuation, State, unknown_along
+from ._state import Fluctuation, State, Unit, unknown_along
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -70,12 +72,14 @@ def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
 
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
     """Coefficients along directions: known where they are 0 at order 1 by structure."""
-    state, builder, x, y = dual.state, dual.state.builder, op.x, op.y
-    product = dual.product(x, y, value.ndim)
+    state = dual.state
+    builder = state.builder
+    product = dual.product(op.x, op.y, value.ndim)
     order_one = state.order_one(value)
     # along earlier directions, which come last
-    shift = y.shape[-1] - x.shape[-1]
-    earlier = np.tri(x.shape[-1], y.shape[-1], shift, dtype=bool)
+    rows = op.x.shape[-1]
+    columns = op.y.shape[-1]
+    earlier = np.tri(rows, columns, columns - rows, dtype=bool)
     vanishing = ~order_one & earlier
     part = None
     if vanishing.any() and product.part is not None:
@@ -91,10 +95,12 @@ def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
     """Both products of the correction, γ ⟨d, u⟩ − ⟨g, b⟩ in the units of g."""
-    state, builder = dual.state, dual.state.builder
-    g_and_b = dual.product(op.g, op.b, value.ndim)
-    support, unknown = g_and_b.support, g_and_b.unknown
+    state = dual.state
+    builder = state.builder
     terms = []
+    g_and_b = dual.product(op.g, op.b, value.ndim)
+    support = g_and_b.support
+    unknown = g_and_b.unknown
     if g_and_b.part is not None:
         terms.append(builder.step("scale", g_and_b.part, by=-1.0))
     if op.d in state.analysis.infinite:
@@ -111,7 +117,7 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         ratio = op.gain / (state.norm(op.d) * state.norm(op.g))
         terms.append(builder.step("scale", inner, by=ratio))
     common = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
-    # W of what was left over has no direction, and W^T would act on it
+    # Here W acts on a residual, which has no direction; W^T would act on the result.
     if any(isinstance(v.op, MatMul) for v in common):
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
@@ -128,8 +134,9 @@ def _slope(f: Function) -> Callable[[Any], Any] | None:
 
 
 def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
-    """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of
-    other functions, not known.
+    """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots.
+
+    Of other functions, the ε part is unknown.
     """
     arguments = [dual[p] for p in op.scalars]
     if not any(p.support.any() or p.unknown.any() for p in arguments):
@@ -137,9 +144,9 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
     builder = dual.state.builder
-    first = arguments[0]
+    p1 = arguments[0]  # of the only argument, if f has a slope
     slope = _slope(op.f)
-    if slope is not None and first.part is not None:
+    if slope is not None and p1.part is not None:
         slopes = builder.step(
             "apply",
             dual.state.scalars[op.scalars[0]],
@@ -147,18 +154,17 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
             f=slope,
             shape=value.shape,
         )
-        return replace(first, part=builder.step("multiply", slopes, first.part))
+        return replace(p1, part=builder.step("multiply", slopes, p1.part))
     if len(arguments) == 1 and not op.axes:
-        return unknown_along(first.support | first.unknown)
+        return unknown_along(p1.support | p1.unknown)
     return unknown_along(dual.state.order_one(value))
 
 
 def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
-    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a
-    factor C has an ε part.
+    """W x = C E: for orthonormal x, E is standard and isotropic to all orders.
 
-    That can be other than 0 where C is 0 at order 1: along the directions of all the
-    vectors that W acts on.
+    For other x, the factor C has an ε part. It can be other than 0 where C is 0 at
+    order 1: along the directions of all the vectors that W acts on.
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
@@ -179,10 +185,12 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
         return none(dual, value, op)
     state = dual.state
     sets = state.sets(value)
-    support, unknown = np.zeros_like(sets), sets.copy()
+    support = np.zeros_like(sets)
+    unknown = sets.copy()
     parts = []
     for group in state.groups_of(value):
-        frame, positions = state.frames[group], group.positions[value]
+        frame = state.frames[group]
+        positions = group.positions[value]
         if isinstance(frame, NodeFrame):
             at_nodes = _at_nodes(dual, value, op, frame)
             part = at_nodes.part
@@ -206,8 +214,9 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
 def _changed(
     dual: Dual, value: Vector, frame: LimitFrame, number: int, marks: Any
 ) -> int:
-    """The directions along which outputs of a nonlinearity change if an argument
-    changes where it is marked.
+    """The directions along which outputs of a nonlinearity change.
+
+    They are those of changes of one argument, where `marks` has entries.
     """
     x = value.op.inputs[number]
     feature = _feature(dual, value, frame)
@@ -215,7 +224,8 @@ def _changed(
     marked = marks.ravel()[dual.state.argument_positions(x, value, positions)]
     if not marked.any():
         return 0
-    return frame.changes(feature, number, union(marked) if isinstance(x, Vector) else 0)
+    directions = union(marked) if isinstance(x, Vector) else 0
+    return frame.changes(feature, number, directions)
 
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
@@ -246,11 +256,14 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
     A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends
     on terms of order ε.
     """
-    state, builder, nodes = dual.state, dual.state.builder, frame.directions
+    state = dual.state
+    builder = state.builder
+    nodes = frame.directions
     positions = frame.group.positions[value]
     feature = _feature(dual, value, frame)
     support = unknown = 0
-    arguments, changes = list[Register](), list[Register]()
+    arguments: list[Register] = []
+    changes: list[Register] = []
 
     def at_nodes(x: Value, array: Register) -> Register:
         """Numbers of an argument at nodes, for each vector of the result."""
@@ -259,8 +272,8 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
             rows = state.gather(array, entries, nodes)
             return builder.step("scale", rows, by=nodes**0.5)
         flat = builder.reshape(array, x.size)
-        taken = builder.take(flat, entries.ravel(), axis=0)
-        return builder.reshape(taken, *positions.shape, 1)
+        numbers = builder.take(flat, entries.ravel(), axis=0)
+        return builder.reshape(numbers, *positions.shape, 1)
 
     for number, x in enumerate(op.inputs):
         small = dual[x]
@@ -295,25 +308,30 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
 
 
 def _directional(f: Function, *arrays: Any) -> Any:
-    """The derivative of a function along changes of its arguments, which follow
-    these.
+    """The derivative of a function along changes of its arguments.
+
+    `arrays` are the arguments, then a change for each.
     """
     count = len(arrays) // 2
-    arguments, changes = arrays[:count], arrays[count:]
-    pairs = list(zip(arguments, changes, strict=True))
-    above = f(*(x + STEP * change for x, change in pairs))
-    below = f(*(x - STEP * change for x, change in pairs))
-    return (above - below) / (2 * STEP)
+    arguments = arrays[:count]
+    changes = arrays[count:]
+
+    def moved(step: float) -> list[Any]:
+        pairs = zip(arguments, changes, strict=True)
+        return [x + step * change for x, change in pairs]
+
+    return (f(*moved(STEP)) - f(*moved(-STEP))) / (2 * STEP)
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
-    """A mean over coordinates, which fluctuates; and if l has an ε part, what that
-    changes may lie along everything.
+    """A mean over coordinates fluctuates.
+
+    If l has an ε part, the sum may change along every direction.
     """
     state = dual.state
     unknown = state.sets(value).copy()
-    left = dual[op.left]
-    if (left.support | left.unknown).any():
+    l_part = dual[op.left]
+    if (l_part.support | l_part.unknown).any():
         for group in state.groups_of(value):
             frame = state.frames[group]
             assert isinstance(frame, NodeFrame)
@@ -327,39 +345,58 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
     state = dual.state
     terms, coefficients = factors_of(value)
-    units = [dual[x].unit for x in op.inputs if dual[x].support.any()]
-    unit = units[0] if units else None
-    if isinstance(value, Vector):
-        unit = dual.unit(value)
-    small = [dual.converted(dual[x], unit) for x in terms]
-    mains = [_main(state, x) for x in terms]
-    counts = None if coefficients is None else state.order_one(coefficients)
-    support = marks_of(value, [part.support for part in small], counts)
-    unknown = marks_of(value, [part.unknown for part in small], counts)
+    unit = _unit(dual, value, op)
+    x0 = [_main(state, x) for x in terms]
+    x1 = [dual.converted(dual[x], unit) for x in terms]
+    a0 = a0_marks = None
+    if coefficients is not None:
+        a0 = state.scalars[coefficients]
+        a0_marks = state.order_one(coefficients)
+    support = marks_of(value, [term.support for term in x1], a0_marks)
+    unknown = marks_of(value, [term.unknown for term in x1], a0_marks)
     parts = []
-    if any(part.part is not None for part in small):  # a0 x1
-        arrays = [
-            part.part or state.builder.constant(np.zeros(main.shape))
-            for part, main in zip(small, mains, strict=True)
-        ]
-        a0 = None if coefficients is None else state.scalars[coefficients]
+    if any(term.part is not None for term in x1):  # a0 x1
+        arrays = []
+        for main, term in zip(x0, x1, strict=True):
+            zeros = np.zeros(main.shape)
+            arrays.append(term.part or state.builder.constant(zeros))
         parts.append(apply_linear(state, value, arrays, a0))
     if coefficients is not None:
-        marks = [
-            state.sets(x) if isinstance(x, Vector) else state.order_one(x)
-            for x in terms
-        ]
+        marks = [_main_marks(state, x) for x in terms]
         a1 = dual.converted(dual[coefficients], unit)
         unknown = unknown | marks_of(value, marks, a1.unknown)
         if a1.part is not None and a1.support.any():  # a1 x0
             support = support | marks_of(value, marks, a1.support)
-            parts.append(apply_linear(state, value, mains, a1.part))
+            parts.append(apply_linear(state, value, x0, a1.part))
     return Fluctuation(dual.sum(parts), support, unknown, unit)
+
+
+def _unit(dual: Dual, value: Value, op: Operation) -> Unit | None:
+    """The unit of the ε part of a linear operation.
+
+    For scalars it is that of the first input with an ε part; None if there is none.
+    """
+    if isinstance(value, Vector):
+        return dual.unit(value)
+    for x in op.inputs:
+        if dual[x].support.any():
+            return dual[x].unit
+    return None
 
 
 def _main(state: State, x: Value) -> Register:
     """The numbers of a value at order 1."""
     return state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
+
+
+def _main_marks(state: State, x: Value) -> Any:
+    """Where a value has a part of order 1: sets of directions, or marks of scalars."""
+    return state.sets(x) if isinstance(x, Vector) else state.order_one(x)
+
+
+def _dot(dual: Dual, value: Scalar, op: Dot) -> Fluctuation:
+    """⟨x0 + ε x1, y0 + ε y1⟩/n, see `Dual.product`."""
+    return dual.product(op.x, op.y, value.ndim)
 
 
 RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
@@ -368,7 +405,7 @@ RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
     Gaussian: none,
     Data: none,
     Root: _root,
-    Dot: lambda dual, value, op: dual.product(op.x, op.y, value.ndim),
+    Dot: _dot,
     Coefficients: _along,
     AdjointCorrection: _adjoint,
     MatMul: _matmul,
@@ -384,7 +421,9 @@ def rule_of(op: Operation) -> Callable[[Dual, Any, Any], Fluctuation]:
     rule = rule_in(RULES, op, "combine")
     if rule is not None:
         return rule
-    return _linear if op.acts is VectorAccess.LINEARLY else not_known
+    if op.acts is VectorAccess.LINEARLY:
+        return _linear
+    return not_known
 
 
 class ScoreError(ExactError):
@@ -406,11 +445,10 @@ def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
 
 
 def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε part of products of which the part
-    of order 1 is 0.
+    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width, the ε part of ⟨x_i, y_j⟩/n.
 
-    Here, and nowhere else, a score is refused: if its part of order 1 need not be 0, or
-    its ε part is unknown.
+    Only here a score is rejected: if its part of order 1 need not be 0, or its ε part
+    is unknown.
     """
     _check_main_part_is_zero(state, value, x, y)
     small = Dual(state, rule_of).product(x, y, value.ndim)

@@ -217,10 +217,10 @@ class _Factor(NamedTuple):
 
 
 def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
-    """The factor C of the Gram matrix of inputs: the inputs themselves, or a smaller
-    one.
+    """The factor C of the Gram matrix of inputs.
 
-    `rows` are the inputs of each copy of the matrix, (copies, vectors, directions).
+    It is the inputs themselves, or a smaller one. `rows` are the inputs of each copy of
+    the matrix, (copies, vectors, directions).
     """
     analysis, label = state.analysis, state.label(value)
     copies, vectors, directions = rows.shape
@@ -352,13 +352,13 @@ def _combined(
     shape = *value.shape, state.analysis.blocks[value]
     count = math.prod(shape)
 
-    def multiplied(e: Register, words: str = "") -> Register:
+    def multiplied(e: Register, label: str = "") -> Register:
         e = builder.reshape(e, members, blocks, k, e.shape[-1])
         if blocks > 1:
             e = builder.step("permute", e, axes=(0, 2, 1, 3))
         e = builder.reshape(e, members, k, blocks * e.shape[-1])
         if k:
-            product = builder.step("product", c, e, words=words)
+            product = builder.step("product", c, e, words=label)
         else:
             product = builder.constant(np.zeros((*shape, 0)))
         rows = builder.reshape(product, count, product.size // count)

@@ -120,7 +120,7 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
         width = blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
     count = int(width)
     vectors = join([op.right.reshape(-1), op.x.reshape(-1)])
-    given = coordinates(vectors, count).reshape(-1)
+    numbers = coordinates(vectors, count).reshape(-1)
     matrices = value.shape[0]
     entries = matrices * count * out
     if ENTRIES < entries < math.inf:
@@ -131,7 +131,7 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
             instead="take smaller widths; SGD and Muon need only products of vectors",
         )
     shapes = (*op.right.shape, count), (*op.x.shape, count)
-    total = OuterProductSum(op.left, given, op.sizes, op.eps, op.optimiser, shapes)
+    total = OuterProductSum(op.left, numbers, op.sizes, op.eps, op.optimiser, shapes)
     return Vector(total, value.shape, op.left.width)
 
 
@@ -208,11 +208,11 @@ def checked_left(
     return left
 
 
-def eps_error(value: Value, eps: float, optimiser: str, what: str) -> ExactError:
+def eps_error(value: Value, eps: float, optimiser: str, quantity: str) -> ExactError:
     """The error for eps > 0 at infinite width."""
     return ExactError(
         value,
-        f"a step of {optimiser} with eps={eps:g} at infinite width, where {what} of a"
-        " gradient vanish",
+        f"a step of {optimiser} with eps={eps:g} at infinite width, where {quantity}"
+        " of a gradient vanish",
         instead="take eps=0, or finite widths, which have an exact law",
     )

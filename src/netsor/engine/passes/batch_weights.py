@@ -266,22 +266,24 @@ def _stacked_groups(
     sums: dict[Value, _Sum] = {}
     places: Places = {}
     for total, terms in _maximal_sums(values, users):
-        alike: dict[object, list[tuple[Value, Value]]] = {}
+        # products that can be stacked, by term, for each key
+        alike: dict[object, dict[Value, Value]] = {}
         for term in terms:
             product = _product_behind(term, users, batch_sums)
             key = None if product is None else _stacking_key(product, uses, context)
             if product is not None and key is not None:
-                alike.setdefault((*key, term.shape), []).append((term, product))
-        groups = [group for group in alike.values() if len(group) > 1]
-        if not groups:
-            continue
-        for group in groups:
-            places |= _places_in_stack([_weight(product) for _, product in group])
-        stacked_terms = {term for group in groups for term, _ in group}
-        sums[total] = _Sum(
-            stacks=[[product for _, product in group] for group in groups],
-            other_terms=[term for term in terms if term not in stacked_terms],
-        )
+                alike.setdefault((*key, term.shape), {})[term] = product
+        stacks: list[list[Value]] = []
+        stacked_terms: set[Value] = set()
+        for product_of_term in alike.values():
+            if len(product_of_term) > 1:
+                stacks.append(list(product_of_term.values()))
+                stacked_terms.update(product_of_term)
+        for stack in stacks:
+            places |= _places_in_stack([_weight(product) for product in stack])
+        if stacks:
+            other_terms = [term for term in terms if term not in stacked_terms]
+            sums[total] = _Sum(stacks, other_terms)
     return sums, places
 
 

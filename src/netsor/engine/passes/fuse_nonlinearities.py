@@ -26,7 +26,8 @@ from ...language.values._vector import Vector
 from ..graph._rewrite import Context, rewritten
 from .adam_first_step import SIGN
 
-Places = Ints | None  # flat positions of entries, in the shape of the result; None: all
+# flat positions of entries, in the shape of the result; None: all
+Positions = Ints | None
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,10 @@ class Call:
 
     def __call__(self, *arguments: Array) -> Array:
         """Its value."""
-        return self.f(
-            *(
-                arguments[x] if isinstance(x, int) else x(*arguments)
-                for x in self.inputs
-            )
-        )
+        values = []
+        for x in self.inputs:
+            values.append(arguments[x] if isinstance(x, int) else x(*arguments))
+        return self.f(*values)
 
 
 Expression = Call | int
@@ -70,15 +69,16 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
     def change(old: Value, new: Value) -> Value:
         match new.op:
             case Nonlin(f, vectors) if context.width(new) == np.inf:
-                lazy, full = _Expander(new, whole=False), _Expander(new, whole=True)
-                chosen = full if len(full.vectors) < len(lazy.vectors) else lazy
-                linear = f is not MULTIPLY and not any(_nonlinear(x) for x in vectors)
-                if linear and len(chosen.vectors) == len(vectors):
+                expanded = _Expander(new, whole=False)
+                fully_expanded = _Expander(new, whole=True)
+                if len(fully_expanded.vectors) < len(expanded.vectors):
+                    expanded = fully_expanded
+                is_plain = f is not MULTIPLY and not any(map(_nonlinear, vectors))
+                if is_plain and len(expanded.vectors) == len(vectors):
                     return new
-                return replace(
-                    new,
-                    op=Nonlin(chosen.function(f.name), chosen.vectors, chosen.scalars),
-                )
+                composed = expanded.function(f.name)
+                op = Nonlin(composed, expanded.vectors, expanded.scalars)
+                return replace(new, op=op)
         return new
 
     return rewritten(outputs, context, change)
@@ -109,36 +109,30 @@ class _Expander:
         self.vectors = tuple(x for x in self.leaves if isinstance(x, Vector))
         self.scalars = tuple(x for x in self.leaves if isinstance(x, Scalar))
 
-    def _leaf(self, x: Any, places: Places) -> Any:
-        if places is not None:
-            x = self.taken.setdefault(
-                (x, places.tobytes(), places.shape), x.take(places)
-            )
+    def _leaf(self, x: Any, positions: Positions) -> Any:
+        """Entries of a value, as a leaf of the expression."""
+        if positions is not None:
+            key = x, positions.tobytes(), positions.shape
+            x = self.taken.setdefault(key, x.take(positions))
         self.leaves[x] = None
         return x
 
-    def _expand(self, x: Any, places: Places = None) -> Any:
+    def _expand(self, x: Any, positions: Positions = None) -> Any:
         """A tree of Calls whose leaves are values, numbered once all are known;
-        `places` selects entries.
+        `positions` selects entries.
         """
 
-        def inside(inner: Any) -> Places:
-            """The positions of the entries of x in an argument, which may have fewer
-            axes.
-            """
-            if places is None:
-                return None
-            every = np.arange(inner.size).reshape(inner.shape)
-            return np.asarray(
-                np.broadcast_to(every, x.shape).ravel()[places], order="C"
-            )
-
-        def expanded(*inner: Value) -> list[Any]:
+        def expanded(*arguments: Value) -> list[Any]:
             """Expand the arguments: vectors are expanded, scalars are leaves."""
-            return [
-                (self._expand if isinstance(v, Vector) else self._leaf)(v, inside(v))
-                for v in inner
-            ]
+            expressions = []
+            for v in arguments:
+                # an argument may have fewer axes than x
+                in_argument = _positions_in(v, x.shape, positions)
+                if isinstance(v, Vector):
+                    expressions.append(self._expand(v, in_argument))
+                else:
+                    expressions.append(self._leaf(v, in_argument))
+            return expressions
 
         match x.op:
             case Nonlin(Composed(f=Call() as inner), vectors, scalars):
@@ -150,24 +144,22 @@ class _Expander:
                 return Call(add, tuple(expanded(a, b)))
             case Scale(c, a) if self.whole or _nonlinear(x):
                 return Call(MULTIPLY, tuple(expanded(a, c)))
-            case Take(a, flat) if places is not None or _nonlinear(a):
-                return self._expand(
-                    a,
-                    np.asarray(
-                        flat if places is None else flat.ravel()[places], order="C"
-                    ),
-                )
+            case Take(a, flat) if positions is not None or _nonlinear(a):
+                if positions is not None:
+                    flat = flat.ravel()[positions]
+                return self._expand(a, np.asarray(flat, order="C"))
             case Take(a, flat):
                 self.taken.setdefault((a, flat.tobytes(), flat.shape), x)
-        return self._leaf(x, places)
+        return self._leaf(x, positions)
 
     def function(self, name: str) -> Function:
         """The function of the vectors, then the scalars."""
         order: list[Value] = [*self.vectors, *self.scalars]
         root = _with_leaves(self.root, order.index)
-        if (plain := _plain(root, len(order))) is not None and plain is not MULTIPLY:
+        plain = _plain(root, len(order))
+        if plain is not None and plain is not MULTIPLY:
             return plain
-        factors = tuple(_part(factor) for factor in _factors(root))
+        factors = tuple(_factor_function(factor) for factor in _factors(root))
         return Composed(
             name,
             root,
@@ -176,13 +168,24 @@ class _Expander:
         )
 
 
+def _positions_in(
+    argument: Value, shape: tuple[int, ...], positions: Positions
+) -> Positions:
+    """The positions in an argument, which broadcasts to a shape, of some entries of
+    that shape.
+    """
+    if positions is None:
+        return None
+    every_entry = np.arange(argument.size).reshape(argument.shape)
+    flat = np.broadcast_to(every_entry, shape).ravel()
+    return np.asarray(flat[positions], order="C")
+
+
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
     """The same expression on other leaves."""
-    return (
-        Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs))
-        if isinstance(e, Call)
-        else new(e)
-    )
+    if not isinstance(e, Call):
+        return new(e)
+    return Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs))
 
 
 def _plain(e: Expression, arguments: int) -> Function | None:
@@ -199,28 +202,34 @@ def _plain(e: Expression, arguments: int) -> Function | None:
 
 
 def _factors(e: Expression) -> list[Expression]:
-    # the sign of a product is the product of signs
-    if isinstance(e, Call) and e.f in (MULTIPLY, SIGN):
-        inner = [factor for x in e.inputs for factor in _factors(x)]
-        return inner if e.f is MULTIPLY else [Call(SIGN, (factor,)) for factor in inner]
-    return [e]
+    """The expressions whose product an expression is; itself, if it is no product."""
+    if not isinstance(e, Call) or e.f not in (MULTIPLY, SIGN):
+        return [e]
+    factors: list[Expression] = []
+    for x in e.inputs:
+        factors += _factors(x)
+    if e.f is SIGN:  # the sign of a product is the product of signs
+        return [Call(SIGN, (factor,)) for factor in factors]
+    return factors
 
 
 def _arguments(e: Expression) -> set[int]:
-    return (
-        {e} if isinstance(e, int) else set().union(*(_arguments(x) for x in e.inputs))
-    )
-
-
-def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
-    """A factor as a function of its own arguments."""
-    numbers = tuple(sorted(_arguments(e)))
+    """The indices of the arguments that an expression depends on."""
     if isinstance(e, int):
-        return IDENTITY, numbers
-    own = _with_leaves(e, numbers.index)
-    return _plain(own, len(numbers)) or Function(
-        "factor", own, parity=_parity(own)
-    ), numbers
+        return {e}
+    return set[int]().union(*(_arguments(x) for x in e.inputs))
+
+
+def _factor_function(e: Expression) -> tuple[Function, tuple[int, ...]]:
+    """A factor as a function of the arguments that it depends on, and their indices."""
+    indices = tuple(sorted(_arguments(e)))
+    if isinstance(e, int):
+        return IDENTITY, indices
+    renumbered = _with_leaves(e, indices.index)
+    plain = _plain(renumbered, len(indices))
+    if plain is not None:
+        return plain, indices
+    return Function("factor", renumbered, parity=_parity(renumbered)), indices
 
 
 def _parity(e: Expression) -> int | None:
@@ -229,28 +238,32 @@ def _parity(e: Expression) -> int | None:
     """
     if isinstance(e, int):
         return -1
-    inputs = [_parity(x) for x in e.inputs]
-    if len(_arguments(e)) > 1 or None in inputs:
+    if len(_arguments(e)) > 1:
         return None
-    known = [p for p in inputs if p is not None]
+    parities: list[int] = []
+    for x in e.inputs:
+        parity = _parity(x)
+        if parity is None:
+            return None
+        parities.append(parity)
     if e.f is MULTIPLY:
-        return math.prod(known)
+        return math.prod(parities)
     if e.f is add:
-        return known[0] if len(set(known)) == 1 else None
+        return parities[0] if len(set(parities)) == 1 else None
     assert isinstance(e.f, Function)
-    return None if len(known) > 1 else 1 if known[0] == 1 else e.f.parity
+    if len(parities) > 1:
+        return None
+    return 1 if parities[0] == 1 else e.f.parity
 
 
 def is_smooth(f: Function) -> bool:
     """Whether a function and all its parts are known to have a continuous derivative:
     no kink, no jump.
     """
-    made_of = _functions(f.f)
-    return (
-        f is MULTIPLY
-        or f.breaks == ()
-        or (made_of is not None and all(map(is_smooth, made_of)))
-    )
+    if f is MULTIPLY or f.breaks == ():
+        return True
+    functions = _functions(f.f)
+    return functions is not None and all(map(is_smooth, functions))
 
 
 def jumps(f: Function) -> bool:
@@ -260,7 +273,11 @@ def jumps(f: Function) -> bool:
 
 def _functions(e: Any) -> list[Function] | None:
     """The functions in an expression; None if it is another function."""
+    if isinstance(e, int):
+        return []
     if not isinstance(e, Call):
-        return [] if isinstance(e, int) else None
-    own = [e.f] if isinstance(e.f, Function) else []
-    return own + [f for x in e.inputs for f in _functions(x) or ()]
+        return None
+    functions = [e.f] if isinstance(e.f, Function) else []
+    for x in e.inputs:
+        functions += _functions(x) or []
+    return functions

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from ...language.operations._operation import (
     Add,
     Apply,
     Data,
+    GradientTerm,
     MatMul,
     Root,
     Scale,
@@ -36,7 +38,7 @@ from ...language.operations._operation import (
     Take,
 )
 from ...language.operations._score import join, mean_dot, stack
-from ...language.values._array import Value
+from ...language.values._array import Source, Value
 from ...language.values._graph import topological_order
 from ...language.values._parameters import Weight
 from ...language.values._scalar import ADD, Scalar, applied, constant
@@ -70,19 +72,12 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Expand all steps. Sample matrices whose entries are needed and, unless "drawn" is
     off, those that act often.
     """
-    draw_often_used = "drawn" not in context.without
     values = context.ordered(outputs)
     if not any(
         isinstance(value.op, SteppedMatMul | SteppedParameter) for value in values
     ):
         return list(outputs)
-    weights = {
-        source: (
-            DrawnWeight if is_drawn(many, context, draw_often_used) else _OuterProducts
-        )(many, context)
-        for source, many in uses_of(values).items()
-        if any(isinstance(value.op, SteppedMatMul) for value in many)
-    }
+    weights = _stepped_weights(values, context)
     # optimiser states of initial vectors, by value
     states: dict[Value, dict[Any, Any]] = {}
 
@@ -96,130 +91,168 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
                 return moved
         return new
 
-    found = rewritten(outputs, context, change)
-    roots = [
-        value.op for value in topological_order(found) if isinstance(value.op, Root)
-    ]
-    vanishing = [
-        vanishing_ratio(op, context.bound)
-        for op in roots
-        if not op.over and len(op.under) == 1
-    ]
-    small = {str(ratio[0]) for ratio in vanishing if ratio is not None}
-    if len(small) > 1:
+    expanded = rewritten(outputs, context, change)
+    unit = _unit_of_small_steps(outputs[0], expanded, context)
+    if unit is None:
+        return expanded
+    return _expand_first_order(expanded, context, unit)
+
+
+def _stepped_weights(
+    values: Sequence[Value], context: Context
+) -> dict[Source, DrawnWeight]:
+    """The matrices of each weight that takes a step: sampled, or initial ones plus
+    outer products.
+    """
+    draw_often_used = "drawn" not in context.without
+    weights: dict[Source, DrawnWeight] = {}
+    for source, uses in uses_of(values).items():
+        if not any(isinstance(value.op, SteppedMatMul) for value in uses):
+            continue
+        if is_drawn(uses, context, draw_often_used):
+            weights[source] = DrawnWeight(uses, context)
+        else:
+            weights[source] = _OuterProducts(uses, context)
+    return weights
+
+
+def _unit_of_small_steps(
+    output: Value, expanded: Sequence[Value], context: Context
+) -> str | None:
+    """The width n such that steps change vectors by amounts of order n^(−1/2), if any;
+    raises an error if there are several.
+    """
+    units: set[str] = set()
+    for value in topological_order(expanded):
+        op = value.op
+        if isinstance(op, Root) and not op.over and len(op.under) == 1:
+            ratio = vanishing_ratio(op, context.bound)
+            if ratio is not None:
+                width, _ = ratio
+                units.add(str(width))
+    if len(units) > 1:
         raise ExactError(
-            outputs[0],
+            output,
             "steps that change vectors by amounts of order"
-            f" {' and '.join(f'{name}^(-1/2)' for name in sorted(small))}",
+            f" {' and '.join(f'{name}^(-1/2)' for name in sorted(units))}",
             instead=(
                 "write the widths as multiples of one symbol, or bind all but one to"
                 " numbers"
             ),
         )
-    return _expand_first_order(found, context, small.pop()) if small else found
+    return units.pop() if units else None
+
+
+class _Input(NamedTuple):
+    """The vectors that matrices of one class act on."""
+
+    x: Vector  # (1 or matrices, vectors)
+    matrices: Sequence[int]  # the acting matrices, as positions in their class
+    positions: Sequence[int]  # the same, as positions in the operation
+
+    def sides(
+        self, left: Vector, right: Vector, transposed: bool
+    ) -> tuple[Vector, Vector]:
+        """l and r of the matrices as applied; W^T swaps them."""
+        left, right = rows_at(left, self.matrices), rows_at(right, self.matrices)
+        return (right, left) if transposed else (left, right)
+
+
+class _Term(ABC):
+    """A term of W', as the linear map that it is; a `Combination` gives its
+    coefficient.
+    """
+
+    @abstractmethod
+    def act(
+        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+    ) -> list[Vector]:
+        """The contribution of the term to W' x, one vector per order."""
 
 
 class _OuterProducts(DrawnWeight):
     """Matrices that are combinations of the initial matrix and outer products of known
-    vectors.
-
-    A term is a function of x and a coefficient. It returns the contribution to W x, one
-    part per order.
+    vectors: each is a `Combination` of `_Term`s.
     """
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         super().__init__(uses, context)
         # W x with the initial matrix: one value, hence one seed
-        self.made: dict[object, Any] = {}
+        self._initial_products: dict[object, Vector] = {}
 
     def act(self, value: Value, op: Acting) -> Vector:
-        """Keep a product with the initial matrix."""
-        return (
-            self.made.setdefault(key_of(value), value)
-            if isinstance(op, MatMul)
-            else super().act(value, op)
-        )
+        """W' x of an operation; a product with the initial matrix stays."""
+        if isinstance(op, MatMul):
+            assert isinstance(value, Vector)
+            return self._initial_products.setdefault(key_of(value), value)
+        return super().act(value, op)
 
     def product(
-        self, w: Combination, places: Sequence[int], at: Sequence[int], x: Vector
+        self,
+        w: Combination,
+        matrices: Sequence[int],
+        positions: Sequence[int],
+        x: Vector,
     ) -> Vector:
         """Sum the contributions of all terms."""
-        self.places, self.at = places, at
-        x = x if self.op.each else x[None]
-        parts: list[Vector] = []
-        for term, by in w.coefficients().items():
-            parts += term(x, by)
-        return reduce(operator.add, parts)
+        if not self.op.each:
+            x = x[None]
+        inputs = _Input(x, matrices, positions)
+        contributions: list[Vector] = []
+        for term, coefficient in w.coefficients().items():
+            contributions += term.act(self, inputs, coefficient)
+        return reduce(operator.add, contributions)
+
+    def initial_product(self) -> Vector:
+        """W x with the initial matrices: (matrices of the operation, vectors)."""
+        op, weight = self.op, self.op.weight
+        product: Vector = weight.each(op.x) if op.each else weight @ op.x
+        product = self._initial_products.setdefault(key_of(product), product)
+        return product.reshape(weight.members.size, -1)
 
     def at_widths(self, rate: WidthFunction) -> Combination:
         """A number that depends on the widths, with its order in the infinite ones."""
         return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
 
-    def _orders(self, by: Combination) -> list[Order]:
+    def orders(self, coefficient: Combination) -> list[Order]:
         """The limit of a coefficient, by order."""
-        return by.orders(self.value, self.op.steps[0].name)
+        return coefficient.orders(self.value, self.op.steps[0].name)
 
-    def _acting_orders(self, by: Combination, size: WidthFunction) -> list[Order]:
+    def acting_orders(
+        self, coefficient: Combination, size: WidthFunction
+    ) -> list[Order]:
         """The same for an outer product of this size, including the gain of the
         matrix.
         """
-        return self._orders(
-            by * self.at_widths(lambda widths: self.gain(widths) * size(widths))
-        )
+        number = self.at_widths(lambda widths: self.gain(widths) * size(widths))
+        return self.orders(coefficient * number)
 
-    def _sides(self, left: Vector, right: Vector) -> tuple[Vector, Vector]:
-        """l and r of the matrices as applied; W^T swaps them."""
-        left, right = (rows_at(v, self.places) for v in (left, right))
-        return (right, left) if self.op.weight.transposed else (left, right)
-
-    def initial(self, weight: Weight, own: Sequence[int]) -> Combination:
+    def initial(self, weight: Weight, members: Sequence[int]) -> Combination:
         """The initial matrix."""
-        return Combination.of(self._initial_act)
+        return Combination.of(_InitialMatrix())
 
-    def _initial_act(self, x: Vector, by: Combination) -> list[Vector]:
-        op, weight = self.op, self.op.weight
-        acted = weight.each(op.x) if op.each else weight @ op.x
-        rows = self.made.setdefault(key_of(acted), acted).reshape(
-            weight.members.size, -1
-        )
-        return [order.times(rows_at(rows, self.at)) for order in self._orders(by)]
-
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Combination:
+    def gradient(self, uses: Uses, members: Sequence[int]) -> Combination:
         """G = Σ_i l_i r_i^T, with a size for every pair."""
-        return Combination.of(partial(self._gradient_act, uses))
+        return Combination.of(_Gradient(uses))
 
-    def _gradient_act(self, uses: Uses, x: Vector, by: Combination) -> list[Vector]:
-        """Σ_i ⟨r_i, x⟩ l_i."""
-        left, right = self._sides(uses.left, uses.right)
-        along = mean_dot(x, right)  # (matrices, vectors, K)
-        # the coefficients of all uses, by order
-        found: dict[str | None, list[Any]] = {}
-        for k, (part, _) in enumerate(uses.terms):
-
-            def gram_size(w: Mapping[str, float], part: Any = part) -> float:
-                return float(part.size(w) * x.width.bind(w))
-
-            for order in self._acting_orders(by, gram_size):
-                found.setdefault(order.unit, [0.0] * len(uses.terms))[k] = order.number
-        counts = [count for _, count in uses.terms]
-        return [
-            Order(1.0, unit).times(mix(_repeated(all_of, counts) * along, left))
-            for unit, all_of in found.items()
-        ]
-
-    def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
+    def elementwise(
+        self, f: Callable[..., Any], *arguments: Combination
+    ) -> Combination:
         """g/(|g| + ε̂), entry by entry."""
-        gradients = all(
-            isinstance(term, partial) and term.func == self._gradient_act
-            for term, _ in given[0].terms
-        )
+        g = arguments[0]
+        of_gradients = all(isinstance(term, _Gradient) for term, _ in g.terms)
         eps = sign_eps(f)
-        if eps is None or not gradients:
+        if eps is None or not of_gradients:
             raise self._entries_error()
-        left, right, sizes, _ = self._summands(given[0], absolute=eps > 0)
-        optimiser = type(self.optimiser).__name__
+        summands = self._summands(g, absolute=eps > 0)
         return Combination.of(
-            partial(self._signs_act, left, right, sizes, eps, optimiser)
+            _Signs(
+                left=summands.left,
+                right=summands.right,
+                sizes=summands.sizes,
+                eps=eps,
+                optimiser=type(self.optimiser).__name__,
+            )
         )
 
     def _entries_error(self) -> ExactError:
@@ -238,126 +271,212 @@ class _OuterProducts(DrawnWeight):
             ),
         )
 
-    def _signs_act(
-        self,
-        left: Vector,
-        right: Vector,
-        sizes: tuple[float, ...],
-        eps: float,
-        optimiser: str,
-        x: Vector,
-        by: Combination,
-    ) -> list[Vector]:
-        """The matrix of signs applied to x."""
-        left, right = self._sides(left, right)
-        if eps and math.inf in self.context.bound.values():
-            raise eps_error(self.value, eps, optimiser, "the entries")
-        shape = (max(len(v) for v in (left, right, x)), x.shape[1])
-        made = Vector(Outer(left, right, x, sizes, eps, optimiser), shape, left.width)
-        return [order.times(made) for order in self._acting_orders(by, x.width.bind)]
-
     def orthogonalised(
         self, g: Combination, iterations: Coefficients | None, eps: float
     ) -> Combination:
         """l M r^T/√(out · in), with M from the Gram matrices of l and r, each divided
         by its width.
         """
-        left, right, sizes, first = self._summands(g)
-        optimiser = type(self.optimiser).__name__
-        least = 0.0
-        # in the same units, and divided by √(out · in) as the Gram matrices are
-        if eps:
-
-            def relative_eps(w: Mapping[str, float]) -> float:
-                gram_size = (left.width.bind(w) * right.width.bind(w)) ** 0.5
-                return float(eps / first(w) / gram_size)
-
-            over = self.at_widths(relative_eps)
-            if any(sum(power for _, power in powers) > 0 for _, powers in over.terms):
-                raise eps_error(self.value, eps, optimiser, "the singular values")
-            least = sum(
-                order.number for order in self._orders(over) if order.unit is None
-            )
+        summands = self._summands(g)
+        left, right = summands.left, summands.right
         polar_factor = partial(
             orthogonalised,
-            sizes=sizes,
+            sizes=summands.sizes,
             steps=iterations,
-            eps=least,
-            optimiser=optimiser,
+            eps=self._relative_eps(eps, summands) if eps else 0.0,
+            optimiser=type(self.optimiser).__name__,
         )
         f = Function("polar", polar_factor, lipschitz=False)
         grams = mean_dot(left, left), mean_dot(right, right)
-        middle = applied(f, grams, (max(map(len, grams)), *grams[0].shape[1:]), axes=2)
-        return Combination.of(partial(self._polar_act, left, right, middle))
+        matrices = max(len(gram) for gram in grams)
+        middle = applied(f, grams, (matrices, *grams[0].shape[1:]), axes=2)
+        return Combination.of(_PolarFactor(left, right, middle))
 
-    def _polar_act(
-        self, left: Vector, right: Vector, middle: Scalar, x: Vector, by: Combination
-    ) -> list[Vector]:
-        """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
-        left, right = self._sides(left, right)
-        middle = middle if len(middle) == 1 else middle[list(self.places)]
-        along = mean_dot(x, right) @ (
-            middle if self.op.weight.transposed else middle.transpose(0, 2, 1)
-        )
-        orders = self._acting_orders(
-            by, lambda w: (x.width.bind(w) / left.width.bind(w)) ** 0.5
-        )
-        return [
-            Order(1.0, order.unit).times(mix(value_of(order.number) * along, left))
-            for order in orders
-        ]
-
-    def _summands(
-        self, g: Combination, absolute: bool = False
-    ) -> tuple[Vector, Vector, tuple[float, ...], WidthFunction]:
-        """l and r of all uses in a sum of gradients, and the factors of l r^T relative
-        to the largest.
+    def _relative_eps(self, eps: float, summands: _Summands) -> float:
+        """The limit of eps in units of the gradient, divided by √(out · in) as the Gram
+        matrices are.
         """
-        each: list[Uses] = [term.args[0] for term, _ in g.terms]
-        # functions of the widths, and the number of uses of each
-        sizes: list[tuple[Any, int]] = []
-        for uses, by in zip(each, g.terms.values(), strict=True):
-            sizes += [
-                (lambda w, part=part, by=by: float(by * part.size(w)), count)
-                for part, count in uses.terms
-            ]
-        large = largest(self.context.bound)
-        top = max((size for size, _ in sizes), key=lambda size: abs(size(large)))
+
+        def at_widths(w: Mapping[str, float]) -> float:
+            gram_size = (
+                summands.left.width.bind(w) * summands.right.width.bind(w)
+            ) ** 0.5
+            return float(eps / summands.unit(w) / gram_size)
+
+        relative = self.at_widths(at_widths)
+        for _, powers in relative.terms:
+            if sum(power for _, power in powers) > 0:
+                optimiser = type(self.optimiser).__name__
+                raise eps_error(self.value, eps, optimiser, "the singular values")
+        return float(_number_of_order_one(self.orders(relative)))
+
+    def _summands(self, g: Combination, absolute: bool = False) -> _Summands:
+        """The outer products of a sum of gradients, with sizes relative to the largest
+        one, or absolute ones.
+        """
+        all_uses: list[Uses] = [term.uses for term, _ in g.terms]
+        sizes: list[WidthFunction] = []
+        counts: list[int] = []  # the number of uses of each size
+        for uses, coefficient in zip(all_uses, g.terms.values(), strict=True):
+            for term, count in uses.terms:
+                sizes.append(_scaled_size(coefficient, term))
+                counts.append(count)
+        huge = largest(self.context.bound)
+        unit = max(sizes, key=lambda size: abs(size(huge)))
         numbers: list[float] = []
-        for size, count in sizes:
+        for size, count in zip(sizes, counts, strict=True):
 
             def relative_size(w: Mapping[str, float], size: Any = size) -> float:
-                return float(size(w) / (1.0 if absolute else top(w)))
+                return float(size(w) / (1.0 if absolute else unit(w)))
 
-            orders = self._orders(self.at_widths(relative_size))
-            numbers += [
-                sum(order.number for order in orders if order.unit is None)
-            ] * count
-        lefts, rights = (
-            pooled([uses.left for uses in each]),
-            pooled([uses.right for uses in each]),
+            orders = self.orders(self.at_widths(relative_size))
+            numbers += [_number_of_order_one(orders)] * count
+        return _Summands(
+            left=pooled([uses.left for uses in all_uses]),
+            right=pooled([uses.right for uses in all_uses]),
+            sizes=tuple(numbers),
+            unit=unit,
         )
-        return lefts, rights, tuple(numbers), top
+
+
+class _Summands(NamedTuple):
+    """The outer products Σ_k sizes_k l_k r_k^T of a sum of gradients."""
+
+    left: Vector  # (1 or matrices, K)
+    right: Vector
+    sizes: tuple[float, ...]
+    unit: WidthFunction  # the factor of the largest outer product
+
+
+def _scaled_size(coefficient: Any, term: GradientTerm) -> WidthFunction:
+    """The factor of an outer product in a sum of gradients."""
+    return lambda widths: float(coefficient * term.size(widths))
+
+
+def _number_of_order_one(orders: Sequence[Order]) -> Any:
+    """The sum of the numbers of order 1."""
+    return sum(order.number for order in orders if order.unit is None)
+
+
+@dataclass(frozen=True)
+class _InitialMatrix(_Term):
+    """The initial matrix W."""
+
+    def act(
+        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+    ) -> list[Vector]:
+        """W x."""
+        rows = rows_at(weights.initial_product(), inputs.positions)
+        return [order.times(rows) for order in weights.orders(coefficient)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient(_Term):
+    """The gradient of one step, Σ_i size_i l_i r_i^T."""
+
+    uses: Uses
+
+    def act(
+        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+    ) -> list[Vector]:
+        """Σ_i size_i ⟨r_i, x⟩ l_i."""
+        x, terms = inputs.x, self.uses.terms
+        left, right = inputs.sides(
+            self.uses.left, self.uses.right, weights.op.weight.transposed
+        )
+        products = mean_dot(x, right)  # (matrices, vectors, K)
+        # the coefficients of all terms, by order
+        coefficients: dict[str | None, list[Any]] = {}
+        for k, (term, _) in enumerate(terms):
+
+            def gram_size(w: Mapping[str, float], term: Any = term) -> float:
+                return float(term.size(w) * x.width.bind(w))
+
+            for order in weights.acting_orders(coefficient, gram_size):
+                numbers = coefficients.setdefault(order.unit, [0.0] * len(terms))
+                numbers[k] = order.number
+        counts = [count for _, count in terms]
+        contributions = []
+        for unit, numbers in coefficients.items():
+            combination = mix(_repeated(numbers, counts) * products, left)
+            contributions.append(Order(1.0, unit).times(combination))
+        return contributions
+
+
+@dataclass(frozen=True, eq=False)
+class _Signs(_Term):
+    """The matrix with entries g/(|g| + eps), for the entries g of
+    Σ_k sizes_k l_k r_k^T.
+    """
+
+    left: Vector
+    right: Vector
+    sizes: tuple[float, ...]
+    eps: float
+    optimiser: str
+
+    def act(
+        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+    ) -> list[Vector]:
+        """The matrix applied to x, as one operation, which a later pass expands."""
+        x = inputs.x
+        left, right = inputs.sides(self.left, self.right, weights.op.weight.transposed)
+        if self.eps and math.inf in weights.context.bound.values():
+            raise eps_error(weights.value, self.eps, self.optimiser, "the entries")
+        matrices = max(len(left), len(right), len(x))
+        outer = Outer(left, right, x, self.sizes, self.eps, self.optimiser)
+        product = Vector(outer, (matrices, x.shape[1]), left.width)
+        orders = weights.acting_orders(coefficient, x.width.bind)
+        return [order.times(product) for order in orders]
+
+
+@dataclass(frozen=True, eq=False)
+class _PolarFactor(_Term):
+    """The orthogonalised matrix l M r^T/√(out · in)."""
+
+    left: Vector
+    right: Vector
+    middle: Scalar  # M, (1 or matrices, K, K)
+
+    def act(
+        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+    ) -> list[Vector]:
+        """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
+        x, transposed = inputs.x, weights.op.weight.transposed
+        left, right = inputs.sides(self.left, self.right, transposed)
+        m = self.middle
+        if len(m) > 1:
+            m = m[list(inputs.matrices)]
+        if not transposed:
+            m = m.transpose(0, 2, 1)
+        coefficients = mean_dot(x, right) @ m
+
+        def size(w: Mapping[str, float]) -> float:
+            return float((x.width.bind(w) / left.width.bind(w)) ** 0.5)
+
+        contributions = []
+        for order in weights.acting_orders(coefficient, size):
+            combination = mix(value_of(order.number) * coefficients, left)
+            contributions.append(Order(1.0, order.unit).times(combination))
+        return contributions
 
 
 def entries_error(value: Value, optimiser: Optimiser, parameter: str) -> ExactError:
     """The error for functions of entries at infinite width that are not signs."""
-    part = optimiser.entrywise_part
-    return ExactError(value, f"{part} for {parameter} at width inf")
+    functions = optimiser.entrywise_part
+    return ExactError(value, f"{functions} for {parameter} at width inf")
 
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
-    """Repeat the number of each part for all its uses."""
+    """Repeat the number of each gradient term for all its uses."""
     if len(numbers) == 1:
         return value_of(numbers[0])
-    if any(isinstance(number, Scalar) for number in numbers):
-        return join(
-            [
-                value_of(number).broadcast_to((count,))
-                for number, count in zip(numbers, counts, strict=True)
-            ]
-        )
-    return constant(np.repeat(numbers, counts))
+    if not any(isinstance(number, Scalar) for number in numbers):
+        return constant(np.repeat(numbers, counts))
+    arrays = []
+    for number, count in zip(numbers, counts, strict=True):
+        arrays.append(value_of(number).broadcast_to((count,)))
+    return join(arrays)
 
 
 class _Leaf(Arithmetic):
@@ -394,19 +513,21 @@ class _Leaf(Arithmetic):
         )
         return self._realised(w), {**states, optimiser: state}
 
-    def _realised(self, total: Combination, small: bool = True) -> Any:
+    def _realised(self, total: Combination, with_small_parts: bool = True) -> Any:
         """A sum as a value, with or without parts of order n^(−1/2)."""
-        parts = [
-            order.times(x)
-            for x, by in total.coefficients().items()
-            for order in by.orders(self.value, self.op.rule.name)
-            if small or order.unit is None
-        ]
-        return (
-            reduce(operator.add, parts) if parts else 0.0 * next(iter(total.terms))[0]
-        )
+        summands = []
+        for x, coefficient in total.coefficients().items():
+            for order in coefficient.orders(self.value, self.op.rule.name):
+                if with_small_parts or order.unit is None:
+                    summands.append(order.times(x))
+        if not summands:
+            x, _ = next(iter(total.terms))
+            return 0.0 * x
+        return reduce(operator.add, summands)
 
-    def elementwise(self, f: Callable[..., Any], *given: Combination) -> Combination:
+    def elementwise(
+        self, f: Callable[..., Any], *arguments: Combination
+    ) -> Combination:
         """A function of coordinates, or of scalars."""
         eps = sign_eps(f)
         is_sign = eps is not None
@@ -414,18 +535,7 @@ class _Leaf(Arithmetic):
             if not is_sign:
                 optimiser = self.op.rule.optimiser
                 raise entries_error(self.value, optimiser, "an initial vector")
-            # a sign does not depend on a common factor: scale the largest coefficient
-            # to order 1
-            top = max(
-                (powers for _, powers in given[0].terms),
-                key=lambda powers: sum(power for _, power in powers),
-            )
-            given = (
-                given[0]
-                * Combination(
-                    {(None, tuple((name, -power) for name, power in top)): 1.0}
-                ),
-            )
+            arguments = (_of_order_one(arguments[0]),)
         g = Function(
             entry_function_name(f),
             f,
@@ -433,18 +543,30 @@ class _Leaf(Arithmetic):
             lipschitz=eps is not None and eps > 0,
             parameters=() if eps is None else (eps,),
         )
-        values = tuple(self._realised(each, small=False) for each in given)
+        values = tuple(self._realised(x, with_small_parts=False) for x in arguments)
+        shape = values[0].shape
         if isinstance(values[0], Vector):
-            return Combination.of(
-                Vector(Nonlin(g, values, ()), values[0].shape, values[0].width)
-            )
-        return Combination.of(applied(g, values, values[0].shape))
+            result = Vector(Nonlin(g, values, ()), shape, values[0].width)
+            return Combination.of(result)
+        return Combination.of(applied(g, values, shape))
 
     def orthogonalised(
         self, g: Combination, iterations: Coefficients | None, eps: float
     ) -> Combination:
         """Not for vectors: `ns.step` rejects it."""
         raise TypeError("an initial vector is not a matrix")
+
+
+def _of_order_one(gradient: Combination) -> Combination:
+    """A gradient times the power of n that makes its largest coefficient of order 1; a
+    sign does not depend on this factor.
+    """
+    largest_powers = max(
+        (powers for _, powers in gradient.terms),
+        key=lambda powers: sum(power for _, power in powers),
+    )
+    inverse = tuple((name, -power) for name, power in largest_powers)
+    return gradient * Combination({(None, inverse): 1.0})
 
 
 # Steps of order n^(−1/2) at infinite width, and their effect on scores. Identity
@@ -460,16 +582,16 @@ def _expand_first_order(
     outputs: Sequence[Value], context: Context, unit: str
 ) -> list[Value]:
     """Remove factors n^(−1/2), n the width named `unit`, and merge equal values."""
+    without_small_parts = rewritten(outputs, context, _Perturbed(context, unit).change)
     # at order 1 the network equals the one before the step
-    same: dict[object, Value] = {}
+    distinct: dict[object, Value] = {}
 
-    def change(old: Value, new: Value) -> Value:
-        made = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
-        return same.setdefault(key_of(made), made)
+    def merge(old: Value, new: Value) -> Value:
+        # `_Perturbed` marks moved vectors by a Take of all entries: remove it
+        plain = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
+        return distinct.setdefault(key_of(plain), plain)
 
-    return rewritten(
-        rewritten(outputs, context, _Perturbed(context, unit).change), context, change
-    )
+    return rewritten(without_small_parts, context, merge)
 
 
 class _Perturbed:
@@ -487,33 +609,54 @@ class _Perturbed:
         """Drop n^(−1/2) Δ from a value, and add the effect of earlier changes to a
         score.
         """
-        op: Any = new.op
-        if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
-            for y, other in (op.inputs, op.inputs[::-1]):
-                match other.op:
-                    case Scale(Value(op=Root((), under)), by) | Apply(
-                        _, (Value(op=Root((), under)), by), 0
-                    ) if [str(width) for width in under] == [self.unit]:
-                        made = replace(
-                            new,
-                            op=Take(y, np.arange(y.size).reshape(y.shape)),
-                            shape=y.shape,
-                        )
-                        made = (
-                            made.broadcast_to(new.shape)
-                            if made.shape != new.shape
-                            else made
-                        )
-                        self.moved[made] = by.broadcast_to(new.shape)
-                        return made
+        unmoved = self._without_small_term(new)
+        if unmoved is not None:
+            return unmoved
         if not reads_small_parts(new, self.context):
             return new
-        seen = [value for value in topological_order([new]) if value in self.moved]
-        if not seen:
+        moved = [value for value in topological_order([new]) if value in self.moved]
+        if not moved:
             return new
-        self.count += new.size * (
-            int(self.context.width(new)) if isinstance(new, Vector) else 1
-        )
+        self._count_scores(old, new)
+        self.scores.append(self._with_changes(old, new, moved))
+        return self.scores[-1]
+
+    def _without_small_term(self, new: Value) -> Value | None:
+        """y of a sum y + n^(−1/2) Δ, as a separate value; None for other values.
+
+        It also notes the change Δ of y.
+        """
+        op: Any = new.op
+        if not (isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD)):
+            return None
+        for y, other in (op.inputs, op.inputs[::-1]):
+            delta = self._small_term(other)
+            if delta is None:
+                continue
+            every_entry = np.arange(y.size).reshape(y.shape)
+            unmoved = replace(new, op=Take(y, every_entry), shape=y.shape)
+            if unmoved.shape != new.shape:
+                unmoved = unmoved.broadcast_to(new.shape)
+            self.moved[unmoved] = delta.broadcast_to(new.shape)
+            return unmoved
+        return None
+
+    def _small_term(self, value: Value) -> Any:
+        """Δ of a product n^(−1/2) Δ; None for other values."""
+        match value.op:
+            case Scale(Value(op=Root((), under)), delta):
+                pass
+            case Apply(_, (Value(op=Root((), under)), delta), 0):
+                pass
+            case _:
+                return None
+        is_unit = [str(width) for width in under] == [self.unit]
+        return delta if is_unit else None
+
+    def _count_scores(self, old: Value, new: Value) -> None:
+        """Count the scores that change, and raise an error if there are too many."""
+        coordinates = int(self.context.width(new)) if isinstance(new, Vector) else 1
+        self.count += new.size * coordinates
         if self.count > MAX_PERTURBED_SCORES:
             raise ExactError(
                 old,
@@ -522,40 +665,36 @@ class _Perturbed:
                 " differentiated",
                 instead="take fewer tokens or heads, or bind the width to a number",
             )
-        self.scores.append(self._with_changes(old, new, seen))
-        return self.scores[-1]
 
-    def _with_changes(self, old: Value, p: Any, seen: list[Value]) -> Any:
+    def _with_changes(self, old: Value, p: Any, moved: list[Value]) -> Any:
         """Scores, or W x in a space of finite width, with the effect of the changes on
         each entry or coordinate.
         """
+        entries = p.reshape(-1)
         if isinstance(p, Scalar):
-            found = [
-                entry + self._seen(old, entry, constant(np.ones(())), seen)
-                for entry in p.reshape(-1)
-            ]
-            return stack(found).reshape(*p.shape)
-        size, flat = int(self.context.width(p)), p.reshape(-1)
+            one = constant(np.ones(()))
+            changed = [x + self._effect(old, x, one, moved) for x in entries]
+            return stack(changed).reshape(*p.shape)
+        size = int(self.context.width(p))
         axes = Vector(Data(np.eye(size)), (size,), p.width)  # of mean square 1/size
         units = [math.sqrt(size) * axes[i] for i in range(size)]
-        found = [
-            self._seen(old, flat[k], unit, seen)
-            for k in range(p.size)
-            for unit in units
-        ]
-        return p + mix(stack(found).reshape(*p.shape, size), axes)
+        effects = []
+        for k in range(p.size):
+            for unit in units:
+                effects.append(self._effect(old, entries[k], unit, moved))
+        return p + mix(stack(effects).reshape(*p.shape, size), axes)
 
-    def _seen(self, old: Value, p: Value, seed: Value, seen: list[Value]) -> Any:
+    def _effect(self, old: Value, p: Value, seed: Value, moved: list[Value]) -> Any:
         """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width; 0 for scalars
         and finite spaces.
         """
         try:
-            reverse = Reverse([(p, seed)], seen, constants=self.scores)
+            reverse = Reverse([(p, seed)], moved, constants=self.scores)
         except TraceError as error:
             raise ExactError(old, f"a score that a step changes: {error}") from None
         total: Any = constant(np.zeros(()))
-        for y in seen:
-            for places, d in reverse.contributions(y):
+        for y in moved:
+            for positions, d in reverse.contributions(y):
                 if isinstance(d, Scalar) or math.isfinite(self.context.width(d)):
                     continue
                 if d.width.name != self.unit:
@@ -568,10 +707,8 @@ class _Perturbed:
                             " of them to a number"
                         ),
                     )
-                first, second = (
-                    v.reshape(-1)[:, None] for v in (d, self.moved[y].take(places))
-                )
-                total = (
-                    total + math.sqrt(d.width.factor) * mean_dot(first, second).sum()
-                )
+                gradient = d.reshape(-1)[:, None]
+                delta = self.moved[y].take(positions).reshape(-1)[:, None]
+                products = mean_dot(gradient, delta)
+                total = total + math.sqrt(d.width.factor) * products.sum()
         return total

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import scipy
@@ -125,13 +125,14 @@ class Process:
     def factor(self, angles: Angles) -> None:
         """Compute L with κ = L Lᵀ, by a Cholesky decomposition with pivots."""
         self.ordered = r = np.array([0.0, *sorted(self.gaps - {0.0})])
-        rest = angles.kappa(r[:, None] - r)
+        residual = angles.kappa(r[:, None] - r)
         columns = []
         pivot = 0  # the gap 0 first, then the largest residual variance
-        while rest[pivot, pivot] > NEGLIGIBLE:
-            columns.append(rest[:, pivot] / math.sqrt(rest[pivot, pivot]))
-            rest = rest - np.outer(columns[-1], columns[-1])
-            pivot = int(np.argmax(np.diagonal(rest)))
+        while residual[pivot, pivot] > NEGLIGIBLE:
+            column = residual[:, pivot] / math.sqrt(residual[pivot, pivot])
+            columns.append(column)
+            residual = residual - np.outer(column, column)
+            pivot = int(np.argmax(np.diagonal(residual)))
         self.root = np.stack(columns, axis=1)
 
     def rows(self, gap: Floats) -> Floats:
@@ -139,24 +140,32 @@ class Process:
         return self.root[_positions_in(self.ordered, gap)]
 
 
-def _positions_in(values: Floats, wanted: Floats) -> Ints:
-    """Where each of some numbers stands in an array that contains it."""
+def _positions_in(values: Floats, numbers: Floats) -> Ints:
+    """The position of each number in an array that contains it."""
     order = np.argsort(values)
-    return order[np.searchsorted(values, wanted, sorter=order)]
+    return order[np.searchsorted(values, numbers, sorter=order)]
 
 
 def expand_rotary(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Replace products of rotated vectors of infinite width."""
+    values = context.ordered(outputs)
     if not any(
         isinstance(value.op, Rotate) and math.isinf(context.width(value))
-        for value in context.ordered(outputs)
+        for value in values
     ):
         return list(outputs)
-    plan = _RotaryLimit(context)
-    for value in context.ordered(outputs):
-        plan.collect(value)
-    plan.prepare()
-    return rewritten(outputs, context, plan.change)
+    limit = _RotaryLimit(context)
+    for value in values:
+        limit.collect(value)
+    limit.prepare()
+    return rewritten(outputs, context, limit.change)
+
+
+class _Link(NamedTuple):
+    """Another random vector of the same score."""
+
+    leaf: Leaf
+    is_opposite: bool  # whether it belongs to the other factor
 
 
 class _RotaryLimit:
@@ -203,60 +212,85 @@ class _RotaryLimit:
         """Decide for each random vector whether its scores take copies of it."""
         # Each random vector is copied in all its scores or in none, and its partners
         # are not, or are: a colouring of the leaves by two colours.
-        partners: dict[Leaf, list[tuple[Leaf, bool]]] = {}
-        for x, y, _ in self.scores:
-            of_x, of_y = _leaves(x.x), _leaves(y.x)
-            if not (of_x and of_y):
+        links = self._links()
+        for start in links:
+            if start in self.copied:
                 continue
-            links = [(of_x[0], of_y[0], True)]
-            links += [(of_x[0], leaf, False) for leaf in of_x]
-            links += [(of_y[0], leaf, False) for leaf in of_y]
-            for leaf, other, opposite in links:
-                partners.setdefault(leaf, []).append((other, opposite))
-                partners.setdefault(other, []).append((leaf, opposite))
-        for leaf in partners:
-            if leaf in self.copied:
-                continue
-            self.copied[leaf] = True
-            pending = [leaf]
+            self.copied[start] = True
+            pending = [start]
             while pending:
-                known = pending.pop()
-                for other, opposite in partners[known]:
-                    if other not in self.copied:
-                        self.copied[other] = self.copied[known] ^ opposite
-                        pending.append(other)
+                leaf = pending.pop()
+                for link in links[leaf]:
+                    if link.leaf not in self.copied:
+                        self.copied[link.leaf] = self.copied[leaf] ^ link.is_opposite
+                        pending.append(link.leaf)
+
+    def _links(self) -> dict[Leaf, list[_Link]]:
+        """For each random vector, those that decide whether it is copied."""
+        links: dict[Leaf, list[_Link]] = {}
+
+        def connect(a: Leaf, b: Leaf, is_opposite: bool) -> None:
+            links.setdefault(a, []).append(_Link(b, is_opposite))
+            links.setdefault(b, []).append(_Link(a, is_opposite))
+
+        for x, y, _ in self.scores:
+            x_leaves, y_leaves = _leaves(x.x), _leaves(y.x)
+            if not (x_leaves and y_leaves):
+                continue
+            connect(x_leaves[0], y_leaves[0], is_opposite=True)
+            for leaf in x_leaves:
+                connect(x_leaves[0], leaf, is_opposite=False)
+            for leaf in y_leaves:
+                connect(y_leaves[0], leaf, is_opposite=False)
+        return links
 
     def _rotation(self, value: Vector) -> Rotated | None:
-        """The rotation of vectors, or None if they are not rotated."""
+        """The rotation of vectors, or None if they are not rotated.
+
+        A rotation commutes with selections, multiples and concatenations of vectors.
+        """
         op = value.op
         if isinstance(op, Rotate):
-            if not math.isinf(self.context.width(value)):
-                return None
-            angles = Angles(op.base, op.fraction, op.stretch, op.interleaved)
-            positions = np.broadcast_to(op.positions, value.shape)
-            before = self.rotated.get(op.x)
-            if before is None:
-                return Rotated(op.x, positions, angles)
-            if before.angles != angles:
-                return None
-            return Rotated(before.x, before.positions + positions, angles)
-        if isinstance(op, Take | Scale) and op.x in self.rotated:
+            return self._after_rotation(value, op)
+        if isinstance(op, Take) and op.x in self.rotated:
             x = self.rotated[op.x]
-            moved = replace(value, op=replace(op, x=x.x))
-            if isinstance(op, Take):
-                positions = x.positions.ravel()[op.flat].reshape(value.shape)
-            else:
-                positions = np.broadcast_to(x.positions, value.shape)
-            return Rotated(moved, positions, x.angles)
-        if isinstance(op, Join) and all(part in self.rotated for part in op.parts):
-            parts = [self.rotated[part] for part in op.parts]
-            if len({part.angles for part in parts}) == 1:
-                moved = replace(
-                    value, op=replace(op, parts=tuple(part.x for part in parts))
-                )
-                positions = np.concatenate([part.positions for part in parts])
-                return Rotated(moved, positions, parts[0].angles)
+            unrotated = replace(value, op=replace(op, x=x.x))
+            positions = x.positions.ravel()[op.flat].reshape(value.shape)
+            return Rotated(unrotated, positions, x.angles)
+        if isinstance(op, Scale) and op.x in self.rotated:
+            x = self.rotated[op.x]
+            unrotated = replace(value, op=replace(op, x=x.x))
+            positions = np.broadcast_to(x.positions, value.shape)
+            return Rotated(unrotated, positions, x.angles)
+        if isinstance(op, Join) and self.rotated.keys() >= set(op.parts):
+            return self._concatenation(value, op)
         return None
+
+    def _after_rotation(self, value: Vector, op: Rotate) -> Rotated | None:
+        """The rotation R_t R_s x = R_(t+s) x; None at finite width, or for two kinds of
+        angles.
+        """
+        if not math.isinf(self.context.width(value)):
+            return None
+        angles = Angles(op.base, op.fraction, op.stretch, op.interleaved)
+        positions = np.broadcast_to(op.positions, value.shape)
+        before = self.rotated.get(op.x)
+        if before is None:
+            return Rotated(op.x, positions, angles)
+        if before.angles != angles:
+            return None
+        return Rotated(before.x, before.positions + positions, angles)
+
+    def _concatenation(self, value: Vector, op: Join) -> Rotated | None:
+        """The rotation of rotated vectors end to end, if all have the same angles."""
+        rotated = [self.rotated[x] for x in op.parts]
+        angles = rotated[0].angles
+        if any(x.angles != angles for x in rotated):
+            return None
+        before = tuple(x.x for x in rotated)
+        unrotated = replace(value, op=replace(op, parts=before))
+        positions = np.concatenate([x.positions for x in rotated])
+        return Rotated(unrotated, positions, angles)
 
     def _factors(self, op: Dot) -> tuple[Rotated, Rotated, Angles] | None:
         """The factors of a product, and their angles; None if neither is rotated or if
@@ -266,12 +300,10 @@ class _RotaryLimit:
         for factor in (op.x, op.y):
             plain = Rotated(factor, np.zeros(factor.shape), None)
             sides.append(self.rotated.get(factor, plain))
-        angles = {side.angles for side in sides} - {None}
-        if len(angles) != 1:
+        distinct_angles = {side.angles for side in sides if side.angles is not None}
+        if len(distinct_angles) != 1:
             return None
-        (one,) = angles
-        assert one is not None
-        return sides[0], sides[1], one
+        return sides[0], sides[1], distinct_angles.pop()
 
     # Second pass: the products
 
@@ -308,11 +340,11 @@ class _RotaryLimit:
         """Whether copies of one factor give scores with the right joint law."""
         if not (_is_copyable(x) and _is_copyable(y)):
             return False
-        of_x, of_y = _leaves(x), _leaves(y)
-        if any(len(self.angles_of[leaf]) > 1 for leaf in of_x + of_y):
+        x_leaves, y_leaves = _leaves(x), _leaves(y)
+        if any(len(self.angles_of[leaf]) > 1 for leaf in x_leaves + y_leaves):
             return False  # κ for gaps of two kinds of angles is not implemented
-        copied_x = {self.copied.get(leaf) for leaf in of_x}
-        copied_y = {self.copied.get(leaf) for leaf in of_y}
+        copied_x = {self.copied.get(leaf) for leaf in x_leaves}
+        copied_y = {self.copied.get(leaf) for leaf in y_leaves}
         return (copied_x, copied_y) in (({True}, {False}), ({False}, {True}))
 
     def _score(
@@ -325,9 +357,11 @@ class _RotaryLimit:
             weights = rows[..., m]
             if not weights.any():
                 continue
-            first = cast(Vector, self._copy(x, m)) if copies_x else x
-            second = y if copies_x else cast(Vector, self._copy(y, m))
-            product = cast(Scalar, replace(value, op=replace(op, x=first, y=second)))
+            if copies_x:
+                factors = replace(op, x=cast(Vector, self._copy(x, m)), y=y)
+            else:
+                factors = replace(op, x=x, y=cast(Vector, self._copy(y, m)))
+            product = cast(Scalar, replace(value, op=factors))
             terms.append(constant(weights) * product)
         return reduce(add, terms)
 
@@ -371,10 +405,10 @@ def _leaves(x: Value) -> list[Leaf]:
         elif isinstance(op, Gaussian):
             leaves[op.source, 0] = None
         else:
-            for other in op.inputs:
-                if isinstance(other, Vector) and other not in seen:
-                    seen.add(other)
-                    pending.append(other)
+            for x in op.inputs:
+                if isinstance(x, Vector) and x not in seen:
+                    seen.add(x)
+                    pending.append(x)
     return list(leaves)
 
 
@@ -382,9 +416,7 @@ def _is_copyable(x: Value) -> bool:
     """Whether all operations between the random vectors and x act on coordinates."""
     if isinstance(x.op, MatMul | Gaussian):
         return True
-    vectors = [other for other in x.op.inputs if isinstance(other, Vector)]
-    return (
-        isinstance(x.op, LINEAR_OR_ENTRYWISE)
-        and bool(vectors)
-        and all(_is_copyable(other) for other in vectors)
-    )
+    if not isinstance(x.op, LINEAR_OR_ENTRYWISE):
+        return False
+    vectors = [v for v in x.op.inputs if isinstance(v, Vector)]
+    return bool(vectors) and all(_is_copyable(v) for v in vectors)

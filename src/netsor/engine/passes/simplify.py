@@ -28,7 +28,7 @@ from ...language.operations._operation import (
     Root,
     Take,
 )
-from ...language.operations._readout import readouts
+from ...language.operations._readout import Readout, readouts
 from ...language.operations._score import join, mean_dot
 from ...language.values._array import Size, Value, largest_size
 from ...language.values._graph import widths_of
@@ -100,7 +100,7 @@ def _zeros(value: Vector, known_zeros: Mapping[Value, Bools]) -> Bools:
         case Take(x, flat):
             is_zero = zeros[x].ravel()[flat]
         case ops.Join(parts):
-            is_zero = np.concatenate([zeros[part] for part in parts])
+            is_zero = np.concatenate([zeros[x] for x in parts])
         case MatMul(_, x) | ops.Scale(_, x):
             is_zero = zeros[x]
         case Nonlin(f, factors, ()) if f is MULTIPLY:
@@ -114,9 +114,9 @@ def _by_distinct_members(value: Value, weight: Weight, x: Vector, each: bool) ->
     """W x of repeated members, from products of distinct ones."""
     members = weight.members.ravel()
     if not each:
-        distinct, which = np.unique(members, return_inverse=True)
+        distinct, index = np.unique(members, return_inverse=True)
         products = replace(weight, members=distinct) @ x
-        return products[which.ravel()].reshape(*value.shape)
+        return products[index.ravel()].reshape(*value.shape)
     rows = x.reshape(len(members), -1)
     # first occurrences of members, second ones, …
     occurrence = np.array(
@@ -278,30 +278,30 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     users = users_of(context.ordered(outputs))
 
-    def is_free(x: Vector, other: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W, used only here, with as many vectors `other`
-        for each matrix.
+    def is_free(x: Vector, q: Vector, dot: Value) -> bool:
+        """Whether x is W z for a fresh W, used only here, with as many vectors q for
+        each matrix.
         """
-        if not isinstance(x.op, MatMul) or x is other:
+        if not isinstance(x.op, MatMul) or x is q:
             return False
         if x in outputs or users[x] != [dot]:
             return False
-        return x.shape[:-1] == other.shape[:-1] == x.op.weight.batch
+        return x.shape[:-1] == q.shape[:-1] == x.op.weight.batch
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
-            case Dot(a, b, power), Dot(x, y) if _is_output(old, users) and (
-                power == 0.5 or context.width(a) < np.inf
-            ):
-                size = 1.0 if power == 0.5 else context.width(a) ** -0.5
+            case Dot(a, b, power), Dot(x, y) if _is_output(old, users):
+                width = context.width(a)
+                if power != 0.5 and width == np.inf:
+                    return new
+                size = 1.0 if power == 0.5 else width**-0.5
                 a_is_free, b_is_free = is_free(a, b, old), is_free(b, a, old)
                 if b_is_free and (not a_is_free or a.size <= b.size):
                     return _coordinate(y, x, size, turned=True).reshape(old.shape)
                 if a_is_free:
                     return _coordinate(x, y, size, turned=False).reshape(old.shape)
-            case Take(), Take(Vector() as x, flat) if isinstance(old, Scalar):
-                return Vector(Take(x, flat), old.shape, x.width)
-        return new
+                return new
+        return _entries_of_coordinates(old, new)
 
     return rewritten(outputs, context, change)
 
@@ -320,42 +320,15 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
     program then acts on y, as in a readout W y. `condition_scores` needs fewer numbers
     if y itself is a product that has no other use.
     """
-    values = context.ordered(outputs)
-    users = users_of(values)
-    acting = Counter(
-        value.op.weight.source for value in values if isinstance(value.op, ops.Acting)
-    )
-
-    def product_without_other_use(x: Value) -> bool:
-        return (
-            isinstance(x.op, MatMul)
-            and acting[x.op.weight.source] == 1
-            and len(users[x]) == 1
-        )
-
-    def is_returned(score: Value) -> bool:
-        return _is_output(score, users) and not any(
-            map(product_without_other_use, score.op.inputs)
-        )
-
-    candidates = readouts(values, outputs, is_returned)
-    without_columns = {
-        readout.source
-        for readout in candidates.values()
-        if _columns_of(readout.factor) is None
-    }
-    readout_of = {
-        score: readout
-        for score, readout in candidates.items()
-        if readout.source not in without_columns
-    }
+    readout_of = _readouts_to_replace(outputs, context)
     entries = sum(score.size for score in readout_of)
     if not readout_of or entries > MAX_READOUT_ENTRIES:
         return list(outputs)
-    matrices = {
-        readout.source: ops.Source(readout.source.name or "readout")
-        for readout in readout_of.values()
-    }
+    # a new matrix for each initial vector
+    matrices: dict[ops.Source, ops.Source] = {}
+    for readout in readout_of.values():
+        name = readout.source.name or "readout"
+        matrices[readout.source] = ops.Source(name)
 
     def change(old: Value, new: Value) -> Value:
         if old in readout_of:
@@ -364,12 +337,53 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
             y = new.op.x if turned else new.op.y
             coordinates = _read_out(y, factor, matrices[source])
             return coordinates if turned else _last_axes_swapped(coordinates)
-        match new.op:
-            case Take(Vector() as x, flat) if isinstance(old, Scalar):
-                return Vector(Take(x, flat), old.shape, x.width)
-        return new
+        return _entries_of_coordinates(old, new)
 
     return rewritten(outputs, context, change)
+
+
+def _readouts_to_replace(
+    outputs: Sequence[Value], context: Context
+) -> dict[Value, Readout]:
+    """The scores that are readouts by initial vectors with a matrix for each column."""
+    values = context.ordered(outputs)
+    users = users_of(values)
+    products = [value for value in values if isinstance(value.op, ops.Acting)]
+    times_used = Counter(_matrix_of(product) for product in products)
+
+    def is_product_without_other_use(x: Value) -> bool:
+        if not isinstance(x.op, MatMul):
+            return False
+        return times_used[_matrix_of(x)] == 1 and len(users[x]) == 1
+
+    def is_returned(score: Value) -> bool:
+        if any(is_product_without_other_use(x) for x in score.op.inputs):
+            return False  # `condition_scores` needs fewer numbers
+        return _is_output(score, users)
+
+    candidates = readouts(values, outputs, is_returned)
+    without_columns = set[ops.Source]()
+    for readout in candidates.values():
+        if _columns_of(readout.factor) is None:
+            without_columns.add(readout.source)
+    return {
+        score: readout
+        for score, readout in candidates.items()
+        if readout.source not in without_columns
+    }
+
+
+def _matrix_of(product: Value) -> ops.Source:
+    assert isinstance(product.op, ops.Acting)
+    return product.op.weight.source
+
+
+def _entries_of_coordinates(old: Value, new: Value) -> Value:
+    """The entries of a score that has become a coordinate of vectors, as vectors."""
+    match new.op:
+        case Take(Vector() as x, flat) if isinstance(old, Scalar):
+            return Vector(Take(x, flat), old.shape, x.width)
+    return new
 
 
 def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
@@ -378,12 +392,13 @@ def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
 
     None if two indices b share a column, or if their numbers differ.
     """
-    used = factor.any(axis=-2)
-    counts = used.sum(axis=-1)
-    shared = used.reshape(-1, used.shape[-1]).sum(axis=0).max() > 1
-    if shared or counts.min() == 0 or counts.min() < counts.max():
+    is_used = factor.any(axis=-2)
+    counts = is_used.sum(axis=-1)
+    is_shared = is_used.reshape(-1, is_used.shape[-1]).sum(axis=0) > 1
+    if is_shared.any() or counts.min() == 0 or counts.min() < counts.max():
         return None
-    return np.asarray(np.nonzero(used)[-1].reshape(*used.shape[:-1], -1), dtype=np.intp)
+    columns = np.nonzero(is_used)[-1].reshape(*is_used.shape[:-1], -1)
+    return np.asarray(columns, dtype=np.intp)
 
 
 def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) -> Vector:
@@ -392,7 +407,15 @@ def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) ->
     """
     columns = _columns_of(factor)
     assert columns is not None
-    matrices = Weight(source, y.width, y.width, 1.0, columns, factor.shape[-1], y.width)
+    matrices = Weight(
+        source=source,
+        in_width=y.width,
+        out_width=y.width,
+        std=1.0,
+        members=columns,
+        count=factor.shape[-1],
+        fan=y.width,
+    )
     # (b, i, columns)
     coefficients = np.take_along_axis(factor, columns[..., None, :], axis=-1)
     batch = np.broadcast_shapes(columns.shape[:-1], y.shape[:-1])
@@ -421,14 +444,14 @@ def _is_output(value: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
     )
 
 
-def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
-    """Vectors whose coordinates have the law of ⟨x, given⟩ with x = W z: (…, x, given),
-    or transposed if `turned`.
+def _coordinate(x: Vector, q: Vector, size: float, turned: bool) -> Vector:
+    """Vectors whose coordinates have the law of ⟨x, q⟩ given q, with x = W z: (…, x,
+    q), or transposed if `turned`.
     """
     assert isinstance(x.op, MatMul)
-    weight, z, count = x.op.weight, x.op.x, given.shape[-1]
-    gram = mean_dot(given, given)
-    root = applied(ROOT, (gram,), (*given.shape, count), axes=2) * size
+    weight, z, count = x.op.weight, x.op.x, q.shape[-1]
+    gram = mean_dot(q, q)
+    root = applied(ROOT, (gram,), (*q.shape, count), axes=2) * size
     if count == 1:
         return root[..., 0] * x
     copies = replace(
@@ -443,7 +466,7 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     else:
         products = copies @ z
     by_vector = _last_axes_swapped(products)  # from (…, count, x)
-    coordinates = mix(root[..., None, :, :], by_vector)  # (…, x, given)
+    coordinates = mix(root[..., None, :, :], by_vector)  # (…, x, q)
     return _last_axes_swapped(coordinates) if turned else coordinates
 
 

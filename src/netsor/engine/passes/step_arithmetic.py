@@ -45,14 +45,11 @@ class Order(NamedTuple):
 
     def times(self, x: Any) -> Any:
         """The product with a value."""
-        by = (
-            x
-            if isinstance(self.number, float) and self.number == 1
-            else value_of(self.number) * x
-        )
-        return (
-            by if self.unit is None else Scalar(Root((), (Width(self.unit),)), ()) * by
-        )
+        is_one = isinstance(self.number, float) and self.number == 1
+        product = x if is_one else value_of(self.number) * x
+        if self.unit is None:
+            return product
+        return Scalar(Root((), (Width(self.unit),)), ()) * product
 
 
 def value_of(number: Number) -> Scalar:
@@ -82,25 +79,22 @@ class Combination:
         return cls({(term, ()): 1.0})
 
     def __add__(self, other: Combination | Number) -> Combination:
-        made = dict(self.terms)
+        total = dict(self.terms)
         for key, number in _combination(other).terms.items():
-            made[key] = made[key] + number if key in made else number
-        return Combination(made)
+            total[key] = total[key] + number if key in total else number
+        return Combination(total)
 
     def __mul__(self, other: Combination | Number) -> Combination:
         """One of the factors must be a number."""
-        made = Combination({})
-        for (mine, powers), number in self.terms.items():
-            for (others, more), by in _combination(other).terms.items():
-                total = Counter(dict(powers))
-                total.update(dict(more))
-                key = tuple(
-                    sorted((name, power) for name, power in total.items() if power)
+        product = Combination({})
+        for (term, powers), number in self.terms.items():
+            for (other_term, other_powers), factor in _combination(other).terms.items():
+                key = (
+                    other_term if term is None else term,
+                    _product_of_powers(powers, other_powers),
                 )
-                made = made + Combination(
-                    {(others if mine is None else mine, key): number * by}
-                )
-        return made
+                product = product + Combination({key: number * factor})
+        return product
 
     __rmul__ = __mul__
 
@@ -112,16 +106,16 @@ class Combination:
 
     def coefficients(self) -> dict[Any, Combination]:
         """The coefficient of each term."""
-        found: dict[Any, dict[tuple[None, Powers], Number]] = {}
+        numbers: dict[Any, dict[tuple[None, Powers], Number]] = {}
         for (term, powers), number in self.terms.items():
-            found.setdefault(term, {})[None, powers] = number
-        return {term: Combination(by) for term, by in found.items()}
+            numbers.setdefault(term, {})[None, powers] = number
+        return {term: Combination(number) for term, number in numbers.items()}
 
     def orders(self, value: Value, of: str) -> list[Order]:
         """The limit of a number; raises an error if it grows, and drops parts that
         vanish faster than n^(−1/2).
         """
-        made = []
+        orders = []
         for (_, powers), number in self.terms.items():
             total = sum(power for _, power in powers)
             if isinstance(number, float) and number == 0:
@@ -138,12 +132,19 @@ class Combination:
                     ),
                 )
             if not powers or total == -0.5:
-                made.append(Order(number, powers[0][0] if powers else None))
-        return made
+                orders.append(Order(number, powers[0][0] if powers else None))
+        return orders
 
 
-def _combination(given: Combination | Number) -> Combination:
-    return given if isinstance(given, Combination) else Combination({(None, ()): given})
+def _combination(x: Combination | Number) -> Combination:
+    return x if isinstance(x, Combination) else Combination({(None, ()): x})
+
+
+def _product_of_powers(a: Powers, b: Powers) -> Powers:
+    """The product of two products of powers of widths, without powers 0."""
+    exponents = Counter(dict(a))
+    exponents.update(dict(b))
+    return tuple(sorted((name, power) for name, power in exponents.items() if power))
 
 
 def number_at(
@@ -151,8 +152,12 @@ def number_at(
 ) -> Combination:
     """Evaluate a number that depends on the widths, in a step of a parameter."""
     large = largest(bound)
-    number, powers = rate(large), {}
-    for name in [name for name, size in bound.items() if math.isinf(size) and number]:
+    number = rate(large)
+    powers: dict[str, float] = {}
+    infinite_widths = [name for name, size in bound.items() if math.isinf(size)]
+    if number == 0:  # at every width
+        infinite_widths = []
+    for name in infinite_widths:
         sizes = np.log2([abs(rate({**large, name: 2.0**k})) for k in LOG2_PROBE_WIDTHS])
         slopes = np.diff(sizes) / np.diff(LOG2_PROBE_WIDTHS)
         power = round(2 * float(slopes[-1])) / 2  # a multiple of 1/2
@@ -181,12 +186,12 @@ def rates_of(
     """The numbers of a step; `at` evaluates functions of the widths."""
     rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
     lr, decay = scalars_of(op, number)
-    rates = (
-        at(rule.rate) * lr,
-        at(rule.adjusted) * lr,
-        at(lambda _: rule.weight_decay) * decay,
+    return Rates(
+        lr=at(rule.rate) * lr,
+        adjusted=at(rule.adjusted) * lr,
+        decay=at(lambda _: rule.weight_decay) * decay,
+        eps=rule.eps(largest(bound)),
     )
-    return Rates(*rates, rule.eps(largest(bound)))
 
 
 # Muon's orthogonalised matrix from Gram matrices, without computing any entry of a
@@ -223,27 +228,27 @@ def orthogonalised(
     """
     xp = array_namespace(a, b)
     size = xp.asarray(sizes, dtype=a.dtype)
-    finite = [
-        xp.all(xp.isfinite(gram), axis=(-2, -1), keepdims=True) for gram in (a, b)
-    ]
-    a, b = (
-        xp.where(known, gram, 0.0) for known, gram in zip(finite, (a, b), strict=True)
-    )
+    a_is_finite = xp.all(xp.isfinite(a), axis=(-2, -1), keepdims=True)
+    b_is_finite = xp.all(xp.isfinite(b), axis=(-2, -1), keepdims=True)
+    a = xp.where(a_is_finite, a, 0.0)
+    b = xp.where(b_is_finite, b, 0.0)
     if steps is None:
         m = _between_bases(xp, a, b, size, steps, eps)
     else:
         m, cancels = _powers(xp, a, b, size, steps, eps)
+        # arrays of JAX have no value yet
         if type(cancels) is not np.ndarray or cancels.any():
             m = xp.where(cancels, _between_bases(xp, a, b, size, steps, eps), m)
-    return xp.where(finite[0] & finite[1], m, xp.nan)
+    return xp.where(a_is_finite & b_is_finite, m, xp.nan)
 
 
 def _between_bases(
     xp: Any, a: Array, b: Array, size: Array, steps: Coefficients | None, eps: float
 ) -> Array:
     """M from the small matrix T, whose entries come from G and do not cancel."""
-    (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
-    t = (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth)
+    left, right = _roots(xp, a), _roots(xp, b)
+    sizes = (size * left.norms * right.norms)[..., None, :]
+    t = (left.root * sizes) @ xp.matrix_transpose(right.root)
     if steps is None:
         p, s, q = xp.linalg.svd(t, full_matrices=False)
         least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
@@ -251,33 +256,42 @@ def _between_bases(
     else:
         norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
         x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
-        for first, third, fifth in steps:
+        for c1, c3, c5 in steps:
             outer = x @ xp.matrix_transpose(x)
-            x = first * x + (third * outer + fifth * (outer @ outer)) @ x
-    inverse = [
-        xp.where(v > 0, 1.0 / xp.where(v > 0, v, 1.0), 0.0) for v in (long, other)
-    ]
+            x = c1 * x + (c3 * outer + c5 * (outer @ outer)) @ x
+    middle = xp.matrix_transpose(left.inverse_root) @ x @ right.inverse_root
     return (
-        inverse[0][..., :, None]
-        * (xp.matrix_transpose(back) @ x @ right_back)
-        * inverse[1][..., None, :]
+        _inverse(xp, left.norms)[..., :, None]
+        * middle
+        * _inverse(xp, right.norms)[..., None, :]
     )
 
 
-def _roots(xp: Any, gram: Array) -> tuple[Array, Array, Array]:
-    """Norms, and the factors Λ^(1/2) U^T and Λ^(−1/2) U^T of the correlations C = U Λ
-    U^T.
-    """
-    length = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
-    safe = xp.where(length > 0, length, 1.0)
+def _inverse(xp: Any, norms: Array) -> Array:
+    """1/|v|, and 0 for v = 0."""
+    return xp.where(norms > 0, 1.0 / xp.where(norms > 0, norms, 1.0), 0.0)
+
+
+class _Roots(NamedTuple):
+    """Of a Gram matrix with correlations C = U Λ U^T."""
+
+    norms: Array  # the roots of the diagonal
+    root: Array  # Λ^(1/2) U^T
+    inverse_root: Array  # Λ^(−1/2) U^T
+
+
+def _roots(xp: Any, gram: Array) -> _Roots:
+    """The norms of vectors, and the roots of their correlations."""
+    norms = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
+    safe = xp.where(norms > 0, norms, 1.0)
     values, vectors = xp.linalg.eigh(gram / (safe[..., :, None] * safe[..., None, :]))
-    real = values > EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
-    root = xp.sqrt(xp.where(real, values, 1.0))
+    nonzero = values > EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
+    root = xp.sqrt(xp.where(nonzero, values, 1.0))
     rows = xp.matrix_transpose(vectors)
-    return (
-        length,
-        xp.where(real, root, 0.0)[..., :, None] * rows,
-        xp.where(real, 1.0 / root, 0.0)[..., :, None] * rows,
+    return _Roots(
+        norms=norms,
+        root=xp.where(nonzero, root, 0.0)[..., :, None] * rows,
+        inverse_root=xp.where(nonzero, 1.0 / root, 0.0)[..., :, None] * rows,
     )
 
 
@@ -292,16 +306,14 @@ def _powers(
     """
     square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
     lengths = xp.sqrt(xp.clip(xp.linalg.diagonal(a) * xp.linalg.diagonal(b), 0.0, None))
-    cancels = (
-        square < CANCELS * xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None] ** 2
-    )
+    sum_of_norms = xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None]
+    cancels = square < CANCELS * sum_of_norms**2
     square = xp.clip(square, eps * eps, None)
-    scale = xp.where(
-        (square > 0) & ~cancels, 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0
-    )
+    inverse_norm = 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0))
+    scale = xp.where((square > 0) & ~cancels, inverse_norm, 0.0)
     m = scale * xp.eye(a.shape[-1], dtype=a.dtype) * size
-    for first, third, fifth in steps:
-        by = m @ b @ xp.matrix_transpose(m) @ a
-        cubed = by @ m
-        m = first * m + third * cubed + fifth * (by @ cubed)
+    for c1, c3, c5 in steps:
+        square_factor = m @ b @ xp.matrix_transpose(m) @ a  # M B M^T A
+        cubed = square_factor @ m
+        m = c1 * m + c3 * cubed + c5 * (square_factor @ cubed)
     return m, cancels

@@ -66,6 +66,13 @@ class Uses(NamedTuple):
     terms: tuple[tuple[GradientTerm, int], ...]  # with their numbers of uses
 
 
+class _Trained(NamedTuple):
+    """The matrices of a class after some steps, and the states of the optimisers."""
+
+    matrices: Any
+    states: Mapping[Any, Any]
+
+
 class DrawnWeight(Arithmetic):
     """The matrices of one weight, whose entries (members, in, out) are numbers of the
     plan.
@@ -81,8 +88,8 @@ class DrawnWeight(Arithmetic):
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         self.context, self.classes = context, _classes(uses)
         self.vectors = _vectors(uses, self.classes)
-        # W' and its states, by steps
-        self.known: dict[tuple[object, ...], tuple[Any, Mapping[Any, Any]]] = {}
+        # by the first member of a class and the steps so far
+        self._trained: dict[tuple[object, ...], _Trained] = {}
 
     def gain(self, widths: Mapping[str, float]) -> float:
         """√(in/fan), the factor between the applied matrix and one with entries N(0,
@@ -98,77 +105,91 @@ class DrawnWeight(Arithmetic):
         self.value, self.op = value, op
         members = op.weight.members.ravel()
 
-        def acting(own: Sequence[int], at: list[int], x: Vector) -> Vector:
-            return self.product(
-                self._after(op, own),
-                [own.index(member) for member in members[at]],
-                at,
-                x,
-            )
+        def product(
+            members_of_class: Sequence[int], at: list[int], x: Vector
+        ) -> Vector:
+            w = self._after(op, members_of_class)
+            matrices = [members_of_class.index(member) for member in members[at]]
+            return self.product(w, matrices, at, x)
 
-        return by_classes(op, self.classes, acting).reshape(*value.shape)
+        return by_classes(op, self.classes, product).reshape(*value.shape)
 
-    def _after(self, op: Any, own: Sequence[int]) -> Any:
+    def _after(self, op: Any, members: Sequence[int]) -> Any:
         """The matrices of a class after the steps of an operation."""
-        key = tuple[object, ...]((own[0],))
-        if key not in self.known:
-            self.known[key] = self.initial(op.weight.drawn, own), {}
+        key = tuple[object, ...]((members[0],))
+        if key not in self._trained:
+            initial = self.initial(op.weight.drawn, members)
+            self._trained[key] = _Trained(initial, states={})
         for number, rule in enumerate(steps_of(op)):
-            w, states = self.known[key]
+            before = self._trained[key]
             key = (*key, rule)
-            if key not in self.known:
-                if (uses := _uses(op, number, own)) is not None:
-                    rates = rates_of(op, number, self.context.bound, self.at_widths)
-                    state = states.get(rule.optimiser)
-                    self.optimiser = rule.optimiser
-                    w, state = rule.optimiser._update(
-                        self, w, self.gradient(uses, own), state, rates
-                    )
-                    states = {**states, rule.optimiser: state}
-                self.known[key] = w, states
-        return self.known[key][0]
+            if key not in self._trained:
+                self._trained[key] = self._stepped(before, op, number, members)
+        return self._trained[key].matrices
 
-    def initial(self, weight: Weight, own: Sequence[int]) -> Any:
+    def _stepped(
+        self, before: _Trained, op: Any, number: int, members: Sequence[int]
+    ) -> _Trained:
+        """The matrices of a class after one more step: the same, if they have no
+        gradient.
+        """
+        uses = _uses(op, number, members)
+        if uses is None:
+            return before
+        optimiser = steps_of(op)[number].optimiser
+        rates = rates_of(op, number, self.context.bound, self.at_widths)
+        self.optimiser = optimiser
+        gradient = self.gradient(uses, members)
+        w, state = optimiser._update(
+            self, before.matrices, gradient, before.states.get(optimiser), rates
+        )
+        return _Trained(w, {**before.states, optimiser: state})
+
+    def initial(self, weight: Weight, members: Sequence[int]) -> Any:
         """The initial matrices of a class, with entries N(0, σ²/in)."""
         rows, columns = sizes(weight, self.context)
-        source, shape = (
-            Source(f"all entries of {weight.source.name or 'W'}"),
-            (len(own), rows, columns),
-        )
+        source = Source(f"all entries of {weight.source.name or 'W'}")
+        shape = (len(members), rows, columns)
         return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
 
-    def gradient(self, uses: Uses, own: Sequence[int]) -> Any:
+    def gradient(self, uses: Uses, members: Sequence[int]) -> Any:
         """The gradient G of a class."""
-        numbers = [
-            part.size(self.context.bound)
-            for part, count in uses.terms
-            for _ in range(count)
-        ]
-        f = Function("outer", partial(_outer, sizes=tuple(numbers)), lipschitz=False)
+        factors: list[float] = []  # one per use
+        for term, count in uses.terms:
+            factors += [term.size(self.context.bound)] * count
+        f = Function("outer", partial(_outer, sizes=tuple(factors)), lipschitz=False)
         rows, columns = sizes(self.op.weight, self.context)
-        given = coordinates(uses.right, rows), coordinates(uses.left, columns)
-        return applied(f, given, (len(own), rows, columns), axes=2)
+        arguments = coordinates(uses.right, rows), coordinates(uses.left, columns)
+        return applied(f, arguments, (len(members), rows, columns), axes=2)
 
     def at_widths(self, rate: WidthFunction) -> Any:
         """A number that depends on the finite widths."""
         return rate(self.context.bound)
 
     def product(
-        self, w: Any, places: Sequence[int], at: Sequence[int], x: Vector
+        self,
+        w: Any,
+        matrices: Sequence[int],
+        positions: Sequence[int],
+        x: Vector,
     ) -> Vector:
-        """W' x for the matrices at `places` of a class, which the operation has at
-        `at`.
+        """W' x for some matrices of a class, given by their positions in the class and
+        in the operation.
         """
-        gain = self.gain(self.context.bound)
         act = MaterialisedMatMul(
-            w, x, self.op.weight, tuple(places), gain, self.vectors
+            entries=w,
+            x=x,
+            weight=self.op.weight,
+            members=tuple(matrices),
+            gain=self.gain(self.context.bound),
+            vectors=self.vectors,
         )
-        return Vector(act, (len(at), x.shape[-1]), self.op.weight.out_width)
+        return Vector(act, (len(positions), x.shape[-1]), self.op.weight.out_width)
 
-    def elementwise(self, f: Callable[..., Any], *given: Any) -> Any:
+    def elementwise(self, f: Callable[..., Any], *arguments: Any) -> Any:
         """Apply a function to the entries."""
         function = Function(entry_function_name(f), f, lipschitz=False)
-        return applied(function, given, given[0].shape)
+        return applied(function, arguments, arguments[0].shape)
 
     def orthogonalised(
         self, g: Any, iterations: Coefficients | None, eps: float
@@ -182,9 +203,9 @@ class DrawnWeight(Arithmetic):
         return applied(f, (g,), g.shape, axes=2)
 
 
-def rows_at(x: Vector, places: Sequence[int]) -> Vector:
+def rows_at(x: Vector, positions: Sequence[int]) -> Vector:
     """Select rows of vectors (1 or matrices, K); a single row serves all matrices."""
-    return x if len(x) == 1 else x[list(places)]
+    return x if len(x) == 1 else x[list(positions)]
 
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
@@ -194,41 +215,44 @@ def _classes(uses: Sequence[Value]) -> list[list[int]]:
         op: Any = value.op
         marked.append((None, op.weight.members.ravel().tolist()))
         count: Counter[OptimiserStep] = Counter()
-        for part in op.parts if isinstance(op, SteppedMatMul) else ():
-            rule = op.steps[part.step]
+        if not isinstance(op, SteppedMatMul):
+            continue
+        for term in op.parts:
+            rule = op.steps[term.step]
             count[rule] += 1
-            marked.append(((rule, count[rule]), part.members))
+            marked.append(((rule, count[rule]), term.members))
     return alike(marked)
 
 
-def _uses(op: SteppedMatMul, number: int, own: Sequence[int]) -> Uses | None:
+def _uses(op: SteppedMatMul, number: int, members: Sequence[int]) -> Uses | None:
     """The uses of a class in one step; None if there are none."""
     lefts, rights, terms = [], [], []
-    for left, right, part in zip(op.left, op.right, op.parts, strict=True):
-        if part.step == number and own[0] in part.members:
-            places = [part.members.index(member) for member in own]
-            lefts.append(rows_at(left, places))
-            rights.append(rows_at(right, places))
-            terms.append((part, left.shape[1]))
+    for left, right, term in zip(op.left, op.right, op.parts, strict=True):
+        if term.step == number and members[0] in term.members:
+            positions = [term.members.index(member) for member in members]
+            lefts.append(rows_at(left, positions))
+            rights.append(rows_at(right, positions))
+            terms.append((term, left.shape[1]))
     return Uses(pooled(lefts), pooled(rights), tuple(terms)) if lefts else None
 
 
-def is_drawn(uses: Sequence[Value], context: Context, often: bool) -> bool:
-    """Whether an optimiser needs the entries of a weight or, with `often`, they cost
-    less than directions.
+def is_drawn(uses: Sequence[Value], context: Context, draw_often_used: bool) -> bool:
+    """Whether to sample a stepped weight: an optimiser needs its entries or, with
+    `draw_often_used`, they cost less than directions.
     """
-    every = [steps_of(value.op) for value in uses]  # type: ignore[arg-type]
-    if not any(every) or math.inf in context.bound.values():
+    steps_of_uses = [steps_of(value.op) for value in uses]  # type: ignore[arg-type]
+    if not any(steps_of_uses) or math.inf in context.bound.values():
         return False
-    for taken in every:
-        optimisers = [rule.optimiser for rule in taken]
+    for steps in steps_of_uses:
+        optimisers = [rule.optimiser for rule in steps]
         for k, optimiser in enumerate(optimisers):
             if optimiser.needs_entries(step=optimisers[: k + 1].count(optimiser)):
                 return True
+    if not draw_often_used:
+        return False
     rows, columns = sizes(uses[0].op.weight, context)  # type: ignore[attr-defined]
-    return often and 2 * rows * columns < _vectors(uses, _classes(uses)) * (
-        rows + columns
-    )
+    vectors = _vectors(uses, _classes(uses))
+    return 2 * rows * columns < vectors * (rows + columns)
 
 
 def _vectors(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
@@ -238,10 +262,9 @@ def _vectors(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
 
 def sizes(weight: Weight, context: Context) -> tuple[int, int]:
     """The widths of a matrix as it was sampled."""
-    drawn = weight.drawn
-    return int(drawn.in_width.bind(context.bound)), int(
-        drawn.out_width.bind(context.bound)
-    )
+    rows = weight.drawn.in_width.bind(context.bound)
+    columns = weight.drawn.out_width.bind(context.bound)
+    return int(rows), int(columns)
 
 
 def coordinates(x: Vector, width: int) -> Scalar:
@@ -263,8 +286,8 @@ COORDINATES = Function("coordinates", _same)
 def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
     """Σ_k s_k r_k l_k^T, (…, in, out)."""
     xp = array_namespace(right, left)
-    by = xp.asarray(sizes, dtype=right.dtype)
-    return xp.matrix_transpose(right * by[:, None]) @ left
+    factors = xp.asarray(sizes, dtype=right.dtype)
+    return xp.matrix_transpose(right * factors[:, None]) @ left
 
 
 # An untrained matrix that acts on many vectors, in several places or also as W^T, is
@@ -280,13 +303,14 @@ ENTRIES = 2**28  # of all matrices sampled here: 2 GiB
 def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Sample the matrices that act often: their entries become scalars."""
     values = context.ordered(outputs)
-    many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
-    if math.inf in context.bound.values() or not many:
-        return list(outputs)
-    drawn = {
-        source: DrawnWeight(many[source], context)
-        for source in _chosen(values, many, context)
+    repeated_uses = {
+        source: uses for source, uses in uses_of(values).items() if len(uses) > 1
     }
+    if math.inf in context.bound.values() or not repeated_uses:
+        return list(outputs)
+    drawn: dict[Source, DrawnWeight] = {}
+    for source in _weights_to_sample(values, repeated_uses, context):
+        drawn[source] = DrawnWeight(repeated_uses[source], context)
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
@@ -297,63 +321,71 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change) if drawn else list(outputs)
 
 
-def _chosen(
+def _weights_to_sample(
     values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context
 ) -> Iterator[Source]:
-    """The matrices to sample."""
-    made, left = linear_sources(values), ENTRIES
-    known = {source for value in values for x in asked(value) for source in made[x]}
-    # the directions that vectors of a width can have: the number of sources
-    rooms: Counter[Width] = Counter()
-    for value in values:
-        if value.op.asks_coordinates:
-            rooms.update(
-                {
-                    x.width: LARGEST
-                    for x in (value, *asked(value))
-                    if isinstance(x, Vector)
-                }
-            )
-        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
-            rooms[value.width] += value.size
-    for source, acts in uses.items():
-        weights = [value.op.weight for value in acts if isinstance(value.op, MatMul)]
-        members = len(
-            np.unique(np.concatenate([weight.members.ravel() for weight in weights]))
-        )
-        on = [0.0, 0.0]  # vectors per member, for W and for W^T
-        for value, weight in zip(acts, weights, strict=True):
-            on[weight.transposed] += value.size / members
+    """The weights of which sampling all entries costs less."""
+    sources_of = linear_sources(values)
+    needed_sources = {
+        source for value in values for x in asked(value) for source in sources_of[x]
+    }
+    directions = _directions_by_width(values)
+    entries_left = ENTRIES
+    for source, products in uses.items():
+        weights: list[Weight] = []
+        for value in products:
+            assert isinstance(value.op, MatMul)
+            weights.append(value.op.weight)
+        members = np.unique(np.concatenate([w.members.ravel() for w in weights])).size
+        on_w = on_w_transposed = 0.0  # vectors per member
+        for value, weight in zip(products, weights, strict=True):
+            if weight.transposed:
+                on_w_transposed += value.size / members
+            else:
+                on_w += value.size / members
         entries = members * math.prod(sizes(weights[0], context))
-        if (
-            known >= set(acts)
-            and entries <= left
-            and _cheaper(weights[0].drawn, on, rooms, context)
-        ):
-            left -= entries
+        if not needed_sources >= set(products) or entries > entries_left:
+            continue
+        if _is_cheaper(weights[0].drawn, on_w, on_w_transposed, directions, context):
+            entries_left -= entries
             yield source
 
 
-def _cheaper(
-    weight: Weight, on: Sequence[float], rooms: Mapping[Width, int], context: Context
+def _directions_by_width(values: Sequence[Value]) -> Counter[Width]:
+    """The most directions that vectors of each width can have: the number of their
+    sources.
+    """
+    directions: Counter[Width] = Counter()
+    for value in values:
+        if value.op.asks_coordinates:
+            for x in (value, *asked(value)):
+                if isinstance(x, Vector):
+                    directions[x.width] += LARGEST
+        elif isinstance(value, Vector) and value.op.acts is not VectorAccess.LINEARLY:
+            directions[value.width] += value.size
+    return directions
+
+
+def _is_cheaper(
+    weight: Weight,
+    on_w: float,
+    on_w_transposed: float,
+    directions: Mapping[Width, int],
+    context: Context,
 ) -> bool:
     """Whether all entries cost less than sources for the directions of the inputs of W
     and W^T.
     """
-    prices, vectors, widths = (
-        context.prices,
-        sum(on),
-        (weight.in_width, weight.out_width),
-    )
+    prices = context.prices
+    vectors = on_w + on_w_transposed
+    if vectors < _cost_model.FEWEST:
+        return False
     rows, columns = sizes(weight, context)
-    reach = [
-        min(size, rooms[width])
-        for size, width in zip((rows, columns), widths, strict=True)
-    ]
-    each = prices.normal + vectors * prices.product
-    sources = (on[0] * reach[1] + on[1] * reach[0]) * each
-    factors = prices.factor(1, on[0], reach[0]) + prices.factor(1, on[1], reach[1])
-    return (
-        vectors >= _cost_model.FEWEST
-        and rows * columns * each < _cost_model.PREFERENCE * (sources + factors)
+    inputs = min(rows, directions[weight.in_width])
+    outputs = min(columns, directions[weight.out_width])
+    price = prices.normal + vectors * prices.product
+    sources = (on_w * outputs + on_w_transposed * inputs) * price
+    factors = prices.factor(1, on_w, inputs) + prices.factor(
+        1, on_w_transposed, outputs
     )
+    return rows * columns * price < _cost_model.PREFERENCE * (sources + factors)

@@ -32,6 +32,7 @@ from ..graph._operations import AdjointCorrection, Append, Coefficients, Span
 from ..graph._orders import Orders, SmallParts
 from ..graph._rewrite import (
     Context,
+    SourceSet,
     alike,
     by_classes,
     linear_sources,
@@ -50,11 +51,11 @@ def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     while True:
         attempt = _Elimination(outputs, context, split)
         without_reuse = rewritten(outputs, context, attempt.change)
-        found = frozenset(attempt.found) - split
-        if not found or not context.small_parts:
+        new = frozenset(attempt.deficient) - split
+        if not new or not context.small_parts:
             return without_reuse
-        # each attempt finds matrices whose inputs differ only by small parts
-        split |= found
+        # the next attempt splits the inputs of the matrices that this one noted
+        split |= new
 
 
 class _Elimination:
@@ -65,7 +66,7 @@ class _Elimination:
     split : frozenset of Side
         The matrices that act separately on the parts of order 1 and n^(−1/2) of their
         inputs: inputs of theirs differ only by small parts.
-    found : set of Side
+    deficient : set of Side
         The matrices of which this attempt sees that they should.
     """
 
@@ -73,15 +74,15 @@ class _Elimination:
         self, outputs: Sequence[Value], context: Context, split: frozenset[Side]
     ) -> None:
         self.context, self.split = context, split
-        self.found: set[Side] = set()
+        self.deficient: set[Side] = set()
         values = context.ordered(outputs)
         self._uses = uses_of(values)
-        self._met = _met(outputs, self._uses, context)
+        self._correlated = _correlated_matrices(outputs, self._uses, context)
         # for each weight, its members in sets with the same uses
         self._classes = {
             source: _classes_of_members(products)
             for source, products in self._uses.items()
-            if len(products) > 1 or source in self._met
+            if len(products) > 1 or source in self._correlated
         }
         self._matrices: dict[tuple[Source, int], _Matrices] = {}
         self._orders: Orders | None = None
@@ -135,10 +136,10 @@ class _Elimination:
             forward = acting.T if acting.transposed else acting
             self._matrices[key] = _Matrices(forward, times)
         matrices = self._matrices[key]
-        again = times > 1 or weight.source in self._met
+        again = times > 1 or weight.source in self._correlated
         orders = self._orders if again else None
         if orders and matrices.deficient(x, side, orders, self.context):
-            self.found.add((*key, side))
+            self.deficient.add((*key, side))
         if self._small is not None and (*key, side) in self.split:
             small = self._small.small(x)
             if small is not None:
@@ -189,7 +190,7 @@ def _checked_gain(value: Value, weight: Weight, context: Context) -> float:
     )
 
 
-def _met(
+def _correlated_matrices(
     outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context
 ) -> set[Source]:
     """The matrices whose outputs have inner products that matter at order n^(−1/2).
@@ -206,42 +207,57 @@ def _met(
     ]
     values = topological_order(scores)
     sources_of = linear_sources(values)
+    # the inputs of each matrix in the values that scores depend on
+    inputs: dict[Source, list[Vector]] = {}
+    for source, products in uses.items():
+        inputs[source] = _inputs_of([x for x in products if x in sources_of])
 
-    def matrices_in(x: Vector) -> set[Source]:
-        return {
-            source.op.weight.source
-            for source in sources_of[x]
-            if isinstance(source.op, MatMul)
-        }
-
-    met: set[Source] = set()
-    for value in values:
-        match value.op:
-            case Dot(x, y, power) if context.width(x) == math.inf:
-                if x is not y or power == 0.5:
-                    met |= matrices_in(x) & matrices_in(y)
-    inputs = {
-        source: [
-            value.op.x
-            for value in products
-            if value in sources_of and isinstance(value.op, MatMul)
-        ]
-        for source, products in uses.items()
-    }
+    correlated = _matrices_in_both_factors(values, sources_of, context)
     pending = [
         source
         for source, vectors in inputs.items()
-        if source in met or len(vectors) > 1
+        if source in correlated or len(vectors) > 1
     ]
-    met.update(pending)
+    correlated.update(pending)
     while pending:
         vectors = inputs[pending.pop()]
         if sum(x.size for x in vectors) == 1:  # there is no other inner product
             continue
-        new = set[Source]().union(*(matrices_in(x) for x in vectors)) - met
-        met |= new
+        makers = set[Source]()
+        for x in vectors:
+            makers |= _matrices_in(sources_of[x])
+        new = makers - correlated
+        correlated |= new
         pending += new
-    return met
+    return correlated
+
+
+def _inputs_of(products: Sequence[Value]) -> list[Vector]:
+    """The vectors that a matrix acts on in some products."""
+    return [value.op.x for value in products if isinstance(value.op, MatMul)]
+
+
+def _matrices_in_both_factors(
+    values: Sequence[Value], sources_of: Mapping[Value, SourceSet], context: Context
+) -> set[Source]:
+    """The matrices that made both factors of an inner product at infinite width."""
+    matrices: set[Source] = set()
+    for value in values:
+        match value.op:
+            case Dot(x, y, power) if context.width(x) == math.inf:
+                # a mean square has order 1
+                if x is not y or power == 0.5:
+                    matrices |= _matrices_in(sources_of[x]) & _matrices_in(
+                        sources_of[y]
+                    )
+    return matrices
+
+
+def _matrices_in(sources: SourceSet) -> set[Source]:
+    """The matrices whose products are among the sources of a vector."""
+    return {
+        source.op.weight.source for source in sources if isinstance(source.op, MatMul)
+    }
 
 
 class _Matrices:

@@ -111,14 +111,13 @@ def moments(
     else:
         mean, slope, error = expect.moments_of_several(x, a)
     _check_known(mean, error, (f,), a)
-    both = np.concatenate([mean[..., None], slope], axis=-1)
+    mean_and_slope = np.concatenate([mean[..., None], slope], axis=-1)
     # this is the error of β u; divide by the norm of u to get that of β
     length = np.linalg.norm(a, axis=-1)
     of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
     per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
-    return _shifted(
-        both, np.asarray(error)[..., None] * per_error, int(shift in (1, 2))
-    )
+    errors = np.asarray(error)[..., None] * per_error
+    return _shifted(mean_and_slope, errors, int(shift in (1, 2)))
 
 
 def _check_known(

@@ -70,8 +70,8 @@ def liveness(
         if overwrites is None or not overwrites(step.params):
             return None
         for i, arg in enumerate(step.args):
-            needed = owner.get(arg, arg) in read_memory
-            if arg.varies and arg.shape == step.out.shape and not needed:
+            is_read_later = owner.get(arg, arg) in read_memory
+            if arg.varies and arg.shape == step.out.shape and not is_read_later:
                 return i
         return None
 
@@ -148,12 +148,12 @@ class Plan:
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        needed = list(liveness(self.steps, (self.mean, self.columns)))[::-1]
-        self.steps = [step for step, _ in needed]
-        self.live = [liveness for _, liveness in needed]
+        used_steps = list(liveness(self.steps, (self.mean, self.columns)))[::-1]
+        self.steps = [step for step, _ in used_steps]
+        self.live = [live for _, live in used_steps]
         stored = 0  # numbers of a replica
         peak = 0  # bytes of a replica
-        for step, live in needed:
+        for step, live in used_steps:
             stored += step.out.size
             peak = max(peak, 8 * (stored + step.temporary_numbers))
             stored -= sum(register.size for register in live.dead)
@@ -353,21 +353,23 @@ class PrintedRow(NamedTuple):
     shape: str = ""
 
 
-def printed_rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[PrintedRow]:
+def printed_rows(
+    steps: Sequence[Step], repeated: Sequence[Loop] = ()
+) -> list[PrintedRow]:
     """The rows of the steps with a description; of a loop only the first block."""
     rows: list[PrintedRow] = []
-    done = 0
-    for loop in found:
-        rows += printed_rows(steps[done : loop.start])
+    start = 0  # of the steps after the last loop
+    for loop in repeated:
+        rows += printed_rows(steps[start : loop.start])
         rows.append(
             PrintedRow(f"{loop.times} times, with new random numbers each time:")
         )
         block = printed_rows(steps[loop.start : loop.start + loop.period])
         rows += [row._replace(step=f"  {row.step}") for row in block]
-        done = loop.stop
-        if done < len(steps):
+        start = loop.stop
+        if start < len(steps):
             rows.append(PrintedRow("then:"))
-    rows += [_printed_row(step) for step in steps[done:] if step.words]
+    rows += [_printed_row(step) for step in steps[start:] if step.words]
     return rows
 
 

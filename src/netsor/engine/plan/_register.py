@@ -58,8 +58,10 @@ class Register:
         self.size = math.prod(shape)
 
     def __repr__(self) -> str:
-        what = self.hyperparameter or ("result" if self.value is None else "constant")
-        return f"<Register: {what} of shape {self.shape}>"
+        origin = self.hyperparameter
+        if origin is None:
+            origin = "result" if self.value is None else "constant"
+        return f"<Register: {origin} of shape {self.shape}>"
 
     def identity_start(self) -> int | None:
         """The first column of the identity block that a constant consists of.

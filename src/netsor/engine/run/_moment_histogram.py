@@ -56,33 +56,29 @@ class MomentGrid:
         """The number of cells."""
         return self.rows * self.columns
 
-    def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        """For each replica: its cell, its contribution to the sums of the cell, and
-        whether it is outside the grid.
-        """
-        # The contribution is 1 and the moments, (sums, replicas). Outside the grid it
-        # is 0, and the cell is arbitrary.
+    def placed(self, xp: Any, mean: Array, var: Array) -> PlacedReplicas:
+        """Find the cell of each replica."""
         row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
         inside = (var > 0) & (row >= 0) & (row < self.rows)
         unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)
         up = (var / unit - 1.0) / self.height
         if self.one_mean:
             inside = inside & (mean == self.centre)
-            cell, moments = row, [up, up * up, up * up * up]
+            cell = row
+            moments = [up, up * up, up * up * up]
         else:
-            place = (mean - self.centre) / xp.sqrt(unit) * STEPS
-            column = xp.floor(place)
-            inside = (
-                inside & (column >= -(self.columns // 2)) & (column < self.columns // 2)
-            )
-            across = place - column - 0.5
-            cell = row * self.columns + column + self.columns // 2
+            steps = (mean - self.centre) / xp.sqrt(unit) * STEPS
+            column = xp.floor(steps)
+            half = self.columns // 2
+            inside = inside & (column >= -half) & (column < half)
+            across = steps - column - 0.5
+            cell = row * self.columns + column + half
             moments = [up, up * up, across, across * across, across * up]
         cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
         weights = [xp.where(inside, 1.0, 0.0)]
         for moment in moments:
             weights.append(xp.where(inside, xp.round(moment * UNIT), 0.0))
-        return cell, xp.stack(weights), ~inside
+        return PlacedReplicas(cell=cell, weights=xp.stack(weights), outside=~inside)
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians of the law, two per cell."""
@@ -91,20 +87,23 @@ class MomentGrid:
         # and both v include the residual variance of m.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
-        up, up2, *others = sums[1:, index] / UNIT / count
+        up, up2, *other_moments = sums[1:, index] / UNIT / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
         spread = np.maximum(up2 - up**2, 0.0)
         mean = np.full_like(unit, self.centre)
         tilt, slope, residual = np.zeros((3, len(unit)))
         if self.one_mean:
-            (up3,) = others
-            third = up3 - 3 * up * up2 + 2 * up**3
-            tilt = np.divide(third, 2 * spread, out=tilt, where=spread > 1e-9)
+            (up3,) = other_moments
+            third_central_moment = up3 - 3 * up * up2 + 2 * up**3
+            tilt = np.divide(
+                third_central_moment, 2 * spread, out=tilt, where=spread > 1e-9
+            )
         reach = np.sqrt(spread + tilt**2)
         if not self.one_mean:
-            across, across2, both = others
+            across, across2, across_up = other_moments
             std = np.sqrt(unit) / STEPS
-            slope = np.divide(both - across * up, reach, out=slope, where=reach > 1e-7)
+            covariance = across_up - across * up
+            slope = np.divide(covariance, reach, out=slope, where=reach > 1e-7)
             residual = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
             column = index % self.columns - self.columns // 2
             mean = mean + (column + 0.5 + across) * std
@@ -120,15 +119,29 @@ class MomentGrid:
         )
 
 
-def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
-    """A grid around the first replicas, with ample room on all sides for later ones."""
-    alive = var > 0
-    if not alive.any():
+class PlacedReplicas(NamedTuple):
+    """Replicas in the cells of a grid."""
+
+    cell: Array  # of each replica; arbitrary outside the grid
+    # what a replica adds to the sums of its cell, (sums, replicas): 1 and its moments,
+    # or 0 outside the grid
+    weights: Array
+    outside: Array
+
+
+def cells_for(mean: Floats, var: Floats, request: str) -> MomentGrid:
+    """A grid around the first replicas, with ample room on all sides for later ones.
+
+    `request` says in errors what was asked for.
+    """
+    has_variance = var > 0
+    if not has_variance.any():
         raise ValueError(
-            f"{what}: this law is known only from draws, which are stored one by one;"
-            " take fewer"
+            f"{request}: this law is known only from draws, which are stored one by"
+            " one; take fewer"
         )
-    x, mean = np.log(var[alive]), mean[alive]
+    mean, var = mean[has_variance], var[has_variance]
+    x = np.log(var)
     one_mean = np.ptp(mean) == 0
     centre = float(mean[0] if one_mean else mean.min() + np.ptp(mean) / 2)
     height = HEIGHT if one_mean else CELL_LOG_VARIANCE_2D
@@ -137,16 +150,22 @@ def cells_for(mean: Floats, var: Floats, what: str) -> MomentGrid:
     rows, columns = WINDOW * ROWS, 1
     if not one_mean:
         rows = max(WINDOW * (int(np.ptp(x) / height) + 1), 64)
-        reach = float(np.max(np.abs(mean - centre) / np.sqrt(var[alive])))
+        reach = float(np.max(np.abs(mean - centre) / np.sqrt(var)))
         columns = 2 * int(4 * STEPS * max(reach, 2.0))
         rows = min(rows, max(MAX_CELLS // columns, 1))
         if 1.5 * np.ptp(x) / height + 4 > rows:
             raise ValueError(
-                f"{what}: conditional means spread over {reach:.3g} conditional"
+                f"{request}: conditional means spread over {reach:.3g} conditional"
                 " standard deviations, too far for a grid; take fewer draws"
             )
     middle = math.floor((x.min() + x.max()) / 2 / height)
-    return MomentGrid(height, middle - rows // 2, rows, columns, centre)
+    return MomentGrid(
+        height=height,
+        first=middle - rows // 2,
+        rows=rows,
+        columns=columns,
+        centre=centre,
+    )
 
 
 class BlockMoments(NamedTuple):
@@ -162,9 +181,9 @@ class BlockMoments(NamedTuple):
 
 def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     """The sums of a block, with numpy."""
-    place, weights, outside = cells.placed(np, mean, var)
-    occupied, where = np.unique(place, return_inverse=True)
-    sums = np.stack([np.bincount(where, weight, len(occupied)) for weight in weights])
+    cell, weights, outside = cells.placed(np, mean, var)
+    occupied, index = np.unique(cell, return_inverse=True)
+    sums = np.stack([np.bincount(index, weight, len(occupied)) for weight in weights])
     return BlockMoments(cells=occupied, sums=sums, mean=mean[outside], var=var[outside])
 
 
@@ -210,9 +229,9 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     """The error of the density from binning these replicas, relative to its largest
     value.
     """
-    tally = MomentAccumulator(cells)
-    tally.add(summed(cells, mean, var))
-    node_mean, node_var, count = tally.nodes()
+    accumulator = MomentAccumulator(cells)
+    accumulator.add(summed(cells, mean, var))
+    node_mean, node_var, count = accumulator.nodes()
     # some variances are positive: `cells_for` rejects a law of points only
     positive, node_positive = var > 0, node_var > 0
     mean, var = mean[positive], var[positive]
@@ -229,6 +248,7 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
 def _density(
     y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0
 ) -> Floats:
+    """The density of a mixture of Gaussians, up to a common factor."""
     densities = [
         np.sum(count * np.exp(-((point - mean) ** 2) / (2 * var)) / np.sqrt(var))
         for point in y

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._array_api import Bools, Floats
+from ..._array_api import Bools, Floats, Ints
 from ..._validate import ArgumentError
 from ...runtime._parallel import Tick
 from ..backends import AUTO, Backend, NoDeviceError, Numpy
@@ -29,7 +29,7 @@ from ._rng_keys import chunks
 
 SINGLE = Numpy("cpu", "float32")
 # replicas to compare: minimum, number if they are cheap, and maximum
-LEAST, FEW, TRIED = 4, 64, 1024
+LEAST, CHEAP, MOST = 4, 64, 1024
 SHARE = 16  # draws per compared replica: the comparison takes a tenth of their time
 # of an accelerator: this many are no slower in double precision than single plus a
 # comparison
@@ -39,19 +39,20 @@ PATIENCE = 1.0
 NUMBERS = 2**20  # outputs of all replicas that fit in a comparison
 # largest shift of the mean in standard deviations, and of the variance relative to
 # itself
-MOVED = 1e-2
+MAX_SHIFT = 1e-2
 SIGNIFICANT = 4.5  # standard errors: larger differences of two samples are significant
-SAME = 1e-6  # relative to the spread: replicas that differ by less are equal
+EQUAL = 1e-6  # relative to the spread: replicas that differ by less are equal
 # replicas in double precision to find atoms; fewer, if they would take longer than
 # PATIENCE
-ASKED = 2**14
+ATOM_REPLICAS = 2**14
 # spread over mean: a smaller spread is round-off in double precision, and the output is
 # constant
 ROUNDING = 1e-13
 # numbers of a replica in long rows: with fewer, single precision saves little
 WORTH = 2**16
-# numbers outside the range of single precision
-RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")
+# Numbers beyond the range of single precision. Divisions by zero and NaN show in the
+# comparison of the outputs; some matrix products of ARM report them without any.
+RAISED: Any = {"over": "raise", "divide": "ignore", "invalid": "ignore"}
 TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # the exceptions for these
 # of single precision: rounding in several steps may move a value this far from an atom
 SPACINGS = 4
@@ -69,13 +70,9 @@ def resolve_precision(
     # digits are right. It is an error if single precision is not accurate enough,
     # unless outputs agree to a relative error of `digits`.
     if backend.precision == AUTO:
-        single = float32_suffices(plan, draws)
-        return (
-            replace(
-                backend, precision="float32" if single else "float64", chosen=single
-            ),
-            0.0,
-        )
+        if float32_suffices(plan, draws):
+            return replace(backend, precision="float32", chosen=True), 0.0
+        return replace(backend, precision="float64", chosen=False), 0.0
     if backend.precision != "float32" or backend.chosen or plan.constant:
         return backend, 0.0
     # Data-centre GPUs are about as fast in double precision, and a comparison of a few
@@ -110,27 +107,23 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
     # magnitude, and the smallest must be right too: we measure the spread of the
     # logarithm at an output two spreads lower.
     positive = (exact > 0).all(axis=0)
-    orders = np.log(exact[:, positive]).std(axis=0)
-    spread[:, positive] = np.minimum(
-        spread[:, positive], exact[:, positive] * orders * np.exp(-2 * orders)
-    )
-    # False for NaN
-    return bool(
-        (np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * spread).all()
-    )
+    log_spread = np.log(exact[:, positive]).std(axis=0)
+    low_spread = exact[:, positive] * log_spread * np.exp(-2 * log_spread)
+    spread[:, positive] = np.minimum(spread[:, positive], low_spread)
+    tolerance = DIGITS * np.abs(exact) + SPREADS * spread
+    return bool((np.abs(single - exact) <= tolerance).all())  # False for NaN
 
 
 def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     """The means and then the variances of the outputs, for the first replicas of a
     seed.
     """
-    found = []
+    blocks = []
     for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Tick()):
         variance = np.square(backend.numpy(columns)).sum(axis=-1)
-        found.append(
-            np.concatenate(np.broadcast_arrays(backend.numpy(mean), variance), axis=1)
-        )
-    return np.concatenate(found)
+        mean_and_variance = np.broadcast_arrays(backend.numpy(mean), variance)
+        blocks.append(np.concatenate(mean_and_variance, axis=1))
+    return np.concatenate(blocks)
 
 
 def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) -> float:
@@ -141,27 +134,28 @@ def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) ->
     replicas = max(
         LEAST,
         min(draws // SHARE, SHARE),
-        min(max(FEW, draws // SHARE), TRIED, affordable),
+        min(max(CHEAP, draws // SHARE), MOST, affordable),
     )
-    found = _compared(plan, backend, replicas)
-    error = found.error(draws, digits)
-    most = min(max(draws, 4 * TRIED), 5 * affordable)
-    if np.isinf(error).any() and most >= max(draws, TRIED):
-        found = _compared(plan, backend, most)
-        error = np.minimum(
-            np.minimum(error, found.error(draws, digits)), found.insignificant
-        )
+    comparison = _compare(plan, backend, replicas)
+    error = comparison.error(draws, digits)
+    more_replicas = min(max(draws, 4 * MOST), 5 * affordable)
+    if np.isinf(error).any() and more_replicas >= max(draws, MOST):
+        comparison = _compare(plan, backend, more_replicas)
+        error = np.minimum(error, comparison.error(draws, digits))
+        error = np.minimum(error, comparison.insignificant)
     if np.isinf(error).any():
-        k = int(np.argmax(np.where(np.isinf(error), found.off, -1.0)))
-        differs = "is not finite"
-        if np.isfinite(found.off[k]):
-            differs = (
-                f"differs from double precision by {found.off[k]:.2g} standard"
-                f" deviations, and its distribution function by {found.crossed[k]:.2g}"
+        distance = comparison.distance
+        k = int(np.argmax(np.where(np.isinf(error), distance, -1.0)))
+        problem = "is not finite"
+        if np.isfinite(distance[k]):
+            problem = (
+                f"differs from double precision by {distance[k]:.2g} standard"
+                " deviations, and its distribution function by"
+                f" {comparison.crossing[k]:.2g}"
             )
         raise _inaccurate(
-            f"in {found.replicas} draws from the same random numbers an output"
-            f" {differs}"
+            f"in {comparison.replicas} draws from the same random numbers an output"
+            f" {problem}"
         )
     largest = float(error.max())
     return largest if largest > DIGITS else 0.0
@@ -175,29 +169,29 @@ def _inaccurate(why: str) -> ArgumentError:
     )
 
 
-class _Compared(NamedTuple):
+class _Comparison(NamedTuple):
     """The deviations of single precision for each output, in its standard
     deviations.
     """
 
     replicas: int
-    off: Floats  # root mean square difference over all replicas
+    distance: Floats  # root mean square difference over all replicas
     # difference of the mean, or relative difference of the variance, plus two standard
     # errors
-    moved: Floats
-    crossed: Floats  # largest difference of the distribution functions
+    shift: Floats
+    crossing: Floats  # largest difference of the distribution functions
     digits: Floats  # largest relative difference of a replica
-    # `moved` without its standard errors; infinite if a difference is significant
+    # `shift` without its standard errors; infinite if a difference is significant
     insignificant: Floats
 
     def error(self, draws: int, digits: float) -> Floats:
         """Errors of the laws, or infinity for outputs whose replicas are not close
         enough for this many draws.
         """
-        close = (self.moved <= MOVED) & (
-            self.crossed <= max(3 / self.replicas, draws**-0.5)
-        )
-        return np.where(self.digits <= digits, 0.0, np.where(close, self.moved, np.inf))
+        max_crossing = max(3 / self.replicas, draws**-0.5)
+        is_close = (self.shift <= MAX_SHIFT) & (self.crossing <= max_crossing)
+        error = np.where(is_close, self.shift, np.inf)
+        return np.where(self.digits <= digits, 0.0, error)
 
 
 def _runs_long(plan: Plan, backend: Backend) -> bool:
@@ -208,103 +202,110 @@ def _runs_long(plan: Plan, backend: Backend) -> bool:
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
-def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared:
+def _compare(plan: Plan, backend: Backend, replicas: int) -> _Comparison:
     """Compare both precisions on the same random numbers."""
     # With numpy, since other libraries round in the same way; for long plans on the
     # device, if double precision fits.
-    exact: Backend = Numpy()
-    single: Backend = SINGLE
+    double_backend: Backend = Numpy()
+    single_backend: Backend = SINGLE
     if _runs_long(plan, backend):
-        wide = replace(backend, precision="float64", rounded=True)
+        double_on_device = replace(backend, precision="float64", rounded=True)
         with suppress(NoDeviceError):
-            if wide.fits(plan, replicas) == replicas:
-                exact, single = wide, backend
+            if double_on_device.fits(plan, replicas) == replicas:
+                double_backend, single_backend = double_on_device, backend
     with np.errstate(all="ignore"):
-        found = _outputs(plan, replicas, exact)
-        if not np.isfinite(found).all():  # reported when the law is made
-            return _difference(np.zeros_like(found), np.zeros_like(found))
+        double = _outputs(plan, replicas, double_backend)
+        if not np.isfinite(double).all():  # reported when the law is made
+            return _difference(np.zeros_like(double), np.zeros_like(double))
         try:
-            return _difference(found, _outputs(plan, replicas, single))
+            single = _outputs(plan, replicas, single_backend)
         except TOO_LARGE:
-            return _difference(found, np.full_like(found, np.inf))
+            single = np.full_like(double, np.inf)
+        return _difference(double, single)
 
 
-def _difference(exact: Floats, single: Floats) -> _Compared:
+def _difference(double: Floats, single: Floats) -> _Comparison:
     """Compare means and variances of the same replicas, (replicas, 2 outputs)."""
-    replicas = len(exact)
-    (mean, variance), (other_mean, other_variance) = (
-        np.split(each, 2, axis=1) for each in (exact, single)
-    )
+    mean, variance = np.split(double, 2, axis=1)
+    single_mean, single_variance = np.split(single, 2, axis=1)
     size, centre = np.abs(mean).max(axis=0), mean.mean(axis=0)
-    squares, other_squares = (
-        variance + (mean - centre) ** 2,
-        other_variance + (other_mean - centre) ** 2,
-    )
+    squares = variance + (mean - centre) ** 2
+    single_squares = single_variance + (single_mean - centre) ** 2
     spread = np.sqrt(squares.mean(axis=0))
     # an output without spread is measured by its size
     unit = np.where(spread > ROUNDING * size, spread, size)
     unit = np.where(unit > 0, unit, 1.0)
-    seen, moved, same = (
-        np.zeros_like(unit),
-        np.zeros_like(unit),
-        np.ones(len(unit), dtype=bool),
-    )
-    for ours, difference in (
-        (mean / unit, (other_mean - mean) / unit),
-        (squares / unit**2, (other_squares - squares) / unit**2),
-    ):
-        bias = np.abs(difference.mean(axis=0))
-        error, alone = (
-            a.std(axis=0, ddof=1) / np.sqrt(replicas) for a in (difference, ours)
-        )
-        seen, moved = np.maximum(seen, bias), np.maximum(moved, bias + 2 * error)
-        # paired and unpaired tests
-        same &= bias <= SIGNIFICANT * np.minimum(error, np.sqrt(2) * alone)
+
+    of_mean = _shift(mean / unit, (single_mean - mean) / unit)
+    of_variance = _shift(squares / unit**2, (single_squares - squares) / unit**2)
+    bias = np.maximum(of_mean.bias, of_variance.bias)
+    is_equal = ~(of_mean.is_significant | of_variance.is_significant)
+
     # one draw of each conditional law
-    normals = np.random.default_rng(0).standard_normal((replicas, 1))
-    y, other = (
-        mean + np.sqrt(variance) * normals,
-        other_mean + np.sqrt(other_variance) * normals,
-    )
-    other = np.nan_to_num(other, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    normals = np.random.default_rng(0).standard_normal((len(double), 1))
+    y = mean + np.sqrt(variance) * normals
+    single_y = single_mean + np.sqrt(single_variance) * normals
+    single_y = np.nan_to_num(single_y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     typical = np.median(np.abs(y - np.median(y, axis=0)), axis=0)
     typical = np.where(typical > 0, np.minimum(typical, unit), unit)
-    far = np.abs(other - y)
+    gap = np.abs(single_y - y)
     # ignore differences of rounding
-    other = np.where(far <= DIGITS * np.abs(y) + SAME * typical, y, other)
-    crossed = np.zeros_like(unit)
-    for k in np.flatnonzero((other != y).any(axis=0)):
-        crossed[k], significance = _crossed(y[:, k], other[:, k])
-        same[k] &= significance <= SIGNIFICANT
-    both = (
-        (other_mean - mean) / unit,
-        (np.sqrt(other_variance) - np.sqrt(variance)) / unit,
-    )
-    off = np.nan_to_num(
-        np.sqrt(sum(np.mean(part**2, axis=0) for part in both)),
-        nan=np.inf,
-        posinf=np.inf,
-    )
-    digits = np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0)
-    return _Compared(
-        replicas, off, moved, crossed, digits, np.where(same, seen, np.inf)
+    is_rounding = gap <= DIGITS * np.abs(y) + EQUAL * typical
+    single_y = np.where(is_rounding, y, single_y)
+    crossing = np.zeros_like(unit)
+    for k in np.flatnonzero((single_y != y).any(axis=0)):
+        crossing[k], significance = _crossing(y[:, k], single_y[:, k])
+        is_equal[k] &= significance <= SIGNIFICANT
+
+    mean_change = (single_mean - mean) / unit
+    std_change = (np.sqrt(single_variance) - np.sqrt(variance)) / unit
+    square_distance = np.mean(mean_change**2, axis=0) + np.mean(std_change**2, axis=0)
+    return _Comparison(
+        replicas=len(double),
+        distance=np.nan_to_num(np.sqrt(square_distance), nan=np.inf, posinf=np.inf),
+        shift=np.maximum(of_mean.bound, of_variance.bound),
+        crossing=crossing,
+        digits=np.max(np.where(gap > 0, gap / np.abs(y), 0.0), axis=0),
+        insignificant=np.where(is_equal, bias, np.inf),
     )
 
 
-def _crossed(one: Floats, other: Floats) -> tuple[float, float]:
+class _Shift(NamedTuple):
+    """The shift of the mean of each output between the precisions."""
+
+    bias: Floats  # its size
+    bound: Floats  # the size plus two standard errors
+    is_significant: Bools
+
+
+def _shift(numbers: Floats, differences: Floats) -> _Shift:
+    """The mean difference of replicas (replicas, outputs), with its significance."""
+    root = np.sqrt(len(numbers))
+    bias = np.abs(differences.mean(axis=0))
+    paired_error = differences.std(axis=0, ddof=1) / root
+    unpaired_error = np.sqrt(2) * (numbers.std(axis=0, ddof=1) / root)
+    error = np.minimum(paired_error, unpaired_error)
+    return _Shift(
+        bias=bias,
+        bound=bias + 2 * paired_error,
+        is_significant=~(bias <= SIGNIFICANT * error),  # also for NaN
+    )
+
+
+def _crossing(x: Floats, y: Floats) -> tuple[float, float]:
     """The largest difference of the distribution functions of paired samples, and its
     significance (McNemar).
     """
-    at = np.sort(np.concatenate([one, other]))
-    below, other_below, either, both = (
-        np.searchsorted(np.sort(a), at, side="right")
-        for a in (one, other, np.minimum(one, other), np.maximum(one, other))
-    )
-    # of `either - both` pairs with one sample on each side of a point
-    difference = np.abs(below - other_below)
-    return float(difference.max() / len(one)), float(
-        np.max(difference / np.sqrt(np.maximum(either - both, 1)))
-    )
+    points = np.sort(np.concatenate([x, y]))
+
+    def counts_below(sample: Floats) -> Ints:
+        return np.searchsorted(np.sort(sample), points, side="right")
+
+    difference = np.abs(counts_below(x) - counts_below(y))
+    # pairs with one sample on each side of a point
+    separated = counts_below(np.minimum(x, y)) - counts_below(np.maximum(x, y))
+    significance = np.max(difference / np.sqrt(np.maximum(separated, 1)))
+    return float(difference.max() / len(x)), float(significance)
 
 
 def remove_rounding_ties(
@@ -318,36 +319,43 @@ def remove_rounding_ties(
     # there up to rounding; it gets their value. Otherwise each of its replicas gets a
     # random number among those that round to it, at the same relative position for all
     # outputs of the replica, so that equal outputs stay equal.
-    made, known = mean, None
-    within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
+    result = mean
+    double: Floats | None = None
+    rng = np.random.default_rng([seed, ATOM_REPLICAS])
+    offsets = rng.uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
-        point = np.flatnonzero(cov[:, k, k] == 0)
-        at, which, count = np.unique(
-            mean[point, k], return_inverse=True, return_counts=True
+        is_point = np.flatnonzero(cov[:, k, k] == 0)
+        values, index, count = np.unique(
+            mean[is_point, k], return_inverse=True, return_counts=True
         )
         if not (count > 1).any():
             continue
-        if known is None:
-            made, known = mean.copy(), _means_in_double(plan, seed, len(mean), backend)
-        points = np.sort(known[~np.isnan(known[:, k]), k])
-        # atoms are repeated numbers
-        known_at, times = np.unique(points, return_counts=True)
-        atoms = known_at[
-            np.argsort(-times, kind="stable")[: np.count_nonzero(times > 1)]
-        ]
-        # one of several that round to one
-        atoms = atoms[np.unique(atoms.astype(np.float32), return_index=True)[1]]
-        # the nearest one
-        atom = np.append(atoms, np.inf)[
-            np.searchsorted((atoms[1:] + atoms[:-1]) / 2, at)
-        ]
-        near = np.abs(at - atom) <= SPACINGS * _spacing(atom)
-        values = np.where(near, atom, at)
-        _check_frequent(values, near, count / len(mean), points, len(known))
-        made[point, k] = values[which]
-        loose = point[((count > 1) & ~near)[which]]
-        made[loose, k] += within[loose] * _spacing(mean[loose, k])
-    return made
+        if double is None:
+            result = mean.copy()
+            double = _means_in_double(plan, seed, len(mean), backend)
+        points = np.sort(double[~np.isnan(double[:, k]), k])
+        atom = _nearest_atom(points, values)
+        is_atom = np.abs(values - atom) <= SPACINGS * _spacing(atom)
+        values = np.where(is_atom, atom, values)
+        _check_frequent(values, is_atom, count / len(mean), points, len(double))
+        result[is_point, k] = values[index]
+        ties = is_point[((count > 1) & ~is_atom)[index]]
+        result[ties, k] += offsets[ties] * _spacing(mean[ties, k])
+    return result
+
+
+def _nearest_atom(points: Floats, values: Floats) -> Floats:
+    """The nearest repeated number of `points` (sorted) for each value; infinity if
+    there is none.
+    """
+    numbers, times = np.unique(points, return_counts=True)
+    repeated = np.count_nonzero(times > 1)
+    atoms = numbers[np.argsort(-times, kind="stable")[:repeated]]
+    # the most frequent one of several that round to the same number
+    _, index = np.unique(atoms.astype(np.float32), return_index=True)
+    atoms = atoms[index]
+    midpoints = (atoms[1:] + atoms[:-1]) / 2
+    return np.append(atoms, np.inf)[np.searchsorted(midpoints, values)]
 
 
 def _spacing(values: Floats) -> Floats:
@@ -356,19 +364,18 @@ def _spacing(values: Floats) -> Floats:
 
 
 def _check_frequent(
-    values: Floats, atoms: Bools, share: Floats, points: Floats, draws: int
+    values: Floats, is_atom: Bools, share: Floats, points: Floats, draws: int
 ) -> None:
     """Reject values whose share of all draws exceeds the share of `points` (sorted,
     from double precision) nearby.
     """
     # The comparison before sampling may miss such values because they are rare.
-    values, first, place = np.unique(values, return_index=True, return_inverse=True)
-    share = np.bincount(place, share).astype(float)
+    values, index, inverse = np.unique(values, return_index=True, return_inverse=True)
+    share = np.bincount(inverse, share).astype(float)
     spread = points.std() if len(points) else 0.0
-    reach = np.where(atoms[first], SPACINGS * _spacing(values), MOVED * spread)
-    count = np.searchsorted(points, values + reach, side="right") - np.searchsorted(
-        points, values - reach
-    )
+    reach = np.where(is_atom[index], SPACINGS * _spacing(values), MAX_SHIFT * spread)
+    stop = np.searchsorted(points, values + reach, side="right")
+    count = stop - np.searchsorted(points, values - reach)
     excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
     k = int(np.argmax(excess))
     if excess[k] > 0:
@@ -380,14 +387,13 @@ def _check_frequent(
 
 def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     """Means of some replicas in double precision; NaN for outputs with a variance."""
-    draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
+    draws = int(min(draws, ATOM_REPLICAS, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")
     # no block larger than the draws
     size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())
-    found = []
-    for part in chunks(draws, size):
-        for mean, columns in exact.sample(plan, seed, part, size, Tick()):
-            found.append(
-                np.where(exact.numpy(columns).any(axis=-1), np.nan, exact.numpy(mean))
-            )
-    return np.concatenate(found)
+    means = []
+    for chunk in chunks(draws, size):
+        for mean, columns in exact.sample(plan, seed, chunk, size, Tick()):
+            has_variance = exact.numpy(columns).any(axis=-1)
+            means.append(np.where(has_variance, np.nan, exact.numpy(mean)))
+    return np.concatenate(means)

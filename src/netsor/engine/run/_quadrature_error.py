@@ -39,25 +39,35 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
 
 @one_blas_thread()
 def sample_block(
-    plan: Plan, seed: int, replicas: int, where: Backend = NUMPY
+    plan: Plan, seed: int, replicas: int, backend: Backend = NUMPY
 ) -> tuple[Floats, Floats]:
     """Means and coefficients of a few replicas in double precision, on the accelerator
     or by numpy.
     """
     # to compile the plan first would take longer
-    if where.kind == "cpu" or where.compiles:
+    if backend.kind == "cpu" or backend.compiles:
         mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
     else:
-        where = replace(where, precision="float64", rounded=False)
-        # a small block has the same random numbers for every plan
-        size = where.fits(plan, min(replicas, 16))
-        made = where.sample(plan, seed, range(replicas), size, lambda count: None)
-        mean, columns = map(
-            np.concatenate, zip(*(map(where.numpy, each) for each in made), strict=True)
-        )
-    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(
-        columns, (replicas, *columns.shape[1:])
-    )
+        mean, columns = _blocks_on_device(plan, seed, replicas, backend)
+    mean = np.broadcast_to(mean, (replicas, *mean.shape[1:]))
+    columns = np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+    return mean, columns
+
+
+def _blocks_on_device(
+    plan: Plan, seed: int, replicas: int, backend: Backend
+) -> tuple[Floats, Floats]:
+    """Means and coefficients in double precision, from blocks that fit on a device."""
+    backend = replace(backend, precision="float64", rounded=False)
+    # a small block has the same random numbers for every plan
+    size = backend.fits(plan, min(replicas, 16))
+    all_means, all_columns = [], []
+    for mean, columns in backend.sample(
+        plan, seed, range(replicas), size, lambda count: None
+    ):
+        all_means.append(backend.numpy(mean))
+        all_columns.append(backend.numpy(columns))
+    return np.concatenate(all_means), np.concatenate(all_columns)
 
 
 @dataclass(frozen=True)
@@ -75,13 +85,8 @@ class Moves:
     @property
     def relative(self) -> float:
         """The largest error of an output, relative to its spread."""
-        error = float(
-            np.max(
-                np.maximum(
-                    np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov
-                )
-            )
-        )
+        of_mean = np.max(np.abs(self.mean) / self.scale, axis=(1, 2))
+        error = float(np.max(np.maximum(of_mean, self.cov)))
         if np.isnan(error):  # a function is not defined there
             return np.inf
         return error if error > ROUNDING_RTOL else 0.0
@@ -100,11 +105,11 @@ class Moves:
         return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
 
 
-def checked_quadrature_error(found: Moves | None) -> float:
+def checked_quadrature_error(moves: Moves | None) -> float:
     """The error of the law from Gaussian expectations; raises an exception if it is too
     large.
     """
-    error = 0.0 if found is None else found.relative
+    error = 0.0 if moves is None else moves.relative
     if error > UNKNOWN:
         raise ValueError(
             "Gaussian expectations are too inexact for this law at width inf: if they"
@@ -116,90 +121,102 @@ def checked_quadrature_error(found: Moves | None) -> float:
     return error
 
 
-def moves_of_draws(question: PlanQuery, where: Backend) -> Moves | None:
+def moves_of_draws(query: PlanQuery, backend: Backend) -> Moves | None:
     """`moves`, from a few replicas if these show almost no effect: a few draws stay
     cheap.
     """
-    found = moves(question, FEW, where)
-    return (
-        found
-        if found is None or found.relative < NONE
-        else moves(question, where=where)
-    )
+    from_few = moves(query, FEW, backend)
+    if from_few is None or from_few.relative < NONE:
+        return from_few
+    return moves(query, backend=backend)
 
 
 # every shift needs its own plan, and a program is often sampled more than once
 @lru_cache(maxsize=4)
 def moves(
-    question: PlanQuery,
+    query: PlanQuery,
     replicas: int = QUADRATURE_PROBE_REPLICAS,
-    where: Backend = NUMPY,
+    backend: Backend = NUMPY,
 ) -> Moves | None:
     """The shifts of the outputs; None if there are no Gaussian expectations, or a
     number is not finite.
     """
-    plan = question.plan()
+    plan = query.plan()
     if not plan.expects:
         return None
     if plan.constant:
         replicas = 1  # all are equal
     with one_blas_thread():
-        mean, columns = sample_block(plan, 0, replicas, where)
+        mean, columns = sample_block(plan, 0, replicas, backend)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
         scale = relative_scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
-        means, covs = [], []
+        relative_columns = columns / scale[..., None]
+        mean_moves, cov_moves = [], []
         for shift in (1, 2):
-            other_mean, other_columns = sample_block(
-                question.plan(shift), 0, replicas, where
+            shifted_mean, shifted_columns = sample_block(
+                query.plan(shift), 0, replicas, backend
             )
-            means.append(other_mean - mean)
-            covs.append(
-                _moved(columns / scale[..., None], other_columns / scale[..., None])
+            mean_moves.append(shifted_mean - mean)
+            cov_moves.append(
+                _largest_change(relative_columns, shifted_columns / scale[..., None])
             )
         # perhaps a limit of 0, where terms cancel
-        if np.max(np.abs(means) / scale, initial=0.0) > UNKNOWN:
+        if np.max(np.abs(mean_moves) / scale, initial=0.0) > UNKNOWN:
             scale = np.maximum(scale, ROUNDING_RTOL * _largest_term(plan, replicas))
-    return Moves(np.array(means), scale, np.array(covs))
+    return Moves(mean=np.array(mean_moves), scale=scale, cov=np.array(cov_moves))
 
 
 def _largest_term(plan: Plan, replicas: int) -> float:
     """The size of the terms of the last sums behind the outputs, which sets the size of
     rounding errors.
     """
-    made = {step.out: step for step in plan.steps}
-    pending, terms = [plan.mean], dict[Register, None]()
+    step_of = {step.out: step for step in plan.steps}
+    terms: dict[Register, None] = {}
+    pending = [plan.mean]
     while pending:
-        step = made.get(pending.pop())
+        step = step_of.get(pending.pop())
         if step is None:
             continue
         if step.kind in ("add", "apply"):
             terms |= dict.fromkeys(step.args)
         elif step.instruction.keeps_entries:
             pending += step.args
-    found = (sample_block(replace(plan, mean=term), 0, replicas)[0] for term in terms)
-    return max((float(np.max(np.abs(a), initial=0.0)) for a in found), default=0.0)
+    largest = 0.0
+    for term in terms:
+        values, _ = sample_block(replace(plan, mean=term), 0, replicas)
+        largest = max(largest, float(np.max(np.abs(values), initial=0.0)))
+    return largest
 
 
-def node_bias(question: PlanQuery) -> Floats:
+# The number of the plan with other nodes, for `PlanQuery.plan`: a quarter of them, and
+# four times as many
+FEWER_NODES, MORE_NODES = 3, 5
+
+
+def _means(plan: Plan, seed: int = 0) -> Floats:
+    """The means of a few replicas, (replicas, entries)."""
+    means, _ = sample_block(plan, seed, QUADRATURE_PROBE_REPLICAS)
+    return means
+
+
+def node_bias(query: PlanQuery) -> Floats:
     """The bias of each output's mean from the finite number of nodes, (entries,),
     estimated with a quarter of them.
     """
     # Errors of single expectations average out over replicas, but their squares do not:
     # the square of a zero is of order NODES^−2. The result is twice the extrapolated
     # difference, to cover a 0.
-    plan = question.plan()
+    plan = query.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)
-    found = [
-        sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0].mean(axis=0)
-        for each in (plan, question.plan(3))
-    ]
-    return np.asarray(2 * np.abs(found[1] - found[0]) / 15)
+    mean = _means(plan).mean(axis=0)
+    mean_of_fewer = _means(query.plan(FEWER_NODES)).mean(axis=0)
+    return np.asarray(2 * np.abs(mean_of_fewer - mean) / 15)
 
 
-def bias_beside(question: PlanQuery, means: Floats) -> Floats:
+def bias_beside(query: PlanQuery, means: Floats) -> Floats:
     """The bias of each output's mean over sets of nodes (sets, entries) from their
     number; 0 where none shows.
 
@@ -207,10 +224,9 @@ def bias_beside(question: PlanQuery, means: Floats) -> Floats:
     no number of sets reduces.
     """
     sets = int(np.clip(len(means) // 2, QUADRATURE_PROBE_REPLICAS, MOST_BIAS_SETS))
-    plan, found = question.plan(3), []
-    for seed in range(-(-sets // QUADRATURE_PROBE_REPLICAS)):
-        found.append(sample_block(plan, seed, QUADRATURE_PROBE_REPLICAS)[0])
-    fewer = np.concatenate(found)
+    plan = query.plan(FEWER_NODES)
+    seeds = range(-(-sets // QUADRATURE_PROBE_REPLICAS))
+    fewer = np.concatenate([_means(plan, seed) for seed in seeds])
     difference = np.abs(fewer.mean(axis=0) - means.mean(axis=0))
     noise = np.hypot(
         fewer.std(axis=0, ddof=1) / np.sqrt(len(fewer)),
@@ -221,46 +237,49 @@ def bias_beside(question: PlanQuery, means: Floats) -> Floats:
     return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
 
 
-def bias_of_replicas(question: PlanQuery) -> Floats | None:
+def bias_of_replicas(query: PlanQuery) -> Floats | None:
     """`bias_beside` for outputs that are random beside their nodes, from a few
     replicas; None without nodes.
     """
-    plan = question.plan()
+    plan = query.plan()
     if not plan.nodes:
         return None
     with one_blas_thread():
-        many, few = (
-            sample_block(each, 0, QUADRATURE_PROBE_REPLICAS)[0]
-            for each in (plan, question.plan(3))
-        )
-    change = few - many  # of replicas that agree in all but their nodes
+        # replicas that agree in all but their nodes
+        means, means_of_fewer = _means(plan), _means(query.plan(FEWER_NODES))
+    change = means_of_fewer - means
     noise = change.std(axis=0, ddof=1) / np.sqrt(len(change))
     difference = np.abs(change.mean(axis=0))
     return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
 
 
-def node_zeros(question: PlanQuery, means: Floats, covs: Floats) -> Bools:
+def node_zeros(query: PlanQuery, means: Floats, covs: Floats) -> Bools:
     """Which outputs are 0 up to errors of nodes, given draws of conditional means and
     covariances.
     """
     # Terms may cancel although the structure does not show it: ⟨∂f/∂x, x⟩ = 0 if f does
     # not depend on |x|.
-    plan, size = question.plan(), np.abs(means).max(axis=0)
-    found: Bools = ~np.diagonal(covs, axis1=1, axis2=2).any(axis=0) & (size > 0)
-    found &= np.abs(means.mean(axis=0)) < ZERO_MEAN * means.std(axis=0) / np.sqrt(
-        len(means)
-    )
-    if not (plan.nodes and found.any()):
-        return np.zeros_like(found)
+    plan = query.plan()
+    size = np.abs(means).max(axis=0)
+    has_variance = np.diagonal(covs, axis1=1, axis2=2).any(axis=0)
+    error = means.std(axis=0) / np.sqrt(len(means))
+    is_zero: Bools = ~has_variance & (size > 0)
+    is_zero &= np.abs(means.mean(axis=0)) < ZERO_MEAN * error
+    if not (plan.nodes and is_zero.any()):
+        return np.zeros_like(is_zero)
     with one_blas_thread():
-        found &= size < SMALL * _largest_term(plan, FEW)
-        if found.any():
-            few, many = (
-                np.abs(sample_block(question.plan(shift), 0, NODE_REPLICAS)[0])
-                for shift in (3, 5)
-            )
-            found &= np.median(few, axis=0) > NODE_GROWTH * np.median(many, axis=0)
-    return found
+        is_zero &= size < SMALL * _largest_term(plan, FEW)
+        if is_zero.any():
+            with_fewer = _median_size(query.plan(FEWER_NODES))
+            with_more = _median_size(query.plan(MORE_NODES))
+            is_zero &= with_fewer > NODE_GROWTH * with_more
+    return is_zero
+
+
+def _median_size(plan: Plan) -> Floats:
+    """The median size of each output over replicas."""
+    means, _ = sample_block(plan, 0, NODE_REPLICAS)
+    return np.asarray(np.median(np.abs(means), axis=0))
 
 
 def relative_scale(mean: Floats, variance: Floats) -> Floats:
@@ -268,22 +287,23 @@ def relative_scale(mean: Floats, variance: Floats) -> Floats:
     or, if 0, that of others.
     """
     spread = np.sqrt(variance)
-    whole = (spread + np.abs(mean)).max() or 1.0
-    return np.where(
-        spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole)
-    )
+    largest = (spread + np.abs(mean)).max() or 1.0
+    size = np.maximum(np.abs(mean), 1e-3 * largest)
+    return np.where(spread > 1e-9 * largest, spread, size)
 
 
-def _moved(columns: Floats, others: Floats) -> float:
+def _largest_change(columns: Floats, shifted_columns: Floats) -> float:
     """The largest difference of two covariances, a few rows at a time, because all rows
     may not fit in memory.
     """
     replicas, entries, _ = columns.shape
-    if not (columns.any() or others.any()):
+    if not (columns.any() or shifted_columns.any()):
         return 0.0
-    step, most = max(1, COVARIANCE_BYTES // (8 * replicas * entries)), 0.0
-    for at in range(0, entries, step):
-        rows = slice(at, at + step)
-        cov, other = (c[:, rows] @ np.swapaxes(c, 1, 2) for c in (columns, others))
-        most = max(most, float(np.abs(other - cov).max()))
-    return most
+    step = max(1, COVARIANCE_BYTES // (8 * replicas * entries))
+    largest = 0.0
+    for start in range(0, entries, step):
+        rows = slice(start, start + step)
+        cov = columns[:, rows] @ np.swapaxes(columns, 1, 2)
+        shifted = shifted_columns[:, rows] @ np.swapaxes(shifted_columns, 1, 2)
+        largest = max(largest, float(np.abs(shifted - cov).max()))
+    return largest

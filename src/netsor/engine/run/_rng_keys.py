@@ -61,27 +61,29 @@ def growing_chunks(draws: int) -> list[range]:
     workers.
     """
     # The start of a chunk depends on nothing else, because it is part of the key.
-    found, start = [], 0
+    result: list[range] = []
+    start = 0
     while start < draws:
         size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
-        found.append(range(start, min(start + size, draws)))
+        result.append(range(start, min(start + size, draws)))
         start += size
-    return found
+    return result
 
 
-def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
-    """Join consecutive chunks into parts of up to `most` draws, with at least one part
+def merge_chunks(chunks: Sequence[range], most: int, workers: int) -> list[range]:
+    """Join consecutive chunks into tasks of up to `most` draws, with at least one task
     for each worker.
     """
     # Python's overhead per step of a plan is the same for one chunk and for several. A
-    # single draw joins the previous part, because numpy sums a single replica in
+    # single draw joins the previous task, because numpy sums a single replica in
     # another order.
-    alone = most > 1
-    most = min(most, -(-parts[-1].stop // workers))
-    found = [parts[0]]
-    for part in parts[1:]:
-        if part.stop - found[-1].start <= most or (alone and len(part) == 1):
-            found[-1] = range(found[-1].start, part.stop)
+    joins_single_draws = most > 1
+    most = min(most, -(-chunks[-1].stop // workers))
+    tasks = [chunks[0]]
+    for chunk in chunks[1:]:
+        fits = chunk.stop - tasks[-1].start <= most
+        if fits or (joins_single_draws and len(chunk) == 1):
+            tasks[-1] = range(tasks[-1].start, chunk.stop)
         else:
-            found.append(part)
-    return found
+            tasks.append(chunk)
+    return tasks

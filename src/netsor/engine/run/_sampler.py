@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..._array_api import Floats, one_blas_thread
+from ..._array_api import Array, Floats, one_blas_thread
 from ..._validate import ArgumentError, seed_number, whole
 from ...language.values._array import Value
 from ...runtime._memory import check_memory
@@ -75,7 +75,7 @@ class Sampling:
     def run(
         self,
         work: Callable[[range, Callable[[int], None]], T],
-        parts: Sequence[range],
+        chunks: Sequence[range],
         together: int = 1,
     ) -> Iterator[tuple[range, T]]:
         """Yield chunks as they finish; a task has up to `together` chunks."""
@@ -83,7 +83,7 @@ class Sampling:
         # fifth of the sampling time.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(
-                work, parts, self.threads, self.executor, self.progress, together
+                work, chunks, self.threads, self.executor, self.progress, together
             )
 
 
@@ -111,23 +111,66 @@ class Conditional:
     mean_error: Floats | None = None
 
 
-def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Conditional:
+def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
-    question = replace(question, prices=sampling.backend.prices)
-    plan = question.plan()
+    query = replace(query, prices=sampling.backend.prices)
+    plan = query.plan()
     plan.check_integration(sampling.draws)
-    error = quadrature.checked_quadrature_error(quadrature.moves(question))
-    size, draws = plan.mean.shape[0], plan.replicas(sampling.draws)
-    where, rounding = resolve_precision(plan, sampling.backend, draws)
-    seed, error = sampling.seed, max(error, rounding)
+    error = quadrature.checked_quadrature_error(quadrature.moves(query))
+    draws = plan.replicas(sampling.draws)
+    backend, rounding = resolve_precision(plan, sampling.backend, draws)
+    sampling = replace(sampling, backend=backend)
+    error = max(error, rounding)
     if plan.constant:
-        mean, columns = quadrature.sample_block(plan, seed, 1)
-        cov = Numpy().cov(columns)
-        _check_finite(plan, seed, mean, cov)
-        return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True, where)
-    if size == 1 and draws > MAX_STORED_REPLICAS:
-        return _sample_binned(plan, replace(sampling, backend=where), error)
-    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
+        return _constant_law(plan, sampling, error)
+    if plan.mean.shape[0] == 1 and draws > MAX_STORED_REPLICAS:
+        return _sample_binned(plan, sampling, error)
+    means, covs = _sample_replicas(plan, sampling, draws)
+    is_zero = quadrature.node_zeros(query, means, covs)
+    means[:, is_zero] = covs[:, is_zero] = 0.0
+    covs[:, :, is_zero] = 0.0
+    if backend.precision == "float32":
+        means = remove_rounding_ties(plan, means, covs, sampling.seed, backend)
+    if plan.averaged:
+        bias = np.where(is_zero, 0.0, quadrature.bias_beside(query, means))
+        return _average(plan, means, covs, error, bias, backend)
+    for array in (means, covs):
+        array.flags.writeable = False  # the law keeps it without a copy
+    node_bias = quadrature.bias_of_replicas(query)
+    return Conditional(
+        mean=means,
+        cov=covs,
+        random_numbers=plan.random_numbers,
+        quadrature_error=error,
+        notes=_notes(plan, means, covs),
+        constant=False,
+        backend=backend,
+        mean_error=None if node_bias is None else np.where(is_zero, 0.0, node_bias),
+    )
+
+
+def _constant_law(plan: Plan, sampling: Sampling, error: float) -> Conditional:
+    """The law of a plan that depends on no random number: one replica."""
+    mean, columns = quadrature.sample_block(plan, sampling.seed, 1)
+    cov = Numpy().cov(columns)
+    _check_finite(plan, sampling.seed, mean, cov)
+    return Conditional(
+        mean=mean,
+        cov=cov,
+        random_numbers=0,
+        quadrature_error=error,
+        notes=_notes(plan, mean, cov),
+        constant=True,
+        backend=sampling.backend,
+    )
+
+
+def _sample_replicas(
+    plan: Plan, sampling: Sampling, draws: int
+) -> tuple[Floats, Floats]:
+    """Conditional means and covariances of all replicas."""
+    backend, size = sampling.backend, plan.mean.shape[0]
+    work = _Chunk(plan, sampling.seed, backend, backend.chunk(plan, draws))
     # bytes: the law and a byte per number for the finiteness check; chunks in flight or
     # finished; working memory
     slots = at_once(sampling.threads, sampling.executor)
@@ -144,36 +187,19 @@ def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Condition
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     together = _chunks_per_task(plan, work.size)
-    for part, (mean, cov) in sampling.run(work.law, chunks(draws, work.size), together):
-        means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
-    _check_finite(plan, seed, means, covs)
-    zero = quadrature.node_zeros(question, means, covs)
-    means[:, zero] = covs[:, zero] = 0.0
-    covs[:, :, zero] = 0.0
-    if where.precision == "float32":
-        means = remove_rounding_ties(plan, means, covs, seed, where)
-    if plan.averaged:
-        bias = np.where(zero, 0.0, quadrature.bias_beside(question, means))
-        return _average(plan, means, covs, error, bias, where)
-    for array in (means, covs):
-        array.flags.writeable = False  # the law keeps it without a copy
-    found = quadrature.bias_of_replicas(question)
-    mean_error = None if found is None else np.where(zero, 0.0, found)
-    notes = _notes(plan, means, covs)
-    return Conditional(
-        means,
-        covs,
-        plan.random_numbers,
-        error,
-        notes,
-        False,
-        where,
-        mean_error=mean_error,
-    )
+    for chunk, law in sampling.run(work.law, chunks(draws, work.size), together):
+        means[chunk.start : chunk.stop], covs[chunk.start : chunk.stop] = law
+    _check_finite(plan, sampling.seed, means, covs)
+    return means, covs
 
 
 def _average(
-    plan: Plan, means: Floats, covs: Floats, error: float, bias: Floats, where: Backend
+    plan: Plan,
+    means: Floats,
+    covs: Floats,
+    error: float,
+    bias: Floats,
+    backend: Backend,
 ) -> Conditional:
     """The mean over replicas that differ only in their quadrature nodes, with its
     standard error and its bias.
@@ -181,17 +207,16 @@ def _average(
     mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
     scale = quadrature.relative_scale(mean[0], np.diagonal(cov[0]))
     sets = len(means)
-    spread = float(np.max(covs.std(axis=0, ddof=1) / np.outer(scale, scale))) / np.sqrt(
-        sets
-    )
+    relative_spread = covs.std(axis=0, ddof=1) / np.outer(scale, scale)
+    spread = float(np.max(relative_spread)) / np.sqrt(sets)
     return Conditional(
-        mean,
-        cov,
-        plan.random_numbers,
-        float(np.hypot(error, spread)),
-        _notes(plan, mean, cov),
-        True,
-        where,
+        mean=mean,
+        cov=cov,
+        random_numbers=plan.random_numbers,
+        quadrature_error=float(np.hypot(error, spread)),
+        notes=_notes(plan, mean, cov),
+        constant=True,
+        backend=backend,
         mean_error=np.hypot(means.std(axis=0, ddof=1) / np.sqrt(sets), bias),
     )
 
@@ -200,22 +225,23 @@ def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
     """The plan's notes, and a warning if an output is 0 only because a function was 0
     at every point tried.
     """
-    zero = ~(np.any(mean, axis=0) | np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0))
-    if not (plan.tried and zero.any()):
+    has_variance = np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0)
+    is_zero = ~(np.any(mean, axis=0) | has_variance)
+    if not (plan.tried and is_zero.any()):
         return plan.notes
-    narrow = (
+    warning = (
         f"Y = 0 because {', '.join(plan.tried)} was 0 at every sampled point (spacing"
         " 6e-5 |u|); declare narrower features with breaks=, ns.Function(…, breaks=…)"
     )
-    return (*plan.notes, narrow)
+    return (*plan.notes, warning)
 
 
-def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
+def sample_outputs(query: PlanQuery, sampling: Sampling) -> list[Floats]:
     """Joint draws of one coordinate of each output, (draws, *shape), without forming a
     covariance.
     """
     draws, seed = sampling.draws, sampling.seed
-    plan = replace(question, prices=sampling.backend.prices).plan()
+    plan = replace(query, prices=sampling.backend.prices).plan()
     plan.check_integration(draws)
     size = plan.mean.shape[0]
     check_memory(
@@ -226,24 +252,24 @@ def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Floats]:
     rows = np.empty((draws, size))
     backend, _ = resolve_precision(plan, sampling.backend, draws)
     work = _Chunk(plan, seed, backend, backend.chunk(plan, draws))
-    parts = chunks(draws, work.size)
+    tasks = chunks(draws, work.size)
     if isinstance(backend, Numpy):
         slots = at_once(sampling.workers, sampling.executor)
         block_size = block_of(plan, backend.itemsize)
-        parts = merge_chunks(growing_chunks(draws), block_size, slots)
-    for part, values in sampling.run(work.draws, parts):
-        rows[part.start : part.stop] = values
+        tasks = merge_chunks(growing_chunks(draws), block_size, slots)
+    for task, values in sampling.run(work.draws, tasks):
+        rows[task.start : task.stop] = values
     _check_finite(plan, seed, rows)
-    return split(rows, question.outputs)
+    return split(rows, query.outputs)
 
 
 def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
     """Split rows of all entries, (rows, entries), by output: (rows, *shape) each."""
     ends = np.cumsum([output.size for output in outputs])[:-1]
-    parts = np.split(rows, ends, axis=1)
+    columns_of_outputs = np.split(rows, ends, axis=1)
     return [
-        part.reshape(len(rows), *output.shape)
-        for part, output in zip(parts, outputs, strict=True)
+        columns.reshape(len(rows), *output.shape)
+        for columns, output in zip(columns_of_outputs, outputs, strict=True)
     ]
 
 
@@ -251,25 +277,31 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     """Too many replicas to store: a pilot sample defines a grid, and moments are
     accumulated in each of its cells.
     """
-    draws, seed, where = sampling.draws, sampling.seed, sampling.backend
+    draws, seed, backend = sampling.draws, sampling.seed, sampling.backend
     if draws > MAX_DRAWS:
         raise ArgumentError("draws", draws, "at most 2^34")
-    size = where.chunk(plan, draws)
-    mean, cov = _Chunk(plan, seed, where, size).law(range(min(PILOT, size)), Tick())
-    _check_finite(plan, seed, mean, cov)
-    cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
-    tally = MomentAccumulator(cells)
-    work = _Chunk(plan, seed, where, size, cells).moments
-    for _, found in sampling.run(
-        work, chunks(draws, size), _chunks_per_task(plan, size)
-    ):
-        for block in found:
-            tally.add(block)
-    means, variances, counts = tally.nodes()
-    off = binning(cells, mean[:, 0], cov[:, 0, 0])
-    made = means[:, None], variances[:, None, None]
+    size = backend.chunk(plan, draws)
+    pilot = _Chunk(plan, seed, backend, size)
+    pilot_mean, pilot_cov = pilot.law(range(min(PILOT, size)), Tick())
+    _check_finite(plan, seed, pilot_mean, pilot_cov)
+    cells = cells_for(pilot_mean[:, 0], pilot_cov[:, 0, 0], f"draws={draws}")
+    accumulator = MomentAccumulator(cells)
+    work = _Chunk(plan, seed, backend, size, cells)
+    together = _chunks_per_task(plan, size)
+    for _, moments in sampling.run(work.moments, chunks(draws, size), together):
+        for block in moments:
+            accumulator.add(block)
+    means, variances, counts = accumulator.nodes()
     return Conditional(
-        *made, plan.random_numbers, error, plan.notes, False, where, counts, off
+        mean=means[:, None],
+        cov=variances[:, None, None],
+        random_numbers=plan.random_numbers,
+        quadrature_error=error,
+        notes=plan.notes,
+        constant=False,
+        backend=backend,
+        count=counts,
+        binning=binning(cells, pilot_mean[:, 0], pilot_cov[:, 0, 0]),
     )
 
 
@@ -279,24 +311,10 @@ def _chunks_per_task(plan: Plan, size: int) -> int:
 
 
 def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
+    """Raise an error, with its reason, if a number of a law is not finite."""
     if all(np.isfinite(array).all() for array in arrays):
         return
-    guards = [step.out for step in plan.steps if step.kind == "lost"]
-    first = np.argmax(
-        np.any(
-            [
-                ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-                for array in arrays
-            ],
-            axis=0,
-        )
-    )
-    replicas = min(max(int(first) + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    found = (
-        quadrature.sample_block(replace(plan, mean=guard), seed, replicas)[0]
-        for guard in guards
-    )
-    if any(np.isnan(mean).any() for mean in found):
+    if _small_part_is_lost(plan, seed, arrays):
         raise ValueError(
             "at width inf, a score rests on a part of order n^(-1/2) of vectors that a"
             " matrix acts on, which is not followed; net.law(…, method='extrapolate')"
@@ -306,6 +324,22 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
         "the law is not finite: a function of the program gave NaN or infinity, or it"
         " overflowed"
     )
+
+
+def _small_part_is_lost(plan: Plan, seed: int, arrays: Sequence[Floats]) -> bool:
+    """Whether a guard of the plan shows that a number that is not finite comes from a
+    part of order n^(−1/2).
+    """
+    is_finite = [np.isfinite(array.reshape(len(array), -1)) for array in arrays]
+    bad_replicas = np.any([~finite.all(axis=1) for finite in is_finite], axis=0)
+    first_bad = int(np.argmax(bad_replicas))
+    replicas = min(max(first_bad + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
+    guards = [step.out for step in plan.steps if step.kind == "lost"]
+    for guard in guards:
+        values, _ = quadrature.sample_block(replace(plan, mean=guard), seed, replicas)
+        if np.isnan(values).any():
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -320,63 +354,66 @@ class _Chunk:
     size: int
     cells: MomentGrid | None = None
 
-    def law(self, part: range, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
+    def law(self, chunk: range, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
         """Conditional means and covariances."""
         size = self.plan.mean.shape[0]
-        means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
-        done = 0
-        for mean, columns in self.backend.sample(
-            self.plan, self.seed, part, self.size, tick
-        ):
+        means, covs = np.empty((len(chunk), size)), np.empty((len(chunk), size, size))
+        start = 0
+        for mean, columns in self._blocks(chunk, tick):
             mean = self.backend.numpy(mean)
             cov = self.backend.numpy(self.backend.cov(columns))
-            stop = done + max(len(mean), len(cov))
-            means[done:stop] = mean
-            covs[done:stop] = cov
-            done = stop
+            stop = start + max(len(mean), len(cov))
+            means[start:stop] = mean
+            covs[start:stop] = cov
+            start = stop
         return means, covs
 
-    def moments(self, part: range, tick: Callable[[int], None]) -> list[BlockMoments]:
+    def moments(self, chunk: range, tick: Callable[[int], None]) -> list[BlockMoments]:
         """The sums over cells of each block."""
         assert self.cells is not None
-        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
         return [
             self.backend.sums(self.cells, mean, self.backend.cov(columns))
-            for mean, columns in blocks
+            for mean, columns in self._blocks(chunk, tick)
         ]
 
-    def draws(self, part: range, tick: Callable[[int], None]) -> Floats:
+    def _blocks(
+        self, chunk: range, tick: Callable[[int], None]
+    ) -> Iterator[tuple[Array, Array]]:
+        """Means and coefficients of the replicas of a chunk, block by block."""
+        return self.backend.sample(self.plan, self.seed, chunk, self.size, tick)
+
+    def draws(self, chunk: range, tick: Callable[[int], None]) -> Floats:
         """Draws: mean + coefficients · N(0, I), with normals from their own stream."""
         if self.backend.chosen:
-            return self._draws_in_single(part, tick)
+            return self._draws_in_single(chunk, tick)
         if isinstance(self.backend, Numpy):
-            chunks = [
-                chunk
-                for chunk in growing_chunks(part.stop)
-                if chunk.start >= part.start
+            keyed_chunks = [
+                keyed
+                for keyed in growing_chunks(chunk.stop)
+                if keyed.start >= chunk.start
             ]
-            streams = Streams(self.seed, chunks, self.backend.precision)
-            outputs = blocks(self.plan, streams, len(part), tick)
+            streams = Streams(self.seed, keyed_chunks, self.backend.precision)
+            outputs = blocks(self.plan, streams, len(chunk), tick)
         else:
-            streams = Streams(self.seed, part.start, self.backend.precision)
-            outputs = self.backend.sample(self.plan, self.seed, part, self.size, tick)
-        draws = np.empty((len(part), self.plan.mean.shape[0]))
-        done = 0
+            streams = Streams(self.seed, chunk.start, self.backend.precision)
+            outputs = self._blocks(chunk, tick)
+        draws = np.empty((len(chunk), self.plan.mean.shape[0]))
+        start = 0
         for mean, columns in outputs:
             mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
             # a plan that depends on no random number returns one replica for all
             replicas = max(len(mean), len(columns))
-            rows = draws if self.plan.constant else draws[done : done + replicas]
+            rows = draws if self.plan.constant else draws[start : start + replicas]
             rows[:] = mean
             if columns.shape[-1]:
                 noise = np.empty((len(rows), columns.shape[-1], 1))
                 rows += (columns @ streams.normals(NOISE, noise))[..., 0]
-            done += len(rows)
-            if done == len(part):
+            start += len(rows)
+            if start == len(chunk):
                 break
         return draws
 
-    def _draws_in_single(self, part: range, tick: Callable[[int], None]) -> Floats:
+    def _draws_in_single(self, chunk: range, tick: Callable[[int], None]) -> Floats:
         """Draws in single precision, or in double if one of them overflows.
 
         The precision was tested on other draws.
@@ -384,7 +421,7 @@ class _Chunk:
         single = replace(self.backend, chosen=False)
         try:
             with np.errstate(**RAISED):
-                return replace(self, backend=single).draws(part, tick)
+                return replace(self, backend=single).draws(chunk, tick)
         except TOO_LARGE:
             double = replace(single, precision="float64")
-            return replace(self, backend=double).draws(part, tick)
+            return replace(self, backend=double).draws(chunk, tick)

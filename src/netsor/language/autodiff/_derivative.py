@@ -27,6 +27,7 @@ import numpy as np
 from ..._validate import TraceError
 from ...functions.activations import Function, row_softmax
 from ...functions.derivatives import base, derivative, known
+from ...functions.recurrence import decays, unit_lower_inverse
 from ..operations import _operation as ops
 from ..operations._apply import apply, nonlin
 from ..operations._score import dot, mean_dot, rsqrt
@@ -240,6 +241,23 @@ def _row_softmax(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
     return result * (d - (result * d).sum(-1)[..., None])
 
 
+def _decays(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂u_r = −Σ_{s < r ≤ t} D_ts ∂D_ts."""
+    tokens = result.shape[-1]
+    lower = np.tri(tokens)
+    # [r, s] = Σ_{t ≥ r} D_ts ∂D_ts
+    from_row = lower.T @ (result * d)
+    slopes: Scalar = -(from_row * np.tri(tokens, k=-1)).sum(-1)
+    return slopes
+
+
+def _unit_lower_inverse(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂L = −X^T ∂X X^T below the diagonal, for X = (I + L)^(−1)."""
+    transposed = swapped(result)
+    product: Scalar = transposed @ d @ transposed
+    return -product * np.tri(result.shape[-1], k=-1)
+
+
 FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     ADD: _add,
     SUBTRACT: _subtract,
@@ -251,6 +269,8 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
     base(power(2.0)): _power,
     rsqrt: _rsqrt,
     row_softmax: _row_softmax,
+    decays: _decays,
+    unit_lower_inverse: _unit_lower_inverse,
 }
 
 

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._validate import TraceError, also_spelled, as_whole, one_of, real, shown, whole
+from ..._validate import (
+    TraceError,
+    also_spelled,
+    alternatives,
+    as_whole,
+    one_of,
+    real,
+    shown,
+    whole,
+)
 from ...optim import MAX_NS_STEPS, MAX_STEPS, NAMED, Muon, Optimiser, Rate
 from ...optim import newton_schulz as newton_schulz_steps
 from ..operations import _operation as ops
@@ -60,8 +69,9 @@ def step(
     - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular
       values below 1e-5 of the largest), or Muon's Newton–Schulz polynomial. Each matrix
       of a batch, such as an attention head, takes its own step.
-    - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with
-      eps = 0 of signSGD and Lion.
+    - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW.
+    - "lion": the sign of every entry of G, the first step of Lion; the same as "adam"
+      with eps = 0.
 
     No network is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that
     share it), so W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i has an exact law at every finite
@@ -80,7 +90,8 @@ def step(
         these by weight or by name (`name=` of `ns.weight` and `ns.gaussian`), with None
         for all others. A vector in R^n has fan-in 1 and fan-out n.
     optimiser
-        An object of `ns.optim`, a dictionary of them, or "sgd", "muon" or "adam".
+        An object of `ns.optim`, a dictionary of them, or "sgd", "muon", "adam" or
+        "lion".
     weights
         The parameters to update: weights, initial vectors (biases, embeddings, a
         readout) and random scalars; by default all matrices that the loss depends on.
@@ -417,10 +428,8 @@ class _OptimiserTable:
         for key, optimiser in entries.items():
             checked_key = self._checked_key(key)
             if not isinstance(optimiser, Optimiser):
-                allowed = (
-                    "an object of ns.optim, a dictionary of them, 'sgd', 'muon' or"
-                    " 'adam'"
-                )
+                names = alternatives(map(repr, NAMED))
+                allowed = f"an object of ns.optim, a dictionary of them, {names}"
                 raise TraceError("step", argument, optimiser, allowed)
             self.optimisers[checked_key] = optimiser
 

@@ -225,15 +225,18 @@ class Dot(Entrywise):
 
     def text(self, value: Value, inputs: Sequence[str]) -> str:
         """n^(-1/2) <x, y>."""
-        exponent = "-1/2" if self.power == 0.5 else "-1"
-        return f"{self.x.width.grouped}^({exponent}) <{', '.join(inputs)}>"
+        return f"{self.x.width.grouped}^({self._exponent}) <{', '.join(inputs)}>"
 
     def latex(self, value: Value, i: Index, notation: Notation) -> str:
-        """The same."""
-        exponent = "-1/2" if self.power == 0.5 else "-1"
-        scale = f"{notation.width(self.x.width)}^{{{exponent}}}"
+        """n^{-1/2} ⟨x, y⟩."""
+        scale = f"{notation.width(self.x.width)}^{{{self._exponent}}}"
         x, y = notation.inputs(value, i)
         return rf"{scale} \langle {x}, {y} \rangle"
+
+    @property
+    def _exponent(self) -> str:
+        """That of the width."""
+        return "-1/2" if self.power == 0.5 else "-1"
 
 
 class Root(Operation):
@@ -310,15 +313,19 @@ class Join(Operation):
 
     def fixed_terms(self, value: Value) -> list[FixedTerms]:
         """One times each vector of each part."""
-        ends = np.cumsum([part.size for part in self.parts])
-        return [
-            FixedTerms(
-                rows=np.arange(end - part.size, end),
-                columns=np.arange(part.size),
-                coefficients=np.ones(part.size),
+        terms = []
+        start = 0
+        for array in self.parts:
+            stop = start + array.size
+            terms.append(
+                FixedTerms(
+                    rows=np.arange(start, stop),
+                    columns=np.arange(array.size),
+                    coefficients=np.ones(array.size),
+                )
             )
-            for part, end in zip(self.parts, ends.tolist(), strict=True)
-        ]
+            start = stop
+        return terms
 
     def size(self, sizes: Sequence[Size]) -> Size:
         """The largest of any part."""
@@ -470,7 +477,9 @@ def scalars_of(
 
 def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:
     """The steps that the matrix of an operation has taken."""
-    return op.steps if isinstance(op, SteppedMatMul) else ()
+    if isinstance(op, SteppedMatMul):
+        return op.steps
+    return ()
 
 
 def current_inputs(op: Operation) -> tuple[Value, ...]:
@@ -486,5 +495,6 @@ def initial_value(value: Value) -> tuple[Value, int]:
     """A parameter before all steps, and the number of steps."""
     count = 0
     while isinstance(value.op, SteppedParameter):
-        value, count = value.op.x, count + 1
+        value = value.op.x
+        count += 1
     return value, count

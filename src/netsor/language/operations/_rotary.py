@@ -81,6 +81,11 @@ class Rotate(Entrywise):
     stretch: Stretch | None = None
     interleaved: bool = False
 
+    @property
+    def is_linear(self) -> bool:
+        """True: a rotation is a linear map, though not the same one in every frame."""
+        return True
+
     def angles(self, width: int) -> Floats:
         """t_i θ_f, of shape (tokens, r/2), at a finite width.
 

@@ -62,6 +62,7 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
 
 
 def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
+    """n^(−power) ⟨x_i, y_j⟩ for all pairs along the last axes."""
     same_width(operation, as_vector(x, operation), as_vector(y, operation))
     if y.ndim == 0:
         return _dot(x, y[None], power, operation)[..., 0]
@@ -165,11 +166,15 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     >>> ns.join([ns.gaussian(n, 2), ns.gaussian(n, 3)]).shape
     (5,)
     """
-    parts, axis = _aligned(values, axis, "join")
-    order = [axis, *(a for a in range(parts[0].ndim) if a != axis)]
-    moved = tuple(part.transpose(*order) for part in parts)
-    shape = (sum(part.shape[0] for part in moved), *moved[0].shape[1:])
-    return moved[0]._like(Join(moved), shape).transpose(*np.argsort(order).tolist())
+    arrays, axis = _aligned(values, axis, "join")
+    # the operation joins along the first axis
+    order = list(range(arrays[0].ndim))
+    order.insert(0, order.pop(axis))
+    moved = tuple(array.transpose(*order) for array in arrays)
+    length = sum(array.shape[0] for array in moved)
+    joined = moved[0]._like(Join(moved), (length, *moved[0].shape[1:]))
+    inverse_order = np.argsort(order).tolist()
+    return joined.transpose(*inverse_order)
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:

@@ -67,17 +67,17 @@ def latex(
     probes: Sequence[Probe],
     paper: bool,
 ) -> str:
-    """The program with these outputs, its probes and its limit law, as a document or
-    its body.
+    """The program with these outputs, its probes and its limit law.
+
+    It is a document, or without `document` the body of one.
     """
     results = narrow(without_stops([*outputs, *(probe.value for probe in probes)]))
     returned = results[: len(outputs)]
     writer = Writer(topological_order(results), paper)
     names = [writer.ref(value, tex.letters(value.shape)) for value in results]
-    if paper:
-        program_title, law_title, sentence = "Network", "Limit", PAPER
-    else:
-        program_title, law_title, sentence = "Program", "Limit law", FULL
+    program_title = "Network" if paper else "Program"
+    law_title = "Limit" if paper else "Limit law"
+    sentence = PAPER if paper else FULL
     listed = ", ".join(names[: len(outputs)])
     body = [
         (
@@ -98,12 +98,15 @@ def latex(
     if limits:
         body.append(tex.gathered(limits))
     text = "\n".join(body)
-    return tex.DOCUMENT % text if document else text
+    if document:
+        text = tex.DOCUMENT % text
+    return text
 
 
 def formula(outputs: Sequence[Value], report: Report) -> str:
-    """The program and its law for math mode; between $$ it is a displayed formula in
-    MathJax and KaTeX.
+    """The program and its law for math mode.
+
+    Between $$ it is a displayed formula in MathJax and KaTeX.
     """
     outputs = narrow(without_stops(outputs))
     writer = Writer(topological_order(outputs), paper=True)
@@ -126,7 +129,10 @@ def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
 
 def _plain(text: str) -> str:
     """Text within a formula, for renderers that accept only letters there."""
-    allowed = "".join(c if c.isalnum() or c in " .,:;()+-=/" else " " for c in text)
+    allowed = ""
+    for character in text:
+        is_allowed = character.isalnum() or character in " .,:;()+-=/"
+        allowed += character if is_allowed else " "
     return allowed.encode("ascii", "replace").decode()
 
 
@@ -150,7 +156,7 @@ class _Sum(NamedTuple):
         numbers: list[str] = []
         # each of these is 1 or 0, so one of each is enough
         equalities: dict[str, None] = {}
-        others: list[str] = []
+        symbols: list[str] = []
         for factor in self.factors:
             if factor.startswith("-"):
                 numbers.append(f"({factor})")
@@ -159,9 +165,11 @@ class _Sum(NamedTuple):
             elif factor.startswith(EQUAL):
                 equalities[factor] = None
             else:
-                others.append(factor)
-        total = [rf"\sum_{{{','.join(self.over)}}}"] if self.over else []
-        return " ".join([*numbers, *total, *equalities, *others, self.core])
+                symbols.append(factor)
+        sums = []
+        if self.over:
+            sums.append(rf"\sum_{{{','.join(self.over)}}}")
+        return " ".join([*numbers, *sums, *equalities, *symbols, self.core])
 
 
 class Writer:
@@ -212,20 +220,24 @@ class Writer:
         return "" if self.random.isdisjoint(values) else rf" \mid {self.known}"
 
     def ref(self, value: Value, indices: Indices) -> str:
-        """A value with its indices; the paper style numbers values only if several
-        share a letter.
+        """A value with its indices.
+
+        The paper style numbers values only if several share a letter.
         """
         if isinstance(value.op, Constant) and value.size == 1:
             return tex.decimal(value.op.numbers.ravel()[0])
-        letter, number = self.names[value][0], self.names[value][1:]
+        name = self.names[value]
+        letter = name[0]
+        number = name[1:]
         subscript = tex.below(indices, value.shape)
         if self.paper and self.letters[letter] == 1:
             return letter + subscript
         return f"{letter}^{{({number})}}{subscript}"
 
     def z(self, value: Value, indices: Indices) -> str:
-        """The limit of a value, marked as needed: Z^h for a vector, p° for a score, a
-        mean or a function.
+        """The limit of a value, which is marked as needed.
+
+        It is Z^h for a vector, and p° for a score, a mean or a function.
         """
         self.needed.add(value)
         name = self.ref(value, indices)
@@ -246,27 +258,36 @@ class Writer:
             escaped = tex.escape(name).replace(" ", r"\ ")
             return rf"\mathrm{{{escaped}}}{subscript}"
         letter, exponent, number = match.groups()
-        above = [] if exponent is None else [exponent]
-        if number is not None:
-            is_digits = number.isdigit()
-            above.append(f"({number})" if is_digits else rf"\mathrm{{{number}}}")
-        superscript = f"^{{{','.join(above)}}}" if above else ""
-        return letter + superscript + subscript
+        superscripts = []
+        if exponent is not None:
+            superscripts.append(exponent)
+        if number is not None and number.isdigit():
+            superscripts.append(f"({number})")
+        elif number is not None:
+            superscripts.append(rf"\mathrm{{{number}}}")
+        if superscripts:
+            letter += f"^{{{','.join(superscripts)}}}"
+        return letter + subscript
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
-        """1 if two matrices of a batch are equal, else 0; in the paper style,
-        Kronecker's δ where each occurs once.
+        """1 if two matrices of a batch are equal, else 0.
+
+        In the paper style it is Kronecker's δ where each matrix occurs once.
         """
         distinct = (
             weight.members is other.members
             and weight.members.size == np.unique(weight.members).size
         )
         if self.paper and len(i) == len(j) and distinct:
-            return " ".join(
+            deltas = [
                 rf"\delta_{{{a} {b}}}" for a, b in zip(i, j, strict=True) if a != b
-            )
-        first, second = self.matrix(weight, i), self.matrix(other, j)
-        return "" if first == second else rf"\mathbf 1_{{{first} = {second}}} \,"
+            ]
+            return " ".join(deltas)
+        name = self.matrix(weight, i)
+        other_name = self.matrix(other, j)
+        if name == other_name:
+            return ""
+        return rf"\mathbf 1_{{{name} = {other_name}}} \,"
 
     # The program
 
@@ -323,8 +344,9 @@ class Writer:
     def _product_lines(
         self, op: Acting, value: Value, i: Indices, where: str
     ) -> list[str]:
-        """W x, after the law of W at its first use; after steps, W' x and the sums of l
-        r^T that changed W.
+        """W x, after the law of W at its first use.
+
+        After steps, it is W' x and the sums of l r^T that changed W.
         """
         weight = op.weight.drawn
         matrix = self.matrix(weight, i[: len(weight.batch)])
@@ -342,10 +364,8 @@ class Writer:
             all_entries = [r"\cdot", r"\cdot"]
             products = []
             for left, right in zip(op.left, op.right, strict=True):
-                l_name, r_name = (
-                    self.ref(left, all_entries),
-                    self.ref(right, all_entries),
-                )
+                l_name = self.ref(left, all_entries)
+                r_name = self.ref(right, all_entries)
                 products.append(rf"{l_name} ({r_name})^{{\top}}")
             count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
             optimiser = type(steps[-1].optimiser).__name__
@@ -517,9 +537,9 @@ class Writer:
         x1, y1 = tex.read_indices(value, i)
         x2, y2 = tex.read_indices(value, j)
         if x in self.rotated or y in self.rotated:
-            first = rf"\langle {self.ref(x, x1)}, {self.ref(y, y1)} \rangle"
-            second = rf"\langle {self.ref(x, x2)}, {self.ref(y, y2)} \rangle"
-            mean = rf"\mathbb{{E}}[{first} {second}]"
+            score_i = rf"\langle {self.ref(x, x1)}, {self.ref(y, y1)} \rangle"
+            score_j = rf"\langle {self.ref(x, x2)}, {self.ref(y, y2)} \rangle"
+            mean = rf"\mathbb{{E}}[{score_i} {score_j}]"
             return rf"\lim {tex.grouped(x.width)}^{{-1}} \, {mean}"
         left = self.product(x, x1, x, x2)
         right = self.product(y, y1, y, y2)
@@ -528,10 +548,11 @@ class Writer:
         else:  # as one product, so that the δ of both factors occurs once
             factors = (*left.factors, *right.factors)
             wick = str(_Sum((), factors, rf"{left.core} \, {right.core}"))
-        x_source, y_source = tex.matrix_source(x), tex.matrix_source(y)
-        known = x_source is not None and y_source is not None
+        x_source = tex.matrix_source(x)
+        y_source = tex.matrix_source(y)
+        both_from_matrices = x_source is not None and y_source is not None
         # independent matrices: E[Z^x Z^y] = 0
-        if known and x_source is not y_source:
+        if both_from_matrices and x_source is not y_source:
             return wick
         return rf"{wick} + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
 
@@ -578,8 +599,9 @@ class Writer:
     def expanded(
         self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()
     ) -> _Sum:
-        """E[Z^x Z^y] expanded into the inputs of x and y; `used` are the summation
-        letters already taken.
+        """E[Z^x Z^y] expanded into the inputs of x and y.
+
+        `used` are the summation letters of the sums around it.
         """
         a, b = x.op, y.op
         weights = [op.weight.source for op in (a, b) if isinstance(op, MatMul)]
@@ -589,8 +611,9 @@ class Writer:
             and weights[0] not in self.transposed
         ):
             return self._images(x, i, y, j, used)
-        taken = "".join((*i, *j, *used))
-        letter = next((letter for letter in LETTERS if letter not in taken), None)
+        letters_in_use = "".join((*i, *j, *used))
+        unused = (letter for letter in LETTERS if letter not in letters_in_use)
+        letter = next(unused, None)
         # (1/n) Σ_α over the joint space is the mean over its parts
         if isinstance(a, ops.Concat) and x is y and letter:
             count = a.x.shape[a.axis]
@@ -616,16 +639,17 @@ class Writer:
     def _combination(
         self, value: Vector, i: Indices, letter: str | None
     ) -> _Terms | None:
-        """A vector as Σ over letters of a factor times an entry of another; None if it
-        is not such a combination.
+        """A vector as Σ over letters of a factor times an entry of another vector.
+
+        None if it is not such a combination.
         """
         match value.op:
-            case ops.Mix(c, x) | ops.Scale(c, x) as op if letter:
-                is_sum = isinstance(op, ops.Mix) and x.shape[-1] > 1
-                whole = letter if is_sum else "1"
-                coefficient, entry = tex.read_indices(value, i, whole)
-                over = (letter,) if is_sum else ()
-                return _Terms(self.z(c, coefficient), over, x, entry)
+            case ops.Mix(c, x) if letter and x.shape[-1] > 1:
+                coefficient, entry = tex.read_indices(value, i, letter)
+                return _Terms(self.z(c, coefficient), (letter,), x, entry)
+            case ops.Mix(c, x) | ops.Scale(c, x) if letter:
+                coefficient, entry = tex.read_indices(value, i, "1")
+                return _Terms(self.z(c, coefficient), (), x, entry)
             case ops.Take(Vector() as x) as op:
                 entry_of_x = taken_indices(op, i, 1)
                 if entry_of_x is not None:
@@ -649,4 +673,6 @@ def _index_ranges(value: Value, i: Indices) -> str:
         for index, size in zip(i, value.shape, strict=True)
         if size > 1
     ]
-    return rf"\qquad ({', '.join(ranges)})" if ranges else ""
+    if not ranges:
+        return ""
+    return rf"\qquad ({', '.join(ranges)})"

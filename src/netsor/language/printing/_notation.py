@@ -78,17 +78,17 @@ def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> Progr
     if symbols:
         head += f", widths {', '.join(dict.fromkeys(symbols))}"
 
+    # results are the outputs, then the probes
     references = [_reference(value, names) for value in results]
-    returned, watched = references[: len(outputs)], references[len(outputs) :]
-    last = [
-        f"probe {probe.name}: {reference}"
-        for probe, reference in zip(probes, watched, strict=True)
-    ]
-    last.append(f"return {', '.join(returned)}")
+    last = []
+    for probe, reference in zip(probes, references[len(outputs) :], strict=True):
+        last.append(f"probe {probe.name}: {reference}")
+    last.append(f"return {', '.join(references[: len(outputs)])}")
     return ProgramText(head, rows, "\n".join(last))
 
 
 def _weight_law(weight: Weight) -> str:
+    """The shape of a matrix, or of several, and the law of its entries."""
     count = weight.members.size
     matrices = "matrix" if count == 1 else f"{count} matrices"
     size = f"{weight.out_width}×{weight.in_width}"
@@ -96,11 +96,15 @@ def _weight_law(weight: Weight) -> str:
 
 
 def _shape_text(value: Value) -> str:
+    """The shape of an array, and for vectors the space they lie in."""
     shape = "×".join(map(str, value.shape)) or "1"
-    return f"{shape} in R^{value.width}" if isinstance(value, Vector) else shape
+    if isinstance(value, Vector):
+        return f"{shape} in R^{value.width}"
+    return shape
 
 
 def _is_single_number(value: Value) -> bool:
+    """Whether a value is a constant that is written where it is used."""
     return isinstance(value.op, Constant) and value.size == 1
 
 
@@ -131,7 +135,10 @@ def _product_text(op: MatMul | SteppedMatMul, inputs: list[str], matrix: str) ->
         matrix = f"({weight.drawn.fan}/{weight.fan.grouped})^(1/2) {matrix}"
     if weight.frozen:
         matrix = f"stop_gradient({matrix})"
-    product = f"{matrix}.each({inputs[0]})" if op.each else f"{matrix} {inputs[0]}"
+    if op.each:
+        product = f"{matrix}.each({inputs[0]})"
+    else:
+        product = f"{matrix} {inputs[0]}"
     if steps:
         product += f", moved along {', '.join(inputs[1:])}"
     return product
@@ -173,7 +180,9 @@ def below(indices: Indices, shape: Shape) -> str:
     """Indices as a subscript; axes of length 1 have none."""
     if len(indices) == len(shape):  # otherwise one formula stands for all axes
         indices = [i for i, size in zip(indices, shape, strict=True) if size != 1]
-    return f"_{{{','.join(indices)}}}" if indices else ""
+    if not indices:
+        return ""
+    return f"_{{{','.join(indices)}}}"
 
 
 def read_indices(value: Value, i: Indices, whole: str = r"\cdot") -> list[list[str]]:
@@ -183,14 +192,19 @@ def read_indices(value: Value, i: Indices, whole: str = r"\cdot") -> list[list[s
     """
 
     def index_of(size: int, result_axis: int | None) -> str:
+        """The index along an axis of an input, which is `result_axis` of the value."""
         if result_axis is None:
             return whole
-        return "1" if size == 1 else i[result_axis]
+        if size == 1:
+            return "1"
+        return i[result_axis]
 
-    return [
-        [index_of(size, axis) for size, axis in zip(x.shape, axes, strict=True)]
-        for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
-    ]
+    indices = []
+    axes_of_inputs = value.op.reads(value.ndim)
+    for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):
+        sizes_and_axes = zip(x.shape, axes, strict=True)
+        indices.append([index_of(size, axis) for size, axis in sizes_and_axes])
+    return indices
 
 
 def escape(text: str) -> str:
@@ -206,7 +220,9 @@ def escape(text: str) -> str:
 def decimal(number: float) -> str:
     """A number, with an exponent written as a power of ten."""
     mantissa, _, exponent = f"{number:g}".partition("e")
-    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
+    if not exponent:
+        return mantissa
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}"
 
 
 def gaussian_law(mean: Floats, factor: Floats) -> str:
@@ -241,9 +257,11 @@ def constant_vectors(mean: Floats, i: Indices) -> tuple[str, str]:
     """
     if (mean == mean.ravel()[0]).all():
         return decimal(mean.ravel()[0]), ""
-    listed = numbers(mean.ravel(), "")
     name = r"\mu" + below(i, mean.shape)
-    return name, rf", \quad \mu = {listed}" if listed else r", \quad \mu \text{ given}"
+    listed = numbers(mean.ravel(), "")
+    if not listed:
+        return name, r", \quad \mu \text{ given}"
+    return name, rf", \quad \mu = {listed}"
 
 
 def normal(std: float) -> str:
@@ -255,13 +273,19 @@ def dimension(width: Width) -> str:
     """A width in a formula."""
     if width.name is None:
         return str(width.factor)
-    name = width.name if len(width.name) == 1 else rf"\mathit{{{escape(width.name)}}}"
-    return name if width.factor == 1 else f"{width.factor}{name}"
+    name = width.name
+    if len(name) > 1:
+        name = rf"\mathit{{{escape(name)}}}"
+    if width.factor == 1:
+        return name
+    return f"{width.factor}{name}"
 
 
 def grouped(width: Width) -> str:
     """A width that is divided by, or has an exponent: (2n), n, 64."""
-    return f"({dimension(width)})" if width.is_product else dimension(width)
+    if width.is_product:
+        return f"({dimension(width)})"
+    return dimension(width)
 
 
 def entry_law(weight: Weight) -> str:
@@ -286,8 +310,12 @@ def matrix_source(x: Value) -> Source | None:
 
     None if it is not a MatMul output.
     """
-    op = x.op.x.op if isinstance(x.op, Take) else x.op
-    return op.weight.source if isinstance(op, MatMul) else None
+    op = x.op
+    if isinstance(op, Take):
+        op = op.x.op
+    if isinstance(op, MatMul):
+        return op.weight.source
+    return None
 
 
 # How a formula writes an entry of an input: as a value, or as its limit.
@@ -337,12 +365,14 @@ class Notation:
 
     def taken(self, op: ops.Take, i: Indices) -> str:
         """Entry i of an index, by a named selection if no formula describes it."""
-        known = taken_indices(op, i, 1)
-        if known is not None:
-            return self.entry(op.x, known)
-        name = self.positions(op)
-        subscript = _varying(i)
-        return self.entry(op.x, [f"{name}({subscript})" if subscript else name])
+        indices = taken_indices(op, i, 1)
+        if indices is None:
+            position = self.positions(op)
+            subscript = _varying(i)
+            if subscript:
+                position += f"({subscript})"
+            indices = [position]
+        return self.entry(op.x, indices)
 
     def summation_index(self, i: Indices) -> str:
         """The first letter that an index of this length does not use."""

@@ -28,12 +28,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 Content = tuple[tuple[int, ...], str, bytes]  # shape, type and digest of the numbers
 
 # The content of read-only arrays, by identity: a digest of a large array takes long.
-_known: dict[int, tuple[ref[NumpyArray], Content]] = {}
+_content_cache: dict[int, tuple[ref[NumpyArray], Content]] = {}
 
 
 def content_of(array: NumpyArray) -> Content:
     """A key that is equal for arrays with the same shape, type and numbers."""
-    entry = _known.get(id(array))
+    entry = _content_cache.get(id(array))
     if entry is not None and entry[0]() is array:
         return entry[1]
     key = (
@@ -43,7 +43,11 @@ def content_of(array: NumpyArray) -> Content:
     )
     if not array.flags.writeable and array.base is None:
         identity = id(array)
-        _known[identity] = ref(array, lambda _: _known.pop(identity, None)), key
+
+        def forget(_: ref[NumpyArray]) -> None:
+            _content_cache.pop(identity, None)
+
+        _content_cache[identity] = ref(array, forget), key
     return key
 
 
@@ -61,8 +65,9 @@ def content(value: Any) -> Any:
         case Function():
             return content(value.f), value.breaks, content(value.smoothed), value.parity
         case partial():
+            arguments = tuple(map(content, value.args))
             keywords = tuple((name, content(x)) for name, x in value.keywords.items())
-            return content(value.func), tuple(map(content, value.args)), keywords
+            return content(value.func), arguments, keywords
         case FunctionType():
             captured = [*(value.__defaults__ or ())]
             captured += (value.__kwdefaults__ or {}).values()
@@ -168,7 +173,8 @@ def _shape_of_builtin(f: Function, cores: Sequence[Shape]) -> Shape:
         count: int | None = getattr(base(f), "numbers", None)
         if count is not None:
             return (count,)
-        return np.shape(f.f(*(np.ones((1, 1, *core)) for core in cores)))[2:]
+        arguments = [np.ones((1, 1, *core)) for core in cores]
+        return np.shape(f.f(*arguments))[2:]
 
 
 class _Raised(Exception):
@@ -316,13 +322,14 @@ class _Trial:
         self.refuse(f"is not vectorised: {symptom}; {remedy}")
 
 
-def _same(first: NumpyArray, second: NumpyArray) -> bool:
+def _same(result: NumpyArray, expected: NumpyArray) -> bool:
     """Whether arrays agree up to rounding, with infinities and NaN in the same places.
 
     Their shapes must agree too.
     """
-    single = first.dtype.kind == "f" and first.dtype.itemsize < 8
-    a, b = first.astype(np.float64), second.astype(np.float64)
+    single = result.dtype.kind == "f" and result.dtype.itemsize < 8
+    a = result.astype(np.float64)
+    b = expected.astype(np.float64)
     if a.shape != b.shape:
         return False
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)

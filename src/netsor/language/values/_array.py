@@ -475,6 +475,13 @@ class Operation:
         """Whether it needs coordinates of its inputs, not only their inner products."""
         return self.acts in (VectorAccess.ON_COORDINATES, VectorAccess.BY_POSITION)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether its result is linear in its vectors, so that sums of centred Gaussian
+        vectors stay such sums.
+        """
+        return self.acts is VectorAccess.LINEARLY
+
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Which entries of each input an entry of the result (with `ndim` axes) needs.
 
@@ -742,10 +749,12 @@ class Value:
         if method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])
         name = f"np.{ufunc.__name__}"
+        vectors = ", ".join("xyz"[: len(inputs)])
+        scalars = ", ".join("pqr"[: len(inputs)])
         raise TraceError(
             name,
-            f"acts on arrays, not on {self!r}: write ns.nonlin({name}, x) or"
-            f" ns.apply({name}, p)",
+            f"acts on arrays, not on {self!r}: write ns.nonlin({name}, {vectors}) or"
+            f" ns.apply({name}, {scalars})",
         )
 
     def __array__(self, *_: Any, **__: Any) -> None:

@@ -1,5 +1,8 @@
-"""The law of w, the variance that one head adds to an output, and of sums of w: small
-rules, one for each sample.
+"""The law of w = a^T K a, the variance that one head adds to an output.
+
+A sample of w becomes a rule: a few hundred nodes with weights, which has the law of the
+sample to many digits. The law of a sum over heads is a convolution power of the rule
+(docs/theory.md, "The limit of attention to many digits").
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from .._numerics import log_mean
 
 Rule = tuple[Array, Array]  # nodes and weights of sum 1
 T = TypeVar("T")
-KEPT = 64  # most rules of sums that a head keeps, 100 KB each
+MAX_KEPT = 64  # most rules of sums that a head keeps, 100 KB each
 
 
 class Head:
@@ -40,40 +43,48 @@ class Head:
         tail: Callable[[], Rule] | None = None,
     ) -> None:
         # a shorter rule repeats its last node, without weight
-        most = max(len(nodes) for nodes, _ in rules)
-        self.nodes = np.stack(
-            [np.pad(nodes, (0, most - len(nodes)), "edge") for nodes, _ in rules]
-        )
-        self.weights = np.stack(
-            [np.pad(weights, (0, most - len(weights))) for _, weights in rules]
-        )
+        longest = max(len(nodes) for nodes, _ in rules)
+        padded_nodes = []
+        padded_weights = []
+        for nodes, weights in rules:
+            missing = longest - len(nodes)
+            padded_nodes.append(np.pad(nodes, (0, missing), "edge"))
+            padded_weights.append(np.pad(weights, (0, missing)))
+        self.nodes = np.stack(padded_nodes)
+        self.weights = np.stack(padded_weights)
         with np.errstate(divide="ignore"):  # log 0 is −∞
             self.plain = self.nodes, np.log(self.weights)
-        self.moments, self._tail = moments, tail
+        self.moments = moments
+        self._tail = tail
         self._kept: dict[tuple[float, ...], Any] = {}
 
     def kept(self, key: tuple[float, ...], make: Callable[[], T]) -> T:
-        """What all laws of sums of w share: made once for each key, unless there were
-        many.
+        """`make()`, computed once for each key and shared by all laws of sums of w.
+
+        When there are MAX_KEPT of them, all are dropped.
         """
-        found: T | None = self._kept.get(key)
-        if found is None:
-            found = make()
-            self._kept = {**(self._kept if len(self._kept) < KEPT else {}), key: found}
-        return found
+        result: T | None = self._kept.get(key)
+        if result is None:
+            result = make()
+            earlier = self._kept if len(self._kept) < MAX_KEPT else {}
+            # a new dictionary, because other threads may read the old one
+            self._kept = {**earlier, key: result}
+        return result
 
     @cached_property
     def tail(self) -> Rule:
         """w and log weights (sets, points), accurate for rare large values."""
-        return self.plain if self._tail is None else self._tail()
+        if self._tail is None:
+            return self.plain
+        return self._tail()
 
     def arrays(self) -> dict[str, Array | None]:
         """Its arrays, for a file."""
-        some = self.weights > 0
+        has_weight = self.weights > 0
         return {
-            "head_nodes": self.nodes[some],
-            "head_weights": self.weights[some],
-            "head_sizes": some.sum(axis=1),
+            "head_nodes": self.nodes[has_weight],
+            "head_weights": self.weights[has_weight],
+            "head_sizes": has_weight.sum(axis=1),
             "head_moments": self.moments,
             "head_tail": self.tail[0],
             "head_tail_weights": self.tail[1],
@@ -82,82 +93,104 @@ class Head:
     @staticmethod
     def from_arrays(arrays: dict[str, Any]) -> Head:
         """The inverse of `arrays`."""
-        names = ("nodes", "weights", "sizes", "tail", "tail_weights")
-        nodes, weights, sizes, w, log_weight = (
-            arrays[f"head_{name}"] for name in names
-        )
+        nodes = arrays["head_nodes"]
+        weights = arrays["head_weights"]
+        sizes = arrays["head_sizes"]
+        w = arrays["head_tail"]
+        log_weight = arrays["head_tail_weights"]
         moments = arrays.get("head_moments")
-        shapes = (
-            sizes.ndim == 1
-            and sizes.dtype.kind in "iu"
-            and sizes.size
-            and sizes.min() > 0
-        )
-        shapes = shapes and nodes.shape == weights.shape == (sizes.sum(),)
-        shapes = shapes and w.ndim == 2 and w.size and w.shape == log_weight.shape
-        shapes = shapes and (
-            moments is None
-            or (moments.ndim == 1 and moments.size > 1 and (moments > 0).all())
-        )
-        positive = shapes and all(
-            ((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w)
-        )
-        if not positive or not (log_weight < np.inf).all():
+        if not (
+            _is_list_of_rules(nodes, weights, sizes)
+            and _is_tail(w, log_weight)
+            and (moments is None or _is_list_of_moments(moments))
+        ):
             raise ValueError("the rules of a head are not nodes above 0 with weights")
-        ends = np.cumsum(sizes)[:-1]
-        rules = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
+        starts = np.cumsum(sizes)[:-1]  # of all rules but the first
+        split_nodes = np.split(nodes, starts)
+        split_weights = np.split(weights, starts)
+        rules = list(zip(split_nodes, split_weights, strict=True))
         return Head(rules, moments, lambda: (w, log_weight))
 
 
+def _is_list_of_rules(nodes: Array, weights: Array, sizes: Array) -> bool:
+    """Whether arrays of a file hold rules of these sizes, one after the other."""
+    if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
+        return False
+    if not sizes.size or sizes.min() <= 0:
+        return False
+    if not nodes.shape == weights.shape == (sizes.sum(),):
+        return False
+    return _are_positive(nodes) and _are_positive(weights)
+
+
+def _is_tail(w: Array, log_weight: Array) -> bool:
+    """Whether arrays of a file hold w and log weights (sets, points)."""
+    if w.ndim != 2 or not w.size or w.shape != log_weight.shape:
+        return False
+    return _are_positive(w) and bool((log_weight < np.inf).all())
+
+
+def _is_list_of_moments(moments: Array) -> bool:
+    """Whether an array of a file holds E[w], E[w²], …"""
+    return moments.ndim == 1 and moments.size > 1 and bool((moments > 0).all())
+
+
+def _are_positive(numbers: Array) -> bool:
+    """Whether all numbers are positive and finite."""
+    return bool(((numbers > 0) & (numbers < np.inf)).all())
+
+
 def power_moments(head: Head, count: int, order: int) -> Array:
-    """E[(Σ_a w_a / H)^order] for H = count, by sets, from a power of the generating
-    function of w/H.
+    """E[(Σ_a w_a / H)^order] for H = count, by sets.
+
+    It is a coefficient of a power of the generating function of w/H.
     """
-    top, orders = head.nodes.max(), np.arange(order + 1)[:, None]
-    raw = np.stack(
-        [
-            np.sum(head.weights * (head.nodes / top) ** k, axis=1)
-            for k in range(order + 1)
-        ]
-    )
+    largest = head.nodes.max()
+    orders = np.arange(order + 1)[:, None]
+    # E[(w / largest)^k], an array (orders, sets)
+    raw = np.empty((order + 1, len(head.nodes)))
+    for k in range(order + 1):
+        raw[k] = np.sum(head.weights * (head.nodes / largest) ** k, axis=1)
     raw[0] = 1.0
     if head.moments is not None:
-        share = min(order, len(head.moments))
-        raw[1 : share + 1] = (head.moments[:share] / top ** np.arange(1, share + 1))[
-            :, None
-        ]
+        exact = min(order, len(head.moments))  # number of moments that formulas give
+        scale = largest ** np.arange(1, exact + 1)
+        raw[1 : exact + 1] = (head.moments[:exact] / scale)[:, None]
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        return np.asarray(
-            moments_of_sum(raw / float(count) ** orders, count)[order] * top**order
-        )
+        sums = moments_of_sum(raw / float(count) ** orders, count)
+        return np.asarray(sums[order] * largest**order)
 
 
 def moments_of_sum(moments: Array, count: int) -> Array:
-    """The moments of a sum of `count` i.i.d. variables, from those of one: orders 0, 1,
-    … along the first axis.
+    """The moments of a sum of `count` i.i.d. variables, from those of one.
+
+    Orders 0, 1, … lie along the first axis.
     """
-    # moments over factorials are the coefficients of a power series; the series of the
-    # sum is a power of it
-    factorial = np.array(
-        [math.factorial(k) for k in range(len(moments))], dtype=np.float64
-    )
+    # Moments over factorials are the coefficients of a power series. The series of the
+    # sum is a power of it, computed by repeated squaring.
+    factorials = [math.factorial(k) for k in range(len(moments))]
+    factorial = np.array(factorials, dtype=np.float64)
     factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
 
     def product(a: Array, b: Array) -> Array:
+        """The product of two power series."""
         return np.stack([np.sum(a[: k + 1] * b[k::-1], axis=0) for k in range(len(a))])
 
-    power, result = moments / factorial, np.zeros_like(moments)
+    power = moments / factorial  # the 1st, 2nd, 4th, … power of the series
+    result = np.zeros_like(moments)
     result[0] = 1.0
     while count:
         if count & 1:
             result = product(result, power)
-        power, count = product(power, power), count >> 1
+        power = product(power, power)
+        count >>= 1
     return result * factorial
 
 
 def head_rule(sample: Array, moments: Array | None = None) -> Rule:
-    """A rule of few nodes for a sample of w; it has the moments of w that are known, by
-    a control variate for each.
+    """A rule of few nodes for a sample of w.
+
+    It has the given moments of w, by a control variate for each.
     """
     # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k
     # (E[p_k] − mean of p_k over the sample) p_k(nodes)). We do not take the means of
@@ -167,72 +200,85 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rule:
     var = 0.0 if moments is None else moments[1] - moments[0] ** 2
     if moments is None or var <= 1e-12 * moments[0] ** 2:
         return nodes, weights / weights.sum()
-    mean, unit, raw = moments[0], np.sqrt(var), np.concatenate([[1.0], moments])
+    mean = moments[0]
+    unit = np.sqrt(var)
+    raw = np.concatenate([[1.0], moments])
     count = min(len(raw), len(nodes))
-    lack, power, away = np.zeros(count), np.ones_like(sample), (sample - mean) / unit
+    # E[z^k] minus the sample's mean of z^k, for z = (w − mean)/unit
+    lack = np.zeros(count)
+    standardised = (sample - mean) / unit
+    power = np.ones_like(sample)
     for k in range(1, count):
-        power *= away
-        central = (
-            sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1))
-            / unit**k
+        power *= standardised
+        binomial_terms = (
+            math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)
         )
-        lack[k] = central - power.mean()
+        central_moment = sum(binomial_terms) / unit**k
+        lack[k] = central_moment - power.mean()
+    # columns of q are √weights · p_k(nodes), and lack = r^T (E[p_k] − mean of p_k)
     root = np.sqrt(weights)
-    q, r = np.linalg.qr(
-        root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count)
-    )
+    standardised_nodes = (nodes - mean) / unit
+    powers = standardised_nodes[:, None] ** np.arange(count)
+    q, r = np.linalg.qr(root[:, None] * powers)
     # as many moments as possible with positive weights
-    for some in range(count, 2, -1):
-        changed = np.asarray(
-            weights
-            + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some]))
-        )
+    for matched in range(count, 2, -1):
+        amounts = np.linalg.solve(r[:matched, :matched].T, lack[:matched])
+        changed = np.asarray(weights + root * (q[:, :matched] @ amounts))
         if (changed > 0).all():
             return nodes, changed / changed.sum()
     return nodes, weights / weights.sum()
 
 
-WIDEST = 0.1  # widest cell in log w
+MAX_CELL = 0.1  # widest cell in log w
 # share of the largest weight below which a weight changes no digit of any result
-NOTHING = 1e-26
+NEGLIGIBLE = 1e-26
 
 
 def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
-    """The law of a sum of `count` i.i.d. variables by repeated squaring; every sum is
-    compressed.
+    """The law of a sum of `count` i.i.d. variables by repeated squaring.
+
+    Every sum on the way is compressed.
     """
 
-    def compressed(nodes: Array, weights: Array, part: int) -> Rule:
+    def compressed(nodes: Array, weights: Array, variables: int) -> Rule:
         # m variables are a share m/count of the sum, so their cells may be wider by
         # √(count/m): the errors of all parts (a fourth power each) still fall with m
-        width = min(max(WIDEST, cell), cell * math.sqrt(count / part))
-        keep = weights > NOTHING * weights.max()
+        width = min(max(MAX_CELL, cell), cell * math.sqrt(count / variables))
+        keep = weights > NEGLIGIBLE * weights.max()
         _, nodes, weights = compress(nodes[keep], weights[keep], cell=width)
         return nodes, weights
 
-    def added(a: Rule, b: Rule, part: int) -> Rule:
-        weights = np.multiply.outer(a[1], b[1])
+    def add(a: Rule, b: Rule, variables: int) -> Rule:
+        """The rule of a sum of independent a and b, of so many variables together."""
+        a_nodes, a_weights = a
+        b_nodes, b_weights = b
+        weights = np.multiply.outer(a_weights, b_weights)
         if a is b:  # a pair and its mirror image are one node
             weights = np.triu(2.0 * weights)
             weights.flat[:: len(weights) + 1] /= 2.0
-        nodes, weights = compressed(np.add.outer(a[0], b[0]), weights, part)
+        nodes = np.add.outer(a_nodes, b_nodes)
+        nodes, weights = compressed(nodes, weights, variables)
         # else rounding errors would grow with every squaring
         return nodes, weights / weights.sum()
 
     power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables
-    done, result = count & 1, power
+    result = power
+    summed = count & 1  # number of variables in the result
     for bit in range(1, count.bit_length()):
-        power = added(power, power, 1 << bit)
-        if count >> bit & 1:
-            result = added(result, power, done + (1 << bit)) if done else power
-            done += 1 << bit
+        power = add(power, power, 1 << bit)
+        if not count >> bit & 1:
+            continue
+        result = add(result, power, summed + (1 << bit)) if summed else power
+        summed += 1 << bit
     return result
 
 
 def joined(rules: Sequence[Rule], scale: float) -> GaussianMixture1D:
     """The rules of all sets as one rule with weights (nodes, sets) of total sum 1."""
-    nodes, weights = (np.concatenate(parts) for parts in zip(*rules, strict=True))
-    labels = np.repeat(np.arange(len(rules)), [len(nodes) for nodes, _ in rules])
+    nodes = np.concatenate([nodes for nodes, _ in rules])
+    weights = np.concatenate([weights for _, weights in rules])
+    sizes = [len(rule_nodes) for rule_nodes, _ in rules]
+    labels = np.repeat(np.arange(len(rules)), sizes)
     return compress(scale * nodes, weights / len(rules), Blocks(labels, len(rules)))
 
 
@@ -241,49 +287,51 @@ MOMENTS = 8  # the number of moments of w that have a formula
 
 def alike(k: Array) -> bool:
     """Whether all diagonal entries are equal, and all others are equal."""
-    first = np.where(np.eye(len(k), dtype=bool), k[0, 0], k[0, -1])
-    return bool(np.abs(k - first).max() <= 1e-12 * k[0, 0])
+    is_diagonal = np.eye(len(k), dtype=bool)
+    expected = np.where(is_diagonal, k[0, 0], k[0, -1])
+    return bool(np.abs(k - expected).max() <= 1e-12 * k[0, 0])
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
-    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if tokens are
-    exchangeable; otherwise None.
+    """E[w^k] for k = 1 … MOMENTS if tokens are exchangeable; otherwise None.
+
+    They are one-dimensional integrals.
     """
-    # Then the scores are τ z_j plus a common part, and w = (a − c) q + c with q = Σ_j
-    # a_j². With S = Σ_j e^{τ z_j}, q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k
-    # − 1)!. Under the weight e^{−tS} the sum of the e^{2τ z_j} has the moments of a sum
-    # of independent variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
+    # Then the scores are τ z_j plus a common part, and w = (v − c) q + c with q = Σ_j
+    # a_j², v the kernel of a token with itself and c that of two tokens. With S = Σ_j
+    # e^{τ z_j}, q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the
+    # weight e^{−tS} the sum of the e^{2τ z_j} has the moments of a sum of independent
+    # variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
     s = len(values)
     if not alike(values) or not alike(scores):
         return None
-    a, c = (values[0, 0], values[0, 1]) if s > 1 else (values[0, 0], 0.0)
-    tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0))) if s > 1 else 0.0
+    v = values[0, 0]
+    c = tau = 0.0
+    if s > 1:
+        c = values[0, 1]
+        tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
     if tau > 2:  # the integrands are too steep for the rules below
         return None
     z, dz = np.linspace(-14, 14, 1401, retstep=True)
     density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    # t = e^u
     u, du = np.linspace(-16 - 14 * tau - np.log(s), 5 + 14 * tau, 2401, retstep=True)
     decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
-    sums = moments_of_sum(
-        np.stack([decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]), s
-    )
-    orders = range(1, MOMENTS + 1)
-    q = [
-        1.0,
-        *(
-            du * float(np.sum(np.exp(2 * k * u) * sums[k])) / math.factorial(2 * k - 1)
-            for k in orders
-        ),
-    ]
-    return np.array(
-        [
-            sum(
-                math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i]
-                for i in range(k + 1)
-            )
-            for k in orders
-        ]
-    )
+    of_one_token = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
+    sums = moments_of_sum(np.stack(of_one_token), s)
+    q = [1.0]  # E[q^k] for k = 0, 1, …
+    for k in range(1, MOMENTS + 1):
+        integral = du * float(np.sum(np.exp(2 * k * u) * sums[k]))
+        q.append(integral / math.factorial(2 * k - 1))
+
+    def moment(k: int) -> float:
+        """E[((v − c) q + c)^k] by the binomial theorem."""
+        terms = (
+            math.comb(k, i) * (v - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)
+        )
+        return float(sum(terms))
+
+    return np.array([moment(k) for k in range(1, MOMENTS + 1)])
 
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
@@ -298,14 +346,16 @@ def lazy_head(
     function: Callable[[Array], Array] = row_softmax,
     points: int | None = None,
 ) -> Callable[[], Head]:
-    """A function that makes the law of one head, from the covariance of its scores and
-    the kernel of the values.
+    """A function that computes the law of one head when it is called.
+
+    `scores` is the covariance of the head's scores, and `values` the kernel of the
+    values.
     """
-    # exact moments: fewer points give all digits
-    exact = function is row_softmax and alike(scores) and alike(values)
-    points = points or 2 ** int(
-        np.clip(np.log2(2**24 / len(values)), 12, 19 if exact else 21)
-    )
+    if not points:
+        # with exact moments fewer points give all digits
+        has_moments = function is row_softmax and alike(scores) and alike(values)
+        most = 19 if has_moments else 21
+        points = 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, most))
     return partial(head_law, scores.tobytes(), values.tobytes(), function, points)
 
 
@@ -313,112 +363,129 @@ def lazy_head(
 def head_law(
     scores: bytes, values: bytes, function: Callable[[Array], Array], points: int
 ) -> Head:
-    """The law of w = Σ_jk a_j K_jk a_k in one head, from the covariance of its scores
-    and from K; cached.
+    """The law of w = Σ_jk a_j K_jk a_k in one head; cached.
+
+    `scores` is the covariance of the head's scores and `values` is K, both as bytes of
+    doubles.
     """
     s = math.isqrt(len(values) // 8)
-    covariance, gram = (np.frombuffer(data).reshape(s, s) for data in (scores, values))
+    covariance = np.frombuffer(scores).reshape(s, s)
+    gram = np.frombuffer(values).reshape(s, s)
     head = _HeadSampler(covariance, gram, function)
-    samples = (
-        np.concatenate([head(z) for z in normals(head.dimension, points // SETS, k)])
-        for k in range(SETS)
-    )
-    moments = exchangeable_moments(head.scores, head.values) if head.soft else None
-    return Head([head_rule(sample, moments) for sample in samples], moments, head.rare)
+    moments = exchangeable_moments(covariance, gram) if head.is_softmax else None
+    rules = []
+    for number in range(SETS):
+        pieces = normals(head.dimension, points // SETS, number)
+        sample = np.concatenate([head(z) for z in pieces])
+        rules.append(head_rule(sample, moments))
+    return Head(rules, moments, head.rare)
 
 
 class _HeadSampler:
-    """From normals z to w: scores are F z, with F F^T their covariance."""
+    """Maps normals z to w: scores are F z, with F F^T their covariance.
+
+    A common part of all scores cancels in a softmax, so F leaves it out: one dimension
+    less.
+    """
 
     def __init__(
         self, scores: Array, values: Array, function: Callable[[Array], Array]
     ) -> None:
         s = len(values)
-        self.scores, self.values, self.function, self.soft = (
-            scores,
-            values,
-            function,
-            function is row_softmax,
-        )
-        self.iid = self.soft and s > 64 and alike(self.scores) and alike(self.values)
-        # the common part of the scores cancels in a softmax, and no matrix is left
-        if self.iid:
-            self.spread = float(
-                np.sqrt(max(self.scores[0, 0] - self.scores[0, 1], 0.0))
-            )
+        self.values = values
+        self.function = function
+        self.is_softmax = function is row_softmax
+        # without their common part, scores of exchangeable tokens are independent: F is
+        # a number
+        self.is_iid = self.is_softmax and s > 64 and alike(scores) and alike(values)
+        if self.is_iid:
+            self.spread = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
             self.dimension = s
             return
-        # the common part of the scores cancels in a softmax: one dimension less, the
-        # rest by falling variance
-        centre = np.eye(s) - 1 / s if self.soft else np.eye(s)
-        eigenvalues, vectors = np.linalg.eigh(centre @ self.scores @ centre)
+        centre = np.eye(s)
+        if self.is_softmax:
+            centre = np.eye(s) - 1 / s
+        eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
         keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
-        self.factor = (vectors[:, keep] * np.sqrt(eigenvalues[keep]))[:, ::-1]
+        factor = vectors[:, keep] * np.sqrt(eigenvalues[keep])
+        self.factor = factor[:, ::-1]  # by falling variance
         self.dimension = self.factor.shape[1]
 
     def __call__(self, z: Array) -> Array:
         """w for rows of normals."""
-        if self.iid:
-            a, off = self.function(self.spread * z), self.values[0, 1]
-            w = (self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off
+        if self.is_iid:
+            a = self.function(self.spread * z)
+            off_diagonal = self.values[0, 1]
+            square = np.einsum("ri,ri->r", a, a)
+            w = (self.values[0, 0] - off_diagonal) * square + off_diagonal
         else:
             a = self.function(z @ self.factor.T)
             w = np.einsum("ri,ri->r", a @ self.values, a)
         return np.asarray(np.maximum(w, 1e-300))
 
     def rare(self) -> tuple[Array, Array]:
-        """w and log weights (sets, points), from normals that are shifted to where w is
-        large.
+        """w and log weights (sets, points), from normals shifted to where w is large.
+
+        This is importance sampling. Some points stay where they are. The others are
+        shifted along `_rare_directions` by the distances of SHIFTS, and the weights are
+        those of this mixture. One more dimension of the normals chooses the shift of
+        each point.
         """
-        # Some points stay where they are. We shift the others towards each token's own
-        # score (for other functions than softmax, along the main axes) by several
-        # distances. The weights are those of this mixture. One more dimension of the
-        # normals chooses the shift of each point.
         d = self.dimension
-        if self.iid or not self.soft:
-            directions = (
-                np.eye(d)[:16]
-                if self.iid
-                else np.concatenate([np.eye(d)[:8], -np.eye(d)[:8]])
-            )
-        else:
-            directions = self.factor[
-                np.argsort(-np.diag(self.values), kind="stable")[:16]
-            ]
+        directions = self._rare_directions()
         length = np.linalg.norm(directions, axis=1, keepdims=True)
         unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
-        moves = np.concatenate([np.zeros((1, d)), *(t * unit for t in SHIFTS)])
+        moves = np.concatenate([np.zeros((1, d)), *[t * unit for t in SHIFTS]])
         points = int(2 ** np.clip(np.log2(2**22 / max(d, 1)), 8, np.log2(RARE)))
-        w, log_weight = np.empty((2, SETS, points))
+        w = np.empty((SETS, points))
+        log_weight = np.empty((SETS, points))
         for number in range(SETS):
             start = 0
             for z in normals(d + 1, points, SETS + number):
-                which = np.minimum(
-                    (scipy.special.ndtr(z[:, 0]) * len(moves)).astype(np.intp),
-                    len(moves) - 1,
-                )
-                z = z[:, 1:] + moves[which]
-                part = slice(start, start := start + len(z))
-                w[number, part] = self(z)
-                exponent = z @ moves.T - 0.5 * (moves**2).sum(axis=1)
-                log_weight[number, part] = -math.log(points) - log_mean(exponent)
+                uniform = scipy.special.ndtr(z[:, 0])
+                move = (uniform * len(moves)).astype(np.intp)
+                move = np.minimum(move, len(moves) - 1)
+                shifted = z[:, 1:] + moves[move]
+                stop = start + len(z)
+                w[number, start:stop] = self(shifted)
+                # log of the mixture's density over that of the normals
+                exponent = shifted @ moves.T - 0.5 * (moves**2).sum(axis=1)
+                log_ratio = log_mean(exponent)
+                log_weight[number, start:stop] = -math.log(points) - log_ratio
+                start = stop
         return w, log_weight
+
+    def _rare_directions(self) -> Array:
+        """Directions of normals in which w becomes large.
+
+        They are each token's own score, or for functions other than softmax the main
+        axes.
+        """
+        axes = np.eye(self.dimension)
+        if self.is_iid:
+            return axes[:16]
+        if not self.is_softmax:
+            return np.concatenate([axes[:8], -axes[:8]])
+        largest_first = np.argsort(-np.diag(self.values), kind="stable")
+        return np.asarray(self.factor[largest_first[:16]])
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
-    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol
-    set, or random if none exists.
+    """Standard normals (points, dimension), in pieces.
+
+    They are quasi-random, a scrambled Sobol set, or random above its largest dimension.
     """
     rng = np.random.default_rng([2020, number])
-    piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
-    sobol = Sobol(max(dimension, 1), rng) if dimension <= MAX_DIMENSION else None
+    rows = min(points, max(2**4, 2**21 // max(dimension, 1)))
+    piece = 2 ** int(np.log2(rows))
+    sobol = None
+    if dimension <= MAX_DIMENSION:
+        sobol = Sobol(max(dimension, 1), rng)
     for start in range(0, points, piece):
         count = min(piece, points - start)
         if sobol is None:
             yield rng.standard_normal((count, dimension))
         else:
-            yield np.asarray(
-                scipy.special.ndtri(
-                    np.clip(sobol.random(count)[:, :dimension], 1e-15, 1 - 1e-15)
-                )
-            )
+            uniform = sobol.random(count)[:, :dimension]
+            uniform = np.clip(uniform, 1e-15, 1 - 1e-15)
+            yield np.asarray(scipy.special.ndtri(uniform))

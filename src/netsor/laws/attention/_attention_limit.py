@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -32,10 +32,19 @@ MAX_UNTILTED_EXPONENT = 1.0
 # standard deviations of Y beyond which the logarithm of the density, below −10⁹, grows
 # like y²
 END = 1e5
-SOFT = 100.0  # ratio of the smallest w of two samples above which we assume E[1/√w] = ∞
+# ratio of the smallest w of two samples above which we assume E[1/√w] = ∞
+UNRESOLVED = 100.0
 # fields of the replicas' provenance that a file keeps
-REPLICAS = "seed", "random_numbers", "quadrature_error"
+REPLICA_FIELDS = "seed", "random_numbers", "quadrature_error"
 RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
+
+
+class _TiltedRule(NamedTuple):
+    """The variances v tilted by e^(θv), for y near one point."""
+
+    variances: GaussianMixture1D  # with weights (nodes, sets)
+    tilt: float  # θ
+    log_scale: float  # log E[e^(θv)], the mean over sets
 
 
 @single_threaded
@@ -78,32 +87,38 @@ class HeadSum(Law):
         origin: Provenance,
         mixture: Mixture | Callable[[], Any] | None = None,
     ) -> None:
-        self.heads, self.scale, self.origin = int(heads), float(scale), origin
-        self._head, self._mixture = head, mixture
+        self.heads = int(heads)
+        self.scale = float(scale)
+        self.origin = origin
+        self._head = head
+        self._mixture = mixture
 
     @cached_property
     def head(self) -> Head:
         """The law of one head."""
-        return self._head if isinstance(self._head, Head) else self._head()
+        if isinstance(self._head, Head):
+            return self._head
+        return self._head()
 
     @cached_property
     def mixture(self) -> Mixture | None:
-        """The same law as a mixture over replicas, or None if no program made the
-        law.
-        """
-        return self._mixture() if callable(self._mixture) else self._mixture
+        """The same law as a mixture over replicas; None if no program made the law."""
+        mixture: Mixture | None = (
+            self._mixture() if callable(self._mixture) else self._mixture
+        )
+        return mixture
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
-        law = HeadSum(
-            self.head, checked_heads(heads, "with_heads"), self.scale, self.origin
-        )
+        heads = checked_heads(heads, "with_heads")
+        law = HeadSum(self.head, heads, self.scale, self.origin)
         law._fluctuations = self._fluctuations
         return law
 
     def infinite_heads(self) -> Mixture:
-        """The Gaussian law of the same layer with infinitely many heads; all numbers of
-        heads have its variance.
+        """The Gaussian law of the same layer with infinitely many heads.
+
+        All numbers of heads have its variance.
         """
         value, error = self.with_error.var()
         origin = Provenance(
@@ -115,29 +130,27 @@ class HeadSum(Law):
 
     def correction(self) -> Correction:
         layer = self._fluctuations() if self._fluctuations else None
-        return (
-            correction(layer, self.heads, self.scale) if layer else super().correction()
-        )
+        if layer is None:
+            error: Correction = super().correction()  # raises
+            return error
+        return correction(layer, self.heads, self.scale)
 
     def _moment(self, order: int) -> Estimate:
         if order % 2 or order == 0:
             return Estimate(float(order == 0), 0.0)
         k = order // 2
-        known = self.head.moments is not None and k <= len(self.head.moments)
+        # E[Y^2k] = E[v^k] E[Z^2k] with a standard normal Z
         with np.errstate(over="ignore"):
-            each = (
-                power_moments(self.head, self.heads, k)
-                * normal_moment(order)
-                * self.scale**k
-            )
-        if not np.isfinite(each).all():
+            by_set = power_moments(self.head, self.heads, k) * normal_moment(order)
+            by_set = by_set * self.scale**k
+        if not np.isfinite(by_set).all():
             raise OverflowError(
                 f"moment: order={order}: E[Y^{order}] is above the largest double; take"
                 " a lower order"
             )
-        return Estimate(
-            float(each.mean()), 0.0 if known else float(self._sets.spread(each))
-        )
+        is_exact = self.head.moments is not None and k <= len(self.head.moments)
+        error = 0.0 if is_exact else float(self._sets.spread(by_set))
+        return Estimate(float(by_set.mean()), error)
 
     def _var(self) -> Estimate:
         return self._moment(2)
@@ -147,48 +160,58 @@ class HeadSum(Law):
         return self.std()
 
     def _shape(self) -> tuple[Estimate, Estimate]:
-        nodes, weights, moments = self.head.nodes, self.head.weights, self.head.moments
+        # the kurtosis is 3 Var[v]/E[v]² = (3/H) Var[w]/E[w]²
+        moments = self.head.moments
         if moments is not None:
-            each = np.array([moments[1] / moments[0] ** 2 - 1])
+            relative_variance = np.array([moments[1] / moments[0] ** 2 - 1])
         else:
-            each = (
-                weights
-                * (nodes / (weights * nodes).sum(axis=1, keepdims=True) - 1) ** 2
-            ).sum(axis=1)
-        each = 3 * each / self.heads
-        v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
-        # if each v moves by ±ε of itself
+            nodes = self.head.nodes
+            weights = self.head.weights
+            mean = (weights * nodes).sum(axis=1, keepdims=True)
+            relative_variance = (weights * (nodes / mean - 1) ** 2).sum(axis=1)
+        kurtosis = 3 * relative_variance / self.heads
+        # its change if each v moves by ±ε of itself, over ε
+        v = self._rule.var / self.var()
+        weight = self._rule.weight.mean(axis=1)
         worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)
-        sampling = Replicas(len(each)).spread(each)
+        sampling = Replicas(len(kurtosis)).spread(kurtosis)
         error = combined(sampling, self.origin.quadrature_error * float(worst))
-        # the law is symmetric
-        return Estimate(0.0, 0.0), Estimate(float(each.mean()), error)
+        skewness = Estimate(0.0, 0.0)  # the law is symmetric
+        return skewness, Estimate(float(kurtosis.mean()), error)
 
     # The law as Gaussians over a few variances, by sets
 
     @cached_property
     def _rule(self) -> GaussianMixture1D:
         """Variances, with weights (nodes, sets)."""
-        sets, key = (
-            zip(self.head.nodes, self.head.weights, strict=True),
-            (self.heads, self.scale),
-        )
-        rules = (power_rule(*rule, self.heads) for rule in sets)
-        return self.head.kept(key, lambda: joined([*rules], self.scale / self.heads))
+        return self.head.kept((self.heads, self.scale), self._variances)
+
+    def _variances(self) -> GaussianMixture1D:
+        """The law of v, the convolution power of the law of one head."""
+        rules = [
+            power_rule(nodes, weights, self.heads)
+            for nodes, weights in zip(self.head.nodes, self.head.weights, strict=True)
+        ]
+        return joined(rules, self.scale / self.heads)
 
     @property
     def _sets(self) -> Replicas:
         return Replicas(len(self.head.nodes))
 
     def _logs(self, y: Array, tail: int) -> Array:
-        """log f(y), or with `tail` log P(Y > |y|), by sets (points, sets); tilted rules
-        give the tails.
+        """log f(y), or with `tail` log P(Y > |y|), an array (points, sets).
+
+        Tilted rules give it in the tails.
         """
-        size, logs = np.abs(y), np.empty((len(y), len(self.head.nodes)))
+        size = np.abs(y)
+        sets = len(self.head.nodes)
+        logs = np.empty((len(y), sets))
         near = size <= CENTRAL * self._std
-        each = (self._rule.sf if tail else self._rule.pdf)(size[near]) * logs.shape[1]
+        function = self._rule.sf if tail else self._rule.pdf
+        # the rule's weights have the sum 1 over all sets
+        by_set = function(size[near]) * sets
         with np.errstate(divide="ignore"):  # log 0 is −∞
-            logs[near] = np.log(np.maximum(each, 0.0))
+            logs[near] = np.log(np.maximum(by_set, 0.0))
         logs[~near] = self._tail_logs(size[~near], tail)
         return logs
 
@@ -201,25 +224,26 @@ class HeadSum(Law):
 
     def _estimate(self, sets: Replicated) -> Estimate:
         value = sets.rows.mean(axis=0)
-        return Estimate(
-            value, combined(self._sets.spread(sets.rows), self._coarse * value)
-        )
+        sampling = self._sets.spread(sets.rows)
+        return Estimate(value, combined(sampling, self._coarse * value))
 
     @cached_property
     def _coarse(self) -> float:
-        """The largest relative error of the density from wide cells: (h/2)⁴/3! for each
-        squaring; 0 for fine cells.
+        """The largest relative error of the density from wide cells; 0 for fine cells.
+
+        It is (h/2)⁴/3! for each squaring, with cells of width h.
         """
         width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
-        return (
-            (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
-        )
+        if width <= CELL:
+            return 0.0
+        squarings = 1 + math.log2(self.heads)
+        return (width / 2) ** 4 / 6 * squarings
 
     def _pdf(self, y: Array) -> Estimate:
         value, error = self._estimate(self._densities(y))
         lowest = self.head.nodes.min(axis=1)
         # unbounded at 0, and samples do not show it
-        if self.heads == 1 and lowest.max() > SOFT * lowest.min():
+        if self.heads == 1 and lowest.max() > UNRESOLVED * lowest.min():
             error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
         return Estimate(value, error)
 
@@ -256,11 +280,13 @@ class HeadSum(Law):
     def _log_error(self, y: Array) -> Array:
         # in the tails the density may underflow, but not the ratios of its sets
         logs = self._logs(y, 0)
-        part = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300)).T
-        mean, spread = part.mean(axis=0), self._sets.spread(part)
-        share = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
+        largest = np.maximum(logs.max(axis=1, keepdims=True), -1e300)
+        ratios = np.exp(logs - largest).T
+        mean = ratios.mean(axis=0)
+        spread = self._sets.spread(ratios)
+        relative = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
         near = np.abs(y) <= CENTRAL * self._std
-        return np.where(near, super()._log_error(y), share + self._coarse)
+        return np.where(near, super()._log_error(y), relative + self._coarse)
 
     def _scales(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
@@ -268,10 +294,8 @@ class HeadSum(Law):
         return np.zeros(len(scales)), scales
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
-        up, down = (
-            HeadSum(self.head, self.heads, self.scale * (1 + e), origin)
-            for e in (error, -error)
-        )
+        up = HeadSum(self.head, self.heads, self.scale * (1 + error), origin)
+        down = HeadSum(self.head, self.heads, self.scale * (1 - error), origin)
         return [(up, down)]
 
     # The tails
@@ -285,99 +309,104 @@ class HeadSum(Law):
 
     def _tail_logs(self, y: Array, tail: int) -> Array:
         """`_logs` for large y > 0."""
-        y, beyond = (
-            np.minimum(y, END * self._std),
-            np.maximum(y / (END * self._std), 1.0)[:, None],
-        )
-        rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(
-            np.intp
-        )
+        # beyond END, the logarithm grows like y²
+        end = END * self._std
+        beyond = np.maximum(y / end, 1.0)[:, None]
+        y = np.minimum(y, end)
+        start = CENTRAL * self._std
+        rungs = np.rint(np.log(y / start) / math.log(RUNG)).astype(np.intp)
         logs = np.empty((len(y), len(self.head.nodes)))
-        for k in np.unique(rung).tolist():
-            mine = rung == k
-            at = CENTRAL * self._std * RUNG**k
-            rule, tilt, height = self.head.kept(
-                (self.heads, self.scale, k), partial(self._tilted, at)
-            )
+        for rung in np.unique(rungs).tolist():
+            on_rung = rungs == rung
+            key = (self.heads, self.scale, rung)
+            tilted = self.head.kept(key, partial(self._tilted, start * RUNG**rung))
+            rule = tilted.variances
             std = np.sqrt(rule.var)
-            z = y[mine, None] / std
-            exponent = (
-                scipy.special.log_ndtr(-z)
-                if tail
-                else -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
-            )
-            exponent = exponent - tilt * rule.var
-            top = exponent.max(axis=1, keepdims=True)
+            z = y[on_rung, None] / std
+            if tail:
+                log_normal = scipy.special.log_ndtr(-z)
+            else:
+                log_normal = -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
+            exponent = log_normal - tilted.tilt * rule.var
+            largest = exponent.max(axis=1, keepdims=True)
+            total = weighted(np.exp(exponent - largest), rule.weight)
             with np.errstate(divide="ignore"):
-                total = np.log(
-                    np.maximum(weighted(np.exp(exponent - top), rule.weight), 0.0)
-                )
-            logs[mine] = height + top + total
+                log_total = np.log(np.maximum(total, 0.0))
+            logs[on_rung] = tilted.log_scale + largest + log_total
         with np.errstate(over="ignore"):
             return np.asarray(logs * beyond**2)
 
-    def _tilted(self, y: float) -> tuple[GaussianMixture1D, float, float]:
-        """For points near y: variances with weights by sets, the tilt, and log ψ^H."""
+    def _tilted(self, y: float) -> _TiltedRule:
+        """The rule for points near y, tilted to the saddle point there."""
         w, log_weight = self.head.plain
-        if (
-            y * y / (2 * self.scale * float(w.max()) * self.heads)
-            >= MAX_UNTILTED_EXPONENT
-        ):
+        largest_v = self.scale * float(w.max())
+        if y * y / (2 * largest_v * self.heads) >= MAX_UNTILTED_EXPONENT:
             w, log_weight = self.head.tail  # the tilt needs rare values
-        low, high = 0.0, self.scale * float(w.max())
-        # v* by bisection in one set, to 9 digits; any tilt gives the right law
-        for _ in range(30):
-            v = (low + high) / 2
-            exponent = (
-                log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
-            )
-            tilted = np.exp(exponent - exponent.max())
-            # the mean falls as v grows
-            below = self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v
-            low, high = (v, high) if below else (low, v)
+        v = self._saddle_point(y, w[0], log_weight[0])
         tilt = y**2 / (2 * v**2)
-        steep = tilt * self.scale / self.heads
-        exponent = log_weight + steep * w
-        # log ψ to all digits, because we multiply it by the number of heads
-        if steep * float(w.max()) < 1:
-            tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
+        head_tilt = tilt * self.scale / self.heads  # of one w
+        exponent = log_weight + head_tilt * w
+        # log ψ = log E[e^(θ w)] of each set, to all digits, because we multiply it by
+        # the number of heads
+        if head_tilt * float(w.max()) < 1:
+            excess = np.exp(log_weight) * np.expm1(head_tilt * w)
+            log_psi = np.log1p(excess.sum(axis=1))
         else:
-            tops = scipy.special.logsumexp(exponent, axis=1)
-        top = float(tops.mean())
+            log_psi = scipy.special.logsumexp(exponent, axis=1)
+        mean_log_psi = float(log_psi.mean())
         near = exponent > exponent.max(axis=1, keepdims=True) - 42
-        weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
+        weights = np.where(near, np.exp(exponent - log_psi[:, None]), 0.0)
         cell = min(0.01, 0.1 * math.sqrt(v) / y)
-        rules = [
-            power_rule(*rule, self.heads, cell) for rule in zip(w, weights, strict=True)
-        ]
-        heights = np.exp(np.minimum(self.heads * (tops - top), 700.0)) * len(w)
-        rules = [
-            (nodes, weights * height)
-            for (nodes, weights), height in zip(rules, heights, strict=True)
-        ]
-        return joined(rules, self.scale / self.heads), tilt, self.heads * top
-
-    def _cf(self, t: Array) -> Estimate:
-        # ψ(σ² t²/2H)^H
-        with np.errstate(over="ignore"):  # e^(−∞) is 0
-            u = self.scale * t[:, None] ** 2 / (2 * self.heads)
-        rules = zip(self.head.nodes, self.head.weights, strict=True)
-        # ψ − 1
-        psi = [
-            np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0)
-            for nodes, weights in rules
-        ]
-        with np.errstate(divide="ignore"):  # ψ may be 0
-            each = np.exp(self.heads * np.log1p(psi))
-            value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
-        return Estimate(
-            value.astype(np.complex128),
-            combined(self._sets.spread(each), self._coarse * value),
+        # the sets differ in ψ^H
+        log_ratios = self.heads * (log_psi - mean_log_psi)
+        ratios = np.exp(np.minimum(log_ratios, 700.0)) * len(w)
+        rules = []
+        for set_w, set_weights, ratio in zip(w, weights, ratios, strict=True):
+            sum_nodes, sum_weights = power_rule(set_w, set_weights, self.heads, cell)
+            rules.append((sum_nodes, sum_weights * ratio))
+        return _TiltedRule(
+            variances=joined(rules, self.scale / self.heads),
+            tilt=tilt,
+            log_scale=self.heads * mean_log_psi,
         )
 
+    def _saddle_point(self, y: float, w: Array, log_weight: Array) -> float:
+        """v*, the mean of v under the tilt θ = y²/2v*², in one set.
+
+        It is found by bisection to 9 digits, which is enough: any tilt gives the right
+        law.
+        """
+        low = 0.0
+        high = self.scale * float(w.max())
+        for _ in range(30):
+            v = (low + high) / 2
+            exponent = log_weight + y**2 / (2 * v**2) * self.scale / self.heads * w
+            tilted = np.exp(exponent - exponent.max())
+            mean = self.scale * float(np.sum(tilted * w) / tilted.sum())
+            if mean > v:  # the mean falls as v grows
+                low = v
+            else:
+                high = v
+        return v
+
+    def _cf(self, t: Array) -> Estimate:
+        # equation (9), ψ(σ² t²/2H)^H
+        with np.errstate(over="ignore"):  # e^(−∞) is 0
+            u = self.scale * t[:, None] ** 2 / (2 * self.heads)
+        excess = []  # ψ − 1 of each set
+        for nodes, weights in zip(self.head.nodes, self.head.weights, strict=True):
+            psi_minus_one = weighted(np.expm1(-u * nodes), weights)
+            excess.append(np.maximum(psi_minus_one, -1.0))
+        with np.errstate(divide="ignore"):  # ψ may be 0
+            by_set = np.exp(self.heads * np.log1p(excess))
+            value = np.exp(self.heads * np.log1p(np.mean(excess, axis=0)))
+        error = combined(self._sets.spread(by_set), self._coarse * value)
+        return Estimate(value.astype(np.complex128), error)
+
     def latex(self) -> str:
-        """The formula of the program that made the law; without a program, by the
-        variance of each head.
+        """The formula of the program that made the law.
+
+        Without a program, it is a formula with the variance of each head.
         """
         if self._formula is not None:
             return super().latex()
@@ -402,43 +431,47 @@ class HeadSum(Law):
             "scale": self.scale,
             **self.head.arrays(),
         }
-        if self._fluctuations and (layer := self._fluctuations()):
-            arrays |= {
-                f"correction_{name}": value for name, value in vars(layer).items()
-            }
+        layer = self._fluctuations() if self._fluctuations else None
+        if layer is not None:
+            for name, value in vars(layer).items():
+                arrays[f"correction_{name}"] = value
         if self.mixture is not None:
-            made = {name: getattr(self.mixture.origin, name) for name in REPLICAS}
-            arrays |= {
-                f"mixture_{name}": value
-                for name, value in (self.mixture._arrays() | made).items()
-            }
+            for name, value in self.mixture._arrays().items():
+                arrays[f"mixture_{name}"] = value
+            for name in REPLICA_FIELDS:
+                arrays[f"mixture_{name}"] = getattr(self.mixture.origin, name)
         return arrays
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
-        own, first = (
-            {
-                name.removeprefix(prefix): arrays[name]
-                for name in arrays
-                if name.startswith(prefix)
-            }
-            for prefix in ("mixture_", "correction_")
-        )
         mixture = None
-        if own:
-            seed, numbers, error = (own.pop(name, None) for name in REPLICAS)
-            about, known = (
-                f"replicas of: {origin.method}",
-                None if seed is None else int(seed),
+        mixture_arrays = _with_prefix(arrays, "mixture_")
+        if mixture_arrays:
+            seed = mixture_arrays.pop("seed", None)
+            random_numbers = mixture_arrays.pop("random_numbers", None)
+            quadrature_error = mixture_arrays.pop("quadrature_error", None)
+            replicas = Provenance(
+                status=origin.status,
+                method=f"replicas of: {origin.method}",
+                random_numbers=int(random_numbers or 0),
+                seed=None if seed is None else int(seed),
+                quadrature_error=float(quadrature_error or 0.0),
             )
-            made = Provenance(
-                origin.status, about, int(numbers or 0), known, float(error or 0.0)
-            )
-            mixture = Mixture(origin=made, **own)
+            mixture = Mixture(origin=replicas, **mixture_arrays)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         law = cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
-        if first:
-            layer = LayerFluctuations.from_arrays(**first)
+        layer_arrays = _with_prefix(arrays, "correction_")
+        if layer_arrays:
+            layer = LayerFluctuations.from_arrays(**layer_arrays)
             law._fluctuations = lambda: layer
         return law
+
+
+def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The arrays whose names begin with a prefix, under their names without it."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }

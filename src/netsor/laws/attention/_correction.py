@@ -165,23 +165,19 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
 
     # The first estimate is the result; each of the others leaves out one set.
     all_sets = sets.mean(axis=0)
-    without_one = [(SETS * all_sets - one_set) / (SETS - 1) for one_set in sets]
-    amounts = np.array(
-        [
-            _mean_over_heads(estimate, heads, grid)
-            for estimate in (all_sets, *without_one)
-        ]
-    )
+    estimates = [all_sets]
+    for one_set in sets:
+        estimates.append((SETS * all_sets - one_set) / (SETS - 1))
+    amounts = np.array([_mean_over_heads(x, heads, grid) for x in estimates])
 
+    # E[F(v)] changes by (a · F' + b · F'')/n, summed over the grid
     v = np.exp(grid)
-    mass, first, second = amounts.swapaxes(0, 1)
+    mass, a, b = amounts.swapaxes(0, 1)
     mean = mass @ v
     square = mass @ v**2
-    variance = first.sum(axis=1)
-    kurtosis = 3 * (
-        (2 * first @ v + 2 * second.sum(axis=1)) / mean**2
-        - 2 * square * variance / mean**3
-    )
+    variance = a.sum(axis=1)
+    change_of_square = 2 * a @ v + 2 * b.sum(axis=1)
+    kurtosis = 3 * (change_of_square / mean**2 - 2 * square * variance / mean**3)
     distances = _distances(v, amounts)
 
     # Sums have a rounding error, the kurtosis one of interpolation; of distances, the
@@ -449,8 +445,8 @@ def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
                 amounts[:, 2] @ by_v_twice.T,
             ]
         )
-    f, first, second = np.concatenate(parts, axis=2)
-    return f, first + second
+    f, from_slopes, from_curvatures = np.concatenate(parts, axis=2)
+    return f, from_slopes + from_curvatures
 
 
 class Distances(NamedTuple):
@@ -463,11 +459,9 @@ class Distances(NamedTuple):
 
 def _distances(v: Array, amounts: Array) -> Distances:
     """Distances to the limit, by the trapezium rule in log y over y > 0."""
-    y = np.exp(
-        np.arange(
-            math.log(INNER**2 * v[0]) / 2, math.log(TAIL**2 * v[-1]) / 2, LOG_STEP
-        )
-    )
+    log_start = math.log(INNER**2 * v[0]) / 2
+    log_stop = math.log(TAIL**2 * v[-1]) / 2
+    y = np.exp(np.arange(log_start, log_stop, LOG_STEP))
     f, g = _densities(y, v, amounts)
 
     # Begin where g is resolved.
@@ -482,15 +476,15 @@ def _distances(v: Array, amounts: Array) -> Distances:
     step[0] = y[0] + step[0] / 2  # both densities are constant between 0 and there
     # Where g changes its sign, the trapezia of |g| are wrong to second order: there,
     # and by the jump of its slope
-    near, far = (g * y)[:, :-1], (g * y)[:, 1:]
+    height = g * y
+    near = height[:, :-1]
+    far = height[:, 1:]
     crossed = near * far < 0
     gap = np.abs(near - far)
-    excess = np.where(
-        crossed, np.abs(near * far) / np.where(crossed, gap, 1.0) - gap / 6, 0.0
-    )
-    ratio = np.divide(
-        g, f, out=np.zeros_like(f), where=f * y > NEGLIGIBLE * (f * y).max()
-    )
+    excess_of_cell = np.abs(near * far) / np.where(crossed, gap, 1.0) - gap / 6
+    excess = np.where(crossed, excess_of_cell, 0.0)
+    is_large = f * y > NEGLIGIBLE * (f * y).max()
+    ratio = np.divide(g, f, out=np.zeros_like(f), where=is_large)
     if start > 0:
         below_start = y[0] * np.abs(g[0, 0]) * np.array([1.0, np.abs(ratio[0, 0])])
     else:

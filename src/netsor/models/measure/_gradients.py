@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...functions.quantiles import Quantile
 from ...language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ...language.autodiff._grad import Reverse, Use
 from ...language.autodiff._tangent_kernel import pooled
-from ...language.operations._operation import Acting, Gaussian, MatMul
+from ...language.operations._operation import Acting, Gaussian, MatMul, Nonlin
 from ...language.values._array import Source
 from ...language.values._graph import indexed_value, topological_order
 from ...language.values._parameters import Weight
@@ -359,10 +360,18 @@ def _embedding_tables(net: ProbedProgram) -> list[Vector]:
     return [
         x
         for x in dict.fromkeys(net.values[0])
-        if isinstance(x, Vector)
-        and isinstance(x.op, Gaussian)
-        and x.op.source.name == "embedding"
+        if isinstance(x, Vector) and _parameter_name(x) == "embedding"
     ]
+
+
+def _parameter_name(x: Vector) -> str | None:
+    """The name of the parameter that vectors are; None if they are none.
+
+    A parameter that is not Gaussian is a quantile function of Gaussian vectors.
+    """
+    if isinstance(x.op, Nonlin) and isinstance(x.op.f, Quantile):
+        return x.op.f.parameter
+    return x.op.source.name if isinstance(x.op, Gaussian) else None
 
 
 def _members(weight: Weight) -> tuple[int, ...]:
@@ -375,6 +384,9 @@ def _flat(groups: Iterable[Iterable[Value]]) -> list[Value]:
 
 def _variance(table: Vector) -> float | Scalar:
     """The mean of |x|²/n of a row of the table."""
+    if isinstance(table.op, Nonlin):
+        assert isinstance(table.op.f, Quantile)
+        return table.op.f.mean_square
     assert isinstance(table.op, Gaussian)
     variance = float(np.mean(np.sum(table.op.factor**2, axis=-1)))
     std = table.op.source.std_factor

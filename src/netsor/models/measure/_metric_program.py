@@ -202,6 +202,8 @@ class Probes:
         rows = tuple(row for section in sections for row in section.rows)
         program = Program(rows, f"probes of {self.model.name}")
         program._gaussian = self._gaussian
+        if isinstance(self.source, ProgramModel):
+            program._notes = self.source.program._notes
         return program
 
     @property

@@ -72,18 +72,20 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     else:
         heads = _of_head(scores, weights, allowed)
     xp = array_namespace(heads)
-    mean, variance, top, entropy, largest = (heads[..., k] for k in range(5))
+    # in the order of `_of_head`
+    mean, variance = heads[..., 0], heads[..., 1]
+    largest_score = heads[..., 2]
+    entropy, largest_weight = heads[..., 3], heads[..., 4]
+    # over all heads: the variance within heads, and that of their means
     between = mean - xp.mean(mean, axis=-1, keepdims=True)
     std = xp.sqrt(xp.mean(variance + between * between, axis=-1))
-    return xp.stack(
-        [
-            std,
-            xp.max(top, axis=-1),
-            xp.mean(entropy, axis=-1),
-            xp.max(largest, axis=-1),
-        ],
-        axis=-1,
-    )
+    numbers = [
+        std,
+        xp.max(largest_score, axis=-1),
+        xp.mean(entropy, axis=-1),
+        xp.max(largest_weight, axis=-1),
+    ]
+    return xp.stack(numbers, axis=-1)
 
 
 def _of_heads_in_batches(scores: Array, weights: Array, allowed: Bools) -> Array:
@@ -115,8 +117,8 @@ def _of_head(scores: Array, weights: Array, allowed: Bools) -> Array:
             rows = weights[..., start:stop, :]
         else:
             rows = xp.take(weights, xp.asarray(free), axis=-2)
-        relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
-        entropy = xp.mean(relative, axis=-1)
+        uniform_entropy = xp.asarray(np.log(entries[free]), dtype=rows.dtype)
+        entropy = xp.mean(_entropy(rows) / uniform_entropy, axis=-1)
         largest = xp.max(rows, axis=(-2, -1))
     else:
         entropy = largest = xp.ones_like(xp.max(weights, axis=(-2, -1)))
@@ -171,7 +173,20 @@ def of_logits(*arrays: Array, cap: float | None = None) -> Array:
 # piece, and `of_words` is `of_logits` of all of them.
 
 
-@declares(output_shape=lambda *cores: (cores[0][-2], 4))
+def _first_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of packed moments, from those of the arguments of `first_words`."""
+    vectors = argument_shapes[0][-2]
+    return (vectors, 4)
+
+
+def _state_shape(
+    state: tuple[int, ...], *argument_shapes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The shape of packed moments after a further piece: that before it."""
+    return state
+
+
+@declares(output_shape=_first_shape)
 def first_words(*arrays: Array, cap: float | None) -> Array:
     """The packed moments (…, t, 4) of the first piece and of known logits, if any.
 
@@ -186,7 +201,7 @@ def first_words(*arrays: Array, cap: float | None) -> Array:
     return seen.packed()
 
 
-@declares(output_shape=lambda *cores: cores[0])
+@declares(output_shape=_state_shape)
 def more_words(
     state: Array, root: Array, noise: Array, *, count: int, cap: float | None
 ) -> Array:
@@ -328,10 +343,9 @@ def of_experts(weights: Array) -> Array:
     xp = array_namespace(weights)
     loads = xp.sum(xp.astype(weights != 0, weights.dtype), axis=-2)
     even = xp.mean(loads, axis=-1)
-    return xp.stack(
-        [_ratio(xp.max(loads, axis=-1), even), _ratio(xp.min(loads, axis=-1), even)],
-        axis=-1,
-    )
+    largest = _ratio(xp.max(loads, axis=-1), even)
+    smallest = _ratio(xp.min(loads, axis=-1), even)
+    return xp.stack([largest, smallest], axis=-1)
 
 
 def of_shares(squares: Array, *middle: Array) -> Array:
@@ -455,10 +469,8 @@ def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
         return pooled(of_range, vectors, len(COLUMNS))
     scalars = [value for value in values if isinstance(value, Scalar)]
     if allowed is not None and not allowed.all():
-        scalars = [
-            value.reshape(-1, allowed.size)[:, np.flatnonzero(allowed)]
-            for value in scalars
-        ]
+        pairs = np.flatnonzero(allowed)
+        scalars = [value.reshape(-1, allowed.size)[:, pairs] for value in scalars]
     return apply(of_range, join([value.reshape(-1) for value in scalars]), axes=1)
 
 
@@ -473,13 +485,13 @@ def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> tuple[Ranges, Ranges
     """The ranges with a row for each block, and those of embeddings and logits."""
     in_blocks = [name for name in BLOCK if name in net.blocks[0]]
     rows = [_ranges_of_block(block, in_blocks) for block in net.blocks]
-    at_ends: list[Sequence[Value]] = [net.starts]
+    ends: dict[str, Sequence[Value]] = {"embedding": net.starts}
     if logits:
-        at_ends.append(logits)
-    row = join([range_of(values) for values in at_ends])
+        ends["logits"] = logits
+    row = join([range_of(values) for values in ends.values()])
     return (
         Ranges(_range_names(in_blocks), rows),
-        Ranges(_range_names(ENDS[: len(at_ends)]), [row]),
+        Ranges(_range_names(list(ends)), [row]),
     )
 
 
@@ -496,4 +508,8 @@ def _ranges_of_block(block: Block, names: Sequence[str]) -> Scalar:
 
 
 def _range_names(activations: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{name}_{column}" for name in activations for column in COLUMNS)
+    """The names of the ranges of these activations: each with every column."""
+    names: list[str] = []
+    for activation in activations:
+        names += [f"{activation}_{column}" for column in COLUMNS]
+    return tuple(names)

@@ -136,9 +136,9 @@ def parts(quick: bool) -> list[Part]:
     parts = []
     for alpha in STORED:
         for depth in (4, 16) if quick else (4, 16, 64):
-            given = {"depth": depth, "alpha": alpha, "networks": networks}
+            arguments = {"depth": depth, "alpha": alpha, "networks": networks}
             seconds = 0.2 + networks * (0.015 + 0.006 * depth)
-            parts.append(Part(f"{alpha} {depth}", distances, given, seconds))
+            parts.append(Part(f"{alpha} {depth}", distances, arguments, seconds))
     return parts
 
 

@@ -47,11 +47,12 @@ def attention_formula(tokens: int, width: float, score: float, r: float) -> Mome
     values have variance 1.
     """
     w = score / width
-    own = (1 - r) ** 2 * (tokens - 1) * w + math.exp((1 - r) * score) * (
-        4 * (1 - r) ** 2 * w + (1 - r)
-    )
+    # of a token with itself, and with the tokens - 1 others
+    self_term = math.exp((1 - r) * score) * (4 * (1 - r) ** 2 * w + (1 - r))
+    other_term = (1 - r) ** 2 * (tokens - 1) * w
+    variance = (other_term + self_term) / tokens + r
     covariance = r + (2 * (1 - r) ** 2 * w + (1 - r)) / tokens
-    return Moments(own / tokens + r, covariance)
+    return Moments(variance, covariance)
 
 
 def gradient_formula(tokens: int, width: int, head_dim: int) -> float:
@@ -72,12 +73,15 @@ def perceptron_formula(r: float) -> float:
 
 def stack_formula(tokens: int, width: int, score: float, depth: int) -> Array:
     """Moments of a pre-norm stream after each block, by their formulas in a row."""
-    v, c = 1.0, 0.0
+    v, c = 1.0, 0.0  # variance, and covariance of two tokens
     moments = [(v, c)]
     for _ in range(depth):
-        attended = attention_formula(tokens, width, score, c / v)
-        v, c = v + attended.variance, c + attended.covariance
-        v, c = v + 1, c + perceptron_formula(c / v)
+        attended = attention_formula(tokens, width, score, r=c / v)
+        v += attended.variance
+        c += attended.covariance
+        r = c / v
+        v += 1
+        c += perceptron_formula(r)
         moments.append((v, c))
     return np.array(moments)
 
@@ -169,9 +173,8 @@ MAX_RELATIVE_ERROR = 0.1
 # The 99th percentile of |actual − predicted|/actual that they publish for gradients.
 MAX_GRADIENT_ERROR = 0.445
 DEPTH, HEADS, LENGTH = 10, 4, 48  # of the stack of blocks
-PAIRS = tuple(
-    (k + 0.5) / 20 for k in range(20)
-)  # correlations of a perceptron's inputs
+# correlations of a perceptron's inputs
+PAIRS = tuple((k + 0.5) / 20 for k in range(20))
 
 
 def forward(width: int, r: float, scores: list[float], draws: int, seed: int) -> Arrays:
@@ -198,12 +201,12 @@ def limits(tokens: list[int], scores: list[float], seed: int) -> Arrays:
     """
     values, errors = [], []
     for s in tokens:
-        variances = [
-            attention_std(s, HEAD, scale=math.sqrt(score / HEAD)) ** 2
-            for score in scores
-        ]
-        values.append([e.value for e in variances])
-        errors.append([e.error for e in variances])
+        variances = []
+        for score in scores:
+            std = attention_std(s, HEAD, scale=math.sqrt(score / HEAD))
+            variances.append(std**2)
+        values.append([variance.value for variance in variances])
+        errors.append([variance.error for variance in variances])
     return {"value": np.array(values), "error": np.array(errors)}
 
 
@@ -232,29 +235,30 @@ def _drawn(net: Program, draws: int, seed: int) -> Array:
 def parts(quick: bool) -> list[Part]:
     """One head over their grid and beyond; its gradient; perceptrons; a stack."""
     parts = []
-    for width, r in itertools.product(WIDTHS, (0.0,) if quick else CORRELATIONS):
-        given: dict[str, Any] = {
+    correlations = (0.0,) if quick else CORRELATIONS
+    for width, r in itertools.product(WIDTHS, correlations):
+        arguments: dict[str, Any] = {
             "width": width,
             "r": r,
             "scores": list(SCORES),
             "draws": 100 if quick else 400,
         }
         seconds = 4.0 if quick else 15.0
-        parts.append(Part(_forward_label(width, r), forward, given, seconds))
+        parts.append(Part(_forward_label(width, r), forward, arguments, seconds))
 
-    given = {
+    arguments = {
         "width": BACKWARD_WIDTH,
         "scores": list(BACKWARD),
         "draws": 20 if quick else 80,
     }
-    parts.append(Part("backward", backward, given, 10.0 if quick else 40.0))
-    given = {"tokens": list(LIMIT_LENGTHS), "scores": list(LARGER)}
-    parts.append(Part("limits", limits, given, 2.0))
+    parts.append(Part("backward", backward, arguments, 10.0 if quick else 40.0))
+    arguments = {"tokens": list(LIMIT_LENGTHS), "scores": list(LARGER)}
+    parts.append(Part("limits", limits, arguments, 2.0))
     parts.append(Part("perceptrons", perceptrons, {"correlations": list(PAIRS)}, 1.0))
     for score in (1.0, 4.0):
-        given = {"score": score, "draws": 16 if quick else 100}
+        arguments = {"score": score, "draws": 16 if quick else 100}
         seconds = 2.0 if quick else 10.0
-        parts.append(Part(f"stack {score:g}", stacks, given, seconds))
+        parts.append(Part(f"stack {score:g}", stacks, arguments, seconds))
     return parts
 
 

@@ -291,9 +291,9 @@ def parts(quick: bool) -> list[Part]:
     are deep.
     """
     shallow = {"layers": 2, "skip": False, "mlp": False, "draws": 12 if quick else 48}
-    pure_given = {**PURE, "draws": 300 if quick else 3000}
-    finite = {"width": PURE_WIDTH, **pure_given}
-    infinite = {"width": None, **pure_given}
+    pure_arguments = {**PURE, "draws": 300 if quick else 3000}
+    finite = {"width": PURE_WIDTH, **pure_arguments}
+    infinite = {"width": None, **pure_arguments}
     seconds = 3.0 if quick else 30.0
     parts = [
         Part("attention", bert, shallow, 4.0 if quick else 16.0),

@@ -95,14 +95,14 @@ def parts(quick: bool) -> list[Part]:
     cases += [("tanh", DEEP, width) for width in WIDTHS[:3]]
     parts = []
     for activation, depth, width in cases:
-        given = {
+        arguments = {
             "activation": activation,
             "depth": depth,
             "width": width,
             "draws": draws,
         }
         seconds = 0.5 + draws * depth * (6e-6 + 1.1e-7 * width)
-        parts.append(Part(f"{activation} {depth} {width}", sampled, given, seconds))
+        parts.append(Part(f"{activation} {depth} {width}", sampled, arguments, seconds))
     return parts
 
 

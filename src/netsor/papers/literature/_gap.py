@@ -147,8 +147,8 @@ def parts(quick: bool) -> list[Part]:
             draws = _draws(tokens, quick, 16)
             parts.append(_spectra_part(f"head {head_dim}", tokens, head_dim, draws))
     for tokens in LENGTHS:
-        given = {"tokens": tokens, "draws": 10 if quick else 40}
-        parts.append(Part(f"layers {tokens}", gradients, given, 0.3))
+        arguments = {"tokens": tokens, "draws": 10 if quick else 40}
+        parts.append(Part(f"layers {tokens}", gradients, arguments, 0.3))
     return parts
 
 
@@ -160,9 +160,9 @@ def _draws(tokens: int, quick: bool, in_long_contexts: int) -> int:
 
 
 def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> Part:
-    given = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
+    arguments = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
     seconds = 0.2 + 0.3 * draws * (tokens / 500) ** 2.5
-    return Part(f"{name} {tokens}", spectra, given, seconds)
+    return Part(f"{name} {tokens}", spectra, arguments, seconds)
 
 
 def means(

@@ -33,7 +33,7 @@ HEADS, GROUPS, HEAD_DIM, STD = 16, 8, 128, 0.02
 # Of the check of one head: its tokens span fewer directions than the head has.
 TOKENS, DIRECTIONS = 48, 6
 # Of stacks: gradients are taken after these blocks and the last one.
-DEEP_TOKENS, PLACES = 5, (1, 2, 4, 8, 16)
+DEEP_TOKENS, BLOCKS = 5, (1, 2, 4, 8, 16)
 EVEN_MIN = 0.1  # the even share of a squared output from which a head is nonlinear
 CLOSED = 0.1  # gates below it are closed
 RANK_RTOL = 1e-9  # of the largest eigenvalue, for those that count for the rank
@@ -156,13 +156,13 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
 
     streams = stream(STD * ns.gaussian(width, DEEP_TOKENS), next_block, depth)
     f = ns.dot(ns.gaussian(width).reshape(1), ns.rms_norm(streams[-1]))[0, -1]
-    inner = [streams[place] for place in places(depth)]
+    inner = [streams[number] for number in measured_blocks(depth)]
     return Program(squares(ns.grad(f, inner)))
 
 
-def places(depth: int) -> tuple[int, ...]:
+def measured_blocks(depth: int) -> tuple[int, ...]:
     """Blocks after which gradients are taken."""
-    return (*(place for place in PLACES if place < depth), depth)
+    return (*(number for number in BLOCKS if number < depth), depth)
 
 
 def stacks(
@@ -183,20 +183,20 @@ def parts(quick: bool) -> list[Part]:
     parts = []
     draws = 10 if quick else 400
     for kind in ALONE:
-        given = {"kind": kind, "width": MODELS[28].stream, "draws": draws}
-        parts.append(Part(f"head {kind}", heads, given, 0.02 * draws))
+        arguments = {"kind": kind, "width": MODELS[28].stream, "draws": draws}
+        parts.append(Part(f"head {kind}", heads, arguments, 0.02 * draws))
     draws = 4 if quick else 32
     for depth in (28,) if quick else MODELS:
         seconds = 2 + 2e-4 * draws * depth**2
         for kind in STACKS:
-            given = {
+            arguments = {
                 "kind": kind,
                 "depth": depth,
                 "width": MODELS[depth].stream,
                 "hidden": MODELS[depth].hidden,
                 "draws": draws,
             }
-            parts.append(Part(f"stack {kind} {depth}", stacks, given, seconds))
+            parts.append(Part(f"stack {kind} {depth}", stacks, arguments, seconds))
     return parts
 
 
@@ -304,8 +304,8 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
                 yield _row("spectrum", kind, 0, index, eigenvalues)
         if kind in STACKS:
             for depth, growth in _growths(numbers, kind).items():
-                for place, logs in zip(places(depth), growth.T, strict=True):
-                    yield _row("growth", kind, depth, place, logs)
+                for number, logs in zip(measured_blocks(depth), growth.T, strict=True):
+                    yield _row("growth", kind, depth, number, logs)
 
 
 def _row(
@@ -345,12 +345,12 @@ def draw(numbers: Numbers) -> Any:
         if kind in STACKS:
             growth = _growths(numbers, kind)[depth].mean(axis=0)
             ratio = np.exp(growth - without[depth].mean(axis=0))
-            (lines[label],) = right.plot(places(depth), ratio, **style)
+            (lines[label],) = right.plot(measured_blocks(depth), ratio, **style)
     left.set(xscale="log", xlabel="index")
     left.set(yscale="log", ylabel="eigenvalue / sum", ylim=(1e-6, 1))
     left.set_xticks((1, DIRECTIONS, TOKENS), map(str, (1, DIRECTIONS, TOKENS)))
     right.set(xscale="log", xlabel="block", ylabel="growth / that without gate")
-    right.set_xticks(places(depth), map(str, places(depth)))
+    right.set_xticks(measured_blocks(depth), map(str, measured_blocks(depth)))
     for axes in (left, right):
         axes.minorticks_off()
     figure.legend(

@@ -132,8 +132,8 @@ def parts(quick: bool) -> list[Part]:
     parts = []
     for name, run in RUNS.items():
         for width in (*run.printed, None):
-            given = {"name": name, "width": width, "draws": draws}
-            parts.append(Part(f"{name} {width}", order, given, seconds=0.1))
+            arguments = {"name": name, "width": width, "draws": draws}
+            parts.append(Part(f"{name} {width}", order, arguments, seconds=0.1))
     return parts
 
 

@@ -102,11 +102,11 @@ def shares(tokens: list[int], beta: float, seed: int) -> Arrays:
 
 def parts(quick: bool) -> list[Part]:
     """Cosines at width 720 and in the limit; gradients at three lengths; Σ_j a_j²."""
-    shares_given = {"tokens": list(LENGTHS), "beta": SHARES_BETA}
+    share_arguments = {"tokens": list(LENGTHS), "beta": SHARES_BETA}
     return [
         *_cosine_parts(quick),
         *_gradient_parts(quick),
-        Part("shares", shares, shares_given, seconds=2.0),
+        Part("shares", shares, share_arguments, seconds=2.0),
     ]
 
 
@@ -114,21 +114,21 @@ def _cosine_parts(quick: bool) -> list[Part]:
     parts = []
     for beta in READ:
         for index in range(1 if quick else 6):
-            given = _cosines_given(beta, WIDTH, 4, index)
-            parts.append(Part(f"wide {beta} {index}", cosines, given, seconds=8.0))
+            arguments = _cosine_arguments(beta, WIDTH, 4, index)
+            parts.append(Part(f"wide {beta} {index}", cosines, arguments, seconds=8.0))
         # the limit varies less, and at small β a quick run leaves it out
         if beta > 1:
             repeats = 1 if quick else 3
         else:
             repeats = 0 if quick else 1
         for index in range(repeats):
-            given = _cosines_given(beta, None, 3 if quick else 6, index)
+            arguments = _cosine_arguments(beta, None, 3 if quick else 6, index)
             seconds = 33.0 if quick else 39.0
-            parts.append(Part(f"limit {beta} {index}", cosines, given, seconds))
+            parts.append(Part(f"limit {beta} {index}", cosines, arguments, seconds))
     return parts
 
 
-def _cosines_given(
+def _cosine_arguments(
     beta: float, width: int | None, draws: int, index: int
 ) -> dict[str, Any]:
     return {
@@ -159,7 +159,7 @@ def _gradient_parts(quick: bool) -> list[Part]:
         is_shortest = tokens == lengths[0].tokens
         for beta in (LOW_BETA, HIGH_BETA) if is_shortest else GRADIENT:
             for dropout in (0.1, 0.0) if beta in NO_DROPOUT else (0.1,):
-                given = {
+                arguments = {
                     "tokens": tokens,
                     "beta": beta,
                     "width": HEAD,
@@ -167,7 +167,7 @@ def _gradient_parts(quick: bool) -> list[Part]:
                     "draws": draws,
                 }
                 label = f"gradient {tokens} {beta} {dropout}"
-                parts.append(Part(label, gradients, given, seconds))
+                parts.append(Part(label, gradients, arguments, seconds))
     return parts
 
 
@@ -199,11 +199,11 @@ def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
     at_35 = ""
     if worst != 35:
         at_35 = f" At layer 35: {recursion[35]:.3f} and {ours[35]}."
-    where = f"at width {WIDTH}" if kind == "wide" else "at infinite width"
+    width = f"at width {WIDTH}" if kind == "wide" else "at infinite width"
     verdicts = [decide_below(e, COSINE_ATOL) for e in estimates(distance, error)]
     return Claim(
         "Their theory, of infinite width and infinitely many tokens, gives the cosine"
-        f" at β = {beta:g}, {where}.",
+        f" at β = {beta:g}, {width}.",
         f"It is within {COSINE_ATOL} of the mean of our law of {TOKENS} tokens at all"
         f" {LAYERS} layers.",
         f"Farthest off at layer {worst}: theory {recursion[worst]:.3f}, law"
@@ -216,7 +216,9 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
     """Their measured means against our law at their width."""
     draws = drawn(numbers, "wide", beta)
     assert draws is not None
-    mean, std, count = draws.mean(axis=0), draws.std(axis=0, ddof=1), len(draws)
+    mean = draws.mean(axis=0)
+    std = draws.std(axis=0, ddof=1)
+    count = len(draws)
     # of the difference of two means, theirs over models and ours over draws
     error = student(count) * std * math.sqrt(1 / MODELS + 1 / count)
     allowed = SIGMAS * error + READING
@@ -242,20 +244,16 @@ def _shares(numbers: Numbers) -> Claim:
     """Σ_j a_j² of the random energy model against the exact mean."""
     arrays = numbers["shares"]
     limit = condensed(0.0, SHARES_BETA)
-    ours = [
-        Estimate(value, error)
-        for value, error in zip(arrays["share"], arrays["error"], strict=True)
-    ]
-    listed = "; ".join(
-        f"{share.value:.4f} at T = {int(s):,}"
-        for s, share in zip(arrays["tokens"], ours, strict=True)
-    )
+    ours = estimates(arrays["share"], arrays["error"])
+    texts = []
+    for s, share in zip(arrays["tokens"], ours, strict=True):
+        texts.append(f"{share.value:.4f} at T = {int(s):,}")
     return Claim(
         "Attention weights condense as in the random energy model: Σ_j a_j² is"
         f" {limit:.4f} at β = {SHARES_BETA:g}.",
         f"It is within {COSINE_ATOL} of the exact mean at T = 512, the length of their"
         " model.",
-        f"{listed}.",
+        f"{'; '.join(texts)}.",
         extrapolate(near(ours[0], limit, COSINE_ATOL)),
     )
 
@@ -305,13 +303,13 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
             listed.append(f"{1e6 * published:.2f} and {1e6 * ours} (β = {beta:g})")
             verdicts.append(within(published, ours, GRADIENT_RTOL))
     if dropout:
-        which = f"with dropout {dropout}, which their notebook leaves on"
+        setting = f"with dropout {dropout}, which their notebook leaves on"
     else:
-        which = "without dropout"
+        setting = "without dropout"
     verdict = combine(*verdicts)
     return Claim(
         "Their measured |∂L/∂W_Q|² T d^(−2) (log T)^(−½) by β, T = 2048 and 4096; and"
-        f" our law {which}.",
+        f" our law {setting}.",
         f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d = {HEAD},"
         " at β above 1.",
         f"Theirs and ours, in units of 10⁻⁶: {'; '.join(listed)}.",

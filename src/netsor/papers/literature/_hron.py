@@ -143,32 +143,29 @@ def tangents(kind: str, draws: int, seed: int) -> Arrays:
 
 def parts(quick: bool) -> list[Part]:
     """Kernels, laws over heads, and tangent kernels; a quick run has fewer points."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "scales": list(SCALES),
         "points": 2**12 if quick else 2**15,
     }
     parts = [
-        Part("kernels", kernels, given, 1.5 if quick else 10.0),
+        Part("kernels", kernels, arguments, 1.5 if quick else 10.0),
         Part("tied", tangents, {"kind": "tied", "draws": 1}, 1.0),
     ]
     for scale in (1.0, 4.0):
-        given = {"scale": scale, "points": 2**15 if quick else 2**19}
+        arguments = {"scale": scale, "points": 2**15 if quick else 2**19}
         seconds = 1.0 if quick else 4.0
-        parts.append(Part(f"heads {scale:g}", kurtoses, given, seconds))
+        parts.append(Part(f"heads {scale:g}", kurtoses, arguments, seconds))
     for kind in ("plain", "softmax"):
-        given = {"kind": kind, "draws": 4000 if quick else 60_000}
-        parts.append(Part(kind, tangents, given, 2.0 if quick else 15.0))
+        arguments = {"kind": kind, "draws": 4000 if quick else 60_000}
+        parts.append(Part(kind, tangents, arguments, 2.0 if quick else 15.0))
     return parts
 
 
 def _gaussian(numbers: Numbers) -> Claim:
     """The excess kurtosis by the number of heads."""
     arrays = numbers["heads 1"]
-    kurtoses = [
-        Estimate(value, error)
-        for value, error in zip(arrays["kurtosis"], arrays["error"], strict=True)
-    ]
-    one, many = kurtoses[0], kurtoses[-1]
+    kurtoses = estimates(arrays["kurtosis"], arrays["error"])
+    one_head, many_heads = kurtoses[0], kurtoses[-1]
     listed = ", ".join(
         f"{heads}: {kurtosis.value:.2e}"
         for heads, kurtosis in zip(HEADS, kurtoses, strict=True)
@@ -178,13 +175,13 @@ def _gaussian(numbers: Numbers) -> Claim:
         " infinitely many heads it is.",
         f"The excess kurtosis of an output is above {KURTOSIS_ATOL:g} with one head,"
         f" and below it with {HEADS[-1]}, by four errors.",
-        f"By heads, {listed}; one head ± {one.error:.0e}. It is 1/H of that of one"
+        f"By heads, {listed}; one head ± {one_head.error:.0e}. It is 1/H of that of one"
         " head: infinitely many are a limit, and"
-        f" {math.ceil(one.value / KURTOSIS_ATOL)} heads are within"
+        f" {math.ceil(one_head.value / KURTOSIS_ATOL)} heads are within"
         f" {KURTOSIS_ATOL:g} of it.",
         combine(
-            decide_below(Estimate(-one.value, one.error), -KURTOSIS_ATOL),
-            decide_below(many, KURTOSIS_ATOL),
+            decide_below(Estimate(-one_head.value, one_head.error), -KURTOSIS_ATOL),
+            decide_below(many_heads, KURTOSIS_ATOL),
         ),
     )
 

@@ -145,8 +145,8 @@ def parts(quick: bool) -> list[Part]:
         for width in (*WIDTHS, None):
             draws = _draws(network, width, quick)
             seconds = 0.2 + draws * (5e-4 if network == "over n" else 1e-4)
-            given = {"network": network, "width": width, "draws": draws}
-            parts.append(Part(f"{network} {width}", optima, given, seconds))
+            arguments = {"network": network, "width": width, "draws": draws}
+            parts.append(Part(f"{network} {width}", optima, arguments, seconds))
     return parts
 
 

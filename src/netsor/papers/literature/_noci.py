@@ -129,21 +129,21 @@ def parts(quick: bool) -> list[Part]:
     """One layer for each scale of scores, and stacks."""
     parts = []
     for scale in SCALES:
-        given = {
+        arguments = {
             "scale": scale,
             "cosines": [0.0, NEARLY, COLLAPSED] if quick else list(COSINES),
             "draws": 1000 if quick else 5000,
         }
         seconds = 5.0 if quick else 40.0
-        parts.append(Part(f"scale {scale:g}", gradients, given, seconds))
+        parts.append(Part(f"scale {scale:g}", gradients, arguments, seconds))
     for scale in DEEP_SCALES:
-        given = {
+        arguments = {
             "scale": scale,
             "depths": [1, 6, 12] if quick else list(DEPTHS),
             "draws": 200 if quick else 2000,
         }
         seconds = 3.0 if quick else 25.0
-        parts.append(Part(f"depth {scale:g}", depths, given, seconds))
+        parts.append(Part(f"depth {scale:g}", depths, arguments, seconds))
     return parts
 
 

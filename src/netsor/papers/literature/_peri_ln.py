@@ -42,11 +42,11 @@ class Size(NamedTuple):
 MODELS = {"400M": Size(24, 1024), "3.2B": Size(48, 2048)}
 HEAD_DIM = 128
 TOKENS, MORE = 6, 20  # of all networks, and of one more
-PLACES = (3, 6, 12, 24, 48)  # blocks after which hidden states and gradients are taken
+BLOCKS = (3, 6, 12, 24, 48)  # blocks after which hidden states and gradients are taken
 # The ratio of squared gradients at the first and last of these blocks below which they
 # vanish; it was fixed before any number was seen.
 VANISHED = 0.1
-START = f"At initialisation, from the last block to block {PLACES[0]},"
+START = f"At initialisation, from the last block to block {BLOCKS[0]},"
 FACTORS = (20.0, 400.0)  # on the hidden layer of a perceptron
 ORDERS = {"Post-LN": "post", "Pre-LN": "pre", "Peri-LN": "sandwich"}
 LOOKS = {"Post-LN": VERMILLION, "Pre-LN": BLUE, "Peri-LN": GREEN}
@@ -73,7 +73,7 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
         ).output
 
     streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)
-    inner = [streams[place] for place in PLACES if place <= blocks]
+    inner = [streams[number] for number in BLOCKS if number <= blocks]
     states = squares(inner)
     gradients = ns.grad(readout(norm(streams[-1])), inner)
     return Program((states, squares(gradients)))
@@ -132,8 +132,8 @@ def parts(quick: bool) -> list[Part]:
         (PERI, "Peri-LN", False),
         (PRE_WITH_LAST_NORM, "Pre-LN", True),
     ):
-        given = {"order": order, "last_norm": last_norm, "width": 2048}
-        parts.append(Part(label, power, given, 0.1))
+        arguments = {"order": order, "last_norm": last_norm, "width": 2048}
+        parts.append(Part(label, power, arguments, 0.1))
     return parts
 
 
@@ -145,7 +145,7 @@ PRE_WITH_LAST_NORM = "Pre-LN perceptron, last norm"
 def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
     blocks, width = MODELS[model]
     draws = 16 if quick else 48
-    given = {
+    arguments = {
         "order": order,
         "tokens": tokens,
         "blocks": blocks,
@@ -153,7 +153,7 @@ def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
         "draws": draws,
     }
     seconds = blocks**2 * (6e-3 + 1.6e-4 * draws) * tokens / TOKENS
-    return Part(f"{order} {model} {tokens}", depth, given, seconds)
+    return Part(f"{order} {model} {tokens}", depth, arguments, seconds)
 
 
 class Setting(NamedTuple):
@@ -184,8 +184,8 @@ def _models(deep: Deep) -> list[str]:
 
 def _by_block(values: Array) -> str:
     return ", ".join(
-        f"{value:.2f} ({place})"
-        for value, place in zip(values.mean(axis=0), PLACES, strict=False)
+        f"{value:.2f} ({number})"
+        for value, number in zip(values.mean(axis=0), BLOCKS, strict=False)
     )
 
 
@@ -229,7 +229,7 @@ def _exponential(states: Deep) -> Claim:
 
 
 def _gradient_growth(logs: Deep, setting: Setting) -> Estimate:
-    """How log |∂f/∂x|² changes from the last block to the first of the places."""
+    """How log |∂f/∂x|² changes from the last block to the first of BLOCKS."""
     values = logs[setting]
     return mean(values[:, 0] - values[:, -1])
 
@@ -320,7 +320,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
             "tokens": setting.tokens,
         }
         columns = {"variance": states, "log_gradient": logs[setting]}
-        yield from mean_rows(names, PLACES, columns)
+        yield from mean_rows(names, BLOCKS, columns)
 
 
 def draw(numbers: Numbers) -> Any:
@@ -332,15 +332,15 @@ def draw(numbers: Numbers) -> Any:
     for order, colour in LOOKS.items():
         setting = Setting(order, model, TOKENS)
         variances, log = states[setting].mean(axis=0), logs[setting].mean(axis=0)
-        places = PLACES[: len(variances)]
+        blocks = BLOCKS[: len(variances)]
         style = {"marker": MARK_OF[colour], "ms": 3.5, "color": colour}
-        left.plot(places, variances, label=order, **style)
-        right.plot(places, np.exp(log - log[-1]), label=order, **style)
+        left.plot(blocks, variances, label=order, **style)
+        right.plot(blocks, np.exp(log - log[-1]), label=order, **style)
     left.set_ylabel("variance of hidden states")
     right.set_ylabel("squared gradient, last = 1")
     for axes in (left, right):
         axes.set(xscale="log", yscale="log", xlabel="block")
-        axes.set_xticks(PLACES, map(str, PLACES))
+        axes.set_xticks(BLOCKS, map(str, BLOCKS))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.xaxis.minorticks_off()
         axes.yaxis.set_minor_formatter("")

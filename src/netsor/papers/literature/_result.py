@@ -24,17 +24,19 @@ EXPONENT_ATOL = 0.1
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the work on a result: `work(**given, seed=seed)` returns named arrays.
+    """A piece of the work on a result.
+
+    `work(**arguments, seed=seed)` returns named arrays.
 
     `work` is a function of a module, not a lambda: another process must find it.
-    `given` can be written as JSON, and determines the numbers. If the numbers of `work`
-    change, `version` must change too. `seconds` is a rough estimate of the time on one
-    core.
+    `arguments` can be written as JSON, and determine the numbers. If the numbers of
+    `work` change, `version` must change too. `seconds` is a rough estimate of the time
+    on one core.
     """
 
     label: str
     work: Callable[..., Arrays]
-    given: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 1.0
     version: int = 0
 
@@ -54,14 +56,14 @@ class PartTask:
         module = part.work.__module__.rpartition(".")[2]
         return {
             "literature": f"{module}.{part.work.__name__}",
-            "given": dict(part.given),
+            "given": dict(part.arguments),
             "seed": self.seed,
             "version": part.version,
         }
 
     def run(self) -> Arrays:
         """Compute the numbers."""
-        return self.part.work(**self.part.given, seed=self.seed)
+        return self.part.work(**self.part.arguments, seed=self.seed)
 
 
 @dataclass(frozen=True)

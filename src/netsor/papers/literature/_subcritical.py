@@ -25,7 +25,7 @@ from ._result import EXPONENT_ATOL, Claim, Numbers, Part, Picture, Result, near
 # weights, and the cosine of two tokens.
 WIDTH, HIDDEN, HEADS, STD, COSINE = 1024, 4096, 16, 0.02, 0.4
 TOKENS = 4
-PLACES = (4, 8, 16, 32, 64, 128)  # blocks after which the gradient is taken
+BLOCKS = (4, 8, 16, 32, 64, 128)  # blocks after which the gradient is taken
 NORMS: dict[str, Any] = {
     "pre-LN": partial(ns.layer_norm, eps=0.0),
     "DyT": ns.tanh,
@@ -64,14 +64,14 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
 
     tokens = ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE)
     streams = stream(tokens, next_block, depth + 1)
-    inner = [streams[place] for place in PLACES if place <= depth]
+    inner = [streams[number] for number in BLOCKS if number <= depth]
     return Program(squares(ns.grad(readout(streams[-1]), inner)))
 
 
 def growth(
     norm: str, with_attention: bool, depth: int, draws: int, seed: int
 ) -> Arrays:
-    """The logarithm of the squared gradient at each place, a row for each network."""
+    """The logarithm of the squared gradient after each of BLOCKS; a row a network."""
     program = gradients(norm, with_attention, depth)
     drawn = program.draw(draws=draws, seed=seed, workers=1, progress=False)
     return {"log": np.log(np.asarray(drawn, dtype=np.float64))}
@@ -86,15 +86,15 @@ def parts(quick: bool) -> list[Part]:
                 depth, draws = 32, 8
             else:
                 # growth with a layer norm is small: its exponent needs more draws
-                depth, draws = PLACES[-1], 72 if norm == "pre-LN" else 24
-            given = {
+                depth, draws = BLOCKS[-1], 72 if norm == "pre-LN" else 24
+            arguments = {
                 "depth": depth,
                 "draws": draws,
                 "norm": norm,
                 "with_attention": kind == "attention",
             }
             seconds = seconds_per_block * depth * (1 + draws / 24) / 2
-            parts.append(Part(f"{norm} {kind}", growth, given, seconds))
+            parts.append(Part(f"{norm} {kind}", growth, arguments, seconds))
     return parts
 
 
@@ -119,7 +119,7 @@ def _claim(numbers: Numbers, norm: str, kind: str) -> Claim:
         f"With {norm} squared gradients grow {growth}: {blocks}.",
         f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a power"
         " law has 0, an exponential 1.",
-        f"{power}. Growth by doublings of depth, from block {PLACES[0]} on:"
+        f"{power}. Growth by doublings of depth, from block {BLOCKS[0]} on:"
         f" {doublings}.",
         extrapolate(verdict),
     )
@@ -135,7 +135,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     for label, arrays in numbers.items():
         norm, kind = label.split()
         names = {"norm": norm, "blocks": kind}
-        yield from mean_rows(names, PLACES, {"log": arrays["log"]})
+        yield from mean_rows(names, BLOCKS, {"log": arrays["log"]})
 
 
 def draw(numbers: Numbers) -> Any:
@@ -147,7 +147,7 @@ def draw(numbers: Numbers) -> Any:
         logs = arrays["log"].mean(axis=0)
         colour = LOOKS[norm]
         axes.plot(
-            PLACES[: len(logs)],
+            BLOCKS[: len(logs)],
             logs[0] - logs,
             STYLES[kind],
             color=colour,
@@ -156,7 +156,7 @@ def draw(numbers: Numbers) -> Any:
             label=f"{norm}, {kind}",
         )
     axes.set(xscale="log", xlabel="block", ylabel="log growth since block 4")
-    axes.set_xticks(PLACES, map(str, PLACES))
+    axes.set_xticks(BLOCKS, map(str, BLOCKS))
     axes.minorticks_off()
     figure.legend(loc="outside lower center", ncols=2)
     return figure

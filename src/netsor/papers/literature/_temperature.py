@@ -103,10 +103,11 @@ def cosine(tokens: int, b: float, rho: float) -> float:
 
     There is no residual connection.
     """
-    own = own_share(tokens, b, math.inf).value
-    other = (1 - own) / (tokens - 1)
-    product = rho + (1 - rho) * (2 * own * other + (tokens - 2) * other**2)
-    square = rho + (1 - rho) * (own**2 + (tokens - 1) * other**2)
+    # weights of a token on itself, and on each of the others
+    diagonal = own_share(tokens, b, math.inf).value
+    others = (1 - diagonal) / (tokens - 1)
+    product = rho + (1 - rho) * (2 * diagonal * others + (tokens - 2) * others**2)
+    square = rho + (1 - rho) * (diagonal**2 + (tokens - 1) * others**2)
     return float(product / square)
 
 
@@ -158,13 +159,13 @@ def parts(quick: bool) -> list[Part]:
     lengths = list(LENGTHS)
     parts = []
     for head_dim in (FIXED_NORM, 128):
-        given: dict[str, Any] = {"lengths": lengths, "head_dim": head_dim}
-        parts.append(Part(f"normal {head_dim}", normal_scores, given, 1.0))
+        arguments: dict[str, Any] = {"lengths": lengths, "head_dim": head_dim}
+        parts.append(Part(f"normal {head_dim}", normal_scores, arguments, 1.0))
     for dimension in (*DIMENSIONS, None):
-        given = {"lengths": lengths, "dimension": dimension}
-        parts.append(Part(f"own {dimension}", own_scores, given, 1.2))
-    given = {"lengths": lengths, "shares": list(SHARES)}
-    return [*parts, Part("entropy", entropies, given, 2.0)]
+        arguments = {"lengths": lengths, "dimension": dimension}
+        parts.append(Part(f"own {dimension}", own_scores, arguments, 1.2))
+    arguments = {"lengths": lengths, "shares": list(SHARES)}
+    return [*parts, Part("entropy", entropies, arguments, 2.0)]
 
 
 def _scales(numbers: Numbers, label: str) -> dict[int, Estimate]:
@@ -295,8 +296,9 @@ def draw(numbers: Numbers) -> Any:
     left, right = figure.subplots(1, 2)
     x = np.linspace(0.2, 1.6, 141)
     for s, colour in COLOURS.items():
-        own = [own_share(s, g * math.log(s), math.inf).value for g in x]
-        left.plot(x, own, color=colour, label=f"{s // 1024}k" if s < 10**6 else "10⁶")
+        weights = [own_share(s, g * math.log(s), math.inf).value for g in x]
+        label = f"{s // 1024}k" if s < 10**6 else "10⁶"
+        left.plot(x, weights, color=colour, label=label)
     left.plot([0.2, 1, 1, 1.6], [0, 0, 1, 1], ":", color=GREY, label="∞")
     left.set(xlabel="β (1 − ρ) / log T", ylabel="weight of a token on itself")
     left.legend(title="T", loc="upper left")

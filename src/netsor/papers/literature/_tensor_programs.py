@@ -123,14 +123,14 @@ def parts(quick: bool) -> list[Part]:
     ]
     for width in (64, 256, 1024) if quick else TANGENT:
         draws = 200 if quick else min(1000, 2**21 // width)
-        given = {"width": width, "draws": draws}
+        arguments = {"width": width, "draws": draws}
         seconds = 2.0 if quick else 9.0
-        parts.append(Part(f"tangent {width}", tangent_width, given, seconds))
+        parts.append(Part(f"tangent {width}", tangent_width, arguments, seconds))
     for width in (32, 128, 512) if quick else KERNEL:
         draws = 40 if quick else min(200, 2**17 // width)
-        given = {"width": width, "draws": draws}
+        arguments = {"width": width, "draws": draws}
         seconds = 2.0 if quick else 7.0
-        parts.append(Part(f"kernel {width}", kernel_width, given, seconds))
+        parts.append(Part(f"kernel {width}", kernel_width, arguments, seconds))
     return parts
 
 

@@ -151,10 +151,10 @@ def audit(
     --------
     >>> sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
     >>> tiny = {"model_type": "gpt2", "vocab_size": 30, **sizes}
-    >>> found = ns.audit(tiny, quick=True)
-    >>> found.finding("entropy").verdict
+    >>> audit = ns.audit(tiny, quick=True)
+    >>> audit.finding("entropy").verdict
     'ok'
-    >>> found["entropy"].median.shape
+    >>> audit["entropy"].median.shape
     (2,)
     >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
     'gpt2, std=0.02'
@@ -183,7 +183,7 @@ def audit(
     if is_function(model):
         ids, tokens = None, None  # the program has them
     if isinstance(models[0], ProgramModel):
-        _refuse_for_programs(models[0], recipe=recipe, sweep=sweep)
+        _reject_for_programs(models[0], recipe=recipe, sweep=sweep)
     if recipe is not None:
         models[0] = by_recipe(models[0], recipe)
     swept = None
@@ -230,27 +230,27 @@ def _widths_of(other: Any, model: Any, sizes: Mapping[str, int]) -> dict[str, in
 
 
 def _subject(
-    given: Any, argument: str, sizes: Mapping[str, int], ids: Any, tokens: Any
+    model: Any, argument: str, sizes: Mapping[str, int], ids: Any, tokens: Any
 ) -> Any:
     """The model or the program of an argument, whose name errors have."""
     try:
-        if isinstance(given, Program):
-            return ProgramModel(given, dict(sizes))
-        if is_function(given):
+        if isinstance(model, Program):
+            return ProgramModel(model, dict(sizes))
+        if is_function(model):
             from ...torch._network import networks
 
-            program, *longer = networks(given, ids, tokens)
+            program, *longer = networks(model, ids, tokens)
             return ProgramModel(program, {}, longer, ids)
-        if isinstance(given, Transformer | ProgramModel):
-            return given
-        return read(given)
+        if isinstance(model, Transformer | ProgramModel):
+            return model
+        return read(model)
     except ArgumentError as error:
         if error.name in ("model", "module"):
             error.name = argument
         raise
 
 
-def _refuse_for_programs(program: ProgramModel, **options: Any) -> None:
+def _reject_for_programs(program: ProgramModel, **options: Any) -> None:
     """Reject options that are about the weights of a described model."""
     for name, value in options.items():
         if value is not None:
@@ -269,11 +269,10 @@ class AuditStudy(Study[Audit | Comparison]):
 
     def tasks(self) -> list[AuditTask]:
         """The draws of all cases."""
-        return [
-            task
-            for subject in self.request.subjects
-            for task in self.request.tasks(subject)
-        ]
+        tasks: list[AuditTask] = []
+        for subject in self.request.subjects:
+            tasks += self.request.tasks(subject)
+        return tasks
 
     def cheaper(self, cost: Cost) -> str:
         """Fewer blocks, fewer tokens or finite widths, with their costs by shallow
@@ -286,52 +285,49 @@ class AuditStudy(Study[Audit | Comparison]):
         models = [model for model in request.models if isinstance(model, Transformer)]
         if not models or cost.clock <= LONG:
             return ""
-        tries: dict[str, dict[str, Any]] = {}
+        changes_by_option: dict[str, dict[str, Any]] = {}
         if max(model.layers for model in models) > FEW_BLOCKS:
-            fewer = tuple(
-                model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models
-            )
-            tries[f"--set layers={FEW_BLOCKS}"] = {"models": fewer}
+            shallow = []
+            for model in models:
+                shallow.append(model.replace(layers=min(FEW_BLOCKS, model.layers)))
+            changes_by_option[f"--set layers={FEW_BLOCKS}"] = {"models": tuple(shallow)}
         tokens = request.lengths[-1] // FEWER_TOKENS
         if request.ids is None and tokens >= 2:
-            tries[f"--tokens {tokens}"] = {"tokens": (tokens,)}
+            changes_by_option[f"--tokens {tokens}"] = {"tokens": (tokens,)}
         if request.widths != "actual":
-            tries["--widths actual"] = {"widths": "actual"}
-        ways = []
-        for option, changes in tries.items():
-            cases = dataclasses.replace(request, **changes).subjects
-            seconds = sum(
-                case.draw_at_depth.seconds * request.draws_of(case.tokens)
-                for case in cases
-            )
-            ways.append(
-                f"{option}: about"
-                f" {in_time(cost.first + seconds / min(cost.workers, cores()))}"
-            )
+            changes_by_option["--widths actual"] = {"widths": "actual"}
+        alternatives = []
+        for option, changes in changes_by_option.items():
+            seconds = 0.0
+            for case in dataclasses.replace(request, **changes).subjects:
+                draws = request.draws_of(case.tokens)
+                seconds += case.draw_at_depth.seconds * draws
+            clock = cost.first + seconds / min(cost.workers, cores())
+            alternatives.append(f"{option}: about {in_time(clock)}")
         # limits are mostly planned and integrated on the host
         if request.widths == "actual":
-            ways.append(
-                "a GPU (--backend torch): less than"
-                f" {in_time(PLANNING + cost.seconds / H200)} on an H200"
+            clock = PLANNING + cost.seconds / H200
+            alternatives.append(
+                f"a GPU (--backend torch): less than {in_time(clock)} on an H200"
             )
-        return f"{CHEAPER}: {'; '.join(ways)}."
+        return f"{CHEAPER}: {'; '.join(alternatives)}."
 
     def least_seconds(self) -> float:
         """The time of long inputs, from plans of short ones."""
-        request, seconds, one = self.request, 0.0, BASE
+        request = self.request
+        seconds = 0.0
+        worker_bytes = BASE
+        if request.ids is not None:
+            return 0.0
         for model, tokens in itertools.product(request.models, request.lengths):
-            if (
-                isinstance(model, ProgramModel)
-                or tokens <= SHORT_TOKENS
-                or request.ids is not None
-            ):
+            if isinstance(model, ProgramModel) or tokens <= SHORT_TOKENS:
                 continue
-            seconds += self._least_seconds_of_draw(model, tokens) * request.draws_of(
-                tokens
-            )
-            one = max(one, forward_bytes(model, tokens))
-        fit = max(1, int(memory() // one))
-        return seconds / min(request.workers or cores(), cores(), fit)
+            draws = request.draws_of(tokens)
+            seconds += self._least_seconds_of_draw(model, tokens) * draws
+            worker_bytes = max(worker_bytes, forward_bytes(model, tokens))
+        workers_in_memory = max(1, int(memory() // worker_bytes))
+        workers = min(request.workers or cores(), cores(), workers_in_memory)
+        return seconds / workers
 
     def _least_seconds_of_draw(self, model: Transformer, tokens: int) -> float:
         """The time of a draw, if it goes on to grow as it does up to SHORT_TOKENS:
@@ -341,56 +337,56 @@ class AuditStudy(Study[Audit | Comparison]):
         most the square counts, and only up to the width: vectors of more tokens have no
         more directions.
         """
-        lengths = SHORT_TOKENS // 2, SHORT_TOKENS
-        cases = (
-            AuditCase(model, length, None, infinite=False, backend=self.request.backend)
-            for length in lengths
-        )
-        half, whole = (case.draw_at_depth.seconds for case in cases)
+
+        def seconds_of(length: int) -> float:
+            backend = self.request.backend
+            case = AuditCase(model, length, None, infinite=False, backend=backend)
+            return case.draw_at_depth.seconds
+
+        half = seconds_of(SHORT_TOKENS // 2)
+        whole = seconds_of(SHORT_TOKENS)
         power = min(2.0, math.log2(whole / half))
+        # up to this length as a power, linearly beyond
         end = min(tokens, max(model.width, SHORT_TOKENS))
         return float(whole * (end / SHORT_TOKENS) ** power * (tokens / end))
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
         request = self.request
-        seconds, numbers, held, one = 0.0, 0.0, 0.0, 0.0
+        seconds, numbers = 0.0, 0.0
+        result_bytes, worker_bytes = 0.0, 0.0
         parts = Counter[AuditCase]()  # by plan
         for case in request.subjects:
             draw, draws = case.draw, request.draws_of(case.tokens)
-            held += COPIES * 8.0 * draws * case.plan.mean.shape[0]
+            result_bytes += COPIES * 8.0 * draws * case.plan.mean.shape[0]
             numbers += draw.numbers * draws
             seconds += draw.seconds * draws + draw.compiling
             # the quadrature error takes a few draws of plans with moved expectations
             if case.infinite:
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
-            one = max(one, draw.in_worker(min(draws, case.part_draws), request.backend))
-            parts[case if case.infinite else case.shared] += math.ceil(
-                draws / case.part_draws
-            )
+            part_bytes = draw.in_worker(min(draws, case.part_draws), request.backend)
+            worker_bytes = max(worker_bytes, part_bytes)
+            planned = case if case.infinite else case.shared
+            parts[planned] += math.ceil(draws / case.part_draws)
         most = max(request.draws_of(tokens) for tokens in request.lengths)
-        check_memory(held, f"{most:,} draws", "take fewer draws")
+        check_memory(result_bytes, f"{most:,} draws", "take fewer draws")
         workers = worker_count(
-            request.workers, parts.total(), one, request.backend, held
+            request.workers, parts.total(), worker_bytes, request.backend, result_bytes
         )
-        what = (
-            f"{counted(request.lengths[-1], 'token')} on {counted(workers, 'worker')}"
-        )
+        tokens = counted(request.lengths[-1], "token")
         check_memory(
-            workers * one + held,
-            what,
+            workers * worker_bytes + result_bytes,
+            f"{tokens} on {counted(workers, 'worker')}",
             "take fewer tokens or workers, or a smaller model",
         )
         # every worker plans what it draws
         if request.backend.threads and not request.own:
-            seconds += sum(
-                case.draw.planning * min(workers, count)
-                for case, count in parts.items()
-            )
+            for case, count in parts.items():
+                seconds += case.draw.planning * min(workers, count)
         return Cost(
             seconds,
             overhead_seconds(workers, request.out is not None),
-            one,
+            worker_bytes,
             int(numbers),
             workers,
         )
@@ -426,43 +422,38 @@ class AuditStudy(Study[Audit | Comparison]):
         tasks: dict[AuditCase, list[AuditTask]] = {}
         for task in run.tasks:
             tasks.setdefault(task.case, []).append(task)
-        every = (
-            joined(case, [run[task] for task in some], some[0].backend.precision)
-            for case, some in tasks.items()
-        )
-        return result_of(self.request, every)
+        measured = []
+        for case, case_tasks in tasks.items():
+            parts = [run[task] for task in case_tasks]
+            measured.append(joined(case, parts, case_tasks[0].backend.precision))
+        return result_of(self.request, measured)
 
 
-def result_of(request: Request, every: Iterable[Draws]) -> Audit | Comparison:
+def result_of(request: Request, measured: Iterable[Draws]) -> Audit | Comparison:
     """The result of all draws: an audit, or a comparison of several models."""
-    measured = {
-        (draws.subject.model, draws.subject.tokens, draws.subject.infinite): draws
-        for draws in every
-    }
-
-    def at(model: Model, tokens: int) -> LengthResult:
-        actual, limit = (
-            measured.get((model, tokens, infinite)) for infinite in (False, True)
-        )
-        return LengthResult(request, model, tokens, actual, limit)
-
-    audits = [
-        Audit([at(model, tokens) for tokens in request.lengths])
-        for model in request.models
-    ]
+    by_case: dict[tuple[Model, int, bool], Draws] = {}
+    for draws in measured:
+        case = draws.subject
+        by_case[case.model, case.tokens, case.infinite] = draws
+    audits = []
+    for model in request.models:
+        lengths = []
+        for tokens in request.lengths:
+            actual = by_case.get((model, tokens, False))
+            limit = by_case.get((model, tokens, True))
+            lengths.append(LengthResult(request, model, tokens, actual, limit))
+        audits.append(Audit(lengths))
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
 
 def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
     """The draws of all parts of a case."""
-    names = [
-        name for name in parts[0] if name != "seconds" and not name.startswith(MOVED)
-    ]
-    arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    moved = {
-        name.removeprefix(MOVED): array
-        for name, array in parts[0].items()
-        if name.startswith(MOVED)
-    }
+    arrays: Arrays = {}
+    moved: Arrays = {}
+    for name in parts[0]:
+        if name.startswith(MOVED):
+            moved[name.removeprefix(MOVED)] = parts[0][name]
+        elif name != "seconds":
+            arrays[name] = np.concatenate([part[name] for part in parts])
     seconds = float(sum(part.get("seconds", 0.0) for part in parts))
     return Draws(subject, arrays, seconds, precision, moved)

@@ -31,8 +31,8 @@ from ._measurements import LengthResult, draws_of_ones
 from ._quantities import EVERY, join_words
 from ._request import Request
 
-# a block, 0 the embedding and None the output; a quantity
-Place = tuple[int | None, str]
+# the block (0: the embedding, None: the output) and the quantity of a number
+NumberKey = tuple[int | None, str]
 SOURCE = (
     "write it with `netsor audit --json`, or take audit.json from the folder of --out"
 )
@@ -65,22 +65,22 @@ class Departure(NamedTuple):
 
     def __str__(self) -> str:
         if self.block is None:
-            where = ""
+            position = ""
         elif self.block == 0:
-            where = " at the embedding"
+            position = " at the embedding"
         else:
-            where = f" in block {self.block}"
+            position = f" in block {self.block}"
         side = "above" if self.median > self.high else "below"
         for digits in range(4, 18):  # enough to distinguish the median from the ends
-            median, low, high = (
-                f"{value:.{digits}g}" for value in (self.median, self.low, self.high)
-            )
+            median = f"{self.median:.{digits}g}"
+            low = f"{self.low:.{digits}g}"
+            high = f"{self.high:.{digits}g}"
             if median not in (low, high):
                 break
-        what = f"{EVERY[self.quantity].title}{where} at {self.tokens:,} tokens"
+        quantity = f"{EVERY[self.quantity].title}{position} at {self.tokens:,} tokens"
         return (
-            f"{what} has a median of {median}, {self.distance:.2g} {side} its band of"
-            f" {low} to {high}"
+            f"{quantity} has a median of {median}, {self.distance:.2g} {side} its band"
+            f" of {low} to {high}"
         )
 
 
@@ -90,108 +90,121 @@ class EarlierLength(NamedTuple):
     draws: int
     widths: str
     ids: tuple[int, ...] | None  # None: different ones
-    bands: dict[Place, tuple[float, float]]
+    bands: dict[NumberKey, tuple[float, float]]  # low and high
 
 
 @dataclass(frozen=True)
 class Baseline:
     """A validated earlier audit of a model."""
 
-    source: Any  # the path, or the given object
+    source: Any  # the path, or the object
     sizes: str
     lengths: dict[int, EarlierLength]
 
     @classmethod
-    def of(cls, given: str | Path | Mapping[str, Any] | Baseline) -> Baseline:
+    def of(cls, source: str | Path | Mapping[str, Any] | Baseline) -> Baseline:
         """Read the output of `netsor audit --json`, a file or an object."""
-        if isinstance(given, Baseline):
-            return given
-        if not isinstance(given, str | Path | Mapping):
+        if isinstance(source, Baseline):
+            return source
+        if isinstance(source, Mapping):
+            return cls._parsed(source, source)
+        if not isinstance(source, str | Path):
             raise ArgumentError(
-                "baseline", given, "the path of a JSON file, or the result of as_dict()"
+                "baseline",
+                source,
+                "the path of a JSON file, or the result of as_dict()",
             )
-        source = given if isinstance(given, Mapping) else str(given)
         try:
-            content: Mapping[str, Any] = (
-                given if isinstance(given, Mapping) else fields(Path(given))
-            )
+            content = fields(Path(source))
         except (OSError, ValueError) as error:
-            why = error.strerror or error if isinstance(error, OSError) else error
+            reason: Any = error
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
             raise ArgumentError(
-                "baseline", source, f"a readable JSON file of an audit: {why}"
+                "baseline", str(source), f"a readable JSON file of an audit: {reason}"
             ) from None
+        return cls._parsed(content, str(source))
+
+    @classmethod
+    def _parsed(cls, content: Mapping[str, Any], source: Any) -> Baseline:
+        """The bands in a JSON object, checked."""
         try:
-            lengths = {
-                whole(each["tokens"], "tokens"): _earlier(each)
-                for each in content.get("lengths", [content])
-            }
+            lengths = {}
+            for length in content.get("lengths", [content]):
+                tokens = whole(length["tokens"], "tokens")
+                lengths[tokens] = _earlier(length)
             if not lengths or not isinstance(content["sizes"], str):
                 raise ValueError("no length")
             return cls(source, content["sizes"], lengths)
         except KeyError as error:
-            why = f"it has no {error.args[0]!r}"
+            reason = f"it has no {error.args[0]!r}"
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            why = f"it is damaged ({error})"
-        raise ArgumentError("baseline", source, f"an audit: {why}; {SOURCE}")
+            reason = f"it is damaged ({error})"
+        raise ArgumentError("baseline", source, f"an audit: {reason}; {SOURCE}")
 
     def check(self, request: Request, model: Model) -> None:
         """Reject an audit of other quantities, or of a model of other sizes."""
-
-        def refuse(allowed: str) -> NoReturn:
-            raise ArgumentError("baseline", self.source, allowed)
-
         if model.sizes != self.sizes:
-            refuse(
+            self._reject(
                 f"of the same model: it has {self.sizes}, and {model.name}"
                 f" {model.sizes}"
             )
         for tokens in request.lengths:
             if tokens not in self.lengths:
-                known = join_words([f"{length:,}" for length in self.lengths])
-                refuse(f"an audit of {tokens:,} tokens, not of {known}")
-            earlier = self.lengths[tokens]
-            if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
-                refuse(f"at the same widths, not at {earlier.widths!r}")
-            ids = request.ids_of(model)
-            if earlier.ids != ids:
-                refuse(
-                    f"of the same token ids: it has {_listed(earlier.ids)}, and this"
-                    f" audit {_listed(ids)}"
-                )
-            for block, quantity in _places(request, model, tokens):
-                if (block, quantity) not in earlier.bands:
-                    what = (
-                        f"{quantity}{'' if block is None else f' in block {block}'} at"
-                        f" {tokens:,} tokens"
-                    )
-                    remedy = "audit the same quantities, or write the baseline again"
-                    refuse(f"an audit with {what}, which this audit measures: {remedy}")
-            draws, before, level = (
-                request.draws_of(tokens),
-                earlier.draws,
-                LEVEL / (2 * self.compared(request, model)),
+                lengths = join_words([f"{length:,}" for length in self.lengths])
+                self._reject(f"an audit of {tokens:,} tokens, not of {lengths}")
+            self._check_length(request, model, tokens)
+
+    def _check_length(self, request: Request, model: Model, tokens: int) -> None:
+        """Reject other widths, token ids or quantities at one length, and too few
+        draws.
+        """
+        earlier = self.lengths[tokens]
+        if earlier.widths != ("inf" if request.widths == "inf" else "actual"):
+            self._reject(f"at the same widths, not at {earlier.widths!r}")
+        ids = request.ids_of(model)
+        if earlier.ids != ids:
+            self._reject(
+                f"of the same token ids: it has {_listed(earlier.ids)}, and this"
+                f" audit {_listed(ids)}"
             )
-            if _beyond(draws, draws, before) > level:
-                enough = (
-                    n
-                    for n in range(draws, MAX_USEFUL_DRAWS)
-                    if _beyond(n, n, before) <= level
+        for block, quantity in _number_keys(request, model, tokens):
+            if (block, quantity) not in earlier.bands:
+                position = "" if block is None else f" in block {block}"
+                self._reject(
+                    f"an audit with {quantity}{position} at {tokens:,} tokens, which"
+                    " this audit measures: audit the same quantities, or write the"
+                    " baseline again"
                 )
-                fewest = next(enough, MAX_USEFUL_DRAWS)
-                refuse(
-                    f"comparable with {draws} draws of {tokens:,} tokens, but has"
-                    f" {before}: give {fewest} or more"
-                )
+        draws = request.draws_of(tokens)
+        level = LEVEL / (2 * self.compared(request, model))
+        if _beyond(draws, draws, earlier.draws) > level:
+            fewest = draws
+            while (
+                fewest < MAX_USEFUL_DRAWS
+                and _beyond(fewest, fewest, earlier.draws) > level
+            ):
+                fewest += 1
+            self._reject(
+                f"comparable with {draws} draws of {tokens:,} tokens, but has"
+                f" {earlier.draws}: give {fewest} or more"
+            )
+
+    def _reject(self, allowed: str) -> NoReturn:
+        raise ArgumentError("baseline", self.source, allowed)
 
     def compared(self, request: Request, model: Model) -> int:
         """The number of comparisons."""
-        return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
+        return sum(
+            len(_number_keys(request, model, tokens)) for tokens in request.lengths
+        )
 
     def departures(self, audit: LengthResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change
         first.
         """
-        level, left = LEVEL / (2 * self.compared(audit.request, audit.model)), []
+        level = LEVEL / (2 * self.compared(audit.request, audit.model))
+        departures = []
         for result in audit.lengths:
             earlier = self.lengths[result.tokens]
             k = _rank(result.best.draws, earlier.draws, level)
@@ -199,60 +212,62 @@ class Baseline:
                 draws = np.sort(result.best.by_block(quantity)[block])
                 low, high = earlier.bands[block, quantity]
                 # an audit chooses its precision
-                same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))
-                # NaN has left it too
-                if not (draws[k - 1] >= low - same and draws[-k] <= high + same):
-                    left.append(
-                        Departure(
-                            quantity,
-                            result.tokens,
-                            block,
-                            float(np.median(draws)),
-                            low,
-                            high,
-                        )
+                rounding = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))
+                is_above_low = draws[k - 1] >= low - rounding
+                is_below_high = draws[-k] <= high + rounding
+                if not (is_above_low and is_below_high):  # so is NaN
+                    departure = Departure(
+                        quantity=quantity,
+                        tokens=result.tokens,
+                        block=block,
+                        median=float(np.median(draws)),
+                        low=low,
+                        high=high,
                     )
-        # by their change relative to their size
-        return sorted(
-            left,
-            key=lambda d: d.distance / max(abs(d.median), abs(d.low), abs(d.high)),
-            reverse=True,
-        )
+                    departures.append(departure)
+        return sorted(departures, key=_relative_change, reverse=True)
 
 
-def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str:
+def _relative_change(departure: Departure) -> float:
+    """The distance from the band, relative to the size of the numbers."""
+    ends = abs(departure.low), abs(departure.high)
+    return departure.distance / max(abs(departure.median), *ends)
+
+
+def summary(baseline: Baseline, compared: int, departures: Sequence[Departure]) -> str:
     """The verdict, in a line."""
-    name = (
-        f"baseline {shown(baseline.source)}"
-        if isinstance(baseline.source, str)
-        else "baseline"
-    )
-    if not left:
+    name = "baseline"
+    if isinstance(baseline.source, str):
+        name = f"baseline {shown(baseline.source)}"
+    if not departures:
         return f"{name}: all {compared:,} medians are within their bands"
-    return f"{name}: {len(left):,} of {compared:,} medians left their bands; {left[0]}"
+    return (
+        f"{name}: {len(departures):,} of {compared:,} medians left their bands;"
+        f" {departures[0]}"
+    )
 
 
-def _places(request: Request, model: Model, tokens: int) -> list[Place]:
+def _number_keys(request: Request, model: Model, tokens: int) -> list[NumberKey]:
     """The block and quantity of each number of an audit at one length; nothing is
     drawn.
     """
-    return list(
-        draws_of_ones(request.subject(model, tokens, request.widths == "inf")).numbers
-    )
+    case = request.subject(model, tokens, request.widths == "inf")
+    return list(draws_of_ones(case).numbers)
 
 
 def _earlier(content: Mapping[str, Any]) -> EarlierLength:
     """The bands in the JSON object of one length."""
-    bands: dict[Place, tuple[float, float]] = {}
-    # as without logits
+    bands: dict[NumberKey, tuple[float, float]] = {}
+    # quantities of the output are null without logits
     final = {name: band for name, band in content["final"].items() if band is not None}
-    for block, row in [
-        (0, content["embedding"]),
-        *enumerate(content["layers"], 1),
-        (None, final),
-    ]:
+    rows: list[tuple[int | None, Any]] = [(0, content["embedding"])]
+    rows += enumerate(content["layers"], 1)
+    rows.append((None, final))
+    for block, row in rows:
         for quantity, band in row.items():
-            low, median, high = (float(band[end]) for end in ("low", "median", "high"))
+            low = float(band["low"])
+            median = float(band["median"])
+            high = float(band["high"])
             if not -math.inf < low <= median <= high < math.inf:
                 raise ValueError(f"{quantity} has no band")
             bands[block, quantity] = low, high
@@ -261,7 +276,7 @@ def _earlier(content: Mapping[str, Any]) -> EarlierLength:
         raise ValueError("no widths")
     ids = content["ids"]
     if ids is not None:
-        ids = tuple(whole(each, "ids", least=0) for each in ids)
+        ids = tuple(whole(token_id, "ids", least=0) for token_id in ids)
     return EarlierLength(draws, content["widths"], ids, bands)
 
 

@@ -74,11 +74,12 @@ class AuditCase:
     @property
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
-        own, kept = self.model.widths(), ("d",) if self.keeps_heads else ()
-        return {
-            name: math.inf if self.infinite and name not in kept else own[name]
-            for name in own
-        }
+        widths: dict[str, float] = dict(self.model.widths())
+        if self.infinite:
+            for name in widths:
+                if name != "d" or not self.keeps_heads:
+                    widths[name] = math.inf
+        return widths
 
     @property
     def keeps_heads(self) -> bool:
@@ -89,10 +90,8 @@ class AuditCase:
         """
         if not self.infinite or isinstance(self.model, ProgramModel):
             return False
-        return (
-            self.model.positions == "rotary"
-            or self.tokens > MAX_TOKENS_PER_DIMENSION * self.model.d
-        )
+        is_long = self.tokens > MAX_TOKENS_PER_DIMENSION * self.model.d
+        return self.model.positions == "rotary" or is_long
 
     @property
     def status(self) -> str:
@@ -102,19 +101,18 @@ class AuditCase:
     @lru_cache(maxsize=4)  # noqa: B019 (draws use the plan of the same object)
     def probes(self) -> Probes:
         """The program of everything that is measured."""
-        given: dict[str, Any] = (
-            {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
-        )
+        inputs: dict[str, Any] = {"ids": self.ids}
+        if self.ids is None:
+            inputs = {"tokens": self.tokens}
         model = self.model
         if self.swept is not None and isinstance(model, Transformer):
             model = with_scalar_std(model, self.swept, hyperparameter(STD))
-        return model.probes(**given, gradients=self.gradients, ranges=self.ranges)
+        return model.probes(**inputs, gradients=self.gradients, ranges=self.ranges)
 
     def at(self) -> AtWidths:
         """The program at its widths."""
-        return (
-            self.shared.probes()._at(self.widths)._at({**self.widths, **self.numbers})
-        )
+        program = self.shared.probes()._at(self.widths)
+        return program._at({**self.widths, **self.numbers})
 
     @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
     def planned(self) -> tuple[Plan, Draw]:
@@ -132,10 +130,8 @@ class AuditCase:
             plan = self.shared.probes().plan(backend=self.backend, **widths)
         except TraceError as error:
             raise ValueError(f"{self.model.name}: {error.plain}") from None
-        seconds, many_scores = (
-            time.process_time() - start,
-            self.infinite and not self.keeps_heads,
-        )
+        seconds = time.process_time() - start
+        many_scores = self.infinite and not self.keeps_heads
         size = planning_bytes(topological_order(self.at().outputs), many_scores)
         return plan, Draw.of(plan, self.backend, seconds, size)
 
@@ -177,19 +173,17 @@ class AuditCase:
         """
         if not self.backend.threads:  # a device draws many at once
             return PART_DRAWS
-        one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
-        return part_draws(
-            PART_DRAWS, PART_SECONDS * (BACKWARD if self.gradients else 1), one
-        )
+        at_model_width = dataclasses.replace(self, infinite=False, backend=Numpy())
+        seconds = PART_SECONDS * (BACKWARD if self.gradients else 1)
+        return part_draws(PART_DRAWS, seconds, at_model_width.plan.seconds(1))
 
     @property
     def key(self) -> dict[str, Any]:
         """Everything that its draws depend on, as JSON; the name of the model is not
         part of that.
         """
-        fields = {
-            name: value for name, value in self.model.fields().items() if name != "name"
-        }
+        fields = dict(self.model.fields())
+        fields.pop("name", None)
         values = {
             "model": fields,
             "tokens": self.tokens,
@@ -225,13 +219,10 @@ class AuditTask(DrawTask):
         )
         if self.case.infinite and self.index == 0:
             moves = at.moves(self.backend)
-            signed = (
-                np.zeros((1, self.case.plan.mean.shape[0]))
-                if moves is None
-                else moves.signed
-            )
-            arrays |= {
-                MOVED + name: moved
-                for name, moved in probes.named(split(signed, at.outputs)).items()
-            }
+            if moves is None:
+                signed = np.zeros((1, self.case.plan.mean.shape[0]))
+            else:
+                signed = moves.signed
+            for name, moved in probes.named(split(signed, at.outputs)).items():
+                arrays[MOVED + name] = moved
         return arrays

@@ -5,7 +5,7 @@ whose bands are farthest apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..._array_api import Floats
 from ...models import Transformer
 from ...models._description import idle
 from ...report._document import FLAG, NOT_APPLICABLE, OK, STATUSES
+from ._cases import Model
 from ._findings import EQUALITY_RTOL, HIGH, LOW, Finding
 from ._measurements import LengthResult
 from ._quantities import EVERY, join_words, number
@@ -128,23 +129,21 @@ class Differences(NamedTuple):
 def differences(models: Sequence[LengthResult]) -> Differences:
     """The differences between models that were measured at the same lengths."""
     names = [result.model.name for result in models]
-    short_names = {
-        name: f"“{short}”"
-        for name, short in zip(names, strip_common_prefix(names), strict=True)
-    }
-    # one tuple of findings for each rule
-    findings = list(zip(*(result.findings for result in models), strict=True))
+    short_names = {}
+    for name, short in zip(names, strip_common_prefix(names), strict=True):
+        short_names[name] = f"“{short}”"
+    findings_by_rule = list(zip(*(result.findings for result in models), strict=True))
     rules = []
-    for of_models in findings:
-        rule = _preference(short_names, of_models, models)
+    for rule_findings in findings_by_rule:
+        rule = _preference(short_names, rule_findings, models)
         if rule.changes or len(rule.preferred) < len(names):
             rules.append(rule)
     rules.sort(key=lambda rule: not rule.changes)
     preferred, verdict = _verdict(short_names, rules)
     measured = 0
     all_ok = True
-    for of_models in findings:
-        statuses = {finding.verdict for finding in of_models} - {NOT_APPLICABLE}
+    for rule_findings in findings_by_rule:
+        statuses = {finding.verdict for finding in rule_findings} - {NOT_APPLICABLE}
         if statuses:
             measured += 1
             all_ok = all_ok and statuses == {OK}
@@ -163,54 +162,66 @@ def _different_fields(models: Sequence[LengthResult]) -> dict[str, tuple[Any, ..
     """The fields that differ, with the value in each model; without fields that act in
     no model.
     """
-    fields_of = [result.model.fields() for result in models]
-    idle_in = [
-        idle(result.model) if isinstance(result.model, Transformer) else ()
-        for result in models
-    ]
+    fields_by_model = [result.model.fields() for result in models]
     different = {}
-    for name in fields_of[0]:
+    for name in fields_by_model[0]:
         if name in ("name", "program"):
             continue
-        values = tuple(fields[name] for fields in fields_of)
+        values = tuple(fields[name] for fields in fields_by_model)
         is_same = len({str(value) for value in values}) == 1
-        if not is_same and not all(name in unread for unread in idle_in):
+        if not is_same and any(_acts(result.model, name) for result in models):
             different[name] = values
     return different
+
+
+def _acts(model: Model, field: str) -> bool:
+    """Whether a field has an effect on the model; fields of programs always have."""
+    return not isinstance(model, Transformer) or field not in idle(model)
 
 
 def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
     """Where the preferred model is worse than all others: separate bands, and medians a
     factor of 2 apart.
     """
-    best = None
-    for result in results:
-        if best is None and result.model.name == preferred:
-            best = result
+    named = [result for result in results if result.model.name == preferred]
+    if not named:
+        return []
+    best = named[0]
     others = [result for result in results if result is not best]
-    if best is None or not others:
+    if not others:
         return []
     texts = []
     for name, worse_above in WORSE_ABOVE.items():
         if not all(name in result.best for result in results):
             continue
-        end = _last_band(best, name)
-        bands = [_last_band(result, name) for result in others]
-        least = min(band.median for band in bands)
-        largest = max(band.median for band in bands)
-        if worse_above:
-            is_separate = end.low > max(band.high for band in bands)
-            is_worse = is_separate and end.median > WORSE_BY * max(0.0, largest)
-        else:
-            is_separate = end.high < min(band.low for band in bands)
-            is_worse = is_separate and WORSE_BY * end.median < least
-        if is_worse:
-            in_others = number(least)
-            if number(largest) != in_others:
-                in_others += f" to {number(largest)}"
-            title = EVERY[name].title
-            texts.append(f"{title} {number(end.median)} ({in_others} in the others)")
+        band = _last_band(best, name)
+        other_bands = [_last_band(result, name) for result in others]
+        if _is_worse(band, other_bands, worse_above):
+            others_text = _median_range(other_bands)
+            texts.append(
+                f"{EVERY[name].title} {number(band.median)} ({others_text} in the"
+                " others)"
+            )
     return texts
+
+
+def _is_worse(band: LastBand, others: Sequence[LastBand], worse_above: bool) -> bool:
+    """Whether a band lies apart from all others on the worse side, its median by a
+    factor of WORSE_BY.
+    """
+    other_medians = [other.median for other in others]
+    if worse_above:
+        is_separate = band.low > max(other.high for other in others)
+        return is_separate and band.median > WORSE_BY * max(0.0, *other_medians)
+    is_separate = band.high < min(other.low for other in others)
+    return is_separate and WORSE_BY * band.median < min(other_medians)
+
+
+def _median_range(bands: Sequence[LastBand]) -> str:
+    """The least and the largest median, as "0.1 to 0.3"; one number if they agree."""
+    medians = [band.median for band in bands]
+    least, largest = number(min(medians)), number(max(medians))
+    return least if least == largest else f"{least} to {largest}"
 
 
 class LastBand(NamedTuple):
@@ -232,53 +243,52 @@ def _last_band(result: LengthResult, name: str) -> LastBand:
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
     """Names without their common beginning, shortened to WIDTH letters."""
-    parts_of = [name.split(", ") for name in names]
+    settings_by_name = [name.split(", ") for name in names]
     common = 0
-    for same_part in zip(*parts_of, strict=False):
-        if len(set(same_part)) > 1:
+    for settings in zip(*settings_by_name, strict=False):
+        if len(set(settings)) > 1:
             break
         common += 1
     stripped = []
-    for name, parts in zip(names, parts_of, strict=True):
-        short = ", ".join(parts[common:]) or name
+    for name, settings_of_name in zip(names, settings_by_name, strict=True):
+        short = ", ".join(settings_of_name[common:]) or name
         stripped.append(short if len(short) <= WIDTH else f"{short[: WIDTH - 1]}…")
     return stripped
 
 
 def _preference(
     short_names: dict[str, str],
-    of_models: Sequence[Finding],
+    rule_findings: Sequence[Finding],
     models: Sequence[LengthResult],
 ) -> RulePreference:
     """The preference of one rule, from its finding in each model; `short_names` maps
     the names of the models to short ones in quotes.
     """
-    verdicts = [finding.verdict for finding in of_models]
-    worst = min(of_models, key=lambda finding: STATUSES.index(finding.verdict))
+    verdicts = [finding.verdict for finding in rule_findings]
+    worst = min(rule_findings, key=lambda finding: STATUSES.index(finding.verdict))
     name, tokens = worst.name, worst.tokens[0]
     findings = tuple(result.at(tokens).finding(name) for result in models)
     changes = FLAG in verdicts and OK in verdicts
     if name in NEUTRAL or worst.verdict != FLAG or NOT_APPLICABLE in verdicts:
         return RulePreference(name, findings, tuple(short_names), changes, why="")
     if changes:
-        ok = [status == OK for status in verdicts]
-        flagged = [
-            short
-            for short, status in zip(short_names.values(), verdicts, strict=True)
-            if status == FLAG
-        ]
+        is_preferred = [status == OK for status in verdicts]
+        flagged = []
+        for short, status in zip(short_names.values(), verdicts, strict=True):
+            if status == FLAG:
+                flagged.append(short)
         why = f"it is flagged in {join_words(flagged)} at {worst.lengths_text}"
     else:
-        ok = _least_flagged(findings, worst.above)
+        is_preferred = _least_flagged(findings, worst.above)
         status = "flagged" if set(verdicts) == {FLAG} else "flagged or undecided"
         why = f"it is {status} in all, and the least there"
-    preferred = [model for model, is_ok in zip(short_names, ok, strict=True) if is_ok]
-    values = [
-        "none" if finding.value is None else number(finding.value)
-        for finding in findings
-    ]
+    preferred = list(compress(short_names, is_preferred))
+    values = []
+    for finding in findings:
+        text = "none" if finding.value is None else finding.value_text(finding.value)
+        values.append(text)
     side = "above" if worst.above else "below"
-    threshold = number(worst.threshold or 0.0)
+    threshold = worst.value_text(worst.threshold or 0.0)
     why += f" ({join_words(values)}; flagged if {side} {threshold})"
     return RulePreference(name, findings, tuple(preferred), changes, why)
 
@@ -305,13 +315,11 @@ def _verdict(
     differ decide first; then rules that flag all models.
     """
     names = set(short_names)
+    selective = [rule for rule in rules if len(rule.preferred) < len(names)]
+    differing = [rule for rule in selective if rule.changes]
+    flagging_all = [rule for rule in selective if not rule.changes]
     best = set(names)
-    for changes in (True, False):
-        deciding = [
-            rule
-            for rule in rules
-            if rule.changes == changes and len(rule.preferred) < len(names)
-        ]
+    for deciding in (differing, flagging_all):
         preferred_by_all = best.intersection(*(rule.preferred for rule in deciding))
         if preferred_by_all:
             best = preferred_by_all
@@ -319,18 +327,28 @@ def _verdict(
             return None, f"the rules disagree: {_disagreement(short_names, deciding)}"
     if best == names:
         return None, "no rule prefers a model"
+    chosen = [name for name in short_names if name in best]
+    text = " or ".join(short_names[name] for name in chosen)
+    verdict = f"prefer {text} ({_reasons(rules, best, len(names))})"
+    return (chosen[0] if len(chosen) == 1 else None), verdict
+
+
+def _reasons(rules: Sequence[RulePreference], best: set[str], models: int) -> str:
+    """Which rules favour the best models, and which favour another: as "better rank,
+    although scores favours the other model".
+    """
     in_favour, against = [], []
     for rule in rules:
-        if best <= set(rule.preferred) and len(rule.preferred) < len(names):
+        if best <= set(rule.preferred) and len(rule.preferred) < models:
             in_favour.append(rule.rule)
         if not best & set(rule.preferred):
             against.append(rule.rule)
-    chosen = [name for name in short_names if name in best]
-    text = " or ".join(short_names[name] for name in chosen)
-    verdict = f"prefer {text}, by {join_words(in_favour)}"
+    text = f"better {join_words(in_favour)}"
     if against:
-        verdict += f"; {join_words(against)} would not"
-    return (chosen[0] if len(chosen) == 1 else None), verdict
+        verb = "favours" if len(against) == 1 else "favour"
+        others = "the other model" if models == 2 else "other models"
+        text += f", although {join_words(against)} {verb} {others}"
+    return text
 
 
 def _disagreement(short_names: dict[str, str], rules: Sequence[RulePreference]) -> str:
@@ -357,15 +375,10 @@ class _Pair(NamedTuple):
 def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
     """Each quantity where two models are farthest apart, the farthest first."""
     farthest: dict[str, _Pair] = {}
-    for one, other in combinations(models, 2):
-        for first, second in zip(one.lengths, other.lengths, strict=True):
-            for name in first.best.measured:
-                if name not in second.best:
-                    continue
-                for pair in _pairs(first, second, name):
-                    nearest = farthest[name].distance if name in farthest else 1.0
-                    if pair.distance > nearest:
-                        farthest[name] = pair
+    for name, pair in _all_pairs(models):
+        largest = farthest[name].distance if name in farthest else 1.0
+        if pair.distance > largest:
+            farthest[name] = pair
     separated = []
     for name, pair in farthest.items():
         separated.append(
@@ -383,19 +396,32 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
     return tuple(separated[:SHOWN])
 
 
+def _all_pairs(models: Sequence[LengthResult]) -> Iterator[tuple[str, _Pair]]:
+    """Every quantity that two models have in common, with every pair of draws of it."""
+    for model, other_model in combinations(models, 2):
+        for first, second in zip(model.lengths, other_model.lengths, strict=True):
+            for name in first.best.measured:
+                if name in second.best:
+                    for pair in _pairs(first, second, name):
+                        yield name, pair
+
+
 def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pair]:
     """The draws of a quantity to compare: in every block, or in the first and last and
     the embedding if the depths differ.
     """
-    a, b = first.best.by_block(name), second.best.by_block(name)
-    if len(a) == len(b):
-        blocks = [(block, block) for block in a]
+    draws, other_draws = first.best.by_block(name), second.best.by_block(name)
+    if len(draws) == len(other_draws):
+        blocks = [(block, block) for block in draws]
     else:
-        blocks = [(block, block) for block in (0, 1) if block in a and block in b]
-        blocks.append(([*a][-1], [*b][-1]))
-    rounding = max(EQUALITY_RTOL[result.best.precision] for result in (first, second))
+        common = [block for block in (0, 1) if block in draws and block in other_draws]
+        blocks = [(block, block) for block in common]
+        blocks.append((list(draws)[-1], list(other_draws)[-1]))
+    rounding = max(
+        EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]
+    )
     for block, other_block in blocks:
-        x, y = a[block], b[other_block]
+        x, y = draws[block], other_draws[other_block]
         distance = float(_distance(x, y, EVERY[name].log, rounding))
         yield _Pair(block, first, second, x, y, rounding, distance)
 

@@ -25,7 +25,7 @@ from ...report._document import (
     Table,
 )
 from ...report._html import COLOUR_CLASSES, provenance
-from ._cases import Model
+from ._cases import AuditCase, Model
 from ._differences import (
     Differences,
     RulePreference,
@@ -36,7 +36,7 @@ from ._differences import (
 from ._findings import Finding
 from ._measurements import UNDERFLOW_SHARE, Draws, FormatFit, LengthResult, ranges_of
 from ._plots import figure, figures, swept_figures
-from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words, number
+from ._quantities import BLOCKS, EVERY, FINAL, Quantity, join_words
 from ._rules import BACKWARD_RULES, RULES
 
 # a common peak learning rate of AdamW; the ratios below are proportional to it
@@ -55,9 +55,8 @@ MATRICES = {
     "position": "position",
     "logits": "logits",
 }
-Column = tuple[
-    Draws, int | None
-]  # of a table: draws, and their block; None: the output
+# of a table: draws, and their block; None: the output
+Column = tuple[Draws, int | None]
 # the quantities in the short table of the terminal
 SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")
 RULE_NOTE = (
@@ -88,6 +87,14 @@ RANGE_NOTE = (
     " smallest subnormal number. The power of two is the largest scale with which 95 %"
     " of initialisations fit."
 )
+EXACTNESS = {  # what the status of a law means for draws
+    "exact": "exact in law at finite width",
+    "same limit": (
+        "drawn with Gaussian weights where the model's are not Gaussian (the limit"
+        " is the same)"
+    ),
+    "conjectured": "drawn from the conjectured limit where widths are infinite",
+}
 BLOCK_NOTE = (
     "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the"
     " model's own widths; solid lines are medians. Dashed lines are medians at infinite"
@@ -105,47 +112,72 @@ def document(
     """
     first = audits[0]
     names = [audit.model.name for audit in audits]
-    what, subject = " and ".join(names), headline(first)
+    subject = headline(first)
+    title = " and ".join(names)
     if compared is None:
-        statuses = [finding.verdict for finding in first.findings]
-        verdict = f"{what}: {doc.count_statuses(statuses)}"
+        verdict = _verdict(first)
         sections = _audit_sections(first)
     else:
         if first.request.swept:
             field, _ = first.request.swept
-            what = f"{names[0].partition(', ')[0]}, {field} swept"
+            title = f"{names[0].partition(', ')[0]}, {field} swept"
         verdict = f"{compared.verdict[0].upper()}{compared.verdict[1:]}."
         subject = f"{join_words(names)}. {subject}"
         sections = _comparison_sections(audits, compared)
     if manifest is not None:
-        how = [Paragraph(RULE_NOTE), _provenance(audits, manifest)]
-        sections.append(Section("How", how, "html"))
+        provenance_blocks = [Paragraph(RULE_NOTE), _provenance(audits, manifest)]
+        sections.append(Section("How", provenance_blocks, "html"))
     if first.request.unchecked:  # the reader must not miss it
         sections.insert(0, Section("", [Paragraph(subject)]))
         subject = first.request.unchecked
     return doc.Document(
-        f"Audit of {what}",
-        verdict,
-        subject,
-        [section for section in sections if section.blocks],
+        title=f"Audit of {title}",
+        verdict=verdict,
+        subject=subject,
+        sections=[section for section in sections if section.blocks],
     )
+
+
+def _verdict(audit: LengthResult) -> str:
+    """How many problems were found, as "gpt2: no problem found. 5 rules pass; 6 were
+    not checked (quick audit)."
+    """
+    names: dict[str, list[str]] = {status: [] for status in STATUSES}
+    for finding in audit.findings:
+        names[finding.verdict].append(finding.name)
+    flagged = names[FLAG]
+    passing = len(names[OK])
+    undecided = len(names[UNDECIDED])
+    unchecked = len(names[NOT_APPLICABLE])
+    problems = "no problem found"
+    if flagged:
+        problems = f"{counted(len(flagged), 'problem')} found ({join_words(flagged)})"
+    counts = [f"{counted(passing, 'rule')} {'passes' if passing == 1 else 'pass'}"]
+    if undecided:
+        counts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
+    if unchecked:
+        text = f"{unchecked} {'was' if unchecked == 1 else 'were'} not checked"
+        if audit.request.quick:
+            text += " (quick audit)"
+        counts.append(text)
+    return f"{audit.model.name}: {problems}. {'; '.join(counts)}."
 
 
 def headline(audit: LengthResult) -> str:
     """The sizes of the model and how many draws were made at which lengths."""
-    drawn = join_words(
-        [
-            f"{counted(result.best.draws, 'draw')} of {counted(result.tokens, 'token')}"
-            for result in audit.lengths
-        ]
-    )
-    missing = "".join(f"; {what} (--verbose says why)" for what in unavailable(audit))
+    draws = []
+    for result in audit.lengths:
+        tokens = counted(result.tokens, "token")
+        draws.append(f"{counted(result.best.draws, 'draw')} of {tokens}")
     status = audit.best.subject.status
     if status == "same limit":
         status += (
             " (weights are not Gaussian, or their standard deviations are measured)"
         )
-    return f"{audit.model.sizes}; {drawn}; {status}{missing}"
+    text = f"{audit.model.sizes}; {join_words(draws)}; {status}"
+    for missing in unavailable(audit):
+        text += f"; {missing} (--verbose says why)"
+    return text
 
 
 def unavailable(result: LengthResult) -> dict[str, str]:
@@ -159,9 +191,11 @@ def unavailable(result: LengthResult) -> dict[str, str]:
 
 
 def _reasons(result: LengthResult) -> list[Paragraph]:
-    return [
-        Paragraph(f"N{what[1:]}: {why}.") for what, why in unavailable(result).items()
-    ]
+    """A paragraph for each missing result, with the reason."""
+    paragraphs = []
+    for missing, reason in unavailable(result).items():
+        paragraphs.append(Paragraph(f"{missing[0].upper()}{missing[1:]}: {reason}."))
+    return paragraphs
 
 
 def _audit_sections(audit: LengthResult) -> list[Section]:
@@ -173,24 +207,13 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
     items = _finding_items(audit)
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
     other_items = items[len(urgent) :]
-    advice = [
-        Paragraph(text)
-        for text in (*recipe_notes([audit.model]), adam_note(audit.model))
-        if text
-    ]
+    advice = [Paragraph(text) for text in recipe_notes([audit.model])]
+    if note := adam_note(audit.model):
+        advice.append(Paragraph(note))
     summary = _block_table(audit, [EVERY[name] for name in SUMMARY], bands=False)
     tokens = counted(audit.tokens, "token")
     by_length = {counted(result.tokens, "token"): result for result in audit.lengths}
     statuses = [_status_table("status", by_length)] if len(by_length) > 1 else []
-    rules: list[doc.Row] = [
-        [
-            Cell(finding.name, finding.rule),
-            Cell(finding.verdict, finding.measured, COLOUR_CLASSES[finding.verdict]),
-            finding.reason,
-        ]
-        for finding in audit.findings
-    ]
-    rules_table = Table(["rule", "status", "why it matters"], rules, prose=True)
     return [
         Section("", [doc.Items(urgent)] if urgent else []),
         Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
@@ -206,8 +229,18 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
         Section("Lengths", statuses, "verbose"),
         Section("Activation ranges and short formats", _range_blocks(audit.best)),
         _block_by_block(audit.lengths),
-        Section("All rules", [rules_table], "html", folded=True),
+        Section("All rules", [_rules_table(audit)], "html", folded=True),
     ]
+
+
+def _rules_table(audit: LengthResult) -> Table:
+    """Every rule with its status and why it matters."""
+    rows: list[doc.Row] = []
+    for finding in audit.findings:
+        colour_class = COLOUR_CLASSES[finding.verdict]
+        status = Cell(finding.verdict, finding.measured, colour_class)
+        rows.append([Cell(finding.name, finding.rule), status, finding.reason])
+    return Table(["rule", "status", "why it matters"], rows, prose=True)
 
 
 def _block_by_block(results: Sequence[LengthResult]) -> Section:
@@ -226,13 +259,14 @@ def adam_updates(model: Transformer, lr: float = ADAM_LR) -> dict[str, float]:
     The first bias-corrected step is lr · g/(|g| + eps), so every entry moves by lr.
     Matrices that start at 0 are left out.
     """
-    unread = idle(model)
-    stds = {
-        words: getattr(model, f"std_{name}")
-        for name, words in MATRICES.items()
-        if f"std_{name}" not in unread
-    }
-    return {words: lr / std for words, std in stds.items() if std > 0}
+    idle_fields = idle(model)
+    ratios = {}
+    for name, matrix in MATRICES.items():
+        field = f"std_{name}"
+        std = getattr(model, field)
+        if field not in idle_fields and std > 0:
+            ratios[matrix] = lr / std
+    return ratios
 
 
 def adam_note(model: Model) -> str:
@@ -241,36 +275,31 @@ def adam_note(model: Model) -> str:
     """
     if not isinstance(model, Transformer):
         return ""
-    alike: dict[float, list[str]] = {}
-    for words, ratio in adam_updates(model).items():
-        alike.setdefault(ratio, []).append(words)
-    if not alike:
+    matrices_by_ratio: dict[float, list[str]] = {}
+    for matrix, ratio in adam_updates(model).items():
+        matrices_by_ratio.setdefault(ratio, []).append(matrix)
+    if not matrices_by_ratio:
         return ""
-    parts = [
-        f"{100 * ratio:.2g} % of the std of {', '.join(names)}"
-        for ratio, names in sorted(alike.items())
-    ]
-    where = " in the encoder" if model.decoder_gain != 1 else ""
+    shares = []
+    for ratio, matrices in sorted(matrices_by_ratio.items()):
+        shares.append(f"{100 * ratio:.2g} % of the std of {', '.join(matrices)}")
+    stack = " in the encoder" if model.decoder_gain != 1 else ""
     return (
         "AdamW moves every entry by the learning rate in its first step, however large"
-        f" its gradient is. At lr {ADAM_LR:g} that is {join_words(parts)}{where}."
+        f" its gradient is. At lr {ADAM_LR:g} that is {join_words(shares)}{stack}."
     )
 
 
 def recipe_notes(models: Sequence[Model]) -> list[str]:
     """The formula and the source of every recipe that the models are drawn by."""
-    parts = [
-        part
-        for model in models
-        for part in model.name.split(", ")
-        if part.startswith("recipe=")
-    ]
-    names = dict.fromkeys(part.removeprefix("recipe=") for part in parts)
-    return [
-        f"{name}: {RECIPES[name].words} ({RECIPES[name].source})."
-        for name in names
-        if name in RECIPES
-    ]
+    notes: dict[str, str] = {}  # by the name of the recipe
+    for model in models:
+        for setting in model.name.split(", "):
+            name = setting.removeprefix("recipe=")
+            if name != setting and name in RECIPES:
+                recipe = RECIPES[name]
+                notes[name] = f"{name}: {recipe.words} ({recipe.source})."
+    return list(notes.values())
 
 
 def _finding_items(audit: LengthResult) -> list[doc.Item]:
@@ -279,9 +308,8 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
     """
     items = []
     names_by_reason = dict[str, list[str]]()  # of rules that do not apply
-    for finding in sorted(
-        audit.findings, key=lambda finding: STATUSES.index(finding.verdict)
-    ):
+    by_status = sorted(audit.findings, key=lambda f: STATUSES.index(f.verdict))
+    for finding in by_status:
         if finding.verdict == NOT_APPLICABLE:
             names_by_reason.setdefault(finding.measured, []).append(finding.name)
         else:
@@ -294,19 +322,19 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
 def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
     """The line of a rule; if it flags the model, with its advice."""
     if finding.verdict == OK:
-        text = f"{finding.brief} ({finding.limit_text})"
+        text = f"{finding.brief} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
         return doc.Item(finding.verdict, finding.name, text, [])
-    where = f"{finding.lengths_text}: " if len(audit.lengths) > 1 else ""
-    text = f"{where}{finding.measured} ({finding.limit_text})"
+    text = f"{finding.measured} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
+    if len(audit.lengths) > 1:
+        text = f"{finding.lengths_text}: {text}"
     details = []
     if finding.verdict == FLAG:
         if finding.advice:
             details.append(finding.advice)
-        ok_lengths = [
-            f"{result.tokens:,}"
-            for result in audit.lengths
-            if result.finding(finding.name).verdict == OK
-        ]
+        ok_lengths = []
+        for result in audit.lengths:
+            if result.finding(finding.name).verdict == OK:
+                ok_lengths.append(f"{result.tokens:,}")
         if ok_lengths:
             details.append(
                 f"It is ok at {join_words(ok_lengths)} tokens: audit the length you"
@@ -321,16 +349,14 @@ def _block_table(
     """Medians, and bands if requested, at the embedding and after three blocks; with
     the limit of the last.
     """
-    chosen = sorted({1, (result.blocks + 1) // 2, result.blocks})
-    head = [
-        f"{counted(result.tokens, 'token')}, median",
-        "embedding",
-        *(f"block {i}" for i in chosen),
-    ]
-    columns: list[Column] = [(result.best, i) for i in (0, *chosen)]
+    head = [f"{counted(result.tokens, 'token')}, median", "embedding"]
+    columns: list[Column] = [(result.best, 0)]
+    for block in sorted({1, (result.blocks + 1) // 2, result.blocks}):
+        head.append(f"block {block}")
+        columns.append((result.best, block))
     if result.actual is not None and result.limit is not None:
-        head.append(f"block {chosen[-1]}, n = ∞" if bands else "n = ∞")
-        columns.append((result.limit, chosen[-1]))
+        head.append(f"block {result.blocks}, n = ∞" if bands else "n = ∞")
+        columns.append((result.limit, result.blocks))
     return Table(head, _quantity_rows(quantities, columns, bands))
 
 
@@ -340,37 +366,51 @@ def _quantity_rows(
     """A row for each quantity that some column has: a median with its band, after a
     block or at the output.
     """
-
-    def text(draws: Draws, quantity: Quantity, block: int | None) -> str:
-        if (block, quantity.name) not in draws.numbers:
-            return "–"
-        median, low, high, error = draws.numbers[block, quantity.name].values()
-        digits = quantity.digits
-        quadrature = f" ± {error:.1g}" if error > NEGLIGIBLE * abs(median) else ""
-        interval = f" ({low:.{digits}g}–{high:.{digits}g})" if bands else ""
-        return f"{median:.{digits}g}{quadrature}{interval}"
-
     rows: list[doc.Row] = []
     for quantity in quantities:
         if any(quantity.name in draws for draws, _ in columns):
             tooltip = quantity.meaning if quantity in FINAL else ""
-            texts = [text(draws, quantity, block) for draws, block in columns]
-            rows.append([Cell(quantity.title, tooltip), *texts])
+            row: list[str | Cell] = [Cell(quantity.title, tooltip)]
+            for draws, block in columns:
+                row.append(_band_text(draws, quantity, block, bands))
+            rows.append(row)
     return rows
+
+
+def _band_text(
+    draws: Draws, quantity: Quantity, block: int | None, with_band: bool
+) -> str:
+    """A median with its quadrature error, and its band if requested; a dash if it was
+    not measured.
+    """
+    if (block, quantity.name) not in draws.numbers:
+        return "–"
+    median, low, high, error = draws.numbers[block, quantity.name].values()
+    digits = quantity.digits
+    text = f"{median:.{digits}g}"
+    if error > NEGLIGIBLE * abs(median):
+        text += f" ± {error:.1g}"
+    if with_band:
+        text += f" ({low:.{digits}g}–{high:.{digits}g})"
+    return text
 
 
 def _output_table(firsts: Sequence[LengthResult]) -> Table:
     """Quantities of the output, with gradients at both ends, at each set of widths."""
-    measured = [draws for result in firsts for draws in result.measured]
+    measured: list[Draws] = []
+    for result in firsts:
+        measured += result.measured
     names = strip_common_prefix([draws.subject.model.name for draws in measured])
     head = ["median and 5–95 % band"]
     for draws, name in zip(measured, names, strict=True):
         if len(firsts) > 1:
             head.append(f"{name}, n = ∞" if draws.subject.infinite else name)
         else:
-            head.append("n = ∞" if draws.subject.infinite else "its widths")
+            head.append("n = ∞" if draws.subject.infinite else "model's own width")
     rows = _quantity_rows(FINAL, [(draws, None) for draws in measured])
-    return Table(head, rows or [["no logits", *("–" for _ in measured)]])
+    if not rows:
+        rows = [["no logits", *["–"] * len(measured)]]
+    return Table(head, rows)
 
 
 def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
@@ -379,12 +419,11 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     """
     rows: list[doc.Row] = []
     for findings in zip(*(result.findings for result in columns.values()), strict=True):
-        verdicts = [finding.verdict for finding in findings]
-        if set(verdicts) != {NOT_APPLICABLE}:
-            cells = [
-                Cell(verdict, status=COLOUR_CLASSES[verdict]) for verdict in verdicts
-            ]
-            rows.append([findings[0].name, *cells])
+        row: list[str | Cell] = [findings[0].name]
+        for finding in findings:
+            row.append(Cell(finding.verdict, status=COLOUR_CLASSES[finding.verdict]))
+        if any(finding.verdict != NOT_APPLICABLE for finding in findings):
+            rows.append(row)
     return Table([corner, *columns], rows)
 
 
@@ -401,17 +440,18 @@ def _comparison_sections(
         """A table with a column for each model; nothing if it has no rows."""
         return [Table([corner, *short_names.values(), *more], rows)] if rows else []
 
-    findings = [finding for rule in compared.rules for finding in rule.findings]
+    findings: list[Finding] = []
+    for rule in compared.rules:
+        findings += rule.findings
     rules = [
-        *table("rule", [_rule_row(rule) for rule in compared.rules]),
+        *table("rule (flagged if)", [_rule_row(rule) for rule in compared.rules]),
         *_preferences(compared, short_names),
     ]
     advice = _comparison_advice(audits, compared, short_names)
     quantities = [_quantity_row(row, names) for row in compared.quantities]
     by_name = dict(zip(short_names.values(), audits, strict=True))
-    last = _quantity_rows(
-        BLOCKS, [(audit.best, audit.blocks) for audit in audits], bands=False
-    )
+    last_blocks: list[Column] = [(audit.best, audit.blocks) for audit in audits]
+    last = _quantity_rows(BLOCKS, last_blocks, bands=False)
     sections = [
         Section("Rules that separate them", rules),
         Section("", [_main_figure(audits, findings)], "html"),
@@ -437,13 +477,13 @@ def _comparison_sections(
 
 def _rule_row(rule: RulePreference) -> doc.Row:
     """A rule with its threshold, and its verdict on each model with the value."""
-    cells = []
+    row: list[str | Cell] = [f"{rule.rule} ({rule.findings[0].limit_text})"]
     for finding in rule.findings:
-        value = "" if finding.value is None else f" {number(finding.value)}"
-        cells.append(
-            Cell(finding.verdict + value, status=COLOUR_CLASSES[finding.verdict])
-        )
-    return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
+        text = finding.verdict
+        if finding.value is not None:
+            text += f" {finding.value_text(finding.value)}"
+        row.append(Cell(text, status=COLOUR_CLASSES[finding.verdict]))
+    return row
 
 
 def _preferences(
@@ -453,10 +493,8 @@ def _preferences(
     paragraphs = []
     for rule in compared.rules:
         if rule.why:
-            preferred = join_words(
-                [f"“{short_names[name]}”" for name in rule.preferred]
-            )
-            text = f"{rule.rule} prefers {preferred}: {rule.why}."
+            names = [f"“{short_names[name]}”" for name in rule.preferred]
+            text = f"{rule.rule} prefers {join_words(names)}: {rule.why}."
             paragraphs.append(Paragraph(f"{text} {rule.findings[0].reason}"))
     return paragraphs
 
@@ -474,10 +512,11 @@ def _comparison_advice(
     against = drawbacks(audits, preferred)
     if against:
         advice.append(f"Against “{short_names[preferred]}”: {'; '.join(against)}.")
-    deciding = {
-        rule.rule for rule in compared.rules if preferred in rule.preferred and rule.why
-    }
-    if preferred and deciding <= set(BACKWARD_RULES):
+    deciding = []
+    for rule in compared.rules:
+        if preferred in rule.preferred and rule.why:
+            deciding.append(rule.rule)
+    if preferred and set(deciding) <= set(BACKWARD_RULES):
         advice.append(GRADIENT_NOTE)
     return advice + recipe_notes([audit.model for audit in audits])
 
@@ -486,29 +525,27 @@ def _quantity_row(row: SeparatedMetric, names: Sequence[str]) -> doc.Row:
     """A quantity with its median for each model, and how far apart the bands are."""
     quantity = EVERY[row.quantity]
     if row.block is None:
-        where = "output"
+        position = "output"
     elif row.block == 0:
-        where = "embedding"
+        position = "embedding"
     else:
-        where = f"block {row.block}"
-    medians = dict(zip(row.models, row.medians, strict=True))
-    texts = [
-        f"{medians[name]:.{quantity.digits}g}" if name in medians else ""
-        for name in names
-    ]
+        position = f"block {row.block}"
+    medians = dict.fromkeys(names, "")
+    for name, median in zip(row.models, row.medians, strict=True):
+        medians[name] = f"{median:.{quantity.digits}g}"
     distance = f"{row.distance:.2g} ± {row.error:.1g}"
-    return [f"{quantity.title}, {where}", *texts, distance]
+    return [f"{quantity.title}, {position}", *medians.values(), distance]
 
 
 def _field_rows(compared: Differences) -> list[doc.Row]:
     """The fields in which the models differ; those with the same values share a row."""
+
+    def text(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
     names_by_values: dict[tuple[str, ...], list[str]] = {}
     for name, values in compared.fields.items():
-        texts = [
-            f"{value:.4g}" if isinstance(value, float) else str(value)
-            for value in values
-        ]
-        names_by_values.setdefault(tuple(texts), []).append(name)
+        names_by_values.setdefault(tuple(map(text, values)), []).append(name)
     return [[", ".join(names), *texts] for texts, names in names_by_values.items()]
 
 
@@ -549,9 +586,9 @@ def _format_cell(fit: FormatFit) -> Cell:
     if fit.underflow == FLAG:
         faults.append("underflows")
     if faults:
-        smallest = next(f.smallest for f in FORMATS if f.title == fit.format)
         tooltip = f"a scale of 2^{fit.scale} fits"
         if fit.below:
+            smallest = {f.title: f.smallest for f in FORMATS}[fit.format]
             tooltip = (
                 f"{fit.below:.2g} of its numbers are below 2^{smallest}; {tooltip}"
             )
@@ -581,46 +618,34 @@ def _main_figure(
 
 def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Paragraph:
     """How exact the draws are, what they took, and where their numbers are."""
-    cases = [
-        draws.subject
-        for audit in audits
-        for result in audit.lengths
-        for draws in result.measured
-    ]
+    cases: list[AuditCase] = []
+    for audit in audits:
+        for result in audit.lengths:
+            cases += [draws.subject for draws in result.measured]
     statuses = {case.status for case in cases}
-    descriptions = {
-        "exact": "exact in law at finite width",
-        "same limit": (
-            "drawn with Gaussian weights where the model's are not Gaussian (the limit"
-            " is the same)"
-        ),
-        "conjectured": "drawn from the conjectured limit where widths are infinite",
-    }
-    exactness = ", ".join(
-        text for status, text in descriptions.items() if status in statuses
-    )
-    parts = manifest["parts"]
-    single = [part for part in parts if part["precision"] == "float32"]
-    if not single:
-        precision = "double precision"
-    elif len(single) == len(parts):
-        precision = "single precision"
-    elif any(part["infinite"] for part in single):
-        precision = "single precision where that is enough, else double"
-    else:
-        precision = (
-            "single precision at finite widths where that is enough, else double"
-        )
+    exactness = [text for status, text in EXACTNESS.items() if status in statuses]
     seconds = f"{manifest['seconds']['sampling']:.1f} core-seconds"
-    first = (
-        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers,"
-        f" {precision}, {seconds}."
+    text = (
+        f"Every draw is {', '.join(exactness)}. {manifest['random_numbers']:,} random"
+        f" numbers, {_precision(manifest['parts'])}, {seconds}."
     )
     if any(case.keeps_heads for case in cases):
-        first += " At infinite width, heads keep their dimension."
+        text += " At infinite width, heads keep their dimension."
     files = {
         "audit.csv": "all numbers",
         "audit.json": "",
         "manifest.json": "every field of the models",
     }
-    return provenance(manifest, first, files)
+    return provenance(manifest, text, files)
+
+
+def _precision(cases: Sequence[Mapping[str, Any]]) -> str:
+    """In which precision the cases of a manifest were drawn."""
+    single = [case for case in cases if case["precision"] == "float32"]
+    if not single:
+        return "double precision"
+    if len(single) == len(cases):
+        return "single precision"
+    if any(case["infinite"] for case in single):
+        return "single precision where that is enough, else double"
+    return "single precision at finite widths where that is enough, else double"

@@ -23,7 +23,7 @@ from ..._array_api import Floats
 from ...engine.run._precision import DIGITS
 from ...report._document import FLAG, OK, UNDECIDED, Document, Paragraph, Section
 from ...report._html import to_cell
-from ._quantities import join_words, number
+from ._quantities import amount, join_words
 
 LOW, HIGH = 0.05, 0.95  # the band
 LEVEL = 1e-4  # the probability that an interval misses its quantile
@@ -52,6 +52,8 @@ class Finding:
         one.
     above : bool
         Whether it flags values above the threshold, or values below.
+    percent : bool
+        Whether texts give the value and the threshold in per cent.
     tokens : tuple of int
         The lengths at which the verdict holds.
     brief, advice : str
@@ -71,31 +73,33 @@ class Finding:
     low: float | None = None
     high: float | None = None
     above: bool = True
+    percent: bool = False
     tokens: tuple[int, ...] = ()
     brief: str = ""
     advice: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def _repr_html_(self) -> str:
-        notes = [
-            Paragraph(text)
-            for text in (f"Flagged if {self.rule}. {self.reason}", self.advice)
-            if text
-        ]
-        return to_cell(
-            Document(
-                self.name,
-                f"{self.name}: {self.verdict}",
-                self.measured,
-                [Section("", notes)],
-            )
+        notes = [Paragraph(f"Flagged if {self.rule}. {self.reason}")]
+        if self.advice:
+            notes.append(Paragraph(self.advice))
+        document = Document(
+            title=self.name,
+            verdict=f"{self.name}: {self.verdict}",
+            subject=self.measured,
+            sections=[Section("", notes)],
         )
+        return to_cell(document)
+
+    def value_text(self, value: float) -> str:
+        """A value of this rule in words: "13.6 %" or "56,200"."""
+        return amount(value, self.percent)
 
     @property
     def limit_text(self) -> str:
-        """The side of the threshold that is flagged, as "flag > 10,000"."""
-        sign = ">" if self.above else "<"
-        text = f"flag {sign} {number(self.threshold or 0.0)}"
+        """The side of the threshold that is flagged, as "above 10,000"."""
+        side = "above" if self.above else "below"
+        text = f"{side} {self.value_text(self.threshold or 0.0)}"
         return text.replace(" ", "\N{NO-BREAK SPACE}")
 
     @property
@@ -138,8 +142,10 @@ def _order_statistics(n: int, q: float) -> tuple[int, int]:
     probability = np.exp(
         np.array(log_choose) + count * math.log(q) + (n - count) * math.log1p(-q)
     )
-    j = int(np.sum(np.cumsum(probability) <= LEVEL / 2))  # P(B < j) is small enough
-    k = n + 1 - int(np.sum(np.cumsum(probability[::-1]) <= LEVEL / 2))  # P(B ≥ k) is
+    at_most = np.cumsum(probability)  # P(B ≤ i)
+    at_least = np.cumsum(probability[::-1])  # P(B ≥ n − i)
+    j = int(np.sum(at_most <= LEVEL / 2))  # the largest with P(B < j) ≤ LEVEL/2
+    k = n + 1 - int(np.sum(at_least <= LEVEL / 2))  # least with P(B ≥ k) ≤ LEVEL/2
     return j, k
 
 
@@ -190,15 +196,16 @@ def draws_needed(values: Floats, threshold: float) -> int | None:
     from n |p − ½| = z√n/2 + 1 on: z is the quantile of a normal at LEVEL/2 from above,
     and 1 since draws are counted in whole numbers.
     """
-    # |p − ½|; ties count half
-    away = (
-        abs(float(np.mean(values < threshold) + np.mean(values <= threshold)) - 1) / 2
-    )
-    if away == 0:
+    # 2p; ties count half
+    twice_p = float(np.mean(values < threshold) + np.mean(values <= threshold))
+    excess = abs(twice_p - 1) / 2  # |p − ½|
+    if excess == 0:
         return None
     z = NormalDist().inv_cdf(1 - LEVEL / 2)
-    count = ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
+    # the positive root √n of n · excess − √n · z/2 − 1 = 0
+    root_n = (z / 2 + math.sqrt(z * z / 4 + 4 * excess)) / (2 * excess)
+    count = root_n**2
     if count > MAX_USEFUL_DRAWS:
         return None
-    size = 10 ** max(0, math.floor(math.log10(count)) - 1)
-    return int(math.ceil(count / size) * size)
+    step = 10 ** max(0, math.floor(math.log10(count)) - 1)  # two digits
+    return int(math.ceil(count / step) * step)

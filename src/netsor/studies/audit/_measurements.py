@@ -21,7 +21,7 @@ from ._cases import AuditCase, Model
 from ._findings import DECIDE, Finding, above, band, within_error
 from ._quantities import BLOCKS, FINAL, at_embedding
 from ._request import Request
-from ._rules import RuleInput, judged, rule_name
+from ._rules import RuleInput, all_findings, rule_name
 
 # the share of numbers below the smallest of a format above which it is reported
 UNDERFLOW_SHARE = 0.01
@@ -138,12 +138,15 @@ class Draws(Mapping[str, Floats]):
         """
         numbers = {}
         for name in self.measured:
-            blocks, *values = self.band(name)
-            for i, block in enumerate([None] if blocks is None else blocks.tolist()):
-                ends = (float(np.reshape(value, -1)[i]) for value in values)
-                numbers[block, name] = dict(
-                    zip(("median", "low", "high", "error"), ends, strict=True)
-                )
+            band = self.band(name)
+            blocks = [None] if band.blocks is None else band.blocks.tolist()
+            for i, block in enumerate(blocks):
+                numbers[block, name] = {
+                    "median": float(np.reshape(band.median, -1)[i]),
+                    "low": float(np.reshape(band.low, -1)[i]),
+                    "high": float(np.reshape(band.high, -1)[i]),
+                    "error": float(np.reshape(band.error, -1)[i]),
+                }
         return numbers
 
     @property
@@ -151,18 +154,23 @@ class Draws(Mapping[str, Floats]):
         """The draws moved by their quadrature error, in each of several ways; empty if
         no quantity shows it.
         """
-        bands = [self.band(name) for name in self.moved]
-        if not any(
-            (b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any()
-            for b in bands
-        ):
+        if not any(self._has_quadrature_error(name) for name in self.moved):
             return []
-        ways = range(len(next(iter(self.moved.values()))))
-        signed = [(sign, way) for way in ways for sign in (1, -1)]
-        return [
-            {q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()}
-            for sign, way in signed
-        ]
+        moves = len(next(iter(self.moved.values())))
+        shifted: list[Mapping[str, Floats]] = []
+        for move in range(moves):
+            for sign in (1, -1):
+                arrays = {}
+                for name, draws in self.arrays.items():
+                    arrays[name] = draws + sign * self.moved[name][move]
+                shifted.append(arrays)
+        return shifted
+
+    def _has_quadrature_error(self, name: str) -> bool:
+        """Whether the quadrature error of a quantity shows beside its size."""
+        band = self.band(name)
+        size = np.abs(band.median) + band.high - band.low
+        return bool((band.error > NEGLIGIBLE * size).any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,14 +265,14 @@ class LengthResult(Mapping[str, Band]):
             model=model,
         )
         if self.limit is None:
-            return judged(inputs)
+            return all_findings(inputs)
         # each verdict, also with Gaussian expectations shifted by their errors
         verdicts = []
         for arrays in (self.limit.arrays, *self.limit.shifted):
             if self.actual:
-                verdicts.append(judged(inputs._replace(limit=arrays)))
+                verdicts.append(all_findings(inputs._replace(limit=arrays)))
             else:
-                verdicts.append(judged(inputs._replace(draws=arrays)))
+                verdicts.append(all_findings(inputs._replace(draws=arrays)))
         return tuple(within_error(*of_rule) for of_rule in zip(*verdicts, strict=True))
 
     def _no_limit(self) -> str:
@@ -288,9 +296,9 @@ class LengthResult(Mapping[str, Band]):
         tokens apart.
         """
         model, ids = self.model, self.request.ids
-        if isinstance(model, ProgramModel) or (
-            model.positions == "learned" and model.std_position
-        ):
+        if isinstance(model, ProgramModel):
+            return self.tokens
+        if model.positions == "learned" and model.std_position:
             return self.tokens
         if not model.std_embedding:
             return 1  # all tokens begin as the same vector
@@ -305,31 +313,33 @@ class LengthResult(Mapping[str, Band]):
         """The numbers as rows, one for each quantity and block; 0 is the embedding, and
         the output has no block.
         """
-        return [
-            {
-                "model": self.model.name,
-                "tokens": self.tokens,
-                "widths": "inf" if draws.subject.infinite else "actual",
-                "block": "" if block is None else block,
-                "quantity": name,
-                **numbers,
-            }
-            for draws in self.measured
-            for (block, name), numbers in draws.numbers.items()
-        ]
+        rows = []
+        for draws in self.measured:
+            for (block, name), numbers in draws.numbers.items():
+                row = {
+                    "model": self.model.name,
+                    "tokens": self.tokens,
+                    "widths": "inf" if draws.subject.infinite else "actual",
+                    "block": "" if block is None else block,
+                    "quantity": name,
+                    **numbers,
+                }
+                rows.append(row)
+        return rows
 
 
 def draws_of_ones(case: AuditCase) -> Draws:
     """Draws of a subject with every number 1: shows which quantities will be measured,
     before sampling.
     """
-    probes, blocks = case.shared.probes(), case.model.layers + case.model.decoder_layers
-    ones = {name: np.ones((DECIDE, blocks)) for name in probes.names}
-    return Draws(
-        case,
-        ones | {name: np.ones(DECIDE) for name in (*probes.final, *probes.starts)},
-        0.0,
-    )
+    probes = case.shared.probes()
+    blocks = case.model.layers + case.model.decoder_layers
+    ones: dict[str, Floats] = {}
+    for name in probes.names:
+        ones[name] = np.ones((DECIDE, blocks))
+    for name in (*probes.final, *probes.starts):
+        ones[name] = np.ones(DECIDE)
+    return Draws(case, ones, seconds=0.0)
 
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:

@@ -57,8 +57,8 @@ def _is_measured(quantity: Quantity, models: Sequence[LengthResult]) -> bool:
 
 def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
     """The figure of a quantity against depth."""
-    title = EVERY[name].title
-    caption = f"{title[0].upper()}{title[1:]}: {EVERY[name].meaning}."
+    meaning = EVERY[name].meaning
+    caption = f"{meaning[0].upper()}{meaning[1:]}."
     draw = _together if EVERY[name] in TOGETHER else _against_depth
     return svg_figure(prefix + name, caption, draw, models, EVERY[name])
 
@@ -86,12 +86,12 @@ def swept_figures(
         name, title = quantity.name, quantity.title
         if quantity.kind or not all(name in result.best for result in models):
             continue
-        place = "at the output" if quantity in FINAL else "after the last block"
-        caption = f"{title[0].upper()}{title[1:]} {place}, against {field}."
-        arguments = models, quantity, field, values
-        pictures.append(
-            svg_figure(f"{name}-swept", caption, _against_field, *arguments)
+        position = "at the output" if quantity in FINAL else "after the last block"
+        caption = f"{title[0].upper()}{title[1:]} {position}, against {field}."
+        picture = svg_figure(
+            f"{name}-swept", caption, _against_field, models, quantity, field, values
         )
+        pictures.append(picture)
     return pictures
 
 
@@ -104,19 +104,21 @@ def _against_field(
     figure = new(2.2)
     axes = figure.subplots()
     order = np.argsort(values)
-    at = np.array(values, dtype=float)[order]
-    bands = [models[k][quantity.name] for k in order]
-    # after the last block, or at the output
-    median = np.array([np.reshape(band.median, -1)[-1] for band in bands])
-    low = np.array([np.reshape(band.low, -1)[-1] for band in bands])
-    high = np.array([np.reshape(band.high, -1)[-1] for band in bands])
-    axes.fill_between(at, low, high, color=BLUE, alpha=0.22, lw=0)
-    axes.plot(at, median, marker="o", color=BLUE)
-    if at[0] > 0 and at[-1] > 3 * at[0]:
+    x = np.array(values, dtype=float)[order]
+    medians, lows, highs = [], [], []
+    for k in order:
+        band = models[k][quantity.name]
+        # after the last block, or at the output
+        medians.append(np.reshape(band.median, -1)[-1])
+        lows.append(np.reshape(band.low, -1)[-1])
+        highs.append(np.reshape(band.high, -1)[-1])
+    axes.fill_between(x, lows, highs, color=BLUE, alpha=0.22, lw=0)
+    axes.plot(x, medians, marker="o", color=BLUE)
+    if x[0] > 0 and x[-1] > 3 * x[0]:
         axes.set_xscale("log")
-    axes.set_xticks(at, [f"{v:g}" for v in at])
+    axes.set_xticks(x, [f"{value:g}" for value in x])
     axes.minorticks_off()
-    _scale(axes, quantity, [float(low.min()), float(high.max())])
+    _scale(axes, quantity, [float(min(lows)), float(max(highs))])
     axes.set(xlabel=_label(field), ylabel=quantity.title)
     return figure
 
@@ -129,7 +131,7 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
     figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
     axes = figure.subplots()
     for k, result in enumerate(models):
-        for place, (quantity, colour) in enumerate(zip(kinds, CYCLE, strict=False)):
+        for i, (quantity, colour) in enumerate(zip(kinds, CYCLE, strict=False)):
             if quantity.name not in result.best:
                 continue
             band = result[quantity.name]
@@ -140,7 +142,7 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
                 linestyle=STYLES[k],
                 color=colour,
                 label=quantity.kind if k == 0 else None,
-                **_marks(MARKS[place], place, len(band.blocks)),
+                **_marks(MARKS[i], i, len(band.blocks)),
             )
     axes.set_yscale("log")
     if len(models) > 1:
@@ -152,11 +154,12 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
 
 
 def _against_depth(models: Sequence[LengthResult], quantity: Quantity) -> Any:
-    long = max(map(len, _names(models))) > MAX_SHORT_NAME
-    rows = sum(len(each.measured) for each in models) // (1 if long else 2)
-    figure = new(2.5 + 0.14 * rows)
+    longest = max(len(name) for name in _names(models))
+    columns = 1 if longest > MAX_SHORT_NAME else 2
+    curves = sum(len(result.measured) for result in models)
+    figure = new(2.5 + 0.14 * (curves // columns))
     if _draw(figure.subplots(), models, quantity):
-        figure.legend(loc="outside lower center", ncols=1 if long else 2)
+        figure.legend(loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -184,24 +187,19 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
     colours = _colours(len(models))
     ends: list[float] = []  # of all bands
     for k, result in enumerate(models):
+        colour = colours[k]
         for draws in result.measured:
-            if quantity.name in draws:
-                band = draws.band(quantity.name)
-                ends += [float(band.low.min()), float(band.high.max())]
-                style = _line_style(band, draws.subject.infinite, k, len(models))
-                name = f"{names[k]}, n = ∞" if draws.subject.infinite else names[k]
-                axes.plot(
-                    band.blocks, band.median, color=colours[k], label=name, **style
+            if quantity.name not in draws:
+                continue
+            band = draws.band(quantity.name)
+            ends += [float(band.low.min()), float(band.high.max())]
+            style = _line_style(band, draws.subject.infinite, k, len(models))
+            name = f"{names[k]}, n = ∞" if draws.subject.infinite else names[k]
+            axes.plot(band.blocks, band.median, color=colour, label=name, **style)
+            if draws is result.best:
+                axes.fill_between(
+                    band.blocks, band.low, band.high, color=colour, alpha=0.22, lw=0
                 )
-                if draws is result.best:
-                    axes.fill_between(
-                        band.blocks,
-                        band.low,
-                        band.high,
-                        color=colours[k],
-                        alpha=0.22,
-                        lw=0,
-                    )
     _scale(axes, quantity, ends)
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
@@ -279,23 +277,21 @@ def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, 
     """The thresholds of the rule on a quantity; those relative to a number of the
     model, only for one model.
     """
-    if name in ("entropy", "largest_load"):
-        return [
-            (THRESHOLDS["entropy"], "below")
-            if name == "entropy"
-            else (THRESHOLDS["load"], "above")
-        ]
-    if name == "effective_rank" and len({each.distinct for each in models}) == 1:
+    if name == "entropy":
+        return [(THRESHOLDS["entropy"], "below")]
+    if name == "largest_load":
+        return [(THRESHOLDS["load"], "above")]
+    if name == "effective_rank" and len({result.distinct for result in models}) == 1:
         return [(1 + THRESHOLDS["rank"] * (models[0].distinct - 1), "below")]
-    if (
-        name == "mean_square"
-        and len({each.model.name for each in models}) == len(models[0].stacks) == 1
-    ):
-        return [(THRESHOLDS["growth"] * float(models[0][name].median[0]), "above")]
-    having = [each for each in models if name in each.best]
-    if name == "grad_mean_square" and len(having) == len(models[0].stacks) == 1:
+    if len(models[0].stacks) > 1:
+        return []
+    if name == "mean_square" and len({result.model.name for result in models}) == 1:
+        embedding = float(models[0][name].median[0])
+        return [(THRESHOLDS["growth"] * embedding, "above")]
+    measured = [result for result in models if name in result.best]
+    if name == "grad_mean_square" and len(measured) == 1:
         # the rules are about the first block and about the embedding
-        last = float(having[0][name].median[-1])
+        last = float(measured[0][name].median[-1])
         return [
             (THRESHOLDS["vanishing"] * last, "below"),
             (THRESHOLDS["exploding"] * last, "above"),
@@ -324,12 +320,12 @@ def _label_axes(
 
 def _names(models: Sequence[LengthResult]) -> list[str]:
     """Names for the legend: of the models, or of the lengths of one model."""
-    if len(models) > 1 and len({each.model.name for each in models}) == 1:
-        return [f"{each.tokens:,} tokens" for each in models]
-    return [_label(each.model.name) for each in models]
+    if len(models) > 1 and len({result.model.name for result in models}) == 1:
+        return [f"{result.tokens:,} tokens" for result in models]
+    return [_label(result.model.name) for result in models]
 
 
-def _marks(mark: str, place: int, blocks: int) -> dict[str, Any]:
+def _marks(mark: str, curve: int, blocks: int) -> dict[str, Any]:
     """Markers that distinguish curves without colours; on long curves at some blocks
     only, different for each curve.
     """
@@ -338,7 +334,7 @@ def _marks(mark: str, place: int, blocks: int) -> dict[str, Any]:
         "marker": mark,
         "markersize": 3.5,
         "markerfacecolor": "none",
-        "markevery": (place % step, step),
+        "markevery": (curve % step, step),
     }
 
 

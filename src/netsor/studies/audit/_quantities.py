@@ -12,11 +12,10 @@ class Quantity(NamedTuple):
 
     name: str  # in files, and in the arrays
     title: str
-    meaning: str
+    meaning: str  # a caption: stands without the title
     log: bool = False  # drawn on a logarithmic axis, if it varies much
     digits: int = 3
-    # of weight, for those that are drawn together, a curve for each kind
-    kind: str = ""
+    kind: str = ""  # of weight: the kinds share a figure, with a curve each
 
 
 KINDS = {  # of weights, and which they are
@@ -35,16 +34,17 @@ KINDS = {  # of weights, and which they are
 END_KINDS = ("embedding", "head")  # those outside of blocks
 
 
-# besides gradients of kinds of weights
+# quantities with logarithmic axes, besides gradients of kinds of weights
 LOG = ("mean_square", "score_std", "grad", "grad_ratio")
 
 
-def _quantities(**words: tuple[str, str]) -> tuple[Quantity, ...]:
+def _quantities(**texts: tuple[str, str]) -> tuple[Quantity, ...]:
     """Quantities by their names, each with its title and its meaning."""
-    return tuple(
-        Quantity(name, *said, name in LOG, 4 if name == "loss" else 3)
-        for name, said in words.items()
-    )
+    quantities = []
+    for name, (title, meaning) in texts.items():
+        digits = 4 if name == "loss" else 3
+        quantities.append(Quantity(name, title, meaning, name in LOG, digits))
+    return tuple(quantities)
 
 
 def _gradients(*kinds: str) -> Iterator[Quantity]:
@@ -52,17 +52,20 @@ def _gradients(*kinds: str) -> Iterator[Quantity]:
     weights.
     """
     for kind in kinds:
-        square, ratio = (
-            f"|∂L/∂W|² of the {KINDS[kind]}, over all uses of each",
-            f"gradient²/weight², {kind}",
+        square = (
+            f"squared gradient |∂L/∂W|² of the {KINDS[kind]}, over all uses of each"
         )
         yield Quantity(
-            f"grad_{kind}", f"gradient², {kind}", square, log=True, kind=kind
+            name=f"grad_{kind}",
+            title=f"gradient², {kind}",
+            meaning=square,
+            log=True,
+            kind=kind,
         )
         yield Quantity(
-            f"grad_{kind}_ratio",
-            ratio,
-            f"{square}, over the mean of |W|²",
+            name=f"grad_{kind}_ratio",
+            title=f"gradient²/weight², {kind}",
+            meaning=f"{square}, divided by the mean of |W|²",
             log=True,
             kind=kind,
         )
@@ -71,97 +74,134 @@ def _gradients(*kinds: str) -> Iterator[Quantity]:
 FORWARD = _quantities(
     mean_square=(
         "mean square of the stream",
-        "of the residual stream after the block, over tokens and coordinates",
+        (
+            "mean square of the residual stream after each block, averaged over tokens"
+            " and coordinates"
+        ),
     ),
     attention_share=(
         "attention's share",
         (
-            "the mean square of what attention adds, over the sum of those of the"
-            " stream and of all that the block adds"
+            "mean square of attention's output, as a share of the sum of the mean"
+            " squares of the stream and of everything that the block adds to it"
         ),
     ),
     cross_share=(
         "cross-attention's share",
-        "the same of attention to the encoder; 0 in the encoder itself",
+        (
+            "mean square of the output of attention to the encoder, as a share of the"
+            " sum of the mean squares of the stream and of everything that the block"
+            " adds to it; 0 in the encoder itself"
+        ),
     ),
     mlp_share=(
         "MLP's share",
-        "the mean square that the MLP adds, as a share of that sum",
+        (
+            "mean square of the MLP's output, as a share of the sum of the mean squares"
+            " of the stream and of everything that the block adds to it"
+        ),
     ),
     cosine=(
         "cosine of tokens",
         (
-            "between the stream's vectors of two tokens, mean over pairs; 0 if one of"
-            " them is 0"
+            "cosine between the stream vectors of two tokens, averaged over pairs; 0 if"
+            " either vector is 0"
         ),
     ),
     effective_rank=(
         "effective rank",
         (
-            "exp of the entropy of the normalised eigenvalues of the tokens' Gram"
-            " matrix: how many directions they fill"
+            "number of directions that the tokens span: exp of the entropy of the"
+            " normalised eigenvalues of their Gram matrix"
         ),
     ),
     score_std=(
         "standard deviation of scores",
-        "of what the softmax is given, over heads and pairs of tokens",
+        (
+            "standard deviation of the inputs of the softmax, over heads and pairs of"
+            " tokens"
+        ),
     ),
-    score_max=("largest score", "over heads and pairs of tokens"),
+    score_max=(
+        "largest score",
+        "largest input of the softmax, over heads and pairs of tokens",
+    ),
     entropy=(
         "entropy of attention",
-        "of a row of weights, over that of uniform weights, mean over heads and tokens",
+        (
+            "entropy of a row of attention weights, relative to uniform weights,"
+            " averaged over heads and tokens"
+        ),
     ),
     largest_weight=(
         "largest weight",
-        "of attention, over heads and the rows of tokens that have a choice",
+        (
+            "largest attention weight over all heads, ignoring rows with only one"
+            " visible token"
+        ),
     ),
 )
 # of mixtures of experts
 ROUTING = _quantities(
     largest_load=(
         "load of the busiest expert",
-        "the tokens that it gets, over those of an even load",
+        "number of tokens routed to the busiest expert, relative to an even load",
     ),
-    least_load=("load of the idlest expert", "likewise; 0 if it gets no token"),
+    least_load=(
+        "load of the idlest expert",
+        "number of tokens routed to the idlest expert, relative to an even load",
+    ),
 )
 # of L, the loss of the first step, or a random readout if there are no logits
 BACKWARD = (
     Quantity(
         "grad_mean_square",
         "mean square of its gradient",
-        "of ∂L/∂x, x the stream after the block",
+        "mean square of ∂L/∂x, where x is the residual stream after each block",
         log=True,
     ),
     *_gradients(*(kind for kind in KINDS if kind not in END_KINDS)),
 )
 BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = _quantities(  # figures with a curve for each kind
-    grad=("squared gradients", "|∂L/∂W|² of the matrices of the block, by kind"),
+    grad=(
+        "squared gradients",
+        "squared gradients |∂L/∂W|² of the matrices of each block, by kind",
+    ),
     grad_ratio=(
         "squared gradients over squared weights",
-        "|∂L/∂W|² of these over the mean of |W|², by kind",
+        (
+            "squared gradients |∂L/∂W|² of the matrices of each block, divided by the"
+            " mean of |W|², by kind"
+        ),
     ),
 )
 FINAL = (
     *_quantities(
         logit_std=(
             "standard deviation of logits",
-            "over the vocabulary and the tokens that predict one",
+            (
+                "standard deviation of the logits, over the vocabulary and all"
+                " predicting positions"
+            ),
         ),
         loss=(
             "loss of the first step",
             (
-                "mean cross-entropy in nats of the next token, the token itself, or a"
-                " class"
+                "mean cross-entropy, in nats, of the next token, the token itself, or"
+                " the class"
             ),
         ),
         max_probability=(
             "largest probability",
-            "that the untrained model gives to any one token",
+            "highest probability the untrained model assigns to any token",
         ),
         grad_input=(
             "gradient at the embeddings",
-            "mean square of ∂L/∂x, x the stream before the first block",
+            (
+                "mean square of ∂L/∂x, where x is the residual stream before the first"
+                " block"
+            ),
         ),
     ),
     *_gradients(*END_KINDS),
@@ -182,6 +222,13 @@ def number(value: float) -> str:
     return f"{round(value / size) * size:,}"
 
 
+def amount(value: float, percent: bool) -> str:
+    """Three digits, as a number or in per cent: "56,600" or "13.6 %"."""
+    return f"{number(100 * value)} %" if percent else number(value)
+
+
 def join_words(words: Sequence[str]) -> str:
     """Words with commas, and "and" before the last."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -87,8 +87,11 @@ def _writing(model: Transformer, factor: float) -> dict[str, float]:
 
 def _embedded(model: Transformer, factor: float) -> dict[str, float]:
     """All that the stream begins with, times a factor; tied logits keep their size."""
-    names = ["std_position"] if model.positions == "learned" else []
-    names += ["std_type"] if model.std_type else []
+    names = []
+    if model.positions == "learned":
+        names.append("std_position")
+    if model.std_type:
+        names.append("std_type")
     if model.tied:
         return {
             "embedding_scale": model.embedding_scale * factor,
@@ -130,15 +133,11 @@ def branches(flagged: Flagged) -> Advice:
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     of_attention = np.median(attention, axis=0)
     of_mlp = np.median(draws["mlp_share"], axis=0)
-    if not of_attention.all() or not of_mlp.all():
-        if not of_attention.all():
-            name, other = "std_o", "std_out"
-        else:
-            name, other = "std_out", "std_o"
-        return Advice(
-            "Give the matrices of the branch that adds nothing a std above 0",
-            {name: getattr(model, other)},
-        )
+    words = "Give the matrices of the branch that adds nothing a std above 0"
+    if not of_attention.all():
+        return Advice(words, {"std_o": model.std_out})
+    if not of_mlp.all():
+        return Advice(words, {"std_out": model.std_o})
     odds = of_attention / of_mlp
     factor = float((odds.min() * odds.max()) ** -0.25)
     names: tuple[str, ...]
@@ -158,17 +157,18 @@ def rank(flagged: Flagged) -> Advice:
     what tokens differ in.
     """
     model, draws = flagged.model, flagged.draws
-    square = np.median(draws["mean_square"], axis=0)
-    start = float(np.median(draws["input_mean_square"]))
-    growth_of_stream = float(square.max()) / start if start else 1.0
-    # norms hide the growth, and not how much of a sum a branch is
     if model.order == "post":
+        # norms hide the growth, and not how much of a sum a branch is
         odds = []
         for name in ("attention_share", "mlp_share"):
             share = np.median(draws[name], axis=0)
             odds.append(float((share / np.maximum(1 - share, SMALLEST_REST)).max()))
-        growth_of_stream = max(odds)
-    factor = MARGIN * math.sqrt(2 * model.layers * max(1.0, growth_of_stream))
+        stream_growth = max(odds)
+    else:
+        largest = float(np.median(draws["mean_square"], axis=0).max())
+        embedding = float(np.median(draws["input_mean_square"]))
+        stream_growth = largest / embedding if embedding else 1.0
+    factor = MARGIN * math.sqrt(2 * model.layers * max(1.0, stream_growth))
     if model.order not in BEHIND:
         words = (
             "Lower the std of the matrices that write to the stream, so that tokens"
@@ -198,10 +198,8 @@ def entropy(flagged: Flagged) -> Advice:
             "Lower the std of the query and key matrices, or normalise queries and keys"
             " (QK-norm)"
         )
-        return Advice(
-            words,
-            changes | _multiplied(model, ("std_q", "std_k"), (MARGIN * std) ** -0.5),
-        )
+        changes |= _multiplied(model, ("std_q", "std_k"), (MARGIN * std) ** -0.5)
+        return Advice(words, changes)
     scale = model.d**-0.5 if model.score_scale is None else model.score_scale
     words = (
         "Lower the factor of the scores: queries and keys are normalised, so the std of"
@@ -293,18 +291,13 @@ def dominance(flagged: Flagged) -> Advice:
     multiplied with, and not its own.
     """
     model = flagged.model
-    sums = {
-        kind: flagged.draws[f"grad_{kind}"]
-        for kind in KINDS
-        if f"grad_{kind}" in flagged.draws
-    }
-
-    def median_sum(kind: str) -> float:
-        """The median over draws of the squared gradient of all blocks."""
-        squares = sums[kind]
-        return float(np.median(squares.reshape(len(squares), -1).sum(axis=1)))
-
-    kind = max(sums, key=median_sum)
+    medians: dict[str, float] = {}  # of the squared gradients of all blocks
+    for kind in KINDS:
+        if f"grad_{kind}" in flagged.draws:
+            squares = flagged.draws[f"grad_{kind}"]
+            sums = squares.reshape(len(squares), -1).sum(axis=1)
+            medians[kind] = float(np.median(sums))
+    kind = max(medians, key=medians.__getitem__)
     factor = MARGIN * math.sqrt(flagged.value / max(1 - flagged.value, 1e-12))
     names = [STDS.get(kind, f"std_{kind}")]
     if kind == "embedding" and model.positions == "learned" and not model.tied:

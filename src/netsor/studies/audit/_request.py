@@ -22,7 +22,7 @@ from ...models._description import SCALAR_STDS
 from ...models.measure._metric_program import ProgramModel
 from ...runtime._memory import check_memory
 from .. import _study
-from .._cost import refuse_large
+from .._cost import reject_large
 from ._cases import AuditCase, AuditTask, Model
 from ._findings import DECIDE
 
@@ -109,7 +109,7 @@ class Request(_study.Request):
             return
         case = self._subject(model, tokens, infinite, gradients=False)
         every_pair_has_score = infinite and not case.keeps_heads
-        refuse_large(model, tokens, every_pair_has_score, bool(self.gradients))
+        reject_large(model, tokens, every_pair_has_score, bool(self.gradients))
 
     def _with_limit(self, tokens: int) -> bool:
         """Whether to measure infinite widths at this length; with "both", at the first

@@ -33,12 +33,11 @@ class AuditResult(TableResult):
 
     @property
     def _measured(self) -> list[Draws]:
-        return [
-            draws
-            for audit in self.audits
-            for result in audit.lengths
-            for draws in result.measured
-        ]
+        measured: list[Draws] = []
+        for audit in self.audits:
+            for result in audit.lengths:
+                measured += result.measured
+        return measured
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
         return document(self.audits, self.differences, manifest)
@@ -47,66 +46,47 @@ class AuditResult(TableResult):
         """Medians and bands as data: a row for each model, length, set of widths,
         quantity and block.
         """
-        return [
-            row
-            for audit in self.audits
-            for result in audit.lengths
-            for row in result.rows()
-        ]
+        rows: list[dict[str, Any]] = []
+        for audit in self.audits:
+            for result in audit.lengths:
+                rows += result.rows()
+        return rows
 
     def _spent(self) -> dict[str, Any]:
-        parts = [
-            {
-                "model": each.subject.model.name,
-                "tokens": each.subject.tokens,
-                "infinite": each.subject.infinite,
-                "draws": each.draws,
-                "random_numbers": each.random_numbers,
-                "seconds": round(each.seconds, 3),
-                "precision": each.precision,
-            }
-            for each in self._measured
-        ]
+        parts = []
+        for draws in self._measured:
+            case = draws.subject
+            parts.append(
+                {
+                    "model": case.model.name,
+                    "tokens": case.tokens,
+                    "infinite": case.infinite,
+                    "draws": draws.draws,
+                    "random_numbers": draws.random_numbers,
+                    "seconds": round(draws.seconds, 3),
+                    "precision": draws.precision,
+                }
+            )
         findings = [[asdict(f) for f in audit.findings] for audit in self.audits]
         return {**super()._spent(), "parts": parts, "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `netsor audit --json` prints."""
-        every = []
-        # the numbers of the first length and the verdicts of all; then those of each
+        contents = []
         for audit in self.audits:
-            every.append(_of(audit))
+            # the numbers of the first length and the verdicts of all lengths
+            content = _as_dict(audit)
             if len(audit.lengths) > 1:
-                every[-1] |= {
-                    "lengths": list(map(_of, audit.lengths)),
-                    "changing": list(audit.changing),
-                }
-        content = every[0]
+                content["lengths"] = [_as_dict(result) for result in audit.lengths]
+                content["changing"] = list(audit.changing)
+            contents.append(content)
+        content = contents[0]
         if self.differences is not None:
-            content["compare"] = every[1:]
+            content["compare"] = contents[1:]
             if self.request.swept is not None:
                 field, values = self.request.swept
                 content["sweep"] = {"field": field, "values": list(values)}
-            fields = {
-                name: list(values) for name, values in self.differences.fields.items()
-            }
-            rules = [
-                {
-                    "rule": rule.rule,
-                    "preferred": list(rule.preferred),
-                    "changes": rule.changes,
-                    "why": rule.why,
-                    "verdicts": [finding.verdict for finding in rule.findings],
-                    "values": [finding.value for finding in rule.findings],
-                    "tokens": rule.findings[0].tokens[0],
-                }
-                for rule in self.differences.rules
-            ]
-            quantities = [
-                separated._asdict() for separated in self.differences.quantities
-            ]
-            lists = {"fields": fields, "rules": rules, "quantities": quantities}
-            content["differences"] = {**self.differences._asdict(), **lists}
+            content["differences"] = _differences_as_dict(self.differences)
         return {
             **content,
             "random_numbers": self.random_numbers,
@@ -138,11 +118,10 @@ class AuditResult(TableResult):
                         f" {finding.measured}"
                     )
                 if finding.verdict != OK:
-                    said = (
-                        f"{finding.name} {finding.verdict} at {finding.lengths_text}:"
-                        f" {finding.measured}"
+                    lines.append(
+                        f"{audit.model.name}: {finding.name} {finding.verdict} at"
+                        f" {finding.lengths_text}: {finding.measured}"
                     )
-                    lines.append(f"{audit.model.name}: {said}")
         return lines
 
     def assert_ok(self, *names: str) -> None:
@@ -193,34 +172,34 @@ class Audit(AuditResult, LengthResult):
     --------
     >>> gpt2 = ns.models.read("gpt2")
     >>> tiny = gpt2.replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-    >>> found = ns.audit(tiny, quick=True)
-    >>> found
+    >>> audit = ns.audit(tiny, quick=True)
+    >>> audit
     <Audit of gpt2: 16 draws; flagged: none; print it for the table>
-    >>> found["mean_square"].median.shape  # the embedding and the blocks
+    >>> audit["mean_square"].median.shape  # the embedding and the blocks
     (3,)
-    >>> found.actual["entropy"].shape  # draws, blocks
+    >>> audit.actual["entropy"].shape  # draws, blocks
     (16, 2)
-    >>> found.assert_ok("entropy", "rank", "loss")
+    >>> audit.assert_ok("entropy", "rank", "loss")
     >>> changed = ns.audit(tiny.replace(std=0.2), quick=True, seed=1)
-    >>> changed.departures(found.as_dict())[0].quantity
+    >>> changed.departures(audit.as_dict())[0].quantity
     'mean_square'
     """
 
     def __init__(self, lengths: Sequence[LengthResult]) -> None:
-        first, self.lengths, self.audits = lengths[0], tuple(lengths), (self,)
+        self.lengths = tuple(lengths)
+        self.audits = (self,)
+        first = lengths[0]
         super().__init__(
             first.request, first.model, first.tokens, first.actual, first.limit
         )
 
     def __repr__(self) -> str:
-        flagged = (
-            ", ".join(
-                finding.name for finding in self.findings if finding.verdict == FLAG
-            )
-            or "none"
+        flagged = [f.name for f in self.findings if f.verdict == FLAG]
+        draws = self.request.draws_of(self.tokens)
+        return (
+            f"<Audit of {self.model.name}: {draws} draws; flagged:"
+            f" {', '.join(flagged) or 'none'}; print it for the table>"
         )
-        drawn = f"{self.request.draws_of(self.tokens)} draws; flagged: {flagged}"
-        return f"<Audit of {self.model.name}: {drawn}; print it for the table>"
 
     def departures(
         self, baseline: str | Path | Mapping[str, Any] | Baseline
@@ -242,30 +221,30 @@ class Audit(AuditResult, LengthResult):
         """The verdict of each rule at the length where it is worst, with all lengths
         that have this verdict.
         """
-        found = []
-        for row in zip(*(result.findings for result in self.lengths), strict=True):
-            worst = min(row, key=lambda finding: STATUSES.index(finding.verdict))
-            found.append(
-                replace(
-                    worst,
-                    tokens=sum(
-                        (f.tokens for f in row if f.verdict == worst.verdict), ()
-                    ),
-                )
-            )
-        return tuple(found)
+        findings = []
+        for by_length in self._findings_by_rule():
+            worst = min(by_length, key=lambda finding: STATUSES.index(finding.verdict))
+            tokens: tuple[int, ...] = ()
+            for finding in by_length:
+                if finding.verdict == worst.verdict:
+                    tokens += finding.tokens
+            findings.append(replace(worst, tokens=tokens))
+        return tuple(findings)
+
+    def _findings_by_rule(self) -> list[tuple[Finding, ...]]:
+        """For each rule its finding at every length."""
+        return list(zip(*(result.findings for result in self.lengths), strict=True))
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The rules whose verdict depends on the length: found at one, not found at
+        """The rules whose verdict depends on the length: flagged at one, ok at
         another.
         """
-        rules = zip(*(result.findings for result in self.lengths), strict=True)
-        return tuple(
-            rule[0].name
-            for rule in rules
-            if {FLAG, OK} <= {finding.verdict for finding in rule}
-        )
+        names = []
+        for by_length in self._findings_by_rule():
+            if {FLAG, OK} <= {finding.verdict for finding in by_length}:
+                names.append(by_length[0].name)
+        return tuple(names)
 
 
 class Comparison(AuditResult, Several[Audit]):
@@ -280,7 +259,8 @@ class Comparison(AuditResult, Several[Audit]):
     """
 
     def __init__(self, audits: Sequence[Audit]) -> None:
-        self.audits, self.request = tuple(audits), audits[0].request
+        self.audits = tuple(audits)
+        self.request = audits[0].request
         self._by_name = {audit.model.name: audit for audit in audits}
 
     def __repr__(self) -> str:
@@ -301,7 +281,31 @@ class Comparison(AuditResult, Several[Audit]):
         return self.differences.preferred
 
 
-def _of(result: LengthResult) -> dict[str, Any]:
+def _differences_as_dict(differences: Differences) -> dict[str, Any]:
+    """The differences between models, for JSON."""
+    rules = []
+    for rule in differences.rules:
+        rules.append(
+            {
+                "rule": rule.rule,
+                "preferred": list(rule.preferred),
+                "changes": rule.changes,
+                "why": rule.why,
+                "verdicts": [finding.verdict for finding in rule.findings],
+                "values": [finding.value for finding in rule.findings],
+                "tokens": rule.findings[0].tokens[0],
+            }
+        )
+    return {
+        **differences._asdict(),
+        "fields": {name: list(values) for name, values in differences.fields.items()},
+        "rules": rules,
+        "quantities": [metric._asdict() for metric in differences.quantities],
+    }
+
+
+def _as_dict(result: LengthResult) -> dict[str, Any]:
+    """The numbers and findings at one length, for JSON."""
     model, request = result.model, result.request
     ids = request.ids_of(model)
     content: dict[str, Any] = {
@@ -316,11 +320,10 @@ def _of(result: LengthResult) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in result.findings],
     }
     if request.ranges:
-        ranges = ranges_of(result.best.arrays)
-        content["ranges"] = [
-            {**r._asdict(), "formats": [fit._asdict() for fit in r.formats]}
-            for r in ranges
-        ]
+        content["ranges"] = []
+        for activation in ranges_of(result.best.arrays):
+            formats = [fit._asdict() for fit in activation.formats]
+            content["ranges"].append({**activation._asdict(), "formats": formats})
     if model in request.refused:
         content |= {"limit": None, "no_limit": request.refused[model]}
     elif result.actual is not None and result.limit is not None:
@@ -338,14 +341,16 @@ def _summaries(draws: Draws) -> dict[str, Any]:
     entries are null without logits.
     """
     final = {q.name: None for q in FINAL if not q.name.startswith("grad")}
-    places: dict[int | None, dict[str, Any]] = {0: {}, None: final}
+    blocks: dict[int | None, dict[str, Any]] = {0: {}, None: final}
     for (block, name), numbers in draws.numbers.items():
         if not all(map(math.isfinite, numbers.values())):
             raise ValueError(
                 "a measured number is not finite: it leaves double precision"
             )
-        # finite widths have no error
-        ends = list(numbers)[: None if draws.subject.infinite else -1]
-        places.setdefault(block, {})[name] = {end: numbers[end] for end in ends}
-    last, embedding = places.pop(None), places.pop(0)
-    return {"embedding": embedding, "layers": list(places.values()), "final": last}
+        summary = dict(numbers)
+        if not draws.subject.infinite:  # finite widths have no error
+            del summary["error"]
+        blocks.setdefault(block, {})[name] = summary
+    final = blocks.pop(None)
+    embedding = blocks.pop(0)
+    return {"embedding": embedding, "layers": list(blocks.values()), "final": final}

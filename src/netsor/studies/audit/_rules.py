@@ -27,7 +27,7 @@ from ._findings import (
     outside_band,
     quantile_interval,
 )
-from ._quantities import BLOCKS, EVERY, KINDS, number
+from ._quantities import BLOCKS, EVERY, KINDS, amount, number
 
 NO_GRADIENTS = "gradients were not requested"
 
@@ -77,6 +77,7 @@ class Rule:
     # whose figure shows why the rule flags a model; None: that of the mean square
     quantity: str | None = None
     about_gradients: bool = False
+    percent: bool = False  # texts give value and threshold in per cent
 
     def finding(
         self,
@@ -86,30 +87,37 @@ class Rule:
         **interval: Any,
     ) -> Finding:
         """The finding, in words and as a number; or why the rule does not apply."""
+        if self.percent:
+            threshold = amount(self.threshold, percent=True)
+        else:
+            threshold = f"{self.threshold:,g}"
+        brief = ""
+        if value is not None:
+            brief = self.brief.format(value=amount(value, self.percent))
         return Finding(
             name=self.name,
-            rule=self.flags_if.format(threshold=f"{self.threshold:,g}"),
+            rule=self.flags_if.format(threshold=threshold),
             reason=self.why,
             measured=measured,
             verdict=verdict,
             value=value,
             threshold=self.threshold,
-            brief="" if value is None else self.brief.format(value=number(value)),
+            percent=self.percent,
+            brief=brief,
             **interval,
         )
 
-    def compared(self, text: str, is_it: Comparison, values: Floats) -> Finding:
+    def compared(self, text: str, comparison: Comparison, values: Floats) -> Finding:
         """The finding from the median of values; if undecided, with the number of draws
         that would settle it.
         """
-        verdict = is_it(values, self.threshold)
+        verdict = comparison(values, self.threshold)
         if verdict == UNDECIDED:
             draws = draws_needed(values, self.threshold)
-            text += (
-                f"; about {draws:,} draws decide"
-                if draws
-                else "; at the threshold: no number of draws decides"
-            )
+            if draws:
+                text += f"; about {draws:,} draws decide"
+            else:
+                text += "; at the threshold: no number of draws decides"
         low, high = quantile_interval(values, 0.5)
         return self.finding(
             text,
@@ -117,19 +125,16 @@ class Rule:
             _finite(float(np.median(values))),
             low=_finite(low),
             high=_finite(high),
-            above=is_it is above,
+            above=comparison is above,
         )
 
     def advised(self, inputs: RuleInput) -> Finding:
         """The finding, with what to change."""
         finding = self.judge(inputs, self)
         advice = remedies.Advice(f"{self.advice}.")
-        if (
-            self.remedy is not None
-            and finding.verdict == FLAG
-            and finding.value is not None
-            and inputs.model is not None
-        ):
+        is_flagged = finding.verdict == FLAG and finding.value is not None
+        if self.remedy is not None and inputs.model is not None and is_flagged:
+            assert finding.value is not None
             flagged = remedies.Flagged(
                 inputs.model, inputs.draws, finding.value, self.threshold
             )
@@ -161,6 +166,7 @@ def rule(
     remedy: Remedy | None = None,
     quantity: str | None = None,
     about_gradients: bool = False,
+    percent: bool = False,
 ) -> Callable[[Judge], Judge]:
     """Add a rule to the end of reports, whose judge is the decorated function.
 
@@ -180,6 +186,7 @@ def rule(
                 judge=judge,
                 quantity=quantity,
                 about_gradients=about_gradients,
+                percent=percent,
             )
         )
         return judge
@@ -187,7 +194,7 @@ def rule(
     return add
 
 
-def judged(inputs: RuleInput) -> tuple[Finding, ...]:
+def all_findings(inputs: RuleInput) -> tuple[Finding, ...]:
     """A finding for each rule, with what to change."""
     return tuple(rule.advised(inputs) for rule in RULES)
 
@@ -200,10 +207,11 @@ def rule_name(name: str) -> str:
     return name
 
 
-def ratio(a: Floats, b: Floats, otherwise: float) -> Floats:
-    """a/b; `otherwise` where both are 0."""
+def ratio(numerator: Floats, denominator: Floats, otherwise: float) -> Floats:
+    """Their ratio; `otherwise` where both are 0."""
+    both_zero = (numerator == 0) & (denominator == 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where((a == 0) & (b == 0), otherwise, a / b)
+        return np.where(both_zero, otherwise, numerator / denominator)
 
 
 @rule(
@@ -215,45 +223,44 @@ def ratio(a: Floats, b: Floats, otherwise: float) -> Floats:
     threshold=1e4,
     brief="stream grows ×{value} from the embedding to the end",
     why=(
-        "The token's own vector is then so small a part of the stream that carries it"
-        " that bf16, with steps of 0.4 to 0.8 %, hardly resolves it. The two ends of"
-        " the network are on other scales, and so are their gradients."
+        "The token's embedding is then so small relative to the stream that bf16"
+        " (0.4–0.8 % resolution) can barely represent it. The two ends of the network,"
+        " and their gradients, live on different scales."
     ),
     advice=remedies.EITHER,
     remedy=remedies.growth,
 )
 def _growth(inputs: RuleInput, rule: Rule) -> Finding:
     square = inputs.draws["mean_square"]
-    starts = [
-        inputs.draws[name]
-        for name in ("input_mean_square", "decoder_input_mean_square")
-        if name in inputs.draws
-    ]
-    ratios = [
-        ratio(square[:, last], start, 1.0)
-        for start, (_, last) in zip(starts, inputs.stacks, strict=True)
-    ]
-    most = int(np.argmax(np.median(ratios, axis=1)))
-    first, last = inputs.stacks[most]
-    whole = float(np.median(ratios[most]))
-    inside = float(np.median(ratio(square[:, last], square[:, first], 1.0)))
+    embeddings = []  # of each stack: encoder and decoder may have their own
+    for name in ("input_mean_square", "decoder_input_mean_square"):
+        if name in inputs.draws:
+            embeddings.append(inputs.draws[name])
+    growths = []
+    for embedding, (_, last) in zip(embeddings, inputs.stacks, strict=True):
+        growths.append(ratio(square[:, last], embedding, 1.0))
+    worst = int(np.argmax(np.median(growths, axis=1)))
+    first, last = inputs.stacks[worst]
+    overall = float(np.median(growths[worst]))
+    in_blocks = float(np.median(ratio(square[:, last], square[:, first], 1.0)))
     text = (
-        f"mean square {np.median(starts[most]):.3g} at the embedding,"
+        f"mean square {np.median(embeddings[worst]):.3g} at the embedding,"
         f" {np.median(square[:, first]):.3g} after block {first + 1},"
-        f" {np.median(square[:, last]):.3g} after block {last + 1}: {number(whole)}"
-        f" times in all, {number(inside)} times in the blocks"
+        f" {np.median(square[:, last]):.3g} after block {last + 1}: {number(overall)}"
+        f" times in all, {number(in_blocks)} times in the blocks"
     )
-    return rule.compared(text, above, ratios[most])
+    return rule.compared(text, above, growths[worst])
 
 
 @rule(
     name="branches",
     flags_if=(
-        "in some block one branch, attention or MLP, is less than {threshold} of what"
-        " the two add"
+        "in some block one branch, attention or MLP, contributes less than {threshold}"
+        " of the block's update"
     ),
     threshold=0.1,
-    brief="the weaker branch is {value} of what the two add",
+    percent=True,
+    brief="the weaker branch contributes {value} of the block's update",
     why=(
         "The other branch then decides what the next block sees, and learning through"
         " the weak one is slow at first."
@@ -272,17 +279,17 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     mlp = draws["mlp_share"]
     if not (attention + mlp).any():
         return rule.finding("neither branch adds anything")
-    part = ratio(attention, attention + mlp, 0.5)
-    medians = np.median(part, axis=0)
+    of_attention = ratio(attention, attention + mlp, 0.5)
+    medians = np.median(of_attention, axis=0)
     worst = int(np.argmin(np.minimum(medians, 1 - medians)))
     if medians[worst] < 0.5:
-        weaker, share = "attention", part
+        weaker, share = "attention", of_attention
     else:
-        weaker, share = "the MLP", 1 - part
+        weaker, share = "the MLP", 1 - of_attention
     text = (
         f"after block 1 the stream is {np.median(mlp[:, 0]):.0%} MLP output,"
         f" {np.median(attention[:, 0]):.0%} attention output; in block {worst + 1}"
-        f" {weaker} is {np.median(share[:, worst]):.2g} of what is added"
+        f" {weaker} contributes {100 * np.median(share[:, worst]):.2g} % of the update"
     )
     return rule.compared(text, below, share[:, worst])
 
@@ -290,11 +297,12 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
 @rule(
     name="rank",
     flags_if=(
-        "at the end the tokens fill less than {threshold} of the directions in which"
-        " they can differ"
+        "at the end the tokens span less than {threshold} of the directions available"
+        " to them"
     ),
     threshold=0.1,
-    brief="tokens fill {value} of the directions in which they can differ",
+    percent=True,
+    brief="tokens span {value} of the directions available to them",
     why=(
         "Tokens that point the same way look alike after a norm: the loss hardly"
         " depends on which is which."
@@ -307,16 +315,17 @@ def _rank(inputs: RuleInput, rule: Rule) -> Finding:
     if inputs.distinct < 2:
         return rule.finding("the tokens begin as one vector")
     rank = inputs.draws["effective_rank"]
+    # the stack whose last block has the lowest rank
     first, last = min(
         inputs.stacks, key=lambda stack: float(np.median(rank[:, stack[1]]))
     )
-    free = (rank[:, last] - 1) / (inputs.distinct - 1)
+    spanned = (rank[:, last] - 1) / (inputs.distinct - 1)
     text = (
         f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1},"
         f" {np.median(rank[:, last]):.3g} after block {last + 1}, of {inputs.distinct}"
         f" tokens; cosine {np.median(inputs.draws['cosine'][:, last]):.2g}"
     )
-    return rule.compared(text, below, free)
+    return rule.compared(text, below, spanned)
 
 
 @rule(
@@ -373,14 +382,13 @@ def _loss(inputs: RuleInput, rule: Rule) -> Finding:
     if inputs.uniform_loss is None or "loss" not in inputs.draws:
         return rule.finding("the model has no logits")
     excess = inputs.draws["loss"] - inputs.uniform_loss
-    middle = float(np.median(excess))
-    more = (
-        f"{middle:+.3g}"
-        if abs(middle) > inputs.rounding * inputs.uniform_loss
-        else "up to rounding"
-    )
+    median = float(np.median(excess))
+    if abs(median) > inputs.rounding * inputs.uniform_loss:
+        difference = f"{median:+.3g}"
+    else:
+        difference = "up to rounding"
     text = (
-        f"first loss {np.median(inputs.draws['loss']):.4g}, which is ln V {more};"
+        f"first loss {np.median(inputs.draws['loss']):.4g}, which is ln V {difference};"
         " logits have a standard deviation of"
         f" {np.median(inputs.draws['logit_std']):.3g}"
     )
@@ -496,7 +504,7 @@ def _exploding(inputs: RuleInput, rule: Rule) -> Finding:
 
 
 def _through_stack(
-    inputs: RuleInput, rule: Rule, is_it: Comparison, from_embedding: bool
+    inputs: RuleInput, rule: Rule, comparison: Comparison, from_embedding: bool
 ) -> Finding:
     """The mean square of the stream's gradient at the start of a stack over that at its
     end, in the worst stack.
@@ -509,25 +517,24 @@ def _through_stack(
         starts = [embedding]
     else:
         starts = [square[:, first] for first, _ in inputs.stacks]
-    ratios = [
-        ratio(start, square[:, last], 1.0)
-        for start, (_, last) in zip(starts, inputs.stacks, strict=True)
-    ]
+    ratios = []
+    for start, (_, last) in zip(starts, inputs.stacks, strict=True):
+        ratios.append(ratio(start, square[:, last], 1.0))
     medians = np.median(ratios, axis=1)
-    worst = int(np.argmin(medians) if is_it is below else np.argmax(medians))
+    worst = int(np.argmin(medians) if comparison is below else np.argmax(medians))
     first, last = inputs.stacks[worst]
-    start, whole = "", ""
+    at_embedding, overall = "", ""
     if len(inputs.stacks) == 1:
-        from_start = float(np.median(ratio(embedding, square[:, last], 1.0)))
-        start = f"{np.median(embedding):.3g} at the embedding, "
-        whole = f"{number(from_start)} times in all, "
-    inside = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
+        overall_ratio = float(np.median(ratio(embedding, square[:, last], 1.0)))
+        at_embedding = f"{np.median(embedding):.3g} at the embedding, "
+        overall = f"{number(overall_ratio)} times in all, "
+    in_blocks = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
     text = (
-        f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after"
-        f" block {first + 1}, {np.median(square[:, last]):.3g} after block {last + 1}:"
-        f" {whole}{number(inside)} times in the blocks"
+        f"mean square of the gradient {at_embedding}{np.median(square[:, first]):.3g}"
+        f" after block {first + 1}, {np.median(square[:, last]):.3g} after block"
+        f" {last + 1}: {overall}{number(in_blocks)} times in the blocks"
     )
-    return rule.compared(text, is_it, ratios[worst])
+    return rule.compared(text, comparison, ratios[worst])
 
 
 @rule(
@@ -596,24 +603,24 @@ def _scores(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _dominant(inputs: RuleInput, rule: Rule) -> Finding:
-    draws = {
-        kind: inputs.draws[f"grad_{kind}"]
-        for kind in KINDS
-        if f"grad_{kind}" in inputs.draws
-    }
-    if not draws:
+    sums: dict[str, Floats] = {}  # over all blocks
+    for kind in KINDS:
+        if f"grad_{kind}" in inputs.draws:
+            squares = inputs.draws[f"grad_{kind}"]
+            squares = squares.reshape(len(squares), -1)
+            # equal columns are one parameter, which blocks share
+            sums[kind] = np.unique(squares, axis=1).sum(axis=1)
+    if not sums:
         return rule.finding(NO_GRADIENTS)
-    # over all blocks; equal columns are one parameter, which blocks share
-    sums = {
-        kind: np.unique(squares.reshape(len(squares), -1), axis=1).sum(axis=1)
-        for kind, squares in draws.items()
-    }
     total: Floats = np.sum(list(sums.values()), axis=0)
     if not total.any():
         return rule.finding("no weight receives a gradient")
-    shares = {kind: ratio(part, total, 0.0) for kind, part in sums.items()}
-    medians = {kind: float(np.median(share)) for kind, share in shares.items()}
-    largest, next_largest = sorted(medians, key=lambda kind: -medians[kind])[:2]
+    shares: dict[str, Floats] = {}
+    medians: dict[str, float] = {}
+    for kind, kind_sum in sums.items():
+        shares[kind] = ratio(kind_sum, total, 0.0)
+        medians[kind] = float(np.median(shares[kind]))
+    largest, next_largest = sorted(medians, key=medians.__getitem__, reverse=True)[:2]
     text = (
         f"of the squared gradient of all weights {medians[largest]:.2g} is that of one"
         f" kind ({largest}), {medians[next_largest]:.2g} of the next ({next_largest})"

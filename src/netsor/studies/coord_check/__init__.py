@@ -80,13 +80,13 @@ def coord_check(
         Numbers of blocks, for exponents of the depth; with one width, by default the
         model's.
     optimiser : str or callable
-        "sgd", "muon" or "adam". For a PyTorch module also a function of it that returns
-        its optimiser (SGD, Adam, AdamW or Muon of `torch.optim`) with the learning
-        rates. You can also write `optimizer` and `parametrization`.
+        "sgd", "muon", "adam" or "lion". For a PyTorch module also a function of it that
+        returns its optimiser (SGD, Adam, AdamW or Muon of `torch.optim`) with the
+        learning rates. You can also write `optimizer` and `parametrization`.
     steps : int
         The number of steps; changes are those over all of them, and a table has the
-        exponents after each. From the second on, Muon has momentum and Adam both
-        moments, with PyTorch's defaults.
+        exponents after each. From the second on, Muon and Lion have momentum and Adam
+        both moments, with the defaults of `ns.optim`.
     lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or a dict of them by kind
         of weight. For a function, what `ns.step` takes: a number, a function of (in,

@@ -41,7 +41,7 @@ from ...models import Transformer
 from ...models._training import KINDS, WeightUse, training, unit_vectors
 from ...optim import NAMED
 from ...programs._program import Program
-from .._idle_settings import refuse_idle_rates
+from .._idle_settings import reject_idle_rates
 from .._output_dir import Arrays
 from .._parametrisation import GROW_HEAD_DIM, Parametrisation
 from .._study import DrawTask
@@ -166,6 +166,7 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
         name, block, before, mask = watched
         squares[Entry(SIZE, name, block)] = square(before, mask)
         squares[Entry(CHANGE, name, block)] = square(new - before, mask)
+    # behind the activations come the products of weights
     for act, new in zip(net.acts, last[count:], strict=False):
         if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
@@ -219,9 +220,9 @@ def limits(
                 Program(number).plan(n=inf)
             except ExactError as error:
                 refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
-    with_limit = {
-        entry: number for entry, number in entries.items() if entry not in refused
-    }
+    with_limit = dict(entries)
+    for entry in refused:
+        del with_limit[entry]
     return with_limit, refused
 
 
@@ -230,8 +231,8 @@ def square(x: Any, mask: Bools | None = None) -> Scalar:
     mask.
     """
     if isinstance(x, Vector):
-        one = x.reshape(-1)[:, None]
-        return mean_dot(one, one).mean()
+        column = x.reshape(-1)[:, None]
+        return mean_dot(column, column).mean()
     squares: Scalar = x * x
     if mask is not None and not mask.all():
         squares = squares * (mask.astype(np.float64) * (mask.size / mask.sum()))
@@ -361,10 +362,10 @@ def _is_promise(promise: Any) -> bool:
     """Whether it can be the promise of a program."""
     if not isinstance(promise, Mapping) or not promise.keys() <= {"features", "logits"}:
         return False
-    return all(
-        isinstance(exponent, int | float) and -4 <= exponent <= 4
-        for exponent in promise.values()
-    )
+    for exponent in promise.values():
+        if not isinstance(exponent, int | float) or not -4 <= exponent <= 4:
+            return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,13 +393,11 @@ class Request(TrainingRequest):
 
     def __post_init__(self) -> None:
         self._set("depths", sizes_of("depths", self.depths))
-        if (
-            self.widths is None
-            and self.axis == "depth"
-            and isinstance(self.model, Transformer)
-        ):
+        is_against_depth = self.widths is None and self.axis == "depth"
+        if is_against_depth and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
-        if not (callable(self.eps) and self.own):
+        has_eps_by_weight = callable(self.eps) and self.own
+        if not has_eps_by_weight:
             real(self.eps, "eps", least=0, most=1)
         super().__post_init__()
         if self.lr is None:
@@ -411,7 +410,7 @@ class Request(TrainingRequest):
             _learning_rate(self.lr)
         if len(self.widths) > 1 and self.axis == "depth":
             raise ValueError("widths and depths: one of them must be a single number")
-        if not (callable(self.eps) and self.own):
+        if not has_eps_by_weight:
             self._check_eps()
         elif "eps" not in NAMED[self.optimiser].takes:
             raise ArgumentError(
@@ -449,7 +448,7 @@ class Request(TrainingRequest):
             raise ArgumentError(
                 "lr", kind, f"for one of the kinds of weights {', '.join(KINDS)}"
             )
-        refuse_idle_rates(list(self.lr), model)
+        reject_idle_rates(list(self.lr), model)
         return {kind: _learning_rate(self.lr.get(kind, default)) for kind in KINDS}
 
     @property

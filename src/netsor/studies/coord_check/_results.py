@@ -242,11 +242,12 @@ class Check(Mapping[str, Verdict]):
         if request.axis != "width" or not self.rule.is_maximal or not self.broken:
             return []
         cases = [case for case in request.cases(self.rule) if math.isfinite(case.width)]
-        ends = [
-            SizedNetwork(case.width, case.widths, case.network)
-            for case in (cases[0], cases[-1])
-        ]
-        return scales_of(ends[0], ends[1], request.optimiser)
+        narrowest, widest = cases[0], cases[-1]
+        return scales_of(
+            SizedNetwork(narrowest.width, narrowest.widths, narrowest.network),
+            SizedNetwork(widest.width, widest.widths, widest.network),
+            request.optimiser,
+        )
 
     @property
     def kept(self) -> bool:
@@ -258,8 +259,10 @@ class Check(Mapping[str, Verdict]):
         """The names of activations and updates that grow or shrink more than
         expected.
         """
-        updates = (f"update of {v.entry.name}" for v in broken(self.updates))
-        return [*(v.entry.name for v in broken(self.verdicts)), *updates]
+        names = [verdict.entry.name for verdict in broken(self.verdicts)]
+        for verdict in broken(self.updates):
+            names.append(f"update of {verdict.entry.name}")
+        return names
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each entry and width (or depth), and one for its limit."""
@@ -294,19 +297,20 @@ class Check(Mapping[str, Verdict]):
         """For JSON: the parametrisation, all exponents with their verdicts, and what to
         change.
         """
+        by_step = []
+        for k, verdicts in enumerate(self.by_step, 1):
+            by_step.append({"step": k, "exponents": _exponents_by_name(verdicts)})
+        statuses = {}
+        for verdict in (*self.verdicts, *self.updates):
+            statuses[verdict.entry.name] = verdict.status
         return {
             "parametrisation": self.rule.fields(),
             "activations": [self._object(v) for v in self.blocks(CHANGE)],
             "updates": [self._object(v) for v in self.blocks(UPDATE)],
             "before": [self._object(v, judge=False) for v in self.blocks(SIZE)],
-            "by_step": [
-                {"step": k, "exponents": _exponents_by_name(verdicts)}
-                for k, verdicts in enumerate(self.by_step, 1)
-            ],
+            "by_step": by_step,
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
-            "statuses": {
-                v.entry.name: v.status for v in (*self.verdicts, *self.updates)
-            },
+            "statuses": statuses,
             "advice": self.advice,
             "limit": self._limit_objects(),
             "no_limit": self.no_limit,
@@ -316,16 +320,17 @@ class Check(Mapping[str, Verdict]):
         """The sizes at infinite width, for JSON; None if it was not requested."""
         if self.limit is None:
             return None
-        return [
-            {
-                "what": entry.what,
-                "name": entry.name,
-                "block": entry.block,
-                **_finite_ends(self.limit_size(entry)),
-            }
-            for entry in self.limit
-            if entry.step is None
-        ]
+        objects = []
+        for entry in self.limit:
+            if entry.step is None:
+                content = {
+                    "what": entry.what,
+                    "name": entry.name,
+                    "block": entry.block,
+                    **_finite_ends(self.limit_size(entry)),
+                }
+                objects.append(content)
+        return objects
 
     def _object(self, verdict: Verdict, judge: bool = True) -> dict[str, Any]:
         """An activation or a weight in one block, for JSON; sizes before the step are
@@ -362,10 +367,11 @@ def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 def _finite_ends(size: Size) -> dict[str, float | None]:
     """A size and its interval, for JSON, which has no infinity."""
-    return {
-        name: value if math.isfinite(value) else None
-        for name, value in size._asdict().items()
-    }
+    ends: dict[str, float | None] = dict(size._asdict())
+    for name, value in size._asdict().items():
+        if not math.isfinite(value):
+            ends[name] = None
+    return ends
 
 
 def _verdict_of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
@@ -382,15 +388,15 @@ def _conclusion(check: Check) -> doc.Item:
     axis = check.request.axis
     statuses = [v.status for v in (*check.verdicts, *check.updates)]
     undecided = statuses.count(UNDECIDED)
-    parts = [
+    texts = [
         *_broken_text(check.verdicts, "activations", axis),
         *_broken_text(check.updates, "updates", axis),
     ]
-    if not parts:
+    if not texts:
         confirmed = f"{statuses.count(OK)} of {len(statuses)} confirmed"
-        parts.append(f"nothing grows or shrinks more than expected; {confirmed}")
+        texts.append(f"nothing grows or shrinks more than expected; {confirmed}")
     if undecided:
-        parts.append(f"{undecided} undecided")
+        texts.append(f"{undecided} undecided")
     sentences = [check.rule.words, *check.advice]
     if undecided and check.kept:
         sentences.append(
@@ -402,17 +408,17 @@ def _conclusion(check: Check) -> doc.Item:
         status = UNDECIDED
     else:
         status = OK
-    more = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences]
-    return doc.Item(status, check.name, "; ".join(parts), more)
+    explanations = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences]
+    return doc.Item(status, check.name, "; ".join(texts), explanations)
 
 
-def _broken_text(verdicts: Sequence[Verdict], what: str, axis: str) -> list[str]:
+def _broken_text(verdicts: Sequence[Verdict], noun: str, axis: str) -> list[str]:
     """How many grow or shrink, in a list of one text; an empty list if none does."""
     flagged = broken(verdicts)
     if not flagged:
         return []
     verbs = {"grow" if v.verdict == GROWS else "shrink" for v in flagged}
-    count = f"{len(flagged)} of {len(verdicts)} {what}"
+    count = f"{len(flagged)} of {len(verdicts)} {noun}"
     return [f"{count} {' or '.join(sorted(verbs))} with {axis}"]
 
 
@@ -565,10 +571,11 @@ class CoordCheck(ByParametrisation[Check]):
 
     @property
     def _verdict(self) -> str:
-        return "; ".join(
-            f"{c.name} {'nothing unexpected' if c.kept else 'not as expected'}"
-            for c in self.parts
-        )
+        texts = []
+        for check in self.parts:
+            conclusion = "nothing unexpected" if check.kept else "not as expected"
+            texts.append(f"{check.name} {conclusion}")
+        return "; ".join(texts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
         request = self.request
@@ -639,10 +646,10 @@ class CoordCheck(ByParametrisation[Check]):
         rows: list[doc.Row] = []
         for check in self.parts:
             for k, verdict in enumerate(check.verdicts):
-                cells = [
-                    _exponent_cell(after[k], short=True) for after in check.by_step
-                ]
-                rows.append([f"{check.name}, {verdict.entry.name}", *cells])
+                row: list[str | Cell] = [f"{check.name}, {verdict.entry.name}"]
+                for verdicts_after_step in check.by_step:
+                    row.append(_exponent_cell(verdicts_after_step[k], short=True))
+                rows.append(row)
         table = Table(["", *(f"step {k}" for k in range(1, steps + 1))], rows)
         return [Section("Exponents of changes after each step", [table])]
 
@@ -659,11 +666,10 @@ class CoordCheck(ByParametrisation[Check]):
             for names, why in check.no_limit.items():
                 blocks.append(Paragraph(f"No limit of {names}: {why}."))
             sections.append(Section(f"{check.name}: sizes", blocks, "verbose"))
-            in_blocks = [
-                verdict
-                for verdict in (*check.blocks(CHANGE), *check.blocks(UPDATE))
-                if verdict.entry.block is not None
-            ]
+            in_blocks = []
+            for verdict in (*check.blocks(CHANGE), *check.blocks(UPDATE)):
+                if verdict.entry.block is not None:
+                    in_blocks.append(verdict)
             if in_blocks:
                 table = size_table(check, in_blocks, "every block")
                 title = f"{check.name}: every block"

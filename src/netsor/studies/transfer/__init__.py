@@ -113,8 +113,8 @@ def transfer(
         By default each width has its own, a factor of 2 apart: seven, and four more at
         an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
-        "sgd", "muon" or "adam", as in `ns.coord_check` over several steps. For a
-        function also what `ns.train` takes; a name then has the learning rate 1. You
+        "sgd", "muon", "adam" or "lion", as in `ns.coord_check` over several steps. For
+        a function also what `ns.train` takes; a name then has the learning rate 1. You
         can also write `optimizer` and `parametrization`.
     eps : float
         ε of Adam, if `optimiser` is its name. For a model it is that at its own width,

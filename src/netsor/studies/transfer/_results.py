@@ -342,12 +342,16 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     """
     middle = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
     rows = np.arange(len(y))
-    x0, x1, x2 = x[middle - 1], x[middle], x[middle + 1]
-    y0, y1, y2 = y[rows, middle - 1], y[rows, middle], y[rows, middle + 1]
-    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    bend = np.where(right > left, right - left, 1.0)
-    vertex = 0.5 * (x0 + x1) - 0.5 * left * (x2 - x0) / bend
-    return np.asarray(np.where(right > left, np.clip(vertex, x0, x2), x1))
+    # three points of each row, and the slopes between them
+    x0, y0 = x[middle - 1], y[rows, middle - 1]
+    x1, y1 = x[middle], y[rows, middle]
+    x2, y2 = x[middle + 1], y[rows, middle + 1]
+    left_slope = (y1 - y0) / (x1 - x0)
+    right_slope = (y2 - y1) / (x2 - x1)
+    is_convex = right_slope > left_slope
+    bend = np.where(is_convex, right_slope - left_slope, 1.0)
+    vertex = 0.5 * (x0 + x1) - 0.5 * left_slope * (x2 - x0) / bend
+    return np.asarray(np.where(is_convex, np.clip(vertex, x0, x2), x1))
 
 
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
@@ -398,20 +402,19 @@ def _loss_table(sweep: Sweep) -> Table:
 
 def _conclusion(sweep: Sweep) -> Item:
     """The conclusion for one parametrisation, or what to do to reach one."""
-    more = [
-        f"No law at width {width_text(width)}: {why}."
-        for width, why in sweep.refused.items()
-    ]
+    details = []
+    for width, reason in sweep.refused.items():
+        details.append(f"No law at width {width_text(width)}: {reason}.")
     if sweep.verdict == OUTSIDE:
-        return Item(UNDECIDED, sweep.name, OUTSIDE, more + _missing_rates(sweep))
+        return Item(UNDECIDED, sweep.name, OUTSIDE, details + _missing_rates(sweep))
     exponent = f"exponent {_exponent_text(sweep.exponent)}"
     if sweep.verdict == UNKNOWN:
-        more.append("More draws, larger widths or a finer grid settle it.")
+        details.append("More draws, larger widths or a finer grid settle it.")
         text = (
             f"{exponent}, neither within ±{TOLERANCE} nor outside for all larger widths"
         )
-        return Item(UNDECIDED, sweep.name, text, more)
-    return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", more)
+        return Item(UNDECIDED, sweep.name, text, details)
+    return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", details)
 
 
 def _missing_rates(sweep: Sweep) -> list[str]:
@@ -426,24 +429,25 @@ def _missing_rates(sweep: Sweep) -> list[str]:
         if not widths:
             continue
         noun = "width" if len(widths) == 1 else "widths"
-        where = f"{noun} {', '.join(map(width_text, widths))}"
+        listed = ", ".join(width_text(width) for width in widths)
         rate = f"{sweep.curves[widths[0]].lr[end]:.3g}"
         sentences.append(
-            f"At {where} the best rate is at the end of the grid: add rates"
+            f"At {noun} {listed} the best rate is at the end of the grid: add rates"
             f" {larger} than {rate}."
         )
     return sentences
 
 
 def _status(sweep: Sweep) -> str:
+    """OK if the rate transfers, FLAG if not; undecided if draws leave it open."""
     if sweep.transfers:
         return OK
     return UNDECIDED if sweep.verdict in (UNKNOWN, OUTSIDE) else FLAG
 
 
 def _exponent_text(exponent: ExponentInterval) -> str:
-    ends = [round(number, 2) + 0.0 for number in exponent]  # no −0
-    return "{:+.2f} ({:+.2f}, {:+.2f})".format(*ends)
+    value, low, high = (round(number, 2) + 0.0 for number in exponent)  # no −0
+    return f"{value:+.2f} ({low:+.2f}, {high:+.2f})"
 
 
 class Transfer(ByParametrisation[Sweep]):
@@ -524,7 +528,9 @@ class Transfer(ByParametrisation[Sweep]):
         parametrisation; a figure.
         """
         widths = self.request.widths
-        losses = [curve.loss for sweep in self.parts for curve in sweep.curves.values()]
+        losses: list[Floats] = []
+        for sweep in self.parts:
+            losses += [curve.loss for curve in sweep.curves.values()]
         top = SEEN * max(loss[0] for loss in losses)
         bottom = min(loss.min() for loss in losses) / SEEN
 
@@ -533,9 +539,9 @@ class Transfer(ByParametrisation[Sweep]):
 
             lines: dict[str, Any] = {}
             for k, (width, curve) in enumerate(sweep.curves.items()):
-                place = widths.index(width) / (len(widths) - 1)
+                shade = 0.9 * widths.index(width) / (len(widths) - 1)
                 style = {
-                    "color": colormaps["viridis"](0.9 * place),
+                    "color": colormaps["viridis"](shade),
                     "marker": MARKS[k % len(MARKS)],
                 }
                 lines[width_text(width)] = _draw_curve(axes, curve, top, style)

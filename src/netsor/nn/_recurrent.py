@@ -1,0 +1,678 @@
+"""Recurrent token mixers: linear attention, retention, Mamba-2, the gated delta rule.
+
+In the models these layers update a matrix of states, token by token. Unrolled, every
+output is a combination y_t = Σ_{s ≤ t} c_ts v_s of the values. The coefficients are
+functions of scalars: dots of queries and keys, and decays, steps and gates, which are
+readouts ⟨w, x_t⟩ of the tokens. So each layer is a program with dots, like attention
+with another function in place of softmax. All are causal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .._validate import SCALE, as_number, numbers, one_of, real, scale, whole
+from ..functions.recurrence import DECAYS, SOFTPLUS, UNIT_LOWER_INVERSE
+from ..language import (
+    Scalar,
+    TraceError,
+    Vector,
+    Width,
+    concat,
+    data,
+    dot,
+    erf,
+    gaussian,
+    mean_dot,
+    relu,
+    rms_norm,
+    sigmoid,
+    silu,
+    weight,
+)
+from ..language import rotary as rotate
+from ..language.values._scalar import ScalarLike, applied, as_scalar
+from ..language.values._vector import as_vector
+from ..language.values._width import as_width
+from ._attention import Rotary
+from ._block import affine, call_layer, scales
+
+Layer = Callable[[Vector], Vector]
+MAX_KERNEL = 64  # taps of a convolution: each is a vector of weights
+
+
+def linear_attention(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    *,
+    value_dim: Width | int | None = None,
+    groups: int | None = None,
+    feature_map: Layer | None = None,
+    normalize: bool = False,
+    eps: float = 1e-10,
+    rotary: Rotary | None = None,
+    conv: int | Layer | None = None,
+    norm: Layer | None = None,
+    gate: Layer | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float | Scalar = 1.0,
+    sigma_k: float | Scalar = 1.0,
+    sigma_v: float | Scalar = 1.0,
+    sigma_gate: float | Scalar = 1.0,
+    sigma_o: float | Scalar = 1.0,
+    sigma_b: float = 0.0,
+) -> Vector:
+    """Causal linear attention over the tokens along the last axis of x.
+
+    S_t = S_{t−1} + v_t φ(k_t)^T, y_t = S_t φ(q_t), in each head. Unrolled, y_t =
+    Σ_{s ≤ t} p_ts v_s with p_ts = d^(−1/2) ⟨φ(q_t), φ(k_s)⟩.
+
+    Parameters
+    ----------
+    x : Vector
+        Tokens, (…, tokens).
+    heads : int
+        The number of heads.
+    head_dim : Width or int, optional
+        d, the width of queries and keys; by default that of x.
+    value_dim : Width or int, optional
+        The width of values; by default `head_dim`.
+    groups : int, optional
+        The number of key and value heads, each shared by heads/groups consecutive query
+        heads.
+    feature_map : callable, optional
+        φ, a function of vectors; by default the identity. If φ(q) and φ(k) have means
+        other than 0, use `scaling="linear"`, or "none" with an integer `head_dim`.
+    normalize : bool
+        Divide by Σ_s p_ts + eps. Use it with a positive feature map.
+    eps : float
+        Added to the normaliser.
+    rotary : Rotary, optional
+        Positions of queries and keys, before the feature map.
+    conv : int or callable, optional
+        Applied to queries, keys and values. An integer K stands for
+        `ns.silu(ns.nn.depthwise_conv(u, K, head_axes=1))`.
+    norm : callable, optional
+        A norm of the output of each head, such as `ns.rms_norm`.
+    gate : callable, optional
+        An activation, such as `ns.silu`: outputs of heads are multiplied by gate(W x),
+        after `norm`.
+    scaling : str or float
+        "sqrt" divides ⟨q, k⟩ by √d, "linear" by d, "none" leaves it; a number c
+        multiplies d^(−1/2) ⟨q, k⟩.
+    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o : float or Scalar
+        Standard deviations of the matrices of queries, keys, values, the gate and the
+        output, as `std` of `ns.weight`.
+    sigma_b : float
+        The standard deviation of the entries of all biases.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> y = ns.nn.linear_attention(ns.tanh(ns.gaussian(n, 4)), heads=2)
+    >>> ns.Program(y).check().verdict
+    'proved'
+    """
+    operation = "linear_attention"
+    layer = _Heads(x, heads, groups, operation)
+    width = x.width if head_dim is None else as_width(head_dim, operation, "head_dim")
+    values_width = width
+    if value_dim is not None:
+        values_width = as_width(value_dim, operation, "value_dim")
+    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+        operation,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_gate=sigma_gate,
+        sigma_o=sigma_o,
+        sigma_b=sigma_b,
+    )
+    normalize = one_of(normalize, "normalize", operation, (True, False))
+    eps = real(eps, "eps", operation, least=0, most=SCALE)
+    q = affine(x, width, sigma_q, sigma_b, layer.heads, "W^Q")
+    k = affine(x, width, sigma_k, sigma_b, layer.groups, "W^K")
+    v = affine(x, values_width, sigma_v, sigma_b, layer.groups, "W^V")
+    q, k, v = (layer.convolved(u, conv) for u in (q, k, v))
+    q = layer.with_positions(q, rotary)
+    k = layer.with_positions(k, rotary)
+    if feature_map is not None:
+        q = call_layer(feature_map, q, "feature_map", operation)
+        k = call_layer(feature_map, k, "feature_map", operation)
+    scores = _scaled_dots(q, layer.of_heads(k), scaling, operation)
+    coefficients = scores * np.tri(layer.tokens)
+    if normalize:
+        sums = coefficients.sum(-1)
+        coefficients = coefficients / (sums + eps)[..., None]
+    y = coefficients @ layer.of_heads(v)
+    y = layer.normed(y, norm)
+    y = layer.gated(y, gate, sigma_gate, sigma_b)
+    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+
+
+def retention(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    *,
+    value_dim: Width | int | None = None,
+    decay: npt.ArrayLike | None = None,
+    rotary: Rotary | None = None,
+    norm: Layer | None = None,
+    gate: Layer | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float | Scalar = 1.0,
+    sigma_k: float | Scalar = 1.0,
+    sigma_v: float | Scalar = 1.0,
+    sigma_gate: float | Scalar = 1.0,
+    sigma_o: float | Scalar = 1.0,
+    sigma_b: float = 0.0,
+) -> Vector:
+    """Retention (RetNet): linear attention whose state decays at a fixed rate.
+
+    S_t = γ S_{t−1} + v_t k_t^T, y_t = S_t q_t. Unrolled, y_t = Σ_{s ≤ t} γ^(t−s) p_ts
+    v_s with p_ts = d^(−1/2) ⟨q_t, k_s⟩. RetNet itself has `rotary=ns.nn.Rotary()`,
+    `norm=ns.rms_norm`, `gate=ns.silu` and `value_dim=2 * head_dim`. The other
+    parameters are those of `linear_attention`.
+
+    Parameters
+    ----------
+    decay : float or array_like, optional
+        γ from 0 to 1: one number, or one for each head. By default 1 − 2^(−5−a) in head
+        a = 0, 1, …, as in RetNet.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> y = ns.nn.retention(ns.tanh(ns.gaussian(n, 4)), heads=2, decay=0.9)
+    >>> ns.Program(y).check().verdict
+    'proved'
+    """
+    operation = "retention"
+    layer = _Heads(x, heads, None, operation)
+    width = x.width if head_dim is None else as_width(head_dim, operation, "head_dim")
+    values_width = width
+    if value_dim is not None:
+        values_width = as_width(value_dim, operation, "value_dim")
+    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+        operation,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_gate=sigma_gate,
+        sigma_o=sigma_o,
+        sigma_b=sigma_b,
+    )
+    if decay is None:
+        gammas = 1.0 - 2.0 ** (-5.0 - np.arange(layer.heads))
+    else:
+        gammas = layer.numbers_per_head(decay, "decay")
+        if not ((gammas >= 0) & (gammas <= 1)).all():
+            raise TraceError(operation, "decay", decay, "numbers from 0 to 1")
+    q = affine(x, width, sigma_q, sigma_b, layer.heads, "W^Q")
+    k = affine(x, width, sigma_k, sigma_b, layer.heads, "W^K")
+    v = affine(x, values_width, sigma_v, sigma_b, layer.heads, "W^V")
+    q = layer.with_positions(q, rotary)
+    k = layer.with_positions(k, rotary)
+    positions = np.arange(layer.tokens)
+    distance = np.maximum(np.subtract.outer(positions, positions), 0)
+    powers = gammas[:, None, None] ** distance * np.tri(layer.tokens)  # 0^0 = 1
+    leading = (layer.heads, *(1,) * (x.ndim - 1))
+    scores = _scaled_dots(q, k, scaling, operation)
+    y = (scores * powers.reshape(*leading, *distance.shape)) @ v
+    y = layer.normed(y, norm)
+    y = layer.gated(y, gate, sigma_gate, sigma_b)
+    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+
+
+def mamba2(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int,
+    state_dim: Width | int,
+    *,
+    groups: int = 1,
+    rates: ScalarLike | None = None,
+    dt_bias: ScalarLike = 0.0,
+    dt_limits: tuple[float, float] | None = None,
+    skip: ScalarLike | None = None,
+    conv: int | Layer | None = None,
+    norm: Layer | None = None,
+    gate: Layer | None = None,
+    scaling: str | float = "none",
+    sigma_q: float | Scalar = 1.0,
+    sigma_k: float | Scalar = 1.0,
+    sigma_v: float | Scalar = 1.0,
+    sigma_dt: float | Scalar = 1.0,
+    sigma_gate: float | Scalar = 1.0,
+    sigma_o: float | Scalar = 1.0,
+    sigma_b: float = 0.0,
+) -> Vector:
+    """Mamba-2, a state-space layer whose states decay by a scalar in each head.
+
+    S_t = e^(−a Δ_t) S_{t−1} + Δ_t v_t B_t^T, y_t = S_t C_t + D v_t, with steps Δ_t =
+    softplus(⟨w, x_t⟩ + dt_bias). Unrolled, y_t = Σ_{s ≤ t} ⟨C_t, B_s⟩
+    e^(−a (Δ_{s+1} + … + Δ_t)) Δ_s v_s + D v_t. C are the queries, B the keys and v the
+    values, `x` in the code of Mamba-2. Mamba-2 itself has `conv=4`, `gate=ns.silu`,
+    `norm=ns.rms_norm`, `skip=1.0`. The other parameters are those of
+    `linear_attention`.
+
+    Parameters
+    ----------
+    head_dim : Width or int
+        The width of the values of a head.
+    state_dim : Width or int
+        The dimension N of B and C.
+    groups : int
+        The number of B and C, each shared by heads/groups consecutive heads.
+    rates : float, array_like or Scalar, optional
+        a = −A = exp(A_log), one positive number or one for each head. By default 1, 2,
+        …, heads, as in Mamba-2. A Scalar may be random.
+    dt_bias : float, array_like or Scalar
+        One number or one for each head. A Scalar may be random.
+    dt_limits : tuple of float, optional
+        Steps are clipped to this range; "time_step_limit" of Mamba-2.
+    skip : float, array_like or Scalar, optional
+        D, one number or one for each head; none by default.
+    conv : int or callable, optional
+        As in `linear_attention`, for B, C and v.
+    norm : callable, optional
+        A norm of the outputs of all heads of a group together, after the gate.
+    gate : callable, optional
+        As in `linear_attention`, but before `norm`.
+    scaling : str or float
+        As in `linear_attention`; "none", the default, is the plain ⟨C, B⟩ of Mamba-2
+        and needs an integer `state_dim`.
+    sigma_q, sigma_k, sigma_v, sigma_dt, sigma_gate, sigma_o : float or Scalar
+        Standard deviations of the matrices of C, B, v, Δ, the gate and the output: the
+        entries of w are N(0, sigma_dt²/n).
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.tanh(ns.gaussian(n, 4))
+    >>> y = ns.nn.mamba2(x, heads=4, head_dim=n, state_dim=16, groups=2)
+    >>> ns.Program(y).law(n=256, draws=100).status
+    'exact'
+    """
+    operation = "mamba2"
+    layer = _Heads(x, heads, groups, operation)
+    values_width = as_width(head_dim, operation, "head_dim")
+    state_width = as_width(state_dim, operation, "state_dim")
+    sigma_q, sigma_k, sigma_v, sigma_dt, sigma_gate, sigma_o, sigma_b = scales(
+        operation,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_dt=sigma_dt,
+        sigma_gate=sigma_gate,
+        sigma_o=sigma_o,
+        sigma_b=sigma_b,
+    )
+    if rates is None:
+        rates = np.arange(1.0, layer.heads + 1)
+    v = affine(x, values_width, sigma_v, sigma_b, layer.heads, "W^V")
+    b = affine(x, state_width, sigma_k, sigma_b, layer.groups, "W^B")
+    c = affine(x, state_width, sigma_q, sigma_b, layer.groups, "W^C")
+    v, b, c = (layer.convolved(u, conv) for u in (v, b, c))
+    steps = layer.steps(sigma_dt, dt_bias)
+    if dt_limits is not None:
+        steps = _clipped(steps, dt_limits, operation)
+    decayed = layer.decays(steps, rates)
+    scores = layer.of_heads(_scaled_dots(c, b, scaling, operation))
+    y = (scores * decayed * steps[..., None, :]) @ v
+    if skip is not None:
+        y = y + layer.per_head(skip, "skip") * v
+    y = layer.gated(y, gate, sigma_gate, sigma_b)
+    heads_by_group = y.reshape(layer.groups, -1, *y.shape[1:])
+    y = layer.normed(concat(heads_by_group, axis=1), norm)
+    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+
+
+def gated_delta(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int,
+    *,
+    value_dim: Width | int | None = None,
+    groups: int | None = None,
+    rates: ScalarLike = 1.0,
+    dt_bias: ScalarLike = 0.0,
+    beta_max: float = 1.0,
+    qk_norm: Layer | None = rms_norm,
+    conv: int | Layer | None = None,
+    norm: Layer | None = None,
+    gate: Layer | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float | Scalar = 1.0,
+    sigma_k: float | Scalar = 1.0,
+    sigma_v: float | Scalar = 1.0,
+    sigma_dt: float | Scalar = 1.0,
+    sigma_beta: float | Scalar = 1.0,
+    sigma_gate: float | Scalar = 1.0,
+    sigma_o: float | Scalar = 1.0,
+    sigma_b: float = 0.0,
+) -> Vector:
+    """The gated delta rule (Gated DeltaNet, the linear layers of Qwen3-Next).
+
+    S_t = α_t S_{t−1} (I − β_t k_t k_t^T) + β_t v_t k_t^T, y_t = d^(−1/2) S_t q_t, with
+    unit vectors q and k, β_t = sigmoid(⟨u, x_t⟩) and α_t = e^(−a Δ_t), where Δ_t =
+    softplus(⟨w, x_t⟩ + dt_bias). `rates=0` is DeltaNet, without decay. Qwen3-Next
+    itself has `conv=4`, `gate=ns.silu`, `norm=ns.rms_norm` and `dt_bias=1.0`. The other
+    parameters are those of `mamba2`.
+
+    Unrolled, y_t = Σ_{s ≤ t} c_ts v_s with c = d^(−1/2) (D ∘ Q K^T) (I + L)^(−1)
+    diag(β), where D_ts = α_{s+1} ⋯ α_t for s ≤ t, and L_ts = β_t D_ts ⟨k_t, k_s⟩ for s
+    < t.
+
+    Parameters
+    ----------
+    head_dim : Width or int
+        d, the width of queries and keys.
+    value_dim : Width or int, optional
+        The width of values; by default `head_dim`.
+    groups : int, optional
+        The number of query and key heads, each shared by heads/groups consecutive value
+        heads; by default `heads`.
+    rates : float, array_like or Scalar
+        a = exp(A_log), one positive number or one for each head. A Scalar may be
+        random.
+    beta_max : float
+        β_t is beta_max · sigmoid(…); 2 allows negative eigenvalues of the transition.
+    qk_norm : callable, optional
+        Queries and keys are qk_norm(W x)/√d. With `ns.rms_norm`, the default, they are
+        unit vectors; an `eps` added to |k|² is `ns.rms_norm(u, eps/d)`.
+    norm : callable, optional
+        A norm of the output of each head, before the gate.
+    gate : callable, optional
+        As in `linear_attention`.
+    scaling : str or float
+        A factor of the output in place of d^(−1/2); "sqrt", the default, needs an
+        integer `head_dim`.
+    sigma_dt, sigma_beta : float or Scalar
+        The entries of w and u are N(0, sigma_dt²/n) and N(0, sigma_beta²/n).
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.tanh(ns.gaussian(n, 4))
+    >>> y = ns.nn.gated_delta(x, heads=2, head_dim=8, value_dim=n)
+    >>> ns.Program(y).law(n=256, draws=100).status
+    'exact'
+    """
+    operation = "gated_delta"
+    layer = _Heads(x, heads, groups, operation)
+    width = as_width(head_dim, operation, "head_dim")
+    values_width = width
+    if value_dim is not None:
+        values_width = as_width(value_dim, operation, "value_dim")
+    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+        operation,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_gate=sigma_gate,
+        sigma_o=sigma_o,
+        sigma_b=sigma_b,
+    )
+    sigma_dt, sigma_beta = scales(operation, sigma_dt=sigma_dt, sigma_beta=sigma_beta)
+    beta_max = real(beta_max, "beta_max", operation, above=0, most=SCALE)
+    if scaling == "sqrt":
+        factor = _integer_dimension(width, operation, "head_dim") ** -0.5
+    elif as_number(scaling) is None:
+        raise TraceError(operation, "scaling", scaling, "'sqrt' or a number")
+    else:
+        factor = real(scaling, "scaling", operation)
+    q = affine(x, width, sigma_q, sigma_b, layer.groups, "W^Q")
+    k = affine(x, width, sigma_k, sigma_b, layer.groups, "W^K")
+    v = affine(x, values_width, sigma_v, sigma_b, layer.heads, "W^V")
+    q, k, v = (layer.convolved(u, conv) for u in (q, k, v))
+    if qk_norm is not None:
+        q = call_layer(qk_norm, q, "qk_norm", operation)
+        k = call_layer(qk_norm, k, "qk_norm", operation)
+    beta = beta_max * sigmoid(layer.readout(sigma_beta, "w^β"))
+    steps = layer.steps(sigma_dt, dt_bias)
+    decayed = layer.decays(steps, rates)
+    # ⟨q/√d, k/√d⟩ and ⟨k/√d, k/√d⟩
+    queries_on_keys = layer.of_heads(mean_dot(q, k))
+    keys_on_keys = layer.of_heads(mean_dot(k, k))
+    lower = beta[..., :, None] * (decayed * keys_on_keys)
+    inverse = applied(UNIT_LOWER_INVERSE, (lower,), lower.shape, axes=2)
+    coefficients = factor * ((decayed * queries_on_keys) @ inverse)
+    y = (coefficients * beta[..., None, :]) @ v
+    y = layer.normed(y, norm)
+    y = layer.gated(y, gate, sigma_gate, sigma_b)
+    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+
+
+def depthwise_conv(
+    x: Vector,
+    kernel: int,
+    *,
+    sigma: float = 1.0,
+    sigma_b: float = 0.0,
+    entries: str = "normal",
+    head_axes: int = 0,
+) -> Vector:
+    """A causal depthwise convolution over tokens, y_t = Σ_{k < kernel} w_k ⊙ x_{t−k}.
+
+    Tokens before the first are 0. It is `nn.Conv1d(channels, channels, kernel,
+    groups=channels, padding=kernel − 1)` without the last outputs.
+
+    Parameters
+    ----------
+    x : Vector
+        Tokens, (…, tokens).
+    kernel : int
+        The number of taps w_k.
+    sigma : float
+        The entries of taps have the variance sigma²/kernel.
+    sigma_b : float
+        The standard deviation of the entries of the bias. PyTorch's default is
+        `sigma=3**-0.5, sigma_b=(3 * kernel)**-0.5, entries="uniform"`.
+    entries : str
+        The distribution of the entries: "normal" or "uniform".
+    head_axes : int
+        The first axes of x, such as heads, that have taps and biases of their own.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.silu(ns.nn.depthwise_conv(ns.gaussian(n, 6), kernel=4))
+    >>> x.shape
+    (6,)
+    """
+    operation = "depthwise_conv"
+    x = _tokens(x, operation)
+    kernel = whole(kernel, "kernel", operation, most=MAX_KERNEL)
+    sigma = scale(sigma, "sigma", operation)
+    sigma_b = scale(sigma_b, "sigma_b", operation)
+    entries = one_of(entries, "entries", operation, ("normal", "uniform"))
+    head_axes = whole(head_axes, "head_axes", operation, least=0, most=x.ndim - 1)
+    heads = x.shape[:head_axes]
+    others = (1,) * (x.ndim - 1 - head_axes)
+
+    def parameters(count: int, std: float, name: str) -> Vector:
+        if entries == "normal":
+            vectors = gaussian(x.width, (*heads, count), cov=std**2, name=name)
+        else:
+            # 2 Φ(z) − 1 = erf(z/√2) is uniform from −1 to 1
+            z = gaussian(x.width, (*heads, count), cov=0.5, name=name)
+            vectors = 3**0.5 * std * erf(z)
+        return vectors.reshape(*heads, *others, count)
+
+    tokens = x.shape[-1]
+    taps = parameters(kernel, sigma * kernel**-0.5, "tap")
+    y = taps[..., :1] * x
+    for lag in range(1, min(kernel, tokens)):
+        y = y + taps[..., lag : lag + 1] * (np.eye(tokens, k=-lag) @ x)
+    if sigma_b:
+        y = y + parameters(1, sigma_b, "b")
+    return y
+
+
+def _tokens(x: Vector, operation: str) -> Vector:
+    x = as_vector(x, operation, "x")
+    if x.ndim == 0:
+        raise TraceError(operation, "x", x, "vectors with an axis of tokens")
+    return x
+
+
+def _integer_dimension(width: Width, operation: str, name: str) -> int:
+    """A width that is a number, as ⟨q, k⟩ without a power of d needs it."""
+    if width.name is not None:
+        raise TraceError(
+            operation,
+            f"{name}={width} must be an integer with this scaling: the sum over its"
+            " coordinates has no limit otherwise",
+        )
+    return int(width.factor)
+
+
+def _scaled_dots(q: Vector, k: Vector, scaling: str | float, operation: str) -> Scalar:
+    """⟨q_t, k_s⟩ times a power of their dimension, or a number over its root."""
+    if isinstance(scaling, str) and scaling == "sqrt":
+        return dot(q, k)
+    if isinstance(scaling, str) and scaling == "linear":
+        return mean_dot(q, k)
+    if isinstance(scaling, str) and scaling == "none":
+        name = "state_dim" if operation == "mamba2" else "head_dim"
+        return math.sqrt(_integer_dimension(q.width, operation, name)) * dot(q, k)
+    if as_number(scaling) is None:
+        allowed = "'sqrt', 'linear', 'none' or a number"
+        raise TraceError(operation, "scaling", scaling, allowed)
+    return real(scaling, "scaling", operation) * dot(q, k)
+
+
+def _clipped(steps: Scalar, limits: Any, operation: str) -> Scalar:
+    """Steps between two limits, of which the upper one may be infinite."""
+    allowed = "two numbers (least, most) with 0 <= least < most"
+    pair = limits if isinstance(limits, tuple | list) and len(limits) == 2 else ()
+    bounds = [as_number(bound) for bound in pair]
+    if not bounds or None in bounds:
+        raise TraceError(operation, "dt_limits", limits, allowed)
+    least, most = cast(list[float], bounds)
+    if not 0 <= least < most:
+        raise TraceError(operation, "dt_limits", limits, allowed)
+    clipped = steps
+    if least > 0:
+        clipped = least + relu(clipped - least)
+    if most < math.inf:
+        clipped = most - relu(most - clipped)
+    return clipped
+
+
+class _Heads:
+    """The tokens of a layer and its heads, which are the first axis of all it makes.
+
+    Scalars of tokens are (heads, …, tokens), scores (heads, …, tokens, tokens).
+    """
+
+    def __init__(
+        self, x: Vector, heads: int, groups: int | None, operation: str
+    ) -> None:
+        self.x = _tokens(x, operation)
+        self.operation = operation
+        self.tokens = x.shape[-1]
+        self.heads = whole(heads, "heads", operation)
+        self.groups = self.heads
+        if groups is not None:
+            self.groups = whole(groups, "groups", operation)
+        if self.heads % self.groups:
+            raise TraceError(
+                operation,
+                f"groups={groups} must divide heads={heads}: groups have equal sizes",
+            )
+
+    # Vectors
+
+    def convolved(self, u: Vector, conv: int | Layer | None) -> Vector:
+        """u after a convolution over tokens, the user's or K taps and SiLU."""
+        if conv is None:
+            return u
+        if not callable(conv):
+            taps = whole(conv, "conv", self.operation, most=MAX_KERNEL)
+            return silu(depthwise_conv(u, taps, head_axes=1))
+        return call_layer(conv, u, "conv", self.operation)
+
+    def with_positions(self, u: Vector, rotary: Rotary | None) -> Vector:
+        if rotary is None:
+            return u
+        if not isinstance(rotary, Rotary):
+            allowed = "an ns.nn.Rotary(base, fraction, positions)"
+            raise TraceError(self.operation, "rotary", rotary, allowed)
+        return rotate(u, **rotary._asdict())
+
+    def normed(self, y: Vector, norm: Layer | None) -> Vector:
+        return y if norm is None else call_layer(norm, y, "norm", self.operation)
+
+    def gated(
+        self, y: Vector, gate: Layer | None, sigma: float | Scalar, sigma_b: float
+    ) -> Vector:
+        """y ⊙ gate(W x), with one matrix for each head."""
+        if gate is None:
+            return y
+        z = affine(self.x, y.width, sigma, sigma_b, self.heads, "W^G")
+        return call_layer(gate, z, "gate", self.operation) * y
+
+    def of_heads(self, value: Any) -> Any:
+        """Values of groups, repeated for the heads of each group."""
+        if self.groups == self.heads:
+            return value
+        return value[np.repeat(np.arange(self.groups), self.heads // self.groups)]
+
+    # Scalars
+
+    def numbers_per_head(
+        self, value: npt.ArrayLike, name: str
+    ) -> npt.NDArray[np.float64]:
+        """One number, or one for each head, as an array (heads,)."""
+        array = numbers(value, self.operation, name)
+        if array.shape not in ((), (self.heads,)):
+            allowed = f"one number, or one for each of {self.heads} heads"
+            raise TraceError(self.operation, name, value, allowed)
+        return np.broadcast_to(array, self.heads)
+
+    def per_head(self, value: ScalarLike, name: str) -> Scalar:
+        """A number or scalar of each head, (heads, 1, …, 1) like scalars of tokens."""
+        if isinstance(value, Scalar):
+            if value.shape not in ((), (self.heads,)):
+                allowed = f"a Scalar of shape () or ({self.heads},)"
+                raise TraceError(self.operation, name, value, allowed)
+            scalars = value.broadcast_to((self.heads,))
+        else:
+            array = self.numbers_per_head(value, name)
+            scalars = as_scalar(array, self.operation, name)
+        return scalars.reshape(self.heads, *(1,) * self.x.ndim)
+
+    def readout(self, sigma: float | Scalar, name: str) -> Scalar:
+        """⟨w, x_t⟩ for a vector w of each head, (heads, …, tokens).
+
+        w is a matrix with one row, so that ⟨w, x_t⟩ is a vector in R^1.
+        """
+        row = weight(1, self.x.width, self.heads, sigma, name=name)
+        one = data([[1.0]])
+        return dot(one, row @ self.x)[..., 0, :]
+
+    def steps(self, sigma: float | Scalar, bias: ScalarLike) -> Scalar:
+        """softplus(⟨w, x_t⟩ + bias), with entries N(0, σ²/n) of w."""
+        z = self.readout(sigma, "w^Δ") + self.per_head(bias, "dt_bias")
+        return applied(SOFTPLUS, (z,), z.shape)
+
+    def decays(self, steps: Scalar, rates: ScalarLike) -> Scalar:
+        """e^(−a (Δ_{s+1} + … + Δ_t)) for s ≤ t, else 0: (heads, …, tokens, tokens)."""
+        if not isinstance(rates, Scalar):
+            array = self.numbers_per_head(rates, "rates")
+            if (array < 0).any():
+                allowed = "numbers that are not negative: rates are -A = exp(A_log)"
+                raise TraceError(self.operation, "rates", rates, allowed)
+            if not array.any():
+                return as_scalar(np.tri(self.tokens), self.operation)
+        exponents = self.per_head(rates, "rates") * steps
+        return applied(DECAYS, (exponents,), (*exponents.shape, self.tokens), axes=1)

@@ -1,0 +1,80 @@
+"""Laws of i.i.d. numbers as functions of normal ones, against scipy."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from tests.internals import Distribution, transformed, truncated_normal
+
+UNIFORM = Distribution("uniform", (0.5, 1 / math.sqrt(12)))
+CASES = {
+    "uniform": (UNIFORM, stats.uniform()),
+    "exponential": (Distribution("exponential", (2.0,)), stats.expon(scale=0.5)),
+    "both": (truncated_normal(0.0, 1.0, -1.0, 2.0), stats.truncnorm(-1, 2)),
+    "upper tail": (truncated_normal(0.0, 1.0, 6.0, 9.0), stats.truncnorm(6, 9)),
+    "lower tail": (
+        truncated_normal(1.0, 2.0, -15.0, -11.0),
+        stats.truncnorm(-8, -6, 1, 2),
+    ),
+    "one end far away": (
+        truncated_normal(0.0, 1.0, -1.0, 100.0),
+        stats.truncnorm(-1, 100),
+    ),
+    "log-uniform": (
+        transformed("exp", transformed("mul", UNIFORM, math.log(100.0))),
+        stats.loguniform(1, 100),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_distribution_is_the_quantile_function_of_scipy(case):
+    law, peer = CASES[case]
+    z = np.linspace(-5, 5, 101)  # scipy loses digits beyond
+    lower = peer.ppf(stats.norm.cdf(z[z < 0]))
+    upper = peer.isf(stats.norm.sf(z[z >= 0]))
+    assert np.asarray(law(z)) == pytest.approx(np.concatenate([lower, upper]), rel=1e-7)
+    assert law.mean == pytest.approx(peer.mean(), rel=1e-7)
+    assert law.std == pytest.approx(peer.std(), rel=1e-6)
+    assert pickle.loads(pickle.dumps(law)) == law
+    assert np.isfinite(law(np.array([-40.0, 40.0]))).all()
+
+
+def test_truncated_normal_keeps_its_digits_in_the_tail():
+    law = truncated_normal(0.0, 1.0, -1.0, 100.0)
+    expected = stats.norm.isf(stats.norm.sf(8.0) * stats.norm.cdf(1.0))
+    assert law(np.array([8.0])) == pytest.approx(expected, rel=1e-12)
+
+
+def test_shifts_and_multiples_stay_basic_laws():
+    law = transformed("add", transformed("mul", UNIFORM, -6.0), 3.0)
+    assert (law.law, law.mean) == ("uniform", 0.0)
+    assert law.std == pytest.approx(math.sqrt(3))
+    law = transformed("rsub", truncated_normal(0.0, 1.0, -1.0, 2.0), 5.0)
+    assert law == Distribution("truncated normal", (5.0, 1.0, 3.0, 6.0))
+    assert truncated_normal(0.0, 0.02, -2.0, 2.0) == Distribution("normal", (0.0, 0.02))
+    assert transformed("cumsum", UNIFORM) is None
+
+
+def test_erfinv_of_uniform_numbers_is_a_truncated_normal():
+    low, high = 2 * stats.norm.cdf(-1) - 1, 2 * stats.norm.cdf(2) - 1
+    middle, std = (low + high) / 2, (high - low) / math.sqrt(12)
+    law = transformed("erfinv", Distribution("uniform", (middle, std)))
+    law = transformed("clamp", transformed("mul", law, math.sqrt(2)), -1.0, 2.0)
+    assert law.law == "truncated normal"
+    assert law.arguments == pytest.approx((0.0, 1.0, -1.0, 2.0))
+
+
+def test_uniform_vector_at_infinite_width_has_the_closed_form_variance():
+    n = ns.Width("n")
+    uniform = Distribution("uniform", (0.0, math.sqrt(3.0)))  # between −3 and 3
+    x = ns.nonlin(uniform.function(), ns.gaussian(n))
+    net = ns.Program(ns.weight(n, n) @ ns.relu(x - ns.ones(n)))
+    assert net.law(n=ns.inf).var() == pytest.approx(4 / 9, rel=1e-3)
+    assert net.law(n=32, draws=4000).var() == pytest.approx(4 / 9, rel=0.05)
