@@ -126,6 +126,9 @@ CASES = {
         lambda x: (lambda w: read(w.T @ ns.tanh(w @ x)))(ns.weight(d, n))
     ),
     "MatMul, members": _case(lambda x: read(ns.weight(d, n, 2)[[0, 0, 1]] @ x[1])),
+    "gated delta rule": _case(
+        lambda x: read(ns.nn.gated_delta(x, heads=1, head_dim=2))
+    ),
     "Nonlin": _case(lambda x: sum(read(f(x)) for f in NAMED)),
     "Nonlin, a gate": _case(lambda x: read(_gated(x))),
     "Nonlin, several": _case(lambda x: read(_several(x))),

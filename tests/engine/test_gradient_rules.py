@@ -219,6 +219,8 @@ BROKEN_FUNCTIONS = {
     "_power": "Apply, powers",
     "rsqrt": "rms_norm",
     "row_softmax": "Apply, softmax",
+    "decays": "gated delta rule",
+    "unit_lower_inverse": "gated delta rule",
 }
 
 

@@ -24,15 +24,12 @@ def given_numbers(draws, module):
     named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
     numbers = {}
     for name, drawn_matrices in draws._matrices.items():
-        for span, drawn_matrix in drawn_matrices.items():
-            matrix = drawn_matrix.weight
-            part = named[name].ravel()[span.start : span.start + span.size]
-            rows, columns = matrix.out_width.factor, matrix.in_width.factor
-            if drawn_matrix.row_major:
-                part = part.reshape(rows, columns)
-            else:
-                part = part.reshape(columns, rows).T
-            numbers[matrix.source, 0] = part / (matrix.std / np.sqrt(columns))
+        for part, drawn_matrix in drawn_matrices.items():
+            matrix, entries = drawn_matrix.weight, part.entries(named[name])
+            if not drawn_matrix.as_part:
+                entries = entries.T
+            scale = matrix.std / np.sqrt(matrix.in_width.factor)
+            numbers[matrix.source, 0] = entries / scale
     for name, drawn_columns in draws._columns.items():
         for span, columns in drawn_columns.items():
             part = named[name].ravel()[span.start : span.start + span.size]

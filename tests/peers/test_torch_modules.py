@@ -30,6 +30,7 @@ from .own_modules import (
     Sandwich,
     Scaled,
     Views,
+    complex_numbers,
     neighbours,
     pairs,
 )
@@ -276,6 +277,7 @@ MODULES |= {
     "parallel": (Parallel, (IDS,), {}, ["attention", "mlp"]),
     "neighbours": (lambda: Parallel(neighbours), (IDS,), {}, ["attention", "mlp"]),
     "pairs": (lambda: Parallel(pairs), (IDS,), {}, ["attention", "mlp"]),
+    "complex": (lambda: Parallel(complex_numbers), (IDS,), {}, ["attention", "mlp"]),
     "sandwich": (Sandwich, (IDS,), {}, ["attention", "down"]),
     "differential": (Differential, (IDS,), {}, ["norm", "o"]),
     "both": (Both, (IDS,), {}, ["inner.encoder", "inner.decoder.layers.0.self_attn"]),

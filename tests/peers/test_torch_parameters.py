@@ -14,6 +14,7 @@ import transformers
 from scipy import stats
 
 import netsor as ns
+from netsor.torch._laws import law_of_entries
 from tests.internals import _fresh_modules
 
 from .own_modules import Initialised, Scaled
@@ -401,3 +402,12 @@ class Forward(torch.nn.Module):
 def test_random_numbers_in_forward_are_refused(function, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.program(lambda: Forward(function), torch.ones(1, 2, 8))
+
+
+def test_two_rows_of_independent_entries_are_not_orthogonal():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        samples = [rng.normal(size=(2, 64)) for _ in range(8)]
+        assert law_of_entries("weight", (2, 64), samples).law == "normal"
+    rows = [np.linalg.qr(rng.normal(size=(64, 2)))[0].T for _ in range(8)]
+    assert law_of_entries("weight", (2, 64), rows).law == "orthogonal"

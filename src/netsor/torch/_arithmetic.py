@@ -626,6 +626,8 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
 
     Scores that become very low numbers are masked: a softmax leaves them out.
     """
+    if isinstance(condition, Scalars):
+        return _chosen_by_scalars(call, condition, chosen, other)
     if is_random(condition) or is_random(chosen) == is_random(other):
         raise Refusal(
             "a condition that is random, or a choice between two random tensors"
@@ -641,6 +643,20 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
     if not fill.any():
         return kept_part
     return add(call, kept_part, np.where(kept, 0.0, fill))
+
+
+def _chosen_by_scalars(
+    call: Call, condition: Scalars, chosen: Tensor, other: Tensor
+) -> Tensor:
+    """The choice by random scalars that are 0 or 1."""
+    for x in (chosen, other):
+        refuse_if(
+            not is_random(x) and not np.isfinite(numbers(x)).all(),
+            "a random choice between vectors and infinite numbers",
+        )
+    first = multiply(call, chosen, condition)
+    not_chosen = Scalars(1.0 - condition.value)
+    return add(call, first, multiply(call, other, not_chosen))
 
 
 def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:

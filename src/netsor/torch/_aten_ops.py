@@ -220,8 +220,9 @@ def _where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor
 
 @reads("masked_fill")
 def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    kept = mask if arithmetic.is_random(mask) else ~mask
-    return arithmetic.where(call, kept, x, value)
+    if arithmetic.is_random(mask):
+        return arithmetic.where(call, mask, value, x)
+    return arithmetic.where(call, ~mask, x, value)
 
 
 # Matrix products and attention
@@ -272,6 +273,7 @@ VIEWS = (
     "squeeze",
     "ravel",
     "view_as",
+    "reshape_as",
 )
 TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
@@ -346,9 +348,38 @@ def _unbind(call: Call, x: Tensor, dim: int = 0) -> list[Tensor]:
     return rearrangement.entries_along(call, x, dim)
 
 
-@reads("cat")
+@reads("cat", "concat", "concatenate")
 def _cat(call: Call, parts: list[Tensor], dim: int = 0) -> Tensor:
     return rearrangement.concatenate(call, parts, dim)
+
+
+@reads("slice_scatter")
+def _slice_scatter(
+    call: Call,
+    x: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    positions = range(call.shape[dim])[slice(start, end, step)]
+    return rearrangement.slice_scatter(call, x, src, dim, positions)
+
+
+@reads("select_scatter")
+def _select_scatter(call: Call, x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    position = index % call.shape[dim]
+    shape = list(call.shape)
+    shape[dim] = 1
+    patch = rearrangement.reshape(call, src, tuple(shape))
+    positions = range(position, position + 1)
+    return rearrangement.slice_scatter(call, x, patch, dim, positions)
+
+
+@reads("copy")
+def _copy(call: Call, x: Tensor, src: Tensor) -> Tensor:
+    return rearrangement.expand(call, src, call.shape)
 
 
 @reads("stack")
@@ -394,6 +425,8 @@ def _embedding_renorm(call: Call, x: Tensor) -> None:
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
 # products of vectors with vectors: scores, and weights times values
 SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
+# operations that choose among experts
+CHOICES = ("topk", "sort", "argsort", "argmax", "max", "gumbel_softmax")
 # operations through which a parameter, or ids, can still be recognised
 REARRANGEMENTS = (
     *VIEWS,

@@ -61,7 +61,7 @@ import numpy as np
 
 from .._array_api import Bools, Floats, Ints
 from .._validate import Shape
-from ..language import Scalar, Vector, concat, data
+from ..language import Scalar, Vector, concat, data, join
 from ..language.operations._operation import split
 from ..language.operations._rotary import Rotate
 from ._layout import (
@@ -70,6 +70,7 @@ from ._layout import (
     NotAViewError,
     Permute,
     Rearrangement,
+    Reshape,
 )
 
 
@@ -215,6 +216,20 @@ class Vectors(View):
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
         return self.viewed(Index(self.axis, slice(start, stop)))
+
+
+def end_to_end(parts: Sequence[Vectors], axis: int) -> Vectors:
+    """Vectors joined along the axis of their coordinates.
+
+    All are cut into pieces of one size, which are then one vector.
+    """
+    size = math.gcd(*(part.shape[axis] for part in parts))
+    cut_parts = []
+    for part in parts:
+        last = part.moved(axis, -1)
+        cut = last.viewed(Reshape((*last.shape[:-1], last.shape[-1] // size, size)))
+        cut_parts.append(cut.plain)
+    return Vectors.of(concat(join(cut_parts, axis=-1), axis=-1), axis)
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,9 +486,26 @@ class Rotation(NamedTuple):
     turns: Any  # (tokens, pairs), the complex factor of each pair
     gain: float  # the absolute value of all factors
     interleaved: bool  # pairs are (2f, 2f + 1), and not (f, f + r/2)
+    # pairs (2f, 2f + 1) become pairs (f, f + r/2) of the result
+    sorted: bool = False
 
 
 def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
+    """Vectors of which all coordinates, or the last ones, have rotary positions."""
+    first = int(
+        np.flatnonzero((after != before).reshape(-1, x.shape[-1]).any(axis=0))[0]
+    )
+    try:
+        return _rotated_from_first(x, before, after)
+    except Refusal:
+        if first == 0:
+            raise
+    last_part = x.part(first, x.shape[-1])
+    rotated = _rotated_from_first(last_part, before[..., first:], after[..., first:])
+    return end_to_end([x.part(0, first), rotated], rotated.axis)
+
+
+def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     """Vectors with the rotary positions that turn the probe `before` into `after`.
 
     Both have the shape (2, …, coordinates). Rotary positions are recognised by this
@@ -486,9 +518,9 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
     after = np.moveaxis(after, token_axis + 1, -2).reshape(2, -1, rows, size)[:, 0]
     # the coordinates from `turned` on stay as they are
     turned = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
-    turns, gain, interleaved = _rotation(before, after, turned, tokens)
+    rotation = _rotation(before, after, turned, tokens)
 
-    angles = np.angle(turns)
+    angles = np.angle(rotation.turns)
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
     frequencies = steps.mean(axis=0) if len(steps) else np.zeros(turned // 2)
     refuse_if(
@@ -505,16 +537,25 @@ def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
             base=1.0,  # which `Frequencies` replace
             fraction=turned / size,
             stretch=Frequencies(frequencies),  # type: ignore[arg-type]
-            interleaved=interleaved,
+            interleaved=rotation.interleaved,
         )
         return Vector(op, value.shape, value.width)
 
     value = x.moved(token_axis, -2).plain
     value = turn(value, np.ones(tokens), angles[0])  # all tokens, as the first one
     value = turn(value, np.arange(tokens), frequencies)  # and from it to each token
-    if abs(gain - 1) >= GAIN_TOLERANCE:
-        value = gain * value
+    if abs(rotation.gain - 1) >= GAIN_TOLERANCE:
+        value = rotation.gain * value
+    if rotation.sorted:
+        value = _even_before_odd(value, size)
     return Vectors.of(value).moved(-2, token_axis)
+
+
+def _even_before_odd(value: Vector, size: int) -> Vector:
+    """Vectors with their even coordinates before the odd ones."""
+    single = split(value, size, value.ndim)
+    order = [*range(0, size, 2), *range(1, size, 2)]
+    return concat(single[..., order], axis=-1)
 
 
 def _token_axis(image: Floats) -> int:
@@ -535,19 +576,20 @@ def _token_axis(image: Floats) -> int:
 
 
 def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotation:
-    """The rotation of the first `turned` coordinates, in one of the two layouts.
+    """The rotation of the first `turned` coordinates, in one of three layouts.
 
     `before` is (2, 1, coordinates) and `after` (2, tokens or 1, coordinates).
     """
     half = np.arange(turned // 2)
     size = before.shape[-1]
-    for interleaved in (False, True):
-        if interleaved:
-            real, imaginary = 2 * half, 2 * half + 1
-        else:
-            real, imaginary = half, half + turned // 2
-        old = before[..., real] + 1j * before[..., imaginary]
-        new = after[..., real] + 1j * after[..., imaginary]
+    ends, neighbours = (half, half + turned // 2), (2 * half, 2 * half + 1)
+    for old_pairs, new_pairs in (
+        (ends, ends),
+        (neighbours, neighbours),
+        (neighbours, ends),
+    ):
+        old = before[..., old_pairs[0]] + 1j * before[..., old_pairs[1]]
+        new = after[..., new_pairs[0]] + 1j * after[..., new_pairs[1]]
         turns = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
         gain = float(abs(turns[0, 0])) if turned > 1 else 1.0
         atol = TOLERANCE * gain
@@ -556,7 +598,12 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
         # coordinates that stay would not grow with the others
         all_grow = turned == size or abs(gain - 1) < GAIN_TOLERANCE
         if one_angle and one_gain and turned % 2 == 0 and all_grow:
-            return Rotation(turns, gain, interleaved)
+            return Rotation(
+                turns,
+                gain,
+                interleaved=old_pairs is neighbours,
+                sorted=old_pairs is not new_pairs,
+            )
     raise Refusal(
         "coordinates are not turned in pairs (f, f + r/2) or (2f, 2f + 1) by one angle"
         " each"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
+from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
 from ._laws import Parameters
@@ -44,10 +45,12 @@ REGISTER_HOOK = (
 )
 # position of the argument that operations read only for its shape and type
 LIKE = {
-    **dict.fromkeys(("type_as", "expand_as", "view_as"), 1),
+    **dict.fromkeys(("type_as", "expand_as", "view_as", "reshape_as"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
-    **dict.fromkeys(("new_zeros", "new_ones", "new_full"), 0),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "copy"), 0),
 }
+# operations that return tensors whose numbers are not initialised
+EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 
 
 def captured(
@@ -164,6 +167,8 @@ def _compute_if_constant(graph: Graph, node: Node) -> None:
 
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
     constants[node] = node.target(*args, **kwargs)
+    if name_of(node) in EMPTY and constants[node].is_floating_point():
+        constants[node].fill_(math.nan)
 
 
 def _refuse_random_numbers(node: Node) -> None:
@@ -218,8 +223,10 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
     What a module computes without gradients (`torch.no_grad`, `.data`) is detached.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replaced: Mapping[Any, Any]) -> None:
         super().__init__()
+        self._replaced = replaced
+        self.made_pairs = False  # instead of complex numbers
         # tensors that were made without gradients, by their ids
         self._made_without: dict[int, Any] = {}
 
@@ -238,7 +245,8 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         # parameters have no gradients here, and so code skips the hooks that it guards
         if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
             return True
-        function = {ATTENTION: _attention, CONVOLUTION: _patches}.get(func, func)
+        function = self._replaced.get(func, func)
+        self.made_pairs |= function is _complex_pairs
         result = function(*args, **(kwargs or {}))
         if torch.is_grad_enabled():
             return result
@@ -266,6 +274,66 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
             if isinstance(x, torch.Tensor):
                 self._made_without[id(x)] = x
         return result
+
+
+class ComplexPairs(NamedTuple):
+    """Complex numbers as real tensors, which code multiplies by given ones.
+
+    It stands for `torch.view_as_complex(x)` of coordinates in pairs (2f, 2f + 1).
+    """
+
+    real: Any
+    imaginary: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.view_as_real:
+            (pairs,) = args
+            return torch.stack((pairs.real, pairs.imaginary), -1)
+        if func is torch.Tensor.__mul__ or func is torch.mul:
+            first, second = args
+            return first * second if isinstance(first, cls) else second * first
+        return NotImplemented
+
+    def __mul__(self, other: Any) -> ComplexPairs:
+        """The product with a tensor of given complex numbers."""
+        a, b = self.real, self.imaginary
+        real, imaginary = other.real, other.imag
+        return ComplexPairs(
+            real=a * real - b * imaginary, imaginary=a * imaginary + b * real
+        )
+
+    def __rmul__(self, other: Any) -> ComplexPairs:
+        """The same product."""
+        return self.__mul__(other)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary parts, as of a tensor."""
+        return self.imaginary
+
+    @property
+    def device(self) -> Any:
+        """The device of the numbers."""
+        return self.real.device
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the complex tensor."""
+        return self.real.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return int(self.real.ndim)
+
+
+def _complex_pairs(x: Any) -> Any:
+    """`view_as_complex` by real tensors."""
+    coordinates = x.flatten(-2)
+    return ComplexPairs(coordinates[..., ::2], coordinates[..., 1::2])
 
 
 def _caller() -> Any:
@@ -366,20 +434,47 @@ def _patches(
     return embedded.mT.unflatten(-1, (rows, columns))
 
 
+# functions of torch that are computed by others while a module is captured
+REPLACED = {
+    ATTENTION: _attention,
+    CONVOLUTION: _patches,
+    torch.view_as_complex: _complex_pairs,
+}
+REPLACED_BUT_COMPLEX = {ATTENTION: _attention, CONVOLUTION: _patches}
+
+
 def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The exported program of a copy whose parameters have shapes and no memory."""
     shadow = _without_memory(module)
     inputs = _inputs_on_cpu(args, kwargs)
     with _plain_torch():
         try:
-            with torch.enable_grad(), PlainFunctions():
-                exported = torch.export.export(shadow, *inputs, strict=False)
+            exported = _export(shadow, inputs)
             _refuse_hooks(shadow)  # which forward may have registered
-            return _decomposed(exported)
+            exported = _decomposed(exported)
+            exported.graph.eliminate_dead_code()
+            return exported
         except UnsupportedError:
             raise
         except Exception as error:  # of torch, or of the module itself
             raise _not_captured(module, error) from error
+
+
+def _export(module: Module, inputs: tuple[Any, Any]) -> Any:
+    """The result of torch.export.
+
+    If code needs more of complex numbers than `ComplexPairs` can do, such as those that
+    depend only on positions, torch computes them.
+    """
+    for replaced in (REPLACED, REPLACED_BUT_COMPLEX):
+        functions = PlainFunctions(replaced)
+        try:
+            with torch.enable_grad(), functions:
+                return torch.export.export(module, *inputs, strict=False)
+        except Exception:
+            if not functions.made_pairs or replaced is REPLACED_BUT_COMPLEX:
+                raise
+    raise AssertionError
 
 
 def _without_memory(module: Module) -> Module:
@@ -432,7 +527,8 @@ def _plain_torch() -> Iterator[None]:
     torch._C._set_grad_enabled = _set_grad_enabled
     torch.autograd.Function.apply = classmethod(_applied)
     try:
-        yield
+        with dense_experts():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         torch.nn.functional.scaled_dot_product_attention = ATTENTION

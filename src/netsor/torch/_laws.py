@@ -441,7 +441,13 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
     cosines = (lines @ np.swapaxes(lines, -1, -2))[:, above[0], above[1]]
     length, count = lines.shape[-1], cosines.size
     spread = math.sqrt(float(np.mean(cosines**2)) * length)  # 1 for i.i.d. entries
-    if spread < 0.5 and count >= 3:
+    # few cosines of i.i.d. entries may all be small: below these with probability 3e-6
+    largest_spread = 0.01
+    if count >= 64:
+        largest_spread = 0.5
+    elif count >= 8:
+        largest_spread = 0.15
+    if spread < largest_spread and count >= 3:
         return LawName("orthogonal")
     error = 6 * math.sqrt(2 / count) + 6 / math.sqrt(length * count)
     if abs(spread**2 - 1) > error:

@@ -84,6 +84,17 @@ class Layout:
             positions = sum(np.ix_(*offsets), positions)
         return np.asarray(self.offset + positions)
 
+    @property
+    def all_positions(self) -> Ints:
+        """The position of every entry, in the shape of the tensor."""
+        positions: Any = np.full(self.shape, self.offset, np.intp)
+        for axis, (size, stride) in enumerate(
+            zip(self.shape, self.strides, strict=True)
+        ):
+            later_axes = (1,) * (self.ndim - axis - 1)
+            positions += (np.arange(size) * stride).reshape(-1, *later_axes)
+        return np.asarray(positions)
+
     def permuted(self, axes: Sequence[int]) -> Self:
         """The layout with its axes in another order."""
         return replace(

@@ -251,6 +251,8 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         attention, mask = _probes_of_attention(reader, block)
         probes += attention
         masks.append(mask)
+        for gates in block.gates:
+            probes.append(Probe("experts", reader.value(reader.env[gates])))
         nodes = {**block.branches, "middle": block.middle, "stream": block.stream}
         probes += [
             probe(name, node) for name, node in nodes.items() if node is not None

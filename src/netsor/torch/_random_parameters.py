@@ -25,6 +25,7 @@ from ..language import (
     Weight,
     apply,
     concat,
+    data,
     gaussian,
     join,
     mean_dot,
@@ -33,6 +34,7 @@ from ..language import (
     stop_gradient,
     weight,
 )
+from ..language.operations._operation import MatMul
 from ..language.operations._stop_gradient import ScaledGradient, scaled_gradient
 from ..language.values._array import Take
 from ..models._training import unit_vectors
@@ -79,11 +81,66 @@ class Span(NamedTuple):
         return max(self.start, other.start) < first_stop
 
 
+@dataclass(frozen=True)
+class Part:
+    """The entries of a parameter that a matrix is made of.
+
+    A part and its transpose are equal: its first stride is the larger one.
+    """
+
+    shape: Shape
+    strides: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, w: Random) -> Self:
+        """The part that a view with two axes shows."""
+        layout = w.layout.permuted((1, 0)) if _is_turned(w) else w.layout
+        return cls(layout.shape, layout.strides, layout.offset)
+
+    @property
+    def span(self) -> range:
+        """The positions from the first entry to the last one."""
+        last = self.offset
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            last += (size - 1) * stride
+        return range(self.offset, last + 1)
+
+    def overlaps(self, other: Part) -> bool:
+        """Whether two parts may have entries in common."""
+        first_stop = min(self.span.stop, other.span.stop)
+        if max(self.span.start, other.span.start) >= first_stop:
+            return False
+        if self.strides != other.strides:
+            return True
+        # the same entry: r·s + c·t + offset for rows r and columns c of both
+        rows = max(self.shape[0], other.shape[0])
+        columns = max(self.shape[1], other.shape[1])
+        row_stride, column_stride = self.strides
+        difference = self.offset - other.offset
+        for row in range(-rows + 1, rows):
+            column, rest = divmod(difference - row * row_stride, column_stride)
+            if rest == 0 and abs(column) < columns:
+                return True
+        return False
+
+    def entries(self, numbers: Any) -> Any:
+        """The matrix, of the numbers of the whole parameter."""
+        layout = Layout(self.shape, self.strides, self.offset)
+        return np.ravel(numbers)[layout.all_positions]
+
+
+def _is_turned(w: Random) -> bool:
+    """Whether a view with two axes shows the transpose of its `Part`."""
+    rows, columns = zip(w.layout.strides, w.shape, strict=True)
+    return rows < columns
+
+
 class DrawnMatrix(NamedTuple):
-    """The matrix that a span of a parameter became when it first acted."""
+    """The matrix that a part of a parameter became when it first acted."""
 
     weight: Weight
-    row_major: bool  # its rows are those of the parameter; otherwise its columns
+    as_part: bool  # its rows are those of the `Part`; otherwise its columns
 
 
 @dataclass(eq=False)
@@ -177,11 +234,12 @@ class Draws:
         self._columns: dict[str, dict[Span, DrawnRows]] = {}
         self.squares: dict[Value, Vectors] = {}  # vectors of squares, and their roots
         self._uses: dict[str, str] = {}
-        self._matrices: dict[str, dict[Span, DrawnMatrix]] = {}
+        self._matrices: dict[str, dict[Part, DrawnMatrix]] = {}
         self._embeddings: dict[str, nn.Embedding] = {}
         self._rows: dict[str, DrawnRows] = {}
         self._rows_of_vectors: dict[Vector, Rows] = {}
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
+        self._entries: dict[Vector, Scalar] = {}  # coordinates as scalars
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""
@@ -259,21 +317,24 @@ class Draws:
             f" {', '.join(map(str, law.zero_rows[:8]))}",
         )
         out, into = w.shape
-        row_major = _is_row_major(w)
+        refuse_if(
+            not all(w.layout.strides),
+            f"the matrix {w.name} repeats its rows or columns",
+        )
         std = law.std * math.sqrt(into)
         if w.name == self.head and self._is_whole(w):
             return Scalars(drawn_logits(x, out, std, w.frozen))
-        span = Span(w.layout.offset, w.layout.size)
+        part, as_part = Part.of(w), not _is_turned(w)
         drawn = self._matrices.setdefault(w.name, {})
         refuse_if(
-            any(span != other and span.overlaps(other) for other in drawn),
+            any(part != other and part.overlaps(other) for other in drawn),
             f"parts of {w.name} that overlap act as different matrices",
         )
-        if span not in drawn:
+        if part not in drawn:
             name = self.names.get(w.name, w.name)
-            drawn[span] = DrawnMatrix(weight(out, into, std=std, name=name), row_major)
-        matrix = _used_as(w, drawn[span].weight)
-        if drawn[span].row_major != row_major:
+            drawn[part] = DrawnMatrix(weight(out, into, std=std, name=name), as_part)
+        matrix = _used_as(w, drawn[part].weight)
+        if drawn[part].as_part != as_part:
             matrix = matrix.T
         return Vectors.of(matrix @ x)
 
@@ -284,7 +345,11 @@ class Draws:
         drawn.
         """
         law = self.laws[w.name]
-        refuse_if(law.zero_rows, f"the matrix {w.name} has rows of zeros")
+        refuse_if(
+            law.zero_rows,
+            f"the matrix {w.name} has rows of zeros:"
+            f" {', '.join(map(str, law.zero_rows[:8]))}",
+        )
         span = Span(w.layout.offset, w.layout.size)
         columns_by_span = self._columns.setdefault(w.name, {})
         if span not in columns_by_span:
@@ -373,12 +438,12 @@ class Draws:
         )
         count, size = law.shape
         drawn = self._matrices.setdefault(name, {})
-        whole = Span(0, count * size)
+        whole = Part((count, size), (size, 1), offset=0)
         if whole not in drawn:
             matrix = weight(size, count, std=law.std * math.sqrt(count), name=name)
             # it looks up rows: an output is one entry
             self._stand_in(law, 1)
-            drawn[whole] = DrawnMatrix(matrix, row_major=False)
+            drawn[whole] = DrawnMatrix(matrix, as_part=False)
         return drawn[whole].weight
 
     def rows(self, table: Random, ids: Ints, gradients: Floats) -> Vector:
@@ -454,6 +519,61 @@ class Draws:
         order = list(range(plain.ndim))
         order.insert(x.axis, plain.ndim)
         return Scalars(entries[_positions(plain, base)].transpose(*order))
+
+    def entries(self, x: Vectors) -> Scalars:
+        """The coordinates of vectors as scalars: products with the unit vectors.
+
+        The vectors themselves can still be used.
+        """
+        width = x.value.width.factor
+        if x.value not in self._entries:
+            units = data(np.eye(width))
+            products: Scalar = width * mean_dot(x.value.reshape(-1), units)
+            self._entries[x.value] = products.reshape(-1)
+        storage_width = max(width, 2)
+        vectors, coordinates = np.divmod(x.layout.all_positions, storage_width)
+        return Scalars(self._entries[x.value].take(vectors * width + coordinates))
+
+    def entries_of_parameter(self, x: Random) -> Scalars:
+        """The entries of a parameter, or of a view of it, as scalars."""
+        shape = self.laws[x.name].shape
+        whole = replace(x, layout=Layout.contiguous(shape or (1,)))
+        refuse_if(
+            whole.shape[-1] > MOST_ENTRIES,
+            f"{whole.shape[-1]} entries of {x.name} as single numbers: at most"
+            f" {MOST_ENTRIES} are read",
+        )
+        entries = self.entries(self.vectors(whole))
+        return Scalars(entries.value.reshape(-1).take(x.layout.all_positions))
+
+
+# vectors whose coordinates a module uses one by one have at most so many
+MOST_ENTRIES = 1024
+
+
+def has_few_coordinates(value: Vector) -> bool:
+    """Whether the coordinates of vectors may be used one by one, as those of a router.
+
+    They are those of matrices with fewer outputs than inputs, and of functions of these
+    and of biases.
+    """
+    if value.width.factor > MOST_ENTRIES:
+        return False
+    pending: list[Vector] = [value]
+    seen: set[Value] = set()
+    is_made_by_matrix = False
+    while pending:
+        x = pending.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if isinstance(x.op, MatMul):
+            if x.op.weight.out_width.factor >= x.op.weight.in_width.factor:
+                return False
+            is_made_by_matrix = True
+        else:
+            pending += [y for y in x.op.inputs if isinstance(y, Vector)]
+    return is_made_by_matrix
 
 
 def _is_row_major(w: Random) -> bool:

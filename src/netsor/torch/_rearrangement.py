@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from .. import language as ns
-from .._array_api import Ints
+from .._array_api import Floats, Ints
 from .._validate import Shape
+from ..language.values._scalar import constant
 from ._arithmetic import Call, Tensor, is_random, numbers
-from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, same_vectors
+from ._axes import (
+    Linear,
+    Refusal,
+    Scalars,
+    Vectors,
+    end_to_end,
+    refuse_if,
+    same_vectors,
+)
 from ._layout import Expand, Index, Permute, Rearrangement, Reshape
 from ._random_parameters import Random
 
@@ -74,6 +83,9 @@ def permute(call: Call, x: Tensor, axes: Iterable[int]) -> Tensor:
 def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
     """Entries along an axis: by an integer, a slice, or an array of integers."""
     axis %= len(x.shape)
+    if isinstance(x, Patchwork):
+        part = x.unchanged(axis, index)
+        return pick(call, x.joined(call), axis, index) if part is None else part
     if isinstance(x, Random | Scalars):
         return x.viewed(Index(axis, index))
     if not isinstance(x, Linear) or axis != len(x.shape) - 1:
@@ -119,11 +131,17 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along an axis."""
     ndim = len(call.shape)
     axis %= ndim
+    parts = [part for part in parts if math.prod(part.shape)]  # torch leaves out others
     if axis == ndim - 1 and same_vectors(*parts):
         return Linear.rearranged(lambda *images: np.concatenate(images, -1), *parts)
-    parts = [call.settled(part) for part in parts if part.shape[axis]]
+    parts = [call.settled(part) for part in parts]
+    if any(isinstance(part, Scalars) for part in parts):
+        parts = [
+            part if is_random(part) else Scalars(constant(numbers(part)))
+            for part in parts
+        ]
     if all(isinstance(part, Scalars) for part in parts):
-        return Scalars(ns.join([part.value for part in parts], axis))
+        return _joined_scalars(parts, axis)
     refuse_if(
         any(isinstance(part, Scalars) for part in parts),
         "scalars and vectors, one after the other",
@@ -136,10 +154,28 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
         for part in parts
     ]
     if axis == coordinates:
-        return _end_to_end(vectors, coordinates)
+        return end_to_end(vectors, coordinates)
     plain_axis = axis - 1 if axis > coordinates else axis
     joined = ns.join([part.plain for part in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
+
+
+def _joined_scalars(parts: list[Scalars], axis: int) -> Scalars:
+    """Scalars one after the other, with their masks."""
+    joined = Scalars(ns.join([part.unmasked for part in parts], axis))
+
+    def joined_mask(masks: list[Any]) -> Any:
+        """The masks of all parts; None if none of them has one."""
+        if all(mask is None for mask in masks):
+            return None
+        of_parts = [
+            np.ones(part.shape, dtype=bool) if mask is None else mask
+            for part, mask in zip(parts, masks, strict=True)
+        ]
+        return np.concatenate(of_parts, axis)
+
+    allowed = joined_mask([part.allowed for part in parts])
+    return joined.masked(allowed).seen(joined_mask([part.visible for part in parts]))
 
 
 def _given_vectors(x: Tensor, axis: int) -> Vectors:
@@ -147,18 +183,82 @@ def _given_vectors(x: Tensor, axis: int) -> Vectors:
     return Vectors.of(ns.data(np.moveaxis(numbers(x), axis, -1)), axis)
 
 
-def _end_to_end(parts: list[Vectors], axis: int) -> Vectors:
-    """Vectors joined along the axis of their coordinates.
+@dataclass(frozen=True, eq=False)
+class Patchwork:
+    """Given numbers of which parts along one axis were replaced by random tensors.
 
-    All are cut into pieces of one size, which are then one vector.
+    Code that fills an empty tensor slice by slice makes one. Numbers that torch leaves
+    uninitialised are NaN.
     """
-    size = math.gcd(*(part.shape[axis] for part in parts))
-    cut_parts = []
-    for part in parts:
-        last = part.moved(axis, -1)
-        cut = last.viewed(Reshape((*last.shape[:-1], last.shape[-1] // size, size)))
-        cut_parts.append(cut.plain)
-    return Vectors.of(ns.concat(ns.join(cut_parts, axis=-1), axis=-1), axis)
+
+    numbers: Floats
+    axis: int
+    patches: dict[range, Tensor]  # by their positions along the axis
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor."""
+        return self.numbers.shape
+
+    def with_patch(self, positions: range, patch: Tensor) -> Patchwork | None:
+        """The tensor with another part replaced; None if it overlaps earlier ones."""
+        for other in self.patches:
+            start = max(other.start, positions.start)
+            if start < min(other.stop, positions.stop) and other != positions:
+                return None
+        return replace(self, patches={**self.patches, positions: patch})
+
+    def unchanged(self, axis: int, index: Any) -> Floats | None:
+        """The given numbers in a slice; None if a part of it was replaced."""
+        if not isinstance(index, slice):
+            return None
+        size = self.shape[axis]
+        covered = range(size)[index]
+        if axis != self.axis:
+            covered = range(self.shape[self.axis])
+        if any(set(covered) & set(positions) for positions in self.patches):
+            return None
+        part: Floats = self.numbers[(slice(None),) * axis + (index,)]
+        return part
+
+    def joined(self, call: Call) -> Tensor:
+        """The whole tensor."""
+        parts: list[Tensor] = []
+        position, size = 0, self.shape[self.axis]
+        for positions in sorted(self.patches, key=lambda each: each.start):
+            parts += self._given(position, positions.start)
+            parts.append(self.patches[positions])
+            position = positions.stop
+        parts += self._given(position, size)
+        whole = call._replace(shapes=[self.shape])
+        return concatenate(whole, parts, self.axis)
+
+    def _given(self, start: int, stop: int) -> list[Floats]:
+        """The given numbers between two patches."""
+        index = (slice(None),) * self.axis + (slice(start, stop),)
+        part = self.numbers[index]
+        refuse_if(np.isnan(part).any(), "a part of an empty tensor that is not filled")
+        return [part] if part.size else []
+
+
+def slice_scatter(
+    call: Call, x: Tensor, patch: Tensor, axis: int, positions: range
+) -> Tensor:
+    """The tensor with a slice along an axis replaced."""
+    axis %= len(call.shape)
+    refuse_if(positions.step != 1, f"a slice with step {positions.step} is replaced")
+    if isinstance(x, Patchwork) and x.axis == axis:
+        patched = x.with_patch(positions, patch)
+        if patched is not None:
+            return patched
+    if isinstance(x, Patchwork):
+        x = x.joined(call)
+    if not is_random(x):
+        return Patchwork(numbers(x), axis, {positions: patch})
+    size = x.shape[axis]
+    before = pick(call, x, axis, slice(0, positions.start))
+    after = pick(call, x, axis, slice(positions.stop, size))
+    return concatenate(call, [before, patch, after], axis)
 
 
 def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ._aten_ops import (
     ACTIVATIONS,
+    CHOICES,
     MATRICES,
     NORMS,
     REARRANGEMENTS,
@@ -59,6 +60,7 @@ class Block(NamedTuple):
     branches: dict[str, Node]  # by "attention", "cross", "mlp"
     middle: Node | None  # the stream between the branches, if a norm follows each sum
     softmaxes: tuple[Node, ...]  # of the attention branch
+    gates: tuple[Node, ...]  # of experts, (tokens, experts)
     matrices: dict[str, list[str]]  # the parameters of each kind of matrix
 
 
@@ -220,7 +222,9 @@ def _whole(graph: Graph) -> list[Stack]:
     inputs = [
         node
         for node in graph.nodes
-        if node in graph.inputs and graph.constants[node].is_floating_point()
+        if node in graph.inputs
+        and hasattr(graph.constants[node], "is_floating_point")  # a tensor
+        and graph.constants[node].is_floating_point()
     ]
     tables = [
         node
@@ -262,12 +266,19 @@ def _numbered(paths: Iterable[str]) -> list[list[str]]:
 # Blocks
 
 
+class Term(NamedTuple):
+    """What a block adds to its stream in one sum."""
+
+    node: Node
+    branches: list[Node]  # the parallel branches that it is the sum of, or itself
+
+
 class Sums(NamedTuple):
     """The sums of a block: how its stream goes on from node to node."""
 
     # nodes that carry the stream; True if its last operation was a norm
     carriers: dict[Node, bool]
-    terms: list[Node]  # the branches that are added
+    terms: list[Term]  # what is added
     middle: Node | None  # the normalised stream before the last sum
     last: Node | None  # the last sum
 
@@ -282,13 +293,20 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
         return None
     branches: dict[str, Node] = {}
     attention_softmaxes: tuple[Node, ...] = ()
+    inside = set(part.nodes)
     for term in sums.terms:
-        name, softmaxes = _branch(graph, term, sums.carriers, set(part.nodes))
-        if name in branches:
-            return None
-        branches[name] = term
-        if name == "attention":
-            attention_softmaxes = softmaxes
+        found = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
+        nodes_of_branches = term.branches
+        if len({name for name, _ in found}) < len(found):
+            # branches of one kind are one branch: shared and routed experts
+            found = [_branch(graph, term.node, sums.carriers, inside)]
+            nodes_of_branches = [term.node]
+        for node, (name, softmaxes) in zip(nodes_of_branches, found, strict=True):
+            if name in branches:
+                return None
+            branches[name] = node
+            if name == "attention":
+                attention_softmaxes = softmaxes
 
     stream = part.end if part.end in sums.carriers else sums.last
     nodes = part.nodes
@@ -301,6 +319,7 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
         branches=branches,
         middle=sums.middle,
         softmaxes=attention_softmaxes,
+        gates=tuple(node for node in nodes if _is_gates_of_experts(graph, node)),
         matrices=_matrices(graph, nodes, branches, sums.carriers, width=shape[-1]),
     )
 
@@ -309,7 +328,7 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
     """Follow the stream through the nodes of a block."""
     shape, inside = shape_of(before), set(nodes)
     carriers = {before: False}
-    terms: list[Node] = []
+    terms: list[Term] = []
     middle = last = None
     for node in nodes:
         streams = [x for x in node.all_input_nodes if x in carriers]
@@ -323,7 +342,8 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
         if operation == "add" and has_branch:
             if carriers[stream] and terms:
                 middle = stream
-            terms += _terms(graph, operands[0], inside, shape)
+            parallel = _terms(graph, operands[0], inside, shape)
+            terms.append(Term(operands[0], parallel))
             carriers[node] = False
             last = node
         elif operation in SAME_STREAM:
@@ -355,7 +375,7 @@ def _branch(
 ) -> tuple[str, tuple[Node, ...]]:
     """The name of the branch that ends with a term, and its softmaxes."""
     nodes = [term, *_back(graph, term, carriers, inside)]
-    softmaxes = tuple(node for node in nodes if name_of(node) in SOFTMAX)
+    softmaxes = tuple(node for node in nodes if _attends(graph, node))
     if not softmaxes:
         return "mlp", softmaxes
 
@@ -368,6 +388,46 @@ def _branch(
     reached = {x for node in nodes for x in [node, *node.all_input_nodes]}
     is_cross = any(from_elsewhere(x) for x in reached)
     return ("cross" if is_cross else "attention"), softmaxes
+
+
+def _attends(graph: Graph, node: Node) -> bool:
+    """Whether a node is a softmax of scores, and not of numbers of a router."""
+    if name_of(node) not in SOFTMAX:
+        return False
+
+    def is_product(x: Node) -> bool:
+        """Whether a node is a product of two tensors."""
+        return name_of(x) in (*MATRICES, *SCORE_PRODUCTS)
+
+    nearest = _back(graph, node, ends=is_product)
+    return any(is_product(x) and not matrix_of(graph, x) for x in nearest)
+
+
+def _is_gates_of_experts(graph: Graph, node: Node) -> bool:
+    """Whether a node has the gates of all experts, (tokens, experts).
+
+    They are 0 but for the experts that were chosen, and each expert takes its own.
+    """
+    if name_of(node) != "scatter" or node.args[0] not in graph.constants:
+        return False
+    shape = shape_of(node)
+    return len(shape) == 2 and len(node.users) == shape[1] > 1
+
+
+def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
+    """The products by a matrix whose outputs choose among experts."""
+
+    def is_product(x: Node) -> bool:
+        """Whether a node is a product of two tensors."""
+        return name_of(x) in (*MATRICES, *SCORE_PRODUCTS)
+
+    routers: set[Node] = set()
+    for node in nodes:
+        is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
+        if is_softmax or name_of(node) in CHOICES:
+            nearest = _back(graph, node, ends=is_product)
+            routers.update(x for x in nearest if matrix_of(graph, x))
+    return routers
 
 
 # Matrices
@@ -412,9 +472,15 @@ def _kinds_by_use(
     """The kinds of each parameter, by where its products are in the branches."""
     kinds: dict[str, set[str]] = {}
 
+    routers = _routers(graph, nodes)
+
     def record(kind: str, products: Iterable[Node]) -> None:
         for product in products:
-            kinds.setdefault(str(matrix_of(graph, product)), set()).add(kind)
+            if product not in routers:
+                kinds.setdefault(str(matrix_of(graph, product)), set()).add(kind)
+
+    for router in routers:
+        kinds[str(matrix_of(graph, router))] = {"router"}
 
     for name, branch in branches.items():
         ends = _nearest_products(graph, branch, carriers)
@@ -427,7 +493,7 @@ def _kinds_by_use(
             continue
         record("output", ends)
         for node in _back(graph, branch, carriers, set(nodes)):
-            if name_of(node) in SOFTMAX:
+            if _attends(graph, node):
                 for kind, operand in _attended(graph, node)._asdict().items():
                     if operand not in carriers:
                         record(kind, _nearest_products(graph, operand, carriers))
@@ -494,8 +560,12 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
             " queries and keys"
         )
     users = list(softmax.users)
-    while name_of(users[0]) not in SCORE_PRODUCTS:
+    while users and name_of(users[0]) not in SCORE_PRODUCTS:
         users = [*users[1:], *users[0].users]
+    if not users:
+        raise UnsupportedError(
+            f"the weights of a softmax in {path_of(softmax)} multiply no values"
+        )
     operands = score.args[1:] if name_of(score) == "baddbmm" else score.args
     return Attended(query=operands[0], key=operands[1], value=users[0].args[1])
 

@@ -41,8 +41,13 @@ BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
-def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
-    """The row of a block; `branches` has the branches of all blocks."""
+def _forward_row(
+    before: Vector, block: Block, branches: Sequence[str], *, routed: bool
+) -> Scalar:
+    """The row of a block; `branches` has the branches of all blocks.
+
+    `routed`: some of the blocks have experts. Others count as one expert.
+    """
     row = [of_stream(value_of(block, "stream"))]
     if "scores" in block or "weights" in block:
         row.append(_attention_numbers(block))
@@ -51,6 +56,8 @@ def _forward_row(before: Vector, block: Block, branches: Sequence[str]) -> Scala
     if "experts" in block:
         experts = _joined([probe.value for probe in block["experts"]], axis=1)
         row.append(apply(of_experts, experts, axes=2))
+    elif routed:
+        row.append(constant(np.ones(len(ROUTED))))
     return join(row)
 
 
@@ -168,7 +175,7 @@ class Probes:
         self.gradients = flag(gradients, "gradients")
         self.ranges = flag(ranges, "ranges")
         self.model = source.model if isinstance(source, ModelEnd) else source
-        if gradients and self.model.experts:
+        if gradients and isinstance(source, ModelEnd) and self.model.experts:
             raise ValueError(
                 f"gradients=True of {self.model.name}, with"
                 f" experts={self.model.experts}: the choice of a router has no gradient"
@@ -332,7 +339,7 @@ class Probes:
         if "experts" in probed:
             names += ROUTED
         rows = [
-            _forward_row(before, block, branches)
+            _forward_row(before, block, branches, routed="experts" in probed)
             for before, block in zip(net.before, net.blocks, strict=True)
         ]
         return Section("block", tuple(names), rows, whole=False)
@@ -366,8 +373,11 @@ class ProgramModel:
         self.vocabulary = None
         if "logits" in net.ends:
             self.vocabulary = value_of(net.ends, "logits").shape[-1]
-        experts = net.blocks[0].get("experts", ())
-        self.experts = sum(probe.value.shape[-1] for probe in experts) or None
+        counts = [
+            sum(probe.value.shape[-1] for probe in block.get("experts", ()))
+            for block in net.blocks
+        ]
+        self.experts = max(counts) or None
         if self.tokens < 2:
             raise ValueError(
                 f"{self.name} has one token: quantities of an audit need two or more"

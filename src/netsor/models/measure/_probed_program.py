@@ -39,7 +39,7 @@ KINDS_OF_PROBES = {
     "attention": "output",
     "mlp": "out",
 }
-KINDS = ("query", "key", "value", "qkv", "output", "in", "gate", "out")
+KINDS = ("query", "key", "value", "qkv", "output", "router", "in", "gate", "out")
 
 
 class ProbedProgram:
@@ -119,11 +119,12 @@ class ProbedProgram:
         group.setdefault(name, []).append(probe)
 
     def _check_blocks_alike(self) -> None:
-        """Every block must have the same probes, except of cross-attention."""
-        first = self.blocks[0].keys() - {"cross"}
+        """Every block must have the same probes, but of cross-attention and experts."""
+        not_in_every_block = {"cross", "experts"}
+        first = self.blocks[0].keys() - not_in_every_block
         for k, block in enumerate(self.blocks, 1):
             self._refuse_missing(first - block.keys(), present=1, absent=k)
-            additional = block.keys() - first - {"cross"}
+            additional = block.keys() - first - not_in_every_block
             self._refuse_missing(additional, present=k, absent=1)
 
     def _refuse_missing(self, names: set[str], present: int, absent: int) -> None:

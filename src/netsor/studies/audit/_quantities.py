@@ -24,6 +24,7 @@ KINDS = {  # of weights, and which they are
     "value": "value matrices",
     "qkv": "matrices of queries, keys and values in one",
     "output": "output matrices of attention",
+    "router": "matrix of the router",
     "in": "first matrix of the MLP",
     "gate": "gate matrix of the MLP",
     "out": "last matrix of the MLP",

@@ -1,0 +1,415 @@
+"""Scalars of any function: the parts of a module that torch itself computes.
+
+A tensor without an axis of coordinates is an array of scalars, and a program may
+contain any deterministic function of scalars. So operations on scalars need no rules:
+top-k, sort, scatter, cumulative sums, masks. The reader records them as `Deferred`
+tensors. Where a recorded tensor meets vectors, or is an output, it becomes scalars of
+the language, by one `ns.apply` of a `TorchFunction`: the recorded operations, which
+torch runs on batches of replicas. The derivative is torch's own vector–Jacobian product
+of the same function.
+
+A `TorchFunction` holds names of operations, constants and shapes, and so it can be
+sent to other processes.
+
+Examples
+--------
+>>> import numpy as np
+>>> from netsor.torch._deferred import Argument, Result, Step, TorchFunction
+>>> second_largest = TorchFunction(
+...     arguments=(Argument((3,), "float"),),
+...     steps=(
+...         Step("aten.sort.default", (Result(0),), {}),
+...         Step("getitem", (Result(1), 0), {}),
+...         Step("aten.select.int", (Result(2), 0, 1), {}),
+...     ),
+...     shape=(),
+... )
+>>> second_largest(np.array([[3.0, 1.0, 2.0], [4.0, 4.0, 5.0]])).tolist()
+[2.0, 4.0]
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from array_api_compat import is_jax_array, is_torch_array
+from torch.utils import _pytree as pytree
+
+from .. import language as ns
+from .._array_api import array_namespace
+from .._validate import Shape
+from ..functions.activations import Function
+from ._arithmetic import Call
+from ._aten_ops import PARTS, TURNS, UNCHANGED, VIEWS, apply_op
+from ._axes import Refusal, Scalars
+from ._graph import Node, name_of, schema_of
+
+# operations that only rearrange entries: the rules of scalars apply to them
+CONVERSIONS = tuple(name for name in UNCHANGED if name != "nan_to_num")
+REARRANGING = (*VIEWS, *TURNS, *PARTS, *CONVERSIONS, "expand", "expand_as")
+# a tensor with so many uses becomes scalars once, and not once for each use
+SHARED_BY = 3
+# operations of scores that take a mask as −∞
+OF_MASKED_SCORES = ("amax", "max", "logsumexp", "topk", "sort", "argmax", "argsort")
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A tensor, or several, that torch computes from scalars: a recorded operation.
+
+    The invariant: it stands for the result of its node, like all values of the reader.
+    Its arguments are other deferred tensors, scalars and given numbers.
+    """
+
+    node: Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    call: Call
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor."""
+        return self.call.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its entries."""
+        return self.node.meta["val"].dtype
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is one tensor, and not the several results of an operation."""
+        return isinstance(self.node.meta.get("val"), torch.Tensor)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The deferred tensors and the scalars that it is computed from."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [x for x in leaves if isinstance(x, Deferred | Scalars)]
+
+    @cached_property
+    def scalars(self) -> Scalars:
+        """The tensor as scalars of the language."""
+        return self._rearranged() or self._applied()
+
+    @property
+    def _is_known(self) -> bool:
+        return "scalars" in vars(self)
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.is_tensor and len(self.node.users) >= SHARED_BY
+
+    def _rearranged(self) -> Scalars | None:
+        """The scalars of another deferred tensor, rearranged, if they are no more."""
+        if name_of(self.node) not in REARRANGING or not self.args:
+            return None
+        first, *others = self.args
+        is_conversion = name_of(self.node) in CONVERSIONS
+        if not isinstance(first, Deferred) or not first.is_tensor:
+            return None
+        if is_conversion and first.dtype != self.dtype:
+            return None
+        if any(isinstance(x, Deferred | Scalars) for x in pytree.tree_leaves(others)):
+            return None
+        names = [argument.name for argument in schema_of(self.node).arguments]
+        arguments = dict(zip(names, (first.scalars, *others), strict=False))
+        try:
+            result = apply_op(name_of(self.node), self.call, arguments | self.kwargs)
+        except Refusal:
+            return None
+        return result if isinstance(result, Scalars) else None
+
+    def _applied(self) -> Scalars:
+        """The scalars that one function gives, of all recorded operations together."""
+        leaves: list[Scalars | Deferred] = []
+        operations: list[Deferred] = []
+        for x in _in_order(self):
+            is_leaf = isinstance(x, Scalars) or (
+                x is not self and (x._is_shared or x._is_known)
+            )
+            if is_leaf:
+                leaves.append(x)
+            else:
+                operations.append(x)
+        function = _function(leaves, operations, self.shape)
+        name = name_of(self.node)
+        pullbacks = tuple(Pullback(function, k) for k in range(len(leaves)))
+        flat = [_scalar_of(x).reshape(-1) for x in leaves]
+        f = Function(name, function, derivative=pullbacks)
+        return Scalars(ns.apply(f, *flat, axes=1))
+
+
+def _scalar_of(x: Scalars | Deferred) -> ns.Scalar:
+    """The scalars of an argument, −∞ where a mask takes them out."""
+    if isinstance(x, Deferred):
+        return x.scalars.value
+    if x.allowed is None:
+        return x.unmasked
+    return ns.apply(MASK, x.unmasked, x.allowed.astype(float))
+
+
+def _masked(p: Any, allowed: Any) -> Any:
+    return array_namespace(p).where(allowed > 0, p, -math.inf)
+
+
+MASK = Function("mask", _masked, derivative=(1.0, None))
+
+
+def _in_order(root: Deferred) -> list[Any]:
+    """What a tensor is computed from: arguments before what uses them.
+
+    Shared tensors, and those that are scalars already, are not opened.
+    """
+    order: list[Any] = []
+    finished: set[int] = set()
+    pending: list[tuple[Any, bool]] = [(root, False)]
+    while pending:
+        x, inputs_are_done = pending.pop()
+        if id(x) in finished:
+            continue
+        is_open = isinstance(x, Deferred) and (
+            x is root or not (x._is_shared or x._is_known)
+        )
+        if inputs_are_done or not is_open:
+            finished.add(id(x))
+            order.append(x)
+            continue
+        pending.append((x, True))
+        pending += [(y, False) for y in reversed(x.inputs)]
+    return order
+
+
+# The function
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a `TorchFunction`: floating point numbers that stand for a tensor.
+
+    `kind` is what they are converted to: "float", "int" or "bool".
+    """
+
+    shape: Shape
+    kind: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a step, by its number; the arguments come first."""
+
+    number: int
+
+
+class Step(NamedTuple):
+    """A recorded operation."""
+
+    operation: str  # such as "aten.topk.default", or "getitem"
+    args: tuple[Any, ...]  # numbers, tensors and `Result`
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchFunction:
+    """A function of scalars that torch computes, on batches of replicas.
+
+    Each argument holds the entries of its tensor along its last axis.
+    """
+
+    arguments: tuple[Argument, ...]
+    steps: tuple[Step, ...]
+    shape: Shape  # of the result
+
+    def __call__(self, *arrays: Any) -> Any:
+        """The result for each replica."""
+        return _in_batches(self.of_tensors, arrays, [1] * len(arrays), self.shape)
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        """The shape of the result for one replica."""
+        return self.shape
+
+    def of_tensors(self, *entries: Any) -> Any:
+        """The result for one replica, of tensors of the entries of each argument."""
+        precision = entries[0].dtype
+        results: list[Any] = []
+        for argument, x in zip(self.arguments, entries, strict=True):
+            dtype = {"int": torch.int64, "bool": torch.bool}.get(argument.kind)
+            tensor = x.reshape(argument.shape)
+            results.append(tensor if dtype is None else tensor.to(dtype))
+
+        def value_of(x: Any) -> Any:
+            if isinstance(x, Result):
+                return results[x.number]
+            return _in_precision(x, precision)
+
+        for step in self.steps:
+            args, kwargs = pytree.tree_map(value_of, (step.args, step.kwargs))
+            results.append(_operation(step.operation)(*args, **kwargs))
+        return results[-1].to(precision)
+
+
+@dataclass(frozen=True, eq=False)
+class Pullback:
+    """The gradient of Σ d·f with respect to one argument of a `TorchFunction` f.
+
+    It is a function of the arguments of f, and of d.
+    """
+
+    function: TorchFunction
+    argument: int
+
+    def __call__(self, *arrays: Any) -> Any:
+        """The gradient for each replica."""
+        axes = [*(1 for _ in self.function.arguments), len(self.function.shape)]
+        size = math.prod(self.function.arguments[self.argument].shape)
+        return _in_batches(self.of_tensors, arrays, axes, (size,))
+
+    def output_shape(self, *shapes: Shape) -> Shape:
+        """The shape of the gradient for one replica."""
+        return (math.prod(self.function.arguments[self.argument].shape),)
+
+    def of_tensors(self, *tensors: Any) -> Any:
+        """The gradient for one replica."""
+        *entries, d = tensors
+
+        def of_argument(x: Any) -> Any:
+            changed = [*entries]
+            changed[self.argument] = x
+            return self.function.of_tensors(*changed)
+
+        _, vjp = torch.func.vjp(of_argument, entries[self.argument])
+        return vjp(d)[0]
+
+
+def _function(
+    leaves: Sequence[Scalars | Deferred], operations: Sequence[Deferred], shape: Shape
+) -> TorchFunction:
+    """The function of some leaves that recorded operations compute together."""
+    number = {id(x): k for k, x in enumerate([*leaves, *operations])}
+
+    def without_values(x: Any) -> Any:
+        if isinstance(x, Deferred | Scalars):
+            return Result(number[id(x)])
+        return _portable(x)
+
+    steps = [
+        Step(
+            "getitem" if name_of(x.node) == "getitem" else str(x.node.target),
+            *pytree.tree_map(without_values, (x.args, x.kwargs)),
+        )
+        for x in operations
+    ]
+    arguments = tuple(Argument(tuple(x.shape), _kind(x)) for x in leaves)
+    return TorchFunction(arguments, tuple(steps), tuple(shape))
+
+
+def _kind(x: Scalars | Deferred) -> str:
+    """What kind of numbers an argument stands for."""
+    if isinstance(x, Scalars) or x.dtype.is_floating_point:
+        return "float"
+    return "bool" if x.dtype == torch.bool else "int"
+
+
+def _portable(x: Any) -> Any:
+    """A constant of an operation: tensors of floating point in double precision."""
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu()
+        return x.double() if x.is_floating_point() else x
+    return x
+
+
+def _in_precision(x: Any, precision: Any) -> Any:
+    """A constant in the precision of the computation."""
+    if isinstance(x, torch.Tensor) and x.is_floating_point():
+        return x.to(precision)
+    if isinstance(x, torch.dtype) and x.is_floating_point:
+        return precision
+    return x
+
+
+def _operation(name: str) -> Callable[..., Any]:
+    """An operation by its name."""
+    if name == "getitem":
+        return operator.getitem
+    found: Any = operator.attrgetter(name)(torch.ops)
+    return found  # type: ignore[no-any-return]
+
+
+# Arrays of other libraries
+
+
+def _in_batches(
+    f: Callable[..., Any], arrays: Sequence[Any], axes: Sequence[int], shape: Shape
+) -> Any:
+    """A function of tensors, for each entry of the leading axes of some arrays.
+
+    `axes` are the numbers of last axes that the function takes of each array.
+    """
+    if any(is_jax_array(x) for x in arrays):
+        return _called_back_by_jax(f, arrays, axes, shape)
+    if any(is_torch_array(x) for x in arrays):
+        return _of_batches(f, arrays, axes, shape)
+    tensors = [torch.from_numpy(np.array(x)) for x in arrays]
+    return _of_batches(f, tensors, axes, shape).numpy()
+
+
+def _of_batches(
+    f: Callable[..., Any], tensors: Sequence[Any], axes: Sequence[int], shape: Shape
+) -> Any:
+    """`_in_batches` for tensors of torch."""
+    cuts = [x.ndim - count for x, count in zip(tensors, axes, strict=True)]
+    leading = torch.broadcast_shapes(
+        *(x.shape[:cut] for x, cut in zip(tensors, cuts, strict=True))
+    )
+    rows = []
+    for x, cut in zip(tensors, cuts, strict=True):
+        core = x.shape[cut:]
+        new_axes = (1,) * (len(leading) - cut)
+        x = x.reshape(*new_axes, *x.shape)
+        rows.append(x.expand(*leading, *core).reshape(-1, *core))
+    with torch.no_grad():
+        try:
+            result = torch.func.vmap(f)(*rows)
+        except (RuntimeError, ValueError, NotImplementedError):
+            # operations that vmap cannot batch
+            result = torch.stack([f(*row) for row in zip(*rows, strict=True)])
+    return result.reshape(*leading, *shape)
+
+
+def _called_back_by_jax(
+    f: Callable[..., Any], arrays: Sequence[Any], axes: Sequence[int], shape: Shape
+) -> Any:
+    """`_in_batches` for arrays of JAX, which may be traced."""
+    import jax
+
+    def on_host(*numpy_arrays: Any) -> Any:
+        return _in_batches(f, [np.asarray(x) for x in numpy_arrays], axes, shape)
+
+    leading = np.broadcast_shapes(
+        *(x.shape[: x.ndim - count] for x, count in zip(arrays, axes, strict=True))
+    )
+    result = jax.ShapeDtypeStruct((*leading, *shape), arrays[0].dtype)
+    return jax.pure_callback(on_host, result, *arrays)
+
+
+# What the reader asks
+
+
+def can_be_deferred(node: Node, random: Iterable[Any]) -> bool:
+    """Whether torch can compute an operation, given its random arguments."""
+    if schema_of(node) is None and name_of(node) != "getitem":
+        return False
+    for x in random:
+        if not isinstance(x, Deferred | Scalars):
+            return False
+        is_masked = isinstance(x, Scalars) and x.shown is not None
+        if is_masked and name_of(node) not in OF_MASKED_SCORES:
+            return False
+    return True

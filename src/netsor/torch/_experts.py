@@ -1,0 +1,104 @@
+"""Routed experts as sums over all experts.
+
+Code that routes tokens gathers the tokens of each expert, so that the shapes of its
+tensors depend on random numbers. The same numbers are Σ_e γ_te f_e(x_t) over all
+experts, with gates γ_te that are 0 for experts that token t did not choose. All expert
+classes of transformers look up their forward pass in one registry. While a module is
+captured, the registry answers with this sum.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+REGISTRY = "transformers.integrations.moe"
+
+
+@contextmanager
+def dense_experts() -> Iterator[None]:
+    """Have the experts of transformers compute a sum over all experts."""
+    registry: Any = getattr(sys.modules.get(REGISTRY), "ALL_EXPERTS_FUNCTIONS", None)
+    if registry is None:  # not loaded, or an earlier version
+        yield
+        return
+
+    def get_interface(name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return sum_over_experts
+
+    registry.get_interface = get_interface  # in place of the method of its class
+    try:
+        yield
+    finally:
+        del registry.get_interface
+
+
+def sum_over_experts(
+    experts: Any, tokens: Any, chosen: Any, gates: Any, *others: Any, **options: Any
+) -> Any:
+    """The forward pass of an expert module of transformers.
+
+    `tokens` are (tokens, width), `chosen` the indices of the experts of each token, and
+    `gates` their weights.
+    """
+    shape = tokens.shape[0], experts.num_experts
+    no_gates = torch.zeros(shape, dtype=tokens.dtype)
+    all_gates = no_gates.scatter(1, chosen, gates.to(tokens.dtype))
+    total: Any = 0.0
+    for expert in range(experts.num_experts):
+        output = _product(
+            experts, "down_proj", expert, _hidden(experts, expert, tokens)
+        )
+        if getattr(experts, "has_post_expert_norm", False):
+            output = experts.post_expert_norm(output)
+        total = total + all_gates[:, expert, None] * output
+    return total
+
+
+def _hidden(experts: Any, expert: int, tokens: Any) -> Any:
+    """The hidden vectors of one expert."""
+    if not experts.has_gate:
+        return experts.act_fn(_product(experts, "up_proj", expert, tokens))
+    if experts.is_concatenated:
+        both = _product(experts, "gate_up_proj", expert, tokens)
+    else:
+        both = Interleaved(
+            even=_product(experts, "gate_up_proj", expert, tokens, slice(0, None, 2)),
+            odd=_product(experts, "gate_up_proj", expert, tokens, slice(1, None, 2)),
+        )
+    return experts._apply_gate(both)
+
+
+class Interleaved(NamedTuple):
+    """Vectors of which the even and the odd coordinates were made separately.
+
+    Code that takes `x[..., ::2]` and `x[..., 1::2]` gets them.
+    """
+
+    even: Any
+    odd: Any
+
+    def __getitem__(self, index: Any) -> Any:
+        """The even or the odd coordinates."""
+        if index == (..., slice(None, None, 2)):
+            return self.even
+        if index == (..., slice(1, None, 2)):
+            return self.odd
+        raise TypeError(f"coordinates {index} of interleaved gates")
+
+
+def _product(
+    experts: Any, name: str, expert: int, x: Any, outputs: Any = slice(None)
+) -> Any:
+    """The matrix of one expert times x, and its bias; only some of the outputs."""
+    matrix = getattr(experts, name)[expert]
+    if not experts.is_transposed:
+        matrix = matrix.mT
+    y = x @ matrix[:, outputs]
+    if experts.has_bias:
+        y = y + getattr(experts, f"{name}_bias")[expert][outputs]
+    return y
