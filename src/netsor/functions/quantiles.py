@@ -212,30 +212,49 @@ def transformed(function: str, *arguments: Any) -> Distribution | None:
 
     Shifts and multiples of a basic law are basic laws where they can be.
     """
+    function, arguments = _as_sum_or_product(function, arguments)
+    if function not in FUNCTIONS:
+        return None
+    return _basic_law(function, arguments) or Distribution(function, arguments)
+
+
+def _as_sum_or_product(
+    function: str, arguments: tuple[Any, ...]
+) -> tuple[str, tuple[Any, ...]]:
+    """Differences, negatives and quotients by numbers as sums and products.
+
+    In sums and products a law comes first, and a number second.
+    """
     if function == "neg":
-        return transformed("mul", arguments[0], -1.0)
+        return "mul", (arguments[0], -1.0)
     if function in ("sub", "rsub"):
         x, y = arguments if function == "sub" else arguments[::-1]
         negative = transformed("mul", y, -1.0) if isinstance(y, Distribution) else -y
-        return transformed("add", x, negative)
-    if function == "div" and not isinstance(arguments[1], Distribution):
+        function, arguments = "add", (x, negative)
+    elif function == "div" and not isinstance(arguments[1], Distribution):
         function, arguments = "mul", (arguments[0], 1 / arguments[1])
     if function in ("add", "mul") and not isinstance(arguments[0], Distribution):
         arguments = arguments[::-1]
+    return function, tuple(arguments)
+
+
+def _basic_law(function: str, arguments: tuple[Any, ...]) -> Distribution | None:
+    """The law of a function as a basic law, where it has one."""
     x, *others = arguments
-    if function not in FUNCTIONS:
+    if not isinstance(x, Distribution):
         return None
-    if isinstance(x, Distribution) and x.law in LOCATED and len(others) == 1:
-        (y,) = others
-        if function == "mul" and not isinstance(y, Distribution) and y:
-            return _multiple(x, y)
-        if function == "add" and not isinstance(y, Distribution):
-            return _shifted(x, y)
     if function == "erfinv" and x.law == "uniform":
         return _normal_between(x)
     if function == "clamp" and _clamp_changes_nothing(*arguments):
-        return x  # type: ignore[no-any-return]
-    return Distribution(function, tuple(arguments))
+        return x
+    if x.law not in LOCATED or len(others) != 1 or isinstance(others[0], Distribution):
+        return None
+    (number,) = others
+    if function == "mul" and number:
+        return _multiple(x, number)
+    if function == "add":
+        return _shifted(x, number)
+    return None
 
 
 def _multiple(x: Distribution, factor: float) -> Distribution:

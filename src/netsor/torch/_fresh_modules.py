@@ -352,30 +352,35 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             repeated = source.numel() != tensor.numel() or 0 in source.stride()
             return None if repeated else self._drawn.get(_storage(source))
         operands: list[Any] = []
-        draw: int | None = None
+        draws: set[int] = set()
         layouts = set()
         for x in args:
-            recorded = None
-            if isinstance(x, torch.Tensor):
-                recorded = self._drawn.get(_storage(x))
-            if recorded is not None and (x.numel() > 1 or tensor.numel() == 1):
-                if draw not in (None, recorded.draw) or x.numel() != tensor.numel():
+            recorded = self._recorded(x, tensor)
+            if recorded is not None:
+                if x.numel() != tensor.numel():
                     return None
-                draw = recorded.draw
+                draws.add(recorded.draw)
                 layouts.add((x.shape, x.stride(), x.storage_offset()))
                 operands.append(recorded.law)
-            elif isinstance(x, torch.Tensor):
-                if x.numel() != 1 or _empty(x):
-                    return None
+            elif x is None:
+                operands.append(None)
+            elif _is_number(x):
                 operands.append(float(x))
-            elif x is None or isinstance(x, int | float):
-                operands.append(x if x is None else float(x))
             else:
                 return None
-        if draw is None or len(layouts) != 1:
+        # entries of one draw, each with the entry at its own place
+        if len(draws) != 1 or len(layouts) != 1:
             return None
         law = transformed(name, *operands)
-        return None if law is None else _Recorded(law, draw)
+        return None if law is None else _Recorded(law, draws.pop())
+
+    def _recorded(self, x: Any, result: Any) -> _Recorded | None:
+        """The draw of an operand, if it has more than the number that all share."""
+        if not isinstance(x, torch.Tensor):
+            return None
+        if x.numel() <= 1 and result.numel() != 1:
+            return None
+        return self._drawn.get(_storage(x))
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         """Repeat an operation, whose result has no numbers, on samples."""
@@ -471,6 +476,13 @@ def _basic_law(
             mean, std = (*numbers, *(1.0, 2.0)[len(numbers) :])[:2]
             return transformed("exp", Distribution("normal", (mean, std)))
     return None
+
+
+def _is_number(x: Any) -> bool:
+    """Whether an operand is one given number."""
+    if isinstance(x, torch.Tensor):
+        return x.numel() == 1 and not _empty(x)
+    return isinstance(x, int | float)
 
 
 def _is_view(func: Any, result: Any, inputs: list[Any]) -> bool:

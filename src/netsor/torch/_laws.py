@@ -261,8 +261,7 @@ def law_of_entries(
         return _law_without_randomness(name, shape, samples[0])
     if len(shape) == 2 and samples[0].shape == shape:
         zero_rows = _rows_of_zeros(samples)
-        if zero_rows:
-            samples = [np.delete(sample, zero_rows, axis=0) for sample in samples]
+        samples = [np.delete(sample, zero_rows, axis=0) for sample in samples]
 
     pooled = np.concatenate([sample.ravel() for sample in samples])
     mean, std = float(pooled.mean()), float(pooled.std())
@@ -284,13 +283,14 @@ def law_of_entries(
     )
     if not in_one_step:
         return measured
-    if drawn is not None and law not in SEEN:
+    if drawn is None:
+        is_seen = law in SEEN
+        return replace(measured, std_error=0.0, note="") if is_seen else measured
+    if law not in SEEN:
         # its marginal law is known: the entries may still depend on each other
         law = _joint_law(samples, float(pooled.mean()), LawName(drawn.name)).law
-        in_one_step = law == drawn.name
-    if drawn is None or not in_one_step:
-        is_seen = in_one_step and law in SEEN
-        return replace(measured, std_error=0.0, note="") if is_seen else measured
+        if law != drawn.name:
+            return measured
     return _with_drawn_law(measured, drawn, entries=pooled.size)
 
 

@@ -136,16 +136,7 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
         return Linear.rearranged(lambda *images: np.concatenate(images, -1), *parts)
     parts = [call.settled(part) for part in parts]
     if any(isinstance(part, Scalars) for part in parts):
-        parts = [
-            part if is_random(part) else Scalars(constant(numbers(part)))
-            for part in parts
-        ]
-    if all(isinstance(part, Scalars) for part in parts):
-        return _joined_scalars(parts, axis)
-    refuse_if(
-        any(isinstance(part, Scalars) for part in parts),
-        "scalars and vectors, one after the other",
-    )
+        return _joined_with_numbers(parts, axis)
     axes = {part.axis for part in parts if isinstance(part, Vectors)}
     refuse_if(len(axes) > 1, "torch.cat of vectors along different axes")
     (coordinates,) = axes
@@ -158,6 +149,18 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     plain_axis = axis - 1 if axis > coordinates else axis
     joined = ns.join([part.plain for part in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
+
+
+def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:
+    """Scalars and given numbers, one after the other."""
+    scalars = []
+    for part in parts:
+        scalar = part if is_random(part) else Scalars(constant(numbers(part)))
+        refuse_if(
+            not isinstance(scalar, Scalars), "scalars and vectors, one after the other"
+        )
+        scalars.append(scalar)
+    return _joined_scalars(scalars, axis)
 
 
 def _joined_scalars(parts: list[Scalars], axis: int) -> Scalars:
