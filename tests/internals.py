@@ -615,7 +615,8 @@ _NAMES = {
         "pass_tests",
         "reference_of",
     ),
-    "netsor.torch._laws": ("Parameters",),
+    "netsor.torch._deferred": ("Argument", "Result", "Step", "TorchFunction"),
+    "netsor.torch._laws": ("law_of_entries", "Parameters"),
     "netsor.torch._layout": (
         "Expand",
         "Index",

@@ -18,8 +18,7 @@ from scipy import stats
 from torch.nn import functional
 
 import netsor as ns
-from netsor.models.measure._metric_program import ProgramModel
-from netsor.torch._deferred import Argument, Result, Step, TorchFunction
+from tests.internals import Argument, ProgramModel, Result, Step, TorchFunction
 
 from . import literal
 from .test_torch_gradients import IDS, WIDTH, Layer, Network

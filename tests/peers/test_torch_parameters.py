@@ -14,8 +14,7 @@ import transformers
 from scipy import stats
 
 import netsor as ns
-from netsor.torch._laws import law_of_entries
-from tests.internals import _fresh_modules
+from tests.internals import _fresh_modules, law_of_entries
 
 from .own_modules import Initialised, Scaled
 

@@ -263,11 +263,9 @@ def test_the_quantities_are_those_of_the_models():
     model = ns.models.read("t5-base").replace(layers=1, decoder_layers=1, gated=True)
     names = set(model.probes(tokens=2, gradients=True).names)
     final = set(TINY.replace(tied=False).probes(tokens=2, gradients=True).final)
-    fused = {"grad_qkv", "grad_qkv_ratio"}  # of PyTorch modules alone
-    assert (
-        names | final
-        == set(EVERY) - {group.name for group in (*TOGETHER, *ROUTING)} - fused
-    )
+    of_modules = {"grad_qkv", "grad_qkv_ratio", "grad_router", "grad_router_ratio"}
+    groups = {group.name for group in (*TOGETHER, *ROUTING)}
+    assert names | final == set(EVERY) - groups - of_modules
 
 
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):
