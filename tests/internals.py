@@ -615,7 +615,12 @@ _NAMES = {
         "pass_tests",
         "reference_of",
     ),
-    "netsor.torch._deferred": ("Argument", "Result", "Step", "TorchFunction"),
+    "netsor.torch._deferred": (
+        "Argument",
+        "Result as DeferredResult",
+        "Step as DeferredStep",
+        "TorchFunction",
+    ),
     "netsor.torch._laws": ("law_of_entries", "Parameters"),
     "netsor.torch._layout": (
         "Expand",
@@ -746,13 +751,22 @@ def _split(entry):
 
 
 _SOURCES = {}
+
+
+def _list(exported, module, name):
+    """Enter a name for tests, which must be new."""
+    if exported in _SOURCES:
+        raise ValueError(f"{exported} is listed twice: write `{exported} as …`")
+    _SOURCES[exported] = (module, name)
+
+
 for _module, _entries in _NAMES.items():
     for _entry in _entries:
         _name, _exported = _split(_entry)
-        _SOURCES[_exported] = (_module, _name)
+        _list(_exported, _module, _name)
 for _entry in _MODULES:
     _module, _exported = _split(_entry)
-    _SOURCES[_exported.rpartition(".")[2]] = (_module, None)
+    _list(_exported.rpartition(".")[2], _module, None)
 
 
 def __getattr__(name):

@@ -18,7 +18,9 @@ from scipy import stats
 from torch.nn import functional
 
 import netsor as ns
-from tests.internals import Argument, ProgramModel, Result, Step, TorchFunction
+from tests.internals import Argument, ProgramModel, TorchFunction
+from tests.internals import DeferredResult as Result
+from tests.internals import DeferredStep as Step
 
 from . import literal
 from .test_torch_gradients import IDS, WIDTH, Layer, Network
