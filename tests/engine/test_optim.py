@@ -185,6 +185,7 @@ def test_signs_of_momentum_need_the_entries():
     assert drawn(lion, 4096, 2) == {"in", "hidden"}
 
 
+@pytest.mark.slow
 def test_steps_of_lion_have_the_limit_of_large_widths():
     """Its buffer is a sum of gradients, so that every step has a limit."""
     h = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
@@ -391,7 +392,13 @@ def rate(fan_in, fan_out):
 
 
 @pytest.mark.parametrize("optimiser", [SignDescent, NumpySignDescent])
-@pytest.mark.parametrize("moved", [slice(1, 2), slice(2, 3)], ids=["matrix", "vector"])
+@pytest.mark.parametrize(
+    "moved",
+    [
+        pytest.param(slice(1, 2), id="matrix", marks=pytest.mark.slow),
+        pytest.param(slice(2, 3), id="vector"),
+    ],
+)
 def test_own_sign_descent_at_infinite_width_equals_first_step_of_adam(optimiser, moved):
     loss, weights = network(ns.mean_dot)
     own, adam = (
