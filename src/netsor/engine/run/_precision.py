@@ -16,7 +16,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,10 +50,8 @@ ATOM_REPLICAS = 2**14
 ROUNDING = 1e-13
 # numbers of a replica in long rows: with fewer, single precision saves little
 WORTH = 2**16
-# Numbers beyond the range of single precision. Divisions by zero and NaN show in the
-# comparison of the outputs; some matrix products of ARM report them without any.
-RAISED: Any = {"over": "raise", "divide": "ignore", "invalid": "ignore"}
-TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # the exceptions for these
+# the exceptions of numbers beyond the range of single precision
+TOO_LARGE = FloatingPointError, np.linalg.LinAlgError
 # of single precision: rounding in several steps may move a value this far from an atom
 SPACINGS = 4
 # of an output, and of its spread: largest differences if netsor chooses the precision
@@ -89,6 +87,30 @@ def resolve_precision(
     return replace(backend, settled=True), error
 
 
+def overflow_raises() -> np.errstate:
+    """A context in which numbers beyond the range of single precision raise an error.
+
+    Where flags of the processor mean nothing, they only show in the results.
+    """
+    action = "raise" if _flags_are_reliable() else "ignore"
+    return np.errstate(over=action, divide=action, invalid=action)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def _flags_are_reliable() -> bool:
+    """Whether a product of small finite matrices sets no flag.
+
+    Matrix products of some ARM processors set all flags without a cause.
+    """
+    matrix = np.linspace(-1.0, 1.0, 64 * 64, dtype=np.float32).reshape(64, 64)
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            np.matmul(matrix, matrix)
+    except FloatingPointError:
+        return False
+    return True
+
+
 def float32_suffices(plan: Plan, draws: int) -> bool:
     """Whether single precision pays, and gives draws to five digits or to a hundredth
     of their spread.
@@ -99,7 +121,7 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
     try:
-        with np.errstate(**RAISED):
+        with overflow_raises():
             single = _outputs(plan, replicas, SINGLE)
     except TOO_LARGE:
         return False

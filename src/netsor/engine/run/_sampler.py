@@ -28,7 +28,12 @@ from ._moment_histogram import (
     binning,
     cells_for,
 )
-from ._precision import RAISED, TOO_LARGE, remove_rounding_ties, resolve_precision
+from ._precision import (
+    TOO_LARGE,
+    overflow_raises,
+    remove_rounding_ties,
+    resolve_precision,
+)
 from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
 
 T = TypeVar("T")
@@ -420,8 +425,11 @@ class _Chunk:
         """
         single = replace(self.backend, settled=False)
         try:
-            with np.errstate(**RAISED):
-                return replace(self, backend=single).draws(chunk, tick)
+            with overflow_raises():
+                draws = replace(self, backend=single).draws(chunk, tick)
+            if np.isfinite(draws).all():
+                return draws
         except TOO_LARGE:
-            double = replace(single, precision="float64")
-            return replace(self, backend=double).draws(chunk, tick)
+            pass
+        double = replace(single, precision="float64")
+        return replace(self, backend=double).draws(chunk, tick)
