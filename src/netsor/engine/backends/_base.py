@@ -202,7 +202,7 @@ class Device(Backend):
     """A backend whose arrays are not numpy's, and may be on another device."""
 
     @abstractmethod
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register.

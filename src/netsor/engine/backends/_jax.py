@@ -134,7 +134,7 @@ class Jax(Device):
         yield mean, columns
         tick(len(part))
 
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Compile for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than

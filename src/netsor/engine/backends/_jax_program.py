@@ -515,7 +515,9 @@ def _write_alike(
 
 
 def _native(step: Step, precision: str) -> bool:
-    """Whether JAX can trace a step."""
+    """Whether JAX can trace a step; if not, numpy computes it on the host."""
+    if step.needs_numpy:
+        return False
     if step.kind not in FUNCTIONS:
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
@@ -525,8 +527,7 @@ def _native(step: Step, precision: str) -> bool:
                 lambda *arrays: compute(LIBRARY, step.kind, arrays, step.params),
                 *shapes,
             )
-    except Exception:
-        # JAX cannot trace it: numpy computes it, or raises the error for the user
+    except Exception:  # of a user's function; if it is wrong, numpy raises the error
         return False
     return bool(result.shape[1:] == step.out.shape)
 

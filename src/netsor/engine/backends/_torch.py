@@ -205,11 +205,11 @@ class Torch(StepwiseBackend):
             mean, columns = super().evaluate(plan, draw, constants)
             return _now(mean), _now(columns)
 
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Without gradients."""
-        of_draws = super().given(plan, summary)
+        of_draws = super().summary_of_draws(plan, summary)
 
         def without_gradients(numbers: Mapping[Register, Any]) -> Any:
             with torch.no_grad():

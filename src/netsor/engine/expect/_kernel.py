@@ -41,29 +41,39 @@ _COS = base(activations.COS)
 _LEAKY_RELU = base(activations.leaky_relu(0.0))
 
 
+def has_closed_form(f: Function, g: Function) -> bool:
+    """Whether a formula for E[φ(u) ψ(v)] is known if the means of u and v are 0."""
+    phi, psi = base(f), base(g)
+    if {phi, psi} <= {_SIN, _COS}:
+        return True
+    if (phi, psi) in ((_ERF, _ERF), (_GELU, _GELU)):
+        return True
+    return _piecewise_linear(f) is not None and _piecewise_linear(g) is not None
+
+
 def closed_form(
     f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array
 ) -> Array | None:
-    """E[φ(u) ψ(v)] if a formula is known, else None; all arguments broadcast."""
+    """E[φ(u) ψ(v)] for φ = f and ψ = g; None if no formula is known.
+
+    The means μ and ν, the variances a and b and the covariance c broadcast.
+    """
     phi, psi = base(f), base(g)
     if phi is _IDENTITY and psi is _IDENTITY:
         return c + mu * nu
     if {phi, psi} <= {_SIN, _COS}:
         return _waves(phi is _SIN, psi is _SIN, mu, nu, a, c, b)
     # the other formulas are for means of 0
-    linear_f, linear_g = _piecewise_linear(f), _piecewise_linear(g)
-    are_linear = linear_f is not None and linear_g is not None
-    if not are_linear and (phi, psi) not in ((_ERF, _ERF), (_GELU, _GELU)):
+    if not has_closed_form(f, g) or not (_is_zero(mu) and _is_zero(nu)):
         return None
-    if not (_is_zero(mu) and _is_zero(nu)):
-        return None
-    if linear_f is not None and linear_g is not None:
-        return _of_piecewise_linear(linear_f, linear_g, a, c, b)
     if phi is _ERF:
-        # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its
-        # digits near 1
-        return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
-    return _of_gelu(a, c, b)
+        # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b)))
+        return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b).arcsine
+    if phi is _GELU:
+        return _of_gelu(a, c, b)
+    linear_f, linear_g = _piecewise_linear(f), _piecewise_linear(g)
+    assert linear_f is not None and linear_g is not None
+    return _of_piecewise_linear(linear_f, linear_g, a, c, b)
 
 
 def _of_piecewise_linear(
@@ -73,7 +83,10 @@ def _of_piecewise_linear(
     c: Array,
     b: Array,
 ) -> Array:
-    """E of products of α x + β relu(x) and γ x + δ relu(x), as E[u relu(v)] = c/2."""
+    """E[(α u + β relu(u)) (γ v + δ relu(v))] for f = (α, β) and g = (γ, δ).
+
+    E[u v] = c, and E[u relu(v)] = E[relu(u) v] = c/2.
+    """
     alpha, beta = f
     gamma, delta = g
     linear = (alpha * gamma + (alpha * delta + beta * gamma) / 2) * c
@@ -86,11 +99,12 @@ def _of_gelu(a: Array, c: Array, b: Array) -> Array:
     """E[u Φ(u) v Φ(v)], by Stein's lemma twice.
 
     It is c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
-    E[ΦΦ'] = 1/4 + arcsin(r)/2π.
+    E[ΦΦ'] = 1/4 + arcsin(r)/2π with r = c/√((1+a)(1+b)).
     """
     mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
-    angle, root = _angle(a, c, b)
-    return c * (0.25 + angle / (2 * np.pi)) + mixed / (2 * np.pi * root)
+    angle = _angle(a, c, b)
+    from_stein = mixed / (2 * np.pi * angle.root)
+    return c * (0.25 + angle.arcsine / (2 * np.pi)) + from_stein
 
 
 def _is_zero(mean: Array) -> bool:
@@ -101,11 +115,12 @@ def _is_zero(mean: Array) -> bool:
 
 
 def _piecewise_linear(f: Function) -> tuple[float, float] | None:
-    """(α, β) if φ(x) = α x + β relu(x)."""
+    """(α, β) with φ(x) = α x + β relu(x); None if φ is not of this form."""
     if base(f) is _LEAKY_RELU:
         slope = f.parameters[0]
         return slope, 1.0 - slope
-    return {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}.get(base(f))
+    coefficients_of = {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}
+    return coefficients_of.get(base(f))
 
 
 def _relu(a: Array, c: Array, b: Array) -> Array:
@@ -113,38 +128,52 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
     xp = array_namespace(a, c, b)
     scale = xp.sqrt(a) * xp.sqrt(b)
     rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
-    shape = xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho))
+    sine = xp.sqrt((1 - rho) * (1 + rho))
+    shape = sine + rho * (np.pi - xp.acos(rho))
     return scale / (2 * np.pi) * shape
 
 
-def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
-    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², where c² ≤ ab."""
+class _Angle(NamedTuple):
+    """The angle whose sine is r = c/√((1+a)(1+b))."""
+
+    arcsine: Array
+    root: Array  # √((1+a)(1+b) − c²)
+
+
+def _angle(a: Array, c: Array, b: Array) -> _Angle:
+    """arcsin(r) as an arctangent, which keeps its digits near r = 1, where c² ≤ ab."""
     xp = array_namespace(a, c, b)
     root = xp.sqrt(1.0 + a + b + xp.clip(a * b - c * c, 0.0, None))
-    return xp.atan2(c, root), root
+    return _Angle(xp.atan2(c, root), root)
 
 
 def _waves(
     sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array
 ) -> Array:
-    """E of products of sines and cosines, from E[cos x cos y] = e^−m cosh c, E[sin x
-    sin y] = e^−m sinh c.
+    """E[φ(u) ψ(v)] where φ and ψ are sines (`sine_u`, `sine_v`) or cosines.
+
+    For centred x = u − μ and y = v − ν, with m = (a + b)/2, E[cos x cos y] = e^−m cosh c
+    and E[sin x sin y] = e^−m sinh c; the mixed products have mean 0. The means enter by
+    the addition theorems.
     """
     xp = array_namespace(a, c, b)
-    m, size = (a + b) / 2, xp.abs(c)
+    m = (a + b) / 2
+    size = xp.abs(c)
+    # without overflow: cosh c = e^|c| (2 + e^(−2|c|) − 1)/2, and similarly sinh c
     decay = xp.expm1(-2 * size)
     peak = xp.exp(size - m) / 2
-    even = peak * (2 + decay)  # e^−m cosh c
-    odd = -xp.sign(c) * peak * decay  # e^−m sinh c
+    cosines = peak * (2 + decay)  # e^−m cosh c
+    sines = -xp.sign(c) * peak * decay  # e^−m sinh c
 
-    def cosine_and_sine(mean: Array, sine: bool) -> tuple[Array, Array]:
-        if sine:  # sin x = cos(x − π/2), and the sine of that is −cos x
+    def addition_theorem(mean: Array, is_sine: bool) -> tuple[Array, Array]:
+        """(p, q) with φ(mean + x) = p cos x − q sin x."""
+        if is_sine:
             return xp.sin(mean), -xp.cos(mean)
         return xp.cos(mean), xp.sin(mean)
 
-    cos_u, sin_u = cosine_and_sine(mu, sine_u)
-    cos_v, sin_v = cosine_and_sine(nu, sine_v)
-    return cos_u * cos_v * even + sin_u * sin_v * odd
+    cos_u, sin_u = addition_theorem(mu, sine_u)
+    cos_v, sin_v = addition_theorem(nu, sine_v)
+    return cos_u * cos_v * cosines + sin_u * sin_v * sines
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import Array
-from ..plan._ops import gram, join, product, squares
+from ..plan._ops import gram, is_numpy, join, product, squares
 from ._psd_cholesky import inverse, lower_factor, safe_pivot_ratio, solve, tolerance
 
 # relative to a row's squared norm: the residual that round-off of the products can hide
@@ -53,6 +53,7 @@ class LinalgBackend:
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
+        self.is_numpy = is_numpy(xp)
 
     def lower_factor(self, gram: Array, floor: Array) -> Array:
         """C with C C^T = gram; pivots with squares up to the floor become 0."""

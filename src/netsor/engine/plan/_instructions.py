@@ -178,6 +178,14 @@ def if_entrywise(params: Params) -> bool:
     return params.get("axes") == 0
 
 
+# Whether only numpy computes an instruction: see also `kernel_needs_numpy`.
+
+
+def on_every_backend(args: Sequence[Register], params: Params) -> bool:
+    """Yes: the instruction needs numpy, whatever its arguments are."""
+    return True
+
+
 # Random numbers of the instructions that draw, per replica.
 
 
@@ -232,6 +240,9 @@ class Instruction:
         `_expectation_ops`).
     integral : callable or None
         What it integrates numerically; None if it contains no Gaussian expectation.
+    needs_numpy : callable or None
+        Whether only numpy computes it, so that other backends copy its arguments to the
+        host; None if every array library does.
     random_numbers : callable
         The random numbers that it draws in one replica, on average.
     seconds_per_number : float
@@ -261,6 +272,7 @@ class Instruction:
     keeps_entries: bool = False
     shifted: bool = False
     integral: Callable[[Sequence[Register]], Integral | None] | None = None
+    needs_numpy: Callable[[Sequence[Register], Params], bool] | None = None
     random_numbers: Callable[[Register, Params], int] = entries
     seconds_per_number: float = CPU.normal
     temporary_numbers: Callable[[Register, Params], int] | None = None
@@ -396,6 +408,7 @@ _TABLE = (
         rule=_expectation_ops.kernel,
         shifted=True,
         integral=integral_of_kernel,
+        needs_numpy=_expectation_ops.kernel_needs_numpy,
     ),
     Instruction(
         "moments",
@@ -403,8 +416,14 @@ _TABLE = (
         rule=_expectation_ops.moments,
         shifted=True,
         integral=integral_of_moments,
+        needs_numpy=on_every_backend,
     ),
-    Instruction("nodes", Group.FUNCTION, rule=_expectation_ops.nodes),
+    Instruction(
+        "nodes",
+        Group.FUNCTION,
+        rule=_expectation_ops.nodes,
+        needs_numpy=on_every_backend,
+    ),
     # Triangular factors and orthonormal bases
     Instruction(
         "factor",

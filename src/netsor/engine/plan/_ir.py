@@ -112,6 +112,12 @@ class Step:
         integral = self.instruction.integral
         return None if integral is None else integral(self.args)
 
+    @cached_property
+    def needs_numpy(self) -> bool:
+        """Whether no other array library computes it: its inputs go to the host."""
+        needs_numpy = self.instruction.needs_numpy
+        return needs_numpy is not None and needs_numpy(self.args, self.params)
+
 
 # Loops: equal blocks of a deep network lower to equal steps, one block after the other.
 # The search looks at the steps only, not at how the program was written. A block is
