@@ -106,7 +106,8 @@ def on_gpu() -> bool:
 class JaxLibrary(Library):
     """JAX's factorisations, with compiled loops where they fail."""
 
-    few, wide = MAX_LOOPED_ROWS, False
+    max_looped_rows = MAX_LOOPED_ROWS
+    factors_in_double = False
 
     def cholesky(self, a: Array) -> Array:
         """JAX's own."""
@@ -152,24 +153,33 @@ class JaxLibrary(Library):
             x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
             once = _gram_schmidt.project_out(jnp, x, (*known, directions))
             twice = _gram_schmidt.project_out(jnp, once, (*known, directions))
-            least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
-            direction = _gram_schmidt.unit(jnp, twice, squares(jnp, once), least)
+            direction = _gram_schmidt.unit(
+                jnp,
+                twice,
+                square_before=squares(jnp, once),
+                floor=jax.lax.dynamic_slice_in_dim(floor, j, 1, -1),
+            )
             return jax.lax.dynamic_update_slice_in_dim(directions, direction, j, -2)
 
         directions = jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype)
         return jax.lax.fori_loop(0, rows.shape[-2], add_direction, directions)
 
     def recompute_where(
-        self, result: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self,
+        result: Array,
+        needed: Array,
+        recompute: Callable[..., Array],
+        *arrays: Array,
     ) -> Array:
-        """If any matrix must be recomputed, recompute all, and use only those
-        needed.
-        """
+        """If any matrix is needed, recompute all, and use only those needed."""
 
-        def recomputed(inputs: tuple[Array, ...]) -> Array:
-            return jnp.where(again[..., None, None], remake(*inputs), result)
+        def with_recomputed(inputs: tuple[Array, ...]) -> Array:
+            return jnp.where(needed[..., None, None], recompute(*inputs), result)
 
-        return jax.lax.cond(jnp.any(again), recomputed, lambda _: result, arrays)
+        def unchanged(_: tuple[Array, ...]) -> Array:
+            return result
+
+        return jax.lax.cond(jnp.any(needed), with_recomputed, unchanged, arrays)
 
 
 LIBRARY = JaxLibrary(jnp)

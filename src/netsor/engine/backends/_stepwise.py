@@ -167,7 +167,7 @@ class StepwiseBackend(Device):
         draw: Callable[[Step], Array],
         constants: dict[Register, Array],
     ) -> tuple[Array, Array]:
-        """Mean and coefficients of the outputs (see `_plan.run`) of a block of replicas.
+        """Mean and coefficients of the outputs for a block of replicas, by `run`.
 
         `draw` gives the random numbers of a step. `constants` is filled with the
         constants of the plan on the device, so that a second call need not copy them.
@@ -228,7 +228,7 @@ class StepwiseBackend(Device):
     def _drawn(
         self, step: Step, seed: int, start: int, replicas: int, count: int
     ) -> Array:
-        """The random numbers (count, *shape) of a step for the first replicas of a block.
+        """The random numbers (count, *shape) of a step for the start of a block.
 
         The block has `replicas` replicas, from number `start` on; the generator makes
         the numbers of all of them.

@@ -102,18 +102,25 @@ class TorchLibrary(Library):
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
 
     def recompute_where(
-        self, result: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self,
+        result: Array,
+        needed: Array,
+        recompute: Callable[..., Array],
+        *arrays: Array,
     ) -> Array:
-        """Query the GPU once for their number; if all matrices are recomputed, copy
-        nothing.
-        """
-        batch, count = again.shape, int(again.sum())
-        if not count:
+        """Recompute the needed matrices in place; if these are all, copy nothing."""
+        batch = needed.shape
+        count = int(needed.sum())  # waits for the device, only here
+        if count == 0:
             return result
-        if count == again.numel() and all(a.shape[:-2] == batch for a in arrays):
-            return remake(*arrays)
-        selected = [a.expand(*batch, *a.shape[-2:])[again] for a in arrays]
-        result[again] = remake(*selected)
+        have_same_batch = all(a.shape[:-2] == batch for a in arrays)
+        if count == needed.numel() and have_same_batch:
+            return recompute(*arrays)
+        selected = []
+        for a in arrays:
+            whole_batch = a.expand(*batch, *a.shape[-2:])
+            selected.append(whole_batch[needed])
+        result[needed] = recompute(*selected)
         return result
 
 

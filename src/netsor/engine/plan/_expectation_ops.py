@@ -131,7 +131,7 @@ def _closed_form(xp: Any, u: Array, v: Array, f: Function, g: Function) -> Array
 def moments(
     xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int
 ) -> Array:
-    """The mean E[f(u_i)] and the coefficients of the linear regression of f(u_i) on u_i.
+    """The mean E[f(u_i)], and the coefficients of the regression of f(u_i) on u_i.
 
     Each row u_i has the r arguments of f: u is (…, i, r, directions). The result is
     (…, i, 1 + r), the mean first.
