@@ -32,12 +32,12 @@ CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")
 MOST_KEPT = 512  # index arrays cached on a device
 MOST_FIRST = 1024  # most replicas in the first block
 # seconds per step in the first block of an accelerator: twice the launch time of a step
-BEGIN = 2e-4
+STEP_SECONDS = 2e-4
 # speed relative to the single core of a plan's estimated seconds (800 to 3,000 on one
 # H200)
-FASTER = 2000.0
+SPEEDUP = 2000.0
 # for steps that do not fill a GPU: eigenvalues, and their results
-SIDE = ThreadPoolExecutor(1)
+SIDE_THREAD = ThreadPoolExecutor(1)
 # PyTorch loads its linear algebra at the first call, which fails in two threads at once
 LOADING = threading.Lock()
 
@@ -196,9 +196,10 @@ class Torch(StepwiseBackend):
         """
         if self.kind == "cpu":
             return FIRST
-        launching = BEGIN * len(plan.steps)
-        free = launching / max(plan.seconds(1) / FASTER, 1e-12)
-        power_of_two = 2 ** math.ceil(math.log2(max(free, 1.0)))
+        launching = STEP_SECONDS * len(plan.steps)
+        # so many replicas take as long as launching their steps
+        hidden = launching / max(plan.seconds(1) / SPEEDUP, 1e-12)
+        power_of_two = 2 ** math.ceil(math.log2(max(hidden, 1.0)))
         return int(min(MOST_FIRST, max(FIRST, power_of_two)))
 
     def evaluate(
@@ -235,15 +236,18 @@ class Torch(StepwiseBackend):
         inputs: Sequence[Array | Future[Array]],
         overwritten: int | None,
     ) -> Array | Future[Array]:
-        """Execute a step on tensors; on a GPU, eigenvalues and their results run on a
-        separate stream.
+        """The result of a step on tensors, or a future of it.
+
+        On a GPU, steps that need eigenvalues, and those that need their results, run on
+        a separate stream and in a separate thread. The other steps go on meanwhile.
         """
-        spectral = (
+        finds_eigenvalues = (
             step.kind == "apply"
             and self.kind == "cuda"
             and needs_spectrum(step.params["f"])
         )
-        if not spectral and not any(isinstance(array, Future) for array in inputs):
+        waits = any(isinstance(array, Future) for array in inputs)
+        if not finds_eigenvalues and not waits:
             return super().compute(step, inputs, overwritten)
         stream = torch.cuda.current_stream(self.device)
         side = torch.cuda.Stream(self.device)
@@ -257,7 +261,7 @@ class Torch(StepwiseBackend):
             result.record_stream(stream)
             return result
 
-        return SIDE.submit(on_side_stream)
+        return SIDE_THREAD.submit(on_side_stream)
 
 
 def _now(array: Array | Future[Array]) -> Array:
