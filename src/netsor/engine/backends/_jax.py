@@ -45,6 +45,7 @@ def summed(cells: MomentGrid) -> Any:
     """
 
     def add(mean: Array, cov: Array) -> tuple[Array, Array]:
+        """The sums for means (replicas, 1) and covariances (replicas, 1, 1)."""
         means = mean[:, 0].astype(jnp.float64)
         variances = cov[:, 0, 0].astype(jnp.float64)
         means, variances = jnp.broadcast_arrays(means, variances)

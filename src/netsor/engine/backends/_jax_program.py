@@ -141,6 +141,7 @@ class JaxLibrary(Library):
             return jax.lax.dynamic_index_in_dim(a, j, -1, keepdims=False)
 
         def add_column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            """Column j of the factor, and the Gram matrix minus its part."""
             residual, factor = state
             pivot = entry(jnp.diagonal(residual, axis1=-2, axis2=-1), j)
             is_independent = pivot > entry(floor[..., 0, :], j)
@@ -162,6 +163,7 @@ class JaxLibrary(Library):
         floor = _gram_schmidt.zero_threshold(jnp, rows)
 
         def add_direction(j: Any, directions: Array) -> Array:
+            """Write the direction of row j."""
             x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
             once = _gram_schmidt.project_out(jnp, x, (*known, directions))
             twice = _gram_schmidt.project_out(jnp, once, (*known, directions))
@@ -179,19 +181,19 @@ class JaxLibrary(Library):
     def recompute_where(
         self,
         result: Array,
-        needed: Array,
+        inexact: Array,
         recompute: Callable[..., Array],
         *arrays: Array,
     ) -> Array:
-        """If any matrix is needed, recompute all, and use only those needed."""
+        """If any matrix is inexact, recompute all; use only the inexact ones."""
 
         def with_recomputed(inputs: tuple[Array, ...]) -> Array:
-            return jnp.where(needed[..., None, None], recompute(*inputs), result)
+            return jnp.where(inexact[..., None, None], recompute(*inputs), result)
 
         def unchanged(_: tuple[Array, ...]) -> Array:
             return result
 
-        return jax.lax.cond(jnp.any(needed), with_recomputed, unchanged, arrays)
+        return jax.lax.cond(jnp.any(inexact), with_recomputed, unchanged, arrays)
 
 
 LIBRARY = JaxLibrary(jnp)

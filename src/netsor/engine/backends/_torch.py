@@ -104,23 +104,23 @@ class TorchLibrary(Library):
     def recompute_where(
         self,
         result: Array,
-        needed: Array,
+        inexact: Array,
         recompute: Callable[..., Array],
         *arrays: Array,
     ) -> Array:
-        """Recompute the needed matrices in place; if these are all, copy nothing."""
-        batch = needed.shape
-        count = int(needed.sum())  # waits for the device, only here
+        """Recompute the inexact matrices in place; if these are all, copy nothing."""
+        batch = inexact.shape
+        count = int(inexact.sum())  # waits for the device, only here
         if count == 0:
             return result
         have_same_batch = all(a.shape[:-2] == batch for a in arrays)
-        if count == needed.numel() and have_same_batch:
+        if count == inexact.numel() and have_same_batch:
             return recompute(*arrays)
         selected = []
         for a in arrays:
             whole_batch = a.expand(*batch, *a.shape[-2:])
-            selected.append(whole_batch[needed])
-        result[needed] = recompute(*selected)
+            selected.append(whole_batch[inexact])
+        result[inexact] = recompute(*selected)
         return result
 
 
@@ -254,6 +254,7 @@ class Torch(StepwiseBackend):
         side.wait_stream(stream)
 
         def on_side_stream() -> Array:
+            """The result, computed when its inputs are ready."""
             with torch.no_grad(), torch.cuda.stream(side):
                 tensors = [_now(array) for array in inputs]
                 result = super(Torch, self).compute(step, tensors, overwritten)

@@ -53,6 +53,7 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     backward = _backward_values(values)
 
     def may_correlate(score: Value) -> bool:
+        """Whether the structure does not exclude that the factors correlate."""
         x, y = score.op.inputs
         x_sources, y_sources = sources_of[x], sources_of[y]
         if x_sources is None or y_sources is None:
@@ -185,6 +186,7 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     ends = np.cumsum([scalar.size for scalar in scalars])[:-1]
 
     def limits_of(plan: Plan) -> list[ProductLimit]:
+        """The limits of each product in a few replicas."""
         with np.errstate(all="ignore"):
             means, _ = sample_block(plan, 0, REPLICAS)
         values = np.split(means, ends, axis=1)

@@ -129,7 +129,11 @@ def recognise(
 
 
 def _attention_of(output: Value) -> AttentionMatch | None:
-    """The parts of an attention layer; None if the output is another operation."""
+    """The parts of the attention layer that makes an output.
+
+    The three patterns are W^O concat(…), softmax(scores) V and n^(−1/2) ⟨Q, K⟩. None if
+    the output is of another form.
+    """
     match output.op:
         case MatMul(
             output_weight,

@@ -123,28 +123,30 @@ class Library(_gram_schmidt.LinalgBackend):
         growth = max(1.0, gram.shape[-1] / ROUNDED)
 
         def with_dependent_rows(gram: Array, floor: Array) -> Array:
+            """The factor if some rows depend on others up to their errors."""
             lower = self._factor_or_nan(gram, floor[..., 0, :], slack=2 * MORE)
-            needed = self._is_nan(lower)
+            inexact = self._is_nan(lower)
             return self.recompute_where(
-                lower, needed, with_larger_floor, gram, growth * floor
+                lower, inexact, with_larger_floor, gram, growth * floor
             )
 
         def with_larger_floor(gram: Array, floor: Array) -> Array:
+            """The same with a larger error; if it still is unclear, no row depends."""
             shift = floor[..., 0, :]
             regular = self._factor_independent(gram, shift == 0, shift)
             lower = self._factor_or_nan(gram, shift, slack=2 * MORE, regular=regular)
             lower = xp.where(self._is_nan(lower)[..., None, None], regular, lower)
-            needed = self._is_nan(lower)
+            inexact = self._is_nan(lower)
             return self.recompute_where(
-                lower, needed, self._factor_singular, gram, floor
+                lower, inexact, self._factor_singular, gram, floor
             )
 
         lower = self.try_factor(gram)
         is_weak = ~(xp.linalg.diagonal(lower) ** 2 > floor)
         has_length = xp.linalg.diagonal(gram) > 0
-        needed = xp.any(is_weak & has_length, axis=-1)
+        inexact = xp.any(is_weak & has_length, axis=-1)
         return self.recompute_where(
-            lower, needed, with_dependent_rows, gram, floor[..., None, :]
+            lower, inexact, with_dependent_rows, gram, floor[..., None, :]
         )
 
     def _factor_or_nan(
@@ -228,8 +230,8 @@ class Library(_gram_schmidt.LinalgBackend):
             is_missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
             return spanned + self.gram_schmidt(is_missing * others, spanned)
 
-        needed = ~xp.all(is_sure, axis=-1)
-        return self.recompute_where(basis, needed, completed, rows)
+        inexact = ~xp.all(is_sure, axis=-1)
+        return self.recompute_where(basis, inexact, completed, rows)
 
     def deflated(self, rows: Array) -> Array:
         """The triangular C with C C^T the Gram matrix of nearly equal rows.
@@ -288,5 +290,5 @@ class Library(_gram_schmidt.LinalgBackend):
         twice = _gram_schmidt.project_out(xp, self.solve_lower(lower, once), known)
         # the third
         basis = self._orthonormal(twice)
-        needed = ~xp.all(squares(xp, basis) >= 0, axis=-1)
-        return self.recompute_where(basis, needed, self.singly, rows, *known)
+        inexact = ~xp.all(squares(xp, basis) >= 0, axis=-1)
+        return self.recompute_where(basis, inexact, self.singly, rows, *known)

@@ -242,25 +242,25 @@ class LinalgBackend:
     def recompute_where(
         self,
         result: Array,
-        needed: Array,
+        inexact: Array,
         recompute: Callable[..., Array],
         *arrays: Array,
     ) -> Array:
-        """`recompute(*arrays)` for the matrices of a batch that are `needed`, and
+        """`recompute(*arrays)` for the matrices of a batch that are `inexact`, and
         `result` for the others.
 
-        `result` is (…, ·, ·), `needed` has the shape of the batch, and the arrays have
-        the same batch or are shared by all its matrices. numpy computes only the needed
-        ones, and overwrites `result`.
+        `result` is (…, ·, ·), `inexact` has the shape of the batch, and the arrays have
+        the same batch or are shared by all its matrices. numpy computes only the
+        inexact ones, and overwrites `result`.
         """
         if not self.is_numpy:
-            return self.xp.where(needed[..., None, None], recompute(*arrays), result)
-        if needed.any():
+            return self.xp.where(inexact[..., None, None], recompute(*arrays), result)
+        if inexact.any():
             selected = []
             for a in arrays:
-                whole_batch = np.broadcast_to(a, (*needed.shape, *a.shape[-2:]))
-                selected.append(whole_batch[needed])
-            result[needed] = recompute(*selected)
+                whole_batch = np.broadcast_to(a, (*inexact.shape, *a.shape[-2:]))
+                selected.append(whole_batch[inexact])
+            result[inexact] = recompute(*selected)
         return result
 
     def span(self, rows: Array, *known: Array) -> Array:
@@ -285,8 +285,8 @@ class LinalgBackend:
         lower = self.try_factor(products)
         is_weak = has_small_pivot(xp, lower, lengths)
         basis = self._reorthonormalised(self.solve_lower(lower, outside), *known)
-        needed = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows, *known)
-        return self.recompute_where(basis, needed, self.gram_schmidt, rows, *known)
+        inexact = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows, *known)
+        return self.recompute_where(basis, inexact, self.gram_schmidt, rows, *known)
 
     def spanned(self, lower: Array, rows: Array, by: float = 1.0) -> Array:
         """`by` times the orthonormal rows of `span(rows)`.
@@ -300,8 +300,8 @@ class LinalgBackend:
         if type(leans) is not np.ndarray or leans.any():
             basis = self.recompute_where(basis, leans, self._reorthonormalised, basis)
             is_weak = has_small_pivot(self.xp, lower, lengths)
-            needed = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows)
-            basis = self.recompute_where(basis, needed, self.gram_schmidt, rows)
+            inexact = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows)
+            basis = self.recompute_where(basis, inexact, self.gram_schmidt, rows)
         basis *= by  # not shared, so in place
         return basis
 
@@ -361,6 +361,7 @@ class LinalgBackend:
         lower = self.try_factor(products_to_factor)
 
         def from_rows(rows: Array) -> Array:
+            """The factor from the rows, more exact than from their products."""
             if not in_double:
                 return self.deflated(rows)
             doubles = xp.astype(rows, xp.float64)
@@ -385,6 +386,7 @@ class LinalgBackend:
         xp = self.xp
 
         def from_rows(rows: Array, others: Array) -> Array:
+            """The coefficients from the rows, without the factor."""
             if not self.factors_in_double or rows.dtype == xp.float64:
                 return gram(xp, others, self.gram_schmidt(rows))
             doubles = xp.astype(rows, xp.float64)

@@ -56,7 +56,10 @@ class Integral(NamedTuple):
 
 
 def integral_of_kernel(args: Sequence[Register]) -> Integral | None:
-    """The expectations E[f(u_i) g(v_j)]; None if f and g have one argument each."""
+    """The expectations E[f(u_i) g(v_j)] of a step `kernel`, from its arguments.
+
+    None if f and g have one vector each: these are not integrated numerically.
+    """
     left, right, *scalars = args
     frames, rows, left_vectors, _ = left.shape
     _, columns, right_vectors, _ = right.shape
@@ -67,7 +70,10 @@ def integral_of_kernel(args: Sequence[Register]) -> Integral | None:
 
 
 def integral_of_moments(args: Sequence[Register]) -> Integral | None:
-    """The expectations E[f(u_i)] and E[f(u_i) u_i]; None if f has one argument."""
+    """The expectations E[f(u_i)] and E[f(u_i) u_i] of a step `moments`.
+
+    None if f has one vector, as above.
+    """
     vectors, *scalars = args
     frames, rows, arguments, _ = vectors.shape
     if arguments <= 1:
@@ -117,7 +123,11 @@ def terms_of_span(args: Sequence[Register]) -> int:
 
 
 def terms_of_outer(args: Sequence[Register]) -> int:
-    """The uses of the matrix, and the vectors it acts on, for each entry of it."""
+    """The uses of the matrix, and the vectors it acts on, for each entry of it.
+
+    The entries of the result are `count` vectors: fan_in · uses products make a row of
+    the matrix, and fan_in · count products use it.
+    """
     _, right, vectors = args
     uses, fan_in = right.shape[-2:]
     count = vectors.shape[-2]
@@ -200,11 +210,14 @@ def stated_numbers(out: Register, params: Params) -> int:
 
 
 def sizes_in_one_pattern(out: Register, params: Params) -> int:
-    """The sizes of the vectors in one sign pattern, if these are many."""
+    """The sizes of vectors at the coordinates of one sign pattern, and their products.
+
+    0 if these are few.
+    """
     vectors = out.shape[-1]
-    sizes = params["width"] // 2**vectors
-    if vectors > 1 and sizes > ORTHANT_SIZES_PER_BATCH:
-        return int((vectors + 1) * sizes)
+    coordinates = params["width"] // 2**vectors
+    if vectors > 1 and coordinates > ORTHANT_SIZES_PER_BATCH:
+        return int((vectors + 1) * coordinates)
     return 0
 
 
@@ -475,6 +488,7 @@ INSTRUCTIONS: dict[str, Instruction] = {entry.name: entry for entry in _TABLE}
 
 
 def _names(group: Group) -> frozenset[str]:
+    """The names of the instructions of a group."""
     return frozenset(entry.name for entry in _TABLE if entry.group is group)
 
 
