@@ -22,9 +22,17 @@ from ._instructions import (
     Integral,
     UnknownInstructionError,
 )
-from ._register import Register, given_number
+from ._register import Register, hyperparameter_register
 
-__all__ = ["Loop", "Register", "Step", "given_number", "key_of", "loop_key", "loops"]
+__all__ = [
+    "Loop",
+    "Register",
+    "Step",
+    "hyperparameter_register",
+    "key_of",
+    "loop_key",
+    "loops",
+]
 
 
 # not frozen: a deep network has ten thousand, and frozen ones take three times as long

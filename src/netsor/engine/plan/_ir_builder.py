@@ -20,7 +20,7 @@ from ..linalg import _psd_cholesky
 from ..linalg._gram_schmidt import NUMPY
 from ._expectation_cost import MAX_SECONDS
 from ._instructions import Instruction, instruction_named
-from ._ir import Register, Step, given_number, key_of
+from ._ir import Register, Step, hyperparameter_register, key_of
 from ._plan import slow_expectations
 
 VARIES = attrgetter("varies")
@@ -108,7 +108,9 @@ class Builder:
 
     def hyperparameter(self, name: str) -> Register:
         """A number given when the plan runs."""
-        return self.known.setdefault(("hyperparameter", name), given_number(name, 1.0))
+        return self.known.setdefault(
+            ("hyperparameter", name), hyperparameter_register(name, 1.0)
+        )
 
     def draw(
         self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any

@@ -25,7 +25,7 @@ from ..run._rng_keys import CHUNK, NODE_SHIFTS
 from ._cost_model import CPU
 from ._expectation_cost import MAX_SECONDS
 from ._instructions import DRAWS, INSTRUCTIONS, VIEWS, Integral, instruction_named
-from ._ir import Loop, Register, Step, given_number, loop_key, loops
+from ._ir import Loop, Register, Step, hyperparameter_register, loop_key, loops
 
 # A law without other random numbers is averaged over node sets. One set costs as much
 # as a few hundred ordinary draws
@@ -209,7 +209,8 @@ class Plan:
         Each register of a hyperparameter is replaced by one that has its value.
         """
         registers = {
-            name: given_number(name, number) for name, number in numbers.items()
+            name: hyperparameter_register(name, number)
+            for name, number in numbers.items()
         }
 
         def bound(register: Register) -> Register:
