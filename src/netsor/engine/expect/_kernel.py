@@ -462,24 +462,13 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         norm_g = np.sqrt(g.square)[iy]
         scale = norm_f * norm_g
         error = f.error[ix] * norm_g + g.error[iy] * norm_f + CORRELATION_RTOL * scale
+    parity = _common_parity(f, g)
+    # E[φ(u) ψ(v)] = ± E[φ(u)²] if φ(u) = ± ψ(v)
+    sign = _sign_if_equal(rows_x, rows_y, ix, iy, rho, parity)
+    is_exact = sign != 0
     value = np.zeros(len(rho))
-    is_open = np.ones(len(rho), dtype=bool)  # whether the value is not known yet
-    if x.f is y.f:
-        is_equal = _are_equal(rows_x, rows_y, ix, iy, rho)
-        value[is_equal] = f.square[ix[is_equal]]  # E[φ(u)²]
-        is_open &= ~is_equal
-    parity = _parity(f)
-    if parity is None and g is not f:
-        parity = _parity(g)
-    if parity is None:
-        parity = Parity(start=0, stride=1)
-    has_parity = x.f is y.f and x.f.smoothed is None and parity.stride == 2
-    if has_parity and rows_x.centred and rows_y.centred:
-        # v = −u, and φ(−u) = ± φ(u)
-        is_opposite = is_open & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])
-        sign = 1 - 2 * parity.start
-        value[is_opposite] = sign * f.square[ix[is_opposite]]
-        is_open &= ~is_opposite
+    value[is_exact] = sign[is_exact] * f.square[ix[is_exact]]
+    is_open = ~is_exact  # whether the value is not known yet
     lengths = (terms // 8, terms // 4, terms // 2, terms)
     remainders_f = _remainder_norms(f, lengths)
     remainders_g = remainders_f if g is f else _remainder_norms(g, lengths)
@@ -500,12 +489,24 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     return Sums(value, error, scale, too_short=is_open)
 
 
-def _are_equal(x: Single, y: Single, ix: Array, iy: Array, rho: Array) -> Array:
-    """For which pairs of rows of one function φ(u) = φ(v) always."""
-    is_equal = (rho == 1.0) & (x.mean[ix] == y.mean[iy]) & (x.std[ix] == y.std[iy])
+def _sign_if_equal(
+    x: Single, y: Single, ix: Array, iy: Array, rho: Array, parity: Parity
+) -> Array:
+    """For pairs of rows, 1 if φ(u) = ψ(v) always, −1 if φ(u) = −ψ(v), else 0."""
+    sign = np.zeros(len(rho))
+    if x.f is not y.f:
+        return sign
+    have_same_std = x.std[ix] == y.std[iy]
+    is_equal = (rho == 1.0) & (x.mean[ix] == y.mean[iy]) & have_same_std
     for p, q in zip(x.params, y.params, strict=True):
         is_equal &= p[ix] == q[iy]
-    return is_equal
+    sign[is_equal] = 1.0
+    has_parity = x.f.smoothed is None and parity.stride == 2
+    if has_parity and x.centred and y.centred:
+        # v = −u, and φ(−u) = φ(u) for an even function, −φ(u) for an odd one
+        is_opposite = ~is_equal & (rho == -1.0) & have_same_std
+        sign[is_opposite] = 1 - 2 * parity.start
+    return sign
 
 
 def _unique_rows(index: Array) -> tuple[Any, Array]:
@@ -570,6 +571,16 @@ def _mehler(
             total *= factor
             total += f.coefficients[k].take(ix) * g.coefficients[k].take(iy)
         return total * rho if parity.start else total
+
+
+def _common_parity(f: Series, g: Series) -> Parity:
+    """The terms k in which neither f_k nor g_k is 0 because of a parity."""
+    parity = _parity(f)
+    if parity is None and g is not f:
+        parity = _parity(g)
+    if parity is None:
+        return Parity(start=0, stride=1)
+    return parity
 
 
 def _parity(f: Series) -> Parity | None:
