@@ -167,9 +167,9 @@ def tangent(kernel: Array, depth: int) -> Array:
         # by the sum before the first norm, and by k = U x
         by_mixed = np.outer(block.inner, block.inner) * (by_sum + by_inner)
         back = block.mix.T @ by_mixed @ block.mix
-        # the parts of W², W¹ and U; U has σ = 1, so `back` is the gradient by x too
-        of_matrices = by_sum * block.active + by_inner * block.z + back * block.before
-        total = total + of_matrices
+        total = total + by_sum * block.active  # the part of W²
+        total = total + by_inner * block.z  # of W¹
+        total = total + back * block.before  # of U; as σ = 1, `back` is by U x and by x
     # sum over the tokens of both sequences
     starts = [first for first, _ in HALVES]
     return np.add.reduceat(np.add.reduceat(total, starts, axis=0), starts, axis=1)
