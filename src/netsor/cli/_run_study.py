@@ -434,6 +434,9 @@ def _program(
     arguments: Sequence[str],
     inputs: Mapping[str, Any],
 ) -> ProgramModel:
+    """What FILE:PROGRAM names, for an audit: a program with its widths, or the network
+    that a function's PyTorch module becomes with the token ids or numbers of `inputs`.
+    """
     if not is_target(target):
         raise UsageError(
             f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is"

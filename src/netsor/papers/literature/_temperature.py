@@ -69,13 +69,13 @@ def entropy(tokens: int, beta: float) -> float:
 
     def slope(b: float) -> float:
         """F′(b)."""
-        return b * (1 - share(tokens, b).value)
+        return float(b * (1 - share(tokens, b).value))
 
     # F(β) = log T + the integral of F′ from 0 to β, by Gauss–Legendre
     nodes, weights = np.polynomial.legendre.leggauss(40)
     slopes = [slope(b) for b in beta * (nodes + 1) / 2]
     f = math.log(tokens) + beta / 2 * (weights @ slopes)
-    return float(f - beta * slope(beta))
+    return float(f - beta**2 * (1 - share(tokens, beta).value))  # βF′ = β²(1 − …)
 
 
 def own_share(tokens: int, b: float, dimension: float) -> Estimate:
