@@ -114,7 +114,8 @@ def head_gradient(
     q = ns.weight(head_dim, width, std=score**0.25) @ x
     k = ns.weight(head_dim, width, std=score**0.25) @ x
     v = ns.weight(head_dim, width, std=1.0) @ x
-    y = (ns.softmax(ns.dot(q, k)) @ v) * ns.gaussian(head_dim, tokens)
+    gradient_from_above = ns.gaussian(head_dim, tokens)
+    y = (ns.softmax(ns.dot(q, k)) @ v) * gradient_from_above
     # the loss is the sum of all entries of y
     total, ones = y.sum(0).reshape(1), ns.ones(head_dim).reshape(1)
     loss = head_dim * ns.mean_dot(total, ones)[0, 0]

@@ -45,7 +45,8 @@ def kernel(activation: str, depth: int) -> Program:
 
     Hidden weights have variance 2/fan-in for ReLU and 1/fan-in for tanh.
     """
-    n, phi = ns.Width("n"), ACTIVATIONS[activation]
+    n = ns.Width("n")
+    phi = ACTIVATIONS[activation]
     std = math.sqrt(2.0) if activation == "relu" else 1.0
     weights = [ns.weight(n, 2)]
     x = weights[0] @ ns.data(np.array([[1.0, 1.0], [1.0, -1.0]]))

@@ -360,8 +360,12 @@ def draw(numbers: Numbers) -> Any:
 def _plot_means(axes: Any, numbers: Numbers, key: str) -> None:
     """Means by length, a line for each kind of scores."""
     for name, (label, colour) in LOOKS.items():
-        parts = [part for part in numbers if part.startswith(name)]
-        lengths = sorted(int(part.rsplit(" ", 1)[1]) for part in parts)
+        # the label of a part is the name and the length
+        lengths = []
+        for part in numbers:
+            if part.startswith(name):
+                lengths.append(int(part.rsplit(" ", 1)[1]))
+        lengths.sort()
         values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in lengths]
         style = {"marker": MARK_OF[colour], "ms": 3, "color": colour}
         axes.plot(lengths, values, label=label, **style)

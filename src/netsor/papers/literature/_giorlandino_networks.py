@@ -57,7 +57,8 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
         q = ns.weight(n, n, std=queries) @ x
         k = ns.weight(n, n, std=queries) @ x
         # there is no output matrix
-        mixed = ns.softmax(ns.dot(q, k)) @ (ns.weight(n, n, std=v) @ x)
+        values = ns.weight(n, n, std=v) @ x
+        mixed = ns.softmax(ns.dot(q, k)) @ values
         x = ns.layer_norm(x + mixed + ns.gaussian(n, cov=BIAS))
         x = ns.layer_norm(x + mlp(x, n, sigma_w=v, sigma_b=b))
         cosines.append(_cosine(x))
@@ -86,23 +87,30 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     x = words() + ns.gaussian(d, tokens, cov=0.05**2) + ns.gaussian(d, cov=0.02**2)
     x = dropped(ns.layer_norm(x), dropout)
 
-    w = ns.weight(d, d, std=queries)
-    a = ns.softmax(ns.dot(w @ x, ns.weight(d, d, std=queries) @ x))
+    query = ns.weight(d, d, std=queries)  # W_Q
+    key = ns.weight(d, d, std=queries)
+    weights = ns.softmax(ns.dot(query @ x, key @ x))
     if dropout:
         normals = ns.normal((tokens, tokens))
-        a = a * ns.apply(_Kept(dropout), normals, derivative=_no_derivative)
-    attended = a @ (ns.weight(d, d, std=v) @ x) + ns.gaussian(d, cov=BIAS)
+        factors = ns.apply(_Kept(dropout), normals, derivative=_no_derivative)
+        weights = weights * factors
+    values = ns.weight(d, d, std=v) @ x
+    attended = weights @ values + ns.gaussian(d, cov=BIAS)
     x = ns.layer_norm(x + dropped(attended, dropout))
     x = ns.layer_norm(x + dropped(mlp(x, d, sigma_w=v, sigma_b=b), dropout))
-    z = ns.layer_norm(ns.relu(ns.weight(d, d, std=0.02 * math.sqrt(d)) @ x))
+    # the head before the logits
+    last = ns.weight(d, d, std=0.02 * math.sqrt(d))
+    z = ns.layer_norm(ns.relu(last @ x))
 
     # words that do not occur are part of the mean only
     others = VOCABULARY_SIZE - len(words.known)
     other_words = ns.gaussian(d, cov=0.01**2 * others / VOCABULARY_SIZE**2)
     mean = words.vectors.sum(0) / VOCABULARY_SIZE + other_words
+    # −Σ_t ⟨e_t − ē, z_t⟩/tokens, the product by one with (1, …, 1)
     total = ((words() - mean) * z).sum(0).reshape(1)
-    loss = -(d / tokens) * ns.mean_dot(total, ns.ones(d).reshape(1))[0, 0]
-    return Program(ns.grad_norm(loss, w))
+    ones = ns.ones(d).reshape(1)
+    loss = -(d / tokens) * ns.mean_dot(total, ones)[0, 0]
+    return Program(ns.grad_norm(loss, query))
 
 
 def dropped(x: ns.Vector, share: float) -> ns.Vector:

@@ -44,7 +44,8 @@ def layer(cosine: float, scale: float) -> Any:
     """
     x = gaussian(N, TOKENS, cov=(1 - cosine) * np.eye(TOKENS) + cosine)
     query, key, value = weight(N, N), weight(N, N), weight(N, N)
-    s = softmax(scale * dot(query @ x, key @ x)) @ (value @ x)
+    attention = softmax(scale * dot(query @ x, key @ x))
+    s = attention @ (value @ x)
     p = _read(s, TOKENS)
     return grad_norm(p, query), grad_norm(p, value), mean_dot(x, x)
 
@@ -58,7 +59,8 @@ def last_layer(depth: int, scale: float) -> Any:
     for _ in range(depth):
         before = x
         query, key, value = weight(N, N), weight(N, N), weight(N, N)
-        s = softmax(scale * dot(query @ x, key @ x)) @ (value @ x)
+        attention = softmax(scale * dot(query @ x, key @ x))
+        s = attention @ (value @ x)
         x = x + s
     p = _read(s, DEEP_TOKENS)
     return grad_norm(p, query), grad_norm(p, value), mean_dot(before, before)

@@ -106,9 +106,11 @@ def _own_share_integral(
     probability = weight / weight.sum()
     u = np.arange(-45.0, 5.0, step)
     # 1 − E[exp(−e^{u − b(1 − t)})]: the expectation is too near 1 to be subtracted
-    complement = -np.expm1(-np.exp(u[:, None] - b * (1 - t))) @ probability
+    exponent = u[:, None] - b * (1 - t)  # (u, t)
+    complement = -np.expm1(-np.exp(exponent)) @ probability
     log_power = (tokens - 1) * np.log1p(-np.minimum(complement, 1 - 1e-16))
-    return float(step * np.sum(np.exp(u - np.exp(u) + log_power)))
+    integrand = np.exp(u - np.exp(u) + log_power)
+    return float(step * np.sum(integrand))
 
 
 def cosine(tokens: int, b: float, rho: float) -> float:
@@ -120,8 +122,12 @@ def cosine(tokens: int, b: float, rho: float) -> float:
     # weights of a token on itself, and on each of the others
     diagonal = own_share(tokens, b, math.inf).value
     others = (1 - diagonal) / (tokens - 1)
-    product = rho + (1 - rho) * (2 * diagonal * others + (tokens - 2) * others**2)
-    square = rho + (1 - rho) * (diagonal**2 + (tokens - 1) * others**2)
+    # ⟨x_i, x_j⟩ = ρ + (1 − ρ) Σ_k A_ik A_jk for outputs x = A y, as rows of A add up to
+    # 1
+    rows_product = 2 * diagonal * others + (tokens - 2) * others**2
+    rows_square = diagonal**2 + (tokens - 1) * others**2
+    product = rho + (1 - rho) * rows_product
+    square = rho + (1 - rho) * rows_square
     return float(product / square)
 
 

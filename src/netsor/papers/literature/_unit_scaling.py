@@ -62,7 +62,8 @@ def exact(
         std, error = attention_std(s, d, scale=mult / d, causal=causal)
         rows.append((s, d, mult, std, error, fitted(s, d, mult, causal)))
     names = ("tokens", "head_dim", "mult", "std", "error", "fitted")
-    return dict(zip(names, np.array(rows).T, strict=True))
+    columns = np.array(rows).T
+    return dict(zip(names, columns, strict=True))
 
 
 def lognormal(tokens: list[int], head_dims: list[int], seed: int) -> Arrays:

@@ -371,8 +371,10 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     right_slope = (y2 - y1) / (x2 - x1)
     is_convex = right_slope > left_slope
     bend = np.where(is_convex, right_slope - left_slope, 1.0)
+    # where the slope of the parabola, left_slope at (x0 + x1)/2, is 0
     vertex = 0.5 * (x0 + x1) - 0.5 * left_slope * (x2 - x0) / bend
-    return np.asarray(np.where(is_convex, np.clip(vertex, x0, x2), x1))
+    vertex_within = np.clip(vertex, x0, x2)
+    return np.asarray(np.where(is_convex, vertex_within, x1))
 
 
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
