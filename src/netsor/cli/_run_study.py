@@ -132,7 +132,7 @@ def _what_is_left(request: StudyRequest) -> str:
     """What an interrupted study leaves on disk."""
     if request.out is None:
         return f"nothing was kept; with --out DIR finished {request.kept} are"
-    if request.own:
+    if request.is_user_program:
         return f"nothing was kept: finished {request.kept} are kept of models only"
     return f"finished {request.kept} are kept; the same command resumes"
 

@@ -92,9 +92,7 @@ def _reason(setting: Setting, setup: Setup) -> str:
 
 
 def _of_std(kind: str, setup: Setup) -> str:
-    """Why a scaling of the std of this kind of weight cannot act: it is 0. ""
-    if it acts.
-    """
+    """Why a scaling of the std of this kind of weight cannot act; "" if it can."""
     name = f"std_{STD_FIELDS.get(kind, kind)}"
     if getattr(setup.model, name):
         return ""
@@ -105,7 +103,7 @@ def _of_std(kind: str, setup: Setup) -> str:
 
 
 def _of_lr(kind: str, setup: Setup) -> str:
-    """Why a scaling of its learning rate cannot act: it is 0. "" if it acts."""
+    """Why a scaling of its learning rate cannot act (it is 0); empty if it can."""
     if setup.rates.get(kind, 1.0):
         return ""
     return (
@@ -115,8 +113,8 @@ def _of_lr(kind: str, setup: Setup) -> str:
 
 
 def _of_eps(kind: str, setup: Setup) -> str:
-    """Why a scaling of eps cannot act: the optimiser has none, or it is 0. ""
-    if it acts.
+    """Why a scaling of eps cannot act (the optimiser has none, or it is 0); empty if it
+    can.
     """
     if setup.optimiser not in WITH_EPS:
         return (
@@ -129,7 +127,9 @@ def _of_eps(kind: str, setup: Setup) -> str:
 
 
 def _of_logits(_: Setting, setup: Setup) -> str:
-    """Why a multiplier of tied logits cannot act: they are not tied. "" if it acts."""
+    """Why a multiplier of tied logits cannot act (they are not tied); empty if
+    it can.
+    """
     if setup.model.tied:
         return ""
     return (
@@ -139,8 +139,8 @@ def _of_logits(_: Setting, setup: Setup) -> str:
 
 
 def _of_scores(setting: Setting, setup: Setup) -> str:
-    """Why an exponent of the head dimension cannot act: that does not grow. "" if it
-    acts.
+    """Why an exponent of the head dimension cannot act (that does not grow); empty if
+    it can.
     """
     if setting.of != "head_dim" or setup.grow == GROW_HEAD_DIM:
         return ""
@@ -151,7 +151,7 @@ def _of_scores(setting: Setting, setup: Setup) -> str:
 
 
 def _of_promise(_: Setting, setup: Setup) -> str:
-    """Why a promise cannot act: nothing is compared with it. "" if it acts."""
+    """Why a promise cannot act (nothing is compared with it); empty if it can."""
     if setup.promise_axis == "width":
         return ""
     return (

@@ -173,7 +173,7 @@ class Request(ABC):
         return ""
 
     @property
-    def own(self) -> bool:
+    def is_user_program(self) -> bool:
         """Whether it runs a program of the user: in this process, keeping nothing on
         disk.
         """
@@ -226,7 +226,7 @@ class Request(ABC):
     @property
     def store(self) -> Store | None:
         """Where finished tasks are kept; None if they are not."""
-        if self.out is None or self.own:
+        if self.out is None or self.is_user_program:
             return None
         return Store(self.out / "parts")
 
@@ -482,13 +482,15 @@ class Study(ABC, Generic[Found]):
         on_device = not self.request.backend.threads
         is_short = cost.seconds < SHORT_SECONDS
         if executor is None:
-            if on_device and self.request.own:
+            if on_device and self.request.is_user_program:
                 return nullcontext()
             # a device serves one process, and short work is done before another starts
             if cost.workers == 1 and (on_device or is_short):
                 return nullcontext()
         # with an executor, workers still do other work, such as drawing figures
-        if self.request.own:  # another process may not know the functions of a user
+        if (
+            self.request.is_user_program
+        ):  # another process may not know the functions of a user
             return thread_pool(cost.workers)
         return _process_pool.Workers(cost.workers)
 
@@ -527,7 +529,7 @@ class Run:
         self, study: Study[Any], workers: Any, executor: Executor | None
     ) -> None:
         """Begin all tasks of the study: in the executor, if there is one, else in the
-        workers; None: in this process, when they are waited for.
+        workers. Without either, this process does them when they are waited for.
         """
         self.request = study.request
         self.store: Store | None = study.request.store
@@ -614,7 +616,7 @@ class Run:
         for task, arrays in results:
             if self.store is not None and arrays is not None:
                 self.store.save(task.key, arrays)
-                arrays = None
+                arrays = None  # on disk
             self._finished[task] = arrays
             yield
             next(meanwhile, None)

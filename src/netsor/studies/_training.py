@@ -51,7 +51,10 @@ PART_DRAWS = 64  # at most
 # of one core, at most, unless one draw takes longer: what an interrupted run loses
 PART_SECONDS = 20.0
 NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
-NOT_IN_KEYS = ("width", "own")  # the model has the width; programs have no key
+NOT_IN_KEYS = (
+    "width",
+    "program_request",
+)  # the model has the width; programs have no key
 
 Steps = Annotated[int, partial(whole, most=MAX_STEPS)]
 Build = Callable[[Any], Program]
@@ -68,7 +71,7 @@ class TrainingCase(ABC):
     optimiser: Any = "sgd"
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
-    own: Any = None  # the request, if the network is a program of the user
+    program_request: Any = None  # the request, if the network is a user's program
     # the index of the width: draws of different widths are independent
     place: tuple[int, ...] = ()
 
@@ -208,7 +211,7 @@ class TrainingRequest(_study.Request):
         widths = self.default_widths if self.widths is None else self.widths
         self._set("widths", sizes_of("widths", widths))
         self._set("vectors", self._vectors())
-        reserved = self.of_models if self.own else self.of_programs
+        reserved = self.of_models if self.is_user_program else self.of_programs
         for name, why in reserved.items():
             if getattr(self, name) is not None:
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
@@ -238,7 +241,7 @@ class TrainingRequest(_study.Request):
         names = listed(self.vectors, "vectors", allowed)
         if not all(isinstance(name, str) and name in VECTORS for name in names):
             raise ArgumentError("vectors", self.vectors, allowed)
-        if names and self.own:
+        if names and self.is_user_program:
             allowed = "left out: a program names what moves"
             raise ArgumentError("vectors", names, allowed)
         if names and NAMED[self.optimiser].kind.matrices_only:
@@ -369,7 +372,7 @@ class TrainingRequest(_study.Request):
         ]
 
     @property
-    def own(self) -> bool:
+    def is_user_program(self) -> bool:
         """Whether it is a program of the user."""
         return not isinstance(self.model, Transformer)
 
@@ -410,7 +413,9 @@ class TrainingRequest(_study.Request):
             options = self.case_options(rule, 1.0, 1.0)
             for index, width in enumerate(self.widths):
                 cases.append(
-                    self.case_type(width, None, own=self, place=(index,), **options)
+                    self.case_type(
+                        width, None, program_request=self, place=(index,), **options
+                    )
                 )
             return tuple(cases)
         depths = getattr(self, "depths", (model.layers,))
@@ -516,7 +521,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         request = self.request
         if math.isinf(case.width):
             plans = request.rates
-        elif request.backend.threads and not request.own:
+        elif request.backend.threads and not request.is_user_program:
             plans = tasks  # every task plans what it draws
         else:
             plans = 1

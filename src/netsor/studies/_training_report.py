@@ -111,7 +111,7 @@ class ByParametrisation(TableResult, Several[Part]):
         """The draws, their widths or depths, and what grows with the width."""
         request = self.request
         drawn = f"{request.draws} initialisations at {request.sizes}"
-        if request.own or request.axis == "depth":
+        if request.is_user_program or request.axis == "depth":
             return drawn
         return f"{drawn}; {GROWTH[request.grow]}"
 
@@ -121,7 +121,7 @@ class ByParametrisation(TableResult, Several[Part]):
         numbers = manifest["random_numbers"]
         seconds = manifest["seconds"]["sampling"]
         text = f"About {numbers:,} random numbers, {seconds:.1f} core-seconds."
-        if not request.own:
+        if not request.is_user_program:
             exact = "Every draw is exact in law at its width."
             text = f"{exact} {trained(request.vectors)} {text}"
         table, json_file, pdf, png = request.files[1:]
@@ -150,7 +150,7 @@ class ByParametrisation(TableResult, Several[Part]):
             "ids": request.ids,
             "targets": request.targets,
             "draws": request.draws,
-            "grow": None if request.own else request.grow,
+            "grow": None if request.is_user_program else request.grow,
             self.key: [part.as_dict() for part in self.parts],
             "random_numbers": self.random_numbers,
             "seconds": round(self.seconds, 3),

@@ -129,7 +129,7 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
     """|∂f/∂x_l|² over all tokens after the blocks l of `measured_blocks`.
 
     f is a random readout of the last token after all blocks. `kind` is "none",
-    "elementwise", or "constant": the factor of gates on the size, without gates.
+    "elementwise", or "constant": a constant factor with the mean square of gates.
     """
     # as published: the parameters of gates are taken from the perceptron
     if kind == "elementwise":

@@ -386,7 +386,7 @@ class AuditStudy(Study[Audit | Comparison]):
             "take fewer tokens or workers, or a smaller model",
         )
         # every worker plans what it draws
-        if request.backend.threads and not request.own:
+        if request.backend.threads and not request.is_user_program:
             for case, count in parts.items():
                 seconds += case.draw.planning * min(workers, count)
         return Cost(

@@ -221,10 +221,10 @@ class LengthResult(Mapping[str, Band]):
         """The measurements at one length, with `findings` and quantities by name."""
         lengths = {result.tokens: result for result in self.lengths}
         if tokens not in lengths:
-            known = ", ".join(map(str, lengths))
+            measured = ", ".join(map(str, lengths))
             raise ValueError(
                 f"tokens={tokens} was not measured of {self.model.name}; measured:"
-                f" {known}"
+                f" {measured}"
             )
         return lengths[tokens]
 

@@ -73,7 +73,9 @@ class Request(_study.Request):
         self._set("models", _unique_names(self.models))
         if self.ids is not None:
             self._set("ids", self._checked_ids())
-        lengths = self._lengths_of_programs() if self.own else self._lengths()
+        lengths = (
+            self._lengths_of_programs() if self.is_user_program else self._lengths()
+        )
         self._set("tokens", lengths)
         for model, tokens in itertools.product(self.models, self.lengths):
             self._check_case(model, tokens)
@@ -185,7 +187,9 @@ class Request(_study.Request):
         missing = []
         if not any(self.backward(tokens) for tokens in self.lengths):
             # of a program only on request
-            missing.append("gradients (--gradients)" if self.own else "gradients")
+            missing.append(
+                "gradients (--gradients)" if self.is_user_program else "gradients"
+            )
         if self.widths == "actual" and any(model.widths() for model in self.models):
             missing.append("infinite width")
         lengths = [longest(m) for m in self.models if isinstance(m, Transformer)]
@@ -206,7 +210,7 @@ class Request(_study.Request):
         return ids
 
     @property
-    def own(self) -> bool:
+    def is_user_program(self) -> bool:
         """Whether it audits programs of the user."""
         return any(isinstance(model, ProgramModel) for model in self.models)
 
@@ -302,7 +306,7 @@ class Request(_study.Request):
         quick audit, or without draws at own widths. It does not depend on the limit,
         because the draws at own widths must not.
         """
-        if self.quick or self.own or self.widths == "inf":
+        if self.quick or self.is_user_program or self.widths == "inf":
             return math.inf
         if self.lengths[0] > MAX_TRIED_TOKENS:
             return math.inf

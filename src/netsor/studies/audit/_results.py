@@ -108,8 +108,8 @@ class AuditResult(TableResult):
         return sum(draws.seconds for draws in self._measured)
 
     def failed(self, names: Sequence[str]) -> list[str]:
-        """One line for each model and each named rule whose verdict is *found* or
-        *undecided*.
+        """One line for each model and each named rule that is flagged or undecided. A
+        rule that does not apply is a ValueError.
         """
         lines = []
         for audit in self.audits:

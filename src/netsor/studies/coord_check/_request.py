@@ -297,19 +297,19 @@ class CheckCase(TrainingCase):
         """
         if self.model is not None:
             return self._network_of_model(self.model)
-        built = call_build(self.own.model, self.width)
+        built = call_build(self.program_request.model, self.width)
         if isinstance(built, tuple):
             # a PyTorch module has the learning rates of its optimiser at this width
             program, rates = built
         else:
             program = built
-            rates = self.own.lr
+            rates = self.program_request.lr
         if not isinstance(program, Program):
             allowed = (
                 f"a function of the width that returns a Program, not {shown(program)}"
             )
-            raise ArgumentError("model", self.own.name, allowed)
-        return of_program(program, rates, self.own.eps)
+            raise ArgumentError("model", self.program_request.name, allowed)
+        return of_program(program, rates, self.program_request.eps)
 
     def _network_of_model(self, model: Transformer) -> Network:
         """The network of a described model, with the cross-entropy of its batch."""
@@ -340,7 +340,7 @@ class CheckCase(TrainingCase):
         limit: see `limits`.
         """
         try:
-            trained = self.own or self
+            trained = self.program_request or self
             entries = measured(self.network, trained.optimiser, trained.steps)
             if math.isinf(self.width):
                 return limits(entries)
@@ -456,7 +456,7 @@ class Request(TrainingRequest):
         is_against_depth = self.widths is None and self.axis == "depth"
         if is_against_depth and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
-        has_eps_by_weight = callable(self.eps) and self.own
+        has_eps_by_weight = callable(self.eps) and self.is_user_program
         if not has_eps_by_weight:
             real(self.eps, "eps", least=0, most=1)
         super().__post_init__()
@@ -554,7 +554,7 @@ class Request(TrainingRequest):
         self, rule: Parametrisation, width: float, depth: float
     ) -> dict[str, Any]:
         """The learning rates and eps of each kind of weight; a program has its own."""
-        if self.own:
+        if self.is_user_program:
             return {}
         rates = []
         for kind, rate in self.lr.items():

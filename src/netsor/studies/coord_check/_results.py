@@ -742,7 +742,7 @@ class CoordCheck(ByParametrisation[Check]):
         """
         request = self.request
         is_number = isinstance(request.lr, int | float)
-        is_by_kind = isinstance(request.lr, dict) and not request.own
+        is_by_kind = isinstance(request.lr, dict) and not request.is_user_program
         return {
             "axis": request.axis,
             "at": list(request.at),

@@ -210,7 +210,7 @@ class SweepCase(TrainingCase):
         """The loss of the user's program after the last step; checks that the function
         returns a program with a loss.
         """
-        request = self.own
+        request = self.program_request
         net = call_build(request.model, self.width)
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
@@ -409,7 +409,7 @@ class Request(TrainingRequest):
         weight.
         """
         options = {"schedule": self.factors, "clip_norm": self.clip_norm}
-        if self.own:
+        if self.is_user_program:
             return options
         factors = []
         for kind in KINDS:

@@ -518,7 +518,7 @@ class Transfer(ByParametrisation[Sweep]):
     def _caption(self) -> str:
         """The caption of the figure."""
         rate = "learning rate"
-        if not self.request.own:
+        if not self.request.is_user_program:
             rate += " at the width of the model"
         return (
             f"Loss after {steps_text(self.request)} against the {rate}: geometric means"
