@@ -369,9 +369,9 @@ def _slider(name: str, value: float) -> Slider:
     if isinstance(value, int):
         least = 1 if value > 0 else 4 * value
         return Slider(name, value, low=least, high=max(4 * value, 8), step=1)
-    size = abs(value) or 1.0
+    size = abs(value) if value else 1.0
     low = 0.0 if value >= 0 else -4 * size
-    return Slider(name, value, low, high=4 * size, step=size / 20)
+    return Slider(name, value, low=low, high=4 * size, step=size / 20)
 
 
 def program_view(

@@ -439,11 +439,14 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
     first block and the last block are compared with each other.
     """
     draws, other_draws = first.best.by_block(name), second.best.by_block(name)
+    # pairs of a block of the first model and one of the second
+    blocks: list[tuple[int | None, int | None]] = []
     if len(draws) == len(other_draws):
-        blocks = [(block, block) for block in draws]
+        blocks += [(block, block) for block in draws]
     else:
-        common = [block for block in (0, 1) if block in draws and block in other_draws]
-        blocks = [(block, block) for block in common]
+        for early in (0, 1):  # the embedding, if it is measured there, and the first
+            if early in draws and early in other_draws:
+                blocks.append((early, early))
         blocks.append((list(draws)[-1], list(other_draws)[-1]))
     rounding = max(
         EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]

@@ -351,7 +351,8 @@ def _block_table(
     """
     head = [f"{counted(result.tokens, 'token')}, median", "embedding"]
     columns: list[Column] = [(result.best, 0)]
-    for block in sorted({1, (result.blocks + 1) // 2, result.blocks}):
+    shown_blocks = {1, (result.blocks + 1) // 2, result.blocks}
+    for block in sorted(shown_blocks):
         head.append(f"block {block}")
         columns.append((result.best, block))
     if result.actual is not None and result.limit is not None:
@@ -555,15 +556,20 @@ def _field_rows(compared: Differences) -> list[doc.Row]:
 
     names_by_values: dict[tuple[str, ...], list[str]] = {}
     for name, values in compared.fields.items():
-        names_by_values.setdefault(tuple(map(text, values)), []).append(name)
-    return [[", ".join(names), *texts] for texts, names in names_by_values.items()]
+        texts = tuple(text(value) for value in values)
+        names_by_values.setdefault(texts, []).append(name)
+    rows: list[doc.Row] = []
+    for texts, names in names_by_values.items():
+        rows.append([", ".join(names), *texts])
+    return rows
 
 
 def _sweep_section(audits: Sequence[LengthResult]) -> Section:
     """Figures of all quantities against the swept field; empty without a sweep."""
-    field, values = audits[0].request.swept or ("", ())
-    if not field:
-        return Section(f"Against {field}", [], "html")
+    swept = audits[0].request.swept
+    if swept is None:
+        return Section("Against ", [], "html")
+    field, values = swept
     pictures = swept_figures(audits, field, values)
     return Section(f"Against {field}", [doc.Figures(pictures)], "html")
 

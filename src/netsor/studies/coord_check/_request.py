@@ -233,8 +233,11 @@ def _trained_values(
     """The same values after each step of training, in the same order."""
     if steps == 1 and not net.eps:
         return [step(values, net.loss, net.rates, optimiser, net.parameters)]
+    # by weights; None: for all
     rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
-    eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
+    eps = net.eps
+    if not isinstance(eps, Mapping):
+        eps = dict.fromkeys(rates, net.eps)
     optimisers = {}
     for weights, rate in rates.items():
         optimisers[weights] = NAMED[optimiser].memory(rate, eps.get(weights, 0.0))

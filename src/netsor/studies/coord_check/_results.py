@@ -675,11 +675,14 @@ class CoordCheck(ByParametrisation[Check]):
         """
         # all parametrisations measure the same entries, in the same order
         rows: list[doc.Row] = []
-        for verdicts in zip(*(check.verdicts for check in self.parts), strict=True):
-            rows.append([verdicts[0].entry.name, *map(_exponent_cell, verdicts)])
-        for verdicts in zip(*(check.updates for check in self.parts), strict=True):
-            title = f"{verdicts[0].entry.name} update"
-            rows.append([title, *map(_exponent_cell, verdicts)])
+        changes = zip(*(check.verdicts for check in self.parts), strict=True)
+        for verdicts in changes:  # on one activation, by all parametrisations
+            cells = [_exponent_cell(verdict) for verdict in verdicts]
+            rows.append([verdicts[0].entry.name, *cells])
+        updates = zip(*(check.updates for check in self.parts), strict=True)
+        for verdicts in updates:
+            cells = [_exponent_cell(verdict) for verdict in verdicts]
+            rows.append([f"{verdicts[0].entry.name} update", *cells])
         table = Table(["", *(check.name for check in self.parts)], rows)
         title = "Exponents with 99.99 % intervals (update: ΔW·x of a weight)"
         return Section(title, [table])

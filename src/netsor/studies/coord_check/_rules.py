@@ -477,4 +477,6 @@ def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
     if abs(exponent - rounded) > spread:
         return f"{letter}^({exponent:.2f})".replace("-", "−")
     short = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
-    return short.get(rounded, f"{letter}^({rounded:g})".replace("-", "−"))
+    if rounded in short:
+        return short[rounded]
+    return f"{letter}^({rounded:g})".replace("-", "−")

@@ -251,7 +251,7 @@ class Sweep:
     @cached_property
     def _judged(self) -> tuple[str, float]:
         """The verdict, and the smallest width to which it applies; see RULE."""
-        starts = list(self.exponents)
+        starts = list(self.exponents)  # ascending widths
         exponents = list(self.exponents.values())
         for curve in self.curves.values():
             if not 0 < curve.best.low <= curve.best.high < math.inf:
