@@ -385,7 +385,8 @@ def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> A
     """
     lowest = int(np.argmin(curve.loss))
     diverging = [k for k in np.flatnonzero(curve.loss > top) if k >= lowest]
-    shown = slice(diverging[0] + 1 if diverging else None)
+    end = diverging[0] + 1 if diverging else len(curve.loss)
+    shown = slice(end)
     lr, error = curve.lr[shown], curve.error[shown]
     loss = np.minimum(curve.loss[shown], 10 * top)
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
