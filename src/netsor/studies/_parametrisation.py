@@ -321,17 +321,28 @@ def _settings(
     settings = []
     for name, table in tables.items():
         if name in KINDS:
-            for quantity, powers in table.items():
-                before = getattr(with_matrices[name], quantity)._asdict()
-                for axis, value in powers.items():
-                    if value != before[axis]:
-                        key = f"{name}.{quantity}.{axis}"
-                        settings.append(Setting(key, quantity, axis, (name,)))
+            settings += _kind_settings(name, table, with_matrices[name])
             continue
         before = _as_table(with_matrices[name])
         for key, value in table.items():
             if value != before[key]:
                 settings.append(Setting(f"{name}.{key}", name, key))
+    return settings
+
+
+def _kind_settings(
+    kind: str, table: Mapping[str, Any], start: Scaling
+) -> list[Setting]:
+    """The settings in the table of one kind of weight that change a number, as
+    {"lr": {"width": -1}}.
+    """
+    settings = []
+    for quantity, powers in table.items():
+        before: dict[str, float] = getattr(start, quantity)._asdict()
+        for axis, value in powers.items():
+            if value != before[axis]:
+                key = f"{kind}.{quantity}.{axis}"
+                settings.append(Setting(key, quantity, axis, (kind,)))
     return settings
 
 

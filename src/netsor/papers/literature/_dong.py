@@ -449,7 +449,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """The curves of BERT, and those of attention alone in log10."""
+    """Rows of the figure's table: the curves of BERT by layer with the published ones,
+    then those of attention alone and of the bound in log10, which are not published.
+    """
     for name, published in PUBLISHED.items():
         if name in numbers:
             for layer, ratios in enumerate(numbers[name]["ratio"]):

@@ -63,7 +63,8 @@ def stable_rank(weights: Array, values: Array) -> Array:
     The kernel of the outputs A V is A K Aᵀ, with attention A = `weights` and the kernel
     of values K = `values`, both (draws, T, T). The result is (draws,).
     """
-    eigenvalues = np.linalg.eigvalsh(weights @ values @ np.swapaxes(weights, 1, 2))
+    kernels = weights @ values @ np.swapaxes(weights, 1, 2)
+    eigenvalues = np.linalg.eigvalsh(kernels)  # ascending
     return np.asarray((eigenvalues**2).sum(axis=1) / eigenvalues[:, -1] ** 2)
 
 

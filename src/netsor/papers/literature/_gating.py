@@ -245,7 +245,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Quantiles of each law, with the printed numbers."""
+    """Rows of the figure's table: quantiles of each law by N, the limit among them,
+    with the printed numbers.
+    """
     for name, run in RUNS.items():
         for width in (*run.printed, None):
             draws = numbers[f"{name} {width}"]["order"]

@@ -308,7 +308,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Every cosine and scale."""
+    """Rows of the figure's table: the mean squared gradients at every scale of scores
+    and cosine, then the median ratios by depth; exact, and by uniform attention.
+    """
     for scale in SCALES:
         arrays = numbers[f"scale {scale:g}"]
         for k, cosine in enumerate(arrays["cosine"]):

@@ -247,7 +247,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Both tables."""
+    """Rows of the figure's table: the published and our distance of each kernel by
+    width.
+    """
     for name, paper in (("tangent", "II"), ("kernel", "I")):
         for distance in _distances(numbers, name):
             yield {
