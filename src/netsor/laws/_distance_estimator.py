@@ -478,9 +478,9 @@ def _kl_of_atoms(p: Distribution, q: Distribution) -> tuple[float, list[float]] 
 
 
 def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
-    """log f(y) where a mean of blocks of f may be 0 by rounding; 0 elsewhere: (points,).
+    """log f(y) where a mean of blocks of f may be 0 by rounding; 0 elsewhere.
 
-    rows: f(y) by blocks, (blocks, points).
+    rows: f(y) by blocks, (blocks, points). The result has the shape (points,).
     """
     lowest = rows.min(axis=0)
     highest = rows.max(axis=0)

@@ -397,12 +397,12 @@ def _derivatives(
 
 
 def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
-    """Amounts (rows, points) at values of log w, spread over an even grid: (rows, grid).
+    """Amounts (rows, points) at values of log w, spread over an even grid.
 
     Each amount goes to the four nearest grid points with the weights of cubic
     interpolation, so that sums of amount · F(log w) stay the same for smooth F. For
     example, the amount 1 halfway between two grid points becomes −1/16, 9/16, 9/16 and
-    −1/16 at the points around it.
+    −1/16 at the points around it. The result has the shape (rows, grid).
     """
     position = (log_w - grid[0]) / (grid[1] - grid[0])
     below = np.clip(position.astype(np.intp), 1, len(grid) - 3)

@@ -225,10 +225,11 @@ class Gradients:
         cotangent = self.back.cotangent(x)[..., None]
         square = mean_dot(cotangent, cotangent)[..., 0, 0]
         std = x.op.source.std_factor if isinstance(x.op, Gaussian) else None
-        if std is None:
-            return square
-        # The program uses the scaled vectors of a table: ∂L/∂(std·x) is ∂L/∂x over std.
-        return square / (std * std)
+        if std is not None:
+            # the program uses the scaled vectors of a table: ∂L/∂(std·x) is ∂L/∂x over
+            # std
+            square = square / (std * std)
+        return square
 
     def _mean_square(self, x: Vector) -> Scalar:
         """The mean over vectors and coordinates of (∂L/∂x)²."""

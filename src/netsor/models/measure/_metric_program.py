@@ -69,15 +69,16 @@ def _attention_numbers(block: Block) -> Scalar:
     All heads of the block count together.
     """
     allowed = mask_of(block)
-    arrays = {}  # "scores" or "weights" → scalars (heads, queries, keys)
+    # "scores" or "weights" → scalars (heads, queries, keys)
+    arrays: dict[str, Any] = {}
     for name in ATTENTION:
         if name in block:
             heads = [probe.value.reshape(-1, *allowed.shape) for probe in block[name]]
             arrays[name] = _joined(heads)
     # If only one of them is probed, it replaces the other, whose half of the numbers is
     # dropped.
-    scores = arrays.get("scores", arrays.get("weights"))
-    weights = arrays.get("weights", scores)
+    scores: Any = arrays.get("scores", arrays.get("weights"))
+    weights: Any = arrays.get("weights", scores)
     numbers = apply(
         partial(of_attention, allowed=allowed),
         scores,
