@@ -5,7 +5,6 @@ They are Gaussians, atoms and draws; `_mixture` has the law that they make.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
