@@ -122,7 +122,7 @@ class Mixture(Components, Law):
         return bool(len(self._smooth) or len(self._points.draws))
 
     def _with_density(self, operation: str) -> Mixture:
-        """The law with kernels around draws; raises an error for a law of atoms only."""
+        """The law with kernels around draws; an error for a law of atoms only."""
         if not self._has_density:
             atoms = [f"{point:g}" for point in self._points.atoms]
             law = "made of point masses at" if len(atoms) > 1 else "the point mass at"

@@ -223,18 +223,16 @@ class Transformer(Description):
 
 def hub_cached(model: str) -> Path | None:
     """The config.json of a model in the cache of huggingface_hub, if present."""
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
-    )
-    given = (
+    # the environment variables of huggingface_hub, and its defaults
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(user_cache, "huggingface")
+    hub_cache = (
         os.environ.get("HF_HUB_CACHE")
         or os.environ.get("HUGGINGFACE_HUB_CACHE")
         or os.path.join(home, "hub")
     )
-    folder = (
-        Path(os.path.expandvars(os.path.expanduser(given)))
-        / f"models--{model.replace('/', '--')}"
-    )
+    hub_cache = os.path.expandvars(os.path.expanduser(hub_cache))
+    folder = Path(hub_cache) / f"models--{model.replace('/', '--')}"
     with suppress(OSError, ValueError):
         commit = content(folder / "refs" / "main", 64).decode().strip()
         path = folder / "snapshots" / commit / "config.json"
@@ -257,9 +255,12 @@ def names() -> tuple[str, ...]:
     >>> ns.models.names()[:4]
     ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
     """
-    folder = resources.files(__package__) / "data"
-    files = [Path(entry.name) for entry in folder.iterdir()]
-    return tuple(sorted(file.stem for file in files if file.suffix == ".json"))
+    model_names = []
+    for entry in (resources.files(__package__) / "data").iterdir():
+        file = Path(entry.name)
+        if file.suffix == ".json":
+            model_names.append(file.stem)
+    return tuple(sorted(model_names))
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
@@ -307,10 +308,11 @@ def _read_file(source: str | Path) -> Transformer:
             path = path / "config.json"
         config = fields(path)
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        is_string = isinstance(source, str)
-        is_id = missing and is_string and ID.fullmatch(str(source)) is not None
-        if is_id and (cached := hub_cached(str(source))) is not None:
+        # a text that is no file may be the id of a model on the hub
+        may_be_id = isinstance(source, str) and isinstance(error, FileNotFoundError)
+        is_id = may_be_id and ID.fullmatch(str(source)) is not None
+        cached = hub_cached(str(source)) if is_id else None
+        if cached is not None:
             return _build(fields(cached), str(source))
         raise _no_model(source, error, is_id) from None
     folder = path.absolute().parent.name
