@@ -100,7 +100,12 @@ def attention_prior(
 
 
 def as_tokens(x: Array) -> Array:
-    """Flat data (examples, features) as tokens: one-hot name and value of a feature."""
+    """Tokens (examples, tokens, features) as they are; flat data (examples, features)
+    as tokens (examples, features, features + 1).
+
+    Each token has the one-hot name and the value of a feature: the example [5, 6] has
+    the tokens [1, 0, 5] and [0, 1, 6].
+    """
     if x.ndim == 3:
         return x
     count, features = x.shape
@@ -208,8 +213,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             evidences = [self._evidence(combination) for combination in combinations]
             for combination, evidence in zip(combinations, evidences, strict=True):
                 values = {**combination.arguments, "noise": combination.noise}
-                on_grid = {name: values[name] for name in self.grid or ()}
-                self.evidence_.append((on_grid, evidence))
+                grid_values = {name: values[name] for name in self.grid or ()}
+                self.evidence_.append((grid_values, evidence))
             best = max(range(len(evidences)), key=lambda k: evidences[k].value)
             chosen = combinations[best]
             self.log_marginal_likelihood_ = evidences[best].value
@@ -229,11 +234,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _sampled(self, latent: Latent) -> _bayes.Sampled:
+        """The states of Markov chains over these random numbers, given the data."""
         return _bayes.sampled(
             latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress
         )
 
     def _schedule(self) -> _bayes.Schedule:
+        """The lengths of the chains, after checks."""
         return _bayes.Schedule(
             self.draws, self.chains, self.thin, self.particles, self.moves
         ).checked()
@@ -264,7 +271,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return combinations
 
     def _combinations(self) -> list[Combination]:
-        """Check all parameters but X and y; the combinations of the grid."""
+        """The combinations of the grid, one without a grid, after a check of all
+        parameters but X and y.
+        """
         check_fields(copy(self))
         self._schedule()
         choose(self.backend, self.device)
@@ -289,6 +298,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.prior is None or self.heads == inf:
             defaults["heads"] = self.heads
         defaults |= arguments
+        # the names of values in messages
         labels = {name: f"arguments: {name}" for name in arguments}
         labels |= {name: f"grid: {name}" for name in grid}
         combinations = []
@@ -325,7 +335,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(
         self, arguments: dict[str, Any], labels: Mapping[str, str]
     ) -> Combination:
-        """Check one combination; `labels` name arguments and grid values in errors."""
+        """A combination of noise and arguments of the prior, after checks.
+
+        `labels` name arguments and values of the grid in errors.
+        """
         noise = real(
             arguments.pop("noise"),
             labels.get("noise", "noise"),
@@ -335,25 +348,25 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         label = labels.get("heads", "heads")
         if "heads" in arguments:
             arguments["heads"] = checked_count(arguments["heads"], label)
-        used = dict(arguments)
-        if used.get("heads") == inf:
+        prior_arguments = dict(arguments)
+        if prior_arguments.get("heads") == inf:
             if self.width != inf:
                 raise ValueError(
                     f"{label}=inf needs width=inf, got width={shown(self.width)}"
                 )
-            del used["heads"]  # the prior is called for one head
+            del prior_arguments["heads"]  # the prior is called for one head
         if self.prior is None:
-            for name in used.keys() & {"sharpness", "scale"}:
-                scale(used[name], labels[name])
+            for name in prior_arguments.keys() & {"sharpness", "scale"}:
+                scale(prior_arguments[name], labels[name])
         signature: Any = "(…)"
         try:
             signature = inspect.signature(self.prior or attention_prior)
-            signature.bind(None, **used)
+            signature.bind(None, **prior_arguments)
         except (TypeError, ValueError) as error:
             # ValueError: some classes of Python have no signature
             raise ValueError(
-                f"arguments and grid do not fit prior{signature}, got {shown(used)}:"
-                f" {error}"
+                f"arguments and grid do not fit prior{signature}, got"
+                f" {shown(prior_arguments)}: {error}"
             ) from None
         return Combination(noise, arguments)
 
@@ -379,26 +392,27 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if combination.infinite_heads:
             heads, _ = model._infinite(model.X_, combination.arguments)
             factors = heads.factors()
-            next(factors)
-            planned = time.perf_counter() - start
+            next(factors)  # the first draw takes the time of planning too
+            planning = time.perf_counter() - start
             next(factors, None)
-            seconds_of_draw = time.perf_counter() - start - planned
+            seconds_of_draw = time.perf_counter() - start - planning
             drawing = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * seconds_of_draw
-            seconds = count * (planned + drawing) if with_evidence else 0.0
-            return _bayes.ChainCost(seconds, size, count)
+            seconds = 0.0
+            if with_evidence:
+                seconds = count * (planning + drawing)
+            return _bayes.ChainCost(seconds=seconds, bytes=size, likelihoods=count)
         latent, _ = model._latent(model.X_, combination.arguments)
-        planned = time.perf_counter() - start
+        planning = time.perf_counter() - start
         # the posterior is one path; each run of the evidence has half as many particles
         paths = 1.0
         if with_evidence:
             paths += 1 + self.runs / 2
-        one = _bayes.cost(
-            latent, model._data(combination.noise), self._schedule(), paths
-        )
+        data = model._data(combination.noise)
+        of_one = _bayes.cost(latent, data, self._schedule(), paths)
         return _bayes.ChainCost(
-            seconds=count * (planned + one.seconds),
-            bytes=max(one.bytes, size),
-            likelihoods=count * one.likelihoods,
+            seconds=count * (planning + of_one.seconds),
+            bytes=max(of_one.bytes, size),
+            likelihoods=count * of_one.likelihoods,
         )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
