@@ -584,6 +584,7 @@ def _muon_first_step(
     coefficients: Coefficients | None,
     lr_factor: Callable[[float, float], float],
 ) -> Muon:
+    """Muon without momentum; the polar factor itself without coefficients."""
     return Muon(
         lr=1.0,
         weight_decay=weight_decay,
@@ -591,7 +592,6 @@ def _muon_first_step(
         nesterov=False,
         ns_coefficients=coefficients,
         eps=0.0,
-        # without coefficients it is the polar factor itself
         ns_steps=len(coefficients) if coefficients else None,
         adjust_lr_fn=lr_factor,
     )

@@ -128,6 +128,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     # equal too
 
     def __eq__(self, other: object) -> Any:
+        """A bool, or for an array of numbers an array of bools."""
         if isinstance(other, Estimate):
             return bool(
                 np.array_equal(self.value, other.value)

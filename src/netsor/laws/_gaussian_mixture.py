@@ -197,6 +197,7 @@ class GaussianMixture1D(NamedTuple):
 
 
 def _density(z: Array, std: Array) -> Array:
+    """e^(−z²/2)/√(2πv), in place of z."""
     z *= z
     z *= -0.5
     np.exp(z, out=z)  # in place: passes over memory cost as much as the exponential

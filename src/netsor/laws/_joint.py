@@ -130,6 +130,7 @@ class Joint(LawBase):
         return len(self.component_mean.T)
 
     def __getitem__(self, entry: int) -> Mixture:
+        """The law of one entry."""
         k = as_whole(entry)
         if k is None:
             raise TypeError(
@@ -168,6 +169,7 @@ class Joint(LawBase):
 
     @property
     def _labels(self) -> list[str]:
+        """Method, status and cost; and the evidence if it was conditioned on data."""
         if self.log_evidence is None:
             return super()._labels
         data = (
@@ -480,6 +482,7 @@ class Joint(LawBase):
         return plot_joint(self, ax, entries)
 
     def _arrays(self) -> dict[str, Any]:
+        """The law for a file, as arrays by name: the inverse of `_from_arrays`."""
         evidence = None if self.log_evidence is None else tuple(self.log_evidence)
         mean_error = self.mean_error if self.mean_error.any() else None
         return {
@@ -494,6 +497,7 @@ class Joint(LawBase):
     def _from_arrays(
         cls, origin: Provenance, evidence: Array | None = None, **arrays: Any
     ) -> Joint:
+        """The law that `_arrays` wrote; `evidence` is a value and its error."""
         if evidence is None:
             return cls(**arrays, origin=origin)
         log_evidence = Estimate(float(evidence[0]), float(evidence[1]))

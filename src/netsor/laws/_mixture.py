@@ -424,6 +424,7 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
+        """The law for a file, as arrays by name: arguments of the class."""
         arrays: dict[str, Any] = {
             "mean": self.component_mean,
             "var": self.component_var,
@@ -504,6 +505,7 @@ class Empirical(Mixture):
         return _biased(super()._var(), self._sample._var())
 
     def _shape(self) -> tuple[Estimate, Estimate]:
+        """Skewness and excess kurtosis, with the effect of the kernels as errors."""
         skewness, kurtosis = super()._shape()
         skewness_of_sample, kurtosis_of_sample = self._sample._shape()
         return (

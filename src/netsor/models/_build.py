@@ -374,25 +374,35 @@ def _words(
 
 def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
     """A block of the encoder, or of a model without one."""
-    inside: dict[str, Any] = {}  # fields of `Layer` from inside the branches
+    # the fields of `Layer` that only the branches know, by name
+    fields_of_branches: dict[str, Any] = {}
 
     def attend(u: ns.Vector) -> ns.Vector:
+        """The branch of attention, from the input u."""
         attended = _attend(model, u, mask, bias)
-        inside.update(scores=attended.scores, weights=attended.weights)
+        fields_of_branches["scores"] = attended.scores
+        fields_of_branches["weights"] = attended.weights
         return attended.output
 
     def feed(u: ns.Vector) -> ns.Vector:
-        inside["given"] = u
+        """The branch of the perceptron or of experts, from the input u."""
+        fields_of_branches["given"] = u
         if model.experts is None:
             return _feed(model, u)
         sigma = sigma_of(model.std_router, model.width)
         logits = nn.logits(u, model.experts, sigma=sigma)
         choose = partial(of_router, chosen=model.experts_per_token)
-        inside["experts"] = ns.apply(choose, logits, axes=1, name="of_router")
-        return _experts(model, u, inside["experts"])
+        experts = ns.apply(choose, logits, axes=1, name="of_router")
+        fields_of_branches["experts"] = experts
+        return _experts(model, u, experts)
 
     block = nn.block(x, attend, feed, partial(normed, model), model.order)
-    return Layer(block.output, block.attended, block.fed, **inside)
+    return Layer(
+        stream=block.output,
+        attended=block.attended,
+        fed=block.fed,
+        **fields_of_branches,
+    )
 
 
 def _decoder_layer(

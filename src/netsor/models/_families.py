@@ -29,13 +29,18 @@ MAX_TRUNCATED_STD = 0.2  # truncation at ten standard deviations: P(|z| > 10) = 
 def family(
     model_type: str, ignored: str = "", **defaults: Any
 ) -> Callable[[Reader], Reader]:
-    """Register a reader, which must read every field except the ignored ones;
-    `defaults` override its own.
+    """Register a function that reads the configurations of this model_type.
+
+    It must read every field except the ignored ones, which are names with spaces
+    between them. `defaults` take the place of its own defaults.
     """
 
     def register(read: Reader) -> Reader:
-        def reader(given: Fields) -> Fields:
-            config = Config(model_type, {**defaults, **given}, ignored.split())
+        """Add the reader to READERS, with a check that it read everything."""
+
+        def reader(config_fields: Fields) -> Fields:
+            all_fields = {**defaults, **config_fields}
+            config = Config(model_type, all_fields, ignored.split())
             fields = read(config)
             config.reject_unread()
             return fields

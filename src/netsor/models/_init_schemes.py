@@ -100,10 +100,12 @@ def _fans(model: Description) -> dict[str, Fans]:
 
 
 def _small(model: Description) -> Changes:
+    """All matrices of std √(2/(5n))."""
     return _alike(math.sqrt(2 / (5 * model.width)))
 
 
 def _xavier(model: Description) -> Changes:
+    """Matrices of std √(2/(fan-in + fan-out)), and embeddings of std 1/√n."""
     changes = _alike(model.width**-0.5)
     for name, fans in _fans(model).items():
         changes[f"std_{name}"] = math.sqrt(2 / (fans.fan_in + fans.fan_out))
@@ -134,11 +136,13 @@ def _deepnorm(model: Description) -> Changes:
             f"recipe='deepnorm' is for a norm after each sum: {model.name} has"
             f" order={model.order!r}"
         )
-    scaled = _scaled(_xavier(model), BRANCHES, (8 * _depth(model)) ** -0.25)
-    return _scaled(scaled, LAST, 1 / (2 * _depth(model)) ** 0.25)
+    depth = _depth(model)
+    changes = _scaled(_xavier(model), BRANCHES, (8 * depth) ** -0.25)
+    return _scaled(changes, LAST, 1 / (2 * depth) ** 0.25)
 
 
 def _ntk(model: Description) -> Changes:
+    """Matrices of std 1/√fan-in, and embeddings of std 1."""
     changes: Changes = {}
     for name, fans in _fans(model).items():
         changes[f"std_{name}"] = fans.fan_in**-0.5
@@ -150,6 +154,7 @@ def _ntk(model: Description) -> Changes:
 
 
 def _mup(model: Description) -> Changes:
+    """µP: as the plain recipe at the width BASE, and scaled from there."""
     ratio = BASE / model.width
     changes = _alike(0.02 * math.sqrt(ratio))
     changes["std_embedding"] = 0.02

@@ -203,20 +203,14 @@ class Transformer(Description):
             raise ArgumentError(
                 "tokens", inputs.tokens, "2 or more: an audit compares tokens"
             )
-        empty = self.std_embedding == 0 or {*inputs.ids, *inputs.decoder_ids} == {
-            self.padding
-        }
-        if (
-            empty
-            and not self.std_type
-            and not (self.positions == "learned" and self.std_position != 0)
-        ):
-            given = (
-                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
-            )
+        only_padding = {*inputs.ids, *inputs.decoder_ids} == {self.padding}
+        words_are_zero = self.std_embedding == 0 or only_padding
+        adds_positions = self.positions == "learned" and self.std_position != 0
+        if words_are_zero and not adds_positions and not self.std_type:
             raise ValueError(
-                f"{given} makes all vectors 0: an audit needs a std above 0, or ids"
-                " other than padding"
+                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
+                " makes all vectors 0: an audit needs a std above 0, or ids other than"
+                " padding"
             )
         return Probes(ModelEnd(self, inputs), gradients, ranges)
 
@@ -373,19 +367,19 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     >>> model.layers, round(model.std_o, 5)
     (6, 0.00577)
     """
-    given = dict(config) if isinstance(config, Mapping) else vars(config)
-    unknown = given.keys() - {*NANOGPT_SIZES, *NANOGPT_OTHERS}
+    nanogpt_fields = dict(config) if isinstance(config, Mapping) else vars(config)
+    unknown = nanogpt_fields.keys() - {*NANOGPT_SIZES, *NANOGPT_OTHERS}
     if unknown:
         raise ValueError(
             f"{', '.join(sorted(unknown))}: not a field of nanoGPT's GPTConfig; remove"
             " it if you can"
         )
     gpt2: dict[str, Any] = {"vocab_size": 50304}
-    gpt2 |= {name: given[name] for name in given if name in NANOGPT_SIZES}
-    gpt2 |= {
-        "n_positions": given.get("block_size", 1024),
-        "activation_function": "gelu",
-    }
+    for name, value in nanogpt_fields.items():
+        if name in NANOGPT_SIZES:
+            gpt2[name] = value
+    gpt2["n_positions"] = nanogpt_fields.get("block_size", 1024)
+    gpt2["activation_function"] = "gelu"
     return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](gpt2))
 
 

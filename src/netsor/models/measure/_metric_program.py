@@ -230,6 +230,7 @@ class Probes:
         return self.source.program._gaussian
 
     def _names(self, part: str) -> tuple[str, ...]:
+        """The names of the quantities in sections of this part."""
         names: list[str] = []
         for section in self._sections:
             if section.part == part:
