@@ -9,25 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, whole
-from ..language import (
-    Scalar,
-    TraceError,
-    Vector,
-    Width,
-    concat,
-    dot,
-    mean_dot,
-    normal,
-    softmax,
-    tanh,
-)
-from ..language import rotary as rotate
-from ..language.operations._rotary import Stretch
+from .._validate import NUMBERS, SCALE, numbers, one_of, real, scale, whole
+from ..language import Scalar, TraceError, Vector, Width, normal, softmax, tanh
 from ..language.operations._softmax import MAX_TOKENS, causal
 from ..language.values._scalar import ScalarLike, broadcast_shapes, constant
-from ..language.values._width import as_width
-from ._block import affine, call_layer, scales
+from ._block import affine, call_optional, scales, width_or
+from ._heads import Heads, Rotary
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
@@ -140,23 +127,6 @@ def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
     positions = np.arange(whole(tokens, "tokens", operation, most=MAX_TOKENS))
     return np.asarray(np.subtract.outer(positions, positions))
-
-
-class Rotary(NamedTuple):
-    """Rotary positions of queries and keys. The parameters are those of `rotary`.
-
-    Examples
-    --------
-    >>> n, d = ns.Width("n"), ns.Width("d")
-    >>> positions = ns.nn.Rotary(base=500_000.0)
-    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, head_dim=d, rotary=positions).shape
-    (4,)
-    """
-
-    base: float = 10000.0
-    fraction: float = 1.0
-    positions: npt.ArrayLike | None = None
-    stretch: Stretch | None = None
 
 
 class Attended(NamedTuple):
@@ -295,15 +265,9 @@ def attend(
             raise TraceError(
                 "attention", name, tokens, "vectors with an axis of tokens"
             )
-    heads = whole(heads, "heads", "attention")
-    groups = heads if groups is None else whole(groups, "groups", "attention")
-    if heads % groups:
-        raise TraceError(
-            "attention",
-            f"groups={groups} must divide heads={heads}: groups have equal sizes",
-        )
-    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
-    sigma_q, sigma_k, sigma_v, sigma_o, sigma_b = scales(
+    layer = Heads("attention", heads, groups)
+    d = width_or(x.width, head_dim, "attention", "head_dim")
+    sigma = scales(
         "attention",
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -311,27 +275,16 @@ def attend(
         sigma_o=sigma_o,
         sigma_b=sigma_b,
     )
-    q = affine(x, d, sigma_q, sigma_b, heads, "W^Q")  # (heads, …, tokens), in R^d
-    k = affine(sources, d, sigma_k, sigma_b, groups, "W^K")
-    v = affine(sources, d, sigma_v, sigma_b, groups, "W^V")
-    if qk_norm is not None:
-        q = call_layer(qk_norm, q, "qk_norm", "attention")
-        k = call_layer(qk_norm, k, "qk_norm", "attention")
-    if rotary is not None:
-        if not isinstance(rotary, Rotary):
-            raise TraceError(
-                "attention",
-                "rotary",
-                rotary,
-                "an ns.nn.Rotary(base, fraction, positions)",
-            )
-        q = rotate(q, **rotary._asdict())
-        k = rotate(k, **rotary._asdict())
-    if groups < heads:
-        group_of_head = np.repeat(np.arange(groups), heads // groups)
-        k = k[group_of_head]
-        v = v[group_of_head]
-    scores = _scaled_scores(q, k, scaling)
+    q = affine(x, d, sigma.q, sigma.b, layer.heads, "W^Q")  # (heads, …, tokens)
+    k = affine(sources, d, sigma.k, sigma.b, layer.groups, "W^K")
+    v = affine(sources, d, sigma.v, sigma.b, layer.groups, "W^V")
+    q = call_optional(qk_norm, q, "qk_norm", "attention")
+    k = call_optional(qk_norm, k, "qk_norm", "attention")
+    q = layer.rotated(q, rotary)
+    k = layer.rotated(k, rotary)
+    k = layer.repeated(k)
+    v = layer.repeated(v)
+    scores = layer.scores(q, k, scaling)
     if softcap is not None:
         cap = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
         scores = cap * tanh(scores / cap)
@@ -340,22 +293,8 @@ def attend(
     if window is not None:
         mask = _windowed(mask, window, scores)
     weights = softmax(scores, mask)
-    heads_concatenated = concat(weights @ v, axis=0)
-    output = affine(heads_concatenated, x.width, sigma_o, sigma_b, name="W^O")
+    output = layer.output(weights @ v, x.width, sigma.o, sigma.b)
     return Attended(output, scores, weights)
-
-
-def _scaled_scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
-    """The scores of queries and keys, (heads, …, queries, keys)."""
-    if isinstance(scaling, str) and scaling == "sqrt":
-        return dot(q, k)
-    if isinstance(scaling, str) and scaling == "linear":
-        return mean_dot(q, k)
-    if as_number(scaling) is None:
-        raise TraceError(
-            "attention", "scaling", scaling, "'sqrt', 'linear' or a number"
-        )
-    return real(scaling, "scaling", "attention") * dot(q, k)
 
 
 def _with_bias(scores: Scalar, bias: ScalarLike) -> Scalar:
