@@ -156,8 +156,8 @@ def matched(small: Latent, large: Latent) -> Ints | None:
 
     They are normals of steps with the same key. The result is None if the other plan
     does not have them all. A draw of the other plan may be larger: its first entries
-    along every axis match the smaller one. For example, a (2, 2) draw of `small` matches
-    the positions 4, 5, 7 and 8 of a (2, 3) draw of `large` at 4, …, 9.
+    along every axis match the smaller one. For example, a (2, 2) draw of `small` has
+    the positions 4, 5, 7 and 8 in `large` if that draw is (2, 3), at 4, …, 9.
     """
     step_of_key = {(step.kind, step.params["key"]): step for step in large.positions}
     positions = [np.zeros(0, dtype=np.intp)]

@@ -123,7 +123,7 @@ def _nonlin(op: ops.Nonlin, result: Vector, d: Vector, wants: Wants) -> Cotangen
             yield k, arguments[1 - k] * d
             continue
         slope = _slope(op.f, k, "nonlin")
-        if isinstance(slope, float | int) and slope == 0:
+        if slope == 0:
             continue
         is_vector = k < len(op.vectors)
         if is_vector and not isinstance(slope, Function):
@@ -326,7 +326,7 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
 def _with_output_shape(
     *arguments: Any, f: Callable[..., Any], output_shape: tuple[int, ...], axes: int
 ) -> Any:
-    """Call a user's derivative f, with the cotangent in the output shape of its function.
+    """Call a user's derivative f, with the cotangent in the shape that it expects.
 
     The cotangent is the last of the `arguments`, flat along its last `axes` axes.
     """
