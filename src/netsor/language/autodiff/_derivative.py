@@ -126,15 +126,15 @@ def _nonlin(op: ops.Nonlin, result: Vector, d: Vector, wants: Wants) -> Cotangen
         if slope == 0:
             continue
         is_vector = k < len(op.vectors)
-        if is_vector and not isinstance(slope, Function):
-            yield k, scale(float(slope), d)
+        if isinstance(slope, Function):
+            slopes = nonlin(slope, *arguments)
+            if is_vector:
+                yield k, slopes * d
         elif is_vector:
-            yield k, nonlin(slope, *arguments) * d
+            yield k, scale(float(slope), d)
         else:
-            if isinstance(slope, Function):
-                slopes = nonlin(slope, *arguments)
-            else:
-                slopes = scale(float(slope), ones(d.width))
+            slopes = scale(float(slope), ones(d.width))
+        if not is_vector:
             yield k, along(d, slopes.broadcast_to(d.shape), wants(k))
 
 
