@@ -708,7 +708,8 @@ def _first_width(values: Sequence[Value], at: AtWidths) -> int:
     if asks_products_alone(values, at.bound):
         return FIRST_WIDTH_OF_PRODUCTS
     vectors = max(value.size for value in values if isinstance(value, Vector))
-    return max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
+    power_of_two: int = 2 ** math.ceil(math.log2(8 * vectors))
+    return max(FIRST_WIDTH, power_of_two)
 
 
 def _with_finite_widths(at: AtWidths, finite_width: int) -> AtWidths:
