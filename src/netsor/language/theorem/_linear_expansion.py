@@ -32,8 +32,8 @@ class Expansion:
     """The columns, and the rows (coefficients) of each vector. Column 0 is (1, …, 1).
 
     `rows` are sparse arrays (vectors, columns), one for each array of vectors. `matrix`
-    is the number of the matrix of each column, or −1. E_k has one too: it has the law of
-    W (1, …, 1).
+    is the number of the matrix of each column, or −1. E_k has one too: it has the law
+    of W (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
@@ -155,7 +155,8 @@ def _single_columns(keys: Ints, nonzero: npt.NDArray[np.bool_]) -> Table:
 def _initial_vectors(op: Gaussian, first_matrix: int, total: int) -> Table:
     """The table of mean · (1, …, 1) + Σ_k factor_k E_k; E_0 has the first matrix."""
     count = op.factor.shape[-1]
-    coefficients = np.column_stack([op.mean.ravel(), op.factor.reshape(-1, count)])
+    factor = op.factor.reshape(op.mean.size, count)
+    coefficients = np.column_stack([op.mean.ravel(), factor])
     matrix_of_column = np.append(-1, first_matrix + np.arange(count))
     keys = total * matrix_of_column
     positions, columns = np.nonzero(coefficients)

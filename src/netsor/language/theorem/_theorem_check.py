@@ -423,7 +423,7 @@ class _Checker:
             )
 
     def _check_score(self, score: Value, op: Dot) -> None:
-        """Check that the factors of a score are MatMul outputs of different matrices."""
+        """Check that the factors of a score are outputs of different matrices."""
         for factor in dict.fromkeys((op.x, op.y)):
             # a vector made by a matrix that acts transposed counts as none of these
             if -1 in self.expansion.matrices(factor):
