@@ -49,11 +49,13 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
             f"heads={heads} of {distance.size:,} numbers each exceed {NUMBERS:,} in"
             " total",
         )
-    power_of_two = 2 ** (heads.bit_length() - 1)  # the next lower one, P
+    power_of_two = 2 ** (heads.bit_length() - 1)  # P, at most the number of heads
+    # the exponents of the slopes, times P
     slopes_of_p = -8 * np.arange(1, power_of_two + 1)
     every_other_of_2p = -4 * np.arange(1, 2 * power_of_two, 2)
     exponents = np.concatenate([slopes_of_p, every_other_of_2p]) / power_of_two
-    return np.asarray(-(2.0 ** exponents[:heads, None, None]) * distance)
+    slopes = 2.0 ** exponents[:heads, None, None]
+    return np.asarray(-slopes * distance)
 
 
 def relative_bias(
@@ -93,7 +95,7 @@ def relative_bias(
     heads = whole(heads, "heads", operation)
     buckets = whole(buckets, "buckets", operation)
     bidirectional = one_of(bidirectional, "bidirectional", operation, (True, False))
-    signs = 2 if bidirectional else 1
+    signs = 2 if bidirectional else 1  # of j − i that have their own buckets
     if buckets < 2 * signs or buckets % signs:
         raise TraceError(
             operation,
@@ -102,25 +104,36 @@ def relative_bias(
             "2 or more, or, if bidirectional, even and 4 or more",
         )
     buckets_per_sign = buckets // signs
-    # Half of the buckets of a sign are for the distances 0, 1, …, and the others for
-    # log(distance) up to log(max_distance).
-    exact = buckets_per_sign // 2
-    max_distance = whole(max_distance, "max_distance", operation, least=exact + 1)
-    distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
-    logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(
-        max_distance / exact
+    max_distance = whole(
+        max_distance, "max_distance", operation, least=buckets_per_sign // 2 + 1
     )
-    # Rounding of the logarithm must not move a distance at the start of a bucket into
-    # the previous one.
-    steps = np.floor(logarithm * (buckets_per_sign - exact) + 1e-9).astype(np.intp)
-    coarse = np.minimum(exact + steps, buckets_per_sign - 1)
-    bucket = np.where(distance < exact, distance, coarse)
-    bucket_ahead = np.where(
-        bidirectional & (ahead > 0), buckets_per_sign + bucket, bucket
-    )
+    if bidirectional:
+        bucket = _bucket_of_distance(np.abs(ahead), buckets_per_sign, max_distance)
+        bucket = np.where(ahead > 0, buckets_per_sign + bucket, bucket)
+    else:
+        behind = np.maximum(-ahead, 0)
+        bucket = _bucket_of_distance(behind, buckets_per_sign, max_distance)
     std = scale(std, "std", operation)
     table = normal((heads, buckets), std, name="relative bias")
-    return table[:, bucket_ahead]
+    return table[:, bucket]
+
+
+def _bucket_of_distance(
+    distance: npt.NDArray[np.intp], buckets: int, max_distance: int
+) -> npt.NDArray[np.intp]:
+    """The bucket of each distance ≥ 0, from 0 to buckets − 1.
+
+    The first half of the buckets is for the distances 0, 1, …, and the others are for
+    log(distance) up to log(max_distance).
+    """
+    exact = buckets // 2
+    logarithm = np.log(np.maximum(distance, exact) / exact)
+    share = logarithm / math.log(max_distance / exact)
+    # Rounding of the logarithm must not move a distance at the start of a bucket into
+    # the previous one.
+    steps = np.floor(share * (buckets - exact) + 1e-9).astype(np.intp)
+    logarithmic = np.minimum(exact + steps, buckets - 1)
+    return np.where(distance < exact, distance, logarithmic)
 
 
 def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
@@ -298,7 +311,7 @@ def attend(
 
 
 def _with_bias(scores: Scalar, bias: ScalarLike) -> Scalar:
-    """The scores plus a bias that broadcasts to them."""
+    """The scores, (heads, …, queries, keys), plus a bias that broadcasts to them."""
     if not isinstance(bias, Scalar):
         bias = constant(numbers(bias, "attention", "bias"))
     problem = (
@@ -314,7 +327,10 @@ def _with_bias(scores: Scalar, bias: ScalarLike) -> Scalar:
 def _windowed(
     mask: npt.ArrayLike | str | None, window: int, scores: Scalar
 ) -> npt.NDArray[np.bool_]:
-    """The mask of a window of tokens, on both sides or, if causal, on the left."""
+    """The mask (tokens, tokens) of a window, on both sides or, if causal, on the left.
+
+    A token sees those that are less than `window` away.
+    """
     window = whole(window, "window", "attention")
     queries, keys = scores.shape[-2:]
     if queries != keys:
@@ -326,4 +342,6 @@ def _windowed(
         remedy = "else mask & ns.nn.causal(tokens, window)"
         raise TraceError("attention", f"window needs mask=None or 'causal'; {remedy}")
     backwards = causal(keys, window)
-    return backwards | backwards.T if mask is None else backwards
+    if mask is None:
+        return backwards | backwards.T
+    return backwards

@@ -152,6 +152,7 @@ def block(
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
+        """What f adds to the stream u, with the norms that `order` puts around it."""
         if order not in ("post", "after"):
             u = normed(u)
         added = call_layer(f, u, name, "block")
@@ -308,7 +309,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
 def _with_argument(
     values: Sequence[Value], argument: Vector, x: Vector
 ) -> dict[Any, Value]:
-    """Each value, and all that they depend on, with x in place of the argument."""
+    """Each value, and all that it depends on, by what it is with x as the argument."""
     new: dict[Any, Value] = {argument: x}
     for value in topological_order(values):
         if value not in new:
