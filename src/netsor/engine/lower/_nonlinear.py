@@ -431,7 +431,9 @@ def _split_coordinates(state: State, op: OuterProductSum) -> list[Register]:
     start = 0
     for shape in op.shapes:
         stop = start + math.prod(shape)
-        flat = builder.step("part", state.scalars[op.given], start=start, stop=stop)
+        flat = builder.step(
+            "part", state.scalars[op.coordinates], start=start, stop=stop
+        )
         arrays.append(builder.reshape(flat, *shape))
         start = stop
     return arrays
