@@ -43,8 +43,12 @@ from ._residual_features import ResidualBasis
 
 Ints = npt.NDArray[np.intp]
 
-# ε = (factor · width)^(−1/2), by the name of a width
-Unit = tuple[str | None, float]
+
+class Unit(NamedTuple):
+    """The unit ε = (factor · width)^(−1/2) of small numbers."""
+
+    width: str | None  # the name of the width
+    factor: float
 
 
 @dataclass(frozen=True, eq=False)

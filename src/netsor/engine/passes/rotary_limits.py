@@ -103,7 +103,8 @@ def _integral_by_quadrature(
     half_lengths = 0.5 * np.diff(edges)[:, None]
     log_theta = edges[:-1, None] + half_lengths * (1 + nodes)
     theta = stretch.of(np.exp(log_theta)).ravel()
-    return np.cos(gap[..., None] * theta) @ (half_lengths * weights).ravel()
+    cosines = np.cos(gap[..., None] * theta)
+    return np.asarray(cosines @ (half_lengths * weights).ravel())
 
 
 def _integral(r: Floats, top: float, bottom: float) -> Floats:

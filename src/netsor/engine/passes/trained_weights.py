@@ -60,7 +60,7 @@ class TermUses(NamedTuple):
     """A term of a gradient G, and how many pairs l, r it sums over."""
 
     term: GradientTerm
-    count: int
+    pairs: int
 
 
 class Uses(NamedTuple):
@@ -258,7 +258,7 @@ def _uses(op: SteppedMatMul, number: int, members: Sequence[int]) -> Uses | None
             positions = [term.members.index(member) for member in members]
             lefts.append(rows_at(left, positions))
             rights.append(rows_at(right, positions))
-            terms.append(TermUses(term, count=left.shape[1]))
+            terms.append(TermUses(term, pairs=left.shape[1]))
     if not terms:
         return None
     return Uses(pooled(lefts), pooled(rights), tuple(terms))
