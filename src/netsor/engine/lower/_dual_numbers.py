@@ -291,6 +291,16 @@ class _SpanDerivative:
 
     Attributes
     ----------
+    value, x, known : Vector and tuple of Vector
+        D, the vectors x that they come from, and D' (no array, or one).
+    count : int
+        How many new directions D there are.
+    lead : Register
+        The coordinates of D.
+    mean_square : float
+        ⟨D_i, D_i⟩ in these coordinates: inner products divided by it are means.
+    products_ndim : int
+        The number of axes of products such as ⟨x, D⟩, (…, new, new).
     support, unknown : sets of directions
         Where D1 can be other than 0 so far, and where it is unknown.
     may_depend : array of bool
@@ -312,13 +322,15 @@ class _SpanDerivative:
         self.lead = state.vectors[value].lead
         self.mean_square = state.norm(op.x) ** 2
         self.products_ndim = value.ndim + 1
-        directions = [*op.known, value]
-        sets = np.concatenate([state.sets(v) for v in directions], axis=-2)
+        # the new directions D come last
+        all_directions = [*op.known, value]
+        sets = np.concatenate([state.sets(v) for v in all_directions], axis=-2)
         self.apart = _apart(sets)[..., -self.count :, :]
+        # each D_i may depend on D' and on D_j, j ≤ i
         total = self.apart.shape[-1]
-        # new directions come last: each may depend on those up to itself
         not_later = np.tri(self.count, total, total - self.count, dtype=bool)
         self.may_depend = ~self.apart & not_later
+        # D1 is unknown along these directions, and where their own ε parts are unknown
         inputs = [*op.known, op.x]
         unknown_of_inputs = np.concatenate([dual[v].unknown for v in inputs], axis=-2)
         self.unknown = mixed(self.may_depend, sets | unknown_of_inputs)

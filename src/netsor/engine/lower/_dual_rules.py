@@ -289,7 +289,7 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
         return builder.reshape(numbers, *positions.shape, 1)
 
     for number, x in enumerate(op.inputs):
-        small = dual[x]
+        small = dual[x]  # x1_i
         if not isinstance(x, Vector):
             small = dual.converted(small, dual.unit(value))
         changed = _changed(dual, value, frame, number, small.support)
@@ -303,7 +303,7 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
             unknown |= changed
         if is_smooth_in_x and small.part is not None:
             changes.append(at_nodes(x, small.part))
-        else:
+        else:  # 0, or unknown
             changes.append(builder.constant(np.zeros((1, 1, 1))))
         arguments.append(at_nodes(x, _main(state, x)))
     shape = (*positions.shape, nodes)

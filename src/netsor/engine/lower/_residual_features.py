@@ -69,7 +69,7 @@ def _classes(factors: Sequence[SignFactor]) -> list[SignFactor]:
                     fixed=merged.fixed or other.fixed,
                 )
         classes.append(merged)
-    return [c for c in classes if c.reach]
+    return [merged for merged in classes if merged.reach]
 
 
 def has_mean_zero(factors: Sequence[SignFactor]) -> bool:
@@ -164,10 +164,11 @@ class ResidualFeatures:
             parity = None
         signs = []
         for k in arguments:
-            if k >= len(self.supports):  # a scalar
+            if k >= len(self.supports):  # a scalar, which has no sources
                 continue
-            fixed = parity is None or not self.centred[k]
-            signs.append(SignFactor(self.supports[k], odd=parity == -1, fixed=fixed))
+            is_odd = parity == -1
+            has_no_symmetry = parity is None or not self.centred[k]
+            signs.append(SignFactor(self.supports[k], is_odd, fixed=has_no_symmetry))
         return signs
 
     @cached_property
@@ -265,6 +266,28 @@ def _product_of(factors: Factors, numbers: Sequence[int]) -> Function:
     return Function("product", partial(_product, tuple(renumbered)))
 
 
+class _NewResiduals(NamedTuple):
+    """New features F and their residuals, before these have directions."""
+
+    features: ResidualFeatures
+    along_linear: Register  # coordinates along linear directions, (frames, k, old)
+    # coordinates along the K residuals so far, (frames, k, K); None if there are none
+    along_earlier: Register | None
+    gram: Register  # E[F_i F_j], (frames, k, k)
+    residual_gram: Register  # the same less the products of these coordinates
+
+    def reordered(self, builder: Builder, order: Ints) -> _NewResiduals:
+        """The same with the features in another order."""
+        features = self.features.reordered(builder, order)
+        along_linear = builder.take(self.along_linear, order, axis=1)
+        along_earlier = self.along_earlier
+        if along_earlier is not None:
+            along_earlier = builder.take(along_earlier, order, axis=1)
+        residual_gram = _reordered_matrix(builder, self.residual_gram, order)
+        gram = _reordered_matrix(builder, self.gram, order)
+        return _NewResiduals(features, along_linear, along_earlier, gram, residual_gram)
+
+
 @dataclass(eq=False)
 class ResidualBasis:
     """The features of one component of a frame so far.
@@ -308,44 +331,59 @@ class ResidualBasis:
         `seed_key` identifies the features in all runs. `linear`: products with linear
         vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
-        count, label = new.count, named(new.f)
-        along = _along_linear_directions(builder, new, old, linear, constant)
-        gram = _kernel(builder, new, new, constant, label)
-        residual_gram = gram
-        if linear:
-            residual_gram = _less(builder, gram, along, along)
-        below = None  # along the residuals so far
-        if self.factor is not None:
-            cross = self._products_with_features(builder, new, along, linear, constant)
-            below = builder.step("solve", self.factor, cross)
-            residual_gram = _less(builder, residual_gram, below, below)
-        order = builder.pivot_order(residual_gram, gram, seed_key)
-        reorders = not np.array_equal(order, np.arange(count))
+        residuals = self._residuals_of(builder, new, old, linear, constant)
+        order = builder.pivot_order(residuals.residual_gram, residuals.gram, seed_key)
+        reorders = not np.array_equal(order, np.arange(new.count))
         if reorders:
-            new = new.reordered(builder, order)
-            along = builder.take(along, order, axis=1)
-            if below is not None:
-                below = builder.take(below, order, axis=1)
-            residual_gram = _reordered_matrix(builder, residual_gram, order)
-            gram = _reordered_matrix(builder, gram, order)
-        label = f"coordinates of {label}"
-        # the factor of what is left: coordinates along new directions
-        fresh = builder.step("residual", residual_gram, gram, words=label)
-        coordinates = along
-        if below is not None:
-            spread = self._along_directions(builder, below, old)
-            coordinates = builder.step("add", along, spread)
+            residuals = residuals.reordered(builder, order)
+        # the triangular factor of what is left: coordinates along new directions
+        fresh = builder.step(
+            "residual",
+            residuals.residual_gram,
+            residuals.gram,
+            words=f"coordinates of {named(new.f)}",
+        )
+        coordinates = residuals.along_linear
+        if residuals.along_earlier is not None:
+            spread = self._along_directions(builder, residuals.along_earlier, old)
+            coordinates = builder.step("add", coordinates, spread)
+        # the columns of `fresh` that get a direction
         independent = builder.independent_columns(fresh, seed_key)
-        self._extend(builder, below, fresh, independent, old)
-        self.features.append(new)
-        self.along.append(along)
+        self._extend(builder, residuals.along_earlier, fresh, independent, old)
+        self.features.append(residuals.features)
+        self.along.append(residuals.along_linear)
         along_new = builder.take(fresh, independent, axis=2)
         coordinates = builder.step("join", coordinates, along_new, axis=2)
-        if len(independent) < count:  # a direction for what is left out
-            coordinates = self._with_direction_left_out(builder, coordinates, count)
-        if reorders:
+        if len(independent) < new.count:  # a direction for what is left out
+            coordinates = self._with_direction_left_out(builder, coordinates, new.count)
+        if reorders:  # back to the order of the caller
             coordinates = builder.take(coordinates, np.argsort(order), axis=1)
         return coordinates
+
+    def _residuals_of(
+        self,
+        builder: Builder,
+        new: ResidualFeatures,
+        old: int,
+        linear: bool,
+        constant: bool,
+    ) -> _NewResiduals:
+        """What new features have along linear directions and earlier residuals, and
+        what is left of them. See `add` for the arguments.
+        """
+        along_linear = _along_linear_directions(builder, new, old, linear, constant)
+        gram = _kernel(builder, new, new, constant, named(new.f))
+        residual_gram = gram
+        if linear:
+            residual_gram = _less(builder, gram, along_linear, along_linear)
+        along_earlier = None
+        if self.factor is not None:
+            products = self._products_with_features(
+                builder, new, along_linear, linear, constant
+            )
+            along_earlier = builder.step("solve", self.factor, products)
+            residual_gram = _less(builder, residual_gram, along_earlier, along_earlier)
+        return _NewResiduals(new, along_linear, along_earlier, gram, residual_gram)
 
     def _extend(
         self,
@@ -491,8 +529,8 @@ def _kernel(
         if not factors.of_x:
             mean, _ = _mean_and_slopes(builder, y.part(builder, factors.of_y), constant)
             return builder.step("transposed", mean)
-        u, f, p = x.part(builder, factors.of_x)
-        v, g, q = y.part(builder, factors.of_y)
+        u, f, p = x.part(builder, factors.of_x)  # f(u; p)
+        v, g, q = y.part(builder, factors.of_y)  # g(v; q)
         width = max(u.shape[-1], v.shape[-1])
         return builder.step(
             "kernel",

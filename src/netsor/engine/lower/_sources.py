@@ -136,13 +136,14 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     builder, blocks = state.builder, state.analysis.blocks[value]
     rank = op.factor.shape[-1]
     c, std = op.factor.reshape(1, value.size, rank), 1.0
-    # i.i.d. vectors: scaled sources, since the builder leaves out products with the
-    # identity
+    # i.i.d. vectors, with a multiple of the identity as factor: scale the sources
+    # instead, since the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
     fresh = _sources(state, value, rank * blocks, 1)
 
     def scaled(sources: Register) -> Register:
+        """std E_k, from (rank · blocks, 1, ·) to (1, rank, blocks · ·)."""
         rows = builder.reshape(sources, 1, rank, blocks * sources.shape[-1])
         return builder.step("scale", rows, by=std)
 
@@ -205,23 +206,40 @@ def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
         sources = _sources(state, value, members * blocks, x.shape[-1])
         label = f"{state.label(value)} = C E"
         return _combined(state, value, identity, sources, slots, label)
-    vector = state.vectors[x].lead
-    start, _ = state.direction_range(x)
-    lead = builder.step("part", vector, start=start, stop=vector.shape[-1])
-    input_batch = members if op.each else 1
-    rows = state.rows(lead, lead.shape[-1], input_batch)
+    copies = members if op.each else 1
+    rows = _input_rows(state, x, copies)
     factor = _factor(state, value, x, rows)
     c = builder.step("scale", factor.c, by=weight.std / state.norm(x))
     sources = _sources(state, value, members * blocks, c.shape[-1])
-    in_standard_basis = all(
-        group in state.analysis.coordinates_cheaper
-        and state.frames[group].is_standard_basis
-        for group in state.groups_from(value)
-    )
-    common_inputs = rows.shape[0] == 1 < members
-    if common_inputs and in_standard_basis and value in state.analysis.drawn:
+    if copies == 1 < members and _draws_standard_basis(state, value):
         return _stacked_product(state, value, c, sources.lead, slots, factor.label)
     return _combined(state, value, c, sources, slots, factor.label)
+
+
+def _input_rows(state: State, x: Vector, copies: int) -> Register:
+    """The inputs of a matrix as rows, (copies, vectors, directions).
+
+    `copies` is 1 if all members of the weight act on the same vectors. Directions
+    before the first one that x has coordinates along are left out.
+    """
+    lead = state.vectors[x].lead
+    start, _ = state.direction_range(x)
+    used = state.builder.step("part", lead, start=start, stop=lead.shape[-1])
+    return state.rows(used, used.shape[-1], copies)
+
+
+def _draws_standard_basis(state: State, value: Vector) -> bool:
+    """Whether sources of a value are drawn as i.i.d. coordinates in the standard basis,
+    because that is cheaper.
+    """
+    if value not in state.analysis.drawn:
+        return False
+    for group in state.groups_from(value):
+        if group not in state.analysis.coordinates_cheaper:
+            return False
+        if not state.frames[group].is_standard_basis:
+            return False
+    return True
 
 
 class _Factor(NamedTuple):
@@ -539,12 +557,13 @@ def along(state: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n, (*shape of x, directions), for directions y that span x."""
     builder = state.builder
     directions = max(state.vectors[v].lead.shape[-1] for v in (x, y))
-    arguments = [
-        _rows_of_matrices(state, x, directions),
-        _rows_of_matrices(state, y, directions),
-    ]
-    if x.shape[-1] == y.shape[-1]:  # y are the directions of x only
-        gram = builder.step("gram", arguments[0], arguments[0])
+    x_rows = _rows_of_matrices(state, x, directions)
+    y_rows = _rows_of_matrices(state, y, directions)
+    arguments = [x_rows, y_rows]
+    if x.shape[-1] == y.shape[-1]:
+        # y are the directions of x only: the coefficients are the Cholesky factor of
+        # the Gram matrix, up to rounding
+        gram = builder.step("gram", x_rows, x_rows)
         arguments.append(builder.step("factor", gram))
     label = "⟨x, direction⟩ for a matrix that acts again"
     inner = builder.step("along", *arguments, words=label, by=1 / state.norm(y))

@@ -142,17 +142,20 @@ class _Stacking:
     def _transposed_product(
         self, products: Sequence[Value], shape: tuple[int, ...]
     ) -> Value:
-        """W^T d = Σ_b W_b^T d_b over all matrices of a stack."""
+        """W^T d = Σ_b W_b^T d_b over all matrices of a stack, one product.
+
+        `products` are the W_b^T d_b of each of its weights.
+        """
         first = _weight(products[0])
-        place = self._places[first.source]
-        inputs = []
+        position = self._places[first.source]
+        inputs: list[Vector] = []  # the d_b of each weight, (matrices, …)
         for product in products:
             op = self._new[product].op
             assert isinstance(op, MatMul)
-            x = op.x if op.each else op.x[None]
-            inputs.append(place.rescaled(op.weight, x))
+            d_b = op.x if op.each else op.x[None]
+            inputs.append(position.rescaled(op.weight, d_b))
         d = concat(join(inputs), 0)
-        return (place.stacked(first) @ d).reshape(*shape)
+        return (position.stacked(first) @ d).reshape(*shape)
 
     def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:
         """The products W_b x of a weight, as parts of the output W x of its stack."""

@@ -79,9 +79,10 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
                 fully_expanded = _Expander(new, whole=True)
                 if len(fully_expanded.vectors) < len(expanded.vectors):
                     expanded = fully_expanded
-                # not a product, whose factors are worth knowing, and nothing to compose
-                is_plain = f is not MULTIPLY and not any(map(_nonlinear, vectors))
-                if is_plain and len(expanded.vectors) == len(vectors):
+                composes = any(_nonlinear(x) for x in vectors)
+                has_fewer_vectors = len(expanded.vectors) != len(vectors)
+                # products too: a `Composed` function knows its factors
+                if not (composes or has_fewer_vectors or f is MULTIPLY):
                     return new
                 composed = expanded.function(f.name)
                 op = Nonlin(composed, expanded.vectors, expanded.scalars)

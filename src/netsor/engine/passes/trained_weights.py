@@ -101,13 +101,11 @@ class DrawnWeight(Arithmetic):
         self._trained: dict[tuple[object, ...], _Trained] = {}
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """√(in/fan), the factor between the applied matrix and one with entries N(0,
-        σ²/in).
-        """
+        """√(in/fan): the matrix as it is applied, relative to entries N(0, σ²/in)."""
         weight = self.op.weight
-        return float(
-            (weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5
-        )
+        in_width = weight.drawn.in_width.bind(widths)
+        fan = weight.fan.bind(widths)
+        return float((in_width / fan) ** 0.5)
 
     def act(self, value: Value, op: Acting) -> Vector:
         """W' x of a product `value` with matrices after optimiser steps."""

@@ -147,10 +147,10 @@ class _Elimination:
             forward = acting.T if acting.transposed else acting
             self._matrices[key] = _Matrices(forward, times)
         matrices = self._matrices[key]
-        again = times > 1 or weight.source in self._correlated
-        orders = self._orders if again else None
-        if orders and matrices.deficient(x, side, orders, self.context):
-            self.deficient.add((*key, side))
+        needs_directions = times > 1 or weight.source in self._correlated
+        if needs_directions and self._orders is not None:
+            if matrices.deficient(x, side, self._orders, self.context):
+                self.deficient.add((*key, side))
         if self._small is not None and (*key, side) in self.split:
             small = self._small.small(x)
             if small is not None:
@@ -159,8 +159,9 @@ class _Elimination:
                 x1 = self._small.main(small)
                 main = matrices.act(x0, side, gain, self.context)
                 fluctuation = matrices.act(x1, side, gain, self.context)
-                return main + Scalar(Root((), (x.width,)), ()) * fluctuation
-        if again:
+                epsilon = Scalar(Root((), (x.width,)), ())
+                return main + epsilon * fluctuation
+        if needs_directions:
             return matrices.act(x, side, gain, self.context)
         return matrices.fresh(x, side, gain)
 
