@@ -580,7 +580,9 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
         for function in _elements(new):
             requests[function] = request
             if function not in owner:
-                while function:  # every row on the path takes what it requests
+                # every row on the path takes what it requests, back to row i, which
+                # gives up 0
+                while function:
                     owner[function] = requests[function].row
                     function = requests[function].gives_up
                 return True

@@ -74,7 +74,7 @@ class Dual:
         """An ε part whose marks have the shape of the value."""
         shape = value.shape
         if not isinstance(value, Scalar):
-            shape = self.state.vectors[value].lead.shape[:-1]
+            shape = self.state.vectors[value].coordinates.shape[:-1]
         return replace(
             small,
             support=np.broadcast_to(small.support, shape),
@@ -124,15 +124,19 @@ class Dual:
         from_normals = pairs_meet(x, _is_nonzero(x_sets), y, _is_nonzero(y_sets), ndim)
         from_x = pairs_meet(x, x_small.support, y, y_sets, ndim)
         from_y = pairs_meet(x, x_sets, y, y_small.support, ndim)
-        x_lead = state.vectors[x].lead
-        y_lead = state.vectors[y].lead
+        x_coordinates = state.vectors[x].coordinates
+        y_coordinates = state.vectors[y].coordinates
         terms = []
         if (from_normals & ~unknown).any():
             terms.append(crossed_products(state, x, y, ndim))
         if x_small.part is not None and from_x.any():
-            terms.append(paired_products(state, x_small.part, y_lead, x, y, ndim))
+            terms.append(
+                paired_products(state, x_small.part, y_coordinates, x, y, ndim)
+            )
         if y_small.part is not None and from_y.any():
-            terms.append(paired_products(state, x_lead, y_small.part, x, y, ndim))
+            terms.append(
+                paired_products(state, x_coordinates, y_small.part, x, y, ndim)
+            )
         part = self.sum(terms)
         if part is not None:
             part = builder.step("scale", part, by=1 / state.norm(x) ** 2)
@@ -295,7 +299,7 @@ class _SpanDerivative:
         D, the vectors x that they come from, and D' (no array, or one).
     count : int
         How many new directions D there are.
-    lead : Register
+    coordinates : Register
         The coordinates of D.
     mean_square : float
         ⟨D_i, D_i⟩ in these coordinates: inner products divided by it are means.
@@ -319,7 +323,7 @@ class _SpanDerivative:
         self.x = op.x
         self.known = op.known
         self.count = value.shape[-1]
-        self.lead = state.vectors[value].lead
+        self.coordinates = state.vectors[value].coordinates
         self.mean_square = state.norm(op.x) ** 2
         self.products_ndim = value.ndim + 1
         # the new directions D come last
@@ -364,7 +368,7 @@ class _SpanDerivative:
         minus_apart = builder.constant(-1.0 * apart)
         minus_c1 = builder.step("multiply", c1.part, minus_apart)
         self.support = self.support | mixed(apart & c1.support, sets)
-        return [state.mix_rows(minus_c1, state.vectors[known].lead)]
+        return [state.mix_rows(minus_c1, state.vectors[known].coordinates)]
 
     def _small_directions(self, known: Vector) -> list[Register]:
         """−C0 D'1, with C0 = ⟨x, D'⟩/n and D'1 the ε part of D'; [] for 0."""
@@ -385,7 +389,7 @@ class _SpanDerivative:
         direction of order 1; a step checks when the plan runs that x has no part there.
         """
         builder, state = self.builder, self.state
-        width = self.lead.shape[-1]
+        width = self.coordinates.shape[-1]
         inner = products(state, self.x, self.value, self.products_ndim, "")
         lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
         rows = state.rows(remainder, width)
@@ -393,11 +397,11 @@ class _SpanDerivative:
         y = builder.step("transposed", builder.step("solve", lower, columns))
         unsolved = _less(builder, rows, lower, y)
         outside = self._outside_directions(unsolved, width)
-        x_rows = state.rows(state.vectors[self.x].lead, width)
+        x_rows = state.rows(state.vectors[self.x].coordinates, width)
         dropped = builder.step("left_over", outside, rows, x_rows)
-        y = builder.reshape(y, *self.lead.shape)
-        dropped = builder.reshape(dropped, *self.lead.shape)
-        compared = _same_width(state, dropped, state.vectors[self.x].lead)
+        y = builder.reshape(y, *self.coordinates.shape)
+        dropped = builder.reshape(dropped, *self.coordinates.shape)
+        compared = _same_width(state, dropped, state.vectors[self.x].coordinates)
         state.guards[builder.step("lost", *compared, later=True)] = None
         self.support = mixed(self.may_depend[..., -self.count :], self.support)
         return y, dropped
@@ -412,7 +416,7 @@ class _SpanDerivative:
         start = 0
         for directions in (*self.known, self.value):
             stop = start + directions.shape[-1]
-            d = state.rows(state.vectors[directions].lead, width)
+            d = state.rows(state.vectors[directions].coordinates, width)
             mask = self.may_depend[..., start:stop] / self.mean_square
             inner = builder.step("gram", rows, d)
             along = builder.step("multiply", inner, builder.constant(mask))
@@ -434,7 +438,8 @@ class _SpanDerivative:
             return y
         inner = crossed_products(state, value, value, self.products_ndim)
         if y is not None:
-            y_d = paired_products(state, y, self.lead, value, value, self.products_ndim)
+            ndim = self.products_ndim
+            y_d = paired_products(state, y, self.coordinates, value, value, ndim)
             inner = builder.step("add", inner, y_d)
             inner = builder.step("add", inner, builder.step("transposed", y_d))
         without_law = cross & unknown_pairs(state, value, value, self.products_ndim)
@@ -444,7 +449,7 @@ class _SpanDerivative:
         minus_phi = builder.step(
             "multiply", inner, builder.constant(-1.0 / self.mean_square * cross)
         )
-        correction = state.mix_rows(minus_phi, self.lead)
+        correction = state.mix_rows(minus_phi, self.coordinates)
         if y is None:
             return correction
         return builder.step("add", y, correction)
@@ -470,7 +475,7 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
         dropped = dual[vector].dropped
         if dropped is None:
             continue
-        compared = dropped if x is None else state.vectors[x].lead
+        compared = dropped if x is None else state.vectors[x].coordinates
         rows = _same_width(state, dropped, compared)
         state.guards[state.builder.step("lost", *rows, later=False)] = None
 

@@ -403,7 +403,7 @@ def _unit(dual: Dual, value: Value, op: Operation) -> Unit | None:
 
 def _main(state: State, x: Value) -> Register:
     """The numbers of a value at order 1."""
-    return state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
+    return state.vectors[x].coordinates if isinstance(x, Vector) else state.scalars[x]
 
 
 def _main_marks(state: State, x: Value) -> Any:
@@ -492,7 +492,9 @@ def _check_main_part_is_zero(state: State, value: Scalar, x: Vector, y: Vector) 
     these are constants.
     """
     meets = state.meets(x, y, value.ndim) & state.analysis.needed_entries[value]
-    if meets.any() and all(state.vectors[v].lead.value is not None for v in (x, y)):
+    x_is_constant = state.vectors[x].coordinates.value is not None
+    y_is_constant = state.vectors[y].coordinates.value is not None
+    if meets.any() and x_is_constant and y_is_constant:
         means = np.asarray(mean(state, value, x, y, SUM_RTOL).value)[0]
         meets = meets & (means != 0)
     if meets.any():

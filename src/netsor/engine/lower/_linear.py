@@ -51,25 +51,25 @@ def lower_linear(state: State, value: Value) -> LoweredVector:
     """A value made by a linear operation: its coordinates, samples and sets."""
     vectors, coefficients = parts_of(value)
     lowered = [state.vectors[x] for x in vectors]
-    leads = [x.lead for x in lowered]
+    arrays = [x.coordinates for x in lowered]
     weights = None if coefficients is None else state.scalars[coefficients]
-    lead = apply_linear(state, value, leads, weights)
-    if value in state.analysis.infinite and lead.value is not None:
-        sizes = [state.size_of_terms(x) for x in leads]
+    coordinates = apply_linear(state, value, arrays, weights)
+    if value in state.analysis.infinite and coordinates.value is not None:
+        sizes = [state.size_of_terms(array) for array in arrays]
         weight_sizes = None if weights is None else state.size_of_terms(weights)
         terms = apply_linear(state, value, sizes, weight_sizes)
-        lead = without_rounding(state, lead, terms, SUM_RTOL)
+        coordinates = without_rounding(state, coordinates, terms, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in lowered):
         samples = [state.sample(x) for x in vectors]
         sample = apply_linear(state, value, samples, weights)
     if value not in state.analysis.infinite:
-        return LoweredVector(lead, sample)
+        return LoweredVector(coordinates, sample)
     marks = None if coefficients is None else state.order_one(coefficients)
     sets = combined(value, [state.sets(x) for x in vectors], marks)
-    if lead.value is not None:
-        sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
-    return LoweredVector(lead, sample, sets)
+    if coordinates.value is not None:
+        sets = sets & sets_of(np.asarray(coordinates.value)[0] != 0)
+    return LoweredVector(coordinates, sample, sets)
 
 
 def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Register:
@@ -207,8 +207,8 @@ def mean(
     result = builder.step("scale", inner, by=scale)
     if x not in state.analysis.infinite or result.value is None:
         return result
-    x_size = state.size_of_terms(state.vectors[x].lead)
-    y_size = state.size_of_terms(state.vectors[y].lead)
+    x_size = state.size_of_terms(state.vectors[x].coordinates)
+    y_size = state.size_of_terms(state.vectors[y].coordinates)
     inner_size = paired_products(state, x_size, y_size, x, y, value.ndim)
     terms = builder.step("scale", inner_size, by=scale)
     # not a score or a correction that is made of it
@@ -221,8 +221,9 @@ def products(state: State, x: Vector, y: Vector, ndim: int, label: str) -> Regis
 
     The sum is over blocks and directions. The result has `ndim` axes.
     """
-    x_lead, y_lead = state.vectors[x].lead, state.vectors[y].lead
-    return paired_products(state, x_lead, y_lead, x, y, ndim, label)
+    x_coordinates = state.vectors[x].coordinates
+    y_coordinates = state.vectors[y].coordinates
+    return paired_products(state, x_coordinates, y_coordinates, x, y, ndim, label)
 
 
 def paired_products(
@@ -256,8 +257,8 @@ def products_of_coordinates(state: State, value: Scalar) -> Register | None:
         return None
     if op.x in state.analysis.infinite:
         return None
-    lead = state.vectors[op.x].lead
-    x = state.rows(lead, lead.shape[-1])
+    coordinates = state.vectors[op.x].coordinates
+    x = state.rows(coordinates, coordinates.shape[-1])
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
     columns = state.builder.step("transposed", x)
@@ -274,7 +275,8 @@ def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
     N_ab is one normal for each pair of directions. It acts on the side with fewer
     vectors. The result has `ndim` axes.
     """
-    x_rows, y_rows = state.vectors[x].lead, state.vectors[y].lead
+    x_rows = state.vectors[x].coordinates
+    y_rows = state.vectors[y].coordinates
     if x.size <= y.size:
         start, stop = state.direction_range(y)
         x_rows = _crossed(state, x, y, start, stop)
@@ -292,7 +294,7 @@ def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Regis
     It takes the place of the coordinates of x, (*shape of x, blocks, stop - start).
     """
     builder = state.builder
-    lead = state.vectors[x].lead
+    coordinates = state.vectors[x].coordinates
     parts = []
     for group in state.groups_of(x):
         positions = group.positions[x]
@@ -302,7 +304,7 @@ def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Regis
         if not terms:
             terms.append(builder.constant(np.zeros((*positions.shape, 0))))
         parts.append((positions, builder.fold("add", terms)))
-    return state.scatter(parts, *lead.shape[:-1])
+    return state.scatter(parts, *coordinates.shape[:-1])
 
 
 def _crossed_in_group(
@@ -314,7 +316,8 @@ def _crossed_in_group(
     if they use none.
     """
     builder, frame = state.builder, state.frames[group]
-    rows = state.gather(state.vectors[x].lead, group.positions[x], frame.directions)
+    coordinates = state.vectors[x].coordinates
+    rows = state.gather(coordinates, group.positions[x], frame.directions)
     if isinstance(frame, NodeFrame):
         product = builder.step("multiply", rows, frame.white_noise())
         return [builder.pad_or_cut(product, stop)]

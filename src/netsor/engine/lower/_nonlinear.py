@@ -28,7 +28,7 @@ from ..passes.trained_weights import COORDINATES
 from ..plan._expectation_ops import NODES
 from ..plan._ir import Register
 from ..plan._ir_builder import named
-from ._components import FrameBatch, SeedKey
+from ._components import FrameBatch, Ints, SeedKey
 from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
 from ._residual_features import ResidualBasis, unnamed
@@ -132,13 +132,13 @@ def _limits_of_coordinates(state: State, x: Vector) -> Floats:
 
     0 for vectors that vanish, c for multiples c · (1, …, 1), and NaN for all others.
     """
-    lead, sets = state.vectors[x].lead, state.sets(x)
+    coordinates, sets = state.vectors[x].coordinates, state.sets(x)
     of_order_one = sets.astype(bool).any(axis=-1)
     limits = np.where(of_order_one, np.nan, 0.0)
     has_ones = all(group.constant for group in state.groups_of(x))
-    if lead.value is not None and has_ones:
+    if coordinates.value is not None and has_ones:
         # coordinates along (1, …, 1), the first direction, in units of its length
-        along_ones = np.asarray(lead.value)[0][..., 0]
+        along_ones = np.asarray(coordinates.value)[0][..., 0]
         length = np.asarray(state.ones(x).value)[0][..., 0]
         means = along_ones / length
         same_in_blocks = (means == means[..., :1]).all(axis=-1)
@@ -219,28 +219,28 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     coordinates of h along the directions of its frames, from Gaussian expectations.
     """
     builder = state.builder
-    leads = [state.vectors[x].lead for x in op.vectors]
+    arguments = [state.vectors[x].coordinates for x in op.vectors]
     scalars = _scalar_arguments(state, value, op)
     if value not in state.analysis.infinite:
         width = int(state.analysis.widths[value])
-        arrays = [builder.pad_or_cut(lead, width) for lead in leads]
+        arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
         return LoweredVector(_apply(state, value, op, arrays, arrays, scalars))
     check_jumps(state, value)
     sample = None
     if value in state.analysis.coordinates:
-        directions = max(lead.shape[-1] for lead in leads)
+        directions = max(argument.shape[-1] for argument in arguments)
         count = len(state.analysis.picked)
         samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
-        rows = [builder.pad_or_cut(lead, directions) for lead in leads]
+        rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
         sample = _apply(state, value, op, rows, samples, scalars)
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
-    leads_by_position = []
+    by_position: list[tuple[Ints, Register]] = []
     for group in state.groups_of(value):
         positions = group.positions[value]
-        lead, directions_of_group = _features_in_group(state, value, op, group)
+        coordinates, directions_of_group = _features_in_group(state, value, op, group)
         sets.reshape(-1)[positions] = directions_of_group
-        leads_by_position.append((positions, lead))
-    return LoweredVector(state.scatter(leads_by_position, *sets.shape), sample, sets)
+        by_position.append((positions, coordinates))
+    return LoweredVector(state.scatter(by_position, *sets.shape), sample, sets)
 
 
 def _scalar_arguments(state: State, value: Vector, op: Nonlin) -> list[Register]:
@@ -310,8 +310,8 @@ def _features_in_group(
     params: list[Register] = []
     for x in op.vectors:
         positions_of_x = state.argument_positions(x, value, positions)
-        lead = state.vectors[x].lead
-        rows.append(state.gather(lead, positions_of_x, frame.directions))
+        coordinates = state.vectors[x].coordinates
+        rows.append(state.gather(coordinates, positions_of_x, frame.directions))
         reached.append(union(state.sets(x).ravel()[positions_of_x]))
     for p in op.scalars:
         positions_of_p = state.argument_positions(p, value, positions)
@@ -330,10 +330,10 @@ def _features_in_group(
         basis=component.basis,
     )
     seed_key = _seed_key(state, value, group)
-    lead, directions = frame.apply(features, seed_key, component.meets_linear)
+    coordinates, directions = frame.apply(features, seed_key, component.meets_linear)
     if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
         state.epsilon_parts.clear()
-    return lead, directions
+    return coordinates, directions
 
 
 def _seed_key(state: State, value: Vector, group: FrameBatch) -> SeedKey:
@@ -350,12 +350,13 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
     At infinite width only the coordinates themselves, at nodes: (count,) for a pool of
     `count` coordinates in all.
     """
-    builder, lead = state.builder, state.vectors[op.x].lead
+    builder, coordinates = state.builder, state.vectors[op.x].coordinates
     if op.x not in state.analysis.infinite:
-        coordinates = builder.pad_or_cut(lead, int(state.analysis.widths[op.x]))
+        width = int(state.analysis.widths[op.x])
+        all_coordinates = builder.pad_or_cut(coordinates, width)
         return builder.step(
             "apply",
-            builder.reshape(coordinates, coordinates.size),
+            builder.reshape(all_coordinates, all_coordinates.size),
             made=value.shape,
             words=f"{named(op.f)} of all coordinates",
             f=op.f,
@@ -368,9 +369,9 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
     # functions repeat. A plan with a quarter of the nodes (see `_expectation_ops`)
     # takes a quarter of these, and repeats them.
     nodes = _nodes(state, op.x)
-    count = op.count // math.prod(lead.shape[:-1])
+    count = op.count // math.prod(coordinates.shape[:-1])
     distinct = min(count, max(1, count * nodes // NODES))
-    at_nodes = builder.pad_or_cut(lead, nodes)
+    at_nodes = builder.pad_or_cut(coordinates, nodes)
     values = builder.take(at_nodes, np.arange(count) % distinct, axis=2)
     scaled = builder.step("scale", values, by=nodes**0.5)
     return builder.reshape(scaled, op.count)
@@ -418,9 +419,9 @@ def outer_product_sum(
         )
         return builder.reshape(product, *value.shape, blocks, width)
 
-    lead = state.vectors[op.left].lead
+    coordinates = state.vectors[op.left].coordinates
     if value not in state.analysis.infinite:
-        return LoweredVector(result(lead, int(state.analysis.widths[value])))
+        return LoweredVector(result(coordinates, int(state.analysis.widths[value])))
     nodes, varies = _nodes(state, op.left), _varies(state, op.left)
     vanishes = (_limits(state, op.left) == 0).all(axis=-1)
     if (vanishes & varies.any(axis=-1)).any():
@@ -430,7 +431,8 @@ def outer_product_sum(
         sample = result(state.sample(op.left), len(state.analysis.picked))
     sets = _sets_of_signs(state, value, op)
     state.epsilon_parts.clear()  # ε parts may lie along these functions too
-    at_nodes = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
+    padded = builder.pad_or_cut(coordinates, nodes)
+    at_nodes = builder.step("scale", padded, by=nodes**0.5)
     checked = builder.step(
         "apply",
         at_nodes,

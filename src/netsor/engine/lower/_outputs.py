@@ -122,7 +122,7 @@ def _coordinates_differ(state: State, output: Value) -> bool:
 
     They do if data or rotary positions in its space tell them apart.
     """
-    in_frame = state.vectors[output].lead.shape[-1] > 0
+    in_frame = state.vectors[output].coordinates.shape[-1] > 0
     if output in state.analysis.infinite or not in_frame:
         return False
     operations = [
@@ -165,25 +165,25 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
         mean = builder.reshape(known, output.size)
         never_drawn = builder.step("part", sample, start=count, stop=sample.shape[-1])
         coefficients = builder.pad_or_cut(never_drawn, variables)
-    if output not in analysis.infinite and vector.lead.shape[-1]:
-        drawn = _in_frame(state, output, in_block(vector.lead), rows, index)
+    if output not in analysis.infinite and vector.coordinates.shape[-1]:
+        drawn = _in_frame(state, output, in_block(vector.coordinates), rows, index)
         mean = builder.step("add", mean, drawn)
     return _Coordinate(mean, coefficients)
 
 
 def _in_frame(
-    state: State, output: Value, lead: Register, rows: Ints, index: int
+    state: State, output: Value, coordinates: Register, rows: Ints, index: int
 ) -> Register:
     """Coordinate α = `index` of vectors that have coordinates in a frame, (vectors,).
 
-    It is the inner product of `lead`, their coordinates (vectors, directions), with the
-    coordinate α of each direction (see `Frame.orientation`). `rows` are the flat
-    positions of the vectors in the output.
+    It is the inner product of their coordinates in the frame, (vectors, directions),
+    with the coordinate α of each direction (see `Frame.orientation`). `rows` are the
+    flat positions of the vectors in the output.
     """
     builder = state.builder
     groups = state.groups_of(output)
     if all(state.frames[group].is_standard_basis for group in groups):
-        entry = builder.step("part", lead, start=index, stop=index + 1)
+        entry = builder.step("part", coordinates, start=index, stop=index + 1)
         return builder.reshape(entry, output.size)
     directions_in_group: list[tuple[Ints, Register]] = []
     for group in groups:
@@ -195,10 +195,10 @@ def _in_frame(
         spread = builder.step("spread", row, shape=shape)
         directions_in_group.append((positions, spread))
     directions = builder.take(state.scatter(directions_in_group), rows, axis=0)
-    width = max(directions.shape[-1], lead.shape[-1])
+    width = max(directions.shape[-1], coordinates.shape[-1])
 
     def as_row(array: Register) -> Register:
         return builder.reshape(builder.pad_or_cut(array, width), output.size, 1, width)
 
-    inner = builder.step("gram", as_row(lead), as_row(directions))
+    inner = builder.step("gram", as_row(coordinates), as_row(directions))
     return builder.reshape(inner, output.size)

@@ -148,7 +148,7 @@ def _fewest_directions(
     # for each number of directions, the vectors that reach so far and not farther
     vectors_of_reach = Counter[int]()
     for value in values:
-        reach = state.vectors[value].lead.shape[-1]
+        reach = state.vectors[value].coordinates.shape[-1]
         vectors_of_reach[reach] += group.positions[value].shape[1]
     constant = state.frames[group].constant
     if constant is not None:
@@ -179,7 +179,7 @@ def _vectors_in_use(state: State, group: FrameBatch, index: int) -> _VectorsInUs
     last_use = state.analysis.last_use
     in_use = [value for value in state.in_use[group] if last_use[value] > index]
     state.in_use[group] = in_use
-    values = [value for value in in_use if state.vectors[value].lead.shape[-1]]
+    values = [value for value in in_use if state.vectors[value].coordinates.shape[-1]]
     count = sum(group.positions[value].shape[1] for value in values)
     if state.frames[group].constant is not None:
         count += 1
@@ -195,11 +195,11 @@ def _span(
     get new coordinates; all others stay.
     """
     builder, frame = state.builder, state.frames[group]
-    beyond = [v for v in vectors if state.vectors[v].lead.shape[-1] > kept]
+    beyond = [v for v in vectors if state.vectors[v].coordinates.shape[-1] > kept]
     rows: list[Register] = []
     for v in beyond:
-        lead = state.vectors[v].lead
-        rows.append(state.gather(lead, group.positions[v], frame.directions))
+        coordinates = state.vectors[v].coordinates
+        rows.append(state.gather(coordinates, group.positions[v], frame.directions))
     constant = frame.constant
     constant_moves = constant is not None and constant.shape[-1] > kept
     if constant is not None and constant_moves:
@@ -243,14 +243,14 @@ def _replace_coordinates(
     coordinates along all new directions.
     """
     vector = state.vectors[value]
-    lead, sets = vector.lead, vector.sets
-    count = math.prod(lead.shape[:-1])
+    old, sets = vector.coordinates, vector.sets
+    count = math.prod(old.shape[:-1])
     by_position = [(positions, coordinates)]
     if positions.size < count:  # vectors in other groups stay as they are
         others = np.setdiff1d(np.arange(count), positions)[None]
-        by_position.append((others, state.gather(lead, others, lead.shape[-1])))
+        by_position.append((others, state.gather(old, others, old.shape[-1])))
     if sets is not None:
         sets = sets.copy()
         sets.reshape(-1)[positions] = bit_range(0, coordinates.shape[-1])
-    new_lead = state.scatter(by_position, *lead.shape[:-1])
-    state.vectors[value] = replace(vector, lead=new_lead, sets=sets)
+    new = state.scatter(by_position, *old.shape[:-1])
+    state.vectors[value] = replace(vector, coordinates=new, sets=sets)

@@ -197,7 +197,7 @@ class ResidualFeatures:
             other_factors = self.factors[:k] + self.factors[k + 1 :]
             signs = self._signs_of_factors(other_factors)
             smooth = is_smooth(f)
-            if f is not IDENTITY:  # its derivative is 1
+            if f is not IDENTITY:  # whose derivative, 1, depends on nothing
                 derivative_parity = None
                 if smooth and f.parity is not None:
                     derivative_parity = -f.parity

@@ -44,7 +44,7 @@ class Sources(NamedTuple):
     A slot is one block of one member of a matrix; they are flat, (members · blocks,).
     """
 
-    lead: Register  # coordinates in the frames, (slots, k, directions)
+    coordinates: Register  # along the directions of the frames, (slots, k, directions)
     sample: Register | None  # see `LoweredVector`, (slots, k, ·)
     sets: Sets  # at infinite width, their directions, (slots, k, 1)
 
@@ -62,15 +62,15 @@ def _sources(state: State, value: Vector, slots: int, sources: int) -> Sources:
     sets = np.zeros((slots, sources), dtype=object)
     has_coordinates = value in analysis.drawn or value in analysis.merged_sources
     if slots and has_coordinates:
-        lead = _drawn_sources(state, value, sources, sets)
+        coordinates = _drawn_sources(state, value, sources, sets)
     else:
-        lead = state.builder.constant(np.zeros((slots, sources, 0)))
+        coordinates = state.builder.constant(np.zeros((slots, sources, 0)))
     sample = None
     # at finite width, the coordinate of a drawn source follows from its frame
     needs_sample = value in analysis.infinite or value not in analysis.drawn
     if slots and needs_sample and value in analysis.coordinates:
         sample = _sample_of_sources(state, value, slots, sources)
-    return Sources(lead, sample, sets[..., None])
+    return Sources(coordinates, sample, sets[..., None])
 
 
 def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Register:
@@ -147,11 +147,11 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
         rows = builder.reshape(sources, 1, rank, blocks * sources.shape[-1])
         return builder.step("scale", rows, by=std)
 
-    lead = scaled(fresh.lead)
+    coordinates = scaled(fresh.coordinates)
     sample = None
     if fresh.sample is not None:
         sample = scaled(fresh.sample)
-    sources = Sources(lead, sample, sets=fresh.sets.reshape(1, rank, blocks))
+    sources = Sources(coordinates, sample, sets=fresh.sets.reshape(1, rank, blocks))
     centred = _combined(state, value, builder.constant(c), sources, (1, 1))
     if not op.mean.any():
         return centred
@@ -163,16 +163,16 @@ def _shifted(
 ) -> LoweredVector:
     """x + mean · (1, …, 1) for vectors x; the mean is (*shape, blocks or 1, 1)."""
     builder, ones = state.builder, state.ones(value)
-    width = max(ones.shape[-1], x.lead.shape[-1])
+    width = max(ones.shape[-1], x.coordinates.shape[-1])
     shift = builder.step("multiply", builder.pad_or_cut(ones, width), mean)
-    lead = builder.step("add", builder.pad_or_cut(x.lead, width), shift)
+    coordinates = builder.step("add", builder.pad_or_cut(x.coordinates, width), shift)
     if value not in state.analysis.infinite:
-        return LoweredVector(lead, x.sample, x.sets)
+        return LoweredVector(coordinates, x.sample, x.sets)
     sample = x.sample
     if value in state.analysis.coordinates:
         sample = _shifted_sample(state, x, mean)
     assert x.sets is not None
-    return LoweredVector(lead, sample, x.sets | CONSTANT)
+    return LoweredVector(coordinates, sample, x.sets | CONSTANT)
 
 
 def _shifted_sample(state: State, x: LoweredVector, mean: Register) -> Register:
@@ -182,7 +182,7 @@ def _shifted_sample(state: State, x: LoweredVector, mean: Register) -> Register:
     shift = builder.step("spread", mean, shape=shape)
     sample = x.sample
     if sample is None:
-        sample = builder.constant(np.zeros((*x.lead.shape[:-1], 1)))
+        sample = builder.constant(np.zeros((*x.coordinates.shape[:-1], 1)))
     return builder.step(
         "add",
         builder.pad_or_cut(sample, state.columns),
@@ -211,8 +211,11 @@ def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
     factor = _factor(state, value, x, rows)
     c = builder.step("scale", factor.c, by=weight.std / state.norm(x))
     sources = _sources(state, value, members * blocks, c.shape[-1])
-    if copies == 1 < members and _draws_standard_basis(state, value):
-        return _stacked_product(state, value, c, sources.lead, slots, factor.label)
+    shares_inputs = copies == 1 and members > 1
+    if shares_inputs and _draws_standard_basis(state, value):
+        return _stacked_product(
+            state, value, c, sources.coordinates, slots, factor.label
+        )
     return _combined(state, value, c, sources, slots, factor.label)
 
 
@@ -222,9 +225,11 @@ def _input_rows(state: State, x: Vector, copies: int) -> Register:
     `copies` is 1 if all members of the weight act on the same vectors. Directions
     before the first one that x has coordinates along are left out.
     """
-    lead = state.vectors[x].lead
+    coordinates = state.vectors[x].coordinates
     start, _ = state.direction_range(x)
-    used = state.builder.step("part", lead, start=start, stop=lead.shape[-1])
+    used = state.builder.step(
+        "part", coordinates, start=start, stop=coordinates.shape[-1]
+    )
     return state.rows(used, used.shape[-1], copies)
 
 
@@ -355,20 +360,20 @@ def _stacked_product(
     state: State,
     value: Vector,
     c: Register,
-    lead: Register,
+    coordinates: Register,
     slots: tuple[int, int],
     label: str,
 ) -> LoweredVector:
     """C E as one product for all matrices that act on the same vectors.
 
-    `c`: (1, vectors, k), the same for all members. `lead`: i.i.d. normals, the
-    coordinates of E, (members · blocks, k, directions). They are i.i.d., so that they
-    may be used in any order.
+    `c`: (1, vectors, k), the same for all members. `coordinates`: those of E, (members
+    · blocks, k, directions). They are i.i.d. normals, so that they may be used in any
+    order.
     """
     builder = state.builder
     members, blocks = slots
-    directions = lead.shape[-1]
-    e = builder.reshape(lead, 1, members * blocks * directions, c.shape[-1])
+    directions = coordinates.shape[-1]
+    e = builder.reshape(coordinates, 1, members * blocks * directions, c.shape[-1])
     product = builder.step("gram", c, e, words=label)
     by_vector = builder.reshape(product, c.shape[-2], members, blocks * directions)
     by_member = builder.step("permute", by_vector, axes=(1, 0, 2))
@@ -411,7 +416,8 @@ def _combined(
             rows = builder.take(rows, order, axis=0)
         return builder.reshape(rows, *shape, rows.shape[-1])
 
-    lead = multiplied(sources.lead, label if sources.lead.size else "")
+    label = label if sources.coordinates.size else ""
+    coordinates = multiplied(sources.coordinates, label)
     sets = None
     if value in state.analysis.infinite:
         sets = _combined_sets(c, sources, slots).ravel()
@@ -421,7 +427,7 @@ def _combined(
     sample = None
     if sources.sample is not None:
         sample = multiplied(sources.sample)
-    return LoweredVector(lead, sample, sets)
+    return LoweredVector(coordinates, sample, sets)
 
 
 def _combined_sets(c: Register, sources: Sources, slots: tuple[int, int]) -> Sets:
@@ -445,7 +451,7 @@ def materialised_matmul(
     """W x, or W^T x, as products of the entries of W with all coordinates of x."""
     builder, x, blocks = state.builder, op.x, state.analysis.blocks[value]
     width = int(state.analysis.widths[x])
-    rows = state.rows(state.vectors[x].lead, width, copies=x.size // x.shape[-1])
+    rows = state.rows(state.vectors[x].coordinates, width, copies=x.size // x.shape[-1])
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
     instruction, formula = "product", "x E"
     if op.weight.transposed:
@@ -469,8 +475,8 @@ def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
     """
     builder = state.builder
     positions = state.analysis.fuse_parts[value]  # (members, vectors of each)
-    lead = state.vectors[x].lead
-    rows = state.gather(lead, positions, lead.shape[-1])
+    coordinates = state.vectors[x].coordinates
+    rows = state.gather(coordinates, positions, coordinates.shape[-1])
     # the first direction is (1, …, 1)
     rows = builder.step("part", rows, start=1, stop=rows.shape[-1])
     c = _reduced(state, rows, "combined sources")
@@ -480,7 +486,7 @@ def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
     centred = _combined(state, value, c, sources, slots, order=order)
     if not any(group.constant for group in state.groups_of(x)):
         return centred
-    mean = builder.step("part", lead, start=0, stop=1)
+    mean = builder.step("part", coordinates, start=0, stop=1)
     return _shifted(state, value, centred, mean)
 
 
@@ -497,7 +503,7 @@ def span(
     """
     builder = state.builder
     label = "what is new of the inputs of a matrix that acts again"
-    directions = max(state.vectors[v].lead.shape[-1] for v in (x, *known))
+    directions = max(state.vectors[v].coordinates.shape[-1] for v in (x, *known))
     rows = _rows_of_matrices(state, x, directions)
     if known:
         orthonormal = []
@@ -510,11 +516,13 @@ def span(
     else:
         factor = builder.step("factor", builder.step("gram", rows, rows))
         new = builder.step("spanned", factor, rows, words=label, by=state.norm(x))
-    lead = builder.reshape(new, *value.shape, state.analysis.blocks[value], directions)
+    coordinates = builder.reshape(
+        new, *value.shape, state.analysis.blocks[value], directions
+    )
     if value not in state.analysis.infinite:
-        return LoweredVector(lead)
-    sample = _sample_of_directions(state, value, x, known, lead)
-    return LoweredVector(lead, sample, state.orders.directions(x, known))
+        return LoweredVector(coordinates)
+    sample = _sample_of_directions(state, value, x, known, coordinates)
+    return LoweredVector(coordinates, sample, state.orders.directions(x, known))
 
 
 def _rows_of_matrices(state: State, x: Vector, directions: int) -> Register:
@@ -522,16 +530,20 @@ def _rows_of_matrices(state: State, x: Vector, directions: int) -> Register:
 
     The last axis of the shape of x counts vectors, all others count matrices.
     """
-    return state.rows(state.vectors[x].lead, directions, math.prod(x.shape[:-1]))
+    return state.rows(state.vectors[x].coordinates, directions, math.prod(x.shape[:-1]))
 
 
 def _sample_of_directions(
-    state: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register
+    state: State,
+    value: Vector,
+    x: Vector,
+    known: tuple[Vector, ...],
+    coordinates: Register,
 ) -> Register | None:
     """The sample of the directions D that x adds to the known directions D'.
 
-    With x = A D' + B D, the sample of D is B^(−1) times that of x − A D'. `lead` are
-    the coordinates of D. None if no output needs samples.
+    With x = A D' + B D, the sample of D is B^(−1) times that of x − A D'. None if no
+    output needs samples. `coordinates` are those of D.
     """
     builder = state.builder
     vectors = (x, *known)
@@ -546,17 +558,18 @@ def _sample_of_directions(
         known_sample = state.rows(state.sample(v), width)
         along_known = builder.step("product", minus_a, known_sample)
         remainder = builder.step("add", remainder, along_known)
-    inner = paired_products(state, state.vectors[x].lead, lead, x, x, value.ndim + 1)
+    x_coordinates = state.vectors[x].coordinates
+    inner = paired_products(state, x_coordinates, coordinates, x, x, value.ndim + 1)
     b = builder.step("scale", inner, by=1 / mean_square)
     columns = builder.step("transposed", remainder)
     solved = builder.step("transposed", builder.step("solve", b, columns))
-    return builder.reshape(solved, *lead.shape[:-1], width)
+    return builder.reshape(solved, *coordinates.shape[:-1], width)
 
 
 def along(state: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n, (*shape of x, directions), for directions y that span x."""
     builder = state.builder
-    directions = max(state.vectors[v].lead.shape[-1] for v in (x, y))
+    directions = max(state.vectors[v].coordinates.shape[-1] for v in (x, y))
     x_rows = _rows_of_matrices(state, x, directions)
     y_rows = _rows_of_matrices(state, y, directions)
     arguments = [x_rows, y_rows]

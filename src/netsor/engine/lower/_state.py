@@ -57,7 +57,7 @@ class LoweredVector:
 
     Attributes
     ----------
-    lead : Register
+    coordinates : Register
         Coordinates in the frames, (*shape, blocks, directions).
     sample : Register or None
         What an output needs to know of the coordinates α asked for, (*shape, blocks,
@@ -68,7 +68,7 @@ class LoweredVector:
         order 1.
     """
 
-    lead: Register
+    coordinates: Register
     sample: Register | None = None
     sets: Sets | None = None
 
@@ -204,7 +204,7 @@ class State:
     >>> analysis = ProgramAnalysis(outputs, outputs, context, {}, frozenset(), None)
     >>> state = State(analysis, [], Builder(0), frozenset())
     >>> state.vectors[x] = gaussian(state, x, x.op)
-    >>> state.vectors[x].lead.shape  # three vectors, one block, three directions
+    >>> state.vectors[x].coordinates.shape  # three vectors, one block, three directions
     (3, 1, 3)
     >>> for step in state.builder.steps:
     ...     if step.words:
@@ -290,7 +290,7 @@ class State:
     def coordinates(self, x: Value) -> Register:
         """All coordinates of vectors of finite width, (*shape, 1, width)."""
         blocks, width = self.analysis.blocks[x], int(self.analysis.widths[x])
-        array = self.builder.pad_or_cut(self.vectors[x].lead, width)
+        array = self.builder.pad_or_cut(self.vectors[x].coordinates, width)
         return self.builder.reshape(array, *x.shape, 1, blocks * width)
 
     def shared(
@@ -392,7 +392,7 @@ class State:
         vector = self.vectors[x]
         if vector.sample is not None:
             return vector.sample
-        return self.builder.constant(np.zeros((*vector.lead.shape[:-1], 1)))
+        return self.builder.constant(np.zeros((*vector.coordinates.shape[:-1], 1)))
 
     def size_of_terms(self, known: Register, p: Value | None = None) -> Register:
         """The size that rounding errors of constants are relative to.
@@ -458,7 +458,7 @@ class State:
             isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)
         )
         if x not in self.analysis.infinite or on_nodes:
-            return 0, self.vectors[x].lead.shape[-1]
+            return 0, self.vectors[x].coordinates.shape[-1]
         directions = union(self.sets(x))
         return lowest_bit(directions), directions.bit_length()
 

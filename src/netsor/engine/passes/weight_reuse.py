@@ -148,9 +148,9 @@ class _Elimination:
             self._matrices[key] = _Matrices(forward, times)
         matrices = self._matrices[key]
         needs_directions = times > 1 or weight.source in self._correlated
-        if needs_directions and self._orders is not None:
-            if matrices.deficient(x, side, self._orders, self.context):
-                self.deficient.add((*key, side))
+        orders = self._orders if needs_directions else None
+        if orders is not None and matrices.deficient(x, side, orders, self.context):
+            self.deficient.add((*key, side))
         if self._small is not None and (*key, side) in self.split:
             small = self._small.small(x)
             if small is not None:
