@@ -124,6 +124,7 @@ class ProgramAnalysis:
         self.without = without
         self.names = names
 
+        # the order of the values, and what is asked of them
         values = _early_layers_first(outputs, context)
         sources_of = linear_sources(values)
         partners = asked_together(values, sources_of)
@@ -136,6 +137,7 @@ class ProgramAnalysis:
             self.leaves, values = leaves(values, partners, self.coordinates)
         values = _schedule_means_early(values)
 
+        # sources
         self.seed_key = _seed_keys(values, sources_of, context.origin)
         self.drawn = self._drawn_sources(values, sources_of, partners)
         self.factored = frozenset(
@@ -153,6 +155,7 @@ class ProgramAnalysis:
             value.op.x for value in values if isinstance(value.op, MatMul)
         )
 
+        # spaces and frames
         self.blocks, self.widths = blocks_of(self.values, context.bound)
         self.infinite = frozenset(
             value for value, width in self.widths.items() if math.isinf(width)
@@ -166,11 +169,10 @@ class ProgramAnalysis:
         self.with_sources = _groups_by_value(
             (group, group.slots) for group in self.groups
         )
-        self.scored = frozenset(
-            group
-            for factor in _factors_of_scores(values)
-            for group in self.with_vectors.get(factor, ())
-        )
+        scored: set[FrameBatch] = set()
+        for factor in _factors_of_scores(values):
+            scored.update(self.with_vectors.get(factor, ()))
+        self.scored = frozenset(scored)
         self.components = {
             group: _components(group, partners, "apart" not in without)
             for group in self.groups

@@ -400,48 +400,70 @@ def outer_product_sum(
 
     It reads all coordinates of all of these vectors, or their values at all nodes.
     """
+    if value in state.analysis.infinite:
+        return _outer_product_sum_at_nodes(state, value, op)
+    width = int(state.analysis.widths[value])
+    l_coordinates = state.vectors[op.left].coordinates
+    return LoweredVector(_sum_at(state, value, op, l_coordinates, width))
+
+
+def _sum_at(
+    state: State, value: Vector, op: OuterProductSum, left: Register, width: int
+) -> Register:
+    """The y_α of an `OuterProductSum` for some α, (*shape, blocks, width).
+
+    `left`: the coordinates of l for these α, (…, blocks, width); zeros at the end of
+    the last axis may be missing.
+    """
     builder, blocks = state.builder, state.analysis.blocks[value]
-    right, x = _split_coordinates(state, op)
+    r, x = _split_coordinates(state, op)
+    padded = builder.pad_or_cut(left, width)
+    product = builder.step(
+        "outer",
+        builder.reshape(padded, *op.left.shape, blocks * width),
+        r,
+        x,
+        made=(*value.shape, blocks * width),
+        words="entries of the gradient",
+        sizes=op.sizes,
+        eps=op.eps,
+    )
+    return builder.reshape(product, *value.shape, blocks, width)
 
-    def result(left: Register, width: int) -> Register:
-        """y for some coordinates α of l, (*shape, blocks, width)."""
-        padded = builder.pad_or_cut(left, width)
-        shape = (*value.shape, blocks * width)
-        product = builder.step(
-            "outer",
-            builder.reshape(padded, *op.left.shape, blocks * width),
-            right,
-            x,
-            made=shape,
-            words="entries of the gradient",
-            sizes=op.sizes,
-            eps=op.eps,
-        )
-        return builder.reshape(product, *value.shape, blocks, width)
 
-    coordinates = state.vectors[op.left].coordinates
-    if value not in state.analysis.infinite:
-        return LoweredVector(result(coordinates, int(state.analysis.widths[value])))
-    nodes, varies = _nodes(state, op.left), _varies(state, op.left)
+def _outer_product_sum_at_nodes(
+    state: State, value: Vector, op: OuterProductSum
+) -> LoweredVector:
+    """An `OuterProductSum` at infinite width, where it is a sum of signs.
+
+    α runs over the nodes. Raises an error if the signs are those of a vanishing
+    gradient.
+    """
+    builder = state.builder
+    nodes = _nodes(state, op.left)
+    varies = _varies(state, op.left)
     vanishes = (_limits(state, op.left) == 0).all(axis=-1)
     if (vanishes & varies.any(axis=-1)).any():
         raise ExactError(value, vanishing_signs(op.optimiser))
     sample = None
     if value in state.analysis.coordinates:
-        sample = result(state.sample(op.left), len(state.analysis.picked))
+        l_sample = state.sample(op.left)
+        sample = _sum_at(state, value, op, l_sample, len(state.analysis.picked))
     sets = _sets_of_signs(state, value, op)
     state.epsilon_parts.clear()  # ε parts may lie along these functions too
-    padded = builder.pad_or_cut(coordinates, nodes)
+    padded = builder.pad_or_cut(state.vectors[op.left].coordinates, nodes)
     at_nodes = builder.step("scale", padded, by=nodes**0.5)
+    r, _ = _split_coordinates(state, op)
     checked = builder.step(
         "apply",
         at_nodes,
-        right,
+        r,
         made=at_nodes.shape,
         f=partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser),
         shape=at_nodes.shape,
     )
-    scaled = builder.step("scale", result(checked, nodes), by=nodes**-0.5)
+    sum_at_nodes = _sum_at(state, value, op, checked, nodes)
+    scaled = builder.step("scale", sum_at_nodes, by=nodes**-0.5)
     return LoweredVector(scaled, sample, sets)
 
 

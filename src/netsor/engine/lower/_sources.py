@@ -403,6 +403,7 @@ def _combined(
 
     def multiplied(e: Register, label: str = "") -> Register:
         """C E for coordinates or samples of E, (*shape, ·)."""
+        # the blocks of a source end to end: C is the same for all of them
         e = builder.reshape(e, members, blocks, k, e.shape[-1])
         if blocks > 1:
             e = builder.step("permute", e, axes=(0, 2, 1, 3))
@@ -438,6 +439,7 @@ def _combined_sets(c: Register, sources: Sources, slots: tuple[int, int]) -> Set
     members, blocks = slots
     k, last = c.shape[-1], sources.sets.shape[-1]
     by_slot = sources.sets.reshape(members, blocks, k, last)
+    # the blocks of a source end to end, as in `_combined`
     by_source = np.swapaxes(by_slot, 1, 2).reshape(members, k, blocks * last)
     nonzero = np.ones(c.shape, dtype=bool)  # numbers that are drawn are not 0
     if c.value is not None:

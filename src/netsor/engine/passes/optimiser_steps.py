@@ -753,14 +753,15 @@ class _Perturbed:
             for score in entries:
                 changed.append(score + self._effect(old, score, one, moved))
             return stack(changed).reshape(*p.shape)
+        # p + Σ_i effect_i e_i with the unit vectors e_i; seeds have mean square 1
         size = int(self.context.width(p))
-        axes = Vector(Data(np.eye(size)), (size,), p.width)  # of mean square 1/size
-        units = [math.sqrt(size) * axes[i] for i in range(size)]
+        unit_vectors = Vector(Data(np.eye(size)), (size,), p.width)
+        seeds = [math.sqrt(size) * unit_vectors[i] for i in range(size)]
         effects = []
         for k in range(p.size):
-            for unit in units:
-                effects.append(self._effect(old, entries[k], unit, moved))
-        return p + mix(stack(effects).reshape(*p.shape, size), axes)
+            for seed in seeds:
+                effects.append(self._effect(old, entries[k], seed, moved))
+        return p + mix(stack(effects).reshape(*p.shape, size), unit_vectors)
 
     def _effect(self, old: Value, p: Value, seed: Value, moved: list[Value]) -> Any:
         """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width, a scalar.

@@ -448,17 +448,17 @@ def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) ->
         count=factor.shape[-1],
         fan=y.width,
     )
-    # (b, i, columns)
+    # the coefficients other than 0, (b, i, columns)
     coefficients = np.take_along_axis(factor, columns[..., None, :], axis=-1)
     batch = np.broadcast_shapes(columns.shape[:-1], y.shape[:-1])
-    if columns[..., 0].size == 1:
+    count = columns.shape[-1]
+    # the products W^k y[b, j], (b, j, columns)
+    if columns[..., 0].size == 1:  # all b have the same matrices
         products = replace(matrices, members=columns.ravel()) @ y  # (columns, b, j)
         by_vector = products.transpose(*range(1, products.ndim), 0)
     else:
-        members = np.broadcast_to(columns, (*batch, columns.shape[-1]))
-        repeated = y[..., None, :].broadcast_to(
-            (*batch, columns.shape[-1], y.shape[-1])
-        )
+        members = np.broadcast_to(columns, (*batch, count))
+        repeated = y[..., None, :].broadcast_to((*batch, count, y.shape[-1]))
         products = replace(matrices, members=members).each(repeated)  # (b, columns, j)
         by_vector = _last_axes_swapped(products)
     return mix(constant(coefficients[..., None, :, :]), by_vector)
