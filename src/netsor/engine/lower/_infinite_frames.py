@@ -172,10 +172,11 @@ class LimitFrame(Frame):
         centred = []
         nested = False
         for directions in reached:
-            sources, linear = self.sources(directions)
+            sources, is_linear = self.sources(directions)
+            has_mean = bool(sources & ones)
             supports.append(sources & ~ones)
-            centred.append(linear and not sources & ones)
-            nested = nested or not linear
+            centred.append(is_linear and not has_mean)
+            nested = nested or not is_linear
         return ResidualFeatures(
             f=f,
             rows=tuple(rows),
@@ -222,12 +223,14 @@ class LimitFrame(Frame):
         The argument is that with this number. It changes by a vector along the basis
         functions `bits`; 0 if it is a number.
         """
-        reach, linear = self.sources(bits)
+        sources, is_linear = self.sources(bits)
         ones = CONSTANT if self.group.constant else 0
+        has_mean = bool(sources & ones)
+        # a sum of sources changes its sign with them; a number does not
         change = SignFactor(
-            reach=reach & ~ones,
+            reach=sources & ~ones,
             odd=bits != 0,
-            fixed=not linear or bool(reach & ones),
+            fixed=not is_linear or has_mean,
         )
         along = 0
         for factors in feature.changes(number, change):
@@ -289,7 +292,7 @@ class InfiniteWidthFrame(LimitFrame):
         """
         if new.nested or _jumps_along_a_surface(new):
             raise NodesNeeded(frozenset([self.group.number]))
-        along = self._coordinates(new, linear)
+        along = self._directions_of_features(new, linear)
         rows = new.basis.add(
             self.builder, new, seed_key, self.directions, linear, self.group.constant
         )
@@ -297,7 +300,7 @@ class InfiniteWidthFrame(LimitFrame):
         self._unit_rows()
         return rows, block.along
 
-    def _coordinates(self, new: ResidualFeatures, linear: bool) -> int:
+    def _directions_of_features(self, new: ResidualFeatures, linear: bool) -> int:
         """The set of directions so far along which new features can have coordinates.
 
         Directions of features F are those of what earlier ones leave of them. So if new

@@ -223,13 +223,14 @@ class ResidualFeatures:
 
         It is a function of at least one vector.
         """
-        vectors = len(self.supports)
         numbers: set[int] = set()
         for _, arguments in factors:
             numbers.update(arguments)
         in_order = sorted(numbers)
-        vector_numbers = [number for number in in_order if number < vectors]
-        params = tuple(self.params[n - vectors] for n in in_order if n >= vectors)
+        first_scalar = len(self.supports)  # vectors are numbered before scalars
+        vector_numbers = [n for n in in_order if n < first_scalar]
+        scalar_numbers = [n for n in in_order if n >= first_scalar]
+        params = tuple(self.params[n - first_scalar] for n in scalar_numbers)
         f = _product_of(factors, in_order)
         if not vector_numbers:  # only scalars: f ignores a vector in front of them
             vector_numbers = [0]
@@ -588,9 +589,8 @@ def _regression(
         other_means = means[:k] + means[k + 1 :]
         terms.append(builder.fold("multiply", [row, *other_means]))
     total = builder.pad_or_cut(builder.fold("add", terms), directions)
-    # the first direction: the mean itself, instead of β times the means of the
-    # arguments
     if constant:
+        # along (1, …, 1): E[F] itself, instead of β times the means of the arguments
         random_part = builder.step("part", total, start=1, stop=directions)
         mean = builder.fold("multiply", means)
         total = builder.step("join", mean, random_part, axis=2)

@@ -43,6 +43,7 @@ from ...language.values._graph import topological_order
 from ...language.values._parameters import Weight
 from ...language.values._scalar import ADD, Scalar, applied, constant
 from ...language.values._vector import Nonlin, Vector, mix
+from ...language.values._width import Width
 from ...optim import (
     Arithmetic,
     Coefficients,
@@ -423,28 +424,37 @@ class _Gradient(_Term):
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """Σ_i size_i ⟨r_i, x⟩ l_i."""
-        x, terms = inputs.x, self.uses.terms
+        x = inputs.x
         left, right = inputs.sides(
             self.uses.left, self.uses.right, weights.op.weight.transposed
         )
         products = mean_dot(x, right)  # (matrices, vectors, K)
-        # for each order, the number of each term: 0 if it has no part of this order
+        pairs_of_terms = [term.pairs for term in self.uses.terms]
+        numbers_by_unit = self._numbers_of_terms(weights, x.width, coefficient)
+        contributions = []
+        for unit, numbers in numbers_by_unit.items():
+            combination = mix(_repeated(numbers, pairs_of_terms) * products, left)
+            contributions.append(Order(1.0, unit).times(combination))
+        return contributions
+
+    def _numbers_of_terms(
+        self, weights: _OuterProducts, width: Width, coefficient: Combination
+    ) -> dict[str | None, list[Any]]:
+        """For each order (see `Order.unit`), the factor of each term l ⟨r, x⟩/width.
+
+        0 for terms that have no part of this order.
+        """
+        terms = self.uses.terms
         numbers_by_unit: dict[str | None, list[Any]] = {}
         for k, (term, _) in enumerate(terms):
 
             def size_of_sum(w: Mapping[str, float], term: Any = term) -> float:
-                # ⟨r, x⟩ is `width` times its mean
-                return float(term.size(w) * x.width.bind(w))
+                return float(term.size(w) * width.bind(w))
 
             for order in weights.acting_orders(coefficient, size_of_sum):
                 numbers = numbers_by_unit.setdefault(order.unit, [0.0] * len(terms))
                 numbers[k] = order.number
-        counts = [count for _, count in terms]
-        contributions = []
-        for unit, numbers in numbers_by_unit.items():
-            combination = mix(_repeated(numbers, counts) * products, left)
-            contributions.append(Order(1.0, unit).times(combination))
-        return contributions
+        return numbers_by_unit
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,13 +63,13 @@ class Angles:
         if self.base == 1.0:
             mean_cosine = np.cos(gap)
         elif self.stretch is not None:
-            mean_cosine = self._stretched(self.stretch, gap)
+            mean_cosine = self._mean_stretched_cosine(self.stretch, gap)
         else:
             mean_cosine = _integral(gap, 1.0, 1 / self.base) / math.log(self.base)
         mean_cosine = np.where(gap > 0, mean_cosine, 1.0)
         return np.asarray(1.0 - self.fraction + self.fraction * mean_cosine)
 
-    def _stretched(self, stretch: Stretch, gap: Floats) -> Floats:
+    def _mean_stretched_cosine(self, stretch: Stretch, gap: Floats) -> Floats:
         """The mean cosine ∫ cos(r θ') dθ/θ / log(base) of stretched frequencies θ'.
 
         High frequencies are kept, θ' = θ, and low ones divided, θ' = θ/factor: these

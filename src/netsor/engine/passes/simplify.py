@@ -536,14 +536,11 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     √variance · N · Π χ_m/√m. Coordinates of data are bounded by the largest one.
     """
     values = context.ordered(outputs)
-    if not any(
-        isinstance(value.op, Nonlin)
-        and (value.op.f is known.IDENTITY or base(value.op.f) is CLIP)
-        for value in values
-    ):
+    if not any(_may_be_identity(value) for value in values):
         return list(outputs)
     widths = [width.bind(context.bound) for width in widths_of(values)]
     smallest_width = min(widths, default=math.inf)
+    # bounds on the coordinates of values so far
     sizes: dict[Value, Size | None] = {}
 
     def change(old: Value, new: Value) -> Value:
@@ -562,6 +559,14 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
         return new
 
     return rewritten(outputs, context, change)
+
+
+def _may_be_identity(value: Value) -> bool:
+    """Whether a value is an activation that is the identity, or a clip."""
+    if not isinstance(value.op, Nonlin):
+        return False
+    f = value.op.f
+    return f is known.IDENTITY or base(f) is CLIP
 
 
 def _note_that_clip_is_identity(

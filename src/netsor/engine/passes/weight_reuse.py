@@ -385,7 +385,8 @@ class _Matrices:
         """The images of new directions: g, made consistent with the other side.
 
         With directions B_k of the other side and their images U_k, the result is g +
-        Σ_k c_k B_k, so that ⟨B_k, W D⟩ = ⟨W^T B_k, D⟩ = ⟨U_k, D⟩. `gain` is that of g.
+        Σ_k c_k B_k, so that ⟨B_k, W D⟩ = ⟨W^T B_k, D⟩ = ⟨U_k, D⟩: c_k is an
+        `AdjointCorrection`. `gain` is that of g.
         """
         b = self.directions[1 - side]
         u = self.images[1 - side]
