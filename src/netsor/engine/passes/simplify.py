@@ -355,11 +355,12 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
 
     def change(old: Value, new: Value) -> Value:
         if old in readout_of:
-            source, factor, _, turned = readout_of[old]
+            readout = readout_of[old]
             assert isinstance(new.op, Dot)
-            y = new.op.x if turned else new.op.y
-            coordinates = _read_out(y, factor, matrices[source])
-            return coordinates if turned else _last_axes_swapped(coordinates)
+            y = new.op.x if readout.turned else new.op.y
+            # (…, vectors y, vectors r)
+            coordinates = _read_out(y, readout.factor, matrices[readout.source])
+            return coordinates if readout.turned else _last_axes_swapped(coordinates)
         return _entries_of_coordinates(old, new)
 
     return rewritten(outputs, context, change)
