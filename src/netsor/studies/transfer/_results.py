@@ -587,7 +587,13 @@ class Transfer(ByParametrisation[Sweep]):
 
         labels = "learning rate", f"loss after {steps_text(self.request)}"
         return panels(
-            self.parts, panel, labels, (0.8, 0.7), share_x=False, legend="width"
+            self.parts,
+            panel,
+            labels,
+            panel_width=0.8,
+            legend_width=0.7,
+            share_x=False,
+            legend="width",
         )
 
     _figure = plot
