@@ -176,11 +176,25 @@ def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> P
     return Part(f"{name} {tokens}", spectra, arguments, seconds)
 
 
+def _lengths(numbers: Numbers, name: str) -> list[int]:
+    """The lengths of the context at which one kind of scores was measured, the shortest
+    first.
+
+    They are in the labels of the parts: "head 96 320" is of the kind "head 96".
+    """
+    lengths = []
+    for label in numbers:
+        kind, _, tokens = label.rpartition(" ")
+        if kind == name:
+            lengths.append(int(tokens))
+    return sorted(lengths)
+
+
 def means(
     numbers: Numbers, name: str, lengths: Sequence[int], key: str
 ) -> dict[int, Estimate]:
-    """Means of one array over networks, by length; `name` is the beginning of the
-    labels of the parts.
+    """Means of one array over networks, by length. `name` is the kind of scores, such
+    as "head 96": the labels of the parts are this name and the length.
     """
     return {tokens: mean(numbers[f"{name} {tokens}"][key]) for tokens in lengths}
 
@@ -209,9 +223,8 @@ def _gap(
     exponent = slope(numbers, name, first, last)
     verdict = near(exponent, -0.5)
     gaps = []
-    for label, arrays in numbers.items():
-        if label.startswith(name):
-            gaps.append(f"{mean(arrays['gap']).value:.3f} (T = {label.split()[-1]})")
+    for tokens, gap in means(numbers, name, _lengths(numbers, name), "gap").items():
+        gaps.append(f"{gap.value:.3f} (T = {tokens})")
     return Claim(
         "A spectral gap of attention opens as the context grows: s₂/s₁ falls like"
         f" T^(−1/2), {words}.",
@@ -359,15 +372,12 @@ def draw(numbers: Numbers) -> Any:
 
 
 def _plot_means(axes: Any, numbers: Numbers, key: str) -> None:
-    """Means by length, a line for each kind of scores."""
+    """Plot the means of one array over networks by the length of the context, a line
+    for each kind of scores.
+    """
     for name, (label, colour) in LOOKS.items():
-        # the label of a part is the name and the length
-        lengths = []
-        for part in numbers:
-            if part.startswith(name):
-                lengths.append(int(part.rsplit(" ", 1)[1]))
-        lengths.sort()
-        values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in lengths]
+        lengths = _lengths(numbers, name)
+        values = [e.value for e in means(numbers, name, lengths, key).values()]
         style = {"marker": MARK_OF[colour], "ms": 3, "color": colour}
         axes.plot(lengths, values, label=label, **style)
 
