@@ -124,11 +124,16 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         """The value alone; without this method numpy would read (value, error)."""
         return np.array(self.value, dtype=dtype)
 
-    # A number is compared with the value; two estimates are equal if their errors are
-    # equal too
+    # Not numpy's equality (`numpy.equal` compares only values, entry by entry): two
+    # estimates are one object each, as in an assertion of a test.
 
     def __eq__(self, other: object) -> Any:
-        """A bool, or for an array of numbers an array of bools."""
+        """Whether the estimate is equal to another object:
+
+        - another estimate: a bool, whether all values and all errors are equal;
+        - a tuple: a bool, whether it is the pair (value, error);
+        - a number or an array: whether the value is equal to it, a bool for each entry.
+        """
         if isinstance(other, Estimate):
             return bool(
                 np.array_equal(self.value, other.value)
