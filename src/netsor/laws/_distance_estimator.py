@@ -187,12 +187,7 @@ class DistanceEstimator:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
         laws = self.p, self.q
         if name == "wasserstein1":
-            for law in laws:
-                if not math.isfinite(law.mean()):
-                    raise LawError(
-                        "wasserstein1",
-                        f"{law.method} has no mean, so no finite distance",
-                    )
+            self._check_means()
         if name in ("wasserstein1", "kolmogorov"):
             # by distribution functions, where draws need no kernels
             value, error = self._distance(name)
@@ -201,15 +196,7 @@ class DistanceEstimator:
             value, error = self._with_kernels()._distance(name)
             has_kernels = any(law._dense(2.0) is not law for law in laws)
         if np.isfinite(value) and has_kernels:
-            # Twice the variance of the kernels at most doubles their bias. We subtract
-            # the change, and the whole bias counts as an error. Both are computed
-            # without coupling: narrow kernels would add noise.
-
-            def without_noise(factor: float) -> float:
-                uncoupled = self._with_kernels(factor, couple=False)
-                return float(uncoupled._distance(name).value)
-
-            change, bias = kernel_bias_of(without_noise, without_noise(1.0))
+            change, bias = self._kernel_bias(name)
             value = value - change
             error = combined(error, bias)
         if not math.isfinite(value):
@@ -223,6 +210,29 @@ class DistanceEstimator:
         doubt_of_p = self.p.doubt(lambda moved: between(moved, self.q))
         doubt_of_q = self.q.doubt(lambda moved: between(self.p, moved))
         return Estimate(value, combined(error, doubt_of_p, doubt_of_q))
+
+    def _check_means(self) -> None:
+        """Reject laws without a mean, for the distance W₁."""
+        for law in (self.p, self.q):
+            if not math.isfinite(law.mean()):
+                raise LawError(
+                    "wasserstein1", f"{law.method} has no mean, so no finite distance"
+                )
+
+    def _kernel_bias(self, name: str) -> tuple[float, float]:
+        """What the kernels around draws add to a distance: the part to subtract, and
+        the error that remains.
+        """
+        # Twice the variance of the kernels at most doubles their bias. We subtract the
+        # change, and the whole bias counts as an error. Both are computed without
+        # coupling: narrow kernels would add noise.
+
+        def without_noise(factor: float) -> float:
+            """The distance with kernels of `factor` bandwidths."""
+            uncoupled = self._with_kernels(factor, couple=False)
+            return float(uncoupled._distance(name).value)
+
+        return kernel_bias_of(without_noise, without_noise(1.0))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
         """The estimator for laws with kernels of `factor` bandwidths around draws.
