@@ -82,6 +82,7 @@ class Gradients:
         vocabulary: int | None = None,
         copies: bool = False,
     ) -> None:
+        """Build the backward pass of the loss, and the rows from it."""
         self.net = net
         self.widths = widths
         # if blocks are copies: product with a matrix → its block, as an owner
