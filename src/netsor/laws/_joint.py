@@ -29,7 +29,8 @@ from ._plot import card, plot_joint
 SURE = 1e-12
 # quasi-random points for the probability of a rectangle, over all replicas
 RECTANGLE = 2**14
-# largest size of a negative variance that is a rounding error, over the largest covariance
+# largest size of a negative variance that is a rounding error, over the largest of the
+# covariances
 VARIANCE_RTOL = 1e-9
 
 

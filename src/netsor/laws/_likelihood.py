@@ -42,6 +42,26 @@ class Observations(NamedTuple):
     operation: str = "condition"  # the method that got them, for messages
 
 
+def _checked_observation(
+    entry: Any, value: Any, dim: int, operation: str
+) -> tuple[int, float]:
+    """The position of one observed entry, from 0 to dim − 1, and its value."""
+    position = as_whole(entry)
+    number = as_number(value)
+    if position is None or not -dim <= position < dim:
+        raise LawError(
+            operation,
+            f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}",
+        )
+    if number is None or not abs(number) <= MAX_MAGNITUDE:
+        raise LawError(
+            operation,
+            f"observed[{position}]={shown(value)} must be finite, at most"
+            f" {MAX_MAGNITUDE:g}",
+        )
+    return position % dim, number
+
+
 def checked_data(
     dim: int, observed: Mapping[int, float], noise: npt.ArrayLike, operation: str
 ) -> Observations:
@@ -56,25 +76,12 @@ def checked_data(
         )
     data: dict[int, float] = {}
     for entry, value in observed.items():
-        position = as_whole(entry)
-        number = as_number(value)
-        if position is None or not -dim <= position < dim:
-            raise LawError(
-                operation,
-                f"observed: entry {shown(entry)} must be an integer from 0 to"
-                f" {dim - 1}",
-            )
-        if number is None or not abs(number) <= MAX_MAGNITUDE:
-            raise LawError(
-                operation,
-                f"observed[{position}]={shown(value)} must be finite, at most"
-                f" {MAX_MAGNITUDE:g}",
-            )
-        if position % dim in data:
+        position, number = _checked_observation(entry, value, dim, operation)
+        if position in data:
             raise LawError(
                 operation, f"observed={shown(observed)} names an entry twice"
             )
-        data[position % dim] = number
+        data[position] = number
     tau = numbers(noise, operation, "noise")
     has_right_shape = tau.shape in ((), (len(data),))
     if not has_right_shape or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
@@ -393,7 +400,7 @@ def conditioned(
                 stacklevel=4,
             )
     doubt = 0.0
-    if origin.quadrature_error > 1e-14:
+    if origin.quadrature_error > ROUNDING:
         var = np.diagonal(cov, axis1=1, axis2=2)[:, entries]
         std = np.sqrt(np.maximum(var, 0.0))
         slope = _slope_of_log_density(update.root, update.z, std)

@@ -174,10 +174,6 @@ class Layer(NamedTuple):
     experts: ns.Scalar | None = None
 
 
-# those from `stream` to `weights`, which are never None
-FIELDS_OF_EVERY_LAYER = len(Layer._fields) - len(Layer._field_defaults)
-
-
 class EmbeddingTable(NamedTuple):
     """The embedding of the ids that occur, in increasing order."""
 
@@ -291,10 +287,9 @@ def trace(
     def final_norm(x: ns.Vector) -> ns.Vector:
         return normed(model, x) if model.final_norm else x
 
-    # a shared layer returns values alone, and no None
-    shared_layer = nn.shared(
-        lambda u: _layer(model, u, masks[0], bias)[:FIELDS_OF_EVERY_LAYER]
-    )
+    # a shared layer returns values alone, and no None: the six fields from `stream` to
+    # `weights`
+    shared_layer = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
     layers: list[Layer] = []
     stream = embedded
     decoded = None

@@ -36,6 +36,7 @@ class Latent:
     def __init__(
         self, plan: Plan, workers: int | None = None, backend: Backend | None = None
     ) -> None:
+        """`workers` threads compute on a CPU; by default one for each core."""
         self.plan = plan
         self.backend = backend or Numpy()
         if self.backend.precision != "float64":

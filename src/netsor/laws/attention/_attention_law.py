@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -327,28 +327,11 @@ def attention_std(
     0.068493
     """
     count = whole(tokens, "tokens", "attention_std")
-    if isinstance(head_dim, float) and head_dim == math.inf:
-        if scale is not None:
-            raise TraceError(
-                "attention_std",
-                "scale",
-                scale,
-                "None at head_dim=inf: scores have variance 1",
-            )
-        factor = 1.0
-        rough_rule = np.ones(1), np.ones(1)  # |q|²/d is 1
-        fine_rule = rough_rule
-    else:
-        width = whole(head_dim, "head_dim", "attention_std")
-        scale_of_scores = width**-0.5 if scale is None else scale
-        scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
-        factor = width**0.5 * scale_of_scores
-        rough_nodes, fine_nodes = NODES
-        rough_rule = _rule_for_squares(width, rough_nodes)
-        fine_rule = _rule_for_squares(width, fine_nodes)
+    scores = _head_scores(head_dim, scale)
+    factor = scores.factor
     common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
     one_of(causal, "causal", "attention_std", (True, False))
-    largest_square = float(fine_rule[0].max())
+    largest_square = float(scores.fine_rule[0].max())
     largest = factor * math.sqrt((1 - common) * largest_square)
     if largest > MAX_SCORE_STD:
         problem = (
@@ -367,9 +350,44 @@ def attention_std(
         return math.sqrt((1 - common) * mean_square + common)
 
     rough_step, fine_step = STEPS
-    rough = std(rough_rule, rough_step)
-    value = std(fine_rule, fine_step)
+    rough = std(scores.rough_rule, rough_step)
+    value = std(scores.fine_rule, fine_step)
     return Estimate(value, abs(value - rough) + STD_RTOL * value)
+
+
+class _HeadScores(NamedTuple):
+    """The scores of a query of length |q|: normal, of standard deviation factor
+    |q|/√d, with rules (nodes, weights) for the law of |q|²/d.
+    """
+
+    factor: float
+    rough_rule: tuple[Array, Array]
+    fine_rule: tuple[Array, Array]
+
+
+def _head_scores(head_dim: float, scale: float | None) -> _HeadScores:
+    """The law of scores scale · ⟨q, k⟩ from the user's arguments of `attention_std`,
+    after checks.
+    """
+    if isinstance(head_dim, float) and head_dim == math.inf:
+        if scale is not None:
+            raise TraceError(
+                "attention_std",
+                "scale",
+                scale,
+                "None at head_dim=inf: scores have variance 1",
+            )
+        always_one = np.ones(1), np.ones(1)  # |q|²/d is 1
+        return _HeadScores(1.0, rough_rule=always_one, fine_rule=always_one)
+    width = whole(head_dim, "head_dim", "attention_std")
+    scale_of_scores = width**-0.5 if scale is None else scale
+    scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
+    rough_nodes, fine_nodes = NODES
+    return _HeadScores(
+        factor=width**0.5 * scale_of_scores,
+        rough_rule=_rule_for_squares(width, rough_nodes),
+        fine_rule=_rule_for_squares(width, fine_nodes),
+    )
 
 
 def _rule_for_squares(width: int, nodes: int) -> tuple[Array, Array]:

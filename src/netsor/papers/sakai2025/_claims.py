@@ -140,6 +140,11 @@ def _all_below(bound: float, divergences: Divergences, text: str) -> Judgement:
     return Judgement(text + _limits_note(divergences), combine(*verdicts))
 
 
+# largest relative differences of variances that count as equal: at infinite width, and
+# at width 256 between the fewest and the most heads
+VARIANCE_RTOL, FINITE_VARIANCE_RTOL = 1e-3, 0.02
+
+
 def _becomes_gaussian(heads: Heads) -> Judgement:
     """Whether the limit approaches the Gaussian of infinitely many heads as heads are
     added, with equal variances.
@@ -164,18 +169,23 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
         " (infinitely many heads, integrated apart)"
     )
     for variance in heads.limit_variances:
-        difference = abs(variance - target.value) / target.value
-        gap = Estimate(difference, target.error / target.value)
-        verdicts.append(decide_below(gap, 1e-3))
+        exact = Estimate(variance, 0.0)
+        gap = _relative_difference(exact, target)
+        verdicts.append(decide_below(gap, VARIANCE_RTOL))
 
     if len(heads.variances) > 1:  # they were measured at width 256
         first, last = heads.variances[0], heads.variances[-1]
-        error = (first.error**2 + last.error**2) ** 0.5 / first.value
-        gap = Estimate(abs(last.value / first.value - 1), error)
-        verdicts.append(decide_below(gap, 0.02))
+        gap = _relative_difference(last, first)
+        verdicts.append(decide_below(gap, FINITE_VARIANCE_RTOL))
         text += f"; at width 256 {first} and {last}"
     verdicts.append(limits_verdict(heads.finite))
     return Judgement(text + _limits_note(heads.finite), combine(*verdicts))
+
+
+def _relative_difference(a: Estimate, b: Estimate) -> Estimate:
+    """|a − b|/b of two independent estimates that are nearly equal."""
+    error = math.hypot(a.error, b.error)
+    return Estimate(abs(a.value - b.value) / b.value, error / b.value)
 
 
 @dataclass(frozen=True)
