@@ -614,7 +614,7 @@ class JointWithError:
         """
         law = self._law
         error = law.origin.quadrature_error
-        if error <= 1e-14:
+        if error <= base.NO_QUADRATURE_ERROR:
             return []
         moved = []
         for factor in (1 + error, 1 - error):

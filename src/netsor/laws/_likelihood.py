@@ -20,7 +20,13 @@ import scipy
 
 from .._validate import as_number, as_whole, counted, shown
 from ._estimate import Array, Estimate, Replicas, combined
-from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
+from ._law_base import (
+    MAX_MAGNITUDE,
+    NO_QUADRATURE_ERROR,
+    LawError,
+    Provenance,
+    numbers,
+)
 
 # rows of a triangular matrix from which substitution, one by one, is faster than
 # numpy's solve
@@ -400,7 +406,7 @@ def conditioned(
                 stacklevel=4,
             )
     doubt = 0.0
-    if origin.quadrature_error > ROUNDING:
+    if origin.quadrature_error > NO_QUADRATURE_ERROR:
         var = np.diagonal(cov, axis1=1, axis2=2)[:, entries]
         std = np.sqrt(np.maximum(var, 0.0))
         slope = _slope_of_log_density(update.root, update.z, std)

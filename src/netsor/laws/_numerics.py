@@ -25,6 +25,7 @@ MAX_NODES = 60_000  # largest number of nodes of a grid
 NARROWER = 0.5 ** np.arange(1, 7)
 SIGNIFICANT = 2.0  # standard errors from which a change is more than noise
 INTEGRAL_RTOL = 1e-8  # relative error of an integral over a law
+HALVINGS = 40  # of a cell of an integral, at most
 INTEGRAL_ATOL = 1e-15  # absolute error of the part over one cell: rounding
 # first nodes around each feature of a density, in its scales
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
@@ -135,7 +136,7 @@ def integrated(
     whole = integrals(cells)
     settled_cells: list[Array] = []
     settled_total = 0.0
-    for _ in range(40):
+    for _ in range(HALVINGS):
         a, b = cells
         middle = a + (b - a) / 2
         # all left halves, then all right halves

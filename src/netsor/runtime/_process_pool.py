@@ -188,6 +188,11 @@ def _defer_sigint() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+# glibc's options by their numbers in malloc.h, in bytes: M_MMAP_THRESHOLD,
+# M_TRIM_THRESHOLD and M_TOP_PAD
+KEPT_MEMORY = {-3: 2**25, -1: 2**30, -2: 2**28}
+
+
 def _init_worker() -> None:
     """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and
     keep freed memory.
@@ -202,17 +207,16 @@ def _init_worker() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def end() -> None:
+    def end_after_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=end_after_parent, daemon=True).start()
     # or its semaphores would outlive a terminated worker
     tqdm.set_lock(threading.RLock())
     if sys.platform == "linux":
-        # glibc: returned pages cost a tenth of the time
+        # to return pages to the system and to get them again costs a tenth of the time
         with suppress(OSError, AttributeError):
-            mallopt = ctypes.CDLL(None).mallopt
-            # mmap threshold, trim threshold, top pad
-            for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):
+            mallopt = ctypes.CDLL(None).mallopt  # of glibc
+            for option, size in KEPT_MEMORY.items():
                 mallopt(option, size)
