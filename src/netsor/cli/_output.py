@@ -21,8 +21,8 @@ from .._validate import shown
 if TYPE_CHECKING:
     from ..laws import Estimate, Law
 
-LONGEST_END = 200  # characters of their end that are kept
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
+LONGEST_END = 200  # characters of their end that are kept
 
 
 def strip_control_chars(text: str) -> str:

@@ -381,6 +381,7 @@ def width_needed(
     differences: dict[int, Estimate] = {}
 
     def difference_at(n: int) -> Estimate:
+        """The difference at a width, which is computed once."""
         if n not in differences:
             differences[n] = difference(law(n), limit, of)
         return differences[n]
@@ -397,6 +398,8 @@ def width_needed(
 
     # `high`: the smallest width known to be below; `low`: the largest known to be
     # above. Both by doubling and halving a first guess, then by bisection
+    # `high` is the first width, doubled, that is below; `low` the next smaller one that
+    # is above. Widths between them, where neither is certain, are tried last.
     doubled, halved = _widths_to_try(_start(limit, of, allowed))
     high: float = inf
     for n in doubled:
