@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -387,47 +388,67 @@ class DistanceEstimator:
 
         Without `errors` it is the plain value, with the error 0.
         """
+        if self.coupled is None:
+            groups, kl = self._uncoupled_kl()
+        else:
+            groups, kl = self._coupled_kl(*self.coupled)
+        if errors:
+            return jackknife(kl, groups).corrected()
+        group_means = [group.mean for group in groups]
+        return Estimate(float(kl(*group_means)), 0.0)
+
+    def _uncoupled_kl(self) -> KLOfMeans:
+        """KL as a function of the densities of both laws, a group for each law."""
         p, q = self.p, self.q
         y, weights, _ = self._kl_rule
+        of_p = p._densities(y)
+        of_q = q._densities(y)
+        log_q = log_of_tiny(q, y, of_q.rows)
 
-        def kl(f: Array, g: Array, log_g: Array) -> Array:
-            return np.asarray(np.sum(weights * kl_terms(f, g, log_g), axis=-1))
+        def kl(*means: Array) -> Array:
+            f, g = means
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if self.coupled is None:
-            of_p = p._densities(y)
+        return KLOfMeans([of_p, of_q], kl)
+
+    def _coupled_kl(
+        self, replicas_of_p: Distribution, replicas_of_q: Distribution
+    ) -> KLOfMeans:
+        """KL as a function of the densities of the same replicas for both laws: one
+        group of blocks, with both densities side by side, (blocks, 2 · points).
+
+        If q is a limit, which is known better than from its replicas, it is a second
+        group.
+        """
+        q = self.q
+        y, weights, _ = self._kl_rule
+        of_p = replicas_of_p._densities(y)
+        of_q = replicas_of_q._densities(y)
+        rows = np.concatenate([of_p.rows, of_q.rows], axis=1)
+        groups = [Replicated(rows, of_p.weight)]
+        is_limit = replicas_of_q is not q
+        if is_limit:
             of_q = q._densities(y)
-            groups = [of_p, of_q]
-            log_q = log_of_tiny(q, y, of_q.rows)
+            groups.append(of_q)
+        log_q = log_of_tiny(q, y, of_q.rows)
 
-            def functional(*means: Array) -> Array:
-                f, g = means
-                return kl(f, g, log_q)
-
-        else:
-            # one group of blocks, with the densities of both laws side by side
-            replicas_of_p, replicas_of_q = self.coupled
-            of_p = replicas_of_p._densities(y)
-            of_q = replicas_of_q._densities(y)
-            rows = np.concatenate([of_p.rows, of_q.rows], axis=1)
-            groups = [Replicated(rows, of_p.weight)]
-            is_limit = replicas_of_q is not q
-            if is_limit:  # which is known better than from its replicas
-                of_q = q._densities(y)
-                groups.append(of_q)
-            log_q = log_of_tiny(q, y, of_q.rows)
-
-            def functional(*means: Array) -> Array:
-                f, g = np.split(means[0], 2, axis=-1)
-                if not is_limit:
-                    return kl(f, g, log_q)
+        def kl(*means: Array) -> Array:
+            f, g = np.split(means[0], 2, axis=-1)
+            if is_limit:
                 # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
                 limit = means[1]
-                return kl(limit + (f - g), limit, log_q)
+                f = limit + (f - g)
+                g = limit
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if errors:
-            return jackknife(functional, groups).corrected()
-        group_means = [group.mean for group in groups]
-        return Estimate(float(functional(*group_means)), 0.0)
+        return KLOfMeans(groups, kl)
+
+
+class KLOfMeans(NamedTuple):
+    """KL as a function of densities that are means over blocks."""
+
+    groups: list[Replicated]  # each of independent blocks
+    kl: Callable[..., Array]  # of the mean of each group
 
 
 class KLRule(NamedTuple):
