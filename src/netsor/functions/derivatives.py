@@ -303,34 +303,64 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
 _BEND = ROOT * 0.044715  # of x³ in gelu_tanh
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = (
-    _table_derivative(0.5, 0.0, _HALF_GATE),
-    _table_derivative(ROOT, _BEND, _HALF_GATE),
+    _table_derivative(a=0.5, b=0.0, table=_HALF_GATE),
+    _table_derivative(a=ROOT, b=_BEND, table=_HALF_GATE),
 )
 
-STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
+STEP = _steps("relu'", parity=None, breaks=(0.0,), values=(0.0, 1.0))
 SIGN = replace(
-    _steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=lambda x: array_namespace(x).sign(x)
+    _steps("abs'", parity=-1, breaks=(0.0,), values=(-1.0, 1.0)),
+    f=lambda x: array_namespace(x).sign(x),
 )
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family(
-    "erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5)
+    "erf'",
+    parity=1,
+    c=2.0**0.5,
+    first=(),
+    second=(8.0**0.5,),
+    smoothed=lambda m, s: 2.0 * _bump(m, s, 0.5**0.5),
 )
 GELU = _normal_family(
-    "gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0)
+    "gelu'",
+    parity=None,
+    c=1.0,
+    first=(1.0,),
+    second=(0.0, 1.0),
+    smoothed=lambda m, s: _ramp(m, s, 1.0),
 )
 _LOGISTIC = logistic_mixture(_bump)
 TANH = _tanh_family(
     "tanh'",
-    1,
-    1.0,
-    0.0,
-    ((1.0, 0.0, -1.0),),
-    lambda m, s: 4.0 * _LOGISTIC(2.0 * m, 2.0 * s),
+    parity=1,
+    a=1.0,
+    b=0.0,
+    table=((1.0, 0.0, -1.0),),
+    smoothed=lambda m, s: 4.0 * _LOGISTIC(2.0 * m, 2.0 * s),
 )
-SIGMOID = _tanh_family("sigmoid'", 1, 0.5, 0.0, ((0.25, 0.0, -0.25),), _LOGISTIC)
-SILU = _tanh_family("silu'", None, 0.5, 0.0, _GATES[0], logistic_mixture(_ramp))
+SIGMOID = _tanh_family(
+    "sigmoid'",
+    parity=1,
+    a=0.5,
+    b=0.0,
+    table=((0.25, 0.0, -0.25),),
+    smoothed=_LOGISTIC,
+)
+SILU = _tanh_family(
+    "silu'",
+    parity=None,
+    a=0.5,
+    b=0.0,
+    table=_GATES[0],
+    smoothed=logistic_mixture(_ramp),
+)
 GELU_TANH = _tanh_family(
-    "gelu_tanh'", None, ROOT, _BEND, _GATES[1], _gelu_tanh_smoothed
+    "gelu_tanh'",
+    parity=None,
+    a=ROOT,
+    b=_BEND,
+    table=_GATES[1],
+    smoothed=_gelu_tanh_smoothed,
 )
 
 
@@ -383,7 +413,7 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     np.sin: activations.COS,
     np.cos: MINUS_SIN,
     np.absolute: SIGN,
-    np.exp: Function("exp", np.exp, False, False),
+    np.exp: Function("exp", np.exp, bounded=False, lipschitz=False),
     np.log: _monomials("log'", 1.0, -1.0),
     np.sqrt: _monomials("sqrt'", 0.5, -0.5),
     np.square: _monomials("square'", 2.0, 1.0),

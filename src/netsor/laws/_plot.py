@@ -145,7 +145,8 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
         _add_arrows(densities, law, top, colour)
         if differences is not None and not is_last:
             total_error = np.hypot(error, last_error)
-            _add_line(differences, y, value - last, total_error, colour, line, None)
+            difference = value - last
+            _add_line(differences, y, difference, total_error, colour, line, label=None)
     densities.set(ylabel="density", ylim=(0, None))
     if differences is not None:
         differences.axhline(0.0, color=GREY, lw=0.5, zorder=0)

@@ -307,7 +307,7 @@ def trace(
         bias = _bias(model, tokens, bidirectional=False)
         decoder = _decoder(model)
         for window in windows[model.layers :]:
-            masks.append(_mask(tokens, window, True))
+            masks.append(_mask(tokens, window, causal=True))
             layers.append(_decoder_layer(decoder, stream, context, masks[-1], bias))
             stream = layers[-1].stream
     return Trace(

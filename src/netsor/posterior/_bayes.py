@@ -207,7 +207,7 @@ def cost(
     there predicts the number of tempering steps.
     """
     if latent.plan.constant:
-        return ChainCost(0.0, thread_bytes(latent), 1)
+        return ChainCost(seconds=0.0, bytes=thread_bytes(latent), likelihoods=1)
     log_likelihood = likelihood(latent, data)
     draws = min(TIMED_DRAWS, schedule.particles)
     z = generator(0, STREAM, 3).standard_normal((draws, latent.size))

@@ -415,7 +415,7 @@ class TrainingRequest(_study.Request):
         model = self.model
         cases: list[Any] = []
         if not isinstance(model, Transformer):
-            options = self.case_options(rule, 1.0, 1.0)
+            options = self.case_options(rule, width=1.0, depth=1.0)
             for index, width in enumerate(self.widths):
                 cases.append(
                     self.case_type(

@@ -32,6 +32,7 @@ from ._result import (
 
 LENGTHS = (20, 40, 60, 80, 100, 150)  # of the public code
 LONGER = (80, 320, 960)
+LONG_CONTEXT = 500  # tokens beyond which fewer networks are drawn
 STD = math.sqrt(math.log(2.0))  # of scores, in the public code
 HEAD_DIMS = (24, 96)
 # Layers in the public code: the gradient of the last by the values of the first.
@@ -151,10 +152,11 @@ def parts(quick: bool) -> list[Part]:
     """The model at the lengths of the code, heads at longer ones, and gradients."""
     parts = []
     for tokens in (*LENGTHS, *LONGER[1:]):
-        parts.append(_spectra_part("model", tokens, None, _draws(tokens, quick, 48)))
+        draws = _draws(tokens, quick, in_long_contexts=48)
+        parts.append(_spectra_part("model", tokens, head_dim=None, draws=draws))
     for head_dim in HEAD_DIMS:
         for tokens in LONGER:
-            draws = _draws(tokens, quick, 16)
+            draws = _draws(tokens, quick, in_long_contexts=16)
             parts.append(_spectra_part(f"head {head_dim}", tokens, head_dim, draws))
     for tokens in LENGTHS:
         arguments = {"tokens": tokens, "draws": 10 if quick else 40}
@@ -163,10 +165,11 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _draws(tokens: int, quick: bool, in_long_contexts: int) -> int:
-    """How many networks are drawn: fewer of more than 500 tokens."""
+    """How many networks are drawn: fewer in long contexts, which take longer."""
+    is_long = tokens > LONG_CONTEXT
     if quick:
-        return 4 if tokens > 500 else 40
-    return in_long_contexts if tokens > 500 else 200
+        return 4 if is_long else 40
+    return in_long_contexts if is_long else 200
 
 
 def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> Part:

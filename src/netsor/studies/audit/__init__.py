@@ -354,7 +354,7 @@ class AuditStudy(Study[Audit | Comparison]):
 
         def seconds_of(length: int) -> float:
             backend = self.request.backend
-            case = AuditCase(model, length, None, infinite=False, backend=backend)
+            case = AuditCase(model, length, ids=None, infinite=False, backend=backend)
             return case.draw_at_depth.seconds
 
         at_half = seconds_of(SHORT_TOKENS // 2)
