@@ -335,7 +335,7 @@ def _log_density_by_cov(library: Any, deviation: Any, columns: Any, tau: Any) ->
 def _log_density_by_columns(
     library: Any, deviation: Any, columns: Any, tau: Any
 ) -> Any:
-    """The same by `_FewColumns`."""
+    """The same for fewer columns than observations, by `_FewColumns`."""
     xp = library.xp
     rank = columns.shape[2]
     y = (deviation / tau)[:, None, :]
