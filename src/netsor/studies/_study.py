@@ -464,9 +464,9 @@ class Study(ABC, Generic[Found]):
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
         self.prepare()
-        blas: AbstractContextManager[Any] = one_blas_thread()
-        if self._on_device:  # which has no use for the threads of BLAS
-            blas = nullcontext()
+        # Tasks on a CPU run side by side, each in one thread.
+        blas: AbstractContextManager[Any]
+        blas = nullcontext() if self._on_device else one_blas_thread()
         with blas, self._pool(cost, executor) as workers:
             result = self.result(Run(self, workers, executor))
         if request.out is not None:
