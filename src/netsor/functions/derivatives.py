@@ -109,7 +109,9 @@ def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
 def _steps(
     name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()
 ) -> Function:
-    """The step function of these breaks and values."""
+    """The step function that has the values (breaks + 1,), in order, between these
+    breaks. `parity` is 1 if it is even, −1 if it is odd and None otherwise.
+    """
     return Function(
         name,
         partial(_of_steps, breaks=breaks, values=values),
@@ -155,6 +157,9 @@ def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
     return _horner(x, polynomials_of_t)
 
 
+ROUNDED_SUM = 1e-12  # a sum of coefficients below which it is 0 up to rounding
+
+
 def _tanh_family(
     name: str,
     parity: int | None,
@@ -163,7 +168,9 @@ def _tanh_family(
     table: Table,
     smoothed: Any = None,
 ) -> Function:
-    """Σ_i x^i q_i(t) with the coefficients of q_i in the rows of a table."""
+    """Σ_i x^i q_i(t), t = tanh(a x + b x³), with the coefficients of q_i in the rows of
+    a table. `smoothed` is E[f(m + s z)].
+    """
     # t tends to ±1 so fast that the polynomial is bounded if all rows except the first
     # are 0 there, up to rounding
     limits = [0.0]
@@ -174,7 +181,7 @@ def _tanh_family(
     return Function(
         name,
         partial(_of_tanh, a=a, b=b, table=table),
-        bounded=max(limits) < 1e-12,
+        bounded=max(limits) < ROUNDED_SUM,
         lipschitz=True,
         breaks=(),
         smoothed=smoothed,
@@ -199,7 +206,7 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
     for row in slopes:
         powers = np.flatnonzero(row)
         all_even_or_all_odd = len(np.unique(powers % 2)) == 1
-        if all_even_or_all_odd and abs(row.sum()) < 1e-12:
+        if all_even_or_all_odd and abs(row.sum()) < ROUNDED_SUM:
             from_the_highest = powers[:0:-1]  # as `_horner` adds, without the lowest
             row[powers[0]] = -sum(row[from_the_highest])
     return tuple(map(tuple, slopes.tolist()))
@@ -226,7 +233,9 @@ def _normal_family(
     second: Row,
     smoothed: Any = None,
 ) -> Function:
-    """A(x) Φ(c x) + B(x) φ(c x), which is bounded if A is a constant."""
+    """A(x) Φ(c x) + B(x) φ(c x), which is bounded if A is a constant. `first` and
+    `second` are the coefficients of A and B, and `smoothed` is E[f(m + s z)].
+    """
     return Function(
         name,
         partial(_of_normal, c=c, first=first, second=second),

@@ -206,10 +206,12 @@ def _density(z: Array, std: Array) -> Array:
 
 
 def _probability(z: Array, _: Array) -> Array:
+    """Φ(z), in place of z."""
     return np.asarray(scipy.special.ndtr(z, out=z))
 
 
 def _upper_probability(z: Array, _: Array) -> Array:
+    """1 − Φ(z), in place of z."""
     return np.asarray(scipy.special.ndtr(np.negative(z, out=z), out=z))
 
 

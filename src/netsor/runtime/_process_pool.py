@@ -78,9 +78,9 @@ class Workers:
 
 
 def with_progress(
-    parts: Iterable[object], count: int, what: str, progress: Progress = True
+    parts: Iterable[object], count: int, title: str, progress: Progress = True
 ) -> None:
-    """Iterate over the parts and show progress.
+    """Iterate over `count` parts and show progress under a title.
 
     A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most
     one in LINE_SECONDS. If `progress` is a function, it is called with (done, in all).
@@ -89,7 +89,7 @@ def with_progress(
     if shows and on_terminal():
         from tqdm import tqdm  # slow to import
 
-        for _ in tqdm(parts, what, count, unit="part"):
+        for _ in tqdm(parts, desc=title, total=count, unit="part"):
             pass
         return
     start = time.monotonic()
@@ -102,7 +102,7 @@ def with_progress(
         if shows and now - last_line >= LINE_SECONDS:
             last_line = now
             elapsed = in_time(now - start)
-            LOG.info("%s: %d of %d parts, %s", what, number, count, elapsed)
+            LOG.info("%s: %d of %d parts, %s", title, number, count, elapsed)
 
 
 @contextmanager
@@ -152,13 +152,13 @@ def _resolved(entry: str) -> Path | None:
 @contextmanager
 def _elsewhere() -> Iterator[None]:
     """Change the folder in this context: a process cannot start in a removed one."""
-    here = os.open(".", os.O_RDONLY)
+    folder = os.open(".", os.O_RDONLY)
     os.chdir("/")
     try:
         yield
     finally:
-        os.fchdir(here)
-        os.close(here)
+        os.fchdir(folder)
+        os.close(folder)
 
 
 @contextmanager
