@@ -82,7 +82,7 @@ def _from_patterns(
         out=Register(products.out.shape),
         args=(products.out,),
         params={},
-        words=step.words,
+        label=step.label,
         operations=step.operations,
     )
     steps = [products, triangular]
@@ -95,7 +95,7 @@ def _from_patterns(
                 out=Register(products.out.shape),
                 args=(*scalars, steps[-1].out),
                 params=factor.params,
-                words=factor.words,
+                label=factor.label,
                 operations=products.out.size,
             )
         )
@@ -126,7 +126,7 @@ def _products_step(normals: Step, rows: Register) -> Step:
             "width": width,
             "numbers": sizes + counts + chi_squares,
         },
-        words=normals.words.replace("all coordinates", "products of positive parts"),
+        label=normals.label.replace("all coordinates", "products of positive parts"),
         operations=0,
     )
 

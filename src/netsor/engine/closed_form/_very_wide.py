@@ -182,7 +182,7 @@ def _zeros_step(result: Register, numbers: Floats, falls: Bools) -> Step:
             "shape": result.shape,
             "axes": None,
         },
-        words="limits that are 0",
+        label="limits that are 0",
         operations=result.size,
     )
 

@@ -157,7 +157,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         slopes = builder.step(
             "apply",
             dual.state.scalars[op.scalars[0]],
-            made=value.shape,
+            result_shape=value.shape,
             f=slope,
             shape=value.shape,
         )
@@ -311,8 +311,8 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
         "apply",
         *arguments,
         *changes,
-        made=shape,
-        words=f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
+        result_shape=shape,
+        label=f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
         f=partial(_directional, op.f),
         shape=shape,
     )

@@ -540,7 +540,7 @@ class NodeFrame(LimitFrame):
             *self.rows,
             first=earlier,
             count=self.nodes,
-            made=(*shape, self.nodes),
+            result_shape=(*shape, self.nodes),
         )
         self.rows.append(values)
         self.add_block(sources, seed_key)
@@ -561,8 +561,8 @@ class NodeFrame(LimitFrame):
             "apply",
             *arrays,
             *params,
-            made=shape,
-            words=f"{named(new.f)} at {self.nodes} nodes",
+            result_shape=shape,
+            label=f"{named(new.f)} at {self.nodes} nodes",
             f=new.f,
             shape=shape,
         )

@@ -243,7 +243,7 @@ def paired_products(
 
     x_rows = aligned_rows(x_array, x)
     y_rows = aligned_rows(y_array, y)
-    return state.builder.step("gram", x_rows, y_rows, words=label)
+    return state.builder.step("gram", x_rows, y_rows, label=label)
 
 
 def products_of_coordinates(state: State, value: Scalar) -> Register | None:
@@ -262,7 +262,7 @@ def products_of_coordinates(state: State, value: Scalar) -> Register | None:
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
     columns = state.builder.step("transposed", x)
-    gram = state.builder.step("gram", columns, columns, words="X^T X/n")
+    gram = state.builder.step("gram", columns, columns, label="X^T X/n")
     return state.builder.step("scale", gram, by=1 / state.norm(op.x) ** 2)
 
 

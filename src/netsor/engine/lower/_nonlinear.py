@@ -279,15 +279,15 @@ def _apply(
 
     arguments = tie_equal_arguments(builder, op.f, aligned(rows), aligned(arrays))
     if op.f is MULTIPLY and len(arguments) == 2:
-        return builder.step("multiply", *arguments, words="product of coordinates")
+        return builder.step("multiply", *arguments, label="product of coordinates")
     coordinates = arrays[0].shape[-1]
     shape = (*value.shape, state.analysis.blocks[value], coordinates)
     return builder.step(
         "apply",
         *arguments,
         *scalars,
-        made=shape,
-        words=f"{named(op.f)} of coordinates",
+        result_shape=shape,
+        label=f"{named(op.f)} of coordinates",
         f=op.f,
         shape=shape,
         axes=0,
@@ -357,8 +357,8 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
         return builder.step(
             "apply",
             builder.reshape(all_coordinates, all_coordinates.size),
-            made=value.shape,
-            words=f"{named(op.f)} of all coordinates",
+            result_shape=value.shape,
+            label=f"{named(op.f)} of all coordinates",
             f=op.f,
             shape=value.shape,
         )
@@ -423,8 +423,8 @@ def _sum_at(
         builder.reshape(padded, *op.left.shape, blocks * width),
         r,
         x,
-        made=(*value.shape, blocks * width),
-        words="entries of the gradient",
+        result_shape=(*value.shape, blocks * width),
+        label="entries of the gradient",
         sizes=op.sizes,
         eps=op.eps,
     )
@@ -458,7 +458,7 @@ def _outer_product_sum_at_nodes(
         "apply",
         at_nodes,
         r,
-        made=at_nodes.shape,
+        result_shape=at_nodes.shape,
         f=partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser),
         shape=at_nodes.shape,
     )

@@ -342,7 +342,7 @@ class ResidualBasis:
             "residual",
             residuals.residual_gram,
             residuals.gram,
-            words=f"coordinates of {named(new.f)}",
+            label=f"coordinates of {named(new.f)}",
         )
         coordinates = residuals.along_linear
         if residuals.along_earlier is not None:
@@ -515,7 +515,7 @@ def _kernel(
     x: ResidualFeatures,
     y: ResidualFeatures,
     constant: bool,
-    words: str,
+    vectors_label: str,
 ) -> Register:
     """E[F_i F'_j] of features x and y, (frames, i, j).
 
@@ -543,8 +543,8 @@ def _kernel(
             g=g,
             params_of_f=len(p),
             constant=constant,
-            made=(u.shape[0], u.shape[1], v.shape[1]),
-            words=f"E[{named(f)} {named(g)}] for {words}",
+            result_shape=(u.shape[0], u.shape[1], v.shape[1]),
+            label=f"E[{named(f)} {named(g)}] for {vectors_label}",
         )
 
     return builder.fold("multiply", map(expected, independent(x, y)))
@@ -560,7 +560,12 @@ def _mean_and_slopes(
     u, f, params = part
     frames, count, r, _ = u.shape
     moments = builder.step(
-        "moments", u, *params, made=(frames, count, 1 + r), f=f, constant=constant
+        "moments",
+        u,
+        *params,
+        result_shape=(frames, count, 1 + r),
+        f=f,
+        constant=constant,
     )
     slopes = builder.step("part", moments, start=1, stop=1 + r)
     slopes = builder.reshape(slopes, frames, count, 1, r)

@@ -349,11 +349,11 @@ def _reduced(state: State, rows: Register, label: str) -> Register:
     if rows.shape[-1] <= rows.shape[-2]:
         return rows
     if rows.shape[-2] == 1:
-        squares = builder.step("squares", rows, words=f"|x|² for {label}")
+        squares = builder.step("squares", rows, label=f"|x|² for {label}")
         norm = builder.step("root", squares)
         return builder.reshape(norm, *norm.shape, 1)
-    gram = builder.step("gram", rows, rows, words=f"⟨x, x'⟩ for {label}")
-    return builder.step("reduced", gram, rows, words=f"K = C C^T for {label}")
+    gram = builder.step("gram", rows, rows, label=f"⟨x, x'⟩ for {label}")
+    return builder.step("reduced", gram, rows, label=f"K = C C^T for {label}")
 
 
 def _stacked_product(
@@ -374,7 +374,7 @@ def _stacked_product(
     members, blocks = slots
     directions = coordinates.shape[-1]
     e = builder.reshape(coordinates, 1, members * blocks * directions, c.shape[-1])
-    product = builder.step("gram", c, e, words=label)
+    product = builder.step("gram", c, e, label=label)
     by_vector = builder.reshape(product, c.shape[-2], members, blocks * directions)
     by_member = builder.step("permute", by_vector, axes=(1, 0, 2))
     return LoweredVector(builder.reshape(by_member, *value.shape, blocks, directions))
@@ -409,7 +409,7 @@ def _combined(
             e = builder.step("permute", e, axes=(0, 2, 1, 3))
         e = builder.reshape(e, members, k, blocks * e.shape[-1])
         if k:
-            product = builder.step("product", c, e, words=label)
+            product = builder.step("product", c, e, label=label)
         else:
             product = builder.constant(np.zeros((*shape, 0)))
         rows = builder.reshape(product, count, product.size // count)
@@ -463,7 +463,7 @@ def materialised_matmul(
         f" {op.vectors} vectors in all"
     )
     scaled = builder.step("scale", rows, by=op.gain)
-    product = builder.step(instruction, scaled, entries, words=label)
+    product = builder.step(instruction, scaled, entries, label=label)
     return LoweredVector(
         builder.reshape(product, *value.shape, blocks, product.shape[-1] // blocks)
     )
@@ -513,11 +513,11 @@ def span(
             known_rows = _rows_of_matrices(state, v, directions)
             unit_rows = builder.step("scale", known_rows, by=1 / state.norm(v))
             orthonormal.append(unit_rows)
-        unit = builder.step("span", rows, *orthonormal, words=label)
+        unit = builder.step("span", rows, *orthonormal, label=label)
         new = builder.step("scale", unit, by=state.norm(x))
     else:
         factor = builder.step("factor", builder.step("gram", rows, rows))
-        new = builder.step("spanned", factor, rows, words=label, by=state.norm(x))
+        new = builder.step("spanned", factor, rows, label=label, by=state.norm(x))
     coordinates = builder.reshape(
         new, *value.shape, state.analysis.blocks[value], directions
     )
@@ -581,7 +581,7 @@ def along(state: State, x: Vector, y: Vector) -> Register:
         gram = builder.step("gram", x_rows, x_rows)
         arguments.append(builder.step("factor", gram))
     label = "⟨x, direction⟩ for a matrix that acts again"
-    inner = builder.step("along", *arguments, words=label, by=1 / state.norm(y))
+    inner = builder.step("along", *arguments, label=label, by=1 / state.norm(y))
     mean = builder.step("scale", inner, by=1 / state.norm(x))
     return builder.reshape(mean, *x.shape, y.shape[-1])
 

@@ -207,8 +207,8 @@ class State:
     >>> state.vectors[x].coordinates.shape  # three vectors, one block, three directions
     (3, 1, 3)
     >>> for step in state.builder.steps:
-    ...     if step.words:
-    ...         print(step.kind, step.out.shape, step.words)
+    ...     if step.label:
+    ...         print(step.kind, step.out.shape, step.label)
     chi (1, 3) initial vectors: norms outside the frame
     normals (1, 3) initial vectors: along each other
     """

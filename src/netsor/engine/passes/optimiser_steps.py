@@ -87,6 +87,7 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
     states: dict[Value, dict[Any, Any]] = {}
 
     def change(old: Value, new: Value) -> Value:
+        """Operations without steps in place of a value after steps; others stay."""
         match new.op:
             case (MatMul() | SteppedMatMul()) as op if op.weight.source in weights:
                 return weights[op.weight.source].act(new, op)
@@ -555,31 +556,45 @@ class _Leaf(Arithmetic):
         self.infinite = math.inf in context.bound.values()
 
     def after(self, states: Mapping[Any, Any]) -> _Stepped:
-        """The parameter after the step, given the states of its optimisers."""
+        """The parameter after the step: the update of its optimiser.
+
+        `states` are the states of optimisers before the step, such as momenta. There
+        are several if earlier steps of the parameter used other optimisers; the update
+        reads and replaces only that of its own, None before the first step.
+        """
         op, optimiser = self.op, self.op.rule.optimiser
-
-        def at_widths(rate: WidthFunction) -> Combination:
-            return number_at(rate, self.context.bound, self.value, op.rule.name)
-
-        gradients = []
-        for k, d in enumerate(op.d):
-
-            def size(w: Mapping[str, float], k: int = k) -> float:
-                return float(op.sizes(w)[k])
-
-            gradients.append(Combination.of(d) * at_widths(size))
-        rates = rates_of(op, 0, self.context.bound, at_widths)
+        gradient = self._gradient()
+        rates = rates_of(
+            op, step=0, bound=self.context.bound, at_widths=self._at_widths
+        )
         if rates.eps and self.infinite:
             name = type(optimiser).__name__
             raise eps_error(self.value, rates.eps, name, "the entries")
-        w, state = optimiser._update(
-            self,
-            Combination.of(op.x),
-            reduce(operator.add, gradients),
-            states.get(optimiser),
-            rates,
+        parameter, state = optimiser._update(
+            self, Combination.of(op.x), gradient, states.get(optimiser), rates
         )
-        return _Stepped(self._realised(w), {**states, optimiser: state})
+        return _Stepped(
+            value=self._realised(parameter), states={**states, optimiser: state}
+        )
+
+    def _gradient(self) -> Combination:
+        """The gradient Σ_k size_k d_k of a `SteppedParameter`.
+
+        The sizes are functions of the widths, here with their powers of infinite ones.
+        """
+        op = self.op
+        terms = []
+        for k, d in enumerate(op.d):
+
+            def size(widths: Mapping[str, float], k: int = k) -> float:
+                return op.sizes(widths)[k]
+
+            terms.append(Combination.of(d) * self._at_widths(size))
+        return reduce(operator.add, terms)
+
+    def _at_widths(self, rate: WidthFunction) -> Combination:
+        """A number that depends on the widths, with its order in the infinite ones."""
+        return number_at(rate, self.context.bound, self.value, self.op.rule.name)
 
     def _realised(self, total: Combination, with_small_parts: bool = True) -> Any:
         """A combination as a value, with or without its parts of order n^(−1/2)."""
@@ -729,9 +744,9 @@ class _Perturbed:
     def _small_term(self, value: Value) -> Any:
         """Δ of a product n^(−1/2) Δ; None for other values."""
         match value.op:
-            case Scale(Value(op=Root((), under)), delta):
+            case Scale(c=Value(op=Root(over=(), under=under)), x=delta):
                 pass
-            case Apply(_, (Value(op=Root((), under)), delta), 0):
+            case Apply(scalars=(Value(op=Root(over=(), under=under)), delta), axes=0):
                 pass
             case _:
                 return None
