@@ -515,7 +515,7 @@ def _kernel(
     x: ResidualFeatures,
     y: ResidualFeatures,
     constant: bool,
-    vectors_label: str,
+    feature_name: str,
 ) -> Register:
     """E[F_i F'_j] of features x and y, (frames, i, j).
 
@@ -544,7 +544,7 @@ def _kernel(
             params_of_f=len(p),
             constant=constant,
             result_shape=(u.shape[0], u.shape[1], v.shape[1]),
-            label=f"E[{named(f)} {named(g)}] for {vectors_label}",
+            label=f"E[{named(f)} {named(g)}] for {feature_name}",
         )
 
     return builder.fold("multiply", map(expected, independent(x, y)))
