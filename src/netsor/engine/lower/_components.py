@@ -121,10 +121,11 @@ def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
     for value in values:
         match value.op:
             # one matrix has one space of inputs, and one of outputs
-            case MatMul(weight, x):
+            case MatMul(weight=weight, x=x):
+                # the first pair of each space pairs its first vectors with themselves
                 pairs.append((inputs.setdefault(weight.source, x), x))
                 pairs.append((outputs.setdefault(weight.source, value), value))
-            case AdjointCorrection(d, u, g, b):
+            case AdjointCorrection(d=d, u=u, g=g, b=b):
                 pairs += [(d, u), (g, b)]
             case MaterialisedMatMul():  # from one space to another, by coordinates
                 pass
@@ -264,7 +265,7 @@ class Clusters:
 
         for value in self.values:
             match value.op:
-                case Fuse(x):  # a mean of x is a mean of the value
+                case Fuse(x=x):  # a mean of x is a mean of the value
                     if any(group.constant for group in groups_with(x)):
                         for group in groups_with(value):
                             group.constant = True
@@ -335,15 +336,15 @@ class Clusters:
         if rearranged is not None:
             return rearranged
         match value.op:
-            case MatMul(weight, x, each):
+            case MatMul(weight=weight, x=x, each=each):
                 return self._ids_of_products(value, weight.members.size, x, each)
             case Data() | MaterialisedMatMul():
                 return self._new(*value.shape, self.blocks[value])
-            case Gaussian(_, _, factor):
+            case Gaussian(factor=factor):
                 return self._ids_of_initial_vectors(value, factor)
-            case Fuse(x):
+            case Fuse(x=x):
                 return self._ids_of_fuse(value, x)
-            case Span(x, known):
+            case Span(x=x, known=known):
                 return self._ids_of_directions(value, (x, *known))
         return self._ids_where_arguments_meet(value)
 

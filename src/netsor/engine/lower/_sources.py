@@ -391,9 +391,10 @@ def _combined(
 ) -> LoweredVector:
     """The vectors C E of a value, with their coordinates, samples and sets.
 
-    C is (members or 1, vectors, k) and E (members · blocks, k, ·); `slots` is (members,
-    blocks). The rows of the result are (member, vector, block) in this order; if those
-    of the value have another order, `order` gives for each the row of the result.
+    C is (members or 1, vectors, k) and E, the `sources`, (members · blocks, k, ·);
+    `slots` is (members, blocks). The rows of the product are (member, vector, block) in
+    this order. If those of the value have another order, `order` gives for each row of
+    the value the row of the product. `label` describes the product of coordinates.
     """
     builder = state.builder
     members, blocks = slots
@@ -403,7 +404,8 @@ def _combined(
 
     def multiplied(e: Register, label: str = "") -> Register:
         """C E for coordinates or samples of E, (*shape, ·)."""
-        # the blocks of a source end to end: C is the same for all of them
+        # C is the same for all blocks, so put those of a source end to end: from
+        # (members · blocks, k, ·) to (members, k, blocks · ·)
         e = builder.reshape(e, members, blocks, k, e.shape[-1])
         if blocks > 1:
             e = builder.step("permute", e, axes=(0, 2, 1, 3))

@@ -258,9 +258,9 @@ def _matrices_in_both_factors(
     matrices: set[Source] = set()
     for value in values:
         match value.op:
-            case Dot(x, y, power) if context.width(x) == math.inf:
-                # a mean square has order 1
-                if x is not y or power == 0.5:
+            case Dot(x=x, y=y, power=power) if context.width(x) == math.inf:
+                is_mean_square = x is y and power == 1.0  # of order 1 in any case
+                if not is_mean_square:
                     of_x = _matrices_in(sources_of[x])
                     of_y = _matrices_in(sources_of[y])
                     matrices |= of_x & of_y

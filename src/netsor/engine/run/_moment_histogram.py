@@ -100,12 +100,15 @@ class MomentGrid:
 
         `sums` (moments, cells) are the sums of the weights of `placed` over replicas.
         """
-        # The variances of the two Gaussians of a cell are at the positions up + tilt ±
-        # reach. With one mean, they match the mean, variance and third moment of up.
+        # Within a cell, `up` is the position of a replica's variance, and `across` that
+        # of its mean m, both relative to the middle of the cell. The variances of the
+        # two Gaussians of a cell are at the positions up + tilt ± reach. If all
+        # replicas have one mean, they match the mean, variance and third moment of up.
         # Otherwise they are its mean ± its standard deviation, m is its regression on
         # up, and both variances include the residual variance of m.
-        index = np.flatnonzero(sums[0])
+        index = np.flatnonzero(sums[0])  # the cells with replicas
         count = sums[0, index].astype(np.float64)
+        # the mean and the mean square of up, and what `placed` adds to them
         up, up2, *other_moments = sums[1:, index] / UNIT / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
         spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
@@ -116,6 +119,7 @@ class MomentGrid:
         if self.one_mean:
             (up3,) = other_moments
             third_central_moment = up3 - 3 * up * up2 + 2 * up**3
+            # it stays 0 where the spread is a rounding error
             tilt = np.divide(
                 third_central_moment, 2 * spread, out=tilt, where=spread > 1e-9
             )
