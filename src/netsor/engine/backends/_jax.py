@@ -153,6 +153,7 @@ class Jax(Device):
             compiled_summary = jax.jit(partial(summary, LIBRARY))
 
         def of_draws(numbers: Mapping[Register, Any]) -> Any:
+            """The summary for random numbers (replicas, …) by their register."""
             requested = len(next(iter(numbers.values())))
             replicas = MIN_BLOCK_REPLICAS
             while replicas < requested:

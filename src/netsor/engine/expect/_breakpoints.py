@@ -182,6 +182,7 @@ class _Search:
     """
 
     def __init__(self, f: Function) -> None:
+        """Measure the size and the noise of a function."""
         self.f = f
         # on the grid: |u|, increasing, and the largest |f| over smaller arguments
         outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))

@@ -287,6 +287,7 @@ class Orders:
     """
 
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
+        """`infinite` says whether vectors have infinite width."""
         self.infinite = infinite
         self._count = 1  # the basis functions so far; the first one is (1, …, 1)
         # for each output of a nonlinearity, as the set of it alone: the set of the

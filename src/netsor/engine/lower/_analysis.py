@@ -115,6 +115,7 @@ class ProgramAnalysis:
         without: frozenset[str],
         picked: Sequence[int] | None,
     ) -> None:
+        """Analyse the program of the outputs, section by section."""
         self.bound = context.bound
         self.prices = context.prices
         self.outputs = tuple(outputs)

@@ -177,6 +177,7 @@ class Clusters:
     """
 
     def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
+        """Number all vectors, and link those that meet, value by value in order."""
         self.values, self.blocks = values, blocks
         self.ids: dict[Value, Ints] = {}
         self.members: dict[Value, Ints] = {}

@@ -315,6 +315,7 @@ class _SpanDerivative:
     """
 
     def __init__(self, dual: Dual, value: Vector, op: Span) -> None:
+        """For the directions `value`, which the operation `op` makes."""
         state = dual.state
         self.dual = dual
         self.state = state

@@ -220,6 +220,11 @@ class State:
         builder: Builder,
         on_nodes: frozenset[int],
     ) -> None:
+        """The state before any value is lowered.
+
+        `on_nodes` has the numbers of the groups whose coordinates are values at
+        quasi-random nodes.
+        """
         self.analysis = analysis
         self.notes = notes
         self.builder = builder

@@ -421,6 +421,7 @@ class _OptimiserTable:
     """The optimiser of each parameter, from the user's argument called `argument`."""
 
     def __init__(self, entries: Any, argument: str) -> None:
+        """Check `entries`, a dictionary by parameter or one optimiser for all."""
         self.argument = argument
         self.optimisers: dict[ParameterKey, Optimiser] = {}
         if not isinstance(entries, Mapping):
