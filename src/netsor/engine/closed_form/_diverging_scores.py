@@ -193,7 +193,7 @@ def certain(products: Sequence[Product]) -> list[Bools]:
 
     There is an array for each product; it is False for pairs that are not needed. A
     limit is certain if it exceeds rounding, and CERTAIN times the error of numerical
-    integration, which is its change when the nodes of quadrature are shifted.
+    integration: how far it moves in shifted plans.
     """
     scalars: list[Scalar] = []  # those of `ProductLimit`, for one product after another
     for x, y, needed in products:

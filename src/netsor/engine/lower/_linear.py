@@ -313,7 +313,7 @@ def _crossed_in_group(
     """The terms of Σ_a x_a N_ab for the vectors of a group, (frames, vectors, ·).
 
     There is a term for each pair of blocks of directions a and b that x and y use; none
-    if they use none.
+    if they use none. The result has the directions b from `start` to `stop`.
     """
     builder, frame = state.builder, state.frames[group]
     coordinates = state.vectors[x].coordinates
@@ -322,6 +322,7 @@ def _crossed_in_group(
         product = builder.step("multiply", rows, frame.white_noise())
         return [builder.pad_or_cut(product, stop)]
     assert isinstance(frame, InfiniteWidthFrame)
+    # the directions that x and y use, as bits
     x_set = union(state.sets(x).ravel()[group.positions[x]])
     y_set = union(state.sets(y).ravel()[group.positions[y]])
     terms = []
@@ -331,6 +332,7 @@ def _crossed_in_group(
         for i, a in enumerate(frame.blocks):
             if not a.bits & x_set:
                 continue
+            # whether x and y share a direction, so that N_aa is needed
             squares = i == j and bool(x_set & y_set & a.bits)
             normals = frame.normals(i, j, squares)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)

@@ -137,7 +137,11 @@ def _coordinates_differ(state: State, output: Value) -> bool:
 
 
 def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
-    """Coordinate number k of those asked for, of all vectors of an output."""
+    """Coordinate number k of those asked for, of all vectors of an output.
+
+    It is a sum of numbers that are drawn (`mean`) and combinations of variables that
+    are never drawn (`coefficients`). Scalars have only the former.
+    """
     builder, analysis = state.builder, state.analysis
     variables = _variables(state)
     coefficients = builder.constant(np.zeros((output.size, variables)))
@@ -146,9 +150,12 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
         return _Coordinate(mean, coefficients)
     vector = state.vectors[output]
     blocks, width = analysis.blocks[output], analysis.widths[output]
+    # the block that has the coordinate, and the coordinate's index within it; at
+    # infinite width all coordinates have the same law
     block, index = 0, 0
     if output not in analysis.infinite:
-        block, index = divmod(analysis.picked[k] % int(blocks * width), int(width))
+        coordinate = analysis.picked[k] % int(blocks * width)
+        block, index = divmod(coordinate, int(width))
     rows = np.arange(output.size) * blocks + block
 
     def in_block(array: Register) -> Register:
@@ -158,6 +165,7 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
 
     mean = builder.constant(np.zeros(output.size))
     if vector.sample is not None:
+        # its columns: the coordinates asked for, then the variables never drawn
         count = len(analysis.picked)
         width_of_sample = max(vector.sample.shape[-1], count)
         sample = builder.pad_or_cut(in_block(vector.sample), width_of_sample)

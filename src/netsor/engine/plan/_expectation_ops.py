@@ -74,8 +74,9 @@ def kernel(
     """E[f(u_i) g(v_j)] for all pairs of rows, (…, i, j).
 
     Each row has the r arguments of a function: u is (…, i, r, directions), and v is
-    (…, j, s, directions). The first `params_of_f` of the `params` are further arguments
-    of f, and the others are those of g.
+    (…, j, s, directions), in coordinates along orthonormal directions; see
+    `_mean_and_deviation` for `constant`. The first `params_of_f` of the `params` are
+    further arguments of f, and the others are those of g.
     """
     from .. import expect  # as above
 

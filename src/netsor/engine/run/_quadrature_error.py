@@ -148,9 +148,10 @@ def moves(
     replicas: int = QUADRATURE_PROBE_REPLICAS,
     backend: Backend = NUMPY,
 ) -> Moves | None:
-    """How the outputs move if expectations are shifted, in some replicas.
+    """How the outputs move if every Gaussian expectation is shifted by its error.
 
-    None if there are no Gaussian expectations, or a number is not finite.
+    The same replicas are sampled from the plan and from its two shifted plans. None if
+    there are no such expectations, or a number is not finite.
     """
     plan = query.plan()
     if not plan.expects:
