@@ -267,6 +267,7 @@ class Piece:
         inputs = arguments.keys() - {*results, *self.constants}
         self.reads = [arg for arg in arguments if arg in inputs]
         self.writes = [register for register in results if register in after]
+        # what is read from here on, without what the piece makes itself
         self.live = (after - {*results}) | inputs
 
     def inputs(

@@ -26,6 +26,9 @@ GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
 SMOOTH = 1e-13
 # length over 1 + |u|: a shorter interval that is not smooth contains a kink or a jump
 MIN_SMOOTH_INTERVAL = 1e-8
+# length over 1 + |u|: in double precision, a shorter interval has hardly any number
+# between its ends
+MIN_HALVED_INTERVAL = 4e-15
 # intervals halved in one round at most, those nearest to 0 first: bounds the cost of
 # noisy functions
 PANELS = 1500
@@ -232,7 +235,7 @@ class _Search:
             relative_length = (right - left) / (1.0 + np.abs(left))
             intervals = np.stack([left, right], axis=1)
             short.append(intervals[is_rough & (relative_length < MIN_SMOOTH_INTERVAL)])
-            is_rough &= relative_length > 4e-15  # shorter intervals cannot be halved
+            is_rough &= relative_length > MIN_HALVED_INTERVAL
             left, right = left[is_rough], right[is_rough]
             nearest = np.argsort(np.abs(left + right))[:PANELS]
             left, right = left[nearest], right[nearest]

@@ -205,8 +205,10 @@ def _fill_separately(
             result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
         error = panels.error
         if f.f.smoothed is None:
+            # rough values may hide more: widen the error, with that of √E[φ²]
             widened = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
             error = np.where(panels.rough > 0, widened, error)
+        # the panels leave out a neighbourhood of each pole
         for side in poles.sides:
             near = poles.integrals(side, terms)
             square = square + near.square

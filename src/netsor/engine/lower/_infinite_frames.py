@@ -472,12 +472,13 @@ def tie_equal_arguments(
     sign(x − y) would notice; opposite vectors get opposite numbers (see `_ops`). For a
     product of functions of one vector each, nothing needs to be equal.
     """
-    tied, vectors = list(arrays), len(arrays)
-    if f is MULTIPLY or _factors_have_one_vector(f, vectors):
+    tied = list(arrays)
+    count = len(arrays)
+    if f is MULTIPLY or _factors_have_one_vector(f, count):
         return tied
-    for later in range(1, vectors):
+    for later in range(1, count):
         for earlier in range(later):
-            if rows[earlier] is not rows[later]:
+            if rows[earlier] is not rows[later]:  # one register needs no comparison
                 same = builder.step("alike", rows[earlier], rows[later])
                 tied[later] = builder.step(
                     "identified", same, tied[earlier], tied[later]

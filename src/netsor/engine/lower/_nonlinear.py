@@ -90,7 +90,8 @@ def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> No
 
     The singular vectors of such a gradient are those of fluctuations.
     """
-    if not (isinstance(op.f.f, partial) and op.f.f.func is orthogonalised):
+    function = op.f.f
+    if not isinstance(function, partial) or function.func is not orthogonalised:
         return
     # the gradient is Σ_k l_k r_k^T, and the arguments are the Gram matrices of l and r;
     # for each k: whether both l_k and r_k are of order 1, and whether one is random
@@ -103,8 +104,10 @@ def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> No
             varies = varies | _varies(state, gram.op.x)
         else:
             varies = varies | (gram in state.random)
-    if (varies.any(axis=-1) & ~has_limit.any(axis=-1)).any():
-        optimiser = op.f.f.keywords["optimiser"]
+    tends_to_zero = ~has_limit.any(axis=-1)
+    is_random = varies.any(axis=-1)
+    if (is_random & tends_to_zero).any():
+        optimiser = function.keywords["optimiser"]
         raise ScoreError(
             value,
             f"{optimiser} orthogonalises a gradient whose limit is 0: as n → ∞ its"

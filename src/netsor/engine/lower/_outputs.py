@@ -193,19 +193,21 @@ def _in_frame(
     if all(state.frames[group].is_standard_basis for group in groups):
         entry = builder.step("part", coordinates, start=index, stop=index + 1)
         return builder.reshape(entry, output.size)
+    # for each vector, coordinate α of the directions of its frame
     directions_in_group: list[tuple[Ints, Register]] = []
     for group in groups:
         positions = group.positions[output]
-        orientation = state.frames[group].orientation()
+        orientation = state.frames[group].orientation()  # (frames, asked for, ·)
         number = local_coordinates(group, state.analysis.picked).index(index)
         row = builder.take(orientation, np.array([number]), axis=1)
         shape = (*positions.shape, orientation.shape[-1])
-        spread = builder.step("spread", row, shape=shape)
+        spread = builder.step("spread", row, shape=shape)  # the same for its vectors
         directions_in_group.append((positions, spread))
     directions = builder.take(state.scatter(directions_in_group), rows, axis=0)
     width = max(directions.shape[-1], coordinates.shape[-1])
 
     def as_row(array: Register) -> Register:
+        """From (vectors, ·) to (vectors, 1, width), padded with zeros."""
         return builder.reshape(builder.pad_or_cut(array, width), output.size, 1, width)
 
     inner = builder.step("gram", as_row(coordinates), as_row(directions))

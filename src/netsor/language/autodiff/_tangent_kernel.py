@@ -391,8 +391,9 @@ def _squared_norm(leaf: Value, cotangents: Sequence[tuple[str | None, Any]]) -> 
         squares = mean_dot(d[:, None], d[:, None])[:, 0, 0]
     else:
         squares = d * d
-    equal = _equal_vectors(leaf)
+    equal = _equal_vectors(leaf)  # (vectors, vectors)
     if equal is not None:
+        # each of k equal vectors has the sum of all k gradients
         squares = squares * (1.0 / equal.sum(axis=1))
     return squares.sum()
 

@@ -195,28 +195,17 @@ class Writer:
         # sources whose matrices also act transposed
         self.transposed = transposed(values)
         self.uses: dict[Source, list[Any]] = {}  # the values W x of each matrix
-        # vectors that depend on positions of coordinates
-        self.rotated: set[Value] = set()
-        # values that depend on scores or random scalars, hence random in the limit
-        self.random: set[Value] = set()
+        for value in values:
+            if isinstance(value.op, MatMul):
+                self.uses.setdefault(value.op.weight.source, []).append(value)
+        self.rotated = _depending_on_positions(values)
+        self.random = _random_in_the_limit(values)
         self.needed: set[Value] = set()  # values whose limit was written
-        normals = any(isinstance(value.op, ops.Normal) for value in values)
         # numbers of the selections that no index formula describes
         self.selections: dict[object, int] = {}
         # everything random in the limit
-        self.known = r"\text{scalars}" if normals else r"\mathring p"
-        for value in values:
-            op = value.op
-            is_score = isinstance(op, Dot) and op.power == 0.5
-            is_random = is_score or isinstance(op, ops.Normal)
-            if is_random or not self.random.isdisjoint(op.inputs):
-                self.random.add(value)
-            sums_coordinates = isinstance(op, MatMul | Dot)
-            inherits = not sums_coordinates and not self.rotated.isdisjoint(op.inputs)
-            if inherits or op.acts is VectorAccess.BY_POSITION:
-                self.rotated.add(value)
-            if isinstance(op, MatMul):
-                self.uses.setdefault(op.weight.source, []).append(value)
+        has_normals = any(isinstance(value.op, ops.Normal) for value in values)
+        self.known = r"\text{scalars}" if has_normals else r"\mathring p"
 
     def program_lines(self) -> list[str]:
         """The lines of all values."""
@@ -698,6 +687,33 @@ class Writer:
                 if entry_of_x is not None:
                     return _Terms("", (), x, entry_of_x)
         return None
+
+
+def _random_in_the_limit(values: Sequence[Value]) -> set[Value]:
+    """The values that depend on scores or random scalars."""
+    random: set[Value] = set()
+    for value in values:
+        op = value.op
+        is_score = isinstance(op, Dot) and op.power == 0.5
+        is_random = is_score or isinstance(op, ops.Normal)
+        if is_random or not random.isdisjoint(op.inputs):
+            random.add(value)
+    return random
+
+
+def _depending_on_positions(values: Sequence[Value]) -> set[Value]:
+    """The vectors whose coordinates depend on their positions.
+
+    A matrix or a product sums over coordinates, and its result does not.
+    """
+    rotated: set[Value] = set()
+    for value in values:
+        op = value.op
+        sums_coordinates = isinstance(op, MatMul | Dot)
+        inherits = not sums_coordinates and not rotated.isdisjoint(op.inputs)
+        if inherits or op.acts is VectorAccess.BY_POSITION:
+            rotated.add(value)
+    return rotated
 
 
 def _applies_to_limits(op: Operation) -> bool:

@@ -449,7 +449,10 @@ class _Checker:
             )
 
     def _check_mean(self, mean: Value) -> None:
-        """Check where a mean is used, and that its vectors are bounded."""
+        """Check that no program with scores uses a mean.
+
+        A mean that is only returned may depend on a score if its vectors are bounded.
+        """
         if self.scores and mean in self.used:
             self._add(
                 "mean",
