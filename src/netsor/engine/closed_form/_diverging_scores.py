@@ -85,7 +85,7 @@ def _products_without_scores(
         """For `rewritten`: a random scalar in place of a score; others stay."""
         if not _is_score_of_infinite_vectors(old):
             return new
-        return replace(new, op=Normal(Source(None), 1.0, new.shape))
+        return replace(new, op=Normal(Source(name=None), std=1.0, shape=new.shape))
 
     factors: list[Value] = []  # x and y of the first score, then of the second, …
     for score in scores:
@@ -229,7 +229,9 @@ def _limits_of(plan: Plan, scalars: Sequence[Scalar]) -> list[ProductLimit]:
     The scalars of a product are ⟨x, y⟩/n, ⟨x, x⟩/n and ⟨y, y⟩/n, in this order.
     """
     with np.errstate(all="ignore"):
-        means, _ = sample_block(plan, 0, REPLICAS)  # (replicas, all entries)
+        means, _ = sample_block(
+            plan, seed=0, replicas=REPLICAS
+        )  # (replicas, all entries)
     ends = np.cumsum([scalar.size for scalar in scalars])
     values = np.split(means, ends[:-1], axis=1)
     limits = []

@@ -426,5 +426,5 @@ def _kernel(
         tuple(widths.items()),
         without=tuple(without),
     )
-    sample = sample_conditional_law(query, Sampling(2, progress=False))
+    sample = sample_conditional_law(query, Sampling(draws=2, progress=False))
     return sample.cov[0] if sample.constant else None

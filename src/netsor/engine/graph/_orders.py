@@ -344,7 +344,7 @@ class Orders:
         vectors, coefficients = parts_of(x)
         small = [self.small_bits(v) for v in vectors]
         if coefficients is None:
-            return combined(x, small, None)
+            return combined(x, small, nonzero=None)
         orders = self.of(coefficients)
         sets = combined(x, small, orders == ONE)
         main = [self.bits(v) for v in vectors]

@@ -409,7 +409,11 @@ class Clusters:
         return ids
 
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
-        """A function of vectors, coordinate by coordinate, is in their cluster."""
+        """The numbers of functions of vectors, coordinate by coordinate.
+
+        They are those of the arguments: the function is in their cluster. The arguments
+        of one function are linked.
+        """
         axes_of_inputs = value.op.reads(value.ndim)
         ids_of_arguments: list[Ints] = []
         for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):

@@ -147,7 +147,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     """
     arguments = [dual[p] for p in op.scalars]
     if not any(p.support.any() or p.unknown.any() for p in arguments):
-        return none(dual, value, op)
+        return none(dual, value, op)  # no argument has an ε part
     if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
     builder = dual.state.builder
@@ -162,7 +162,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
             shape=value.shape,
         )
         return replace(p1, part=builder.step("multiply", slopes, p1.part))
-    if len(arguments) == 1 and not op.axes:
+    if len(arguments) == 1 and not op.axes:  # entry by entry, so 0 where that of p is
         return unknown_along(p1.support | p1.unknown)
     return unknown_along(dual.state.order_one(value))
 

@@ -79,7 +79,7 @@ def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Reg
     0 where their terms cancel up to rounding.
     """
     op = value.op
-    result = apply_linear(state, value, arrays, None)
+    result = apply_linear(state, value, arrays, coefficients=None)
     is_sum = not isinstance(op, Apply) or op.f in SUMS + PRODUCTS
     if result.value is None or not state.analysis.infinite or not is_sum:
         return result
@@ -101,13 +101,17 @@ def _size_of_result(
         if isinstance(op, Apply) and op.f in PRODUCTS:
             p_terms, q_terms = term_sizes
             p_size, q_size = [state.size_of_terms(array) for array in arrays]
-            errors_of_p = apply_linear(state, value, [p_terms, q_size], None)
-            errors_of_q = apply_linear(state, value, [p_size, q_terms], None)
+            errors_of_p = apply_linear(
+                state, value, [p_terms, q_size], coefficients=None
+            )
+            errors_of_q = apply_linear(
+                state, value, [p_size, q_terms], coefficients=None
+            )
             return state.builder.step("add", errors_of_p, errors_of_q)
         added = value
         if isinstance(op, Apply) and op.f is SUBTRACT:
             added = Scalar(replace(op, f=ADD), value.shape)
-        return apply_linear(state, added, term_sizes, None)
+        return apply_linear(state, added, term_sizes, coefficients=None)
 
 
 def without_rounding(

@@ -384,7 +384,13 @@ class ResidualBasis:
             )
             along_earlier = builder.step("solve", self.factor, products)
             residual_gram = _less(builder, residual_gram, along_earlier, along_earlier)
-        return _NewResiduals(new, along_linear, along_earlier, gram, residual_gram)
+        return _NewResiduals(
+            features=new,
+            along_linear=along_linear,
+            along_earlier=along_earlier,
+            gram=gram,
+            residual_gram=residual_gram,
+        )
 
     def _extend(
         self,
@@ -583,7 +589,7 @@ def _regression(
     """
     means: list[Register] = []
     rows: list[Register] = []
-    for factors in independent(new, None):
+    for factors in independent(new, y=None):
         part = new.part(builder, factors.of_x)
         mean, slopes = _mean_and_slopes(builder, part, constant)
         row = builder.step("product", slopes, part.arguments)

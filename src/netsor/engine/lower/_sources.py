@@ -84,14 +84,15 @@ def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Reg
         slots, frame = group.slots[value], state.frames[group]
         slots_per_frame = slots.shape[1]
         coordinates = frame.add_sources(
-            (*state.analysis.seed_key[value], number),
-            slots_per_frame * sources,
-            value in state.analysis.leaves,
-            state.label(value),
+            seed_key=(*state.analysis.seed_key[value], number),
+            sources=slots_per_frame * sources,
+            leaf=value in state.analysis.leaves,
+            label=state.label(value),
         )
         shape = (*slots.shape, sources, coordinates.shape[-1])
         by_slot.append((slots, state.builder.reshape(coordinates, *shape)))
         if isinstance(frame, LimitFrame):
+            # the new directions are the last block; sets are bits
             block = frame.blocks[-1]
             directions = [1 << k for k in range(block.start, block.stop)]
             sets_of_sources = np.array(directions, dtype=object)
@@ -140,7 +141,7 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     # instead, since the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
-    fresh = _sources(state, value, rank * blocks, 1)
+    fresh = _sources(state, value, slots=rank * blocks, sources=1)
 
     def scaled(sources: Register) -> Register:
         """std E_k, from (rank · blocks, 1, ·) to (1, rank, blocks · ·)."""

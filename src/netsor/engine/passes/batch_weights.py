@@ -154,7 +154,7 @@ class _Stacking:
             assert isinstance(op, MatMul)
             d_b = op.x if op.each else op.x[None]
             inputs.append(position.rescaled(op.weight, d_b))
-        d = concat(join(inputs), 0)
+        d = concat(join(inputs), axis=0)
         return (position.stacked(first) @ d).reshape(*shape)
 
     def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:

@@ -435,7 +435,7 @@ class _Gradient(_Term):
         contributions = []
         for unit, numbers in numbers_by_unit.items():
             combination = mix(_repeated(numbers, pairs_of_terms) * products, left)
-            contributions.append(Order(1.0, unit).times(combination))
+            contributions.append(Order(number=1.0, unit=unit).times(combination))
         return contributions
 
     def _numbers_of_terms(
@@ -479,7 +479,14 @@ class _Signs(_Term):
         if self.eps and math.inf in weights.context.bound.values():
             raise eps_error(weights.value, self.eps, self.optimiser, "the entries")
         matrices = max(len(left), len(right), len(x))
-        outer = Outer(left, right, x, self.sizes, self.eps, self.optimiser)
+        outer = Outer(
+            left=left,
+            right=right,
+            x=x,
+            sizes=self.sizes,
+            eps=self.eps,
+            optimiser=self.optimiser,
+        )
         product = Vector(outer, (matrices, x.shape[1]), left.width)
         orders = weights.acting_orders(coefficient, x.width.bind)
         return [order.times(product) for order in orders]
@@ -512,7 +519,7 @@ class _PolarFactor(_Term):
         contributions = []
         for order in weights.acting_orders(coefficient, size):
             combination = mix(value_of(order.number) * coefficients, left)
-            contributions.append(Order(1.0, order.unit).times(combination))
+            contributions.append(Order(number=1.0, unit=order.unit).times(combination))
         return contributions
 
 

@@ -231,7 +231,7 @@ class Builder:
         integral = instruction.integral(args)
         if integral is None:
             return
-        self.integration += integral.seconds(1)
+        self.integration += integral.seconds(replicas=1)
         if self.integration > MAX_SECONDS:
             raise UnplacedError(slow_expectations("planning", self.integration))
 

@@ -51,7 +51,7 @@ def sample_block(
     """
     # a backend that compiles the plan first would take longer
     if backend.kind == "cpu" or backend.compiles:
-        mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+        mean, columns = numpy_block(plan, Streams(seed, chunks=0), replicas)
     else:
         mean, columns = _blocks_on_device(plan, seed, replicas, backend)
     mean = np.broadcast_to(mean, (replicas, *mean.shape[1:]))
@@ -159,7 +159,7 @@ def moves(
     if plan.constant:
         replicas = 1  # all are equal
     with one_blas_thread():
-        mean, columns = sample_block(plan, 0, replicas, backend)
+        mean, columns = sample_block(plan, seed=0, replicas=replicas, backend=backend)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
@@ -300,7 +300,7 @@ def node_zeros(query: PlanQuery, means: Floats, covs: Floats) -> Bools:
 
 def _median_size(plan: Plan) -> Floats:
     """The median size of each output over replicas."""
-    means, _ = sample_block(plan, 0, NODE_REPLICAS)
+    means, _ = sample_block(plan, seed=0, replicas=NODE_REPLICAS)
     return np.asarray(np.median(np.abs(means), axis=0))
 
 

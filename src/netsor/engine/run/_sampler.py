@@ -159,7 +159,7 @@ def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
 
 def _constant_law(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     """The law of a plan that depends on no random number: one replica."""
-    mean, columns = quadrature.sample_block(plan, sampling.seed, 1)
+    mean, columns = quadrature.sample_block(plan, sampling.seed, replicas=1)
     cov = Numpy().cov(columns)
     _check_finite(plan, sampling.seed, mean, cov)
     return Conditional(

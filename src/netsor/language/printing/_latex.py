@@ -332,7 +332,7 @@ class Writer:
                 return self._product_lines(op, value, i, where)
         notation = tex.Notation(self.ref, self.positions)
         line = f"{name} = {op.latex(value, i, notation)} {where}"
-        if isinstance(op, ops.Take) and taken_indices(op, i, 1) is None:
+        if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
 
@@ -683,7 +683,7 @@ class Writer:
                 coefficient, entry = tex.read_indices(value, i, "1")
                 return _Terms(self.z(c, coefficient), (), x, entry)
             case ops.Take(Vector() as x) as op:
-                entry_of_x = taken_indices(op, i, 1)
+                entry_of_x = taken_indices(op, i, first=1)
                 if entry_of_x is not None:
                     return _Terms("", (), x, entry_of_x)
         return None

@@ -373,7 +373,7 @@ class Notation:
 
     def taken(self, op: ops.Take, i: Indices) -> str:
         """Entry i of an index, by a named selection if no formula describes it."""
-        indices = taken_indices(op, i, 1)
+        indices = taken_indices(op, i, first=1)
         if indices is None:
             position = self.positions(op)
             subscript = _varying(i)

@@ -268,7 +268,11 @@ class _Trial:
     elementwise: bool
 
     def check(self, x: Sequence[NumpyArray]) -> Shape:
-        """Check f on these arguments, and return the shape of its rows."""
+        """Check f on these arguments (2, 3, …), and return the shape of its rows.
+
+        f must be deterministic, also after other calls, and act on each position along
+        the leading axes by itself.
+        """
         result = self.call(x)
         leading_axes_kept = result.shape[: len(LEADING)] == LEADING
         if not leading_axes_kept or (self.elementwise and result.shape != LEADING):
