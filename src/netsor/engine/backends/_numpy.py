@@ -121,6 +121,7 @@ def _add_pattern(
     terms = np.empty_like(sizes[0])
     has_terms = count > 0  # reduceat adds at least one term
     for i, j in combinations_with_replacement(range(len(pattern)), 2):
+        # for each replica, the sum of products over its coordinates
         np.multiply(sizes[i], sizes[j], out=terms)
         sums = np.add.reduceat(terms, edges)[:-1]
         products[pattern[i], pattern[j]] += sums * has_terms

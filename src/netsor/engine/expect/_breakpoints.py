@@ -118,10 +118,11 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     breaks = np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
     detected = _clusters(search.halved(edges).short)
-    if f.breaks is None:
+    if f.breaks is None:  # none are declared: those detected are edges from the start
         breaks = detected
         edges = np.union1d(edges, detected)
     ends = search.halved(edges).edges
+    # drop ends right after another one, unless they are breaks or asked for
     min_length = MIN_SMOOTH_INTERVAL * (1.0 + np.abs(ends))
     is_long = np.diff(ends, prepend=-np.inf) > min_length
     ends = np.unique(np.concatenate([ends[is_long], breaks, more]))

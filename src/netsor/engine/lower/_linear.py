@@ -338,7 +338,7 @@ def _crossed_in_group(
                 continue
             # whether x and y share a direction, so that N_aa is needed
             squares = i == j and bool(x_set & y_set & a.bits)
-            normals = frame.normals(i, j, squares)
+            normals = frame.normals(i, j, same=squares)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
             # from the directions of b to those from start to stop

@@ -46,8 +46,9 @@ class Expansion:
             terms = value.op.fixed_terms(value)
             if terms is not None:
                 self.combinations[value] = terms
+        # columns are the sorted keys; a key is matrix · total + vector
         tables = self._irreducible_vectors(vectors, total)
-        key_of_ones = -total
+        key_of_ones = -total  # matrix −1, vector 0: the smallest key
         keys_of_tables = [table.keys for table in tables.values()]
         keys = np.unique(np.concatenate([[key_of_ones], *keys_of_tables]))
         self.matrix: Ints = keys // total
