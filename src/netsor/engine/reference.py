@@ -273,7 +273,9 @@ class _Literal:
                 if gradient is None:
                     self.after[key] = weight
                 else:
-                    self.after[key] = _updated(weight, gradient, op, number, self)
+                    self.after[key] = _updated(
+                        before=weight, gradient=gradient, op=op, number=number, run=self
+                    )
             weight = self.after[key]
         return weight.array
 

@@ -63,7 +63,7 @@ def closed_form(
         return c + mu * nu
     if {phi, psi} <= {_SIN, _COS}:
         return _waves(phi is _SIN, psi is _SIN, mu, nu, a, c, b)
-    # the other formulas are for means of 0
+    # the other formulas are for means of 0, and for two functions of one kind
     if not has_closed_form(f, g) or not (_is_zero(mu) and _is_zero(nu)):
         return None
     if phi is _ERF:
@@ -348,6 +348,7 @@ def coefficients(f: Single, terms: int) -> Series:
     )
 
     def fill(rows: Array, columns: Series) -> None:
+        """Write the coefficients of some rows, selected by booleans."""
         result.coefficients[:, rows] = columns.coefficients
         result.square[rows] = columns.square
         result.error[rows] = columns.error

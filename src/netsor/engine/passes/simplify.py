@@ -335,15 +335,9 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     users = users_of(context.ordered(outputs))
 
     def is_free(x: Vector, q: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W that only `dot`, the product with q, uses.
-
-        q must have the batch axes of W.
-        """
-        if not isinstance(x.op, MatMul) or x is q:
-            return False
-        if x in outputs or users[x] != [dot]:
-            return False
-        return x.shape[:-1] == q.shape[:-1] == x.op.weight.batch
+        """Whether only `dot`, the product with q, uses x, a product W z as needed."""
+        is_used_once = x not in outputs and users[x] == [dot]
+        return is_used_once and _is_product_in_batch_of(x, q)
 
     def coordinates_of(old: Value, op: Dot, rewritten_op: Dot) -> Vector | None:
         """The coordinates in place of a dot that is an output; None if it stays.
@@ -374,6 +368,16 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return new if coordinates is None else coordinates
 
     return rewritten(outputs, context, change)
+
+
+def _is_product_in_batch_of(x: Vector, q: Vector) -> bool:
+    """Whether x is W z, other than q, where q has the batch axes of W.
+
+    Then each matrix meets the vectors q of its own index.
+    """
+    if not isinstance(x.op, MatMul) or x is q:
+        return False
+    return x.shape[:-1] == q.shape[:-1] == x.op.weight.batch
 
 
 # Most entries of the readouts of a program: each is Gaussian, with as many coefficients

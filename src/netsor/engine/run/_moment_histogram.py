@@ -67,8 +67,9 @@ class MomentGrid:
     def placed(self, xp: Any, mean: Array, var: Array) -> PlacedReplicas:
         """The cell of each replica and its moments, from means and variances.
 
-        The moments are the means of up, up² and up³ if all means are equal, and those
-        of up, up², across, across² and across · up otherwise.
+        `up` and `across` are the positions of its variance and of its mean, relative to
+        the middle of the cell. The moments are up, up² and up³ if all means are equal,
+        and up, up², across, across² and across · up otherwise.
         """
         safe_var = xp.where(var > 0, var, 1.0)
         row = xp.floor(xp.log(safe_var) / self.height) - self.first
