@@ -175,6 +175,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
+    # for each matrix, the union of the directions of all its products
     sets = dual.state.sets(value)
     by_matrix = sets.reshape(op.weight.members.size, -1, sets.shape[-1])
     unions = np.bitwise_or.reduce(by_matrix, axis=1, keepdims=True)

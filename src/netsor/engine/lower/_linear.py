@@ -239,10 +239,14 @@ def paired_products(
     ndim: int,
     label: str = "",
 ) -> Register:
-    """`products` of arrays in place of the coordinates of x and y, (…, i, j)."""
+    """`products` of arrays in place of the coordinates of x and y, (…, i, j).
+
+    The result broadcasts to values with `ndim` axes; `label` describes the step.
+    """
     width = min(x_array.shape[-1], y_array.shape[-1])  # beyond, one of them is 0
 
     def aligned_rows(array: Register, vector: Vector) -> Register:
+        """The rows of an array, with the axes in front that the result has."""
         return state.align_axes(state.rows(array, width), vector.ndim, ndim - 1)
 
     x_rows = aligned_rows(x_array, x)

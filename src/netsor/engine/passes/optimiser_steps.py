@@ -657,6 +657,7 @@ def _of_order_one(gradient: Combination) -> Combination:
     """
 
     def total(powers: Powers) -> float:
+        """The sum of the exponents: the order, if all widths grow alike."""
         return sum(power for _, power in powers)
 
     all_powers = [powers for _, powers in gradient.terms]

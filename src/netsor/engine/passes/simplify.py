@@ -335,7 +335,10 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     users = users_of(context.ordered(outputs))
 
     def is_free(x: Vector, q: Vector, dot: Value) -> bool:
-        """Whether only `dot`, the product with q, uses x, a product W z as needed."""
+        """Whether x is W z for a fresh W, and only `dot`, its product with q, uses it.
+
+        Each matrix of a batch must also meet its own q.
+        """
         is_used_once = x not in outputs and users[x] == [dot]
         return is_used_once and _is_product_in_batch_of(x, q)
 
