@@ -171,7 +171,7 @@ def moves(
         for shift in (1, 2):
             shifted_plan = query.plan(shift)
             shifted_mean, shifted_columns = sample_block(
-                shifted_plan, 0, replicas, backend
+                shifted_plan, seed=0, replicas=replicas, backend=backend
             )
             shifted_relative = shifted_columns / scale[..., None]
             mean_moves.append(shifted_mean - mean)
@@ -201,7 +201,7 @@ def _largest_term(plan: Plan, replicas: int) -> float:
             pending += step.args
     largest = 0.0
     for term in terms:
-        values, _ = sample_block(replace(plan, mean=term), 0, replicas)
+        values, _ = sample_block(replace(plan, mean=term), seed=0, replicas=replicas)
         largest = max(largest, float(np.max(np.abs(values), initial=0.0)))
     return largest
 
