@@ -57,7 +57,7 @@ def test_blocks_are_told_apart_by_what_they_compute():
     plan = net().plan(n=512)
     same = plan.loops
     assert same
-    relu = next(k for k, step in enumerate(plan.steps) if "relu" in step.words)
+    relu = next(k for k, step in enumerate(plan.steps) if "relu" in step.label)
     assert not any(loop.start <= relu < loop.stop for loop in same)
 
 
