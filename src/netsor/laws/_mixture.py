@@ -26,7 +26,7 @@ from ._estimate import (
     proportion_error,
     student,
 )
-from ._gaussian_mixture import normal_moment
+from ._gaussian_mixture import UNDERFLOW, GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import (
     CONSTANT,
@@ -153,11 +153,7 @@ class Mixture(Components, Law):
             return np.zeros_like(value)
         few = self._compressed
         n = self.effective
-        # w_i² of each replica is w_i/N if all weights are equal, also where one
-        # component stands for several replicas
-        equal_weights = self.weight is None or self.count is not None
-        root_weight = np.sqrt(few.weight / self.replicas)
-        weight = root_weight if equal_weights else few.weight
+        weight = self._root_weight(few)
         signed = few._replace(mean=sign * few.mean)
         # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and so for the points
         square, cross = signed._replace(weight=weight).squares(sign * y, kernel)
@@ -165,7 +161,29 @@ class Mixture(Components, Law):
         variance = variance + points * (1 - 2 * value) / n
         unbiased = np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
         spread = student(max(2, int(n))) * np.sqrt(unbiased)
-        return np.asarray(combined(spread, signed.unseen(sign * y, kernel, n)))
+        unseen = signed.unseen(sign * y, kernel, n)
+        error = np.asarray(combined(spread, unseen))
+        far = value < UNDERFLOW  # squares may underflow to 0
+        if far.any():
+            relative, _ = self._relative_spread(signed, sign * y[far], kernel)
+            error[far] = np.hypot(value[far] * relative, unseen[far])
+        return error
+
+    def _root_weight(self, few: GaussianMixture1D) -> Array:
+        """Weights of components whose squares are the sums of those of replicas."""
+        # w_i² of each replica is w_i/N if all weights are equal, also where one
+        # component stands for several replicas
+        equal_weights = self.weight is None or self.count is not None
+        return np.sqrt(few.weight / self.replicas) if equal_weights else few.weight
+
+    def _relative_spread(
+        self, few: GaussianMixture1D, y: Array, kernel: str
+    ) -> tuple[Array, Array]:
+        """The standard error and the unseen part of Σ_r w_r k_r, both relative to it."""
+        n = self.effective
+        variance, unseen = few.relative(y, kernel, self._root_weight(few), n)
+        unbiased = variance * n / max(n - 1, 0.5)
+        return student(max(2, int(n))) * np.sqrt(unbiased), unseen
 
     def _pdf(self, y: Array) -> Estimate:
         if len(self._points.draws):
@@ -199,7 +217,14 @@ class Mixture(Components, Law):
         return result
 
     def _log_error(self, y: Array) -> Array:
-        return np.zeros(len(y)) if self.replicas == 1 else super()._log_error(y)
+        if self.replicas == 1:
+            return np.zeros(len(y))
+        law = self._with_density("logpdf")
+        error = super()._log_error(y)
+        far = law._density(y) < UNDERFLOW
+        if far.any():
+            error[far] = combined(*law._relative_spread(law._compressed, y[far], "pdf"))
+        return error
 
     def _log_tail(self, y: Array, sign: int) -> Array:
         signed = self._gaussians._replace(mean=sign * self._gaussians.mean)
