@@ -348,7 +348,7 @@ def test_mamba_with_its_convolution_has_the_law_of_literal_draws():
     assert smallest_p(ns.Program((y, ns.mean_dot(y, y)[0])), n=5) > 1e-5
 
 
-@pytest.mark.parametrize("name", keep(CASES, *PLAIN))
+@pytest.mark.parametrize("name", keep(CASES, "mamba2", "gated delta"))
 def test_infinite_width_is_that_of_4096(name):
     """The same layer with heads of finite dimensions, 8 tests, level 1e-4 in all."""
     limit = exact_draws(program(name), 800, seed=1, n=ns.inf)
@@ -752,6 +752,10 @@ ERRORS = {
     "factor of the delta rule": (
         lambda x: nn.gated_delta(x, 2, 4, scaling="linear"),
         "gated_delta: scaling='linear' must be 'sqrt' or a number",
+    ),
+    "scaling of the delta rule, an array": (
+        lambda x: nn.gated_delta(x, 2, 4, scaling=np.array([1.0, 2.0])),
+        r"gated_delta: scaling=array\(\[1., 2.\]\) must be 'sqrt' or a number",
     ),
     "beta": (
         lambda x: nn.gated_delta(x, 2, 4, beta_max=0.0),
