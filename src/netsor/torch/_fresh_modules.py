@@ -107,7 +107,7 @@ def _unchanged(module: Module, before: dict[str, Any]) -> str | None:
         if _empty(p) or not torch.equal(p, before[name]):
             continue
         if bool((p != p.reshape(-1)[0]).any()):  # constants may stay the same
-            return name
+            return str(name)
     return None
 
 
