@@ -12,14 +12,14 @@ import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
-from ._law import Distribution, Law
+from ._law import MIN_DENSITY, Distribution, Law
 from ._law_base import MAX_MAGNITUDE, LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
 from .attention._attention_limit import HeadSum
 
-# below it a density has lost digits, and its logarithm is computed by itself
-MIN_DENSITY = 1e-290
+# share of the largest probability of a cell of KL, below which a cell says nothing
+NEGLIGIBLE = 1e-20
 # KL beyond the last node may not grow by more than this as y grows by a factor e
 TAIL_ATOL = 1e-12
 MIN_POWER = 1e-6  # of y: an integrand over y that falls more slowly has no integral
@@ -415,7 +415,13 @@ class DistanceEstimator:
                 return kl(limit + (f - g), limit, log_q)
 
         if errors:
-            return jackknife(functional, groups).corrected()
+            estimate = jackknife(functional, groups).corrected()
+            if self.coupled is not None or p is q:  # the doubts of both cancel
+                return estimate
+            mass = weights * groups[0].mean
+            at = mass > NEGLIGIBLE * mass.max()
+            doubt = float(mass[at] @ q._log_doubt(y[at]))
+            return Estimate(estimate.value, combined(estimate.error, doubt))
         group_means = [group.mean for group in groups]
         return Estimate(float(functional(*group_means)), 0.0)
 
