@@ -165,10 +165,10 @@ def test_networks_match_the_reference_interpreter(name):
 def _chi_one_degree_more(monkeypatch):
     original = _ir_builder.Builder.draw
 
-    def draw(self, kind, key, shape, words, **params):
+    def draw(self, kind, key, shape, label, **params):
         if kind == "chi":
             params["freedom"] = params["freedom"] + 1
-        return original(self, kind, key, shape, words, **params)
+        return original(self, kind, key, shape, label, **params)
 
     monkeypatch.setattr(_ir_builder.Builder, "draw", draw)
 
@@ -203,9 +203,9 @@ def _no_projection(monkeypatch):
 def _full_frame_forgotten(monkeypatch):
     original = BartlettFrame.add_sources
 
-    def grow(self, *arguments):
+    def grow(self, **arguments):
         self.group.width += 2
-        coordinates = original(self, *arguments)
+        coordinates = original(self, **arguments)
         self.group.width -= 2
         return coordinates
 

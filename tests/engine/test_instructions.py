@@ -162,7 +162,7 @@ def test_an_unknown_instruction_is_refused_when_a_step_is_added():
     build = Builder()
     a = build.draw("normals", (0, 0, 1, 0), (2, 3), "A")
     with pytest.raises(UnknownInstructionError, match="did you mean 'product'"):
-        build.step("prodcut", a, a, made=(2, 2))
+        build.step("prodcut", a, a, result_shape=(2, 2))
     with pytest.raises(UnknownInstructionError, match="'normals'"):
         build.draw("normal", (0, 0, 1, 1), (2, 3), "B")
     with pytest.raises(UnknownInstructionError, match="among normals, chi"):

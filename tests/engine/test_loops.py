@@ -57,7 +57,7 @@ def test_blocks_are_told_apart_by_what_they_compute():
     plan = net().plan(n=512)
     same = plan.loops
     assert same
-    relu = next(k for k, step in enumerate(plan.steps) if "relu" in step.words)
+    relu = next(k for k, step in enumerate(plan.steps) if "relu" in step.label)
     assert not any(loop.start <= relu < loop.stop for loop in same)
 
 
@@ -73,7 +73,7 @@ def test_blocks_are_compiled_once():
         pieces = _jax_pieces.pieces(plan, "float64")
         assert (
             max(len(piece.steps) for piece in pieces)
-            <= _jax_pieces.LONGEST
+            <= _jax_pieces.MAX_PIECE_STEPS
             < len(plan.steps)
         )
         found.append((len(pieces), {piece.structure for piece in pieces}))
@@ -93,7 +93,7 @@ def test_loops_unrolled_give_the_same_draws(monkeypatch):
     looped = net.draw(draws=8, seed=3, backend="jax", **widths)
     net, _ = decoder(4)  # its plan is another object
     monkeypatch.setattr(_plan.Plan, "loops", [])
-    monkeypatch.setattr(_jax_pieces, "LONGEST", 10**6)
+    monkeypatch.setattr(_jax_pieces, "MAX_PIECE_STEPS", 10**6)
     assert len(_jax_pieces.pieces(net.plan(**widths), "float64")) == 1
     np.testing.assert_allclose(
         net.draw(draws=8, seed=3, backend="jax", **widths),

@@ -179,9 +179,9 @@ def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
     asked = []
     block = _quadrature_error.sample_block
 
-    def counted(plan, seed, replicas, *where):
+    def counted(plan, seed, replicas, **backend):
         asked.append(replicas)
-        return block(plan, seed, replicas, *where)
+        return block(plan, seed, replicas, **backend)
 
     monkeypatch.setattr(_quadrature_error, "sample_block", counted)
     x = ns.gelu(ns.weight(n, n, batch=3) @ ns.gaussian(n))

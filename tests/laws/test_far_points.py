@@ -103,3 +103,66 @@ def test_the_error_of_a_quantile_of_a_subnormal_level_is_infinite(level):
     value, error = law.with_error.ppf(level)
     assert np.isfinite(value)
     assert error == np.inf
+
+
+def product_law(draws, width=64):
+    """Y = √v Z with v from χ²_width/width."""
+    n = ns.Width("n")
+    net = ns.Program(ns.weight(1, n) @ (ns.weight(n, 8) @ ns.data(np.ones(8))))
+    return net.law(n=width, draws=draws, seed=3)
+
+
+def log_density_of_product(y, width=64):
+    """log E[N(y; 0, v)] by quadrature over log v."""
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    log_v = 6 * nodes
+    log_weights = np.log(6 * weights) + log_v + np.log(width)
+    log_weights += stats.chi2.logpdf(width * np.exp(log_v), width)
+    log_normals = stats.norm.logpdf(y, scale=np.exp(log_v / 2))
+    return float(np.logaddexp.reduce(log_weights + log_normals))
+
+
+@pytest.mark.parametrize("y", [3.0, 15.0, 40.0, 70.0, 200.0])
+def test_kl_error_covers_where_no_replica_of_the_second_law_reaches(y):
+    """A narrow Gaussian at y has KL = −entropy − log f(y), up to its width."""
+    width = 1e-4
+    law = product_law(2_000)
+    found = ns.kl(stats.norm(y, width), law)
+    truth = -stats.norm(y, width).entropy() - log_density_of_product(y)
+    assert abs(found.value - truth) < 3 * found.error
+    assert found.error < 1.1 * found.value
+
+
+@pytest.mark.parametrize("y", [50.0, 60.0])
+def test_kl_error_stays_small_where_replicas_agree_far_out(y):
+    law = product_law(500, width=10**8)
+    log_density = law.with_error.logpdf(y)
+    assert 0 < log_density.error < 0.1
+    assert ns.kl(stats.norm(y, 0.1), law).error < 0.1
+
+
+def test_error_of_a_density_below_the_root_of_the_smallest_float():
+    """Its square underflows to 0, but not its error."""
+    law = product_law(500, width=10**6).with_error
+    for read in (law.pdf, law.sf):
+        value, error = read(30.0)
+        assert 0 < value < 1e-190
+        assert 0.003 < error / value < 0.3
+
+
+def test_kl_to_an_attention_limit_far_out_has_the_error_of_its_tail():
+    """Two tokens at infinite width: v = a² + (1 − a)² for a softmax a of two scores."""
+    sigma_q = 3.0
+    limit = ns.Attention(np.eye(2), sigma_q=sigma_q).law(heads=1)
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    z = 12 * nodes
+    a = 1 / (1 + np.exp(-sigma_q * np.sqrt(2) * z))
+    v = a**2 + (1 - a) ** 2
+    log_weights = np.log(12 * weights) + stats.norm.logpdf(z)
+    for y in (40.0, 100.0, 1e6):
+        log_normals = -(y**2) / (2 * v) - 0.5 * np.log(2 * np.pi * v)
+        truth = -stats.norm(y, 1e-4).entropy()
+        truth -= float(np.logaddexp.reduce(log_weights + log_normals))
+        found = ns.kl(stats.norm(y, 1e-4), limit)
+        assert abs(found.value - truth) < 3 * found.error
+        assert found.error < 1e-4 * found.value

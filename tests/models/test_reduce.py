@@ -113,7 +113,7 @@ def test_effective_rank_with_more_tokens_than_coordinates(tokens, width, rows):
         ranked(_metrics.effective_rank),
         ranked(lambda gram: _metrics.effective_rank(gram)),
     )
-    (step,) = [step for step in net.plan().steps if "effective_rank" in step.words]
+    (step,) = [step for step in net.plan().steps if "effective_rank" in step.label]
     assert step.args[0].shape[-2:] == (rows, rows)
     found, expected = (
         each.draw(draws=50, seed=3, progress=False) for each in (net, plain)

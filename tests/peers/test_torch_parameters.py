@@ -94,6 +94,35 @@ def test_module_with_another_constructor_initialisation_needs_a_factory():
         ns.torch.parameters(Scaled())
 
 
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_parameters_of_a_module_made_with_any_seed(seed):
+    """Also with the seeds that draw it again: then its numbers would be the same."""
+    torch.manual_seed(seed)
+    module = torch.nn.Linear(5, 8)
+    found = ns.torch.parameters(module, seed=0)
+    assert (found["weight"].law, found["bias"].law) == ("uniform", "uniform")
+
+
+class Small(torch.nn.Module):
+    """Few entries, which the constructor makes larger than the layer itself does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 8)
+        torch.nn.init.normal_(self.layer.weight, std=0.6)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_small_module_with_another_constructor_initialisation_needs_a_factory():
+    assert ns.torch.parameters(Small)["layer.weight"].law == "normal"
+    for seed in range(3):
+        torch.manual_seed(seed)
+        with pytest.raises(ValueError, match="pass a function that makes the module"):
+            ns.torch.parameters(Small())
+
+
 def test_a_large_parameter_takes_no_memory():
     def build():
         module = torch.nn.Linear(2**20, 2**20, bias=False)  # four terabytes

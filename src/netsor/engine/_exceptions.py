@@ -38,6 +38,7 @@ class ExactError(ValueError):
         problem: str,
         instead: str = "finite widths have an exact law",
     ) -> None:
+        """Write the message; at infinite width, it also proposes extrapolation."""
         if "at width inf" in problem or "n → ∞" in problem:
             instead += (
                 "; net.law(…, method='extrapolate') estimates the limit from exact laws"

@@ -89,30 +89,15 @@ def simulate(
     draws = sampling.draws
     narrowed = narrow(outputs)
     values = topological_order(narrowed)
-
-    def full_shape(value: Value) -> tuple[int, ...]:
-        """The shape of one draw of a value."""
-        if isinstance(value, Vector):
-            return (*value.shape, int(value.width.bind(widths)))
-        return value.shape
-
     numbers = _matrix_entries(values, widths)
-    numbers += sum(math.prod(full_shape(value)) for value in values)
+    numbers += sum(math.prod(_full_shape(value, widths)) for value in values)
     # per draw: a batch of matrices is in memory twice while it acts
     draw_bytes = 16.0 * numbers
     bound = ", ".join(f"{name}={width}" for name, width in widths.items())
     remedy = "take smaller widths, or net.law, which draws no matrix"
     check_memory(draw_bytes, f"one draw of all matrices at {bound}", remedy)
-    indices = []  # of the entries of each output to return
-    shapes = []  # of these entries, in one draw
-    for value in narrowed:
-        shape = full_shape(value)
-        index: Any = ...
-        if isinstance(value, Vector):
-            index = _index(coordinates, width=shape[-1])
-        indices.append(index)
-        shapes.append(np.empty((1, *shape))[0][index].shape)
-    returned = sum(map(math.prod, shapes))
+    selections = [_selection(output, coordinates, widths) for output in narrowed]
+    returned = sum(math.prod(selection.shape) for selection in selections)
     check_memory(
         8.0 * draws * returned,
         f"draws={draws} of {returned} numbers",
@@ -124,10 +109,12 @@ def simulate(
         chunks_in_memory = max(1, int(memory() // (draw_bytes * chunk_draws)))
         workers = min(at_once(sampling.workers, None), chunks_in_memory)
         sampling = replace(sampling, workers=workers)
-    results: list[Floats] = [np.empty((draws, *shape)) for shape in shapes]
+    results: list[Floats] = []
+    for selection in selections:
+        results.append(np.empty((draws, *selection.shape)))
     work = _Chunk(
         outputs=narrowed,
-        indices=indices,
+        indices=[selection.index for selection in selections],
         values=values,
         sources=sources,
         widths=widths,
@@ -138,6 +125,32 @@ def simulate(
         for result, array in zip(results, arrays, strict=True):
             result[part.start : part.stop] = array
     return results
+
+
+def _full_shape(value: Value, widths: Mapping[str, float]) -> tuple[int, ...]:
+    """The shape of one draw of a value: (*shape, width) for a vector."""
+    if isinstance(value, Vector):
+        return (*value.shape, int(value.width.bind(widths)))
+    return value.shape
+
+
+class _Selection(NamedTuple):
+    """The entries of an output to return."""
+
+    index: Any  # of an array of draws
+    shape: tuple[int, ...]  # of the entries, in one draw
+
+
+def _selection(
+    output: Value, coordinates: Coordinates, widths: Mapping[str, float]
+) -> _Selection:
+    """The coordinates of a vector to return, or all entries of a scalar."""
+    full_shape = _full_shape(output, widths)
+    index: Any = ...
+    if isinstance(output, Vector):
+        index = _index(coordinates, width=full_shape[-1])
+    one_draw = np.empty((1, *full_shape))[0]
+    return _Selection(index, one_draw[index].shape)
 
 
 def _matrix_entries(values: Sequence[Value], widths: Mapping[str, float]) -> int:
@@ -186,6 +199,7 @@ class _Chunk:
     size: int  # replicas of a chunk; the last one may have fewer
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> list[Floats]:
+        """Draw the replicas `part`, which lie in one chunk; `tick` reports progress."""
         with one_blas_thread():
             literal = _Literal(
                 sources=self.sources,
@@ -259,7 +273,9 @@ class _Literal:
                 if gradient is None:
                     self.after[key] = weight
                 else:
-                    self.after[key] = _updated(weight, gradient, op, number, self)
+                    self.after[key] = _updated(
+                        before=weight, gradient=gradient, op=op, number=number, run=self
+                    )
             weight = self.after[key]
         return weight.array
 
@@ -362,7 +378,7 @@ def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
     sizes = op.sizes(run.widths)
     gradient = sum(size * run.drawn[x] for size, x in zip(sizes, op.d, strict=True))
     before = MovedParameter(run.drawn[op.x], run.states.get(op.x, {}))
-    after = _updated(before, np.asarray(gradient), op, 0, run)
+    after = _updated(before, np.asarray(gradient), op, number=0, run=run)
     run.states[value] = after.states
     return after.array
 

@@ -13,14 +13,14 @@ import scipy
 from numpy.polynomial.polynomial import polyder, polyint, polyval
 
 from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
-from ._law import Distribution, Law
+from ._law import MIN_DENSITY, Distribution, Law
 from ._law_base import MAX_MAGNITUDE, LawError, numbers
 from ._mixture import Empirical, Mixture
 from ._numerics import integrated, kernel_bias_of, resolved
 from .attention._attention_limit import HeadSum
 
-# below it a density has lost digits, and its logarithm is computed by itself
-MIN_DENSITY = 1e-290
+# share of the largest probability of a cell of KL, below which a cell says nothing
+NEGLIGIBLE = 1e-20
 # KL beyond the last node may not grow by more than this as y grows by a factor e
 TAIL_ATOL = 1e-12
 MIN_POWER = 1e-6  # of y: an integrand over y that falls more slowly has no integral
@@ -392,10 +392,18 @@ class DistanceEstimator:
             groups, kl = self._uncoupled_kl()
         else:
             groups, kl = self._coupled_kl(*self.coupled)
-        if errors:
-            return jackknife(kl, groups).corrected()
-        group_means = [group.mean for group in groups]
-        return Estimate(float(kl(*group_means)), 0.0)
+        if not errors:
+            group_means = [group.mean for group in groups]
+            return Estimate(float(kl(*group_means)), 0.0)
+        estimate = jackknife(kl, groups).corrected()
+        p, q = self.p, self.q
+        if self.coupled is not None or p is q:  # the doubts of both cancel
+            return estimate
+        y, weights, _ = self._kl_rule
+        mass = weights * groups[0].mean
+        at = mass > NEGLIGIBLE * mass.max()
+        doubt = float(mass[at] @ q._log_doubt(y[at]))
+        return Estimate(estimate.value, combined(estimate.error, doubt))
 
     def _uncoupled_kl(self) -> KLOfMeans:
         """KL as a function of the densities of both laws, a group for each law."""

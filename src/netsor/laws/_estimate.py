@@ -302,8 +302,10 @@ def student(count: int, errors: float = 1.0) -> float:
 def combined(*errors: Any) -> Any:
     """The total of independent errors: the root of the sum of their squares."""
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        squares = (np.asarray(error, dtype=np.float64) ** 2 for error in errors)
-        total = np.sqrt(sum(squares, start=np.zeros(())))
+        arrays = [np.asarray(error, dtype=np.float64) for error in errors]
+        total = np.sqrt(sum((array**2 for array in arrays), start=np.zeros(())))
+    for array in arrays:  # squares of tiny errors may underflow to 0
+        total = np.maximum(total, np.abs(array))
     return float(total) if np.ndim(total) == 0 else total
 
 

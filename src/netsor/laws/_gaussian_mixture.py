@@ -102,6 +102,26 @@ class GaussianMixture1D(NamedTuple):
         squared_weights = self._replace(weight=self.weight**2)
         return squared_weights._sum(y, square), squared_weights._sum(y, k)
 
+    def relative(
+        self, y: Array, kernel: str, root: Array, count: float
+    ) -> tuple[Array, Array]:
+        """Σ_i u_i² (k_i/S − 1)² and `unseen`/S for S = Σ_i w_i k_i and weights u.
+
+        They are right also where all k_i underflow. Σ_i u_i² must be 1/count.
+        """
+        total = self.weight.sum()
+        share = self.weight / total if np.ptp(self.weight) != 0 else None
+        variances = []
+        tails = []
+        with np.errstate(divide="ignore"):  # log 0 is −∞
+            log_weight = np.log(self.weight)
+        for logs in self._tables(y, _LOG_KERNELS[kernel]):
+            log_sum = scipy.special.logsumexp(logs + log_weight, axis=1, keepdims=True)
+            log_ratio = logs - log_sum  # of k_i and S
+            variances.append(((np.exp(log_ratio) - 1) ** 2) @ root**2)
+            tails.append(total * tail_of_logs(log_ratio, share, count * total))
+        return np.concatenate(variances), np.concatenate(tails)
+
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
         """How much the sum Σ_i w_i k_i may lack of components that `count` draws do not
         show: (points,).

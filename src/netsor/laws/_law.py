@@ -20,6 +20,9 @@ from ._law_base import KINDS, LawBase, LawError, Provenance
 from ._numerics import entropy, expectation, pointwise, quantiles, values
 from ._plot import card, plot_law
 
+# below it a density has lost digits, and its logarithm is computed by itself
+MIN_DENSITY = 1e-290
+
 
 class Distribution(ABC):
     """What distances and plots read of a law: density, distribution function, scales.
@@ -66,6 +69,10 @@ class Distribution(ABC):
     @abstractmethod
     def _logpdf(self, y: Array) -> Array:
         """The logarithm of the density, also where the density underflows."""
+
+    def _log_doubt(self, y: Array) -> Array:
+        """How wrong log f(y) may be where blocks of replicas do not show it, else 0."""
+        return np.zeros(len(y))
 
     @abstractmethod
     def _scales(self) -> tuple[Array, Array]:
@@ -204,6 +211,15 @@ class Law(LawBase, Distribution):
         unknown = np.full(len(y), np.inf)
         positive = np.asarray(value) > 0
         return np.asarray(np.divide(error, value, out=unknown, where=positive))
+
+    def _log_doubt(self, y: Array) -> Array:
+        # where f(y) underflows, or its error is larger: few replicas or none reach
+        # there, and all blocks miss the same part of f
+        relative = self._log_error(y)
+        far = (relative >= 1) | (self._density(y) <= MIN_DENSITY)
+        # f may be f (1 + relative error), or at most about 1 if nothing is known
+        known = np.log1p(relative)
+        return np.where(far, np.minimum(known, np.abs(self._logpdf(y))), 0.0)
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles, or with `upper` the inverse of P(Y > y)."""

@@ -26,7 +26,7 @@ from ._estimate import (
     proportion_error,
     student,
 )
-from ._gaussian_mixture import normal_moment
+from ._gaussian_mixture import UNDERFLOW, GaussianMixture1D, normal_moment
 from ._law import Law
 from ._law_base import (
     CONSTANT,
@@ -154,12 +154,7 @@ class Mixture(Components, Law):
             return np.zeros_like(value)
         gaussians = self._compressed
         n = self.effective
-        # w_i² of each replica is w_i/N if all weights are equal, also where one
-        # component stands for several replicas
-        equal_weights = self.weight is None or self.count is not None
-        weight = gaussians.weight
-        if equal_weights:
-            weight = np.sqrt(weight / self.replicas)
+        weight = self._root_weight(gaussians)
         signed = gaussians._replace(mean=sign * gaussians.mean)
         # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and so for the points
         square, cross = signed._replace(weight=weight).squares(sign * y, kernel)
@@ -167,7 +162,32 @@ class Mixture(Components, Law):
         variance = variance + points * (1 - 2 * value) / n
         unbiased = np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
         spread = student(max(2, int(n))) * np.sqrt(unbiased)
-        return np.asarray(combined(spread, signed.unseen(sign * y, kernel, n)))
+        unseen = signed.unseen(sign * y, kernel, n)
+        error = np.asarray(combined(spread, unseen))
+        far = value < UNDERFLOW  # squares may underflow to 0
+        if far.any():
+            relative, _ = self._relative_spread(signed, sign * y[far], kernel)
+            error[far] = np.hypot(value[far] * relative, unseen[far])
+        return error
+
+    def _root_weight(self, gaussians: GaussianMixture1D) -> Array:
+        """Weights of components whose squares are the sums of those of replicas."""
+        # w_i² of each replica is w_i/N if all weights are equal, also where one
+        # component stands for several replicas
+        equal_weights = self.weight is None or self.count is not None
+        if equal_weights:
+            return np.sqrt(gaussians.weight / self.replicas)
+        return gaussians.weight
+
+    def _relative_spread(
+        self, gaussians: GaussianMixture1D, y: Array, kernel: str
+    ) -> tuple[Array, Array]:
+        """The standard error and the unseen part of Σ_r w_r k_r, relative to it."""
+        n = self.effective
+        root = self._root_weight(gaussians)
+        variance, unseen = gaussians.relative(y, kernel, root, n)
+        unbiased = variance * n / max(n - 1, 0.5)
+        return student(max(2, int(n))) * np.sqrt(unbiased), unseen
 
     def _pdf(self, y: Array) -> Estimate:
         """The density at y (points,), or that of the rest if there are atoms."""
@@ -204,7 +224,14 @@ class Mixture(Components, Law):
         return result
 
     def _log_error(self, y: Array) -> Array:
-        return np.zeros(len(y)) if self.replicas == 1 else super()._log_error(y)
+        if self.replicas == 1:
+            return np.zeros(len(y))
+        law = self._with_density("logpdf")
+        error = super()._log_error(y)
+        far = law._density(y) < UNDERFLOW
+        if far.any():
+            error[far] = combined(*law._relative_spread(law._compressed, y[far], "pdf"))
+        return error
 
     def _log_tail(self, y: Array, sign: int) -> Array:
         """log P(Y > y), or log P(Y < y) if the sign is −1, of the Gaussians."""

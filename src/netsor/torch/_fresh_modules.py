@@ -88,16 +88,27 @@ def _initialise_again(module: Module) -> None:
             p.__dict__.pop("_is_hf_initialized", None)
     with torch.no_grad():
         _call_initialisers(module)
+        if _unchanged(module, before):
+            # its numbers may come from the same seed: the next ones are others
+            _call_initialisers(module)
     for buffer in awaited:
         buffer.check_filled()
+    name = _unchanged(module, before)
+    if name is not None:
+        raise ValueError(
+            f"{name} was not initialised again: pass a function that makes the"
+            " module, not the module"
+        )
+
+
+def _unchanged(module: Module, before: dict[str, Any]) -> str | None:
+    """The name of a parameter with the same numbers as before, if there is one."""
     for name, p in module.named_parameters():
         if _empty(p) or not torch.equal(p, before[name]):
             continue
         if bool((p != p.reshape(-1)[0]).any()):  # constants may stay the same
-            raise ValueError(
-                f"{name} was not initialised again: pass a function that makes the"
-                " module, not the module"
-            )
+            return str(name)
+    return None
 
 
 class _AwaitedBuffer(NamedTuple):

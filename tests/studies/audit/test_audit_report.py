@@ -81,7 +81,7 @@ def test_report_contains_gradients_or_why_they_are_missing(
         TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL
     )
     audit = both[0]
-    names = [q.name for q in BACKWARD if q.kind not in ("gate", "qkv")]
+    names = [q.name for q in BACKWARD if q.kind not in ("gate", "qkv", "router")]
     layer, final = audit.as_dict()["layers"][1], audit.as_dict()["final"]
     assert [name for name in layer if name.startswith("grad")] == names
     assert layer["grad_query"] == dict(

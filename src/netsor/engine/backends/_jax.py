@@ -153,6 +153,7 @@ class Jax(Device):
             compiled_summary = jax.jit(partial(summary, LIBRARY))
 
         def of_draws(numbers: Mapping[Register, Any]) -> Any:
+            """The summary for random numbers (replicas, …) by their register."""
             requested = len(next(iter(numbers.values())))
             replicas = MIN_BLOCK_REPLICAS
             while replicas < requested:
@@ -166,7 +167,14 @@ class Jax(Device):
                     register: jnp.asarray(array[rows], dtype=self.precision)
                     for register, array in numbers.items()
                 }
-                arrays = block(plan_pieces, compiled, 0, 0, replicas, draws)
+                arrays = block(
+                    plan_pieces,
+                    compiled,
+                    seed=0,
+                    start=0,
+                    replicas=replicas,
+                    arrays=draws,
+                )
                 mean = _result(arrays, plan.mean)
                 columns = _result(arrays, plan.columns)
                 return self.numpy(compiled_summary(mean, columns))[:requested]

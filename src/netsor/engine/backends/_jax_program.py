@@ -235,7 +235,8 @@ class Piece:
     constants, reads : list of Register
         The constants and the earlier results that the steps read.
     writes : list of Register
-        The results of the compiled program, in this order.
+        The results that the compiled program returns, in this order: those that later
+        pieces read, and those that an equal piece must return.
     live : set of Register
         The arrays that this piece or a later one reads.
     """
@@ -248,6 +249,7 @@ class Piece:
         drawn: str,
         after: set[Register],
     ) -> None:
+        """Find what the steps read, draw and must return."""
         self.steps = list(steps)
         self.host = host
         self.precision = precision
@@ -265,6 +267,7 @@ class Piece:
         inputs = arguments.keys() - {*results, *self.constants}
         self.reads = [arg for arg in arguments if arg in inputs]
         self.writes = [register for register in results if register in after]
+        # what is read from here on, without what the piece makes itself
         self.live = (after - {*results}) | inputs
 
     def inputs(
@@ -513,7 +516,7 @@ def pieces(
         plan_pieces.insert(0, piece)
         live = piece.live
     for loop in plan.loops:
-        _write_alike(loop, begins, plan_pieces)
+        _let_blocks_return_the_same(loop, begins, plan_pieces)
     return plan_pieces
 
 
@@ -538,33 +541,39 @@ def _cuts(plan: Plan, native: Sequence[bool]) -> list[int]:
     return cuts
 
 
-def _write_alike(
+def _let_blocks_return_the_same(
     loop: Loop, begins: Sequence[int], plan_pieces: Sequence[Piece]
 ) -> None:
-    """Make the blocks of a loop write the results that any of them must write.
+    """Extend `writes` of the pieces in a loop, so that equal pieces compile once.
 
-    The last block may need fewer results, but then it would be another program.
-    `begins` are the positions of the first steps of the pieces in the plan.
+    `writes` are the results that the compiled program of a piece returns. Later steps
+    may read other results of the last block than of the blocks before it: if three
+    blocks of 3 steps must return the results of their steps {2}, {2} and {}, all are
+    made to return {2}. `block` drops the results that no later piece reads. `begins`
+    are the positions of the first steps of the pieces in the plan.
     """
-    inside = [
+    pieces_in_loop = [
         (begin, piece)
         for begin, piece in zip(begins, plan_pieces, strict=True)
         if loop.start <= begin < loop.stop
     ]
 
-    def steps_of(begin: int, piece: Piece) -> Iterator[tuple[int, Step]]:
-        """Steps with their positions in their block."""
-        for k, step in enumerate(piece.steps, begin - loop.start):
-            yield k % loop.period, step
+    def steps_in_block(begin: int, piece: Piece) -> Iterator[tuple[int, Step]]:
+        """The steps of a piece with their positions in their block, from 0."""
+        for k, step in enumerate(piece.steps):
+            steps_since_loop_start = begin + k - loop.start
+            yield steps_since_loop_start % loop.period, step
 
-    written: set[int] = set()
-    for begin, piece in inside:
-        for position, step in steps_of(begin, piece):
+    returned: set[int] = set()  # positions in a block
+    for begin, piece in pieces_in_loop:
+        for position, step in steps_in_block(begin, piece):
             if step.out in piece.writes:
-                written.add(position)
-    for begin, piece in inside:
+                returned.add(position)
+    for begin, piece in pieces_in_loop:
         piece.writes = [
-            step.out for position, step in steps_of(begin, piece) if position in written
+            step.out
+            for position, step in steps_in_block(begin, piece)
+            if position in returned
         ]
 
 

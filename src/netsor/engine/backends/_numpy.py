@@ -67,28 +67,30 @@ def positive_products(
     # do not depend on the blocks: stream 0 of the key has the counts, then come the
     # vectors of each pattern in order.
     products = np.zeros((vectors, vectors, replicas), dtype)
-    patterns = [
-        pattern
-        for size in range(2, vectors + 1)
-        for pattern in combinations(range(vectors), size)
-    ]
+    patterns: list[tuple[int, ...]] = []  # of several vectors, as (0, 2)
+    for size in range(2, vectors + 1):
+        patterns += combinations(range(vectors), size)
     replicas_per_batch = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for begin in range(0, replicas, replicas_per_batch):
         batch = products[..., begin : begin + replicas_per_batch]
-        # columns: the patterns of several vectors, of one vector each, and of none
+        # the coordinates with each pattern, (replicas, patterns): those of `patterns`,
+        # then of one vector each, and of none
         counts = np.empty((batch.shape[-1], 2**vectors), np.int64)
         for rng, rows in following((*key, 0), counts):
-            equal = np.full(2**vectors, 0.5**vectors)
-            rows[:] = rng.multinomial(width, equal, size=len(rows))
+            probabilities = np.full(2**vectors, 0.5**vectors)
+            rows[:] = rng.multinomial(width, probabilities, size=len(rows))
         stream = 1
-        for pattern, count in zip(patterns, counts.T, strict=False):
-            _add_pattern(batch, pattern, count, (*key, stream), following)
-            stream += len(pattern)
-        for i in range(vectors):  # coordinates positive in one vector: a χ²
+        for k, pattern in enumerate(patterns):
+            _add_pattern(batch, pattern, counts[:, k], (*key, stream), following)
+            stream += len(pattern)  # one for each vector of the pattern
+        for i in range(vectors):
+            # the squares at coordinates positive in this vector alone sum to a χ²,
+            # which is twice a gamma variable of half as many degrees of freedom
             half_square = (counts[:, len(patterns) + i] / 2).astype(dtype)
             for rng, shapes in following((*key, stream + i), half_square):
                 shapes[:] = rng.standard_gamma(shapes, dtype=dtype)
             batch[i, i] += 2 * half_square
+        for i in range(vectors):  # so far only the entries i ≤ j
             batch[i + 1 :, i] = batch[i, i + 1 :]
     return products.transpose(2, 0, 1)[:, None]
 
@@ -119,6 +121,7 @@ def _add_pattern(
     terms = np.empty_like(sizes[0])
     has_terms = count > 0  # reduceat adds at least one term
     for i, j in combinations_with_replacement(range(len(pattern)), 2):
+        # for each replica, the sum of products over its coordinates
         np.multiply(sizes[i], sizes[j], out=terms)
         sums = np.add.reduceat(terms, edges)[:-1]
         products[pattern[i], pattern[j]] += sums * has_terms

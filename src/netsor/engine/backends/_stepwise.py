@@ -213,6 +213,8 @@ class StepwiseBackend(Device):
         constants: dict[Register, Array] = {}
 
         def of_draws(numbers: Mapping[Register, Any]) -> Any:
+            """The summary for random numbers (replicas, …) by their register."""
+
             def draw(step: Step) -> Array:
                 return self.array(numbers[step.out], self.precision)
 

@@ -63,37 +63,54 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     unclear = [
         score
         for score in scores
-        if _grows_with_width(score) and score not in backward and may_correlate(score)
+        if _is_score_of_infinite_vectors(score)
+        and score not in backward
+        and may_correlate(score)
     ]
     if not unclear:
         return set()
+    return _certain_scores(_products_without_scores(unclear, outputs, values))
 
-    def scores_as_normals(old: Value, new: Value) -> Value:
-        """Replace each score by a random scalar."""
-        if not _grows_with_width(old):
+
+def _products_without_scores(
+    scores: Sequence[Value], outputs: Sequence[Value], values: Sequence[Value]
+) -> dict[Value, Product]:
+    """By score, the product of its factors x and y, in which random scalars replace all
+    scores.
+
+    `values` are all values that make the outputs.
+    """
+
+    def score_to_normal(old: Value, new: Value) -> Value:
+        """For `rewritten`: a random scalar in place of a score; others stay."""
+        if not _is_score_of_infinite_vectors(old):
             return new
-        return replace(new, op=Normal(Source(None), 1.0, new.shape))
+        return replace(new, op=Normal(Source(name=None), std=1.0, shape=new.shape))
 
-    context = Context({}, dict.fromkeys(values, 0))
-    factors: list[Value] = []  # two per score
-    for score in unclear:
+    factors: list[Value] = []  # x and y of the first score, then of the second, …
+    for score in scores:
         factors += score.op.inputs
-    replaced: Any = rewritten(factors, context, scores_as_normals)
+    context = Context({}, dict.fromkeys(values, 0))
+    replaced: Any = rewritten(factors, context, score_to_normal)
     entries = asked_entries(outputs)
     products: dict[Value, Product] = {}
-    for k, score in enumerate(unclear):
+    for k, score in enumerate(scores):
         x, y = replaced[2 * k : 2 * k + 2]
         products[score] = Product(x, y, needed=entries[score])
-    return _certain_scores(products)
+    return products
 
 
-def _grows_with_width(value: Value) -> bool:
-    """Whether a value is a score whose width goes to infinity."""
-    return (
-        isinstance(value.op, Dot)
-        and value.op.power == 0.5
-        and value.op.x.width.name is not None
-    )
+def _is_score_of_infinite_vectors(value: Value) -> bool:
+    """Whether a value is a score n^(−1/2) ⟨x, y⟩ of vectors whose width is a symbol.
+
+    Such a width goes to infinity in the limit theorems; a width that is a number stays.
+    Whether the score then diverges is what `correlated` finds out.
+    """
+    if not isinstance(value.op, Dot):
+        return False
+    is_score = value.op.power == 0.5  # of n in n^(−1/2) ⟨x, y⟩; 1 for a mean
+    goes_to_infinity = value.op.x.width.name is not None
+    return is_score and goes_to_infinity
 
 
 def _centred_sources(
@@ -105,16 +122,16 @@ def _centred_sources(
     """
     sources_of: dict[Value, frozenset[Source] | None] = {}
     for value in values:
+        sources: frozenset[Source] | None = None
         match value.op:
-            case Gaussian(source, mean):
-                sources = None if mean.any() else frozenset([source])
-            case MatMul(weight):
+            case Gaussian(source=source, mean=mean):
+                if not mean.any():
+                    sources = frozenset([source])
+            case MatMul(weight=weight):
                 sources = frozenset([weight.source])
-            case op:
-                sources = None
-                if op.is_linear:
-                    vectors = [x for x in op.inputs if isinstance(x, Vector)]
-                    sources = _union([sources_of[x] for x in vectors])
+            case op if op.is_linear:
+                vectors = [x for x in op.inputs if isinstance(x, Vector)]
+                sources = _union([sources_of[x] for x in vectors])
         sources_of[value] = sources
     return sources_of
 
@@ -174,30 +191,20 @@ class ProductLimit(NamedTuple):
 def certain(products: Sequence[Product]) -> list[Bools]:
     """Whether the limit of each ⟨x_i, y_j⟩/n is certainly nonzero, (…, i, j).
 
-    There is an array for each product; it is False for pairs that are not needed.
+    There is an array for each product; it is False for pairs that are not needed. A
+    limit is certain if it exceeds rounding, and CERTAIN times the error of numerical
+    integration: how far it moves in shifted plans.
     """
-    scalars: list[Scalar] = []  # three per product, see `ProductLimit`
+    scalars: list[Scalar] = []  # those of `ProductLimit`, for one product after another
     for x, y, needed in products:
-        scalars += [Scalar(Dot(x, y, 1.0), needed.shape), _square(x), _square(y)]
+        mean = Scalar(Dot(x, y, power=1.0), needed.shape)
+        scalars += [mean, _square(x), _square(y)]
     widths = {}
     for width in widths_of(topological_order(scalars)):
         if width.name is not None:
             widths[width.name] = np.inf
-    ends = np.cumsum([scalar.size for scalar in scalars])[:-1]
-
-    def limits_of(plan: Plan) -> list[ProductLimit]:
-        """The limits of each product in a few replicas."""
-        with np.errstate(all="ignore"):
-            means, _ = sample_block(plan, 0, REPLICAS)
-        values = np.split(means, ends, axis=1)
-        limits = []
-        for k in range(0, len(values), 3):
-            xy, xx, yy = values[k : k + 3]
-            limits.append(ProductLimit(xy, xx, yy))
-        return limits
-
     plan = make_plan(scalars, widths)
-    limits = limits_of(plan)
+    limits = _limits_of(plan, scalars)
     nonzero = [  # for each product, (replicas, pairs)
         _is_nonzero(product, limit)
         for product, limit in zip(products, limits, strict=True)
@@ -205,7 +212,8 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     for shift in _shifts(plan):
         if not any(entries.any() for entries in nonzero):
             break
-        shifted = limits_of(make_plan(scalars, widths, shift=shift))
+        shifted_plan = make_plan(scalars, widths, shift=shift)
+        shifted = _limits_of(shifted_plan, scalars)
         for limit, shifted_limit, entries in zip(limits, shifted, nonzero, strict=True):
             error = np.abs(shifted_limit.xy - limit.xy)
             entries &= np.abs(limit.xy) > CERTAIN * error
@@ -215,9 +223,27 @@ def certain(products: Sequence[Product]) -> list[Bools]:
     ]
 
 
+def _limits_of(plan: Plan, scalars: Sequence[Scalar]) -> list[ProductLimit]:
+    """The limits of each product in a few replicas, by a plan for `scalars`.
+
+    The scalars of a product are ⟨x, y⟩/n, ⟨x, x⟩/n and ⟨y, y⟩/n, in this order.
+    """
+    with np.errstate(all="ignore"):
+        means, _ = sample_block(
+            plan, seed=0, replicas=REPLICAS
+        )  # (replicas, all entries)
+    ends = np.cumsum([scalar.size for scalar in scalars])
+    values = np.split(means, ends[:-1], axis=1)
+    limits = []
+    for k in range(0, len(values), 3):
+        limits.append(ProductLimit(xy=values[k], xx=values[k + 1], yy=values[k + 2]))
+    return limits
+
+
 def _square(x: Vector) -> Scalar:
     """⟨x_i, x_i⟩/n of each vector, (…, i, 1, 1)."""
-    return Scalar(Dot(x[..., None], x[..., None], 1.0), (*x.shape, 1, 1))
+    column = x[..., None]
+    return Scalar(Dot(column, column, power=1.0), (*x.shape, 1, 1))
 
 
 def _is_nonzero(product: Product, limit: ProductLimit) -> Bools:

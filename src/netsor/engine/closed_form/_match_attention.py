@@ -95,6 +95,16 @@ def recognise(
     layer = _attention_of(output)
     if layer is None or not _has_formula(output, layer):
         return None
+    return _recognised(layer, widths, without)
+
+
+def _recognised(
+    layer: AttentionMatch, widths: dict[str, float], without: Collection[str]
+) -> Recognised | None:
+    """The kernels and the scale of a layer.
+
+    None if a kernel is random, the mask is not a fixed one, or the output is 0.
+    """
     query = _kernel(layer.query_tokens, widths, without)
     keys = _kernel(layer.key_tokens, widths, without)
     values = _kernel(layer.value_tokens, widths, without)
@@ -131,27 +141,45 @@ def recognise(
 def _attention_of(output: Value) -> AttentionMatch | None:
     """The parts of the attention layer that makes an output.
 
-    The three patterns are W^O concat(…), softmax(scores) V and n^(−1/2) ⟨Q, K⟩. None if
-    the output is of another form.
+    None if the output is of another form. The operations of a layer are matched from
+    the output back to the tokens. All its matrices act on the same tokens, so that
+    products have `each=False`.
     """
+    # W^O concat(attention · v), with the heads along axis 0
     match output.op:
         case MatMul(
-            output_weight,
-            Value(op=Concat(Vector(op=Mix(Value() as weights, v)), 0)),
-            False,
+            weight=output_weight, x=Value(op=Concat(x=heads, axis=0)), each=False
         ):
             pass
         case _:
             return None
-    match weights.op:
-        case Apply(f, (scores, *mask), 1) if f is SOFTMAX or f is MASKED_SOFTMAX:
+    # attention · v, of each head
+    match heads.op:
+        case Mix(a=attention, x=v):
             pass
         case _:
             return None
-    match scores.op, v.op:
+    # softmax(scores) along the last axis, perhaps with a mask
+    match attention.op:
+        case Apply(f=f, scalars=(scores, *masks), axes=1) if f in (
+            SOFTMAX,
+            MASKED_SOFTMAX,
+        ):
+            pass
+        case _:
+            return None
+    # n^(−1/2) ⟨q, k⟩
+    match scores.op:
+        case Dot(x=q, y=k, power=0.5):
+            pass
+        case _:
+            return None
+    # q = W^Q x, k = W^K y, v = W^V z
+    match q.op, k.op, v.op:
         case (
-            Dot(Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5),
-            MatMul(wv, z, False),
+            MatMul(weight=wq, x=x, each=False),
+            MatMul(weight=wk, x=y, each=False),
+            MatMul(weight=wv, x=z, each=False),
         ):
             return AttentionMatch(
                 query_weight=wq,
@@ -161,7 +189,7 @@ def _attention_of(output: Value) -> AttentionMatch | None:
                 query_tokens=x,
                 key_tokens=y,
                 value_tokens=z,
-                mask=mask[0] if mask else None,
+                mask=masks[0] if masks else None,
             )
     return None
 
@@ -304,13 +332,13 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
         # for each column, an entry of the value that is this column
         entries = abs(expansion.rows[value]).toarray()[:, columns].argmax(axis=0)
         match value.op:
-            case Data(data):
+            case Data(vectors=data):
                 rows = data.reshape(value.size, -1)[entries]
                 limit.gram[np.ix_(columns, columns)] = rows @ rows.T / rows.shape[1]
                 continue  # fixed: no new directions
             case Gaussian():
                 limit.gram[columns, columns] = 1.0
-            case MatMul(w, x, _) if not w.transposed:
+            case MatMul(weight=w, x=x) if not w.transposed:
                 product = _product_entries(value, value.op, entries)
                 limit.add_product(
                     columns,
@@ -398,5 +426,5 @@ def _kernel(
         tuple(widths.items()),
         without=tuple(without),
     )
-    sample = sample_conditional_law(query, Sampling(2, progress=False))
+    sample = sample_conditional_law(query, Sampling(draws=2, progress=False))
     return sample.cov[0] if sample.constant else None

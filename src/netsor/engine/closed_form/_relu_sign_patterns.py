@@ -13,6 +13,7 @@ different amounts of random numbers.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -76,26 +77,39 @@ def _from_patterns(
         return None
     if normals.step.out.size != rows.size:
         return None
-    products = _products_step(normals.step, rows)
+    scales = [*normals.factors, *relu.factors]
+    return _steps_of_patterns(step, rows, normals.step, scales)
+
+
+def _steps_of_patterns(
+    step: Step, rows: Register, normals: Step, scales: Sequence[Step]
+) -> list[Step]:
+    """The steps from products drawn from sign patterns to the result of `step`.
+
+    The step factors the Gram matrix of the rows (frames, vectors, width), or takes
+    their squared norms. The rows are the positive parts of `normals`, times numbers by
+    the steps `scales`.
+    """
+    products = _products_step(normals, rows)
     triangular = Step(
         kind="factor",
         out=Register(products.out.shape),
         args=(products.out,),
         params={},
-        words=step.words,
+        label=step.label,
         operations=step.operations,
     )
     steps = [products, triangular]
     # numbers that multiply all vectors multiply the factor
-    for factor in (*normals.factors, *relu.factors):
-        scalars = [arg for arg in factor.args if arg.size == 1]
+    for scale in scales:
+        scalars = [arg for arg in scale.args if arg.size == 1]
         steps.append(
             Step(
-                kind=factor.kind,
+                kind=scale.kind,
                 out=Register(products.out.shape),
                 args=(*scalars, steps[-1].out),
-                params=factor.params,
-                words=factor.words,
+                params=scale.params,
+                label=scale.label,
                 operations=products.out.size,
             )
         )
@@ -126,7 +140,7 @@ def _products_step(normals: Step, rows: Register) -> Step:
             "width": width,
             "numbers": sizes + counts + chi_squares,
         },
-        words=normals.words.replace("all coordinates", "products of positive parts"),
+        label=normals.label.replace("all coordinates", "products of positive parts"),
         operations=0,
     )
 

@@ -51,7 +51,7 @@ def _replicas(plan: Plan) -> tuple[Floats, Floats]:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         # warnings of the user's functions: `law` shows them
         warnings.simplefilter("ignore")
-        return block(plan, Streams(0, 0), REPLICAS)
+        return block(plan, Streams(seed=0, chunks=0), REPLICAS)
 
 
 def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
@@ -142,15 +142,17 @@ def _change(a: Floats, b: Floats) -> _Change | None:
     Both are (replicas, …). None if a number neither converges nor falls. Round-off of 0
     may do anything but grow.
     """
+    # for each number, over replicas: its size, and its change in most of them
     size = np.abs(b).mean(axis=0)
     unit = np.maximum(np.maximum(np.abs(b), size), TINY)
     change = np.quantile(np.abs(b - a) / unit, MIN_SHARE, axis=0)
     converges = change <= MAX_CHANGE
     fall_share = (np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0)
     falls = ~converges & (fall_share >= MIN_SHARE)
+    # small beside the other numbers, and not growing
     is_rounding = size <= ROUNDING * size.max(initial=0.0)
     is_rounding &= size <= 2 * np.abs(a).mean(axis=0)
-    # even if only in a few replicas
+    # the largest of all replicas: growth in a few of them counts
     grows = np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0)
     if (grows & ~is_rounding).any():
         return None
@@ -182,7 +184,7 @@ def _zeros_step(result: Register, numbers: Floats, falls: Bools) -> Step:
             "shape": result.shape,
             "axes": None,
         },
-        words="limits that are 0",
+        label="limits that are 0",
         operations=result.size,
     )
 

@@ -26,6 +26,9 @@ GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
 SMOOTH = 1e-13
 # length over 1 + |u|: a shorter interval that is not smooth contains a kink or a jump
 MIN_SMOOTH_INTERVAL = 1e-8
+# length over 1 + |u|: in double precision, a shorter interval has hardly any number
+# between its ends
+MIN_HALVED_INTERVAL = 4e-15
 # intervals halved in one round at most, those nearest to 0 first: bounds the cost of
 # noisy functions
 PANELS = 1500
@@ -115,10 +118,11 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     breaks = np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
     detected = _clusters(search.halved(edges).short)
-    if f.breaks is None:
+    if f.breaks is None:  # none are declared: those detected are edges from the start
         breaks = detected
         edges = np.union1d(edges, detected)
     ends = search.halved(edges).edges
+    # drop ends right after another one, unless they are breaks or asked for
     min_length = MIN_SMOOTH_INTERVAL * (1.0 + np.abs(ends))
     is_long = np.diff(ends, prepend=-np.inf) > min_length
     ends = np.unique(np.concatenate([ends[is_long], breaks, more]))
@@ -182,6 +186,7 @@ class _Search:
     """
 
     def __init__(self, f: Function) -> None:
+        """Measure the size and the noise of a function."""
         self.f = f
         # on the grid: |u|, increasing, and the largest |f| over smaller arguments
         outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
@@ -231,7 +236,7 @@ class _Search:
             relative_length = (right - left) / (1.0 + np.abs(left))
             intervals = np.stack([left, right], axis=1)
             short.append(intervals[is_rough & (relative_length < MIN_SMOOTH_INTERVAL)])
-            is_rough &= relative_length > 4e-15  # shorter intervals cannot be halved
+            is_rough &= relative_length > MIN_HALVED_INTERVAL
             left, right = left[is_rough], right[is_rough]
             nearest = np.argsort(np.abs(left + right))[:PANELS]
             left, right = left[nearest], right[nearest]

@@ -9,7 +9,7 @@ whose test is that a cell agrees with its halves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,10 @@ ROUGH = 1e-6
 # half length relative to 1 + |x|: on shorter panels the largest finite value replaces
 # an infinite one
 SHORT = 1e-12
+# double precision: a panel of this length relative to its left end holds a few numbers
+LEAST_PANEL = 1e-15
+# half length relative to 1 + |x|: shorter panels have no number between their ends
+LEAST_HALF = 1e-16
 
 NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
 # also checked: otherwise a jump between the last node and the end would be missed
@@ -145,7 +149,8 @@ def resolve(
     edges = np.sort(edges, axis=1)
     rows = len(edges)
     left, right = edges[:, :-1], edges[:, 1:]
-    is_panel = right - left > 1e-15 * np.abs(left)  # near 0 short panels count too
+    is_panel = right - left > LEAST_PANEL * np.abs(left)  # near 0 short ones count too
+    # the panels of this round: the row of each, (panels,), and its ends
     row = np.nonzero(is_panel)[0]
     left, right = left[is_panel], right[is_panel]
     error = np.zeros(rows)
@@ -162,22 +167,20 @@ def resolve(
         with np.errstate(invalid="ignore", over="ignore"):
             largest_weight = density(left, right)
             if scale is None:
-                # multiply by the root of the density first: squares of growing values
-                # would overflow
-                rooted = values[:, :NODES] * np.sqrt(largest_weight)[:, None]
-                mass = np.sum(weight * rooted**2, axis=1)
-                scale = np.sqrt(np.bincount(row[is_finite], mass[is_finite], rows))
+                masses = _masses(values, weight, largest_weight)
+                scale = np.sqrt(np.bincount(row[is_finite], masses[is_finite], rows))
             missing = np.where(is_finite, unresolved(values), np.inf)
             rough_part = _rough_part(values, missing, left, right)
             if squares:
                 missing = np.sqrt(2 * half) * missing * np.sqrt(largest_weight)
             else:
                 missing = missing * 2 * half * largest_weight
-        halve = (missing > tolerance * scale[row]) & has_finite_value
-        halve &= halving < HALVINGS
-        is_endless = np.bincount(row[halve], minlength=rows) > failing
-        halve &= ~is_endless[row]
-        halve &= half > 1e-16 * (1.0 + np.abs(left))
+        halve = np.zeros(len(row), dtype=bool)
+        if halving < HALVINGS:
+            halve = (missing > tolerance * scale[row]) & has_finite_value
+            is_endless = np.bincount(row[halve], minlength=rows) > failing
+            halve &= ~is_endless[row]
+            halve &= half > LEAST_HALF * (1.0 + np.abs(left))
         done = ~halve
         error += np.bincount(row[done], missing[done], rows)
         rough += np.bincount(row[done], rough_part[done], rows)
@@ -191,12 +194,29 @@ def resolve(
         )
         if not halve.any():
             break
-        left, right = left[halve], right[halve]
-        middle = 0.5 * (left + right)
+        # the panels of the next round: all left halves, then all right halves
+        middle = 0.5 * (left + right)[halve]
         row = np.concatenate([row[halve], row[halve]])
-        new_left = np.concatenate([left, middle])
-        new_right = np.concatenate([middle, right])
+        new_left = np.concatenate([left[halve], middle])
+        new_right = np.concatenate([middle, right[halve]])
         left, right = new_left, new_right
+    return _resolved(finished, error, rough)
+
+
+def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:
+    """∫ values² on each panel, (panels,), with the density at its largest.
+
+    From values (panels, POINTS), weights (panels, NODES) and densities (panels,).
+    """
+    # multiply by the root of the density first: squares of growing values would
+    # overflow
+    rooted = values[:, :NODES] * np.sqrt(largest_weight)[:, None]
+    masses: Array = np.sum(weight * rooted**2, axis=1)
+    return masses
+
+
+def _resolved(finished: Sequence[_Panels], error: Array, rough: Array) -> Resolved:
+    """The panels of all rounds in the order of their rows."""
     row = np.concatenate([panels.row for panels in finished])
     order = np.argsort(row, kind="stable")
     return Resolved(

@@ -188,24 +188,27 @@ def _fill_separately(
     else:
         panels = _panels_within_reach(f_of_rows, poles, terms)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        density = np.exp(log_density(panels.x))
         if is_growing:
             # multiply both φ and h_k by √density, which underflows later than it
-            density = np.exp(0.5 * log_density(panels.x))
-            square = panels.integrate((panels.values * density) ** 2)
-            factor_of_h = density.ravel()
+            factor_of_values = np.exp(0.5 * log_density(panels.x))
+            factor_of_h = factor_of_values.ravel()
+            square = panels.integrate((panels.values * factor_of_values) ** 2)
         else:
-            square = panels.integrate(panels.values**2 * density)
-            factor_of_h = np.ones(density.size)
-        weighted = (panels.weight * panels.values * density).ravel()
-        # the nodes of a row are consecutive
+            factor_of_values = np.exp(log_density(panels.x))
+            factor_of_h = np.ones(panels.x.size)
+            square = panels.integrate(panels.values**2 * factor_of_values)
+        # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
+        # which are consecutive
+        weighted = (panels.weight * panels.values * factor_of_values).ravel()
         starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
         for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
             result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
         error = panels.error
         if f.f.smoothed is None:
+            # rough values may hide more: widen the error, with that of √E[φ²]
             widened = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
             error = np.where(panels.rough > 0, widened, error)
+        # the panels leave out a neighbourhood of each pole
         for side in poles.sides:
             near = poles.integrals(side, terms)
             square = square + near.square

@@ -63,7 +63,7 @@ def closed_form(
         return c + mu * nu
     if {phi, psi} <= {_SIN, _COS}:
         return _waves(phi is _SIN, psi is _SIN, mu, nu, a, c, b)
-    # the other formulas are for means of 0
+    # the other formulas are for means of 0, and for two functions of one kind
     if not has_closed_form(f, g) or not (_is_zero(mu) and _is_zero(nu)):
         return None
     if phi is _ERF:
@@ -348,6 +348,7 @@ def coefficients(f: Single, terms: int) -> Series:
     )
 
     def fill(rows: Array, columns: Series) -> None:
+        """Write the coefficients of some rows, selected by booleans."""
         result.coefficients[:, rows] = columns.coefficients
         result.square[rows] = columns.square
         result.error[rows] = columns.error
@@ -383,25 +384,9 @@ def pairs(
     # |ρ| > 1, from rounding or a mistake of the caller
     excess = np.maximum(np.abs(rho) - 1.0, 0.0)
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
-    value = np.empty(len(rho))
-    error = np.empty(len(rho))
-    scale = np.empty(len(rho))  # √(E[φ²] E[ψ²])
-    is_open = np.ones(len(rho), dtype=bool)  # whether the value is not known yet
-    has_formula = x.f.smoothed is not None or y.f.smoothed is not None
-    longest = _longest_series(x, y)
-    for terms, pairs_with_formula, pairs_without_formula in LENGTHS:
-        worthwhile = pairs_with_formula if has_formula else pairs_without_formula
-        open_pairs = np.nonzero(is_open)[0]
-        if len(open_pairs) < worthwhile or terms > longest:
-            break
-        for block in slices(len(open_pairs), PAIRS_PER_BATCH):
-            batch = open_pairs[block]
-            sums = _summed(x, y, ix[batch], iy[batch], rho[batch], terms)
-            value[batch] = sums.value
-            error[batch] = sums.error
-            scale[batch] = sums.scale
-            is_open[batch] = sums.too_short
-    open_pairs = np.nonzero(is_open)[0]
+    sums = _shortest_sums(x, y, ix, iy, rho)
+    value, error, scale = sums.value, sums.error, sums.scale
+    open_pairs = np.nonzero(sums.too_short)[0]
     if len(open_pairs):
         value[open_pairs], integration_error = conditioned(
             x.take(ix[open_pairs]),
@@ -419,6 +404,36 @@ def pairs(
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
+def _shortest_sums(x: Single, y: Single, ix: Array, iy: Array, rho: Array) -> Sums:
+    """The sums of Mehler's series for pairs of rows (see `pairs`).
+
+    Each of LENGTHS, in increasing order, is tried for the pairs for which the earlier
+    ones were too short, as long as enough pairs remain to be worth its coefficients.
+    """
+    count = len(rho)
+    result = Sums(
+        value=np.empty(count),
+        error=np.empty(count),
+        scale=np.empty(count),
+        too_short=np.ones(count, dtype=bool),
+    )
+    has_formula = x.f.smoothed is not None or y.f.smoothed is not None
+    longest = _longest_series(x, y)
+    for terms, pairs_with_formula, pairs_without_formula in LENGTHS:
+        worthwhile = pairs_with_formula if has_formula else pairs_without_formula
+        open_pairs = np.nonzero(result.too_short)[0]
+        if len(open_pairs) < worthwhile or terms > longest:
+            break
+        for block in slices(len(open_pairs), PAIRS_PER_BATCH):
+            batch = open_pairs[block]
+            sums = _summed(x, y, ix[batch], iy[batch], rho[batch], terms)
+            result.value[batch] = sums.value
+            result.error[batch] = sums.error
+            result.scale[batch] = sums.scale
+            result.too_short[batch] = sums.too_short
+    return result
+
+
 def _longest_series(x: Single, y: Single) -> int:
     """The terms of the longest series to try: longer ones cost more than conditioning.
 
@@ -434,7 +449,7 @@ def _longest_series(x: Single, y: Single) -> int:
 class Sums(NamedTuple):
     """Sums of Mehler's series for some pairs."""
 
-    value: Array
+    value: Array  # undefined where the series is too short
     error: Array  # where the series is too short, only that of the rows
     scale: Array  # √(E[φ²] E[ψ²])
     too_short: Array  # whether more terms are needed
@@ -446,9 +461,10 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     It is as short as each pair allows: an eighth, a quarter, a half of the terms, or
     all of them.
     """
+    # only the rows that occur, with ix and iy as positions among them
     if x is y:
         rows, index = _unique_rows(np.concatenate([ix, iy]))
-        ix, iy = index[: len(ix)], index[len(ix) :]
+        ix, iy = np.split(index, [len(ix)])
         rows_x = rows_y = x.take(rows)
     else:
         rows, ix = _unique_rows(ix)
@@ -630,15 +646,20 @@ def kernel(
     i, j = np.triu_indices(shape[-1])
 
     def upper(entries: Array) -> Array:
+        """The entries of the upper triangles, end to end."""
         triangle: Array = entries.reshape(shape)[..., i, j]
         return triangle.ravel()
 
-    value_and_error = pairs(rows_x, rows_x, upper(ix), upper(iy), upper(covariance))
-    triangles = np.reshape(value_and_error, (2, *shape[:-2], -1))
-    kernels = np.empty((2, *shape))  # value and error
-    kernels[..., i, j] = triangles
-    kernels[..., j, i] = triangles
-    return kernels[0], kernels[1]
+    def symmetric(triangles: Array) -> Array:
+        """The symmetric matrices with these entries of their upper triangles."""
+        by_matrix = triangles.reshape(*shape[:-2], len(i))
+        matrices = np.empty(shape)
+        matrices[..., i, j] = by_matrix
+        matrices[..., j, i] = by_matrix
+        return matrices
+
+    value, error = pairs(rows_x, rows_x, upper(ix), upper(iy), upper(covariance))
+    return symmetric(value), symmetric(error)
 
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:

@@ -202,8 +202,12 @@ def _products(
     Returns the values of the finest rule, and three times the disagreement of the
     rules.
     """
-    most = min(100, int((SETS << log_size) ** (1 / variables)))  # nodes per variable
-    sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
+    # nodes per variable: as many as fit in the points of a quasi-random rule, and about
+    # 2/3 and 5/6 of these
+    most = min(100, int((SETS << log_size) ** (1 / variables)))
+    two_thirds = most - max(2, most // 3)
+    five_sixths = most - max(1, most // 6)
+    sizes = (two_thirds, five_sixths, most)
     is_wide = most >= WIDE
 
     def integrals(nodes: int, least: float) -> RuleIntegrals:
@@ -220,6 +224,7 @@ def _products(
 
     usual, growing = MIN_WEIGHTS
     coarse, middle, fine = [integrals(nodes, usual) for nodes in sizes]
+    # an integrand that still counts on the rim needs smaller weights
     if is_wide and np.any(fine.rim > SUM_RTOL * fine.whole):
         coarse, middle, fine = [integrals(nodes, growing) for nodes in sizes]
     spread = 3 * np.maximum(
@@ -385,7 +390,8 @@ def _root(rows: Array) -> Root:
         unit = np.zeros((len(rows), d, 1))
     elif directions > d:
         # coordinates in an orthonormal frame of d directions, with the same products
-        unit = np.swapaxes(np.linalg.qr(np.swapaxes(unit, -1, -2), mode="r"), -1, -2)
+        triangle = np.linalg.qr(np.swapaxes(unit, -1, -2), mode="r")
+        unit = np.swapaxes(triangle, -1, -2)
     vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
     rank = np.sum(std > RANK * std[:, :1], axis=1)
     return Root(norm, vectors, std, rank)

@@ -109,12 +109,13 @@ class Poles:
     """
 
     def __init__(self, f: Single, reach: float, step: float) -> None:
+        """Find the exponents of the poles, and how far each reaches in each row."""
         self.f = f
         self.sides: list[Side] = []
         for pole in f.features.poles.tolist():
             below, above = exponents(f.f, pole)
             with np.errstate(all="ignore"):
-                at = (pole - f.mean) / f.std
+                at = (pole - f.mean) / f.std  # in standard deviations, (rows,)
                 radius = np.full(len(f), RADIUS * (1 + abs(pole))) / f.std
             if pole == 0:
                 radius = np.where(f.mean == 0, EXACT_RADIUS, radius)

@@ -287,6 +287,7 @@ class Orders:
     """
 
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
+        """`infinite` says whether vectors have infinite width."""
         self.infinite = infinite
         self._count = 1  # the basis functions so far; the first one is (1, …, 1)
         # for each output of a nonlinearity, as the set of it alone: the set of the
@@ -343,7 +344,7 @@ class Orders:
         vectors, coefficients = parts_of(x)
         small = [self.small_bits(v) for v in vectors]
         if coefficients is None:
-            return combined(x, small, None)
+            return combined(x, small, nonzero=None)
         orders = self.of(coefficients)
         sets = combined(x, small, orders == ONE)
         main = [self.bits(v) for v in vectors]
@@ -412,11 +413,11 @@ class Orders:
         vectors, coefficients = parts_of(x)
         inputs = [self.bits(v) for v in vectors]
         match x.op:
-            case Gaussian(source, mean, factor):
+            case Gaussian(source=source, mean=mean, factor=factor):
                 return self._sets_of_initial_vectors(x, source, mean, factor)
-            case MatMul(weight, y):
+            case MatMul(weight=weight, x=y):
                 return self._sets_of_products(x, weight.members.size, y)
-            case Span(y, known):
+            case Span(x=y, known=known):
                 return self.directions(y, known)
         if _is_linear(x):
             of_order_one = None
@@ -501,20 +502,20 @@ class Orders:
         match c.op:
             case Root():  # other width ratios are numbers at this point
                 return SMALL
-            case Constant(numbers):
+            case Constant(numbers=numbers):
                 return np.where(numbers != 0, ONE, ZERO)
-            case Take(x, flat):
+            case Take(x=x, flat=flat):
                 return self.of(x).ravel()[flat]
-            case Join(parts):
+            case Join(parts=parts):
                 return np.concatenate([self.of(x) for x in parts])
-            case Dot(x, y, 1.0):
+            case Dot(x=x, y=y, power=1.0):  # a mean; a score has order 1
                 return self.products(x, y, c.ndim)
-            case Coefficients(x, y):
+            case Coefficients(x=x, y=y):
                 # along its own direction and earlier ones, which come last
                 shift = y.shape[-1] - x.shape[-1]
                 earlier = np.tri(x.shape[-1], y.shape[-1], shift, dtype=np.int8)
                 return self.products(x, y, c.ndim) * earlier
-            case AdjointCorrection(d, u, g):
+            case AdjointCorrection(d=d, u=u, g=g):
                 if not self.infinite(g):
                     return ONE
                 return self.products(d, u, c.ndim) if self.infinite(d) else SMALL

@@ -136,9 +136,9 @@ def reads_small_parts(value: Value, context: Context) -> bool:
     with a finite output width.
     """
     match value.op:
-        case Dot(x, _, power):
-            return power == 0.5 and math.isinf(context.width(x))
-        case MatMul(_, x):
+        case Dot(x=x, power=0.5):  # a score
+            return math.isinf(context.width(x))
+        case MatMul(x=x):
             return math.isinf(context.width(x)) and math.isfinite(context.width(value))
     return False
 
@@ -285,12 +285,12 @@ def _pairs_asked_for(
     inputs_of_matrix: dict[Source, set[Value]] = {}
     for value in values:
         match value.op:
-            case Dot(x, y) | Coefficients(x, y):
+            case Dot(x=x, y=y) | Coefficients(x=x, y=y):
                 pairs[sources_of[x], sources_of[y]] = None
-            case AdjointCorrection(d, u, g, b):
+            case AdjointCorrection(d=d, u=u, g=g, b=b):  # ⟨d, u⟩ and ⟨g, b⟩
                 pairs[sources_of[d], sources_of[u]] = None
                 pairs[sources_of[g], sources_of[b]] = None
-            case MatMul(weight, x):
+            case MatMul(weight=weight, x=x):
                 inputs = inputs_of_matrix.setdefault(weight.source, set())
                 inputs.update(sources_of[x])
             case _ if vectors := asked(value):

@@ -105,8 +105,8 @@ def lower(
     >>> k = ns.weight(n, n, name="W_K") @ x
     >>> plan = ns.Program(ns.softmax(ns.dot(q, k))).plan(n=256)
     >>> for step in plan.steps:
-    ...     if step.words:
-    ...         print(step.kind, step.out.shape, step.words)
+    ...     if step.label:
+    ...         print(step.kind, step.out.shape, step.label)
     chi (1, 3) initial vectors: norms outside the frame
     normals (1, 3) initial vectors: along each other
     squares (1, 1) |x|² for W_Q x

@@ -115,6 +115,7 @@ class ProgramAnalysis:
         without: frozenset[str],
         picked: Sequence[int] | None,
     ) -> None:
+        """Analyse the program of the outputs, section by section."""
         self.bound = context.bound
         self.prices = context.prices
         self.outputs = tuple(outputs)
@@ -475,22 +476,23 @@ def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Comp
 
     A set with None needs products with linear vectors. Without the shortcut `apart`,
     all are one set. They are the connected components of a graph, whose nodes are the
-    nonlinearities, and None for all linear vectors.
+    nonlinearities, and None for all linear vectors; an edge is a product that some
+    operation asks for.
     """
-    nonlinear = [v for v in group.nonlinear if isinstance(v.op, Nonlin)]
+    # `group.nonlinear` also has other operations that need coordinates, such as `Pool`
+    nonlinear = [value for value in group.nonlinear if isinstance(value.op, Nonlin)]
     nodes: list[Value | None] = [None, *nonlinear]
+    if not apart:
+        return [frozenset(nodes)]
     number = {node: k for k, node in enumerate(nodes)}
     starts: list[int] = []
     ends: list[int] = []
     for value in nonlinear:
         for partner in partners.get(value, ()):
             node = partner if isinstance(partner.op, Nonlin) else None
-            if node in number:
+            if node in number:  # a nonlinearity of another group is no node
                 starts.append(number[value])
                 ends.append(number[node])
-        if not apart:
-            starts.append(number[value])
-            ends.append(number[None])
     least_in_component = connected(
         len(nodes), np.array(starts, dtype=np.intp), np.array(ends, dtype=np.intp)
     )

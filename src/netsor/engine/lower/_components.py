@@ -121,10 +121,11 @@ def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
     for value in values:
         match value.op:
             # one matrix has one space of inputs, and one of outputs
-            case MatMul(weight, x):
+            case MatMul(weight=weight, x=x):
+                # the first pair of each space pairs its first vectors with themselves
                 pairs.append((inputs.setdefault(weight.source, x), x))
                 pairs.append((outputs.setdefault(weight.source, value), value))
-            case AdjointCorrection(d, u, g, b):
+            case AdjointCorrection(d=d, u=u, g=g, b=b):
                 pairs += [(d, u), (g, b)]
             case MaterialisedMatMul():  # from one space to another, by coordinates
                 pass
@@ -176,6 +177,7 @@ class Clusters:
     """
 
     def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
+        """Number all vectors, and link those that meet, value by value in order."""
         self.values, self.blocks = values, blocks
         self.ids: dict[Value, Ints] = {}
         self.members: dict[Value, Ints] = {}
@@ -264,7 +266,7 @@ class Clusters:
 
         for value in self.values:
             match value.op:
-                case Fuse(x):  # a mean of x is a mean of the value
+                case Fuse(x=x):  # a mean of x is a mean of the value
                     if any(group.constant for group in groups_with(x)):
                         for group in groups_with(value):
                             group.constant = True
@@ -335,15 +337,15 @@ class Clusters:
         if rearranged is not None:
             return rearranged
         match value.op:
-            case MatMul(weight, x, each):
+            case MatMul(weight=weight, x=x, each=each):
                 return self._ids_of_products(value, weight.members.size, x, each)
             case Data() | MaterialisedMatMul():
                 return self._new(*value.shape, self.blocks[value])
-            case Gaussian(_, _, factor):
+            case Gaussian(factor=factor):
                 return self._ids_of_initial_vectors(value, factor)
-            case Fuse(x):
+            case Fuse(x=x):
                 return self._ids_of_fuse(value, x)
-            case Span(x, known):
+            case Span(x=x, known=known):
                 return self._ids_of_directions(value, (x, *known))
         return self._ids_where_arguments_meet(value)
 
@@ -407,7 +409,11 @@ class Clusters:
         return ids
 
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
-        """A function of vectors, coordinate by coordinate, is in their cluster."""
+        """The numbers of functions of vectors, coordinate by coordinate.
+
+        They are those of the arguments: the function is in their cluster. The arguments
+        of one function are linked.
+        """
         axes_of_inputs = value.op.reads(value.ndim)
         ids_of_arguments: list[Ints] = []
         for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):

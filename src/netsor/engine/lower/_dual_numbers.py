@@ -99,7 +99,7 @@ class Dual:
             case Dot(power=0.5):
                 # a score is n^(1/2) times a mean: its ε part needs the mean's ε² part
                 return not_known, []
-            case Dot(x) | Coefficients(x) | AdjointCorrection(g=x):
+            case Dot(x=x) | Coefficients(x=x) | AdjointCorrection(g=x):
                 # the rules of products hold for vectors of infinite width
                 if x not in infinite:
                     return not_known, []
@@ -109,7 +109,8 @@ class Dual:
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, an array with `ndim` axes.
 
-        They are a mean over blocks, x0 · N · y0 + x1 · y0 + x0 · y1.
+        For x = x0 + ε x1 and y = y0 + ε y1, they are x0 · N · y0 + x1 · y0 + x0 · y1,
+        averaged over blocks, with the normals N_ab of pairs of directions.
         """
         state = self.state
         builder = state.builder
@@ -315,6 +316,7 @@ class _SpanDerivative:
     """
 
     def __init__(self, dual: Dual, value: Vector, op: Span) -> None:
+        """For the directions `value`, which the operation `op` makes."""
         state = dual.state
         self.dual = dual
         self.state = state

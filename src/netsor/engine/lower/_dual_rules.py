@@ -147,7 +147,7 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     """
     arguments = [dual[p] for p in op.scalars]
     if not any(p.support.any() or p.unknown.any() for p in arguments):
-        return none(dual, value, op)
+        return none(dual, value, op)  # no argument has an ε part
     if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
     builder = dual.state.builder
@@ -157,12 +157,12 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
         slopes = builder.step(
             "apply",
             dual.state.scalars[op.scalars[0]],
-            made=value.shape,
+            result_shape=value.shape,
             f=slope,
             shape=value.shape,
         )
         return replace(p1, part=builder.step("multiply", slopes, p1.part))
-    if len(arguments) == 1 and not op.axes:
+    if len(arguments) == 1 and not op.axes:  # entry by entry, so 0 where that of p is
         return unknown_along(p1.support | p1.unknown)
     return unknown_along(dual.state.order_one(value))
 
@@ -175,6 +175,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
+    # for each matrix, the union of the directions of all its products
     sets = dual.state.sets(value)
     by_matrix = sets.reshape(op.weight.members.size, -1, sets.shape[-1])
     unions = np.bitwise_or.reduce(by_matrix, axis=1, keepdims=True)
@@ -260,7 +261,7 @@ class _NodeChange(NamedTuple):
 
 
 def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeChange:
-    """Σ_i ∂_i φ(x0) x1_i of outputs at nodes, (frames, vectors, nodes).
+    """Σ_i ∂_i φ(x0) x1_i of outputs φ(x0 + ε x1) at nodes, (frames, vectors, nodes).
 
     It is a central difference. A change of an argument is unknown if x1_i is, or if φ
     has a kink: there φ' depends on terms of order ε.
@@ -270,24 +271,11 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
     nodes = frame.directions
     positions = frame.group.positions[value]
     feature = _feature(dual, value, frame)
-    support = unknown = 0
-    arguments: list[Register] = []
-    changes: list[Register] = []
-
-    def at_nodes(x: Value, array: Register) -> Register:
-        """The numbers of an argument at nodes, for each output.
-
-        `array` are its coordinates, or its numbers; the result is (frames, vectors,
-        nodes), or (frames, vectors, 1) for scalars.
-        """
-        entries = state.argument_positions(x, value, positions)
-        if isinstance(x, Vector):
-            rows = state.gather(array, entries, nodes)
-            return builder.step("scale", rows, by=nodes**0.5)
-        flat = builder.reshape(array, x.size)
-        numbers = builder.take(flat, entries.ravel(), axis=0)
-        return builder.reshape(numbers, *positions.shape, 1)
-
+    # sets of basis functions, as bits
+    support = 0
+    unknown = 0
+    arguments: list[Register] = []  # x0_i
+    changes: list[Register] = []  # x1_i
     for number, x in enumerate(op.inputs):
         small = dual[x]  # x1_i
         if not isinstance(x, Vector):
@@ -302,22 +290,45 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
         else:
             unknown |= changed
         if is_smooth_in_x and small.part is not None:
-            changes.append(at_nodes(x, small.part))
+            changes.append(_argument_at_nodes(dual, value, x, small.part, frame))
         else:  # 0, or unknown
             changes.append(builder.constant(np.zeros((1, 1, 1))))
-        arguments.append(at_nodes(x, _main(state, x)))
+        main_part = _main(state, x)
+        arguments.append(_argument_at_nodes(dual, value, x, main_part, frame))
     shape = (*positions.shape, nodes)
     directional = builder.step(
         "apply",
         *arguments,
         *changes,
-        made=shape,
-        words=f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
+        result_shape=shape,
+        label=f"{named(op.f)} at order n^(-1/2), at {nodes} nodes",
         f=partial(_directional, op.f),
         shape=shape,
     )
     part = builder.step("scale", directional, by=nodes**-0.5)
     return _NodeChange(part, support, unknown)
+
+
+def _argument_at_nodes(
+    dual: Dual, value: Vector, x: Value, array: Register, frame: NodeFrame
+) -> Register:
+    """The numbers at nodes of an argument x of a nonlinearity, for each of its outputs.
+
+    `array` are the coordinates of vectors x, or the numbers of scalars x. The result is
+    (frames, vectors, nodes) for vectors, and (frames, vectors, 1) for scalars. `value`
+    is the result of the nonlinearity.
+    """
+    state = dual.state
+    builder = state.builder
+    positions = frame.group.positions[value]
+    entries = state.argument_positions(x, value, positions)
+    if isinstance(x, Vector):
+        nodes = frame.directions
+        rows = state.gather(array, entries, nodes)
+        return builder.step("scale", rows, by=nodes**0.5)
+    flat = builder.reshape(array, x.size)
+    numbers = builder.take(flat, entries.ravel(), axis=0)
+    return builder.reshape(numbers, *positions.shape, 1)
 
 
 def _directional(f: Function, *arrays: Any) -> Any:

@@ -104,7 +104,7 @@ def spanned(frame: Frame, vectors: Register, kept: int) -> tuple[Register, Regis
     builder = frame.builder
     beyond = builder.step("part", vectors, start=kept, stop=frame.directions)
     label = "turn the frame to span the vectors still in use"
-    basis = builder.step("basis", beyond, words=label)
+    basis = builder.step("basis", beyond, label=label)
     coordinates = []
     if kept:
         coordinates.append(builder.step("part", vectors, start=0, stop=kept))
@@ -318,9 +318,9 @@ class StandardBasis(Frame):
         """
         builder = self.builder
         label = "products of the vectors still in use"
-        gram = builder.step("gram", vectors, vectors, words=label)
+        gram = builder.step("gram", vectors, vectors, label=label)
         label = "turn the frame to span them"
-        coordinates = builder.step("reduced", gram, vectors, words=label)
+        coordinates = builder.step("reduced", gram, vectors, label=label)
         oriented = None
         if outputs:
             oriented = builder.step(

@@ -118,7 +118,7 @@ class LimitFrame(Frame):
         super().__init__(group, builder, directions, constant_entry)
         self.blocks: list[Directions] = []
         if constant_entry is not None:  # (1, …, 1) is the first basis function
-            self.blocks.append(Directions(0, 1, NO_VALUE))
+            self.blocks.append(Directions(start=0, stop=1, seed_key=NO_VALUE))
 
     def add_block(
         self,
@@ -366,7 +366,9 @@ class InfiniteWidthFrame(LimitFrame):
         key = a, b, same
         if key not in self._pairs:
             if a < b:
-                of_pair = self.builder.step("transposed", self.normals(b, a, False))
+                of_pair = self.builder.step(
+                    "transposed", self.normals(b, a, same=False)
+                )
             elif a > b:
                 of_pair = self._normals_with_earlier(a, b)
             elif same:
@@ -394,17 +396,19 @@ class InfiniteWidthFrame(LimitFrame):
         block = self.blocks[a]
         below = np.tri(block.stop - block.start, k=-1, dtype=bool)
         label = "scores of sources drawn together"
-        return self._symmetric(block, below, 0, label)
+        return self._symmetric(block, below, stream=0, label=label)
 
     def _normals_with_squares(self, a: int) -> Register:
         """All normals within a block; those of (1, …, 1) with itself are 0."""
         block = self.blocks[a]
-        others = self.normals(a, a, False)
+        others = self.normals(a, a, same=False)
         if block.seed_key == NO_VALUE:
             return others
         diagonal = np.eye(block.stop - block.start, dtype=bool)
         label = "squares of sources"
-        squares = self._symmetric(block, diagonal, 1, label, std=math.sqrt(2.0))
+        squares = self._symmetric(
+            block, diagonal, stream=1, label=label, std=math.sqrt(2.0)
+        )
         return self.builder.step("add", others, squares)
 
     def _symmetric(
@@ -472,12 +476,13 @@ def tie_equal_arguments(
     sign(x − y) would notice; opposite vectors get opposite numbers (see `_ops`). For a
     product of functions of one vector each, nothing needs to be equal.
     """
-    tied, vectors = list(arrays), len(arrays)
-    if f is MULTIPLY or _factors_have_one_vector(f, vectors):
+    tied = list(arrays)
+    count = len(arrays)
+    if f is MULTIPLY or _factors_have_one_vector(f, count):
         return tied
-    for later in range(1, vectors):
+    for later in range(1, count):
         for earlier in range(later):
-            if rows[earlier] is not rows[later]:
+            if rows[earlier] is not rows[later]:  # one register needs no comparison
                 same = builder.step("alike", rows[earlier], rows[later])
                 tied[later] = builder.step(
                     "identified", same, tied[earlier], tied[later]
@@ -540,7 +545,7 @@ class NodeFrame(LimitFrame):
             *self.rows,
             first=earlier,
             count=self.nodes,
-            made=(*shape, self.nodes),
+            result_shape=(*shape, self.nodes),
         )
         self.rows.append(values)
         self.add_block(sources, seed_key)
@@ -561,8 +566,8 @@ class NodeFrame(LimitFrame):
             "apply",
             *arrays,
             *params,
-            made=shape,
-            words=f"{named(new.f)} at {self.nodes} nodes",
+            result_shape=shape,
+            label=f"{named(new.f)} at {self.nodes} nodes",
             f=new.f,
             shape=shape,
         )

@@ -79,7 +79,7 @@ def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Reg
     0 where their terms cancel up to rounding.
     """
     op = value.op
-    result = apply_linear(state, value, arrays, None)
+    result = apply_linear(state, value, arrays, coefficients=None)
     is_sum = not isinstance(op, Apply) or op.f in SUMS + PRODUCTS
     if result.value is None or not state.analysis.infinite or not is_sum:
         return result
@@ -101,13 +101,17 @@ def _size_of_result(
         if isinstance(op, Apply) and op.f in PRODUCTS:
             p_terms, q_terms = term_sizes
             p_size, q_size = [state.size_of_terms(array) for array in arrays]
-            errors_of_p = apply_linear(state, value, [p_terms, q_size], None)
-            errors_of_q = apply_linear(state, value, [p_size, q_terms], None)
+            errors_of_p = apply_linear(
+                state, value, [p_terms, q_size], coefficients=None
+            )
+            errors_of_q = apply_linear(
+                state, value, [p_size, q_terms], coefficients=None
+            )
             return state.builder.step("add", errors_of_p, errors_of_q)
         added = value
         if isinstance(op, Apply) and op.f is SUBTRACT:
             added = Scalar(replace(op, f=ADD), value.shape)
-        return apply_linear(state, added, term_sizes, None)
+        return apply_linear(state, added, term_sizes, coefficients=None)
 
 
 def without_rounding(
@@ -235,15 +239,19 @@ def paired_products(
     ndim: int,
     label: str = "",
 ) -> Register:
-    """`products` of arrays in place of the coordinates of x and y, (…, i, j)."""
+    """`products` of arrays in place of the coordinates of x and y, (…, i, j).
+
+    The result broadcasts to values with `ndim` axes; `label` describes the step.
+    """
     width = min(x_array.shape[-1], y_array.shape[-1])  # beyond, one of them is 0
 
     def aligned_rows(array: Register, vector: Vector) -> Register:
+        """The rows of an array, with the axes in front that the result has."""
         return state.align_axes(state.rows(array, width), vector.ndim, ndim - 1)
 
     x_rows = aligned_rows(x_array, x)
     y_rows = aligned_rows(y_array, y)
-    return state.builder.step("gram", x_rows, y_rows, words=label)
+    return state.builder.step("gram", x_rows, y_rows, label=label)
 
 
 def products_of_coordinates(state: State, value: Scalar) -> Register | None:
@@ -262,7 +270,7 @@ def products_of_coordinates(state: State, value: Scalar) -> Register | None:
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
     columns = state.builder.step("transposed", x)
-    gram = state.builder.step("gram", columns, columns, words="X^T X/n")
+    gram = state.builder.step("gram", columns, columns, label="X^T X/n")
     return state.builder.step("scale", gram, by=1 / state.norm(op.x) ** 2)
 
 
@@ -313,7 +321,7 @@ def _crossed_in_group(
     """The terms of Σ_a x_a N_ab for the vectors of a group, (frames, vectors, ·).
 
     There is a term for each pair of blocks of directions a and b that x and y use; none
-    if they use none.
+    if they use none. The result has the directions b from `start` to `stop`.
     """
     builder, frame = state.builder, state.frames[group]
     coordinates = state.vectors[x].coordinates
@@ -322,6 +330,7 @@ def _crossed_in_group(
         product = builder.step("multiply", rows, frame.white_noise())
         return [builder.pad_or_cut(product, stop)]
     assert isinstance(frame, InfiniteWidthFrame)
+    # the directions that x and y use, as bits
     x_set = union(state.sets(x).ravel()[group.positions[x]])
     y_set = union(state.sets(y).ravel()[group.positions[y]])
     terms = []
@@ -331,8 +340,9 @@ def _crossed_in_group(
         for i, a in enumerate(frame.blocks):
             if not a.bits & x_set:
                 continue
+            # whether x and y share a direction, so that N_aa is needed
             squares = i == j and bool(x_set & y_set & a.bits)
-            normals = frame.normals(i, j, squares)
+            normals = frame.normals(i, j, same=squares)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
             # from the directions of b to those from start to stop

@@ -90,7 +90,8 @@ def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> No
 
     The singular vectors of such a gradient are those of fluctuations.
     """
-    if not (isinstance(op.f.f, partial) and op.f.f.func is orthogonalised):
+    function = op.f.f
+    if not isinstance(function, partial) or function.func is not orthogonalised:
         return
     # the gradient is Σ_k l_k r_k^T, and the arguments are the Gram matrices of l and r;
     # for each k: whether both l_k and r_k are of order 1, and whether one is random
@@ -103,8 +104,10 @@ def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> No
             varies = varies | _varies(state, gram.op.x)
         else:
             varies = varies | (gram in state.random)
-    if (varies.any(axis=-1) & ~has_limit.any(axis=-1)).any():
-        optimiser = op.f.f.keywords["optimiser"]
+    tends_to_zero = ~has_limit.any(axis=-1)
+    is_random = varies.any(axis=-1)
+    if (is_random & tends_to_zero).any():
+        optimiser = function.keywords["optimiser"]
         raise ScoreError(
             value,
             f"{optimiser} orthogonalises a gradient whose limit is 0: as n → ∞ its"
@@ -279,15 +282,15 @@ def _apply(
 
     arguments = tie_equal_arguments(builder, op.f, aligned(rows), aligned(arrays))
     if op.f is MULTIPLY and len(arguments) == 2:
-        return builder.step("multiply", *arguments, words="product of coordinates")
+        return builder.step("multiply", *arguments, label="product of coordinates")
     coordinates = arrays[0].shape[-1]
     shape = (*value.shape, state.analysis.blocks[value], coordinates)
     return builder.step(
         "apply",
         *arguments,
         *scalars,
-        made=shape,
-        words=f"{named(op.f)} of coordinates",
+        result_shape=shape,
+        label=f"{named(op.f)} of coordinates",
         f=op.f,
         shape=shape,
         axes=0,
@@ -357,8 +360,8 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
         return builder.step(
             "apply",
             builder.reshape(all_coordinates, all_coordinates.size),
-            made=value.shape,
-            words=f"{named(op.f)} of all coordinates",
+            result_shape=value.shape,
+            label=f"{named(op.f)} of all coordinates",
             f=op.f,
             shape=value.shape,
         )
@@ -423,8 +426,8 @@ def _sum_at(
         builder.reshape(padded, *op.left.shape, blocks * width),
         r,
         x,
-        made=(*value.shape, blocks * width),
-        words="entries of the gradient",
+        result_shape=(*value.shape, blocks * width),
+        label="entries of the gradient",
         sizes=op.sizes,
         eps=op.eps,
     )
@@ -458,7 +461,7 @@ def _outer_product_sum_at_nodes(
         "apply",
         at_nodes,
         r,
-        made=at_nodes.shape,
+        result_shape=at_nodes.shape,
         f=partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser),
         shape=at_nodes.shape,
     )

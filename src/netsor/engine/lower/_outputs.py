@@ -137,7 +137,11 @@ def _coordinates_differ(state: State, output: Value) -> bool:
 
 
 def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
-    """Coordinate number k of those asked for, of all vectors of an output."""
+    """Coordinate number k of those asked for, of all vectors of an output.
+
+    It is a sum of numbers that are drawn (`mean`) and combinations of variables that
+    are never drawn (`coefficients`). Scalars have only the former.
+    """
     builder, analysis = state.builder, state.analysis
     variables = _variables(state)
     coefficients = builder.constant(np.zeros((output.size, variables)))
@@ -146,9 +150,12 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
         return _Coordinate(mean, coefficients)
     vector = state.vectors[output]
     blocks, width = analysis.blocks[output], analysis.widths[output]
+    # the block that has the coordinate, and the coordinate's index within it; at
+    # infinite width all coordinates have the same law
     block, index = 0, 0
     if output not in analysis.infinite:
-        block, index = divmod(analysis.picked[k] % int(blocks * width), int(width))
+        coordinate = analysis.picked[k] % int(blocks * width)
+        block, index = divmod(coordinate, int(width))
     rows = np.arange(output.size) * blocks + block
 
     def in_block(array: Register) -> Register:
@@ -158,6 +165,7 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
 
     mean = builder.constant(np.zeros(output.size))
     if vector.sample is not None:
+        # its columns: the coordinates asked for, then the variables never drawn
         count = len(analysis.picked)
         width_of_sample = max(vector.sample.shape[-1], count)
         sample = builder.pad_or_cut(in_block(vector.sample), width_of_sample)
@@ -185,19 +193,21 @@ def _in_frame(
     if all(state.frames[group].is_standard_basis for group in groups):
         entry = builder.step("part", coordinates, start=index, stop=index + 1)
         return builder.reshape(entry, output.size)
+    # for each vector, coordinate α of the directions of its frame
     directions_in_group: list[tuple[Ints, Register]] = []
     for group in groups:
         positions = group.positions[output]
-        orientation = state.frames[group].orientation()
+        orientation = state.frames[group].orientation()  # (frames, asked for, ·)
         number = local_coordinates(group, state.analysis.picked).index(index)
         row = builder.take(orientation, np.array([number]), axis=1)
         shape = (*positions.shape, orientation.shape[-1])
-        spread = builder.step("spread", row, shape=shape)
+        spread = builder.step("spread", row, shape=shape)  # the same for its vectors
         directions_in_group.append((positions, spread))
     directions = builder.take(state.scatter(directions_in_group), rows, axis=0)
     width = max(directions.shape[-1], coordinates.shape[-1])
 
     def as_row(array: Register) -> Register:
+        """From (vectors, ·) to (vectors, 1, width), padded with zeros."""
         return builder.reshape(builder.pad_or_cut(array, width), output.size, 1, width)
 
     inner = builder.step("gram", as_row(coordinates), as_row(directions))

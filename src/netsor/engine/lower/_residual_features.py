@@ -342,7 +342,7 @@ class ResidualBasis:
             "residual",
             residuals.residual_gram,
             residuals.gram,
-            words=f"coordinates of {named(new.f)}",
+            label=f"coordinates of {named(new.f)}",
         )
         coordinates = residuals.along_linear
         if residuals.along_earlier is not None:
@@ -384,7 +384,13 @@ class ResidualBasis:
             )
             along_earlier = builder.step("solve", self.factor, products)
             residual_gram = _less(builder, residual_gram, along_earlier, along_earlier)
-        return _NewResiduals(new, along_linear, along_earlier, gram, residual_gram)
+        return _NewResiduals(
+            features=new,
+            along_linear=along_linear,
+            along_earlier=along_earlier,
+            gram=gram,
+            residual_gram=residual_gram,
+        )
 
     def _extend(
         self,
@@ -515,7 +521,7 @@ def _kernel(
     x: ResidualFeatures,
     y: ResidualFeatures,
     constant: bool,
-    words: str,
+    feature_name: str,
 ) -> Register:
     """E[F_i F'_j] of features x and y, (frames, i, j).
 
@@ -543,8 +549,8 @@ def _kernel(
             g=g,
             params_of_f=len(p),
             constant=constant,
-            made=(u.shape[0], u.shape[1], v.shape[1]),
-            words=f"E[{named(f)} {named(g)}] for {words}",
+            result_shape=(u.shape[0], u.shape[1], v.shape[1]),
+            label=f"E[{named(f)} {named(g)}] for {feature_name}",
         )
 
     return builder.fold("multiply", map(expected, independent(x, y)))
@@ -560,7 +566,12 @@ def _mean_and_slopes(
     u, f, params = part
     frames, count, r, _ = u.shape
     moments = builder.step(
-        "moments", u, *params, made=(frames, count, 1 + r), f=f, constant=constant
+        "moments",
+        u,
+        *params,
+        result_shape=(frames, count, 1 + r),
+        f=f,
+        constant=constant,
     )
     slopes = builder.step("part", moments, start=1, stop=1 + r)
     slopes = builder.reshape(slopes, frames, count, 1, r)
@@ -578,7 +589,7 @@ def _regression(
     """
     means: list[Register] = []
     rows: list[Register] = []
-    for factors in independent(new, None):
+    for factors in independent(new, y=None):
         part = new.part(builder, factors.of_x)
         mean, slopes = _mean_and_slopes(builder, part, constant)
         row = builder.step("product", slopes, part.arguments)

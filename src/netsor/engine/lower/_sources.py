@@ -84,14 +84,15 @@ def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Reg
         slots, frame = group.slots[value], state.frames[group]
         slots_per_frame = slots.shape[1]
         coordinates = frame.add_sources(
-            (*state.analysis.seed_key[value], number),
-            slots_per_frame * sources,
-            value in state.analysis.leaves,
-            state.label(value),
+            seed_key=(*state.analysis.seed_key[value], number),
+            sources=slots_per_frame * sources,
+            leaf=value in state.analysis.leaves,
+            label=state.label(value),
         )
         shape = (*slots.shape, sources, coordinates.shape[-1])
         by_slot.append((slots, state.builder.reshape(coordinates, *shape)))
         if isinstance(frame, LimitFrame):
+            # the new directions are the last block; sets are bits
             block = frame.blocks[-1]
             directions = [1 << k for k in range(block.start, block.stop)]
             sets_of_sources = np.array(directions, dtype=object)
@@ -140,7 +141,7 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     # instead, since the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
-    fresh = _sources(state, value, rank * blocks, 1)
+    fresh = _sources(state, value, slots=rank * blocks, sources=1)
 
     def scaled(sources: Register) -> Register:
         """std E_k, from (rank · blocks, 1, ·) to (1, rank, blocks · ·)."""
@@ -349,11 +350,11 @@ def _reduced(state: State, rows: Register, label: str) -> Register:
     if rows.shape[-1] <= rows.shape[-2]:
         return rows
     if rows.shape[-2] == 1:
-        squares = builder.step("squares", rows, words=f"|x|² for {label}")
+        squares = builder.step("squares", rows, label=f"|x|² for {label}")
         norm = builder.step("root", squares)
         return builder.reshape(norm, *norm.shape, 1)
-    gram = builder.step("gram", rows, rows, words=f"⟨x, x'⟩ for {label}")
-    return builder.step("reduced", gram, rows, words=f"K = C C^T for {label}")
+    gram = builder.step("gram", rows, rows, label=f"⟨x, x'⟩ for {label}")
+    return builder.step("reduced", gram, rows, label=f"K = C C^T for {label}")
 
 
 def _stacked_product(
@@ -374,7 +375,7 @@ def _stacked_product(
     members, blocks = slots
     directions = coordinates.shape[-1]
     e = builder.reshape(coordinates, 1, members * blocks * directions, c.shape[-1])
-    product = builder.step("gram", c, e, words=label)
+    product = builder.step("gram", c, e, label=label)
     by_vector = builder.reshape(product, c.shape[-2], members, blocks * directions)
     by_member = builder.step("permute", by_vector, axes=(1, 0, 2))
     return LoweredVector(builder.reshape(by_member, *value.shape, blocks, directions))
@@ -391,9 +392,10 @@ def _combined(
 ) -> LoweredVector:
     """The vectors C E of a value, with their coordinates, samples and sets.
 
-    C is (members or 1, vectors, k) and E (members · blocks, k, ·); `slots` is (members,
-    blocks). The rows of the result are (member, vector, block) in this order; if those
-    of the value have another order, `order` gives for each the row of the result.
+    C is (members or 1, vectors, k) and E, the `sources`, (members · blocks, k, ·);
+    `slots` is (members, blocks). The rows of the product are (member, vector, block) in
+    this order. If those of the value have another order, `order` gives for each row of
+    the value the row of the product. `label` describes the product of coordinates.
     """
     builder = state.builder
     members, blocks = slots
@@ -403,13 +405,14 @@ def _combined(
 
     def multiplied(e: Register, label: str = "") -> Register:
         """C E for coordinates or samples of E, (*shape, ·)."""
-        # the blocks of a source end to end: C is the same for all of them
+        # C is the same for all blocks, so put those of a source end to end: from
+        # (members · blocks, k, ·) to (members, k, blocks · ·)
         e = builder.reshape(e, members, blocks, k, e.shape[-1])
         if blocks > 1:
             e = builder.step("permute", e, axes=(0, 2, 1, 3))
         e = builder.reshape(e, members, k, blocks * e.shape[-1])
         if k:
-            product = builder.step("product", c, e, words=label)
+            product = builder.step("product", c, e, label=label)
         else:
             product = builder.constant(np.zeros((*shape, 0)))
         rows = builder.reshape(product, count, product.size // count)
@@ -463,7 +466,7 @@ def materialised_matmul(
         f" {op.vectors} vectors in all"
     )
     scaled = builder.step("scale", rows, by=op.gain)
-    product = builder.step(instruction, scaled, entries, words=label)
+    product = builder.step(instruction, scaled, entries, label=label)
     return LoweredVector(
         builder.reshape(product, *value.shape, blocks, product.shape[-1] // blocks)
     )
@@ -513,11 +516,11 @@ def span(
             known_rows = _rows_of_matrices(state, v, directions)
             unit_rows = builder.step("scale", known_rows, by=1 / state.norm(v))
             orthonormal.append(unit_rows)
-        unit = builder.step("span", rows, *orthonormal, words=label)
+        unit = builder.step("span", rows, *orthonormal, label=label)
         new = builder.step("scale", unit, by=state.norm(x))
     else:
         factor = builder.step("factor", builder.step("gram", rows, rows))
-        new = builder.step("spanned", factor, rows, words=label, by=state.norm(x))
+        new = builder.step("spanned", factor, rows, label=label, by=state.norm(x))
     coordinates = builder.reshape(
         new, *value.shape, state.analysis.blocks[value], directions
     )
@@ -581,7 +584,7 @@ def along(state: State, x: Vector, y: Vector) -> Register:
         gram = builder.step("gram", x_rows, x_rows)
         arguments.append(builder.step("factor", gram))
     label = "⟨x, direction⟩ for a matrix that acts again"
-    inner = builder.step("along", *arguments, words=label, by=1 / state.norm(y))
+    inner = builder.step("along", *arguments, label=label, by=1 / state.norm(y))
     mean = builder.step("scale", inner, by=1 / state.norm(x))
     return builder.reshape(mean, *x.shape, y.shape[-1])
 

@@ -207,8 +207,8 @@ class State:
     >>> state.vectors[x].coordinates.shape  # three vectors, one block, three directions
     (3, 1, 3)
     >>> for step in state.builder.steps:
-    ...     if step.words:
-    ...         print(step.kind, step.out.shape, step.words)
+    ...     if step.label:
+    ...         print(step.kind, step.out.shape, step.label)
     chi (1, 3) initial vectors: norms outside the frame
     normals (1, 3) initial vectors: along each other
     """
@@ -220,6 +220,11 @@ class State:
         builder: Builder,
         on_nodes: frozenset[int],
     ) -> None:
+        """The state before any value is lowered.
+
+        `on_nodes` has the numbers of the groups whose coordinates are values at
+        quasi-random nodes.
+        """
         self.analysis = analysis
         self.notes = notes
         self.builder = builder

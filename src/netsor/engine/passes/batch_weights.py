@@ -154,7 +154,7 @@ class _Stacking:
             assert isinstance(op, MatMul)
             d_b = op.x if op.each else op.x[None]
             inputs.append(position.rescaled(op.weight, d_b))
-        d = concat(join(inputs), 0)
+        d = concat(join(inputs), axis=0)
         return (position.stacked(first) @ d).reshape(*shape)
 
     def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:
@@ -268,8 +268,9 @@ def _sum_over_batch(product: Value, users: Users) -> Value | None:
         return None
     total = readers[0]
     match total.op:
-        case Mix(Scalar(op=Constant(numbers)), Vector() as x) if x is summed:
-            if numbers.shape == (1, product.shape[0]) and (numbers == 1).all():
+        case Mix(a=Scalar(op=Constant(numbers=numbers)), x=x) if x is summed:
+            is_one_row = numbers.shape == (1, product.shape[0])
+            if is_one_row and (numbers == 1).all():
                 return total
     return None
 
@@ -352,10 +353,12 @@ def _product_behind(
         if term in batch_sums:
             return batch_sums[term]
         match term.op:
-            case MatMul(weight) if weight.transposed and not weight.batch:
+            case MatMul(weight=weight) if weight.transposed and not weight.batch:
                 return term
-            case Take(x, flat) if np.array_equal(flat.ravel(), np.arange(x.size)):
-                term = x
+            case Take(x=x, flat=flat) if np.array_equal(
+                flat.ravel(), np.arange(x.size)
+            ):
+                term = x  # all entries in order, in another shape
             case _:
                 return None
     return None
@@ -374,7 +377,7 @@ def _stacking_key(
     if len(other_uses) != 1:
         return None
     match other_uses[0].op:
-        case MatMul(other, x, False) if not other.transposed:
+        case MatMul(weight=other, x=x, each=False) if not other.transposed:
             widths = weight.in_width, weight.out_width
             finite = all(math.isfinite(width.bind(context.bound)) for width in widths)
             same_members = weight.members.tolist() == other.members.tolist()

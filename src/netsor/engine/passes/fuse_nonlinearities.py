@@ -73,20 +73,23 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
     """
 
     def change(old: Value, new: Value) -> Value:
-        match new.op:
-            case Nonlin(f, vectors) if context.width(new) == np.inf:
-                expanded = _Expander(new, whole=False)
-                fully_expanded = _Expander(new, whole=True)
-                if len(fully_expanded.vectors) < len(expanded.vectors):
-                    expanded = fully_expanded
-                composes = any(_nonlinear(x) for x in vectors)
-                has_fewer_vectors = len(expanded.vectors) != len(vectors)
-                # products too: a `Composed` function knows its factors
-                if not (composes or has_fewer_vectors or f is MULTIPLY):
-                    return new
-                composed = expanded.function(f.name)
-                op = Nonlin(composed, expanded.vectors, expanded.scalars)
-                return replace(new, op=op)
+        """A nonlinearity of fewer or other vectors in place of one; others stay.
+
+        `new` is the copy of the value on vectors that are already rewritten.
+        """
+        op = new.op
+        if not isinstance(op, Nonlin) or context.width(new) < np.inf:
+            return new
+        expanded = _Expander(new, whole=False)
+        fully_expanded = _Expander(new, whole=True)
+        if len(fully_expanded.vectors) < len(expanded.vectors):
+            expanded = fully_expanded
+        composes = any(_nonlinear(x) for x in op.vectors)
+        has_other_count = len(expanded.vectors) != len(op.vectors)
+        is_product = op.f is MULTIPLY  # a `Composed` product knows its factors
+        if composes or has_other_count or is_product:
+            composed = expanded.function(op.f.name)
+            return replace(new, op=Nonlin(composed, expanded.vectors, expanded.scalars))
         return new
 
     return rewritten(outputs, context, change)
@@ -97,9 +100,9 @@ def _nonlinear(x: Value) -> bool:
     match x.op:
         case Nonlin():
             return True
-        case Add(a, b):
+        case Add(x=a, y=b):
             return _nonlinear(a) or _nonlinear(b)
-        case Scale(_, a) | Take(a):
+        case Scale(x=a) | Take(x=a):
             return _nonlinear(a)
     return False
 
@@ -117,6 +120,7 @@ class _Expander:
     """
 
     def __init__(self, value: Value, whole: bool) -> None:
+        """Expand a nonlinearity."""
         self.whole = whole
         self._leaves: dict[Value, None] = {}  # an ordered set
         # values that are entries of another one: by that value, and by the positions
@@ -156,20 +160,25 @@ class _Expander:
             return expressions
 
         match x.op:
-            case Nonlin(Composed(f=Call() as inner), vectors, scalars):
+            # a function that an earlier rewrite composed: insert its expression
+            case Nonlin(
+                f=Composed(f=Call() as inner), vectors=vectors, scalars=scalars
+            ):
                 arguments = expanded(*vectors, *scalars)
                 return _with_leaves(inner, arguments.__getitem__)
-            case Nonlin(f, vectors, scalars):
+            case Nonlin(f=f, vectors=vectors, scalars=scalars):
                 return Call(f, tuple(expanded(*vectors, *scalars)))
-            case Add(a, b) if self.whole or _nonlinear(x):
+            case Add(x=a, y=b) if self.whole or _nonlinear(x):
                 return Call(add, tuple(expanded(a, b)))
-            case Scale(c, a) if self.whole or _nonlinear(x):
+            case Scale(c=c, x=a) if self.whole or _nonlinear(x):
                 return Call(MULTIPLY, tuple(expanded(a, c)))
-            case Take(a, flat) if positions is not None or _nonlinear(a):
+            case Take(x=a, flat=flat) if positions is not None or _nonlinear(a):
+                # entries of entries of a are entries of a
                 if positions is not None:
                     flat = flat.ravel()[positions]
                 return self._expand(a, np.asarray(flat, order="C"))
-            case Take(a, flat):  # x is a leaf, and so are these entries elsewhere
+            case Take(x=a, flat=flat):
+                # x is a leaf, which the same entries of a elsewhere use again
                 self._taken.setdefault((a, flat.tobytes(), flat.shape), x)
         return self._leaf(x, positions)
 

@@ -87,6 +87,7 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
     states: dict[Value, dict[Any, Any]] = {}
 
     def change(old: Value, new: Value) -> Value:
+        """Operations without steps in place of a value after steps; others stay."""
         match new.op:
             case (MatMul() | SteppedMatMul()) as op if op.weight.source in weights:
                 return weights[op.weight.source].act(new, op)
@@ -434,7 +435,7 @@ class _Gradient(_Term):
         contributions = []
         for unit, numbers in numbers_by_unit.items():
             combination = mix(_repeated(numbers, pairs_of_terms) * products, left)
-            contributions.append(Order(1.0, unit).times(combination))
+            contributions.append(Order(number=1.0, unit=unit).times(combination))
         return contributions
 
     def _numbers_of_terms(
@@ -478,7 +479,14 @@ class _Signs(_Term):
         if self.eps and math.inf in weights.context.bound.values():
             raise eps_error(weights.value, self.eps, self.optimiser, "the entries")
         matrices = max(len(left), len(right), len(x))
-        outer = Outer(left, right, x, self.sizes, self.eps, self.optimiser)
+        outer = Outer(
+            left=left,
+            right=right,
+            x=x,
+            sizes=self.sizes,
+            eps=self.eps,
+            optimiser=self.optimiser,
+        )
         product = Vector(outer, (matrices, x.shape[1]), left.width)
         orders = weights.acting_orders(coefficient, x.width.bind)
         return [order.times(product) for order in orders]
@@ -511,7 +519,7 @@ class _PolarFactor(_Term):
         contributions = []
         for order in weights.acting_orders(coefficient, size):
             combination = mix(value_of(order.number) * coefficients, left)
-            contributions.append(Order(1.0, order.unit).times(combination))
+            contributions.append(Order(number=1.0, unit=order.unit).times(combination))
         return contributions
 
 
@@ -555,31 +563,45 @@ class _Leaf(Arithmetic):
         self.infinite = math.inf in context.bound.values()
 
     def after(self, states: Mapping[Any, Any]) -> _Stepped:
-        """The parameter after the step, given the states of its optimisers."""
+        """The parameter after the step: the update of its optimiser.
+
+        `states` are the states of optimisers before the step, such as momenta. There
+        are several if earlier steps of the parameter used other optimisers; the update
+        reads and replaces only that of its own, None before the first step.
+        """
         op, optimiser = self.op, self.op.rule.optimiser
-
-        def at_widths(rate: WidthFunction) -> Combination:
-            return number_at(rate, self.context.bound, self.value, op.rule.name)
-
-        gradients = []
-        for k, d in enumerate(op.d):
-
-            def size(w: Mapping[str, float], k: int = k) -> float:
-                return float(op.sizes(w)[k])
-
-            gradients.append(Combination.of(d) * at_widths(size))
-        rates = rates_of(op, 0, self.context.bound, at_widths)
+        gradient = self._gradient()
+        rates = rates_of(
+            op, step=0, bound=self.context.bound, at_widths=self._at_widths
+        )
         if rates.eps and self.infinite:
             name = type(optimiser).__name__
             raise eps_error(self.value, rates.eps, name, "the entries")
-        w, state = optimiser._update(
-            self,
-            Combination.of(op.x),
-            reduce(operator.add, gradients),
-            states.get(optimiser),
-            rates,
+        parameter, state = optimiser._update(
+            self, Combination.of(op.x), gradient, states.get(optimiser), rates
         )
-        return _Stepped(self._realised(w), {**states, optimiser: state})
+        return _Stepped(
+            value=self._realised(parameter), states={**states, optimiser: state}
+        )
+
+    def _gradient(self) -> Combination:
+        """The gradient Σ_k size_k d_k of a `SteppedParameter`.
+
+        The sizes are functions of the widths, here with their powers of infinite ones.
+        """
+        op = self.op
+        terms = []
+        for k, d in enumerate(op.d):
+
+            def size(widths: Mapping[str, float], k: int = k) -> float:
+                return op.sizes(widths)[k]
+
+            terms.append(Combination.of(d) * self._at_widths(size))
+        return reduce(operator.add, terms)
+
+    def _at_widths(self, rate: WidthFunction) -> Combination:
+        """A number that depends on the widths, with its order in the infinite ones."""
+        return number_at(rate, self.context.bound, self.value, self.op.rule.name)
 
     def _realised(self, total: Combination, with_small_parts: bool = True) -> Any:
         """A combination as a value, with or without its parts of order n^(−1/2)."""
@@ -635,6 +657,7 @@ def _of_order_one(gradient: Combination) -> Combination:
     """
 
     def total(powers: Powers) -> float:
+        """The sum of the exponents: the order, if all widths grow alike."""
         return sum(power for _, power in powers)
 
     all_powers = [powers for _, powers in gradient.terms]
@@ -729,9 +752,9 @@ class _Perturbed:
     def _small_term(self, value: Value) -> Any:
         """Δ of a product n^(−1/2) Δ; None for other values."""
         match value.op:
-            case Scale(Value(op=Root((), under)), delta):
+            case Scale(c=Value(op=Root(over=(), under=under)), x=delta):
                 pass
-            case Apply(_, (Value(op=Root((), under)), delta), 0):
+            case Apply(scalars=(Value(op=Root(over=(), under=under)), delta), axes=0):
                 pass
             case _:
                 return None

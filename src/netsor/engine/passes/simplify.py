@@ -1,5 +1,11 @@
 """Small rewrites of the graph. The docstring of each states the identity in law that
 allows it.
+
+A pass rewrites the program by a nested function `change(old, new)`, as `rewritten`
+describes: `old` is a value of the program before the pass, `new` its copy on inputs
+that are already rewritten, and the result replaces the value. Conditions on where a
+value is used look at `old`, because users and outputs are known before the pass; what
+replaces it is built from `new`.
 """
 
 from __future__ import annotations
@@ -56,6 +62,7 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
     zeros: dict[Value, Bools] = {}
 
     def change(old: Value, new: Value) -> Value:
+        """The first product of several equal ones; other values stay."""
         result = new
         if isinstance(new.op, MatMul):
             key = key_of(new)
@@ -98,18 +105,19 @@ def _zeros(value: Vector, known_zeros: Mapping[Value, Bools]) -> Bools:
         zeros[x] = known_zeros.get(x, np.zeros(x.shape, dtype=bool))
     is_zero: Any = False
     match value.op:
-        case ops.Data(vectors):
+        case ops.Data(vectors=vectors):
             is_zero = ~vectors.any(axis=-1)
-        case Take(x, flat):
+        case Take(x=x, flat=flat):
             is_zero = zeros[x].ravel()[flat]
-        case ops.Join(parts):
+        case ops.Join(parts=parts):
             is_zero = np.concatenate([zeros[x] for x in parts])
-        case MatMul(_, x) | ops.Scale(_, x):
+        case MatMul(x=x) | ops.Scale(x=x):
             is_zero = zeros[x]
-        case Nonlin(f, factors, ()) if f is MULTIPLY:
+        case Nonlin(f=f, vectors=factors, scalars=()) if f is MULTIPLY:
             is_zero = functools.reduce(np.logical_or, [zeros[x] for x in factors])
-        case Nonlin(f, (x,), ()):
-            is_zero = zeros[x] & (np.asarray(f(np.zeros(1)))[0] == 0)
+        case Nonlin(f=f, vectors=(x,), scalars=()):
+            maps_zero_to_zero = np.asarray(f(np.zeros(1)))[0] == 0
+            is_zero = zeros[x] & maps_zero_to_zero
     return np.broadcast_to(is_zero, value.shape)
 
 
@@ -142,39 +150,60 @@ def _by_distinct_members(value: Value, weight: Weight, x: Vector, each: bool) ->
 
 
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Σ_j a_j W x_j = W Σ_j a_j x_j, if the products W x_j are used only for this
-    combination.
+    """Combine vectors before a matrix acts on them: Σ_j a_ij W x_j = W Σ_j a_ij x_j.
 
-    The s values of a head, mixed into one vector, then need one source instead of s.
+    It applies if the products W x_j have no other use and are more than the results.
+    For example, 8 heads have the values W^h x_j of s tokens, (8, s), and the attention
+    of one query mixes those of each head into one vector, (8, 1). The 8 s products with
+    matrices become 8.
     """
     users = users_of(context.ordered(outputs))
 
-    def commutes(combined: Value, products: Vector, weight: Weight) -> bool:
-        """Whether W acts on combinations of its inputs instead, for fewer vectors."""
+    def commutes(combined: Value, products: Vector) -> bool:
+        """Whether combinations (*batch, …, i) of values (*batch, …, j) may commute.
+
+        The values must be products with the matrices of a weight, one for each index of
+        its `batch`, which commute with sums over vectors j, not with sums over
+        matrices.
+        """
+        if not isinstance(products.op, MatMul):
+            return False
         if users[products] != [combined] or products in outputs:
             return False
         if combined.size >= products.size:
             return False
-        # the sum must run over vectors of one matrix, not over matrices, and add no
-        # leading axes
-        batch = weight.batch
-        over_vectors = products.ndim > len(batch)
-        same_axes = combined.ndim == products.ndim
-        same_batch = combined.shape[: len(batch)] == batch
-        return over_vectors and same_axes and same_batch
+        batch = products.op.weight.batch
+        j_is_a_vector_axis = products.ndim > len(batch)
+        no_new_axes = combined.ndim == products.ndim
+        same_matrices = combined.shape[: len(batch)] == batch
+        return j_is_a_vector_axis and no_new_axes and same_matrices
 
     def change(old: Value, new: Value) -> Value:
-        match old.op, new.op:
-            case Mix(_, Vector(op=MatMul(weight)) as products), Mix(
-                a, Vector(op=MatMul(_, x, each))
-            ) if commutes(old, products, weight):
-                inputs = x if each else x[(None,) * len(weight.batch)]
-                product = weight.each(mix(a, inputs).broadcast_to(old.shape))
-                context.origin[product] = context.origin[products]
-                return product
-        return new
+        """A product with combinations in place of a combination of products."""
+        if not isinstance(old.op, Mix) or not commutes(old, old.op.x):
+            return new
+        product = _product_with_combinations(new)
+        # its random numbers take the seeds of the products that it replaces
+        context.origin[product] = context.origin[old.op.x]
+        return product
 
     return rewritten(outputs, context, change)
+
+
+def _product_with_combinations(combined: Value) -> Vector:
+    """W Σ_j a_ij x_j for a value Σ_j a_ij W x_j, (*batch, …, i).
+
+    x is (*batch, …, j) if each matrix has its own vectors, and (…, j) if all matrices
+    act on the same ones.
+    """
+    assert isinstance(combined.op, Mix)
+    products = combined.op.x
+    assert isinstance(products.op, MatMul)
+    weight, x = products.op.weight, products.op.x
+    if not products.op.each:
+        x = x[(None,) * len(weight.batch)]  # add the batch axes, of size 1
+    combinations = mix(combined.op.a, x).broadcast_to(combined.shape)
+    return weight.each(combinations)
 
 
 def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -193,16 +222,22 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     for x in asked_for | dict.fromkeys(outputs):
         uses.update(sources_of.get(x, ()))
 
+    def has_only_its_own_sources(value: Value) -> bool:
+        """Whether all sources of a value are Gaussian and have no other use."""
+        return all(
+            uses[source] == 1 and isinstance(source.op, ops.Gaussian | MatMul)
+            for source in sources_of[value]
+        )
+
     def change(old: Value, new: Value) -> Value:
-        if old not in asked_for or old in outputs or old in sources_of[old]:
+        """A `Fuse` of a combination that needs fewer numbers than its sources."""
+        if old not in asked_for or old in outputs:
             return new
-        sources = sources_of[old]
-        for source in sources:
-            is_gaussian = isinstance(source.op, ops.Gaussian | MatMul)
-            if uses[source] > 1 or not is_gaussian:
-                return new
+        is_source = old in sources_of[old]
+        if is_source or not has_only_its_own_sources(old):
+            return new
         # a concatenation needs more than each of its parts
-        if _numbers(old) >= sum(_numbers(source) for source in sources):
+        if _numbers(old) >= sum(_numbers(source) for source in sources_of[old]):
             return new
         return replace(new, op=Fuse(cast(Vector, new)))
 
@@ -253,6 +288,7 @@ def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]
     """
 
     def change(old: Value, new: Value) -> Value:
+        """The number of a ratio of widths; other values stay."""
         if not isinstance(new.op, Root):
             return new
         ratio = new.op.of(context.bound)
@@ -299,34 +335,52 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     users = users_of(context.ordered(outputs))
 
     def is_free(x: Vector, q: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W that only `dot`, the product with q, uses.
+        """Whether x is W z for a fresh W, and only `dot`, its product with q, uses it.
 
-        q must have the batch axes of W.
+        Each matrix of a batch must also meet its own q.
         """
-        if not isinstance(x.op, MatMul) or x is q:
-            return False
-        if x in outputs or users[x] != [dot]:
-            return False
-        return x.shape[:-1] == q.shape[:-1] == x.op.weight.batch
+        is_used_once = x not in outputs and users[x] == [dot]
+        return is_used_once and _is_product_in_batch_of(x, q)
+
+    def coordinates_of(old: Value, op: Dot, rewritten_op: Dot) -> Vector | None:
+        """The coordinates in place of a dot that is an output; None if it stays.
+
+        `op` is the operation of `old`, and `rewritten_op` that of its rewritten copy.
+        """
+        is_score = op.power == 0.5
+        width = context.width(op.x)
+        if not is_score and width == np.inf:  # the limit of a mean is a number
+            return None
+        size = 1.0 if is_score else width**-0.5
+        x_is_free = is_free(op.x, op.y, old)
+        y_is_free = is_free(op.y, op.x, old)
+        x, y = rewritten_op.x, rewritten_op.y
+        # one factor is conditioned on; if both are free, the one with fewer vectors
+        if y_is_free and (not x_is_free or op.x.size <= op.y.size):
+            return _coordinate(y, x, size, turned=True).reshape(old.shape)
+        if x_is_free:
+            return _coordinate(x, y, size, turned=False).reshape(old.shape)
+        return None
 
     def change(old: Value, new: Value) -> Value:
-        match old.op, new.op:
-            case Dot(a, b, power), Dot(x, y) if _is_output(old, users):
-                width = context.width(a)
-                if power != 0.5 and width == np.inf:  # the limit of a mean is a number
-                    return new
-                size = 1.0 if power == 0.5 else width**-0.5
-                a_is_free = is_free(a, b, old)
-                b_is_free = is_free(b, a, old)
-                # if both are, the other one with fewer vectors is conditioned on
-                if b_is_free and (not a_is_free or a.size <= b.size):
-                    return _coordinate(y, x, size, turned=True).reshape(old.shape)
-                if a_is_free:
-                    return _coordinate(x, y, size, turned=False).reshape(old.shape)
-                return new
-        return _entries_of_coordinates(old, new)
+        """A coordinate of vectors in place of a dot that is an output, if possible."""
+        if not isinstance(old.op, Dot) or not _is_output(old, users):
+            return _entries_of_coordinates(old, new)
+        assert isinstance(new.op, Dot)
+        coordinates = coordinates_of(old, old.op, new.op)
+        return new if coordinates is None else coordinates
 
     return rewritten(outputs, context, change)
+
+
+def _is_product_in_batch_of(x: Vector, q: Vector) -> bool:
+    """Whether x is W z, other than q, where q has the batch axes of W.
+
+    Then each matrix meets the vectors q of its own index.
+    """
+    if not isinstance(x.op, MatMul) or x is q:
+        return False
+    return x.shape[:-1] == q.shape[:-1] == x.op.weight.batch
 
 
 # Most entries of the readouts of a program: each is Gaussian, with as many coefficients
@@ -354,6 +408,7 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
         matrices[readout.source] = ops.Source(name)
 
     def change(old: Value, new: Value) -> Value:
+        """Coordinates of products in place of a readout; other values stay."""
         if old in readout_of:
             readout = readout_of[old]
             assert isinstance(new.op, Dot)
@@ -412,7 +467,7 @@ def _entries_of_coordinates(old: Value, new: Value) -> Value:
     `old` is a value, `new` its copy on rewritten inputs; all other values stay.
     """
     match new.op:
-        case Take(Vector() as x, flat) if isinstance(old, Scalar):
+        case Take(x=Vector() as x, flat=flat) if isinstance(old, Scalar):
             return Vector(Take(x, flat), old.shape, x.width)
     return new
 
@@ -545,17 +600,19 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     sizes: dict[Value, Size | None] = {}
 
     def change(old: Value, new: Value) -> Value:
+        """The argument of an activation that has no effect; other values stay."""
         sizes[old] = _size(old, sizes)
         match old.op:
-            case Nonlin(f, (_,), ()) if f is known.IDENTITY:
+            case Nonlin(f=f, vectors=(_,), scalars=()) if f is known.IDENTITY:
                 return cast(Nonlin, new.op).vectors[0]
-            case Nonlin(f, (x,), ()) if base(f) is CLIP:
+            case Nonlin(f=f, vectors=(x,), scalars=()) if base(f) is CLIP:
                 size = sizes[x]
-                if size is None:
+                if size is None:  # no bound on the coordinates is known
                     return new
-                exponent = _tail(f.parameters[0], size, smallest_width)
+                clip_bound = f.parameters[0]
+                exponent = _tail(clip_bound, size, smallest_width)
                 if exponent > NEVER:
-                    _note_that_clip_is_identity(context, f.parameters[0], exponent)
+                    _note_that_clip_is_identity(context, clip_bound, exponent)
                     return cast(Nonlin, new.op).vectors[0]
         return new
 

@@ -78,6 +78,7 @@ class _Elimination:
     def __init__(
         self, outputs: Sequence[Value], context: Context, split: frozenset[Side]
     ) -> None:
+        """Find the matrices that act again, before `change` rewrites the values."""
         self.context = context
         self.split = split
         self.deficient: set[Side] = set()
@@ -140,13 +141,14 @@ class _Elimination:
         See `by_classes` for `members`, `positions` and x. W has entries N(0, gain²/in).
         """
         key = (weight.source, members[0])
-        side = int(weight.transposed)
+        side = int(weight.transposed)  # 0 for W, 1 for W^T
         times = _times_used(self._uses[weight.source], members[0])
         if key not in self._matrices:
             acting = replace(weight, members=np.array(members))
             forward = acting.T if acting.transposed else acting
             self._matrices[key] = _Matrices(forward, times)
         matrices = self._matrices[key]
+        # whether other products depend on what this one makes of a direction
         needs_directions = times > 1 or weight.source in self._correlated
         orders = self._orders if needs_directions else None
         if orders is not None and matrices.deficient(x, side, orders, self.context):
@@ -227,6 +229,8 @@ def _correlated_matrices(
         inputs[source] = _inputs_of([x for x in products if x in sources_of])
 
     correlated = _matrices_in_both_factors(values, sources_of, context)
+    # matrices whose inputs have inner products that matter; those that made the inputs
+    # follow
     pending = [
         source
         for source, vectors in inputs.items()
@@ -258,9 +262,9 @@ def _matrices_in_both_factors(
     matrices: set[Source] = set()
     for value in values:
         match value.op:
-            case Dot(x, y, power) if context.width(x) == math.inf:
-                # a mean square has order 1
-                if x is not y or power == 0.5:
+            case Dot(x=x, y=y, power=power) if context.width(x) == math.inf:
+                is_mean_square = x is y and power == 1.0  # of order 1 in any case
+                if not is_mean_square:
                     of_x = _matrices_in(sources_of[x])
                     of_y = _matrices_in(sources_of[y])
                     matrices |= of_x & of_y
@@ -292,6 +296,7 @@ class _Matrices:
     """
 
     def __init__(self, weight: Weight, times: int) -> None:
+        """For matrices W, not transposed, that act so many times in all."""
         self.weight = weight
         self.uses_left = times
         self.directions: list[Vector | None] = [None, None]

@@ -74,8 +74,9 @@ def kernel(
     """E[f(u_i) g(v_j)] for all pairs of rows, (…, i, j).
 
     Each row has the r arguments of a function: u is (…, i, r, directions), and v is
-    (…, j, s, directions). The first `params_of_f` of the `params` are further arguments
-    of f, and the others are those of g.
+    (…, j, s, directions), in coordinates along orthonormal directions; see
+    `_mean_and_deviation` for `constant`. The first `params_of_f` of the `params` are
+    further arguments of f, and the others are those of g.
     """
     from .. import expect  # as above
 
@@ -147,7 +148,7 @@ def moments(
     _check_error_is_finite(mean, error, (f,), a)
     mean_and_slope = np.concatenate([mean[..., None], slope], axis=-1)
     # `error` is that of the mean and of β u; divide by the norm of u to get that of β
-    length = np.linalg.norm(a, axis=-1)
+    length = np.linalg.norm(a, axis=-1)  # (…, i, r)
     safe_length = np.where(length > 0, length, 1.0)
     slope_factor = np.where(length > 0, 1.0 / safe_length, 0.0)
     mean_factor = np.ones((*length.shape[:-1], 1))

@@ -55,7 +55,7 @@ class Step:
     params : dict
         The other arguments of the rule: numbers, shapes, positions, functions. A step
         that draws has the `key` of its random stream.
-    words : str
+    label : str
         A description to print; steps without one are not printed.
     operations : int
         The entries of the result times the terms summed in each.
@@ -73,7 +73,7 @@ class Step:
     out: Register
     args: tuple[Register, ...]
     params: dict[str, Any]
-    words: str
+    label: str
     operations: int
 
     def __post_init__(self) -> None:

@@ -71,7 +71,7 @@ class Builder:
     >>> build = Builder()
     >>> a = build.draw("normals", (0, 0, 1, 0), (2, 3), "A")
     >>> b = build.constant(np.ones((3, 4)))
-    >>> c = build.step("product", a, b, words="C = A B")
+    >>> c = build.step("product", a, b, label="C = A B")
     >>> c.shape, c is build.step("product", a, b), [s.kind for s in build.steps]
     ((2, 4), True, ['normals', 'product'])
     >>> build.step("scale", b, by=2.0).value.shape  # computed at once: no step
@@ -113,23 +113,26 @@ class Builder:
         )
 
     def draw(
-        self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any
+        self, kind: str, key: tuple[int, ...], shape: Shape, label: str, **params: Any
     ) -> Register:
-        """Random numbers of the stream `key`.
+        """Random numbers of the stream `key`, the array `shape` in each replica.
 
-        `kind` is `normals`, or `chi` with degrees of freedom along the last axis.
+        `kind` is `normals`, or `chi`, whose parameter `freedom` has the degrees of
+        freedom along the last axis. The integers of the key are listed in `_rng_keys`.
+        Unlike `step`, each call adds a step, so two calls need different keys. `label`
+        is printed with the step.
         """
         if math.prod(shape) == 0:
             return self.constant(np.zeros(shape))
-        out = self.allocate(shape, words)
+        out = self.allocate(shape, label)
         self.steps.append(
             Step(
                 kind=kind,
                 out=out,
                 args=(),
                 params={"key": key, **params},
-                words=words,
-                operations=0,
+                label=label,
+                operations=0,  # a draw is priced by its random numbers instead
             )
         )
         return out
@@ -138,15 +141,15 @@ class Builder:
         self,
         kind: str,
         *args: Register,
-        words: str = "",
-        made: Shape | None = None,
+        label: str = "",
+        result_shape: Shape | None = None,
         **params: Any,
     ) -> Register:
         """The register of the result of an instruction on some arrays.
 
-        `made` is its shape in one replica; without it, the instruction is run on 0
-        replicas to learn it. `words` are printed, and `params` are the other arguments
-        of the instruction's rule.
+        `result_shape` is the shape of the result in one replica; without it, the
+        instruction is run on 0 replicas to learn it. `label` is printed with the step,
+        and `params` are the other arguments of the instruction's rule.
         """
         instruction = instruction_named(kind)
         if instruction.shifted:
@@ -170,10 +173,12 @@ class Builder:
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
-        if any(map(VARIES, args)):
-            if made is None:
-                made = self._shape(instruction, args, params, key)
-            out = self.allocate(made, words)
+        if not any(map(VARIES, args)):
+            out = self._folded(instruction, args, params)
+        else:
+            if result_shape is None:
+                result_shape = self._shape(instruction, args, params, key)
+            out = self.allocate(result_shape, label)
             operations = out.size * instruction.terms(args)
             self.steps.append(
                 Step(
@@ -181,13 +186,11 @@ class Builder:
                     out=out,
                     args=args,
                     params=params,
-                    words=words,
+                    label=label,
                     operations=operations,
                 )
             )
-        else:
-            out = self._folded(instruction, args, params)
-        if key is not None:
+        if key is not None:  # without a key, a step equals no other
             self.known[key] = out
         return out
 
@@ -228,7 +231,7 @@ class Builder:
         integral = instruction.integral(args)
         if integral is None:
             return
-        self.integration += integral.seconds(1)
+        self.integration += integral.seconds(replicas=1)
         if self.integration > MAX_SECONDS:
             raise UnplacedError(slow_expectations("planning", self.integration))
 
@@ -300,7 +303,7 @@ class Builder:
             self.shapes[shape_key] = result.shape[1:]
         return self.shapes[shape_key]
 
-    def allocate(self, shape: Shape, words: str = "") -> Register:
+    def allocate(self, shape: Shape, label: str = "") -> Register:
         """A register for an array that varies.
 
         Raises TooLargeError above MAX_ARRAY_BYTES per replica.
@@ -308,7 +311,7 @@ class Builder:
         register = Register(shape)
         size = 8 * register.size
         if size > MAX_ARRAY_BYTES:
-            description = f" ({words})" if words else ""
+            description = f" ({label})" if label else ""
             raise TooLargeError(
                 f"an array of shape {shape}{description} needs {size:.1e} bytes for"
                 " one replica"
@@ -334,7 +337,7 @@ class Builder:
                     out=reshaped,
                     args=(original,),
                     params={"shape": shape},
-                    words="",
+                    label="",
                     operations=reshaped.size,
                 )
             )

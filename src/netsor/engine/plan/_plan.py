@@ -385,7 +385,7 @@ def printed_rows(
         start = loop.stop
         if start < len(steps):
             rows.append(PrintedRow("then:"))
-    rows += [_printed_row(step) for step in steps[start:] if step.words]
+    rows += [_printed_row(step) for step in steps[start:] if step.label]
     return rows
 
 
@@ -393,7 +393,7 @@ def _printed_row(step: Step) -> PrintedRow:
     """The row of one step."""
     numbers = step.random_numbers
     return PrintedRow(
-        step=f"{step.kind:8} {step.words}",
+        step=f"{step.kind:8} {step.label}",
         random_numbers=f"{numbers:,}" if numbers else "",
         shape=" × ".join(map(str, step.out.shape)) or "one number",
     )

@@ -238,7 +238,7 @@ class PlanQuery:
 @lru_cache(maxsize=4)
 def _kept(query: PlanQuery) -> Plan:
     """The plan of a request, cached."""
-    return query.made(0)
+    return query.made(shift=0)
 
 
 def make_plan(

@@ -67,8 +67,9 @@ class MomentGrid:
     def placed(self, xp: Any, mean: Array, var: Array) -> PlacedReplicas:
         """The cell of each replica and its moments, from means and variances.
 
-        The moments are the means of up, up² and up³ if all means are equal, and those
-        of up, up², across, across² and across · up otherwise.
+        `up` and `across` are the positions of its variance and of its mean, relative to
+        the middle of the cell. The moments are up, up² and up³ if all means are equal,
+        and up, up², across, across² and across · up otherwise.
         """
         safe_var = xp.where(var > 0, var, 1.0)
         row = xp.floor(xp.log(safe_var) / self.height) - self.first
@@ -100,12 +101,15 @@ class MomentGrid:
 
         `sums` (moments, cells) are the sums of the weights of `placed` over replicas.
         """
-        # The variances of the two Gaussians of a cell are at the positions up + tilt ±
-        # reach. With one mean, they match the mean, variance and third moment of up.
+        # Within a cell, `up` is the position of a replica's variance, and `across` that
+        # of its mean m, both relative to the middle of the cell. The variances of the
+        # two Gaussians of a cell are at the positions up + tilt ± reach. If all
+        # replicas have one mean, they match the mean, variance and third moment of up.
         # Otherwise they are its mean ± its standard deviation, m is its regression on
         # up, and both variances include the residual variance of m.
-        index = np.flatnonzero(sums[0])
+        index = np.flatnonzero(sums[0])  # the cells with replicas
         count = sums[0, index].astype(np.float64)
+        # the mean and the mean square of up, and what `placed` adds to them
         up, up2, *other_moments = sums[1:, index] / UNIT / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
         spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
@@ -116,6 +120,7 @@ class MomentGrid:
         if self.one_mean:
             (up3,) = other_moments
             third_central_moment = up3 - 3 * up * up2 + 2 * up**3
+            # it stays 0 where the spread is a rounding error
             tilt = np.divide(
                 third_central_moment, 2 * spread, out=tilt, where=spread > 1e-9
             )

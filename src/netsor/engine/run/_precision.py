@@ -243,17 +243,13 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     bias = np.maximum(of_mean.bias, of_variance.bias)
     is_equal = ~(of_mean.is_significant | of_variance.is_significant)
 
-    # one draw of each conditional law
+    # one draw of each conditional law, with the same normals in both precisions
     normals = np.random.default_rng(0).standard_normal((len(double), 1))
     y = mean + np.sqrt(variance) * normals
     single_y = single_mean + np.sqrt(single_variance) * normals
     single_y = np.nan_to_num(single_y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
-    typical = np.median(np.abs(y - np.median(y, axis=0)), axis=0)
-    typical = np.where(typical > 0, np.minimum(typical, unit), unit)
     gap = np.abs(single_y - y)
-    # ignore differences of rounding
-    is_rounding = gap <= DIGITS * np.abs(y) + EQUAL * typical
-    single_y = np.where(is_rounding, y, single_y)
+    single_y = _without_rounding(y, single_y, unit)
     crossing = np.zeros_like(unit)
     for k in np.flatnonzero((single_y != y).any(axis=0)):
         crossing[k], significance = _crossing(y[:, k], single_y[:, k])
@@ -270,6 +266,20 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
         digits=np.max(np.where(gap > 0, gap / np.abs(y), 0.0), axis=0),
         insignificant=np.where(is_equal, bias, np.inf),
     )
+
+
+def _without_rounding(y: Floats, single_y: Floats, unit: Floats) -> Floats:
+    """Draws in single precision, (replicas, outputs), with those in double precision
+    where they differ by no more than rounding.
+
+    Rounding errors are relative to a draw, and to the median distance of draws from
+    their median. `unit` is the spread of each output, (outputs,), for outputs of which
+    most draws are equal.
+    """
+    typical = np.median(np.abs(y - np.median(y, axis=0)), axis=0)
+    typical = np.where(typical > 0, np.minimum(typical, unit), unit)
+    is_rounding = np.abs(single_y - y) <= DIGITS * np.abs(y) + EQUAL * typical
+    return np.where(is_rounding, y, single_y)
 
 
 class _Shift(NamedTuple):

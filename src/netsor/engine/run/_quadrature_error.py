@@ -51,7 +51,7 @@ def sample_block(
     """
     # a backend that compiles the plan first would take longer
     if backend.kind == "cpu" or backend.compiles:
-        mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+        mean, columns = numpy_block(plan, Streams(seed, chunks=0), replicas)
     else:
         mean, columns = _blocks_on_device(plan, seed, replicas, backend)
     mean = np.broadcast_to(mean, (replicas, *mean.shape[1:]))
@@ -148,9 +148,10 @@ def moves(
     replicas: int = QUADRATURE_PROBE_REPLICAS,
     backend: Backend = NUMPY,
 ) -> Moves | None:
-    """How the outputs move if expectations are shifted, in some replicas.
+    """How the outputs move if every Gaussian expectation is shifted by its error.
 
-    None if there are no Gaussian expectations, or a number is not finite.
+    The same replicas are sampled from the plan and from its two shifted plans. None if
+    there are no such expectations, or a number is not finite.
     """
     plan = query.plan()
     if not plan.expects:
@@ -158,7 +159,7 @@ def moves(
     if plan.constant:
         replicas = 1  # all are equal
     with one_blas_thread():
-        mean, columns = sample_block(plan, 0, replicas, backend)
+        mean, columns = sample_block(plan, seed=0, replicas=replicas, backend=backend)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
@@ -170,7 +171,7 @@ def moves(
         for shift in (1, 2):
             shifted_plan = query.plan(shift)
             shifted_mean, shifted_columns = sample_block(
-                shifted_plan, 0, replicas, backend
+                shifted_plan, seed=0, replicas=replicas, backend=backend
             )
             shifted_relative = shifted_columns / scale[..., None]
             mean_moves.append(shifted_mean - mean)
@@ -200,7 +201,7 @@ def _largest_term(plan: Plan, replicas: int) -> float:
             pending += step.args
     largest = 0.0
     for term in terms:
-        values, _ = sample_block(replace(plan, mean=term), 0, replicas)
+        values, _ = sample_block(replace(plan, mean=term), seed=0, replicas=replicas)
         largest = max(largest, float(np.max(np.abs(values), initial=0.0)))
     return largest
 
@@ -299,7 +300,7 @@ def node_zeros(query: PlanQuery, means: Floats, covs: Floats) -> Bools:
 
 def _median_size(plan: Plan) -> Floats:
     """The median size of each output over replicas."""
-    means, _ = sample_block(plan, 0, NODE_REPLICAS)
+    means, _ = sample_block(plan, seed=0, replicas=NODE_REPLICAS)
     return np.asarray(np.median(np.abs(means), axis=0))
 
 

@@ -114,7 +114,12 @@ class Conditional:
 
 
 def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
-    """Replicas of the conditional law of some coordinates of the outputs."""
+    """Replicas of the conditional law of some coordinates of the outputs.
+
+    One replica if no random number is drawn; the cells of a grid in place of very many
+    replicas of one output; and the average if random numbers only shift the nodes of
+    quadrature.
+    """
     query = replace(query, prices=sampling.backend.prices)
     plan = query.plan()
     plan.check_integration(sampling.draws)
@@ -154,7 +159,7 @@ def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
 
 def _constant_law(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     """The law of a plan that depends on no random number: one replica."""
-    mean, columns = quadrature.sample_block(plan, sampling.seed, 1)
+    mean, columns = quadrature.sample_block(plan, sampling.seed, replicas=1)
     cov = Numpy().cov(columns)
     _check_finite(plan, sampling.seed, mean, cov)
     return Conditional(

@@ -86,6 +86,7 @@ class Reverse:
         unit: Unit | EllipsisType = ...,
         constants: Iterable[Value] = (),
     ) -> None:
+        """Propagate the cotangents of all seeds back to the leaves."""
         self.values = topological_order([value for value, _ in seeds])
         self.leaves = set(leaves)
         self.chosen = chosen
@@ -295,6 +296,7 @@ class _SortedContribution:
     """
 
     def __init__(self, contribution: Contribution, entries: Ints) -> None:
+        """Sort the terms of a contribution, and count those of each of `entries`."""
         self._cotangent = contribution.cotangent
         self._order = np.argsort(contribution.positions, axis=None, kind="stable")
         in_order = contribution.positions.ravel()[self._order]
@@ -472,6 +474,10 @@ class Parameters:
     """
 
     def __init__(self, argument: Any, values: Sequence[Value], operation: str) -> None:
+        """From the user's `argument`, a parameter, a list of them, or None.
+
+        `values` are those of the program, and `operation` is its name in errors.
+        """
         self.members: dict[Source, set[int]] = {}
         self.leaves: list[Value] = []
         weights = weights_of(values)

@@ -267,7 +267,11 @@ def _with_updated_parameters(
     optimisers: _OptimiserTable,
     lr_factor: float | Scalar,
 ) -> list[Value]:
-    """The outputs of a program whose parameters have taken one more step."""
+    """The outputs of a program whose parameters have taken one more step.
+
+    The program is rebuilt from its parameters to its outputs. The gradients of earlier
+    steps are those of the program before, and stay as they are.
+    """
     matrix_updates = {}
     for source, terms in gradient.terms.items():
         matrix = terms[0].used.drawn
@@ -289,6 +293,7 @@ def _with_updated_parameters(
         new[value] = value.with_inputs(*(new[x] for x in current), *past)
         if not isinstance(op, ops.Acting):
             continue
+        # matrices that have taken all steps so far take one more
         source = op.weight.source
         if source in matrix_updates and ops.steps_of(op) == gradient.latest[source]:
             stepped = _with_step(
@@ -421,6 +426,7 @@ class _OptimiserTable:
     """The optimiser of each parameter, from the user's argument called `argument`."""
 
     def __init__(self, entries: Any, argument: str) -> None:
+        """Check `entries`, a dictionary by parameter or one optimiser for all."""
         self.argument = argument
         self.optimisers: dict[ParameterKey, Optimiser] = {}
         if not isinstance(entries, Mapping):

@@ -154,7 +154,7 @@ def grad_norm(
             weight,
             "a weight, an initial vector or random scalars",
         )
-    return ntk(p, None, weight, parametrisation)
+    return ntk(p, q=None, weights=weight, parametrisation=parametrisation)
 
 
 class _OutputGradients(NamedTuple):
@@ -313,7 +313,7 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
         if unit is not None:
             reverse = Reverse(seed, chosen.leaves, counts, unit=unit)
         for use in reverse.uses:
-            use_terms = terms_of(0, use, chosen, unit)
+            use_terms = terms_of(output=0, use=use, chosen=chosen, unit=unit)
             terms.setdefault(use.op.weight.source, []).extend(use_terms)
         for leaf in chosen.leaves:
             d = reverse.cotangent(leaf)
@@ -360,7 +360,7 @@ def clipped(gradient: Gradients, max_norm: float) -> Gradients:
     """Gradients times min(1, max_norm/(norm + 1e-6)), the norm over all of them."""
     squares = []
     for matrix_terms in gradient.terms.values():
-        for product in _products(matrix_terms, None, standard=True):
+        for product in _products(matrix_terms, q_terms=None, standard=True):
             squares.append(product.gram.sum())
     for leaf, cotangents in gradient.leaves.items():
         squares.append(_squared_norm(leaf, cotangents))
@@ -391,8 +391,9 @@ def _squared_norm(leaf: Value, cotangents: Sequence[tuple[str | None, Any]]) -> 
         squares = mean_dot(d[:, None], d[:, None])[:, 0, 0]
     else:
         squares = d * d
-    equal = _equal_vectors(leaf)
+    equal = _equal_vectors(leaf)  # (vectors, vectors)
     if equal is not None:
+        # each of k equal vectors has the sum of all k gradients
         squares = squares * (1.0 / equal.sum(axis=1))
     return squares.sum()
 

@@ -42,40 +42,53 @@ def readouts(
 ) -> dict[Value, Readout]:
     """The scores among the values of a program that are readouts.
 
-    An initial vector r counts only if every use of it is such a score, and reaches only
-    outputs (`returned`, as from `functions_of_outputs`).
+    A readout is a score ⟨r_i, y_j⟩ with an initial vector r. It counts only if every
+    use of r is such a score, and reaches only outputs (`returned`, as from
+    `functions_of_outputs`).
     """
     selected = _selected(values)
     uses = _uses(values, selected)
     vectors: dict[Source, int] = {}  # the number of vectors E_k of each source
     for initial, _ in selected.values():
         vectors[initial.source] = initial.factor.shape[-1]
-    returned_sources: set[Source] = set()
+    # initial vectors that are no r: outputs, and, as the search goes on, the y of
+    # readouts
+    excluded: set[Source] = set()
     for output in outputs:
         if output in selected:
-            returned_sources.add(selected[output].initial.source)
+            excluded.add(selected[output].initial.source)
     result: dict[Value, Readout] = {}
-    read_out: set[Source] = set()  # initial vectors that are the y of a readout
     # If two initial vectors multiply each other, r is the one with more vectors, so
     # that y has fewer.
     for source in sorted(uses, key=lambda source: -vectors[source]):
         scores = uses[source]
-        if source in returned_sources or source in read_out:
+        belongs_to_other_r = not result.keys().isdisjoint(scores)
+        if source in excluded or belongs_to_other_r:
             continue
-        taken = not result.keys().isdisjoint(scores)  # by another initial vector
-        if taken or not all(map(returned, scores)):
+        if not all(map(returned, scores)):
             continue
-        of_source: dict[Value, Readout] = {}
-        for score in scores:
-            readout = _readout(score, source, selected)
-            if readout is not None:
-                of_source[score] = readout
-        if len(of_source) < len(scores):  # it has other uses
+        readouts_of_source = _readouts_by(source, scores, selected)
+        if readouts_of_source is None:
             continue
-        result |= of_source
-        for readout in of_source.values():
+        result |= readouts_of_source
+        for readout in readouts_of_source.values():
             if readout.y in selected:
-                read_out.add(selected[readout.y].initial.source)
+                excluded.add(selected[readout.y].initial.source)
+    return result
+
+
+def _readouts_by(
+    source: Source, uses: Sequence[Value], selected: dict[Value, _Selected]
+) -> dict[Value, Readout] | None:
+    """All uses of an initial vector as readouts by it; None if one is something
+    else.
+    """
+    result: dict[Value, Readout] = {}
+    for value in uses:
+        readout = _readout(value, source, selected)
+        if readout is None:
+            return None
+        result[value] = readout
     return result
 
 
@@ -84,7 +97,7 @@ def _uses(
 ) -> dict[Source, list[Value]]:
     """The values that read each initial vector or an index of it, by its source.
 
-    Indices of it do not count.
+    Indices of it do not count as values that read it.
     """
     uses: dict[Source, list[Value]] = {}
     for value in values:
@@ -104,7 +117,7 @@ def _selected(values: Iterable[Value]) -> dict[Value, _Selected]:
             case Gaussian() as initial:
                 positions = np.arange(value.size).reshape(value.shape)
                 selected[value] = _Selected(initial, positions)
-            case Take(x, flat) if x in selected:
+            case Take(x=x, flat=flat) if x in selected:
                 positions = selected[x].positions.ravel()[flat]
                 selected[value] = _Selected(selected[x].initial, positions)
     return selected

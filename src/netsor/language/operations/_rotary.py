@@ -144,7 +144,7 @@ class Rotate(Entrywise):
             "rotate",
             x,
             *lowering.shared(key, cos_and_sin),
-            words="coordinates turned by positions",
+            label="coordinates turned by positions",
             interleaved=self.interleaved,
         )
 

@@ -43,7 +43,7 @@ def dot(x: Vector, y: Vector) -> Scalar:
     >>> ns.dot(ns.gaussian(n, (2, 3)), ns.gaussian(n, (2, 4)))
     <Scalar of shape (2, 3, 4), by Dot>
     """
-    return _dot(x, y, 0.5, "dot")
+    return _dot(x, y, power=0.5, operation="dot")
 
 
 def mean_dot(x: Vector, y: Vector) -> Scalar:
@@ -58,7 +58,7 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
     >>> print(f"{ns.Program(ns.mean_dot(h, h)).law(n=ns.inf).mean():.1f}")
     1.0
     """
-    return _dot(x, y, 1.0, "mean_dot")
+    return _dot(x, y, power=1.0, operation="mean_dot")
 
 
 def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:

@@ -29,7 +29,7 @@ from ..operations._operation import (
 from ..operations._score import Pool
 from ..operations._stop_gradient import without_stops
 from ..theorem._theorem_check import CONJECTURED, NO_LIMIT, Report
-from ..values._array import Value, VectorAccess, taken_indices
+from ..values._array import Operation, Value, VectorAccess, taken_indices
 from ..values._graph import names_of, narrow, topological_order, transposed
 from ..values._parameters import Weight
 from ..values._probe import Probe
@@ -186,6 +186,7 @@ class Writer:
     """
 
     def __init__(self, values: Sequence[Value], paper: bool) -> None:
+        """From all values of a program, in order."""
         self.values = values
         self.paper = paper
         self.names = names_of(values)
@@ -194,28 +195,17 @@ class Writer:
         # sources whose matrices also act transposed
         self.transposed = transposed(values)
         self.uses: dict[Source, list[Any]] = {}  # the values W x of each matrix
-        # vectors that depend on positions of coordinates
-        self.rotated: set[Value] = set()
-        # values that depend on scores or random scalars, hence random in the limit
-        self.random: set[Value] = set()
+        for value in values:
+            if isinstance(value.op, MatMul):
+                self.uses.setdefault(value.op.weight.source, []).append(value)
+        self.rotated = _depending_on_positions(values)
+        self.random = _random_in_the_limit(values)
         self.needed: set[Value] = set()  # values whose limit was written
-        normals = any(isinstance(value.op, ops.Normal) for value in values)
         # numbers of the selections that no index formula describes
         self.selections: dict[object, int] = {}
         # everything random in the limit
-        self.known = r"\text{scalars}" if normals else r"\mathring p"
-        for value in values:
-            op = value.op
-            is_score = isinstance(op, Dot) and op.power == 0.5
-            is_random = is_score or isinstance(op, ops.Normal)
-            if is_random or not self.random.isdisjoint(op.inputs):
-                self.random.add(value)
-            sums_coordinates = isinstance(op, MatMul | Dot)
-            inherits = not sums_coordinates and not self.rotated.isdisjoint(op.inputs)
-            if inherits or op.acts is VectorAccess.BY_POSITION:
-                self.rotated.add(value)
-            if isinstance(op, MatMul):
-                self.uses.setdefault(op.weight.source, []).append(value)
+        has_normals = any(isinstance(value.op, ops.Normal) for value in values)
+        self.known = r"\text{scalars}" if has_normals else r"\mathring p"
 
     def program_lines(self) -> list[str]:
         """The lines of all values."""
@@ -313,12 +303,12 @@ class Writer:
                 return []
             case Constant():
                 return [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
-            case Data(vectors):
+            case Data(vectors=vectors):
                 return [
                     rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}}"
                     rf" {where}"
                 ]
-            case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
+            case ops.Gaussian(mean=mean, factor=factor) if isinstance(value, Vector):
                 space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
                 if not factor.any():
                     centre, definition = tex.constant_vectors(mean, i)
@@ -332,9 +322,9 @@ class Writer:
                 ]
             case ops.Normal(std=std):
                 return [rf"{name} {tex.normal(std)} {where}"]
-            case ops.Hyperparameter(symbol):
+            case ops.Hyperparameter(name=symbol):
                 return [rf"{name} = \text{{{tex.escape(symbol)}}} \text{{ given}}"]
-            case ops.Root(over, under):
+            case ops.Root(over=over, under=under):
                 numerator = " ".join(map(tex.dimension, over)) or "1"
                 denominator = " ".join(map(tex.dimension, under)) or "1"
                 return [rf"{name} = \sqrt{{{numerator}/({denominator})}}"]
@@ -342,7 +332,7 @@ class Writer:
                 return self._product_lines(op, value, i, where)
         notation = tex.Notation(self.ref, self.positions)
         line = f"{name} = {op.latex(value, i, notation)} {where}"
-        if isinstance(op, ops.Take) and taken_indices(op, i, 1) is None:
+        if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
 
@@ -428,7 +418,8 @@ class Writer:
     def limit(self, value: Value) -> list[str]:
         """The lines of the limit of a value, by the rule of Definition 3.1.
 
-        A covariance is between its entries i and j.
+        A covariance is between its entries i and j. The values whose limits these lines
+        mention are marked as needed.
         """
         op = value.op
         i = tex.letters(value.shape)
@@ -437,20 +428,20 @@ class Writer:
         match op:
             case Constant() | Data() | ops.Hyperparameter() | ops.Root():
                 return []
-            case ops.Gaussian(_, mean, factor):
+            case ops.Gaussian(mean=mean, factor=factor):
                 if not factor.any():  # a multiple of (1, …, 1)
                     return [f"{z} = {tex.constant_vectors(mean, i)[0]}"]
                 return [rf"{z} \sim {tex.gaussian_law(mean, factor)}"]
             case ops.Normal(std=std):
                 return [f"{z} {tex.normal(std)}"]
-            case MatMul(weight) if weight.source in self.transposed:
+            case MatMul(weight=weight) if weight.source in self.transposed:
                 return self._both_ways(value)
             case MatMul():
                 return [self.covariance(value, value)]
-            case Dot(x, y, 1.0):
+            case Dot(x=x, y=y, power=1.0):  # a mean
                 left, right = tex.read_indices(value, i)
                 return [rf"{z} = {self.product(x, left, y, right)}"]
-            case Dot(x, y):
+            case Dot(x=x, y=y):  # a score
                 cov = self._score_covariance(value, x, y, i, j)
                 return [
                     rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z",
@@ -459,14 +450,10 @@ class Writer:
             case ops.Concat() if isinstance(value, Vector):
                 product = self.expectation(value, i, value, j)
                 return [f"{product} = {self.expanded(value, i, value, j)}"]
-        # its inputs are needed, also if the limit is not known
+        # the operation's own formula, with limits in place of values; `self.z` marks
+        # its inputs as needed, also if the limit is not known
         formula = op.latex(value, i, tex.Notation(self.z, self.positions))
-        same_for_all_coordinates = op.acts in (
-            None,
-            VectorAccess.LINEARLY,
-            VectorAccess.ON_COORDINATES,
-        )
-        if isinstance(op, Pool) or not same_for_all_coordinates:
+        if not _applies_to_limits(op):
             return [rf"{z} \text{{ is not known}}"]
         return [f"{z} = {formula}"]
 
@@ -689,17 +676,55 @@ class Writer:
         None if it is not such a combination, or if there is no letter for the sum.
         """
         match value.op:
-            case ops.Mix(c, x) if letter and x.shape[-1] > 1:
+            case ops.Mix(a=c, x=x) if letter and x.shape[-1] > 1:
                 coefficient, entry = tex.read_indices(value, i, letter)
                 return _Terms(self.z(c, coefficient), (letter,), x, entry)
-            case ops.Mix(c, x) | ops.Scale(c, x) if letter:
+            case ops.Mix(a=c, x=x) | ops.Scale(c=c, x=x) if letter:
                 coefficient, entry = tex.read_indices(value, i, "1")
                 return _Terms(self.z(c, coefficient), (), x, entry)
             case ops.Take(Vector() as x) as op:
-                entry_of_x = taken_indices(op, i, 1)
+                entry_of_x = taken_indices(op, i, first=1)
                 if entry_of_x is not None:
                     return _Terms("", (), x, entry_of_x)
         return None
+
+
+def _random_in_the_limit(values: Sequence[Value]) -> set[Value]:
+    """The values that depend on scores or random scalars."""
+    random: set[Value] = set()
+    for value in values:
+        op = value.op
+        is_score = isinstance(op, Dot) and op.power == 0.5
+        is_random = is_score or isinstance(op, ops.Normal)
+        if is_random or not random.isdisjoint(op.inputs):
+            random.add(value)
+    return random
+
+
+def _depending_on_positions(values: Sequence[Value]) -> set[Value]:
+    """The vectors whose coordinates depend on their positions.
+
+    A matrix or a product sums over coordinates, and its result does not.
+    """
+    rotated: set[Value] = set()
+    for value in values:
+        op = value.op
+        sums_coordinates = isinstance(op, MatMul | Dot)
+        inherits = not sums_coordinates and not rotated.isdisjoint(op.inputs)
+        if inherits or op.acts is VectorAccess.BY_POSITION:
+            rotated.add(value)
+    return rotated
+
+
+def _applies_to_limits(op: Operation) -> bool:
+    """Whether the formula of an operation also holds for the limits of its values.
+
+    It does for operations on scalars alone, whose `acts` is None, and for those that
+    treat all coordinates alike, except functions of all coordinates at once.
+    """
+    if isinstance(op, Pool):
+        return False
+    return op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES)
 
 
 class _Terms(NamedTuple):

@@ -32,6 +32,7 @@ from ..values._width import Width
 
 LETTERS = INDEX_LETTERS
 MAX_MATRIX_ROWS = 4  # more rows of a covariance do not fit on a line of LaTeX
+MAX_LISTED_NUMBERS = 4  # a longer list of means does not fit beside such a covariance
 MAX_LISTED_POSITIONS = 24  # more positions do not fit on a line of LaTeX
 
 
@@ -245,10 +246,13 @@ def gaussian_law(mean: Floats, factor: Floats) -> str:
 
 
 def numbers(array: Floats, symbol: str) -> str:
-    """One number if all are equal, a few numbers as a list, and a symbol for more."""
+    """Numbers (count,) in LaTeX: one if all are equal, a list of a few, else `symbol`.
+
+    For example, 2, 2, 2 are "2", and 1, 2 are "(1, 2)".
+    """
     if (array == array[0]).all():
         return decimal(array[0])
-    if len(array) <= MAX_MATRIX_ROWS:
+    if len(array) <= MAX_LISTED_NUMBERS:
         return f"({', '.join(map(decimal, array))})"
     return symbol
 
@@ -369,7 +373,7 @@ class Notation:
 
     def taken(self, op: ops.Take, i: Indices) -> str:
         """Entry i of an index, by a named selection if no formula describes it."""
-        indices = taken_indices(op, i, 1)
+        indices = taken_indices(op, i, first=1)
         if indices is None:
             position = self.positions(op)
             subscript = _varying(i)

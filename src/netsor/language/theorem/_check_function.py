@@ -268,7 +268,11 @@ class _Trial:
     elementwise: bool
 
     def check(self, x: Sequence[NumpyArray]) -> Shape:
-        """Check f on these arguments, and return the shape of its rows."""
+        """Check f on these arguments (2, 3, …), and return the shape of its rows.
+
+        f must be deterministic, also after other calls, and act on each position along
+        the leading axes by itself.
+        """
         result = self.call(x)
         leading_axes_kept = result.shape[: len(LEADING)] == LEADING
         if not leading_axes_kept or (self.elementwise and result.shape != LEADING):
@@ -289,13 +293,19 @@ class _Trial:
         return result.shape[len(LEADING) :]
 
     def check_broadcasting(self, x: Sequence[NumpyArray]) -> None:
-        """Check that each argument may have a single column."""
-        for k in range(len(x)):
-            column = list(x)
-            column[k] = x[k][:, :1]
-            repeated = list(x)
-            repeated[k] = np.repeat(column[k], LEADING[1], axis=1)
-            if not _same(self.call(repeated), self.call(column)):
+        """Check that an argument of size 1 along an axis acts as if it were repeated.
+
+        Each argument (2, 3, …) in turn is reduced to its first column, (2, 1, …). f
+        must then return what it returns if this column is repeated three times.
+        """
+        for k, argument in enumerate(x):
+            column = argument[:, :1]
+            repeated_column = np.repeat(column, LEADING[1], axis=1)
+            with_column = list(x)
+            with_column[k] = column
+            with_repeated = list(x)
+            with_repeated[k] = repeated_column
+            if not _same(self.call(with_repeated), self.call(with_column)):
                 self.refuse("does not broadcast its arguments, as np.add does")
 
     def call(self, arguments: Sequence[NumpyArray]) -> NumpyArray:

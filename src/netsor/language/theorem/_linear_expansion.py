@@ -37,6 +37,7 @@ class Expansion:
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
+        """Expand the vectors among values, which are in the order of the program."""
         self.transposed = transposed(values)
         vectors = [value for value in values if isinstance(value, Vector)]
         total = 1 + sum(value.size for value in vectors)
@@ -45,8 +46,9 @@ class Expansion:
             terms = value.op.fixed_terms(value)
             if terms is not None:
                 self.combinations[value] = terms
+        # columns are the sorted keys; a key is matrix · total + vector
         tables = self._irreducible_vectors(vectors, total)
-        key_of_ones = -total
+        key_of_ones = -total  # matrix −1, vector 0: the smallest key
         keys_of_tables = [table.keys for table in tables.values()]
         keys = np.unique(np.concatenate([[key_of_ones], *keys_of_tables]))
         self.matrix: Ints = keys // total
@@ -100,19 +102,19 @@ class Expansion:
             numbers[value] = count + np.arange(value.size).reshape(value.shape)
             count += value.size
             match value.op:
-                case Take(x, flat):
+                case Take(x=x, flat=flat):
                     numbers[value] = numbers[x].ravel()[flat]
-                case Join(parts):
+                case Join(parts=parts):
                     numbers[value] = np.concatenate([numbers[part] for part in parts])
             if value in self.combinations:
                 continue
             match value.op:
-                case Gaussian(source, _, factor):
+                case Gaussian(source=source, factor=factor):
                     if source not in first:
                         first[source] = matrices
                         matrices += factor.shape[-1]
                     tables[value] = _initial_vectors(value.op, first[source], total)
-                case MatMul(weight, x) if weight.source not in self.transposed:
+                case MatMul(weight=weight, x=x) if weight.source not in self.transposed:
                     if weight.source not in first:
                         first[weight.source] = matrices
                         matrices += weight.count
@@ -122,7 +124,7 @@ class Expansion:
                     keys = matrix * total + np.broadcast_to(numbers[x], value.shape)
                     nonzero: Any = np.full(value.shape, weight.std > 0)
                     tables[value] = _single_columns(keys, nonzero)
-                case Data(coordinates):
+                case Data(vectors=coordinates):
                     nonzero = coordinates.any(axis=-1)
                     tables[value] = _single_columns(numbers[value] - total, nonzero)
                 case _:

@@ -207,19 +207,14 @@ class _Checker:
     """Facts about a program, and the findings against each point that follow."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
+        """Find all facts, for values without stopped gradients and nested indexing."""
         self.outputs = outputs
         self.values = topological_order(outputs)
         self.names = names_of(self.values)
         self.readouts = readouts(
             self.values, outputs, functions_of_outputs(self.values)
         )
-        self.scores: dict[Value, Dot] = {}
-        for value in self.values:
-            op = value.op
-            if not isinstance(op, Dot) or value in self.readouts:
-                continue
-            if op.power == 0.5:
-                self.scores[value] = op
+        self.scores = self._scores()
         self.expansion = Expansion(self.values)
         self.depends_on_score = self._dependence_on_scores()
         self.linear_in_scores = self._linearity_in_scores()
@@ -253,6 +248,17 @@ class _Checker:
         return "Yang 2019: there are no scores"
 
     # Facts
+
+    def _scores(self) -> dict[Value, Dot]:
+        """The scores n^(−1/2) ⟨x, y⟩ that are no readouts, with their operations."""
+        scores: dict[Value, Dot] = {}
+        for value in self.values:
+            op = value.op
+            if value in self.readouts or not isinstance(op, Dot):
+                continue
+            if op.power == 0.5:
+                scores[value] = op
+        return scores
 
     def _dependence_on_scores(self) -> dict[Value, bool]:
         """Whether each value depends on a score, or is one."""
@@ -342,7 +348,8 @@ class _Checker:
             self._check_bounded(x)
         for value in self.values:
             self._check_operation(value)
-            self._check_inputs(value)
+            self._check_use_of_factors(value)
+            self._check_summed_widths(value)
         for output in self.outputs:
             if self._shares_matrix_with_factors(output):
                 origin = self._shared_origin(output)
@@ -400,7 +407,7 @@ class _Checker:
                 self._check_transpose(value, op)
                 for_score = x in self.score_inputs
                 self._check_multiplication(value, x, for_score)
-            case Nonlin(f) | Apply(f) if f.lipschitz is not True:
+            case Nonlin(f=f) | Apply(f=f) if f.lipschitz is not True:
                 if f.lipschitz is False:
                     problem = "is not"
                 else:
@@ -442,7 +449,10 @@ class _Checker:
             )
 
     def _check_mean(self, mean: Value) -> None:
-        """Check where a mean is used, and that its vectors are bounded."""
+        """Check that no program with scores uses a mean.
+
+        A mean that is only returned may depend on a score if its vectors are bounded.
+        """
         if self.scores and mean in self.used:
             self._add(
                 "mean",
@@ -468,20 +478,34 @@ class _Checker:
                 " without scores",
             )
 
-    def _check_inputs(self, value: Value) -> None:
-        """Check what else reads the factors of scores, and sums over finite widths."""
-        # the uses of a score and of a combination are checked instead of their own
-        passes_on = value in self.scores or value in self.expansion.combinations
-        sums_coordinates = isinstance(value.op, MatMul | Dot)
+    def _check_use_of_factors(self, value: Value) -> None:
+        """Check that no other operation than scores reads the factors of scores.
+
+        More precisely, vectors made by the matrices of such factors. A combination of
+        vectors by fixed numbers may read them, since it counts as made by the same
+        matrices: what reads the combination is checked instead.
+        """
+        is_combination = value in self.expansion.combinations
+        if value in self.scores or is_combination:
+            return
         for x in dict.fromkeys(value.op.inputs):
-            if not passes_on and self._shares_matrix_with_factors(x):
+            if self._shares_matrix_with_factors(x):
                 origin = self._shared_origin(x)
                 self._add("elsewhere", value, f" uses {self.names[x]}, {origin}")
-            # A finite width only matters if its coordinates are summed over. A readout
-            # into R^1 is harmless.
-            if not sums_coordinates or not isinstance(x, Vector) or x in self.fixed:
+
+    def _check_summed_widths(self, value: Value) -> None:
+        """Check that sums over coordinates of random vectors have infinite width.
+
+        Matrices and dots sum over the coordinates of their inputs. The width of a
+        result may be finite, as in a readout from R^n into R^1.
+        """
+        if not isinstance(value.op, MatMul | Dot):
+            return
+        for x in dict.fromkeys(value.op.inputs):
+            if x in self.fixed or not isinstance(x, Vector):
                 continue
-            if x.width.name is None:
+            is_finite = x.width.name is None
+            if is_finite:
                 self._add(
                     "widths",
                     value,

@@ -378,14 +378,16 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
     for value in reversed(values):
         mask = masks[value]
         match value.op:
-            case ops.Take(x, flat):
+            case ops.Take(x=x, flat=flat):
                 masks[x].reshape(-1)[flat[mask]] = True
-            case ops.Join(joined):
+            case ops.Join(parts=joined):
                 for x, mask_of_x in zip(joined, _split(mask, joined), strict=True):
                     masks[x] |= mask_of_x
-            case ops.Apply(f, (p, Scalar(op=ops.Constant(allowed))), 1) if (
-                f is MASKED_SOFTMAX
-            ):
+            # the softmax along the last axis of scores p, of which a fixed mask allows
+            # some: only these are needed
+            case ops.Apply(
+                f=f, scalars=(p, Scalar(op=ops.Constant(numbers=allowed))), axes=1
+            ) if f is MASKED_SOFTMAX:
                 scores = _asked_scores(mask, allowed)
                 last_axes = align_axes(p.ndim, value.ndim)
                 masks[p] |= _mask_of_input(scores, last_axes, p.shape)

@@ -153,6 +153,10 @@ class Weight:
         return self._product("W.each(x)", x, each=True)
 
     def _product(self, operation: str, x: Vector, each: bool) -> Vector:
+        """W_b x[i] for each b and i, or with `each` W_b x[b, i].
+
+        `operation` is the expression of the user, for errors.
+        """
         as_vector(x, operation)
         if x.width != self.in_width:
             matrix = "W.T" if self.transposed else "W"

@@ -34,12 +34,22 @@ class _ProbeType(NamedTuple):
         return self.leading_axes or x.ndim == self.axes
 
 
-TOKENS = _ProbeType(Vector, 1, False, "vectors (tokens,)")
-INSIDE = _ProbeType(Vector, 1, True, "vectors (…, tokens)")
-SCORES = _ProbeType(Scalar, 2, True, "scalars (…, tokens, tokens)")
-EXPERTS = _ProbeType(Scalar, 2, False, "scalars (tokens, experts)")
-LOGITS = _ProbeType(Scalar, 2, False, "scalars (tokens, words)")
-LOSS = _ProbeType(Scalar, 0, False, "one scalar, which gradients are of")
+TOKENS = _ProbeType(Vector, axes=1, leading_axes=False, description="vectors (tokens,)")
+INSIDE = _ProbeType(
+    Vector, axes=1, leading_axes=True, description="vectors (…, tokens)"
+)
+SCORES = _ProbeType(
+    Scalar, axes=2, leading_axes=True, description="scalars (…, tokens, tokens)"
+)
+EXPERTS = _ProbeType(
+    Scalar, axes=2, leading_axes=False, description="scalars (tokens, experts)"
+)
+LOGITS = _ProbeType(
+    Scalar, axes=2, leading_axes=False, description="scalars (tokens, words)"
+)
+LOSS = _ProbeType(
+    Scalar, axes=0, leading_axes=False, description="one scalar, which gradients are of"
+)
 NAMES: dict[str, _ProbeType] = {
     "embedding": TOKENS,
     "stream": TOKENS,

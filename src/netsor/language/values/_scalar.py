@@ -260,8 +260,8 @@ class Apply(Entrywise):
         return lowering.builder.step(
             "apply",
             *aligned,
-            made=value.shape,
-            words=f"{named(self.f)} of scalars",
+            result_shape=value.shape,
+            label=f"{named(self.f)} of scalars",
             f=self.f,
             shape=value.shape,
             axes=self.axes,

@@ -86,6 +86,7 @@ class Width:
     __rmul__ = __mul__
 
     def _no_arithmetic(self, other: object) -> NoReturn:
+        """Reject sums, differences and quotients of widths."""
         remedy = (
             'for its half, make the smaller one the symbol, d = ns.Width("d"), and'
             " write 2 * d"

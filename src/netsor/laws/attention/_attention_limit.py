@@ -18,7 +18,7 @@ import scipy
 from ..._array_api import single_threaded
 from .._estimate import Array, Estimate, Replicas, Replicated, combined
 from .._gaussian_mixture import GaussianMixture1D, normal_moment, weighted
-from .._law import Law
+from .._law import MIN_DENSITY, Law
 from .._law_base import Provenance, checked_heads, real
 from .._mixture import Mixture
 from .._mixture_components import CELL, cell_width
@@ -40,6 +40,7 @@ REPLICA_FIELDS = "seed", "random_numbers", "quadrature_error"
 LOG_RANGE = 42
 LARGEST_LOG = 700.0  # close to the logarithm of the largest double
 BISECTIONS = 30  # for 9 digits
+ROUNDING = 1e-8  # relative error of log f in the tails, from cells of a rule; measured
 RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
 
 
@@ -309,7 +310,13 @@ class HeadSum(Law):
         spread = self._sets.spread(ratios)
         relative = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
         near = np.abs(y) <= CENTRAL * self._std
-        return np.where(near, super()._log_error(y), relative + self._coarse)
+        rounding = ROUNDING * np.abs(largest[:, 0])
+        far = relative + self._coarse + rounding
+        return np.where(near, super()._log_error(y), far)
+
+    def _log_doubt(self, y: Array) -> Array:
+        # tilted rules reach every y, but blocks of underflowing densities show no error
+        return np.where(self._density(y) <= MIN_DENSITY, self._log_error(y), 0.0)
 
     def _scales(self) -> tuple[Array, Array]:
         """Centres and widths of the features of the density: all are at 0."""
