@@ -493,7 +493,7 @@ _NAMES = {
         "SHORT_TOKENS",
     ),
     "netsor.studies.audit._baseline": (
-        "_beyond",
+        "_below_band",
         "_number_keys",
         "_rank",
         "Baseline",

@@ -26,6 +26,7 @@ class Sobol:
     """
 
     def __init__(self, dimension: int, rng: np.random.Generator) -> None:
+        """Draw the scrambling: a matrix of digits and a shift for each coordinate."""
         # Coordinates are integers of BITS binary digits, until `random` divides them.
         (rng,) = rng.spawn(1)  # as scipy does
         exponents = np.arange(BITS, dtype=np.uint32)

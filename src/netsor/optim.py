@@ -117,6 +117,9 @@ class Optimiser(ABC):
     eps: Any = 0.0
 
     def __post_init__(self) -> None:
+        """Check the options: `lr` and `eps` may be functions instead of numbers, `lr`
+        and `weight_decay` scalars of a program.
+        """
         may_be_function = ("lr", "eps")
         may_be_scalar = ("lr", "weight_decay")
         optimiser = type(self).__name__

@@ -278,22 +278,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self._schedule()
         choose(self.backend, self.device)
         self._check_prior()
-        for name in ("arguments", "grid"):
-            if not isinstance(getattr(self, name), Mapping | None):
-                raise ArgumentError(
-                    name, getattr(self, name), "None or a mapping by names"
-                )
+        self._check_arguments()
         arguments = dict(self.arguments or {})
         grid = dict(self.grid or {})
-        if "noise" in arguments:
-            raise ArgumentError(
-                "arguments",
-                self.arguments,
-                "without 'noise', which is a parameter itself",
-            )
-        for name, values in grid.items():
-            self._check_grid_values(name, values)
-
         defaults: dict[str, Any] = {"noise": self.noise}
         if self.prior is None or self.heads == inf:
             defaults["heads"] = self.heads
@@ -321,6 +308,22 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 self.heads,
                 f"left out; give arguments={{'heads': {self.heads}}} to your own prior",
             )
+
+    def _check_arguments(self) -> None:
+        """Check that `arguments` and `grid` are mappings that can be combined."""
+        for name in ("arguments", "grid"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise ArgumentError(
+                    name, getattr(self, name), "None or a mapping by names"
+                )
+        if "noise" in dict(self.arguments or {}):
+            raise ArgumentError(
+                "arguments",
+                self.arguments,
+                "without 'noise', which is a parameter itself",
+            )
+        for name, values in dict(self.grid or {}).items():
+            self._check_grid_values(name, values)
 
     @staticmethod
     def _check_grid_values(name: str, values: Any) -> None:

@@ -216,7 +216,10 @@ def _literal(text: str) -> Any:
 
 
 def bound_widths(net: Program, binds: Sequence[str]) -> dict[str, float]:
-    """All widths of the program, from --bind."""
+    """The number of each width of the program, inf for an infinite one, from --bind.
+
+    A width without a number is a usage error, and so is a number for another name.
+    """
     values: dict[str, Any] = {}
     for name, text in named_values("--bind", binds).items():
         values[name] = math.inf if text.lower() in INFINITE else _literal(text)

@@ -197,17 +197,19 @@ def _last_line_of_netsor(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _open_streams() -> None:
-    """Replace closed stdin, stdout and stderr: a file opened later would get their
-    descriptors.
-
-    Open ones print ? for what they cannot encode.
+    """Make stdin, stdout and stderr usable if the process was started with some of them
+    closed, and let the outputs print ? for what they cannot encode.
     """
-    for number in (0, 1, 2):
+    # The descriptors of the system: a file opened later would get the number of a
+    # closed one, and whatever is printed would be written into it.
+    for descriptor in (0, 1, 2):
         try:
-            os.fstat(number)
-        except OSError:
+            os.fstat(descriptor)
+        except OSError:  # it is closed
             with suppress(OSError):
                 os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    # Python's objects for them, which are None if they were closed at the start. No
+    # command reads stdin.
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

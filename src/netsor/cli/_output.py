@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..laws import Estimate, Law
 
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
+LONGEST_END = 200  # characters of their end that are kept
 
 
 def strip_control_chars(text: str) -> str:
@@ -47,7 +48,7 @@ def echo(text: str) -> None:
 def echo_error(text: str) -> None:
     """A message on stderr, if that is open; shortened if it is very long."""
     if len(text) > LONGEST:
-        text = f"{text[: LONGEST - 200]} … {text[-200:]}"
+        text = f"{text[: LONGEST - LONGEST_END]} … {text[-LONGEST_END:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"netsor: {strip_control_chars(text)}", file=sys.stderr, flush=True)
 

@@ -185,7 +185,7 @@ def compare_command(
         tolerance=tolerance,
     )
     with out.stdout_to_stderr(as_json):
-        target = subject(options, draws, both=True, backend=where.backend)
+        target = subject(options, draws, with_limit=True, backend=where.backend)
         kept_widths = {"d": target.widths["d"]} if keep_head_dim else {}
         needed = None
         if tolerance is not None:

@@ -224,6 +224,7 @@ def changed(
 # exit code, if a rule of --fail-on is flagged, a median has left its band, or
 # coord-check --fail flags
 FAILED = 3
+ANY_WIDTH = 64  # at which a function is called to see whether it takes a width
 
 
 def audit(
@@ -484,7 +485,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
                 options["steps"],
             )
             if rates is None:
-                call_build(model, 64)  # rejects a function of other arguments
+                call_build(model, ANY_WIDTH)  # rejects a function of other arguments
                 raise UsageError(
                     "--lr must be given for FILE:FUNCTION: a number, or the name of"
                     " rates in FILE"

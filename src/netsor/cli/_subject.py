@@ -98,9 +98,11 @@ def announce(seconds: float) -> None:
 
 
 @contextmanager
-def slow_notice(what: str) -> Iterator[None]:
-    """Print a notice if the work takes longer than SILENT seconds."""
-    timer = threading.Timer(SILENT, echo_error, [f"{what} …; Ctrl-C stops it"])
+def slow_notice(work: str) -> Iterator[None]:
+    """A context that prints a notice if the work in it takes longer than SILENT
+    seconds; `work` is its name.
+    """
+    timer = threading.Timer(SILENT, echo_error, [f"{work} …; Ctrl-C stops it"])
     timer.daemon = True
     if threads_start():
         timer.start()
@@ -168,31 +170,32 @@ class Target:
 def subject(
     options: dict[str, Any],
     draws: int = 0,
-    both: bool = False,
+    with_limit: bool = False,
     backend: Backend | None = None,
 ) -> Target:
-    """The program and widths of the options; rejected if the draws (with `both`, also
-    of the limit) cost too much.
+    """The program and widths of the options; rejected if the draws cost too much, with
+    those of the limit if that is wanted too.
     """
     is_own = options["program"] is not None
     if is_own:
-        target, sizes = _own_program(options, draws, both)
+        target, sizes = _own_program(options, draws, with_limit)
     else:
-        target, sizes = _built_in(options, draws, both)
+        target, sizes = _built_in(options, draws, with_limit)
     limit = target.limit({}).widths
-    is_formula = not is_own and not both and target.widths == limit
+    is_formula = not is_own and not with_limit and target.widths == limit
     if backend is None or is_formula:  # a formula needs no draws
         return target
-    sides = [target.widths, limit] if both else [target.widths]
+    sides = [target.widths, limit] if with_limit else [target.widths]
     seconds = sampling_seconds(target.net, sides, draws, backend, _written(sizes))
     return replace(target, seconds=seconds)
 
 
 def _own_program(
-    options: dict[str, Any], draws: int, both: bool
+    options: dict[str, Any], draws: int, with_limit: bool
 ) -> tuple[Target, dict[str, Any]]:
     """The user's program with its widths, and by name the options that decide what it
-    costs. `draws` is 0 for a command without any; with `both`, the limit is wanted too.
+    costs. `draws` is 0 for a command without any; `with_limit` says that the limit is
+    wanted too.
     """
     # its functions may divide by zero where it does not matter
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -213,7 +216,7 @@ def _own_program(
         coordinate=options["coordinates"],
     )
     values = topological_order(net.outputs)
-    size = planning_bytes(values, both or math.inf in target.widths.values())
+    size = planning_bytes(values, with_limit or math.inf in target.widths.values())
     check_memory(
         size,
         f"PROGRAM {shown(net.name)} of {len(values):,} operations",
@@ -222,26 +225,26 @@ def _own_program(
     if draws and sum(math.prod(value.shape) for value in net.outputs) > 1:
         part = f"{options['program']}[0]".replace("][", ",")
         raise UsageError(f"{net.name} has several outputs: choose one, {part}")
-    if both:
+    if with_limit:
         _refuse_limit("--bind", target.widths)
     binds = [f"{name}={width}" for name, width in target.widths.items()]
     return target, {"bind": " --bind ".join(binds), "draws": draws}
 
 
 def _built_in(
-    options: dict[str, Any], draws: int, both: bool
+    options: dict[str, Any], draws: int, with_limit: bool
 ) -> tuple[Target, dict[str, Any]]:
     """The built-in layer with its widths, and by name the options that decide what it
-    costs; with `both`, the limit is wanted too.
+    costs; `with_limit` says that the limit is wanted too.
     """
     _check_layer_options(options)
     infinite_heads = options["infinite_heads"]
     widths = {"n": options["width"]}
     if options["head_dim"] is not None:
         widths["d"] = options["head_dim"]
-    if infinite_heads and not both and set(widths.values()) != {math.inf}:
+    if infinite_heads and not with_limit and set(widths.values()) != {math.inf}:
         raise UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
-    if both and not infinite_heads:
+    if with_limit and not infinite_heads:
         _refuse_limit("--width", widths)
     sizes = {
         "draws": draws,
@@ -254,7 +257,7 @@ def _built_in(
     for name in ("width", "head_dim", "token", "infinite_heads"):
         del arguments[name]  # given in another way, or not at all
     net = layer(token=options["token"] - 1, low_rank="d" in widths, **arguments)
-    is_formula = infinite_heads and not both
+    is_formula = infinite_heads and not with_limit
     network = f"attention layer of {counted(options['tokens'], 'token')}"
     if not is_formula:
         network += f" and {counted(options['heads'], 'head')}"

@@ -63,6 +63,16 @@ def _law(net: Program, draws: int, widths: tuple[tuple[str, float], ...]) -> Law
     return cast(Law, net.law(draws=draws, progress=False, **dict(widths)))  # type: ignore[arg-type]
 
 
+def _widths_of_laws(widths: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
+    """The widths of "law", of its "limit", or of both, if they are different laws."""
+    at_infinity = dict.fromkeys(widths, inf)
+    if not widths:
+        return {"law": widths}
+    if widths == at_infinity:
+        return {"limit": at_infinity}
+    return {"law": widths, "limit": at_infinity}
+
+
 def law_view(
     net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str]
 ) -> View:
@@ -73,14 +83,7 @@ def law_view(
     is the limit.
     """
     at_infinity = dict.fromkeys(widths, inf)
-    widths_of: dict[str, Mapping[str, float]] = {}  # by the name of a law
-    if not widths:
-        widths_of["law"] = widths
-    elif widths == at_infinity:
-        widths_of["limit"] = at_infinity
-    else:
-        widths_of["law"] = widths
-        widths_of["limit"] = at_infinity
+    widths_of = _widths_of_laws(widths)
     plans = [net.plan(**widths)]  # type: ignore[arg-type]
     notes = []
     if len(widths_of) == 2:

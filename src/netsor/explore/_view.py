@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 DASHED = (0, (4.0, 2.0))
+MARGIN = 0.06  # beside the curves, over the height of the picture
+TINY = 1e-300  # the height of a picture of zeros
 MOST_DECADES = 8.0  # of a logarithmic axis
 
 # Finite widths dotted, limits solid, the Gaussian black; in an audit a colour for each
@@ -113,9 +115,9 @@ class Panel(NamedTuple):
             low = 0.0
         elif self.log:
             low = max(low, high - MOST_DECADES)
-        margin = (high - low) * 0.06
+        margin = (high - low) * MARGIN
         if margin == 0:  # all numbers are equal
-            margin = max(abs(high) * 0.06, 1e-300)
+            margin = max(abs(high) * MARGIN, TINY)
         if begins_at_zero:
             return low, high + margin
         return low - margin, high + margin

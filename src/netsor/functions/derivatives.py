@@ -109,7 +109,9 @@ def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
 def _steps(
     name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()
 ) -> Function:
-    """The step function of these breaks and values."""
+    """The step function that has the values (breaks + 1,), in order, between these
+    breaks. `parity` is 1 if it is even, −1 if it is odd and None otherwise.
+    """
     return Function(
         name,
         partial(_of_steps, breaks=breaks, values=values),
@@ -155,6 +157,9 @@ def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
     return _horner(x, polynomials_of_t)
 
 
+ROUNDED_SUM = 1e-12  # a sum of coefficients below which it is 0 up to rounding
+
+
 def _tanh_family(
     name: str,
     parity: int | None,
@@ -163,7 +168,9 @@ def _tanh_family(
     table: Table,
     smoothed: Any = None,
 ) -> Function:
-    """Σ_i x^i q_i(t) with the coefficients of q_i in the rows of a table."""
+    """Σ_i x^i q_i(t), t = tanh(a x + b x³), with the coefficients of q_i in the rows of
+    a table. `smoothed` is E[f(m + s z)].
+    """
     # t tends to ±1 so fast that the polynomial is bounded if all rows except the first
     # are 0 there, up to rounding
     limits = [0.0]
@@ -174,7 +181,7 @@ def _tanh_family(
     return Function(
         name,
         partial(_of_tanh, a=a, b=b, table=table),
-        bounded=max(limits) < 1e-12,
+        bounded=max(limits) < ROUNDED_SUM,
         lipschitz=True,
         breaks=(),
         smoothed=smoothed,
@@ -199,7 +206,7 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
     for row in slopes:
         powers = np.flatnonzero(row)
         all_even_or_all_odd = len(np.unique(powers % 2)) == 1
-        if all_even_or_all_odd and abs(row.sum()) < 1e-12:
+        if all_even_or_all_odd and abs(row.sum()) < ROUNDED_SUM:
             from_the_highest = powers[:0:-1]  # as `_horner` adds, without the lowest
             row[powers[0]] = -sum(row[from_the_highest])
     return tuple(map(tuple, slopes.tolist()))
@@ -226,7 +233,9 @@ def _normal_family(
     second: Row,
     smoothed: Any = None,
 ) -> Function:
-    """A(x) Φ(c x) + B(x) φ(c x), which is bounded if A is a constant."""
+    """A(x) Φ(c x) + B(x) φ(c x), which is bounded if A is a constant. `first` and
+    `second` are the coefficients of A and B, and `smoothed` is E[f(m + s z)].
+    """
     return Function(
         name,
         partial(_of_normal, c=c, first=first, second=second),
@@ -303,34 +312,64 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
 _BEND = ROOT * 0.044715  # of x³ in gelu_tanh
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 _GATES = (
-    _table_derivative(0.5, 0.0, _HALF_GATE),
-    _table_derivative(ROOT, _BEND, _HALF_GATE),
+    _table_derivative(a=0.5, b=0.0, table=_HALF_GATE),
+    _table_derivative(a=ROOT, b=_BEND, table=_HALF_GATE),
 )
 
-STEP = _steps("relu'", None, (0.0,), (0.0, 1.0))
+STEP = _steps("relu'", parity=None, breaks=(0.0,), values=(0.0, 1.0))
 SIGN = replace(
-    _steps("abs'", -1, (0.0,), (-1.0, 1.0)), f=lambda x: array_namespace(x).sign(x)
+    _steps("abs'", parity=-1, breaks=(0.0,), values=(-1.0, 1.0)),
+    f=lambda x: array_namespace(x).sign(x),
 )
 # erf(x) = 2 Φ(√2 x) − 1, and tanh(x) = 2 sigmoid(2 x) − 1
 ERF = _normal_family(
-    "erf'", 1, 2.0**0.5, (), (8.0**0.5,), lambda m, s: 2.0 * _bump(m, s, 0.5**0.5)
+    "erf'",
+    parity=1,
+    c=2.0**0.5,
+    first=(),
+    second=(8.0**0.5,),
+    smoothed=lambda m, s: 2.0 * _bump(m, s, 0.5**0.5),
 )
 GELU = _normal_family(
-    "gelu'", None, 1.0, (1.0,), (0.0, 1.0), lambda m, s: _ramp(m, s, 1.0)
+    "gelu'",
+    parity=None,
+    c=1.0,
+    first=(1.0,),
+    second=(0.0, 1.0),
+    smoothed=lambda m, s: _ramp(m, s, 1.0),
 )
 _LOGISTIC = logistic_mixture(_bump)
 TANH = _tanh_family(
     "tanh'",
-    1,
-    1.0,
-    0.0,
-    ((1.0, 0.0, -1.0),),
-    lambda m, s: 4.0 * _LOGISTIC(2.0 * m, 2.0 * s),
+    parity=1,
+    a=1.0,
+    b=0.0,
+    table=((1.0, 0.0, -1.0),),
+    smoothed=lambda m, s: 4.0 * _LOGISTIC(2.0 * m, 2.0 * s),
 )
-SIGMOID = _tanh_family("sigmoid'", 1, 0.5, 0.0, ((0.25, 0.0, -0.25),), _LOGISTIC)
-SILU = _tanh_family("silu'", None, 0.5, 0.0, _GATES[0], logistic_mixture(_ramp))
+SIGMOID = _tanh_family(
+    "sigmoid'",
+    parity=1,
+    a=0.5,
+    b=0.0,
+    table=((0.25, 0.0, -0.25),),
+    smoothed=_LOGISTIC,
+)
+SILU = _tanh_family(
+    "silu'",
+    parity=None,
+    a=0.5,
+    b=0.0,
+    table=_GATES[0],
+    smoothed=logistic_mixture(_ramp),
+)
 GELU_TANH = _tanh_family(
-    "gelu_tanh'", None, ROOT, _BEND, _GATES[1], _gelu_tanh_smoothed
+    "gelu_tanh'",
+    parity=None,
+    a=ROOT,
+    b=_BEND,
+    table=_GATES[1],
+    smoothed=_gelu_tanh_smoothed,
 )
 
 
@@ -383,7 +422,7 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     np.sin: activations.COS,
     np.cos: MINUS_SIN,
     np.absolute: SIGN,
-    np.exp: Function("exp", np.exp, False, False),
+    np.exp: Function("exp", np.exp, bounded=False, lipschitz=False),
     np.log: _monomials("log'", 1.0, -1.0),
     np.sqrt: _monomials("sqrt'", 0.5, -0.5),
     np.square: _monomials("square'", 2.0, 1.0),

@@ -124,6 +124,7 @@ class ScipyLaw(Distribution):
         return float(self.distribution.ppf(level))
 
     def _pdf(self, y: Array) -> Estimate:
+        """The density at y (points,), without error."""
         try:
             value = np.asarray(self.distribution.pdf(y), dtype=np.float64)
         except OverflowError:  # some distributions raise it, others return infinity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -187,12 +188,7 @@ class DistanceEstimator:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
         laws = self.p, self.q
         if name == "wasserstein1":
-            for law in laws:
-                if not math.isfinite(law.mean()):
-                    raise LawError(
-                        "wasserstein1",
-                        f"{law.method} has no mean, so no finite distance",
-                    )
+            self._check_means()
         if name in ("wasserstein1", "kolmogorov"):
             # by distribution functions, where draws need no kernels
             value, error = self._distance(name)
@@ -201,15 +197,7 @@ class DistanceEstimator:
             value, error = self._with_kernels()._distance(name)
             has_kernels = any(law._dense(2.0) is not law for law in laws)
         if np.isfinite(value) and has_kernels:
-            # Twice the variance of the kernels at most doubles their bias. We subtract
-            # the change, and the whole bias counts as an error. Both are computed
-            # without coupling: narrow kernels would add noise.
-
-            def without_noise(factor: float) -> float:
-                uncoupled = self._with_kernels(factor, couple=False)
-                return float(uncoupled._distance(name).value)
-
-            change, bias = kernel_bias_of(without_noise, without_noise(1.0))
+            change, bias = self._kernel_bias(name)
             value = value - change
             error = combined(error, bias)
         if not math.isfinite(value):
@@ -223,6 +211,29 @@ class DistanceEstimator:
         doubt_of_p = self.p.doubt(lambda moved: between(moved, self.q))
         doubt_of_q = self.q.doubt(lambda moved: between(self.p, moved))
         return Estimate(value, combined(error, doubt_of_p, doubt_of_q))
+
+    def _check_means(self) -> None:
+        """Reject laws without a mean, for the distance W₁."""
+        for law in (self.p, self.q):
+            if not math.isfinite(law.mean()):
+                raise LawError(
+                    "wasserstein1", f"{law.method} has no mean, so no finite distance"
+                )
+
+    def _kernel_bias(self, name: str) -> tuple[float, float]:
+        """What the kernels around draws add to a distance: the part to subtract, and
+        the error that remains.
+        """
+        # Twice the variance of the kernels at most doubles their bias. We subtract the
+        # change, and the whole bias counts as an error. Both are computed without
+        # coupling: narrow kernels would add noise.
+
+        def without_noise(factor: float) -> float:
+            """The distance with kernels of `factor` bandwidths."""
+            uncoupled = self._with_kernels(factor, couple=False)
+            return float(uncoupled._distance(name).value)
+
+        return kernel_bias_of(without_noise, without_noise(1.0))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
         """The estimator for laws with kernels of `factor` bandwidths around draws.
@@ -377,53 +388,75 @@ class DistanceEstimator:
 
         Without `errors` it is the plain value, with the error 0.
         """
+        if self.coupled is None:
+            groups, kl = self._uncoupled_kl()
+        else:
+            groups, kl = self._coupled_kl(*self.coupled)
+        if not errors:
+            group_means = [group.mean for group in groups]
+            return Estimate(float(kl(*group_means)), 0.0)
+        estimate = jackknife(kl, groups).corrected()
+        p, q = self.p, self.q
+        if self.coupled is not None or p is q:  # the doubts of both cancel
+            return estimate
+        y, weights, _ = self._kl_rule
+        mass = weights * groups[0].mean
+        at = mass > NEGLIGIBLE * mass.max()
+        doubt = float(mass[at] @ q._log_doubt(y[at]))
+        return Estimate(estimate.value, combined(estimate.error, doubt))
+
+    def _uncoupled_kl(self) -> KLOfMeans:
+        """KL as a function of the densities of both laws, a group for each law."""
         p, q = self.p, self.q
         y, weights, _ = self._kl_rule
+        of_p = p._densities(y)
+        of_q = q._densities(y)
+        log_q = log_of_tiny(q, y, of_q.rows)
 
-        def kl(f: Array, g: Array, log_g: Array) -> Array:
-            return np.asarray(np.sum(weights * kl_terms(f, g, log_g), axis=-1))
+        def kl(*means: Array) -> Array:
+            f, g = means
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if self.coupled is None:
-            of_p = p._densities(y)
+        return KLOfMeans([of_p, of_q], kl)
+
+    def _coupled_kl(
+        self, replicas_of_p: Distribution, replicas_of_q: Distribution
+    ) -> KLOfMeans:
+        """KL as a function of the densities of the same replicas for both laws: one
+        group of blocks, with both densities side by side, (blocks, 2 · points).
+
+        If q is a limit, which is known better than from its replicas, it is a second
+        group.
+        """
+        q = self.q
+        y, weights, _ = self._kl_rule
+        of_p = replicas_of_p._densities(y)
+        of_q = replicas_of_q._densities(y)
+        rows = np.concatenate([of_p.rows, of_q.rows], axis=1)
+        groups = [Replicated(rows, of_p.weight)]
+        is_limit = replicas_of_q is not q
+        if is_limit:
             of_q = q._densities(y)
-            groups = [of_p, of_q]
-            log_q = log_of_tiny(q, y, of_q.rows)
+            groups.append(of_q)
+        log_q = log_of_tiny(q, y, of_q.rows)
 
-            def functional(*means: Array) -> Array:
-                f, g = means
-                return kl(f, g, log_q)
-
-        else:
-            # one group of blocks, with the densities of both laws side by side
-            replicas_of_p, replicas_of_q = self.coupled
-            of_p = replicas_of_p._densities(y)
-            of_q = replicas_of_q._densities(y)
-            rows = np.concatenate([of_p.rows, of_q.rows], axis=1)
-            groups = [Replicated(rows, of_p.weight)]
-            is_limit = replicas_of_q is not q
-            if is_limit:  # which is known better than from its replicas
-                of_q = q._densities(y)
-                groups.append(of_q)
-            log_q = log_of_tiny(q, y, of_q.rows)
-
-            def functional(*means: Array) -> Array:
-                f, g = np.split(means[0], 2, axis=-1)
-                if not is_limit:
-                    return kl(f, g, log_q)
+        def kl(*means: Array) -> Array:
+            f, g = np.split(means[0], 2, axis=-1)
+            if is_limit:
                 # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
                 limit = means[1]
-                return kl(limit + (f - g), limit, log_q)
+                f = limit + (f - g)
+                g = limit
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
-        if errors:
-            estimate = jackknife(functional, groups).corrected()
-            if self.coupled is not None or p is q:  # the doubts of both cancel
-                return estimate
-            mass = weights * groups[0].mean
-            at = mass > NEGLIGIBLE * mass.max()
-            doubt = float(mass[at] @ q._log_doubt(y[at]))
-            return Estimate(estimate.value, combined(estimate.error, doubt))
-        group_means = [group.mean for group in groups]
-        return Estimate(float(functional(*group_means)), 0.0)
+        return KLOfMeans(groups, kl)
+
+
+class KLOfMeans(NamedTuple):
+    """KL as a function of densities that are means over blocks."""
+
+    groups: list[Replicated]  # each of independent blocks
+    kl: Callable[..., Array]  # of the mean of each group
 
 
 class KLRule(NamedTuple):

@@ -124,11 +124,16 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         """The value alone; without this method numpy would read (value, error)."""
         return np.array(self.value, dtype=dtype)
 
-    # A number is compared with the value; two estimates are equal if their errors are
-    # equal too
+    # Not numpy's equality (`numpy.equal` compares only values, entry by entry): two
+    # estimates are one object each, as in an assertion of a test.
 
     def __eq__(self, other: object) -> Any:
-        """A bool, or for an array of numbers an array of bools."""
+        """Whether the estimate is equal to another object:
+
+        - another estimate: a bool, whether all values and all errors are equal;
+        - a tuple: a bool, whether it is the pair (value, error);
+        - a number or an array: whether the value is equal to it, a bool for each entry.
+        """
         if isinstance(other, Estimate):
             return bool(
                 np.array_equal(self.value, other.value)
@@ -312,10 +317,12 @@ STEEPER = 1.0
 STEEPER_OF_MANY = 2.0
 # number of the largest deviations that show a tail; of fewer than 100 draws, a fifth
 TAIL = 20
+MIN_DRAWS_FOR_TAIL = 5 * TAIL  # draws from which TAIL are not more than a fifth
 FEWEST = 5  # smallest such number, however few the draws
 # share of the largest deviation below which a deviation is rounding, for example in
 # draws from an atom
 SAME = 1e-12
+NUMBERS_IN_BATCH = 2**22  # that are sorted together, to bound memory
 LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
 
 
@@ -343,7 +350,7 @@ def tail_error(
     flat = samples.reshape(len(samples), -1)
     errors = [
         _tail_errors(columns.T, share, count, steeper)
-        for columns in batches(flat.T, len(flat), 2**22)
+        for columns in batches(flat.T, len(flat), NUMBERS_IN_BATCH)
     ]
     return np.concatenate(errors).reshape(samples.shape[1:])
 
@@ -553,7 +560,8 @@ class Replicas:
             # With a hundred replicas, a fifth of them shows the tail. There most laws
             # look heavier than further out, so we take the tail as it looks; with more
             # replicas it counts as up to STEEPER_OF_MANY errors heavier.
-            steeper = STEEPER_OF_MANY * max(0.0, 1 - 5 * TAIL / self.count)
+            share_of_more = max(0.0, 1 - MIN_DRAWS_FOR_TAIL / self.count)
+            steeper = STEEPER_OF_MANY * share_of_more
             return tail_error(samples, self.weight, self.count, steeper)
         if 1 < self.count < 2 * FEWEST:
             return np.where(np.ptp(samples, axis=0) > 0, np.inf, 0.0)

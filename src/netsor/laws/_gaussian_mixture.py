@@ -226,10 +226,12 @@ def _density(z: Array, std: Array) -> Array:
 
 
 def _probability(z: Array, _: Array) -> Array:
+    """Φ(z), in place of z."""
     return np.asarray(scipy.special.ndtr(z, out=z))
 
 
 def _upper_probability(z: Array, _: Array) -> Array:
+    """1 − Φ(z), in place of z."""
     return np.asarray(scipy.special.ndtr(np.negative(z, out=z), out=z))
 
 
@@ -364,6 +366,11 @@ class GaussianVectors:
             yield terms
 
 
+# a variance given other entries over that without: below it, only rounding is left
+ROUNDED_VARIANCE = 1e-13
+UNIFORM_ENDS = 1e-300, 1 - 1e-16  # whose normal quantiles are finite
+
+
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     """Unbiased values of P(lower < N(0, cov_r) ≤ upper) for components r.
 
@@ -381,7 +388,7 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     root = np.zeros_like(cov)
     for j in range(entries):
         var = conditional_cov[:, j, j]
-        is_random = var > 1e-13 * cov[:, j, j]
+        is_random = var > ROUNDED_VARIANCE * cov[:, j, j]
         scale = np.sqrt(np.where(is_random, var, 1.0))
         column = conditional_cov[:, j:, j] / scale[:, None]
         root[:, j:, j] = np.where(is_random[:, None], column, 0.0)
@@ -398,6 +405,6 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
         probability *= between
         if j < entries - 1:
             uniform = below_lower + u[..., j] * between
-            uniform = np.clip(uniform, 1e-300, 1 - 1e-16)
+            uniform = np.clip(uniform, *UNIFORM_ENDS)
             z[..., j] = scipy.special.ndtri(uniform)
     return probability

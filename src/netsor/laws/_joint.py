@@ -29,6 +29,9 @@ from ._plot import card, plot_joint
 SURE = 1e-12
 # quasi-random points for the probability of a rectangle, over all replicas
 RECTANGLE = 2**14
+# largest size of a negative variance that is a rounding error, over the largest of the
+# covariances
+VARIANCE_RTOL = 1e-9
 
 
 @single_threaded
@@ -86,9 +89,31 @@ class Joint(LawBase):
         log_evidence: Estimate | None = None,
         mean_error: npt.ArrayLike | None = None,
     ) -> None:
+        """`log_evidence` is that of the data on which the law was conditioned, and
+        `mean_error` (entries,) the error of the mean that is no error of sampling.
+        """
         self.component_mean = base.numbers(mean, "Joint", "mean")  # (replicas, entries)
         # (replicas, entries, entries)
         self.component_cov = base.numbers(cov, "Joint", "cov")
+        self._check_components()
+        self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
+        self.origin = base.checked_origin(origin, "Joint")
+        self.log_evidence = log_evidence
+        self.replicas, self.dim = map(int, self.component_mean.shape)
+        self.mean_error = np.zeros(self.dim)
+        if mean_error is not None:
+            self.mean_error = base.numbers(mean_error, "Joint", "mean_error")
+            if self.mean_error.shape != (self.dim,) or (self.mean_error < 0).any():
+                raise LawError(
+                    "Joint", "mean_error", mean_error, f"{self.dim} numbers, 0 or more"
+                )
+        self._replicas = Replicas(self.replicas, self.weight)
+        self.effective = float(self._replicas.count)
+
+    def _check_components(self) -> None:
+        """Reject means and covariances whose shapes do not fit, that are too large for
+        doubles, or with a negative variance.
+        """
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if len(shape) != 3 or self.component_cov.shape != shape:
             shapes = f"{self.component_mean.shape} and {self.component_cov.shape}"
@@ -107,24 +132,11 @@ class Joint(LawBase):
             )
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
         # conditioning may leave a 0 with a rounding error
-        if smallest < -1e-9 * largest_cov:
+        if smallest < -VARIANCE_RTOL * largest_cov:
             raise LawError(
                 "Joint",
                 "cov has a variance below 0; covariances must be positive semidefinite",
             )
-        self.weight = base.checked_weights(weight, len(self.component_mean), "Joint")
-        self.origin = base.checked_origin(origin, "Joint")
-        self.log_evidence = log_evidence  # of the data it was conditioned on
-        self.replicas, self.dim = map(int, self.component_mean.shape)
-        self.mean_error = np.zeros(self.dim)
-        if mean_error is not None:
-            self.mean_error = base.numbers(mean_error, "Joint", "mean_error")
-            if self.mean_error.shape != (self.dim,) or (self.mean_error < 0).any():
-                raise LawError(
-                    "Joint", "mean_error", mean_error, f"{self.dim} numbers, 0 or more"
-                )
-        self._replicas = Replicas(self.replicas, self.weight)
-        self.effective = float(self._replicas.count)
 
     def __len__(self) -> int:
         return len(self.component_mean.T)
@@ -602,7 +614,7 @@ class JointWithError:
         """
         law = self._law
         error = law.origin.quadrature_error
-        if error <= 1e-14:
+        if error <= base.NO_QUADRATURE_ERROR:
             return []
         moved = []
         for factor in (1 + error, 1 - error):

@@ -231,7 +231,7 @@ class Law(LawBase, Distribution):
         with an error ε; none if the error is only rounding.
         """
         error = self.origin.quadrature_error
-        if error < 1e-14:
+        if error < base.NO_QUADRATURE_ERROR:
             return ()
         without_error = Provenance(self.status, self.method, seed=self.origin.seed)
         return self._moved(error, without_error)

@@ -331,6 +331,7 @@ CONSTANT = 1e-9
 MAX_MAGNITUDE = 1e150
 # highest order of a moment: beyond it, even E[Z^k] of a standard normal overflows
 HIGHEST = 300
+NO_QUADRATURE_ERROR = 1e-14  # a relative error that is only rounding
 HEADS = 2**63  # with this many heads or more, the law is that of infinitely many
 
 

@@ -20,7 +20,13 @@ import scipy
 
 from .._validate import as_number, as_whole, counted, shown
 from ._estimate import Array, Estimate, Replicas, combined
-from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
+from ._law_base import (
+    MAX_MAGNITUDE,
+    NO_QUADRATURE_ERROR,
+    LawError,
+    Provenance,
+    numbers,
+)
 
 # rows of a triangular matrix from which substitution, one by one, is faster than
 # numpy's solve
@@ -42,6 +48,26 @@ class Observations(NamedTuple):
     operation: str = "condition"  # the method that got them, for messages
 
 
+def _checked_observation(
+    entry: Any, value: Any, dim: int, operation: str
+) -> tuple[int, float]:
+    """The position of one observed entry, from 0 to dim − 1, and its value."""
+    position = as_whole(entry)
+    number = as_number(value)
+    if position is None or not -dim <= position < dim:
+        raise LawError(
+            operation,
+            f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}",
+        )
+    if number is None or not abs(number) <= MAX_MAGNITUDE:
+        raise LawError(
+            operation,
+            f"observed[{position}]={shown(value)} must be finite, at most"
+            f" {MAX_MAGNITUDE:g}",
+        )
+    return position % dim, number
+
+
 def checked_data(
     dim: int, observed: Mapping[int, float], noise: npt.ArrayLike, operation: str
 ) -> Observations:
@@ -56,25 +82,12 @@ def checked_data(
         )
     data: dict[int, float] = {}
     for entry, value in observed.items():
-        position = as_whole(entry)
-        number = as_number(value)
-        if position is None or not -dim <= position < dim:
-            raise LawError(
-                operation,
-                f"observed: entry {shown(entry)} must be an integer from 0 to"
-                f" {dim - 1}",
-            )
-        if number is None or not abs(number) <= MAX_MAGNITUDE:
-            raise LawError(
-                operation,
-                f"observed[{position}]={shown(value)} must be finite, at most"
-                f" {MAX_MAGNITUDE:g}",
-            )
-        if position % dim in data:
+        position, number = _checked_observation(entry, value, dim, operation)
+        if position in data:
             raise LawError(
                 operation, f"observed={shown(observed)} names an entry twice"
             )
-        data[position % dim] = number
+        data[position] = number
     tau = numbers(noise, operation, "noise")
     has_right_shape = tau.shape in ((), (len(data),))
     if not has_right_shape or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
@@ -322,7 +335,7 @@ def _log_density_by_cov(library: Any, deviation: Any, columns: Any, tau: Any) ->
 def _log_density_by_columns(
     library: Any, deviation: Any, columns: Any, tau: Any
 ) -> Any:
-    """The same by `_FewColumns`."""
+    """The same for fewer columns than observations, by `_FewColumns`."""
     xp = library.xp
     rank = columns.shape[2]
     y = (deviation / tau)[:, None, :]
@@ -393,7 +406,7 @@ def conditioned(
                 stacklevel=4,
             )
     doubt = 0.0
-    if origin.quadrature_error > 1e-14:
+    if origin.quadrature_error > NO_QUADRATURE_ERROR:
         var = np.diagonal(cov, axis1=1, axis2=2)[:, entries]
         std = np.sqrt(np.maximum(var, 0.0))
         slope = _slope_of_log_density(update.root, update.z, std)

@@ -29,6 +29,8 @@ Indices = npt.NDArray[np.intp]
 JUMPS = 2**14
 ROUNDING = 2e-12  # relative difference of two points that only rounding causes
 CELL = 0.01  # width of a cell in log v, in `compress`
+# relative variance in a cell below which only rounding causes it, in `compress`
+SMALLEST_VARIANCE = 1e-24
 CELLS = 400  # largest number of cells in `compress`
 MAX_COMPONENTS = 1000  # largest number of components that fewer do not replace
 LATTICE = 16  # lattice steps in one standard deviation, in `binned`
@@ -73,8 +75,42 @@ def compress(
     middle = np.exp(h * (np.arange(lowest, highest + 1) + 0.5))
     count = len(middle)
     x = var / middle[index] - 1
+    cell_moments = _moments_in_cells(index, x, w, count)
+    mean = cell_moments.mean
+    pair = _two_nodes(cell_moments)
+    high = middle * pair.high
+    low = middle * pair.low
+    occupied = cell_moments.mass > 0
+    mass = cell_moments.mass
+    if blocks is None:
+        mass_of_high = mass * pair.share_of_high
+    else:
+        # each block keeps its mass and its mean: w_high + w_low = mass, and w_high
+        # (high − mean) + w_low (low − mean) = Σ w (x − mean)
+        mass = summed(index, w, count, blocks)
+        deviation = summed(index, w * (x - mean[index]), count, blocks)
+        distance = np.where(pair.reach > 0, 2 * pair.reach, np.inf)
+        share_of_high = pair.share_of_high[:, None]
+        mass_of_high = mass * share_of_high + deviation / distance[:, None]
+    nodes = np.concatenate([high[occupied], low[occupied]])
+    mass_of_low = mass - mass_of_high
+    weights = np.concatenate([mass_of_high[occupied], mass_of_low[occupied]])
+    return GaussianMixture1D(np.zeros_like(nodes), nodes, weights)
 
-    # moments of x in each cell, (cells,)
+
+class CellMoments(NamedTuple):
+    """The mass of each cell, and moments of x in it: (cells,) each."""
+
+    mass: Array
+    mean: Array
+    variance: Array
+    third: Array  # the central one
+
+
+def _moments_in_cells(index: Indices, x: Array, w: Array, count: int) -> CellMoments:
+    """The moments in `count` cells of points x with weights w; `index` is the cell of
+    each point. In an empty cell all are 0.
+    """
     mass = summed(index, w, count)
     divisor = np.where(mass > 0, mass, 1.0)
     mean = summed(index, w * x, count) / divisor
@@ -82,30 +118,36 @@ def compress(
     squares = w * centred * centred
     variance = summed(index, squares, count) / divisor
     third = summed(index, squares * centred, count) / divisor
+    return CellMoments(mass, mean, variance=variance, third=third)
 
-    # The two nodes are mean + lean ± reach. With these weights they have the three
-    # moments for lean = third/(2 variance) and reach² = variance + lean².
-    varies = variance > 1e-24
+
+class TwoNodes(NamedTuple):
+    """Two nodes 1 + x in each cell that have its moments: (cells,) each."""
+
+    low: Array
+    high: Array
+    share_of_high: Array  # of the mass, at the high node
+    reach: Array  # half the distance of the nodes
+
+
+def _two_nodes(cells: CellMoments) -> TwoNodes:
+    """The Gauss rule of each cell, exact for cubics; one node twice in a cell without
+    variance.
+    """
+    # The nodes are mean + lean ± reach. With these weights they have the three moments
+    # for lean = third/(2 variance) and reach² = variance + lean².
+    third, variance = cells.third, cells.variance
+    varies = variance > SMALLEST_VARIANCE
     lean = np.divide(third, 2 * variance, out=np.zeros_like(third), where=varies)
     reach = np.sqrt(variance + lean**2)
-    high = middle * (1 + mean + lean + reach)
-    low = middle * (1 + mean + lean - reach)
     half = np.full_like(reach, 0.5)
     share_of_high = np.divide(reach - lean, 2 * reach, out=half, where=reach > 0)
-    occupied = mass > 0
-    if blocks is None:
-        mass_of_high = mass * share_of_high
-    else:
-        # each block keeps its mass and its mean: w_high + w_low = mass, and w_high
-        # (high − mean) + w_low (low − mean) = Σ w (x − mean)
-        mass = summed(index, w, count, blocks)
-        deviation = summed(index, w * centred, count, blocks)
-        distance = np.where(reach > 0, 2 * reach, np.inf)
-        mass_of_high = mass * share_of_high[:, None] + deviation / distance[:, None]
-    nodes = np.concatenate([high[occupied], low[occupied]])
-    mass_of_low = mass - mass_of_high
-    weights = np.concatenate([mass_of_high[occupied], mass_of_low[occupied]])
-    return GaussianMixture1D(np.zeros_like(nodes), nodes, weights)
+    return TwoNodes(
+        low=1 + cells.mean + lean - reach,
+        high=1 + cells.mean + lean + reach,
+        share_of_high=share_of_high,
+        reach=reach,
+    )
 
 
 class Blocks(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ MAX_NODES = 60_000  # largest number of nodes of a grid
 NARROWER = 0.5 ** np.arange(1, 7)
 SIGNIFICANT = 2.0  # standard errors from which a change is more than noise
 INTEGRAL_RTOL = 1e-8  # relative error of an integral over a law
+HALVINGS = 40  # of a cell of an integral, at most
 INTEGRAL_ATOL = 1e-15  # absolute error of the part over one cell: rounding
 # first nodes around each feature of a density, in its scales
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
@@ -134,7 +136,7 @@ def integrated(
     whole = integrals(cells)
     settled_cells: list[Array] = []
     settled_total = 0.0
-    for _ in range(40):
+    for _ in range(HALVINGS):
         a, b = cells
         middle = a + (b - a) / 2
         # all left halves, then all right halves
@@ -319,6 +321,11 @@ def log_mean(logs: Array) -> Array:
 LOG_ZERO = 1e4
 # relative error by which rounding may move P(Y ≤ y) at an atom from the level q
 LEVEL_RTOL = 1e-13
+# Of the search for quantiles, in standard deviations: half the length of the first
+# bracket, the error of a root, and how far below its bracket an atom is looked for.
+FIRST_BRACKET, ROOT_ATOL, ATOM_ATOL = 8.0, 1e-17, 1e-9
+# times that a bracket may double: to the largest double, from the smallest
+BRACKET_STEPS = 1100
 
 
 def quantiles(law: Any, q: Array, upper: bool) -> Array:
@@ -339,49 +346,55 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
     if not len(inner):
         return result
     level = q[inner]
-
-    def excess(y: Array, level: Array) -> Array:
-        """A function of y that increases and is 0 at the quantile.
-
-        It is the log of P(Y ≤ y) over its level, or minus that of P(Y > y), whichever
-        probability is below 1/2 at the quantile.
-        """
-        value = np.empty(len(y))
-        # the quantile is in the lower half
-        lower = (level >= 0.5) if upper else (level < 0.5)
-        if lower.any():
-            target = 1 - level[lower] if upper else level[lower]
-            value[lower] = log_ratio(law._distribution(y[lower]), target)
-        higher = ~lower
-        if higher.any():
-            target = level[higher] if upper else 1 - level[higher]
-            value[higher] = -log_ratio(law._sf(y[higher]), target)
-        return value
-
-    def log_ratio(probability: Array, target: Array) -> Array:
-        with np.errstate(divide="ignore"):
-            log_probability = np.log(np.maximum(probability, 0.0))
-        return np.asarray(np.maximum(log_probability, -LOG_ZERO) - np.log(target))
-
+    excess = partial(_excess, law, upper)
     bracket = elementwise.bracket_root(
         excess,
-        np.full(len(inner), centre - 8.0 * scale),
-        np.full(len(inner), centre + 8.0 * scale),
+        np.full(len(inner), centre - FIRST_BRACKET * scale),
+        np.full(len(inner), centre + FIRST_BRACKET * scale),
         args=(level,),
-        maxiter=1100,
+        maxiter=BRACKET_STEPS,
     ).bracket
     root = elementwise.find_root(
-        excess, bracket, args=(level,), tolerances={"xatol": 1e-17 * scale}
+        excess, bracket, args=(level,), tolerances={"xatol": ROOT_ATOL * scale}
     )
     # a root; or, at a jump without a root, the upper end of the bracket
     low, high = root.bracket
     quantile = np.where(root.f_x == 0, root.x, high)
     for atom, _ in law.atoms:
-        near = np.flatnonzero((low - 1e-9 * scale < atom) & (atom <= quantile))
+        is_near = (low - ATOM_ATOL * scale < atom) & (atom <= quantile)
+        near = np.flatnonzero(is_near)
+        # the atom is the quantile if the distribution reaches the level there
         reached = excess(np.full(len(near), atom), level[near]) >= -LEVEL_RTOL
         quantile[near[reached]] = atom
     result[inner] = quantile
     return result
+
+
+def _excess(law: Any, upper: bool, y: Array, level: Array) -> Array:
+    """An increasing function of y that is 0 at the quantile of a level, as in
+    `quantiles`; y and `level` are (points,), and so is the result.
+
+    It is the log of P(Y ≤ y) over its level, or minus that of P(Y > y), whichever
+    probability is below 1/2 at the quantile.
+    """
+    excess = np.empty(len(y))
+    # the quantile is in the lower half
+    lower = (level >= 0.5) if upper else (level < 0.5)
+    if lower.any():
+        target = 1 - level[lower] if upper else level[lower]
+        excess[lower] = _log_ratio(law._distribution(y[lower]), target)
+    higher = ~lower
+    if higher.any():
+        target = level[higher] if upper else 1 - level[higher]
+        excess[higher] = -_log_ratio(law._sf(y[higher]), target)
+    return excess
+
+
+def _log_ratio(probability: Array, target: Array) -> Array:
+    """log(probability/target), with −LOG_ZERO for log 0."""
+    with np.errstate(divide="ignore"):
+        log_probability = np.log(np.maximum(probability, 0.0))
+    return np.asarray(np.maximum(log_probability, -LOG_ZERO) - np.log(target))
 
 
 # values at −∞ and ∞

@@ -30,6 +30,7 @@ DENSITY_POINTS = 401  # points of a density
 # probability of the interval that a plot shows, also on a log scale
 CONFIDENCE, LOG_CONFIDENCE = 0.9998, 1 - 1e-6
 LOG_FLOOR = 1e-9  # lowest density on a log scale, relative to the largest
+MOST_ARROWS = 10  # atoms that a picture shows
 GRID = 61  # points along each side of the grid of a joint density
 GRID_STDS = 3.5  # standard deviations that the grid extends to each side
 # least standard deviation, in cells: narrower ridges would look like rows of dots
@@ -144,7 +145,8 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
         _add_arrows(densities, law, top, colour)
         if differences is not None and not is_last:
             total_error = np.hypot(error, last_error)
-            _add_line(differences, y, value - last, total_error, colour, line, None)
+            difference = value - last
+            _add_line(differences, y, difference, total_error, colour, line, label=None)
     densities.set(ylabel="density", ylim=(0, None))
     if differences is not None:
         differences.axhline(0.0, color=GREY, lw=0.5, zorder=0)
@@ -234,7 +236,7 @@ def _add_arrows(
     """An arrow from `bottom` for each atom; one with probability 1 is as high as the
     highest density `top`, or 1 without a density.
     """
-    for point, mass in law.atoms[:10]:
+    for point, mass in law.atoms[:MOST_ARROWS]:
         height = (top or 1.0) * min(mass.value, 1.0)
         axes.annotate(
             "",
@@ -286,7 +288,7 @@ def _picture(law: Any) -> str:
     # the arrows of atoms, relative to the highest
     largest = max((mass.value for _, mass in law.atoms), default=1.0)
     arrows = []
-    for point, mass in law.atoms[:10]:
+    for point, mass in law.atoms[:MOST_ARROWS]:
         if low <= point <= high:
             arrows.append((point, min(mass.value, 1.0) / largest))
     picture = density(y, value, error, arrows, f"density of {law.method}")

@@ -259,6 +259,15 @@ class Trace(NamedTuple):
         return probes
 
 
+def _windows(model: Description) -> list[int | None]:
+    """How many tokens each block attends to, the encoder's blocks first; None: all."""
+    windows: list[int | None] = []
+    for block in range(model.layers + model.decoder_layers):
+        has_window = block % model.window_every == 0
+        windows.append(model.window if has_window else None)
+    return windows
+
+
 def trace(
     model: Description, inputs: Inputs, embedded: ns.Vector | None = None
 ) -> Trace:
@@ -269,9 +278,7 @@ def trace(
     table = None
     if embedded is None:
         table, embedded = _embedded(model, inputs)
-    windows: list[int | None] = []  # of each block, None: all tokens
-    for i in range(model.layers + model.decoder_layers):
-        windows.append(model.window if i % model.window_every == 0 else None)
+    windows = _windows(model)
     masks = []
     for window in windows[: model.layers]:
         masks.append(_mask(inputs.tokens, window, model.causal))
@@ -280,7 +287,8 @@ def trace(
     def final_norm(x: ns.Vector) -> ns.Vector:
         return normed(model, x) if model.final_norm else x
 
-    # the fields of a layer that every model has, from `stream` to `weights`
+    # a shared layer returns values alone, and no None: the six fields from `stream` to
+    # `weights`
     shared_layer = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
     layers: list[Layer] = []
     stream = embedded
@@ -299,7 +307,7 @@ def trace(
         bias = _bias(model, tokens, bidirectional=False)
         decoder = _decoder(model)
         for window in windows[model.layers :]:
-            masks.append(_mask(tokens, window, True))
+            masks.append(_mask(tokens, window, causal=True))
             layers.append(_decoder_layer(decoder, stream, context, masks[-1], bias))
             stream = layers[-1].stream
     return Trace(

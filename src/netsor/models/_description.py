@@ -326,7 +326,9 @@ class Description:
         name = ALIASES.get(spelled, spelled)
         if name in names:
             return name
-        near = difflib.get_close_matches(name, [*names, *ALIASES, "std"], 3, 0.4)
+        near = difflib.get_close_matches(
+            name, [*names, *ALIASES, "std"], n=3, cutoff=0.4
+        )
         if near:
             remedy = f"; did you mean {' or '.join(near)}?"
         else:

@@ -244,6 +244,7 @@ def olmo2(config: Config) -> Fields:
 
 
 def _check_layer_types(config: Config, layers: int, *cycle: str) -> None:
+    """Reject a list of types of layers that does not repeat this cycle."""
     types = config.take("layer_types", None, list)
     if types is not None and types != [cycle[i % len(cycle)] for i in range(layers)]:
         turns = " and ".join(cycle) + " by turns" * (len(cycle) > 1)

@@ -17,6 +17,7 @@ from ._description import BRANCHES, STDS, D, Description, idle
 Changes = dict[str, Any]
 # µP: width and head dimension at which it equals the plain recipe
 BASE, BASE_HEAD = 256, 64
+PLAIN_STD = 0.02  # of every matrix in the plain recipe
 LAST = ("std_o", "std_out")  # the last matrices of both branches
 
 
@@ -112,6 +113,10 @@ def _xavier(model: Description) -> Changes:
     return changes
 
 
+# of T-Fixup's blocks of an encoder, at depth 1
+T_FIXUP_ENCODER = 0.67
+
+
 def _t_fixup(model: Description) -> Changes:
     """T-Fixup: scale encoder blocks by 0.67 L^(−1/4), and blocks of a decoder with
     cross-attention by (9L)^(−1/4).
@@ -119,7 +124,7 @@ def _t_fixup(model: Description) -> Changes:
     # L is the depth of each stack, and of the encoder for shared embeddings, as in the
     # authors' code. A decoder-only model has the two branches of an encoder block, for
     # which their bound gives the first factor.
-    factor = 0.67 * model.layers**-0.25
+    factor = T_FIXUP_ENCODER * model.layers**-0.25
     changes = _scaled(_xavier(model), BRANCHES, factor)
     changes["std_embedding"] *= (9 * model.layers) ** -0.25
     if model.decoder_layers:
@@ -136,9 +141,11 @@ def _deepnorm(model: Description) -> Changes:
             f"recipe='deepnorm' is for a norm after each sum: {model.name} has"
             f" order={model.order!r}"
         )
+    # α = (2L)^(1/4) and β = (8L)^(−1/4) for L blocks
     depth = _depth(model)
-    changes = _scaled(_xavier(model), BRANCHES, (8 * depth) ** -0.25)
-    return _scaled(changes, LAST, 1 / (2 * depth) ** 0.25)
+    alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
+    changes = _scaled(_xavier(model), BRANCHES, beta)
+    return _scaled(changes, LAST, 1 / alpha)
 
 
 def _ntk(model: Description) -> Changes:
@@ -156,14 +163,14 @@ def _ntk(model: Description) -> Changes:
 def _mup(model: Description) -> Changes:
     """µP: as the plain recipe at the width BASE, and scaled from there."""
     ratio = BASE / model.width
-    changes = _alike(0.02 * math.sqrt(ratio))
-    changes["std_embedding"] = 0.02
-    changes["std_position"] = 0.02
+    changes = _alike(PLAIN_STD * math.sqrt(ratio))
+    changes["std_embedding"] = PLAIN_STD
+    changes["std_position"] = PLAIN_STD
     changes["score_scale"] = BASE_HEAD**0.5 / model.d
     if model.tied:
         changes["logit_scale"] = ratio
     else:
-        changes["std_logits"] = 0.02 * ratio
+        changes["std_logits"] = PLAIN_STD * ratio
     return changes
 
 
@@ -172,7 +179,7 @@ RECIPES = {
         "every matrix of std 0.02",
         "BERT (Devlin et al. 2018), which cuts off at two of them; the default of"
         " Hugging Face's code",
-        lambda model: _alike(0.02),
+        lambda model: _alike(PLAIN_STD),
     ),
     "gpt2": Recipe(
         "std 0.02, the last matrices of both branches 0.02/√(2L)",

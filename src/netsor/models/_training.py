@@ -156,7 +156,7 @@ def training(
         logits = model.logit_cap * ns.tanh(product / model.logit_cap)
     net = ProbedProgram(Program(traced.output, model.name, traced.probes))
     acts += _uses_in_blocks(net)
-    acts.append(WeightUse(None, "head", product))
+    acts.append(WeightUse(block=None, kind="head", value=product))
     watched: dict[str, tuple[ns.Value, ...]] = {"embedding": (x,)}
     for name in ("scores", "attention", "mlp", "stream"):
         watched[name] = tuple(value_of(block, name) for block in net.blocks)
@@ -175,12 +175,12 @@ def training(
 
 def _embedded(model: Description, x: ns.Vector) -> tuple[ns.Vector, list[WeightUse]]:
     """The first block's input from the embeddings x, and its products with weights."""
-    acts = [WeightUse(None, "embedding", x)]
+    acts = [WeightUse(block=None, kind="embedding", value=x)]
     if model.embedding_scale != 1:
         x = model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
         positions = _positions(model, x.size)
-        acts.append(WeightUse(None, "position", positions))
+        acts.append(WeightUse(block=None, kind="position", value=positions))
         x = x + positions
     if model.input_norm:
         x = normed(model, x)

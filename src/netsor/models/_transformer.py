@@ -319,7 +319,7 @@ def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
     readable = ""
     if not isinstance(error, FileNotFoundError):
         readable = f" that can be read ({error.strerror})"
-    near = difflib.get_close_matches(str(source).lower(), names(), 3, 0.4)
+    near = difflib.get_close_matches(str(source).lower(), names(), n=3, cutoff=0.4)
     meant = f": did you mean {' or '.join(near)}?" if near else "."
     allowed = (
         f"the path of a file{readable}, or the name of a built-in model{meant}"

@@ -269,21 +269,14 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     """
     if not callable(layer):
         raise TraceError("shared", "layer", layer, "a function of vectors")
-    traced: list[tuple[Vector, T]] = []  # the argument and the result of the first call
+    # the placeholder and the result of the first call; empty before it
+    traced: list[tuple[Vector, T]] = []
 
-    def trace(x: Vector) -> tuple[Vector, T]:
-        argument = Vector(Argument(), x.shape, x.width)
-        why = (
-            "is inside ns.nn.shared, which makes its layer again in every call: probe"
-            " its result"
-        )
-        with watching(why):
-            return argument, layer(argument)
-
-    def act(x: Vector) -> T:
+    def shared_layer(x: Vector) -> T:
+        """The result of the first call, with x in place of its placeholder."""
         x = as_vector(x, "shared", "x")
         if not traced:
-            traced.append(trace(x))
+            traced.append(_traced_layer(layer, x))
         argument, result = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
             raise TraceError(
@@ -303,7 +296,18 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         make_tuple = getattr(result, "_make", tuple)  # a named tuple stays one
         return cast(T, make_tuple(new[value] for value in values))
 
-    return act
+    return shared_layer
+
+
+def _traced_layer(layer: Callable[[Vector], T], x: Vector) -> tuple[Vector, T]:
+    """A placeholder of the shape of x, and what a layer returns for it."""
+    argument = Vector(Argument(), x.shape, x.width)
+    why = (
+        "is inside ns.nn.shared, which makes its layer again in every call: probe"
+        " its result"
+    )
+    with watching(why):
+        return argument, layer(argument)
 
 
 def _with_argument(

@@ -62,6 +62,7 @@ MAX_ERROR_DRAWS = 256
 # largest tail index, as for Pareto-smoothed importance sampling, for which a mean over
 # states is to be trusted
 MAX_TAIL_INDEX = 0.7
+SHORTEST_CHAIN = 4  # states of a chain: two in each half, for split R-hat
 MIN_STATES_FOR_TAILS = 100  # smallest number of states that shows a tail
 # particles at which the effect of errors of Gaussian expectations is measured
 QUADRATURE_PROBE_PARTICLES = 16
@@ -172,10 +173,28 @@ class Schedule(NamedTuple):
         )
 
     @property
+    def length(self) -> int:
+        """The number of states that are kept of each chain: `draws` shared out, rounded
+        up.
+        """
+        return -(-self.draws // self.chains)
+
+    @property
     def kept(self) -> int:
         """The number of states that are kept: `draws`, but as many for every chain."""
-        states_of_chain = -(-self.draws // self.chains)  # rounded up
-        return self.chains * states_of_chain
+        return self.chains * self.length
+
+    def check_size(self, latent: Latent) -> None:
+        """Reject chains that are too short for diagnostics, or too large for memory."""
+        if self.length < SHORTEST_CHAIN:
+            allowed = f"at least {SHORTEST_CHAIN} for each of chains={self.chains}"
+            raise ArgumentError("draws", self.draws, allowed)
+        check_memory(
+            chain_bytes(latent, self),
+            f"draws={self.draws} and particles={self.particles} with"
+            f" {latent.size:,} random numbers each",
+            "take fewer of either",
+        )
 
 
 def cost(
@@ -188,7 +207,7 @@ def cost(
     there predicts the number of tempering steps.
     """
     if latent.plan.constant:
-        return ChainCost(0.0, thread_bytes(latent), 1)
+        return ChainCost(seconds=0.0, bytes=thread_bytes(latent), likelihoods=1)
     log_likelihood = likelihood(latent, data)
     draws = min(TIMED_DRAWS, schedule.particles)
     z = generator(0, STREAM, 3).standard_normal((draws, latent.size))
@@ -276,55 +295,69 @@ def sampled(
             acceptance=1.0,
             chains=0,
         )
-    draws, chains, thin, particles, moves = schedule
-    length = schedule.kept // chains  # states of each chain
-    if length < 4:
-        raise ArgumentError("draws", draws, f"at least 4 for each of chains={chains}")
-    check_memory(
-        chain_bytes(latent, schedule),
-        f"draws={draws} and particles={particles} with {latent.size:,} random numbers"
-        " each",
-        "take fewer of either",
-    )
+    schedule.check_size(latent)
+    chains, particles = schedule.chains, schedule.particles
     rng = generator(seed, STREAM)
     log_likelihood = likelihood(latent, data)
-    states = np.empty((chains, length, latent.size))
-    heights = np.empty((chains, length))
     _announce("posterior", progress, latent, data, schedule)
-    all_moves = chains * length * thin
-    progress_bar = _Bar(progress, first=particles * moves, more=all_moves)
+    all_moves = schedule.kept * schedule.thin
+    progress_bar = _Bar(progress, first=particles * schedule.moves, more=all_moves)
     with one_blas_thread(), closing(progress_bar) as bar:
         path = mcmc.adapt_schedule(
-            log_likelihood, particles, latent.size, moves, rng, bar.tempered
+            log_likelihood, particles, latent.size, schedule.moves, rng, bar.tempered
         )
-        start = rng.permutation(particles)[:chains]
-        current = mcmc.Chains(path.chains.z[start], path.chains.height[start], 0)
-        reference = mcmc.reference(path.chains.z)
-        for move in range(length * thin):
-            current = mcmc.advance_chains(
-                log_likelihood, current, rng, around=reference
-            )
-            # the last of `thin` moves overwrites the others
-            states[:, move // thin] = current.z
-            heights[:, move // thin] = current.height
-            bar.tell(chains)
-        moments = _moments(latent, data, states)
-    traces = np.concatenate([heights[..., None], moments], axis=2)
+        traced = _run_chains(log_likelihood, path.chains, schedule, rng, bar)
+        moments = _moments(latent, data, traced.z)
+    traces = np.concatenate([traced.height[..., None], moments], axis=2)
     r_hat = float(mcmc.r_hat(traces).max())
     effective = float(mcmc.effective(traces).min())
     if r_hat > MAX_RHAT or effective < MIN_EFFECTIVE_SAMPLES:
         _warn_of_short_chains(r_hat, effective, schedule)
     # Keep every stride-th state of each chain, from its end: nearly independent ones.
     # Errors for independent states are then at most 12 % off.
-    stride = max(1, math.ceil(chains * length / effective - 0.25))
-    from_the_end = states[:, ::-1]
+    stride = max(1, math.ceil(schedule.kept / effective - 0.25))
+    from_the_end = traced.z[:, ::-1]
     return Sampled(
         z=from_the_end[:, ::stride].reshape(-1, latent.size),
         r_hat=r_hat,
         effective=effective,
-        acceptance=all_moves / current.evaluations,
+        acceptance=all_moves / traced.evaluations,
         chains=chains,
     )
+
+
+class _Traced(NamedTuple):
+    """The states of all chains that are kept."""
+
+    z: Array  # (chains, states of a chain, random numbers of the plan)
+    height: Array  # (chains, states of a chain), their log likelihoods
+    evaluations: int  # of the likelihood, for these and all states between them
+
+
+def _run_chains(
+    log_likelihood: mcmc.LogLikelihood,
+    particles: mcmc.Chains,
+    schedule: Schedule,
+    rng: np.random.Generator,
+    bar: _Bar,
+) -> _Traced:
+    """Run chains that start from some of the tempered particles, and keep every state
+    after `schedule.thin` moves.
+    """
+    chains, thin = schedule.chains, schedule.thin
+    length = schedule.length
+    z = np.empty((chains, length, particles.z.shape[1]))
+    height = np.empty((chains, length))
+    start = rng.permutation(schedule.particles)[:chains]
+    current = mcmc.Chains(particles.z[start], particles.height[start], 0)
+    reference = mcmc.reference(particles.z)
+    for move in range(length * thin):
+        current = mcmc.advance_chains(log_likelihood, current, rng, around=reference)
+        # the last of `thin` moves overwrites the others
+        z[:, move // thin] = current.z
+        height[:, move // thin] = current.height
+        bar.tell(chains)
+    return _Traced(z, height, current.evaluations)
 
 
 def _moments(latent: Latent, data: Observations, states: Array) -> Array:
@@ -455,28 +488,9 @@ def evidence(
     _announce(
         "evidence", progress, latent, data, no_states, paths=FIRST_RUN_FACTOR + runs
     )
-    moves_of_runs = runs * particles * moves
-    progress_bar = _Bar(
-        progress, first=FIRST_RUN_FACTOR * particles * moves, again=moves_of_runs
+    logs, last_particles = _tempered_runs(
+        log_likelihood, schedule, latent.size, runs=runs, seed=seed, progress=progress
     )
-    with one_blas_thread(), closing(progress_bar) as bar:
-        path = mcmc.adapt_schedule(
-            log_likelihood,
-            particles=FIRST_RUN_FACTOR * particles,
-            size=latent.size,
-            moves=moves,
-            rng=generator(seed, STREAM, 1),
-            report=bar.tempered,
-        )
-        logs, last_particles = mcmc.evidences(
-            log_likelihood,
-            path,
-            runs=runs,
-            particles=particles,
-            moves=moves,
-            rng=generator(seed, STREAM, 2),
-            report=lambda: bar.tell(moves_of_runs),
-        )
     value, error, spread = mcmc.mean_of_logs(logs)
     if spread > SPREAD:
         warnings.warn(
@@ -491,6 +505,46 @@ def evidence(
         height = log_likelihood(z)
         quadrature_error = _moved_by(latent, shifted, data, z, height)
     return Estimate(value, combined(error, quadrature_error), frozenset([seed]))
+
+
+def _tempered_runs(
+    log_likelihood: mcmc.LogLikelihood,
+    schedule: Schedule,
+    size: int,
+    *,
+    runs: int,
+    seed: int,
+    progress: Progress,
+) -> tuple[Array, Array]:
+    """The log evidence of each independent run (runs,), and the last particles of all
+    runs (runs · particles, size).
+
+    A first run of FIRST_RUN_FACTOR times as many particles chooses the powers of the
+    likelihood through which all other runs go.
+    """
+    particles, moves = schedule.particles, schedule.moves
+    moves_of_runs = runs * particles * moves
+    progress_bar = _Bar(
+        progress, first=FIRST_RUN_FACTOR * particles * moves, again=moves_of_runs
+    )
+    with one_blas_thread(), closing(progress_bar) as bar:
+        path = mcmc.adapt_schedule(
+            log_likelihood,
+            particles=FIRST_RUN_FACTOR * particles,
+            size=size,
+            moves=moves,
+            rng=generator(seed, STREAM, 1),
+            report=bar.tempered,
+        )
+        return mcmc.evidences(
+            log_likelihood,
+            path,
+            runs=runs,
+            particles=particles,
+            moves=moves,
+            rng=generator(seed, STREAM, 2),
+            report=lambda: bar.tell(moves_of_runs),
+        )
 
 
 def _moved_by(

@@ -36,6 +36,7 @@ class Latent:
     def __init__(
         self, plan: Plan, workers: int | None = None, backend: Backend | None = None
     ) -> None:
+        """`workers` threads compute on a CPU; by default one for each core."""
         self.plan = plan
         self.backend = backend or Numpy()
         if self.backend.precision != "float64":
@@ -175,6 +176,11 @@ def matched(small: Latent, large: Latent) -> Ints | None:
     return np.concatenate(positions)
 
 
+# Rounding errors of equal functions are far below this relative difference, differences
+# of others far above.
+SAME_RTOL = 1e-7
+
+
 def embedding(small: Latent, large: Latent) -> Ints | None:
     """The positions of a plan's normals in those of a plan with more outputs.
 
@@ -194,7 +200,6 @@ def embedding(small: Latent, large: Latent) -> Ints | None:
     cov = columns @ np.swapaxes(columns, 1, 2)
     cov_in_large = first_columns @ np.swapaxes(first_columns, 1, 2)
     std = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
-    # rounding errors of equal functions are far below, differences of others far above
-    same_mean = np.abs(all_means[:, :count] - mean).max() < 1e-7 * std
-    same_cov = np.abs(cov_in_large - cov).max() < 1e-7 * std**2
+    same_mean = np.abs(all_means[:, :count] - mean).max() < SAME_RTOL * std
+    same_cov = np.abs(cov_in_large - cov).max() < SAME_RTOL * std**2
     return positions if same_mean and same_cov else None

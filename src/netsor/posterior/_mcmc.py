@@ -52,6 +52,34 @@ class Reference(NamedTuple):
     mean: Array  # μ
     lower: Array  # L
 
+    def standardised(self, z: Array) -> Array:
+        """Points (points, size) in coordinates in which Student's t has location 0 and
+        scale I: w with z = μ + L w.
+        """
+        w = z.copy()
+        centred = z[:, self.coordinates] - self.mean
+        w[:, self.coordinates] = np.linalg.solve(self.lower, centred.T).T
+        return w
+
+    def original(self, w: Array) -> Array:
+        """The points z of standardised points w: the inverse of `standardised`."""
+        z = w.copy()
+        z[:, self.coordinates] = self.mean + w[:, self.coordinates] @ self.lower.T
+        return z
+
+    @property
+    def degrees(self) -> float:
+        """ν + d, with d coordinates: the density is (1 + |w|²/ν)^(−(ν + d)/2)."""
+        return FREEDOM + len(self.coordinates)
+
+    def square(self, x: Array) -> Array:
+        """|x|² over the coordinates of Student's t, for each point."""
+        return np.asarray(np.sum(x[:, self.coordinates] ** 2, axis=1))
+
+    def log_student(self, w: Array) -> Array:
+        """The log density of Student's t at standardised points, up to a constant."""
+        return -0.5 * self.degrees * np.log1p(self.square(w) / FREEDOM)
+
 
 class Chains(NamedTuple):
     """The points of chains, (chains, size), and their log likelihoods, (chains,)."""
@@ -116,33 +144,26 @@ def advance_chains(
 
     It leaves N(z; 0, I) L(z)^power invariant; powers below 1 are for tempering.
     """
-    # Points w are points z in coordinates with location 0 and scale I in place of μ and
-    # L L^T. There the ellipse is w(θ) = start cos θ + other sin θ.
-    coordinates, mean, lower = around
-    degrees = FREEDOM + len(coordinates)
-
-    def square(w: Array) -> Array:
-        """|w|² over the coordinates of Student's t, for each chain."""
-        return np.asarray(np.sum(w[:, coordinates] ** 2, axis=1))
-
-    def log_ratio(z: Array, w: Array, height: Array) -> Array:
-        """log of target over reference at each point, up to a constant."""
-        log_student = -0.5 * degrees * np.log1p(square(w) / FREEDOM)
-        log_prior = -0.5 * square(z)
-        return np.asarray(power * height - log_student + log_prior)
-
+    # Points w are points z in the coordinates of the reference. There the ellipse is
+    # w(θ) = start cos θ + other sin θ.
     count = len(chains.z)
     z, height = chains.z.copy(), chains.height.copy()
     evaluations = chains.evaluations
-    start = chains.z.copy()
-    start[:, coordinates] = np.linalg.solve(
-        lower, (chains.z[:, coordinates] - mean).T
-    ).T
+
+    def log_ratio(z: Array, w: Array, height: Array) -> Array:
+        """log of target over reference at each point, up to a constant."""
+        log_prior = -0.5 * around.square(z)
+        log_target = power * height
+        return np.asarray(log_target - around.log_student(w) + log_prior)
+
+    start = around.standardised(chains.z)
     other = rng.standard_normal(z.shape)
-    if len(coordinates):
+    if len(around.coordinates):
         # Student's t is a Gaussian of random scale: this is the scale given the start
-        scale = (FREEDOM + square(start)) / rng.chisquare(degrees, count)
-        other[:, coordinates] *= np.sqrt(scale)[:, None]
+        scale = FREEDOM + around.square(start)
+        scale = scale / rng.chisquare(around.degrees, count)
+        other[:, around.coordinates] *= np.sqrt(scale)[:, None]
+    # the height that an accepted point exceeds: as in slice sampling
     level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
     low, high = theta - 2 * math.pi, theta.copy()  # the brackets of θ
@@ -150,8 +171,7 @@ def advance_chains(
     for _ in range(SHRINKS):
         angle = theta[moving, None]
         w = np.cos(angle) * start[moving] + np.sin(angle) * other[moving]
-        proposal = w.copy()
-        proposal[:, coordinates] = mean + w[:, coordinates] @ lower.T
+        proposal = around.original(w)
         proposal_height = log_likelihood(proposal)
         evaluations += len(moving)
         accepted = log_ratio(proposal, w, proposal_height) > level[moving]

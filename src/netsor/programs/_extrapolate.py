@@ -156,9 +156,8 @@ def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
         return math.sqrt(max(float(weights @ cov @ weights), 0.0))
 
     at_width = np.eye(len(mean))
-    steps = np.diff(
-        at_width, axis=0
-    )  # weights of S(2n) − S(n), for each n but the last
+    # weights of S(2n) − S(n), for each n but the last
+    steps = np.diff(at_width, axis=0)
     difference = steps @ mean
     error = np.array([noise(step) for step in steps])
     significant = np.abs(difference) > SIGNIFICANT * error + rounding

@@ -101,6 +101,7 @@ class Program:
         name: str = "program",
         probes: Sequence[Probe] = (),
     ) -> None:
+        """`probes` are the values that `ns.probe` named in the program."""
         if not isinstance(name, str):
             raise TraceError("Program", "name", name, "a string")
         if isinstance(output, list):
@@ -140,6 +141,7 @@ class Program:
         return len(self.output)
 
     def __getitem__(self, key: Any) -> Program:
+        """The program of one of several outputs, or of entries of the only one."""
         output = self._output_at(key)
         keys = key if isinstance(key, tuple) else (key,)
         part = Program(output, f"{self.name}[{', '.join(map(index_text, keys))}]")

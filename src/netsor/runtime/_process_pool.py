@@ -78,9 +78,9 @@ class Workers:
 
 
 def with_progress(
-    parts: Iterable[object], count: int, what: str, progress: Progress = True
+    parts: Iterable[object], count: int, title: str, progress: Progress = True
 ) -> None:
-    """Iterate over the parts and show progress.
+    """Iterate over `count` parts and show progress under a title.
 
     A terminal shows a bar. Otherwise the logger "netsor" gets a line per part, at most
     one in LINE_SECONDS. If `progress` is a function, it is called with (done, in all).
@@ -89,7 +89,7 @@ def with_progress(
     if shows and on_terminal():
         from tqdm import tqdm  # slow to import
 
-        for _ in tqdm(parts, what, count, unit="part"):
+        for _ in tqdm(parts, desc=title, total=count, unit="part"):
             pass
         return
     start = time.monotonic()
@@ -102,7 +102,7 @@ def with_progress(
         if shows and now - last_line >= LINE_SECONDS:
             last_line = now
             elapsed = in_time(now - start)
-            LOG.info("%s: %d of %d parts, %s", what, number, count, elapsed)
+            LOG.info("%s: %d of %d parts, %s", title, number, count, elapsed)
 
 
 @contextmanager
@@ -152,13 +152,13 @@ def _resolved(entry: str) -> Path | None:
 @contextmanager
 def _elsewhere() -> Iterator[None]:
     """Change the folder in this context: a process cannot start in a removed one."""
-    here = os.open(".", os.O_RDONLY)
+    folder = os.open(".", os.O_RDONLY)
     os.chdir("/")
     try:
         yield
     finally:
-        os.fchdir(here)
-        os.close(here)
+        os.fchdir(folder)
+        os.close(folder)
 
 
 @contextmanager
@@ -188,6 +188,11 @@ def _defer_sigint() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+# glibc's options by their numbers in malloc.h, in bytes: M_MMAP_THRESHOLD,
+# M_TRIM_THRESHOLD and M_TOP_PAD
+KEPT_MEMORY = {-3: 2**25, -1: 2**30, -2: 2**28}
+
+
 def _init_worker() -> None:
     """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and
     keep freed memory.
@@ -202,17 +207,16 @@ def _init_worker() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def end() -> None:
+    def end_after_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=end_after_parent, daemon=True).start()
     # or its semaphores would outlive a terminated worker
     tqdm.set_lock(threading.RLock())
     if sys.platform == "linux":
-        # glibc: returned pages cost a tenth of the time
+        # to return pages to the system and to get them again costs a tenth of the time
         with suppress(OSError, AttributeError):
-            mallopt = ctypes.CDLL(None).mallopt
-            # mmap threshold, trim threshold, top pad
-            for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):
+            mallopt = ctypes.CDLL(None).mallopt  # of glibc
+            for option, size in KEPT_MEMORY.items():
                 mallopt(option, size)

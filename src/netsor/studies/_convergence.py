@@ -23,6 +23,8 @@ START = 256  # the first one, if no closed form suggests another
 CLOSE = 1.05  # the ratio of the ends of an interval that is narrow enough
 SURE = 2.0  # standard errors by which a difference must be above or below the tolerance
 BLOCKS = 32  # of replicas, for the errors of differences of moments
+# the lower half of an error bar over its value, at most: a logarithmic axis has no 0
+LONGEST_BAR = 0.999
 OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 
@@ -72,6 +74,16 @@ class Rate:
             {"width": n, "kl": kl.value, "error": kl.error} for n, kl in rows
         )
 
+    def _plot_fit(self, ax: Any, colour: Any) -> None:
+        """Draw the least-squares line, with the slope in the legend."""
+        slope = self.slope
+        # it goes through the means of both logarithms
+        x = np.log(np.array(self.widths, dtype=float))
+        y = np.log(np.array([kl.value for kl in self.kl], dtype=float))
+        fitted = np.exp(y.mean() + slope.value * (x - x.mean()))
+        label = f"slope {slope.value:.2f} ± {slope.error:.2f}"
+        ax.plot(self.widths, fitted, "-", color=colour, label=label)
+
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """Plot KL against the width with errors, the fitted slope, and a guide that
         falls like n⁻².
@@ -93,29 +105,12 @@ class Rate:
 
             ax = plt.gca()
         widths = np.array(self.widths, dtype=float)
-        slope = self.slope
         value = np.array([kl.value for kl in self.kl], dtype=float)
         error = np.array([kl.error for kl in self.kl], dtype=float)
-        points = ax.errorbar(
-            widths,
-            value,
-            np.minimum(error, 0.999 * value),
-            fmt="o",
-            capsize=3,
-            label=label,
-        )
-        if math.isfinite(slope.value):
-            # the least-squares line goes through the means of both logarithms
-            x, y = np.log(widths), np.log(value)
-            fitted = np.exp(y.mean() + slope.value * (x - x.mean()))
-            colour = points.lines[0].get_color()
-            ax.plot(
-                widths,
-                fitted,
-                "-",
-                color=colour,
-                label=f"slope {slope.value:.2f} ± {slope.error:.2f}",
-            )
+        error = np.minimum(error, LONGEST_BAR * value)
+        points = ax.errorbar(widths, value, error, fmt="o", capsize=3, label=label)
+        if math.isfinite(self.slope.value):
+            self._plot_fit(ax, points.lines[0].get_color())
         ax.plot(
             widths,
             value[0] * (widths / widths[0]) ** -2,
@@ -386,6 +381,7 @@ def width_needed(
     differences: dict[int, Estimate] = {}
 
     def difference_at(n: int) -> Estimate:
+        """The difference at a width, which is computed once."""
         if n not in differences:
             differences[n] = difference(law(n), limit, of)
         return differences[n]
@@ -402,6 +398,8 @@ def width_needed(
 
     # `high`: the smallest width known to be below; `low`: the largest known to be
     # above. Both by doubling and halving a first guess, then by bisection
+    # `high` is the first width, doubled, that is below; `low` the next smaller one that
+    # is above. Widths between them, where neither is certain, are tried last.
     doubled, halved = _widths_to_try(_start(limit, of, allowed))
     high: float = inf
     for n in doubled:

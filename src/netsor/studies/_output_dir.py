@@ -33,6 +33,7 @@ from ..engine.backends import Backend, Numpy
 from ..runtime._files import fields, opened, write
 
 MANIFEST = "manifest.json"
+DIGEST_BYTES = 32  # of SHA-256, at the end of the file of a part
 FORMAT = 10  # raise it when draws of a seed change, or the numbers of a part
 LOG = logging.getLogger("netsor")
 
@@ -235,7 +236,7 @@ class Store:
         return self.folder / f"{digest[:24]}.npz"
 
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
-        """Keep a finished part: an .npz file, followed by its checksum of 32 bytes."""
+        """Keep a finished part: an .npz file, followed by its checksum."""
         buffer = io.BytesIO()
         named: dict[str, Any] = {"key": np.array(self._text(key)), **arrays}
         np.savez(buffer, **named)
@@ -257,9 +258,14 @@ class Store:
         try:
             with opened(self.path(key)) as file:
                 content = file.read()
-            if hashlib.sha256(content[:-32]).digest() != content[-32:]:
+            if (
+                hashlib.sha256(content[:-DIGEST_BYTES]).digest()
+                != content[-DIGEST_BYTES:]
+            ):
                 return None
-            with np.load(io.BytesIO(content[:-32]), allow_pickle=False) as arrays:
+            with np.load(
+                io.BytesIO(content[:-DIGEST_BYTES]), allow_pickle=False
+            ) as arrays:
                 loaded = {name: arrays[name] for name in arrays.files}
         except (OSError, ValueError, zipfile.BadZipFile):
             return None

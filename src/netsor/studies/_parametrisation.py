@@ -229,21 +229,8 @@ def _read(
     """
     name = content.pop("name", default_name)
     like = content.pop("like", "fixed")
-    is_name = isinstance(name, str) and name.isprintable()
-    if not is_name or not 1 <= len(name) <= LONGEST:
-        raise ValueError(
-            f"name={shown(name)} of a parametrisation must be 1 to {LONGEST}"
-            " printable characters"
-        )
-    if not isinstance(like, str) or like not in WORDS:
-        raise ValueError(
-            f"like={shown(like)} of a parametrisation must be one of {', '.join(WORDS)}"
-        )
-    base = named_parametrisation(like, optimiser)
-    start: dict[str, Any] = {kind: base.scaling(kind) for kind in KINDS}
-    start["logits"] = base.logits
-    start["scores"] = {**base.scores._asdict(), HEAD_DIM: base.head_dim}
-    start["promise"] = {"features": base.features, "logits": base.outputs}
+    _check_names(name, like)
+    start = _as_tables(named_parametrisation(like, optimiser))
     # "matrices" sets all matrices of the blocks, and each kind may set its own
     matrices = content.get("matrices", {})
     tables = {key: value for key, value in content.items() if key != "matrices"}
@@ -276,6 +263,31 @@ def _read(
         ),
         source=source if source.endswith((".json", ".toml")) else name,
     )
+
+
+def _check_names(name: Any, like: Any) -> None:
+    """Reject a name that cannot be printed, and a starting point without a meaning."""
+    is_name = isinstance(name, str) and name.isprintable()
+    if not is_name or not 1 <= len(name) <= LONGEST:
+        raise ValueError(
+            f"name={shown(name)} of a parametrisation must be 1 to {LONGEST}"
+            " printable characters"
+        )
+    if not isinstance(like, str) or like not in WORDS:
+        raise ValueError(
+            f"like={shown(like)} of a parametrisation must be one of {', '.join(WORDS)}"
+        )
+
+
+def _as_tables(rule: Parametrisation) -> dict[str, Any]:
+    """A parametrisation by the tables of a file: one for each kind of weight, and
+    "logits", "scores" and "promise".
+    """
+    tables: dict[str, Any] = {kind: rule.scaling(kind) for kind in KINDS}
+    tables["logits"] = rule.logits
+    tables["scores"] = {**rule.scores._asdict(), HEAD_DIM: rule.head_dim}
+    tables["promise"] = {"features": rule.features, "logits": rule.outputs}
+    return tables
 
 
 def _gives_width(scores: Any) -> bool:
@@ -438,16 +450,24 @@ def scaled(
     if model.tied:
         factor = rule.logits.of(width_ratio, depth_ratio)
         changes["logit_scale"] = model.logit_scale * factor
+    changes |= _score_change(model, rule, d, rule.scores.of(width_ratio, depth_ratio))
+    return model.replace(**changes)
+
+
+def _score_change(
+    model: Transformer, rule: Parametrisation, head_dim: int, factor: float
+) -> dict[str, float]:
+    """The new `score_scale` of a model whose heads get another dimension; empty if the
+    model has it without being told. `factor` is the rule's by width and depth.
+    """
     # the factor of scores: of the model, and of the new one if nothing scaled it
     if model.score_scale is None:
-        scale, unscaled = model.d**-0.5, d**-0.5
+        scale, unscaled = model.d**-0.5, head_dim**-0.5
     else:
         scale, unscaled = model.score_scale, model.score_scale
-    scale = scale * rule.scores.of(width_ratio, depth_ratio)
-    scale = scale * (d / model.d) ** rule.head_dim
-    if scale != unscaled:
-        changes["score_scale"] = scale
-    return model.replace(**changes)
+    scale = scale * factor
+    scale = scale * (head_dim / model.d) ** rule.head_dim
+    return {} if scale == unscaled else {"score_scale": scale}
 
 
 def _times(count: int, width: int, model: Transformer, noun: str) -> int:

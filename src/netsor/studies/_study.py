@@ -464,35 +464,51 @@ class Study(ABC, Generic[Found]):
         check_executor(executor, "processes")
         request, cost = self.request, self.estimate()
         self.prepare()
-        on_device = not request.backend.threads
+        # Tasks on a CPU run side by side, each in one thread.
         blas: AbstractContextManager[Any]
-        blas = nullcontext() if on_device else one_blas_thread()
+        blas = nullcontext() if self._on_device else one_blas_thread()
         with blas, self._pool(cost, executor) as workers:
             result = self.result(Run(self, workers, executor))
         if request.out is not None:
             result.save(request.out)
         return result
 
+    @property
+    def _on_device(self) -> bool:
+        """Whether the draws are made by a library that is parallel itself, such as on a
+        GPU.
+        """
+        return not self.request.backend.threads
+
     def _pool(
         self, cost: Cost, executor: Executor | None
     ) -> AbstractContextManager[Any]:
-        """A context of workers on this machine, which gives None if this process does
-        the tasks itself.
+        """A context of workers on this machine, for the first row that applies:
+
+        ====================================================  ==========================
+        no executor, on a device, a program of the user       None: this process
+        no executor, one worker, on a device or a short run   None: this process
+        a program of the user                                 threads of this process
+        otherwise                                             processes
+        ====================================================  ==========================
+
+        With an executor, which does the tasks, these workers do only other work, such
+        as drawing figures.
         """
-        on_device = not self.request.backend.threads
-        is_short = cost.seconds < SHORT_SECONDS
-        if executor is None:
-            if on_device and self.request.is_user_program:
-                return nullcontext()
-            # a device serves one process, and short work is done before another starts
-            if cost.workers == 1 and (on_device or is_short):
-                return nullcontext()
-        # with an executor, workers still do other work, such as drawing figures
-        if (
-            self.request.is_user_program
-        ):  # another process may not know the functions of a user
+        if executor is None and self._runs_here(cost):
+            return nullcontext()
+        # another process may not know the functions of a user
+        if self.request.is_user_program:
             return thread_pool(cost.workers)
         return _process_pool.Workers(cost.workers)
+
+    def _runs_here(self, cost: Cost) -> bool:
+        """Whether this process does the tasks itself, if there is no executor."""
+        if self._on_device and self.request.is_user_program:
+            return True
+        # a device serves one process, and short work is done before another one starts
+        is_short = cost.seconds < SHORT_SECONDS
+        return cost.workers == 1 and (self._on_device or is_short)
 
 
 class Run:

@@ -217,22 +217,27 @@ class TrainingRequest(_study.Request):
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
         if isinstance(self.model, Transformer):
             self._check_model(self.model)
-        elif self.rules:
-            allowed = (
-                "left out: a program defines its standard deviations and learning rates"
-            )
-            raise ArgumentError("parametrisation", self.rules[0].name, allowed)
-        elif self.grow != GROW_HEADS:
-            raise ArgumentError(
-                "grow",
-                self.grow,
-                "left out: a program defines what grows with its width",
-            )
+        else:
+            self._reject_options_of_models()
         if len(self.at) < 2:
             raise ArgumentError(
                 f"{self.axis}s",
                 list(self.at),
                 "two or more that are finite: one has no exponent",
+            )
+
+    def _reject_options_of_models(self) -> None:
+        """Reject options by which only a described model is scaled."""
+        if self.rules:
+            allowed = (
+                "left out: a program defines its standard deviations and learning rates"
+            )
+            raise ArgumentError("parametrisation", self.rules[0].name, allowed)
+        if self.grow != GROW_HEADS:
+            raise ArgumentError(
+                "grow",
+                self.grow,
+                "left out: a program defines what grows with its width",
             )
 
     def _vectors(self) -> tuple[str, ...]:
@@ -410,7 +415,7 @@ class TrainingRequest(_study.Request):
         model = self.model
         cases: list[Any] = []
         if not isinstance(model, Transformer):
-            options = self.case_options(rule, 1.0, 1.0)
+            options = self.case_options(rule, width=1.0, depth=1.0)
             for index, width in enumerate(self.widths):
                 cases.append(
                     self.case_type(

@@ -15,6 +15,7 @@ from ._study import Several, TableResult, svg_figure
 from ._training import TrainingRequest
 
 PANELS = 3  # in a row of a figure
+PANEL_HEIGHT = 2.6  # inches
 TITLES = {"sp": "SP", "mup": "µP", "ntk": "NTK"}  # of panels
 WORDS_OF_VECTORS = {"bias": "biases", "gain": "gains of norms"}
 GROWTH = {
@@ -189,32 +190,34 @@ def panels(
     parts: Sequence[Any],
     draw: DrawPanel,
     labels: Sequence[str],
-    size: Sequence[float],
+    *,
+    panel_width: float,
+    legend_width: float,
     share_x: bool,
     legend: str = "",
 ) -> Any:
     """A figure with a panel for each parametrisation, at most PANELS in a row.
 
     `draw` draws a part into axes and returns its lines by name, which are in one legend
-    with the title `legend`. `labels` are those of the two axes. `size` is the width of
-    a panel in columns of text, and that of the legend in inches. With `share_x` all
-    panels have the same horizontal axis.
+    with the title `legend`. `labels` are those of the horizontal and of the vertical
+    axis. `panel_width` is in widths of a text column of a paper (COLUMN inches), and
+    `legend_width` in inches. With `share_x` all panels have the same horizontal axis,
+    and only the lowest panel of each column of panels has its numbers and its label.
     """
-    columns = min(len(parts), PANELS)
-    rows = math.ceil(len(parts) / columns)
-    panel_columns, legend_inches = size
+    panels_in_row = min(len(parts), PANELS)
+    rows = math.ceil(len(parts) / panels_in_row)
+    # a single panel is as wide as the text
+    panels_width = COLUMN * max(1.0, panel_width * panels_in_row)
+    x_label, y_label = labels
     with styled():
         from matplotlib.figure import Figure as Canvas  # slow to import
 
         canvas = Canvas(
-            figsize=(
-                COLUMN * max(1.0, panel_columns * columns) + legend_inches,
-                2.6 * rows,
-            ),
+            figsize=(panels_width + legend_width, PANEL_HEIGHT * rows),
             layout="constrained",
         )
         grid = canvas.subplots(
-            rows, columns, sharex=share_x, sharey=True, squeeze=False
+            rows, panels_in_row, sharex=share_x, sharey=True, squeeze=False
         )
         lines: dict[str, Any] = {}
         for axes, part in zip(grid.flat, parts, strict=False):
@@ -222,12 +225,13 @@ def panels(
             plain_name = part.name.replace("$", r"\$")
             axes.set_title(TITLES.get(part.name, plain_name))
             lines |= draw(axes, part)
-        for axes in list(grid.flat)[len(parts) :]:
-            axes.set_visible(False)
-        x_label, y_label = labels
-        labelled = grid[-1] if share_x else grid.flat
-        for axes in labelled:
-            axes.set_xlabel(x_label)
+        for index, axes in enumerate(grid.flat):
+            # the last row may have fewer panels than the others
+            axes.set_visible(index < len(parts))
+            is_lowest = index + panels_in_row >= len(parts)
+            if is_lowest or not share_x:
+                axes.set_xlabel(x_label)
+                axes.tick_params(labelbottom=True)  # hidden above the last row
         for axes in grid[:, 0]:
             axes.set_ylabel(y_label)
         canvas.legend(

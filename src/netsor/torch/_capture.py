@@ -518,16 +518,25 @@ def _inputs_on_cpu(
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Torch without fused kernels, and with gradients that a graph can record."""
+    """A context in which torch computes by operations that a graph can record.
+
+    It changes five things in torch, and restores them at the end: the fused kernel of
+    encoder layers is off; attention is products and a softmax; no node turns gradients
+    on or off; gradient checkpoints run their function, and other functions with a
+    backward pass of their own are refused; experts compute all tokens.
+    """
     fused = torch.backends.mha.get_fastpath_enabled()
-    # its fused kernel hides the operations of a TransformerEncoderLayer
+    # so that a TransformerEncoderLayer runs its operations one by one
     torch.backends.mha.set_fastpath_enabled(False)
-    # which torch.nn.MultiheadAttention calls unseen
+    # so that torch.nn.MultiheadAttention, whose call `PlainFunctions` does not see,
+    # computes scores and their softmax
     torch.nn.functional.scaled_dot_product_attention = _attention
+    # so that `no_grad` and `enable_grad` in a module leave no nodes in the graph
     torch._C._set_grad_enabled = _set_grad_enabled
+    # so that the operations inside a checkpoint are in the graph
     torch.autograd.Function.apply = classmethod(_applied)
     try:
-        with dense_experts():
+        with dense_experts():  # so that which expert is run depends on no number
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -391,16 +391,23 @@ def _branch(
 
 
 def _attends(graph: Graph, node: Node) -> bool:
-    """Whether a node is a softmax of scores, and not of numbers of a router."""
+    """Whether a node is a softmax of scores, and not of the numbers of a router.
+
+    Scores are a product of two computed tensors, queries and keys; the numbers by which
+    a router chooses experts are a product of a computed tensor and a parameter. The
+    products that count are the first ones on each way back from the softmax.
+    """
     if name_of(node) not in SOFTMAX:
         return False
 
-    def is_product(x: Node) -> bool:
-        """Whether a node is a product of two tensors."""
+    def is_any_product(x: Node) -> bool:
+        """Whether a node is a product of two tensors, parameters or not."""
         return name_of(x) in (*MATRICES, *SCORE_PRODUCTS)
 
-    nearest = _back(graph, node, ends=is_product)
-    return any(is_product(x) and not matrix_of(graph, x) for x in nearest)
+    for x in _back(graph, node, ends=is_any_product):
+        if is_any_product(x) and matrix_of(graph, x) is None:
+            return True
+    return False
 
 
 def _is_gates_of_experts(graph: Graph, node: Node) -> bool:

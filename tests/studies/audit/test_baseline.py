@@ -17,7 +17,7 @@ from tests.internals import (
     Departure,
     EarlierLength,
     Figure,
-    _beyond,
+    _below_band,
     _number_keys,
     _process_pool,
     _rank,
@@ -63,7 +63,7 @@ def test_the_probability_that_draws_are_below_a_band(draws, before):
     for k in range(1, draws + 1):
         # draws of the earlier sample below the k-th new one
         earlier = orders[:, k - 1] - (k - 1)
-        assert _beyond(k, draws, before) == pytest.approx(
+        assert _below_band(k, draws, before) == pytest.approx(
             np.mean(earlier < r), rel=1e-9
         )
 

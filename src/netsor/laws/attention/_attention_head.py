@@ -216,7 +216,7 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rule:
         return plain
     mean = moments[0]
     var = moments[1] - mean**2
-    if var <= 1e-12 * mean**2:  # w is constant up to rounding
+    if var <= ROUNDING_RTOL * mean**2:  # w is constant up to rounding
         return plain
     unit = np.sqrt(var)
     count = min(1 + len(moments), len(nodes))  # orders 0, 1, … that are matched
@@ -251,6 +251,9 @@ def _central_moment(moments: Array, order: int) -> float:
     return float(total)
 
 
+ROUNDING_RTOL = 1e-12  # relative differences that only rounding causes
+TINY = 1e-300  # in place of 0 in a denominator or a logarithm
+CLOSEST_TO_0 = 1e-15  # the smallest uniform number, of which a normal one is made
 MAX_CELL = 0.1  # widest cell in log w
 # share of the largest weight below which a weight changes no digit of any result
 NEGLIGIBLE = 1e-26
@@ -311,13 +314,19 @@ def joined(rules: Sequence[Rule], scale: float) -> GaussianMixture1D:
 
 
 MOMENTS = 8  # the number of moments of w that have a formula
+# Of the integrals for these moments, over z ~ N(0, 1) and u. The rules are exact to
+# rounding up to this standard deviation τ of scores; beyond END_OF_Z the normal density
+# is 0 to all digits, and so is the integrand below LOWEST_U and above HIGHEST_U.
+MAX_TAU = 2.0
+END_OF_Z, NODES_OF_Z = 14, 1401
+LOWEST_U, HIGHEST_U, NODES_OF_U = -16, 5, 2401
 
 
 def alike(k: Array) -> bool:
     """Whether all diagonal entries are equal, and all others are equal."""
     is_diagonal = np.eye(len(k), dtype=bool)
     expected = np.where(is_diagonal, k[0, 0], k[0, -1])
-    return bool(np.abs(k - expected).max() <= 1e-12 * k[0, 0])
+    return bool(np.abs(k - expected).max() <= ROUNDING_RTOL * k[0, 0])
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
@@ -340,7 +349,7 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     if tokens > 1:
         c = values[0, 1]
         tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
-    if tau > 2:  # the integrands are too steep for the rules below
+    if tau > MAX_TAU:  # the integrands are too steep for the rules below
         return None
     q = _moments_of_square(tau, tokens)
 
@@ -359,11 +368,12 @@ def _moments_of_square(tau: float, tokens: int) -> list[float]:
     N(0, τ²).
     """
     # trapezium rules over z, and over u with t = e^u: t^(2k−1) dt = e^(2ku) du
-    z, dz = np.linspace(-14, 14, 1401, retstep=True)
+    z, dz = np.linspace(-END_OF_Z, END_OF_Z, NODES_OF_Z, retstep=True)
     density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    lowest_u = -16 - 14 * tau - np.log(tokens)
-    highest_u = 5 + 14 * tau
-    u, du = np.linspace(lowest_u, highest_u, 2401, retstep=True)
+    # so wide that the ends hold for every z, and for the sum over all tokens
+    lowest_u = LOWEST_U - END_OF_Z * tau - np.log(tokens)
+    highest_u = HIGHEST_U + END_OF_Z * tau
+    u, du = np.linspace(lowest_u, highest_u, NODES_OF_U, retstep=True)
     # rows of E[e^{2mτz} exp(−t e^{τz})] for m = 0, 1, …: (MOMENTS + 1, points u)
     decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
     of_one_token = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
@@ -378,7 +388,17 @@ def _moments_of_square(tau: float, tokens: int) -> list[float]:
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
 # shifts of points towards a rare event, in standard deviations
 SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)
-RARE = 2**13  # points in each set for rare events
+RARE, FEWEST_RARE = 2**13, 2**8  # most and fewest points in each set for rare events
+RARE_NUMBERS = 2**22  # normals of a set for rare events, in high dimensions
+MAX_DIRECTIONS = 16  # of the shifts
+# By default, the sampled w: their scores are SCORES numbers, but as powers of two the
+# sampled w are within these bounds. With exact moments fewer give all digits.
+SCORES = 2**24
+MIN_EXPONENT, MAX_EXPONENT, MAX_EXPONENT_WITH_MOMENTS = 12, 21, 19
+# exchangeable tokens from which all scores are drawn; for fewer, one dimension less
+MANY_TOKENS = 64
+SEED = 2020  # of the quasi-random points
+BATCH_NUMBERS, MIN_ROWS = 2**21, 2**4  # normals, and rows of them, in a batch
 
 
 def lazy_head(
@@ -394,10 +414,9 @@ def lazy_head(
     default it falls with the number of tokens.
     """
     if not points:
-        # with exact moments fewer points give all digits
         has_moments = function is row_softmax and alike(scores) and alike(values)
-        largest_exponent = 19 if has_moments else 21
-        exponent = np.clip(np.log2(2**24 / len(values)), 12, largest_exponent)
+        most = MAX_EXPONENT_WITH_MOMENTS if has_moments else MAX_EXPONENT
+        exponent = np.clip(np.log2(SCORES / len(values)), MIN_EXPONENT, most)
         points = 2 ** int(exponent)
     return partial(head_law, scores.tobytes(), values.tobytes(), function, points)
 
@@ -434,6 +453,9 @@ class _HeadSampler:
     def __init__(
         self, scores: Array, values: Array, function: Callable[[Array], Array]
     ) -> None:
+        """`scores` (tokens, tokens) is the covariance of the scores, `values` the
+        kernel K, and `function` makes attention weights of rows of scores.
+        """
         tokens = len(values)
         self.values = values
         self.function = function
@@ -441,7 +463,7 @@ class _HeadSampler:
         # Without their common part, scores of exchangeable tokens are independent: F is
         # a number. For few tokens we prefer the dimension less.
         is_exchangeable = alike(scores) and alike(values)
-        self.is_iid = self.is_softmax and tokens > 64 and is_exchangeable
+        self.is_iid = self.is_softmax and tokens > MANY_TOKENS and is_exchangeable
         if self.is_iid:
             self.spread = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
             self.dimension = tokens
@@ -450,7 +472,7 @@ class _HeadSampler:
         if self.is_softmax:
             centre = np.eye(tokens) - 1 / tokens  # takes away the mean over tokens
         eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
-        keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
+        keep = eigenvalues > ROUNDING_RTOL * max(eigenvalues[-1], TINY)
         factor = vectors[:, keep] * np.sqrt(eigenvalues[keep])
         self.factor = factor[:, ::-1]  # by falling variance
         self.dimension = self.factor.shape[1]
@@ -466,7 +488,7 @@ class _HeadSampler:
         else:
             a = self.function(z @ self.factor.T)
             w = np.einsum("ri,ri->r", a @ self.values, a)
-        return np.asarray(np.maximum(w, 1e-300))
+        return np.asarray(np.maximum(w, TINY))
 
     def rare(self) -> tuple[Array, Array]:
         """w and log weights (sets, points), from normals shifted to where w is large.
@@ -478,7 +500,9 @@ class _HeadSampler:
         """
         d = self.dimension
         shifts = self._rare_shifts()
-        points = int(2 ** np.clip(np.log2(2**22 / max(d, 1)), 8, np.log2(RARE)))
+        exponent = np.log2(RARE_NUMBERS / max(d, 1))
+        exponent = np.clip(exponent, np.log2(FEWEST_RARE), np.log2(RARE))
+        points = int(2**exponent)
         w = np.empty((SETS, points))
         log_weight = np.empty((SETS, points))
         for number in range(SETS):
@@ -510,15 +534,16 @@ class _HeadSampler:
         """Directions of normals in which w becomes large: (directions, dimension).
 
         They are those of the score of each token, or for functions other than softmax
-        the main axes of the scores; at most 16.
+        the main axes of the scores and their opposites; at most MAX_DIRECTIONS.
         """
         axes = np.eye(self.dimension)
         if self.is_iid:
-            return axes[:16]
+            return axes[:MAX_DIRECTIONS]
         if not self.is_softmax:
-            return np.concatenate([axes[:8], -axes[:8]])
+            main_axes = axes[: MAX_DIRECTIONS // 2]
+            return np.concatenate([main_axes, -main_axes])
         largest_first = np.argsort(-np.diag(self.values), kind="stable")
-        return np.asarray(self.factor[largest_first[:16]])
+        return np.asarray(self.factor[largest_first[:MAX_DIRECTIONS]])
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
@@ -526,8 +551,8 @@ def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
 
     They are quasi-random, a scrambled Sobol set, or random above its largest dimension.
     """
-    rng = np.random.default_rng([2020, number])
-    rows = min(points, max(2**4, 2**21 // max(dimension, 1)))
+    rng = np.random.default_rng([SEED, number])
+    rows = min(points, max(MIN_ROWS, BATCH_NUMBERS // max(dimension, 1)))
     batch_size = 2 ** int(np.log2(rows))
     sobol = None
     if dimension <= MAX_DIMENSION:
@@ -538,5 +563,5 @@ def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
             yield rng.standard_normal((count, dimension))
         else:
             uniform = sobol.random(count)[:, :dimension]
-            uniform = np.clip(uniform, 1e-15, 1 - 1e-15)
+            uniform = np.clip(uniform, CLOSEST_TO_0, 1 - CLOSEST_TO_0)  # no infinity
             yield np.asarray(scipy.special.ndtri(uniform))

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ Array = npt.NDArray[np.float64]
 MAX_QMC_POINTS = 2**31  # quasi-random points: more take days
 # With more tokens a warning is raised: the linear algebra alone takes minutes.
 MANY_TOKENS = 4000
+# by default, E[A K A^T] has points between these powers of two
+MIN_EXPONENT, MAX_EXPONENT = 6, 15
 WORK = 2e10  # multiplications for E[A K A^T] with the default number of points
 # Rounding errors of the kernel, relative to its largest entry.
 KERNEL_RTOL = 1e-9
@@ -191,8 +193,9 @@ class Attention:
         k: Array = np.asarray(self.kernel)
         tokens = len(k)
         if points is None:
+            # a point takes about six products of matrices (tokens, tokens)
             exponent = math.log2(WORK / (6 * tokens**3))
-            points = 2 ** int(np.clip(exponent, 6, 15))
+            points = 2 ** int(np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT))
         points = _checked_points(points, "infinite_heads", SETS) or 0
         # scores P = σ_Q σ_K L N L^T with K = L L^T and standard normals N
         eigenvalues, vectors = np.linalg.eigh(k)
@@ -276,6 +279,15 @@ NODES = (12, 16)  # of the two rules for the norm of a query
 TRUNCATION_STD = 9.0  # normals are truncated at this many standard deviations
 # The largest standard deviation of scores: with a larger one the softmax is one-hot.
 MAX_SCORE_STD = 100.0
+# Ends of the integral over u without the scores: e^(2u) below, and exp(−e^u) above, are
+# 0 to all digits.
+LOWEST_U, HIGHEST_U = -20.0, 5.0
+SMALL_TAU = 0.5  # scores of a smaller standard deviation have a grid of z of their own
+LARGEST_X = 700.0  # e^x fits in a double, and exp(−e^x) is 0 well before
+SMALLEST_WEIGHT = 1e-17  # of a node of |q|²
+# where s x is smaller, this many terms of the power series in `_causal_power` have all
+# digits
+SMALL_SX, TERMS = 1e-2, 6
 STD_RTOL = 1e-13  # relative rounding error of the result
 
 
@@ -315,28 +327,11 @@ def attention_std(
     0.068493
     """
     count = whole(tokens, "tokens", "attention_std")
-    if isinstance(head_dim, float) and head_dim == math.inf:
-        if scale is not None:
-            raise TraceError(
-                "attention_std",
-                "scale",
-                scale,
-                "None at head_dim=inf: scores have variance 1",
-            )
-        factor = 1.0
-        rough_rule = np.ones(1), np.ones(1)  # |q|²/d is 1
-        fine_rule = rough_rule
-    else:
-        width = whole(head_dim, "head_dim", "attention_std")
-        scale_of_scores = width**-0.5 if scale is None else scale
-        scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
-        factor = width**0.5 * scale_of_scores
-        rough_nodes, fine_nodes = NODES
-        rough_rule = _rule_for_squares(width, rough_nodes)
-        fine_rule = _rule_for_squares(width, fine_nodes)
+    scores = _head_scores(head_dim, scale)
+    factor = scores.factor
     common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
     one_of(causal, "causal", "attention_std", (True, False))
-    largest_square = float(fine_rule[0].max())
+    largest_square = float(scores.fine_rule[0].max())
     largest = factor * math.sqrt((1 - common) * largest_square)
     if largest > MAX_SCORE_STD:
         problem = (
@@ -355,9 +350,44 @@ def attention_std(
         return math.sqrt((1 - common) * mean_square + common)
 
     rough_step, fine_step = STEPS
-    rough = std(rough_rule, rough_step)
-    value = std(fine_rule, fine_step)
+    rough = std(scores.rough_rule, rough_step)
+    value = std(scores.fine_rule, fine_step)
     return Estimate(value, abs(value - rough) + STD_RTOL * value)
+
+
+class _HeadScores(NamedTuple):
+    """The scores of a query of length |q|: normal, of standard deviation factor
+    |q|/√d, with rules (nodes, weights) for the law of |q|²/d.
+    """
+
+    factor: float
+    rough_rule: tuple[Array, Array]
+    fine_rule: tuple[Array, Array]
+
+
+def _head_scores(head_dim: float, scale: float | None) -> _HeadScores:
+    """The law of scores scale · ⟨q, k⟩ from the user's arguments of `attention_std`,
+    after checks.
+    """
+    if isinstance(head_dim, float) and head_dim == math.inf:
+        if scale is not None:
+            raise TraceError(
+                "attention_std",
+                "scale",
+                scale,
+                "None at head_dim=inf: scores have variance 1",
+            )
+        always_one = np.ones(1), np.ones(1)  # |q|²/d is 1
+        return _HeadScores(1.0, rough_rule=always_one, fine_rule=always_one)
+    width = whole(head_dim, "head_dim", "attention_std")
+    scale_of_scores = width**-0.5 if scale is None else scale
+    scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
+    rough_nodes, fine_nodes = NODES
+    return _HeadScores(
+        factor=width**0.5 * scale_of_scores,
+        rough_rule=_rule_for_squares(width, rough_nodes),
+        fine_rule=_rule_for_squares(width, fine_nodes),
+    )
 
 
 def _rule_for_squares(width: int, nodes: int) -> tuple[Array, Array]:
@@ -373,7 +403,8 @@ def _rule_for_squares(width: int, nodes: int) -> tuple[Array, Array]:
     jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     eigen = np.linalg.eigh(jacobi)
     weights = eigen.eigenvectors[0] ** 2
-    kept = weights > 1e-17  # the integrand Σ_j a_j² is at most 1
+    # the others change no digit: the integrand Σ_j a_j² is at most 1
+    kept = weights > SMALLEST_WEIGHT
     return eigen.eigenvalues[kept] / (width / 2), weights[kept]
 
 
@@ -385,22 +416,22 @@ def _mean_sum_of_squares(s: int, tau: float, step: float, causal: bool) -> float
     """
     if s == 1:
         return 1.0
-    low = -20.0 - TRUNCATION_STD * tau - math.log(s)
-    high = 5.0 + TRUNCATION_STD * tau
+    low = LOWEST_U - TRUNCATION_STD * tau - math.log(s)
+    high = HIGHEST_U + TRUNCATION_STD * tau
     count = math.ceil((high - low) / step)
-    spacing = step / max(tau, 0.5)
+    spacing = step / max(tau, SMALL_TAU)
     half = math.ceil(TRUNCATION_STD / spacing)
     z = spacing * np.arange(-half, half + 1, dtype=np.float64)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
     # The points x = u + τz. Unless τ is small, they are on the grid of the u, and sums
     # over z are convolutions.
-    on_grid = tau >= 0.5
+    on_grid = tau >= SMALL_TAU
     if on_grid:
         x = low + step * np.arange(-half, count + half)
     else:
         x = low + step * np.arange(count)[:, None] + tau * z
-    x = np.minimum(x, 700.0)  # exp(−e^x) is 0 well before
+    x = np.minimum(x, LARGEST_X)
 
     def expectation(f: Array) -> Array:
         """E[f(u + τz)] over z for each u, from f at the points x."""
@@ -428,10 +459,10 @@ def _causal_power(s: int, x: Array) -> Any:
     It is in closed form, or for small x, where that would cancel, the power series of x
     with the terms (k + 1) C(s + 1, k + 2) (−x)^k/s.
     """
-    is_small = s * x < 1e-2
+    is_small = s * x < SMALL_SX
     series: Any = 0.0
     term = np.full_like(x, (s + 1) / 2)  # C(s + 1, 2)/s
-    for k in range(6):
+    for k in range(TERMS):
         series = series + (k + 1) * term
         term = -term * x * (s - 1 - k) / (k + 3)
     divisor = np.where(is_small, 1.0, x)

@@ -36,6 +36,10 @@ END = 1e5
 UNRESOLVED = 100.0
 # fields of the replicas' provenance that a file keeps
 REPLICA_FIELDS = "seed", "random_numbers", "quadrature_error"
+# e^(−42) is below half a unit in the last place of a double: smaller weights are 0
+LOG_RANGE = 42
+LARGEST_LOG = 700.0  # close to the logarithm of the largest double
+BISECTIONS = 30  # for 9 digits
 ROUNDING = 1e-8  # relative error of log f in the tails, from cells of a rule; measured
 RUNG = 1.3  # ratio of two rungs of the ladder of points y that have their own tilt
 
@@ -372,14 +376,13 @@ class HeadSum(Law):
         else:
             log_psi = scipy.special.logsumexp(exponent, axis=1)
         mean_log_psi = float(log_psi.mean())
-        # e^(−42) is below half a unit in the last place of a double
-        is_large = exponent > exponent.max(axis=1, keepdims=True) - 42
+        is_large = exponent > exponent.max(axis=1, keepdims=True) - LOG_RANGE
         weights = np.where(is_large, np.exp(exponent - log_psi[:, None]), 0.0)
-        cell = min(0.01, 0.1 * math.sqrt(v) / y)
-        # The sets differ in ψ^H, which becomes a factor of their weights. 700 is close
-        # to the logarithm of the largest double.
+        # far in the tail the tilted rule is narrow in log v, and so are its cells
+        cell = min(CELL, 0.1 * math.sqrt(v) / y)
+        # The sets differ in ψ^H, which becomes a factor of their weights.
         log_ratios = self.heads * (log_psi - mean_log_psi)
-        ratios = np.exp(np.minimum(log_ratios, 700.0)) * len(w)
+        ratios = np.exp(np.minimum(log_ratios, LARGEST_LOG)) * len(w)
         rules = []
         for set_w, set_weights, ratio in zip(w, weights, ratios, strict=True):
             sum_nodes, sum_weights = power_rule(set_w, set_weights, self.heads, cell)
@@ -398,7 +401,7 @@ class HeadSum(Law):
         """
         low = 0.0
         high = self.scale * float(w.max())
-        for _ in range(30):
+        for _ in range(BISECTIONS):
             v = (low + high) / 2
             head_tilt = y**2 / (2 * v**2) * self.scale / self.heads
             exponent = log_weight + head_tilt * w

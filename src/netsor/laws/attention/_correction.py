@@ -5,7 +5,7 @@ docs/theory.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ MAX_TOKENS = 8
 REMEDY = "ns.width_needed compares any law with its limit"
 # standard deviation of a score's variable below which it changes no digit of the result
 NO_SPREAD = 1e-8
+ROUNDING_RTOL = 1e-12  # relative error of sums over nodes
 CELL = 0.02  # spacing of the grid of log w, between whose points interpolation is cubic
 # largest number of cells for a mean over heads, whose time grows like its square; a
 # longer grid gets a larger spacing
@@ -185,7 +186,7 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     # Sums have a rounding error, the kurtosis one of interpolation; of distances, the
     # part close to 0 may not be resolved.
     interpolation = FLOOR * max(1.0, (grid[1] - grid[0]) / CELL) ** 4
-    rounding = 1e-12 * mean[0] * (1 + total_spread**2)
+    rounding = ROUNDING_RTOL * mean[0] * (1 + total_spread**2)
 
     def estimate(values: Array, unresolved: float, unit: float = 1.0) -> Estimate:
         """The first of the values (estimates,), times `unit`, with its total error."""
@@ -253,13 +254,7 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
             rows = rows[:3]  # the others connect different heads
         by_set.append(_on_grid(log_w, weight * rows, grid))
 
-    # drop the empty ends of the grid, but leave the four points that cubic
-    # interpolation needs
-    occupied = np.flatnonzero(np.any(by_set, axis=(0, 1)))
-    used = slice(
-        min(occupied[0], len(grid) - 4),
-        max(occupied[-1] + 1, occupied[0] + 4),
-    )
+    used = _occupied(by_set, len(grid))
     sets = np.array(by_set)[..., used]
     grid = grid[used]
     if heads > 1 and len(grid) > MAX_CELLS:
@@ -267,6 +262,15 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
         grid = np.linspace(fine_grid[0], fine_grid[-1], MAX_CELLS)
         sets = np.array([_on_grid(fine_grid, rows, grid) for rows in sets])
     return SetsOfAmounts(grid, sets, spread.sum())
+
+
+def _occupied(by_set: Sequence[Array], cells: int) -> slice:
+    """The part of the grid without its empty ends, but of the four points or more that
+    cubic interpolation needs; by_set: arrays (rows, cells).
+    """
+    occupied = np.flatnonzero(np.any(by_set, axis=(0, 1)))
+    first, last = occupied[0], occupied[-1]
+    return slice(min(first, cells - 4), max(last + 1, first + 4))
 
 
 def _error(estimates: Array) -> Array:

@@ -82,6 +82,7 @@ class Gradients:
         vocabulary: int | None = None,
         copies: bool = False,
     ) -> None:
+        """Build the backward pass of the loss, and the rows from it."""
         self.net = net
         self.widths = widths
         # if blocks are copies: product with a matrix → its block, as an owner
@@ -248,8 +249,8 @@ class Gradients:
         grams: list[Scalar] = []  # pairs, of `_grams`, one after the other
         # for each number: a factor, and the positions of its pairs of Gram matrices
         sums: list[tuple[float, tuple[int, ...]]] = []
-        # for each number: a denominator that is random, or None
-        denominators: list[Scalar | None] = []
+        one = constant(np.ones(()))
+        denominators: list[Scalar] = []  # of each number: `one`, unless it is random
         for kind, products in products_by_kind.items():
             positions = []
             for batch in self._batches(products):
@@ -257,7 +258,7 @@ class Gradients:
                     positions.append(len(grams))
                     grams += self._grams(batch)
             sums.append((1.0, tuple(positions)))
-            denominators.append(None)
+            denominators.append(one)
             if kind not in kinds_with_ratio:
                 continue
             size = self._size(products)
@@ -266,16 +267,15 @@ class Gradients:
                 denominators.append(size)
             else:
                 sums.append((1 / size, tuple(positions)))
-                denominators.append(None)
+                denominators.append(one)
         if not grams:
             return constant(np.zeros(len(sums)))
         norms = apply(
             partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs"
         )
-        if all(size is None for size in denominators):
+        if all(denominator is one for denominator in denominators):
             return norms
-        one = constant(np.ones(()))
-        return norms / stack([one if size is None else size for size in denominators])
+        return norms / stack(denominators)
 
     def _grams(self, batch: Batch) -> tuple[Scalar, Scalar]:
         """Gram matrices (matrices, uses, uses) of l and of r.

@@ -298,6 +298,13 @@ class Logits(NamedTuple):
     # positions of ids among the known words; None: they are among the others
     column: dict[int, int] | None
 
+    @property
+    def is_in_pieces(self) -> bool:
+        """Whether the other words are drawn in several pieces, which are never in
+        memory together.
+        """
+        return len(self.noise) > 1
+
     def parts(self) -> tuple[Scalar, ...]:
         """The logits of the whole vocabulary in parts (t, words), known words first."""
         logits = [] if self.known is None else [self.known]
@@ -312,7 +319,7 @@ class Logits(NamedTuple):
         """
         if self.column is not None:
             return [self.column[target] for target in ids]
-        if len(self.noise) < 2:
+        if not self.is_in_pieces:
             return list(ids)
         different_ids = list(dict.fromkeys(ids))
         return [different_ids.index(target) for target in ids]
@@ -345,7 +352,7 @@ class Logits(NamedTuple):
         They are the three entries of the scalar.
         """
         known = [] if self.known is None else [self.known]
-        if len(self.noise) < 2:
+        if not self.is_in_pieces:
             root_and_noise = [] if self.root is None else [self.root, *self.noise]
             return apply(
                 partial(of_logits, cap=self.cap),
@@ -561,26 +568,27 @@ def cross_entropy(
 
 
 def _head_numbers(words: Logits, columns: tuple[int, ...]) -> Scalar:
-    """The result of `of_head`, (numbers,), for targets in these columns."""
+    """The numbers from which the backward pass of the loss begins, (numbers,), as in
+    `HeadParts`; the targets are in these columns of the known words, or else of the
+    first piece of the others.
+
+    Logits that are one array are read at once, by `of_head`. Those in pieces are read
+    piece by piece: their sums are accumulated, and the numbers follow from the sums and
+    the first piece, which has all targets.
+    """
+    # every array is a matrix for each draw: its last two axes
+    apply_to_matrices = partial(apply, axes=2, name="of_head")
     arrays = [] if words.known is None else [words.known]
     if words.root is not None:
         arrays += [words.root, words.noise[0]]
-    if len(words.noise) < 2:
-        return apply(
-            partial(of_head, targets=columns, cap=words.cap),
-            *arrays,
-            axes=2,
-            name="of_head",
-        )
-    state = apply(partial(first_head, cap=words.cap), *arrays, axes=2, name="of_head")
+    if not words.is_in_pieces:
+        whole = partial(of_head, targets=columns, cap=words.cap)
+        return apply_to_matrices(whole, *arrays)
+    first_piece = partial(first_head, cap=words.cap)
+    state = apply_to_matrices(first_piece, *arrays)
     state, count = words.accumulated(more_head, state)
-    return apply(
-        partial(ends_of_head, targets=columns, count=count, cap=words.cap),
-        state,
-        *arrays,
-        axes=2,
-        name="of_head",
-    )
+    after_all = partial(ends_of_head, targets=columns, count=count, cap=words.cap)
+    return apply_to_matrices(after_all, state, *arrays)
 
 
 def _gradient(y: Vector, gram: Scalar, products: Scalar, squares: Scalar) -> Vector:

@@ -367,6 +367,11 @@ class Probes:
         return Section("block", tuple(names), rows, whole=False)
 
 
+def _experts(block: Block) -> int:
+    """The number of experts in a block, whose gates are probes (tokens, experts)."""
+    return sum(probe.value.shape[-1] for probe in block.get("experts", ()))
+
+
 class ProgramModel:
     """A program with its widths, as a model for an audit of its probes.
 
@@ -381,6 +386,7 @@ class ProgramModel:
         longer: Sequence[Program] = (),
         ids: Sequence[int] | None = None,
     ) -> None:
+        """`widths` are the sizes of the program's widths, by name."""
         self.program = program
         self.name = program.name
         self.ids = None if ids is None else tuple(map(int, ids))
@@ -397,10 +403,9 @@ class ProgramModel:
             self.vocabulary = value_of(net.ends, "logits").shape[-1]
         # the largest number of experts in a block; None if no block has any
         self.experts: int | None = None
-        for block in net.blocks:
-            experts = sum(probe.value.shape[-1] for probe in block.get("experts", ()))
-            if experts > (self.experts or 0):
-                self.experts = experts
+        largest = max(map(_experts, net.blocks), default=0)
+        if largest:
+            self.experts = largest
         if self.tokens < 2:
             raise ValueError(
                 f"{self.name} has one token: quantities of an audit need two or more"

@@ -18,6 +18,7 @@ from ._result import Array, Claim, Numbers, Part, Picture, Result
 
 WIDTH, INPUTS, CLASSES, BATCH = 256, 784, 10, 128
 RATE = 1e-4 / math.sqrt(WIDTH)  # of Adam at the smallest depth
+EPS = 1e-8  # of Adam at the smallest depth
 GAIN = math.sqrt(2 / WIDTH)  # the factor of each matrix
 DEPTHS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Medians over 50 networks of the arrays that are stored with the notebook, by depth.
@@ -90,7 +91,7 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
     by_inner = share * GAIN * (by_branch @ second) * (inner > 0)
     gradient = GAIN * (by_inner.T @ active)
     rate = RATE * (depth / 2) ** (alpha - 1)
-    eps = 1e-8 * (depth / 2) ** -alpha
+    eps = EPS * (depth / 2) ** -alpha
     change = -rate * gradient / (np.abs(gradient) + eps)
 
     # the first coordinate of the branch for the first input, and its linearisations

@@ -466,9 +466,9 @@ def judge(numbers: Numbers) -> list[Claim]:
     return [
         _grid(points, "variance", "variance"),
         _grid(points, "covariance", "covariance of two tokens"),
-        _beyond(numbers, TOKENS, 1.0, xavier),
-        _beyond(numbers, TOKENS, 4.0, "at large scores"),
-        _beyond(numbers, 4, 1.0, "at few tokens"),
+        _beyond(numbers, TOKENS, score=1.0, words=xavier),
+        _beyond(numbers, TOKENS, score=4.0, words="at large scores"),
+        _beyond(numbers, 4, score=1.0, words="at few tokens"),
         _backward(numbers, SCORES[-1], "at the largest scores of their grid"),
         _backward(numbers, 1.0, "at scores of variance 1"),
         _perceptrons(numbers),

@@ -394,7 +394,7 @@ def _rate(numbers: Numbers) -> Claim:
         steps = np.diff(logs, axis=0)
         power = mean(steps[-1] / steps[-2])
         final = mean(logs[-1])
-        verdicts.append(within(3.0, power, 0.02))
+        verdicts.append(within(3.0, power, share=0.02))
         measured.append(
             f"{label}: power {power.value:.4f} ± {power.error:.0e}, and"
             f" 10^({final.value:.0f} ± {final.error:.1g}) after {PURE['layers']} layers"

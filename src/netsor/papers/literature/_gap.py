@@ -32,6 +32,7 @@ from ._result import (
 
 LENGTHS = (20, 40, 60, 80, 100, 150)  # of the public code
 LONGER = (80, 320, 960)
+LONG_CONTEXT = 500  # tokens beyond which fewer networks are drawn
 STD = math.sqrt(math.log(2.0))  # of scores, in the public code
 HEAD_DIMS = (24, 96)
 # Layers in the public code: the gradient of the last by the values of the first.
@@ -151,10 +152,11 @@ def parts(quick: bool) -> list[Part]:
     """The model at the lengths of the code, heads at longer ones, and gradients."""
     parts = []
     for tokens in (*LENGTHS, *LONGER[1:]):
-        parts.append(_spectra_part("model", tokens, None, _draws(tokens, quick, 48)))
+        draws = _draws(tokens, quick, in_long_contexts=48)
+        parts.append(_spectra_part("model", tokens, head_dim=None, draws=draws))
     for head_dim in HEAD_DIMS:
         for tokens in LONGER:
-            draws = _draws(tokens, quick, 16)
+            draws = _draws(tokens, quick, in_long_contexts=16)
             parts.append(_spectra_part(f"head {head_dim}", tokens, head_dim, draws))
     for tokens in LENGTHS:
         arguments = {"tokens": tokens, "draws": 10 if quick else 40}
@@ -163,10 +165,11 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _draws(tokens: int, quick: bool, in_long_contexts: int) -> int:
-    """How many networks are drawn: fewer of more than 500 tokens."""
+    """How many networks are drawn: fewer in long contexts, which take longer."""
+    is_long = tokens > LONG_CONTEXT
     if quick:
-        return 4 if tokens > 500 else 40
-    return in_long_contexts if tokens > 500 else 200
+        return 4 if is_long else 40
+    return in_long_contexts if is_long else 200
 
 
 def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> Part:
@@ -176,11 +179,25 @@ def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> P
     return Part(f"{name} {tokens}", spectra, arguments, seconds)
 
 
+def _lengths(numbers: Numbers, name: str) -> list[int]:
+    """The lengths of the context at which one kind of scores was measured, the shortest
+    first.
+
+    They are in the labels of the parts: "head 96 320" is of the kind "head 96".
+    """
+    lengths = []
+    for label in numbers:
+        kind, _, tokens = label.rpartition(" ")
+        if kind == name:
+            lengths.append(int(tokens))
+    return sorted(lengths)
+
+
 def means(
     numbers: Numbers, name: str, lengths: Sequence[int], key: str
 ) -> dict[int, Estimate]:
-    """Means of one array over networks, by length; `name` is the beginning of the
-    labels of the parts.
+    """Means of one array over networks, by length. `name` is the kind of scores, such
+    as "head 96": the labels of the parts are this name and the length.
     """
     return {tokens: mean(numbers[f"{name} {tokens}"][key]) for tokens in lengths}
 
@@ -209,9 +226,8 @@ def _gap(
     exponent = slope(numbers, name, first, last)
     verdict = near(exponent, -0.5)
     gaps = []
-    for label, arrays in numbers.items():
-        if label.startswith(name):
-            gaps.append(f"{mean(arrays['gap']).value:.3f} (T = {label.split()[-1]})")
+    for tokens, gap in means(numbers, name, _lengths(numbers, name), "gap").items():
+        gaps.append(f"{gap.value:.3f} (T = {tokens})")
     return Claim(
         "A spectral gap of attention opens as the context grows: s₂/s₁ falls like"
         f" T^(−1/2), {words}.",
@@ -359,15 +375,12 @@ def draw(numbers: Numbers) -> Any:
 
 
 def _plot_means(axes: Any, numbers: Numbers, key: str) -> None:
-    """Means by length, a line for each kind of scores."""
+    """Plot the means of one array over networks by the length of the context, a line
+    for each kind of scores.
+    """
     for name, (label, colour) in LOOKS.items():
-        # the label of a part is the name and the length
-        lengths = []
-        for part in numbers:
-            if part.startswith(name):
-                lengths.append(int(part.rsplit(" ", 1)[1]))
-        lengths.sort()
-        values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in lengths]
+        lengths = _lengths(numbers, name)
+        values = [e.value for e in means(numbers, name, lengths, key).values()]
         style = {"marker": MARK_OF[colour], "ms": 3, "color": colour}
         axes.plot(lengths, values, label=label, **style)
 

@@ -26,7 +26,8 @@ class Size(NamedTuple):
     hidden: int  # of perceptrons
 
 
-MODELS = {28: Size(2048, 6144), 48: Size(1536, 4608)}  # by the number of blocks
+# by the number of blocks
+MODELS = {28: Size(stream=2048, hidden=6144), 48: Size(stream=1536, hidden=4608)}
 # Of both models: heads, those of keys and values, their dimension, and the standard
 # deviation of all weights.
 HEADS, GROUPS, HEAD_DIM, STD = 16, 8, 128, 0.02

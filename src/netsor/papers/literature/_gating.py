@@ -186,7 +186,7 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
     """The claim that the numbers tend to one number as N grows, or that they do not;
     `settles` is what is stated.
     """
-    first, last = spread(numbers, name, 100), spread(numbers, name, None)
+    first, last = spread(numbers, name, width=100), spread(numbers, name, width=None)
     bound = SETTLED * first.value
     margin = SIGMAS * math.hypot(last.error, SETTLED * first.error)
     if settles:
@@ -236,10 +236,10 @@ def judge(numbers: Numbers) -> list[Claim]:
     return [
         _drawn(numbers, "warm", warm),
         _drawn(numbers, "cold", "The same for eight gates, cold start"),
-        _settles(numbers, "warm", False),
-        _settles(numbers, "cold", False),
+        _settles(numbers, "warm", settles=False),
+        _settles(numbers, "cold", settles=False),
         _drawn(numbers, "cold over N", "The same for scores over N"),
-        _settles(numbers, "cold over N", True),
+        _settles(numbers, "cold over N", settles=True),
         _theory(numbers),
     ]
 

@@ -125,7 +125,8 @@ def _cosine_parts(quick: bool) -> list[Part]:
         else:
             repeats = 0 if quick else 1
         for index in range(repeats):
-            arguments = _cosine_arguments(beta, None, 3 if quick else 6, index)
+            draws = 3 if quick else 6
+            arguments = _cosine_arguments(beta, width=None, draws=draws, index=index)
             seconds = 33.0 if quick else 39.0
             parts.append(Part(f"limit {beta} {index}", cosines, arguments, seconds))
     return parts

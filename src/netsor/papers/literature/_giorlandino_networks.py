@@ -41,6 +41,11 @@ def ids(tokens: int) -> list[int]:
     return [id_of[words[k % len(words)]] for k in range(tokens)]
 
 
+# Standard deviations of the vectors of the segment in both networks; and of words,
+# positions and the head before the logits in `query_gradient`.
+SEGMENT_STD, WORD_STD, POSITION_STD, HEAD_STD = 0.02, 0.01, 0.05, 0.02
+
+
 def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Program:
     """The mean cosine of two tokens before the first layer and after each.
 
@@ -51,7 +56,8 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
     queries = math.sqrt(beta) * math.log(longest) ** 0.25  # std of queries and keys
     v, b = math.sqrt(VARIANCE), math.sqrt(BIAS)
     words = embedding(ids(tokens), n, std=0.1, position_std=0.1)
-    x = ns.layer_norm(words + ns.gaussian(n, cov=0.02**2))  # one segment
+    segment = ns.gaussian(n, cov=SEGMENT_STD**2)  # one for all tokens
+    x = ns.layer_norm(words + segment)
     cosines = [_cosine(x)]
     for _ in range(layers):
         q = ns.weight(n, n, std=queries) @ x
@@ -83,8 +89,10 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     """
     d, v, b = width, math.sqrt(VARIANCE), math.sqrt(BIAS)
     queries = math.sqrt(beta) * math.log(tokens) ** 0.25  # std of queries and keys
-    words = Embedding(ids(tokens), d, 0.01)
-    x = words() + ns.gaussian(d, tokens, cov=0.05**2) + ns.gaussian(d, cov=0.02**2)
+    words = Embedding(ids(tokens), d, std=WORD_STD)
+    x = words()
+    x = x + ns.gaussian(d, tokens, cov=POSITION_STD**2)
+    x = x + ns.gaussian(d, cov=SEGMENT_STD**2)
     x = dropped(ns.layer_norm(x), dropout)
 
     query = ns.weight(d, d, std=queries)  # W_Q
@@ -99,12 +107,12 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     x = ns.layer_norm(x + dropped(attended, dropout))
     x = ns.layer_norm(x + dropped(mlp(x, d, sigma_w=v, sigma_b=b), dropout))
     # the head before the logits
-    last = ns.weight(d, d, std=0.02 * math.sqrt(d))
+    last = ns.weight(d, d, std=HEAD_STD * math.sqrt(d))
     z = ns.layer_norm(ns.relu(last @ x))
 
     # words that do not occur are part of the mean only
-    others = VOCABULARY_SIZE - len(words.known)
-    other_words = ns.gaussian(d, cov=0.01**2 * others / VOCABULARY_SIZE**2)
+    absent = VOCABULARY_SIZE - len(words.known)
+    other_words = ns.gaussian(d, cov=WORD_STD**2 * absent / VOCABULARY_SIZE**2)
     mean = words.vectors.sum(0) / VOCABULARY_SIZE + other_words
     # −Σ_t ⟨e_t − ē, z_t⟩/tokens, the product by one with (1, …, 1)
     total = ((words() - mean) * z).sum(0).reshape(1)

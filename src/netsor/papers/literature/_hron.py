@@ -113,10 +113,12 @@ def kurtoses(scale: float, points: int, seed: int) -> Arrays:
 
 @program
 def tangent_program(kind: str) -> Any:
-    """One head, one output of the first word: its kernel and its tangent kernel.
+    """Two scalars, of the output of one head for the first word: its variance, which is
+    one entry K_11 of the kernel, and the same entry of the tangent kernel.
 
-    The tangent kernel is over the four matrices; with tied weights the key is the query
-    too.
+    `kind` is "softmax" or "plain" (without softmax) for scores ⟨q, k⟩/√n, and "tied"
+    for a softmax of scores ⟨k, k⟩/n, with one matrix for queries and keys. The tangent
+    kernel is over the four matrices, or the three of "tied".
     """
     kernel = tokens()
     # A given kernel, exactly, at infinite width: fixed vectors behind a random matrix.
@@ -137,9 +139,12 @@ def tangent_program(kind: str) -> Any:
 
 
 def tangents(kind: str, draws: int, seed: int) -> Arrays:
-    """Draws (draws,) of the kernel and of the tangent kernel at infinite width.
+    """Draws (draws,) of the entries of the kernel and of the tangent kernel at infinite
+    width, see `tangent_program`.
 
-    With more heads their mean is the same, and infinitely many heads are their mean.
+    At infinite width both are random, because the scores of one head are. With H heads
+    they are averages of H independent such draws, so with infinitely many heads they
+    are the mean of the law drawn here.
     """
     program = tangent_program(kind)
     kernel, tangent = program.draw(n=inf, draws=draws, seed=seed, progress=False)

@@ -273,10 +273,10 @@ def judge(numbers: Numbers) -> list[Claim]:
     first, last = WIDTHS[0], WIDTHS[-1]
     up_to = f"up to n = {CHANGE}"
     return [
-        _limit(numbers, "linear", "for a linear network", True),
+        _limit(numbers, "linear", "for a linear network", stated=True),
         _convergence(numbers, "linear", first, CHANGE, up_to, stated=True),
         _change(numbers),
-        _limit(numbers, "over n", words, False),
+        _limit(numbers, "over n", words, stated=False),
         _convergence(numbers, "over n", CHANGE, last, words, stated=False),
         _random(numbers),
     ]

@@ -349,27 +349,11 @@ def draw(numbers: Numbers) -> Any:
     """
     figure = new(4.4)
     panels = figure.subplot_mosaic("ab;cc")
-    left, right, bottom = panels["a"], panels["b"], panels["c"]
+    bottom = panels["c"]
+    _plot_distances(panels["a"], panels["b"], numbers)
     for scale, colour in COLOURS.items():
         style = {"marker": MARK_OF_SCALE[scale], "ms": 3, "color": colour}
-        arrays = numbers[f"scale {scale:g}"]
-        distance = 1 - arrays["cosine"]
-        query, value = arrays["query"].mean(axis=1), arrays["value"].mean(axis=1)
-        query_uniform = arrays["query_uniform"].mean(axis=1)
-        value_uniform = arrays["value_uniform"].mean(axis=1)
-        left.plot(distance, query / value, **style)
-        uniform_ratio = query_uniform / value_uniform
-        left.plot(distance, uniform_ratio, color=colour, **UNIFORM_STYLE)
-        right.plot(distance, query / query_uniform, **style)
-        right.plot(distance, value / value_uniform, "--", **style)
-        bottom.plot([], [], label=f"scores × {scale:g}", **style)
-    left.set(yscale="log", ylabel="queries / values")
-    right.set(yscale="log", ylabel="exact / uniform")
-    right.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    for axes in (left, right):
-        axes.set(xscale="log", xlabel="1 − cosine")
-        axes.minorticks_off()
-
+        bottom.plot([], [], label=f"scores × {scale:g}", **style)  # for the legend
     small, usual = DEEP_SCALES
     small_style = {"marker": "D", "ms": 3, "color": PURPLE}
     usual_style = {"marker": MARK_OF_SCALE[usual], "ms": 3, "color": COLOURS[usual]}
@@ -384,6 +368,30 @@ def draw(numbers: Numbers) -> Any:
     handles, labels = bottom.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
+
+
+def _plot_distances(left: Any, right: Any, numbers: Numbers) -> None:
+    """Plot gradients against the distance 1 − cosine of tokens: queries over values on
+    the left, exact ones over those of uniform attention on the right.
+    """
+    for scale, colour in COLOURS.items():
+        style = {"marker": MARK_OF_SCALE[scale], "ms": 3, "color": colour}
+        arrays = numbers[f"scale {scale:g}"]
+        distance = 1 - arrays["cosine"]
+        query, value = arrays["query"].mean(axis=1), arrays["value"].mean(axis=1)
+        query_uniform = arrays["query_uniform"].mean(axis=1)
+        value_uniform = arrays["value_uniform"].mean(axis=1)
+        left.plot(distance, query / value, **style)
+        uniform_ratio = query_uniform / value_uniform
+        left.plot(distance, uniform_ratio, color=colour, **UNIFORM_STYLE)
+        right.plot(distance, query / query_uniform, **style)
+        right.plot(distance, value / value_uniform, "--", **style)
+    left.set(yscale="log", ylabel="queries / values")
+    right.set(yscale="log", ylabel="exact / uniform")
+    right.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="1 − cosine")
+        axes.minorticks_off()
 
 
 def _plot_depths(axes: Any, arrays: Arrays, style: dict[str, Any]) -> None:

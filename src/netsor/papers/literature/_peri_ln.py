@@ -124,7 +124,7 @@ def power(order: str, last_norm: bool, width: int, seed: int) -> Arrays:
 
 
 def parts(quick: bool) -> list[Part]:
-    """Three placements by depth, and one perceptron with large activations.
+    """The three orders of norms by depth, and one perceptron with large activations.
 
     A quick run has only the smaller model.
     """
@@ -324,7 +324,11 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Means by placement, model, tokens and block."""
+    """Rows of the table: means over networks of the variance of hidden states and of
+    log |∂f/∂x|², by order of norms, model, tokens and block.
+
+    A smaller model has rows for the first few of BLOCKS only.
+    """
     logs = _deep(numbers, "log")
     for setting, states in _deep(numbers, "variance").items():
         names = {

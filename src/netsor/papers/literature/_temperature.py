@@ -152,7 +152,7 @@ def normal_scores(lengths: list[int], head_dim: int, seed: int) -> Arrays:
     scales = []
     for s in lengths:
         law = partial(share, s, head_dim=head_dim)
-        scales.append(_reaches_half(law, 1.0, 40.0))
+        scales.append(_reaches_half(law, low=1.0, high=40.0))
     return as_arrays("scale", scales)
 
 
@@ -283,13 +283,13 @@ def _phases(shares: tuple[float, float], stated: bool) -> Claim:
 def judge(numbers: Numbers) -> list[Claim]:
     """The limits of two papers, where they state them and at the lengths in use."""
     claims = [
-        _threshold(numbers, "own None", "tokens of equal cosines ρ", True),
-        _phases((0.5, 1.5), True),
-        _phases((0.9, 1.1), False),
+        _threshold(numbers, "own None", "tokens of equal cosines ρ", stated=True),
+        _phases((0.5, 1.5), stated=True),
+        _phases((0.9, 1.1), stated=False),
     ]
     for d in DIMENSIONS:
         words = f"random tokens of dimension {d}, with mean cosine ρ"
-        claims.append(_threshold(numbers, f"own {d}", words, False))
+        claims.append(_threshold(numbers, f"own {d}", words, stated=False))
     return [
         *claims,
         _power(numbers, "own None", 1.0, "equal competitors"),

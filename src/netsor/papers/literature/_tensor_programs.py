@@ -175,14 +175,14 @@ def _distances(numbers: Numbers, name: str) -> list[_Distance]:
     return distances
 
 
-def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
-    """The claim that the published recursion agrees with our program; `what` is the
+def _recursion(arrays: Arrays, subject: str, depths: list[int]) -> Claim:
+    """The claim that the published recursion agrees with our program; `subject` is the
     kernel in words.
     """
     largest = float(np.abs(arrays["ours"] / arrays["recursion"] - 1).max())
     compared = " and ".join(str(depth) for depth in depths[: len(arrays["ours"])])
     return Claim(
-        f"{what} is given by a recursion over layers.",
+        f"{subject} is given by a recursion over layers.",
         "The recursion and our program at infinite width, which does not use it, agree"
         f" to {SAME:g} in every entry.",
         f"Largest relative difference {largest:.1e}, at depth {compared}.",
@@ -190,9 +190,9 @@ def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
     )
 
 
-def _means(distances: list[_Distance], what: str) -> Claim:
+def _means(distances: list[_Distance], subject: str) -> Claim:
     """The claim that the published means are plausible draws of our mean of ten
-    networks, by width; `what` is the distance in words.
+    networks, by width; `subject` is the distance in words.
     """
     farthest = max(distances, key=lambda distance: abs(distance.deviation))
     lines = []
@@ -203,7 +203,7 @@ def _means(distances: list[_Distance], what: str) -> Claim:
             f" {ours.error:.1g}"
         )
     return Claim(
-        f"{what}, by width, as the mean of {NETWORKS} networks.",
+        f"{subject}, by width, as the mean of {NETWORKS} networks.",
         f"At every width the published mean is within {MAX_Z:g} standard deviations of"
         " our law of such a mean.",
         f"{'; '.join(lines)}. Farthest at {farthest.width}: {farthest.deviation:+.1f}"
@@ -212,14 +212,14 @@ def _means(distances: list[_Distance], what: str) -> Claim:
     )
 
 
-def _power(distances: list[_Distance], power: float, what: str) -> Claim:
-    """The claim that our means follow this power of the width; `what` is the distance
-    in words.
+def _power(distances: list[_Distance], power: float, subject: str) -> Claim:
+    """The claim that our means follow this power of the width; `subject` is the
+    distance in words.
     """
     slope = slope_of([d.width for d in distances], [d.ours for d in distances])
     factor = np.mean([d.ours.value * d.width**-power for d in distances])
     return Claim(
-        f"{what} falls like width^{power:g}.",
+        f"{subject} falls like width^{power:g}.",
         "The slope of our means in logarithms is within 15 % of that power, by four"
         " standard errors.",
         f"Slope {slope.value:.3f} ± {slope.error:.3f}; about {factor:.2f} ·"

@@ -200,7 +200,7 @@ def tangent_program(depth: int, width: float) -> Any:
         inner = weight(N, N)
         outer = weight(N, N)
         weights += [u, inner, outer]
-        z = layer_norm(_attended(u @ x, HALVES, None), eps=0.0, gain=gain)
+        z = layer_norm(_attended(u @ x, HALVES, mask=None), eps=0.0, gain=gain)
         x = layer_norm(z + outer @ relu(inner @ z), eps=0.0, gain=gain)
     r = gaussian(N)
     outputs = [dot(r, x[first:last]).mean() for first, last in HALVES]

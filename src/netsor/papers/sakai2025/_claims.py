@@ -100,14 +100,21 @@ def _falls_to_limit(divergences: Divergences) -> Judgement:
     return Judgement(text + _limits_note(divergences), combine(*verdicts))
 
 
+# Of scores over √n, whose limit is N(0, 1): their variance, and Kolmogorov's distance.
+LEAST_VARIANCE, MOST_VARIANCE, MAX_KOLMOGOROV = 0.8, 1.25, 0.02
+# KL to the limit that counts as equal
+MAX_KL_OF_HEADS, MAX_KL_OF_LOW_RANK = 1e-3, 5e-3
+
+
 def _scores(scores: Scores) -> Judgement:
     """Whether scores stay spread out under 1/√n, and collapse under 1/n."""
     root, linear = scores.histograms
     negative_variance = Estimate(-root.variance.value, root.variance.error)
     verdict = combine(
-        decide_below(root.variance, 1.25),
-        decide_below(negative_variance, -0.8),
-        decide_below(root.kolmogorov, 0.02),
+        decide_below(root.variance, MOST_VARIANCE),
+        decide_below(negative_variance, -LEAST_VARIANCE),
+        decide_below(root.kolmogorov, MAX_KOLMOGOROV),
+        # 1/n in the limit
         decide_below(linear.variance, 4 / root.case.width),
     )
     text = (
@@ -122,7 +129,7 @@ def _matches_at_256(heads: Heads) -> Judgement:
     listed = []
     for count, kl in zip(heads.finite.parameters, heads.finite.best(), strict=True):
         listed.append(f"H = {count:.0f}: KL {kl}")
-    return _all_below(1e-3, heads.finite, "; ".join(listed))
+    return _all_below(MAX_KL_OF_HEADS, heads.finite, "; ".join(listed))
 
 
 def _low_rank(divergences: Divergences) -> Judgement:
@@ -130,7 +137,7 @@ def _low_rank(divergences: Divergences) -> Judgement:
     listed = []
     for count, kl in zip(divergences.parameters, divergences.best(), strict=True):
         listed.append(f"{kl} (H = {count:.0f})")
-    return _all_below(5e-3, divergences, f"KL {', '.join(listed)}")
+    return _all_below(MAX_KL_OF_LOW_RANK, divergences, f"KL {', '.join(listed)}")
 
 
 def _all_below(bound: float, divergences: Divergences, text: str) -> Judgement:
@@ -138,6 +145,11 @@ def _all_below(bound: float, divergences: Divergences, text: str) -> Judgement:
     verdicts = [decide_below(kl, bound) for kl in divergences.best()]
     verdicts.append(limits_verdict(divergences))
     return Judgement(text + _limits_note(divergences), combine(*verdicts))
+
+
+# largest relative differences of variances that count as equal: at infinite width, and
+# at width 256 between the fewest and the most heads
+VARIANCE_RTOL, FINITE_VARIANCE_RTOL = 1e-3, 0.02
 
 
 def _becomes_gaussian(heads: Heads) -> Judgement:
@@ -164,18 +176,23 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
         " (infinitely many heads, integrated apart)"
     )
     for variance in heads.limit_variances:
-        difference = abs(variance - target.value) / target.value
-        gap = Estimate(difference, target.error / target.value)
-        verdicts.append(decide_below(gap, 1e-3))
+        exact = Estimate(variance, 0.0)
+        gap = _relative_difference(exact, target)
+        verdicts.append(decide_below(gap, VARIANCE_RTOL))
 
     if len(heads.variances) > 1:  # they were measured at width 256
         first, last = heads.variances[0], heads.variances[-1]
-        error = (first.error**2 + last.error**2) ** 0.5 / first.value
-        gap = Estimate(abs(last.value / first.value - 1), error)
-        verdicts.append(decide_below(gap, 0.02))
+        gap = _relative_difference(last, first)
+        verdicts.append(decide_below(gap, FINITE_VARIANCE_RTOL))
         text += f"; at width 256 {first} and {last}"
     verdicts.append(limits_verdict(heads.finite))
     return Judgement(text + _limits_note(heads.finite), combine(*verdicts))
+
+
+def _relative_difference(a: Estimate, b: Estimate) -> Estimate:
+    """|a − b|/b of two independent estimates that are nearly equal."""
+    error = math.hypot(a.error, b.error)
+    return Estimate(abs(a.value - b.value) / b.value, error / b.value)
 
 
 @dataclass(frozen=True)

@@ -297,19 +297,28 @@ class Agreement:
         return self.deviation < self.allowed
 
 
+AGREEMENT_LEVEL = 1e-6  # the probability that draws of the same law do not agree
+# In standard deviations of the limit: how far densities are compared, where |y| is cut
+# off in moments, and the ends of the intervals around 0.
+COMPARED = 6
+CUT_OFF = 4.0
+INTERVAL_ENDS = np.linspace(0.2, 3.0, 15)
+INTEGRAL_RTOL = 1e-9  # rounding, and the error of integrals by the points of GRID
+
+
 def agreement(limit: Law, blocks: Array) -> Agreement:
     """Compare the density of a limit with `blocks` (blocks, points) of draws of it.
 
-    A test of level 1e-6 on the probabilities of intervals and the second and fourth
-    moment. In the moments |y| is cut off at four standard deviations, beyond which they
-    are mostly noise.
+    A test of level AGREEMENT_LEVEL on the probabilities of intervals around 0 and the
+    second and fourth moment. In the moments |y| is cut off at CUT_OFF standard
+    deviations, beyond which they are mostly noise.
     """
     scale = limit.std()
-    near = np.abs(GRID) < 6 * scale  # beyond, too little of the density is left
+    near = np.abs(GRID) < COMPARED * scale  # beyond, too little of the density is left
     y = GRID[near]
     value, error = limit.with_error.pdf(y)
-    cut_off = np.minimum(np.abs(y) / scale, 4.0)
-    intervals = [np.abs(y) < bound * scale for bound in np.linspace(0.2, 3.0, 15)]
+    cut_off = np.minimum(np.abs(y) / scale, CUT_OFF)
+    intervals = [np.abs(y) < end * scale for end in INTERVAL_ENDS]
     # each test is the integral of a function against the density: (tests, points)
     tests = np.stack([*intervals, cut_off**2, cut_off**4]) * WEIGHTS[near]
 
@@ -318,11 +327,10 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     gap = np.abs(observed.mean(axis=0) - expected)
     spread = observed.std(axis=0, ddof=1) / math.sqrt(len(observed))
     limit_error = np.abs(tests) @ error
-    # rounding, and the error of integrals by 501 points
-    rounding = 1e-9 * (np.abs(tests) @ value)
+    rounding = INTEGRAL_RTOL * (np.abs(tests) @ value)
     noise = np.sqrt(spread**2 + limit_error**2 + rounding**2)
 
-    level = 1e-6 / (2 * len(tests))  # two-sided, shared by all tests
+    level = AGREEMENT_LEVEL / (2 * len(tests))  # two-sided, shared by all tests
     freedom = max(len(blocks) - 1, 1)
     allowed = float(scipy.special.stdtrit(freedom, 1 - level))
     return Agreement(float(np.max(gap / noise)), allowed)

@@ -248,6 +248,9 @@ def _divergences(data: Divergences) -> Any:
 
 
 def _slope_label(slope: Estimate, last_slope: Estimate | None) -> str:
+    """The label of our line in a legend, with its slope over all widths, and between
+    the last ones if that is another.
+    """
     label = f"ours (coupled), slope {slope.value:.2f}"
     if last_slope is not None:
         label += f", {last_slope.value:.2f} at the end"

@@ -43,6 +43,12 @@ START_SECONDS = 1.5  # to start the workers
 FIGURE_SECONDS = 1.0  # to draw a figure
 MEASURE_SECONDS = 1e-6  # to measure one draw of a figure
 
+# Memory, in bytes. A trial needs at least these, whatever its plan: for each pair of
+# tokens of a head, and for each pair of tokens.
+PLAN_BYTES_PER_PAIR_OF_HEAD = 125.0
+PLAN_BYTES_PER_PAIR = 500.0
+READ_BYTES_PER_DRAW = 64.0  # while this process measures it
+
 # Space on disk.
 BYTES_PER_DRAW = 4.0  # single precision
 BYTES_PER_TRIAL = 2**15  # densities on the grid, with room
@@ -244,8 +250,14 @@ class _CaseWork:
 
     @property
     def seconds(self) -> float:
-        """Time to compile the program, unless nothing is missing, and to draw."""
-        return self.draw.compiling * (self.missing > 0) + self.draws * self.draw.seconds
+        """Time to compile the program and to draw; 0 if no trial is missing."""
+        if self.missing == 0:
+            return 0.0
+        return self.draw.compiling + self.draws * self.draw.seconds
+
+    def worker_bytes(self, backend: Backend) -> float:
+        """The memory of a worker that draws one trial."""
+        return self.draw.in_worker(self.samples, backend)
 
 
 @dataclass(frozen=True)
@@ -282,6 +294,8 @@ class PaperStudy(Study[Finished]):
     def _missing_trials(self, case: Case) -> int:
         """How many trials of a case no earlier run has finished."""
         plan = self.request.plan
+        if not plan.store.any():  # then there is no need to look for each trial
+            return plan.trials
         missing = 0
         for trial in range(plan.trials):
             task = plan.part(case, trial)
@@ -290,48 +304,54 @@ class PaperStudy(Study[Finished]):
         return missing
 
     def estimate(self) -> Cost:
-        """The cost of the trials that are not there yet, and of all figures.
-
-        The memory includes all draws, which are read here.
+        """The cost of the trials that are not there yet, and of all figures; an error
+        if they do not fit in memory.
         """
         request = self.request
-        plan = request.plan
-        backend = request.backend
         remedy = "use fewer samples, trials, tokens or workers"
         cases = self._cases()
-        # The bytes that a trial needs at least, whatever its plan; beyond the memory,
-        # it could not even be planned.
-        planning = max((125.0 * case.heads + 500.0) * case.tokens**2 for case in cases)
-        check_memory(planning, f"{request.tokens:,} tokens", remedy)
+        # checked first: beyond this, the plans below could not even be made
+        plan_bytes = max(_least_plan_bytes(case) for case in cases)
+        check_memory(plan_bytes, f"{request.tokens:,} tokens", remedy)
 
-        is_new = not plan.store.any()  # then there is no need to look at each trial
-        work = {}
-        for case in cases:
-            work[case] = _CaseWork(
-                missing=plan.trials if is_new else self._missing_trials(case),
-                samples=plan.samples or case.samples,
-                draw=_draw(case, backend),
-            )
-        in_worker = max(w.draw.in_worker(w.samples, backend) for w in work.values())
-        missing = sum(w.missing for w in work.values())
-        workers = worker_count(request.workers, max(1, missing), in_worker, backend)
-        largest = max(w.samples for w in work.values())
-        memory = planning + workers * in_worker + 64.0 * plan.trials * largest
-        check_memory(memory, request.title, remedy)
+        work = [self._work_of(case) for case in cases]
+        worker_bytes = max(w.worker_bytes(request.backend) for w in work)
+        missing = sum(w.missing for w in work)
+        workers = worker_count(
+            request.workers, max(1, missing), worker_bytes, request.backend
+        )
+        # this process reads all trials of one case at a time
+        most_samples = max(w.samples for w in work)
+        read_bytes = READ_BYTES_PER_DRAW * request.plan.trials * most_samples
+        total_bytes = plan_bytes + workers * worker_bytes + read_bytes
+        check_memory(total_bytes, request.title, remedy)
 
-        measured = 0
-        for figure in request.figures:
-            samples = [work[case].samples for case in figure.cases]
-            measured += plan.trials * max(samples)
-        numbers = sum(w.draws * w.draw.numbers for w in work.values())
-        drawing = FIGURE_SECONDS * len(request.figures)
         return Cost(
-            seconds=sum(w.seconds for w in work.values()),
-            first=START_SECONDS + drawing + MEASURE_SECONDS * measured,
-            bytes=in_worker,
-            random_numbers=int(numbers),
+            seconds=sum(w.seconds for w in work),
+            first=START_SECONDS + self._figure_seconds(),
+            bytes=worker_bytes,
+            random_numbers=int(sum(w.draws * w.draw.numbers for w in work)),
             workers=workers,
         )
+
+    def _work_of(self, case: Case) -> _CaseWork:
+        """The trials of a case that are not there yet, and what each takes."""
+        plan = self.request.plan
+        return _CaseWork(
+            missing=self._missing_trials(case),
+            samples=plan.samples or case.samples,
+            draw=_draw(case, self.request.backend),
+        )
+
+    def _figure_seconds(self) -> float:
+        """Seconds to measure and to draw all figures, once their trials are done."""
+        plan = self.request.plan
+        measured = 0  # draws: for each figure those of its case with the most
+        for figure in self.request.figures:
+            samples = [plan.samples or case.samples for case in figure.cases]
+            measured += plan.trials * max(samples)
+        figures = len(self.request.figures)
+        return FIGURE_SECONDS * figures + MEASURE_SECONDS * measured
 
     def check(self) -> None:
         """Raise an error for more draws than the disk has room for."""
@@ -387,6 +407,12 @@ class PaperStudy(Study[Finished]):
             seconds=seconds,
             start=start,
         )
+
+
+def _least_plan_bytes(case: Case) -> float:
+    """The bytes that any plan of a trial needs, known before it is made."""
+    per_pair = PLAN_BYTES_PER_PAIR_OF_HEAD * case.heads + PLAN_BYTES_PER_PAIR
+    return per_pair * case.tokens**2
 
 
 @lru_cache(maxsize=256)

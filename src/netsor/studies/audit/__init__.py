@@ -40,6 +40,7 @@ from ._results import Audit, Comparison
 
 __all__ = ["audit"]
 
+DOUBLE_BYTES = 8.0
 COPIES = 4  # of the draws, at most, while they are joined and sorted
 SHORT_TOKENS = 256  # of the plans from which the least time of longer inputs follows
 LONG = 120.0  # seconds; of longer audits cheaper ways are named
@@ -168,15 +169,8 @@ def audit(
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
-    others: list[Any]
-    if compare is None:
-        others = []
-    elif isinstance(compare, list | tuple):
-        others = list(compare)
-    else:
-        others = [compare]
     models = [_subject(model, "model", sizes, ids, tokens)]
-    for other in others:
+    for other in _as_list(compare):
         # the widths are those of the model; another program may lack some of them
         widths_of_other = _widths_of(other, model, sizes)
         models.append(_subject(other, "compare", widths_of_other, ids, tokens))
@@ -188,16 +182,7 @@ def audit(
         models[0] = by_recipe(models[0], recipe)
     swept = None
     if sweep is not None:
-        if others:
-            raise ValueError(
-                "sweep and compare cannot be combined: a sweep compares a model with"
-                " itself"
-            )
-        if not isinstance(sweep, Mapping) or len(sweep) != 1:
-            raise ArgumentError(
-                "sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}"
-            )
-        ((field, values),) = sweep.items()
+        field, values = _swept_field(sweep, is_alone=len(models) == 1)
         swept_models, swept = sweep_models(models[0], field, values)
         models = list(swept_models)
     request = Request.of(
@@ -220,6 +205,29 @@ def audit(
         precision=precision,
     )
     return AuditStudy(request).run(executor)
+
+
+def _as_list(compare: Any) -> list[Any]:
+    """The models to compare with: none, one, or those of a list."""
+    if compare is None:
+        return []
+    return list(compare) if isinstance(compare, list | tuple) else [compare]
+
+
+def _swept_field(sweep: Any, is_alone: bool) -> tuple[str, Any]:
+    """The field of a sweep and its values. `is_alone` says that its model is compared
+    with no other.
+    """
+    if not is_alone:
+        raise ValueError(
+            "sweep and compare cannot be combined: a sweep compares a model with itself"
+        )
+    if not isinstance(sweep, Mapping) or len(sweep) != 1:
+        raise ArgumentError(
+            "sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}"
+        )
+    ((field, values),) = sweep.items()
+    return field, values
 
 
 def _widths_of(other: Any, model: Any, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -346,7 +354,7 @@ class AuditStudy(Study[Audit | Comparison]):
 
         def seconds_of(length: int) -> float:
             backend = self.request.backend
-            case = AuditCase(model, length, None, infinite=False, backend=backend)
+            case = AuditCase(model, length, ids=None, infinite=False, backend=backend)
             return case.draw_at_depth.seconds
 
         at_half = seconds_of(SHORT_TOKENS // 2)
@@ -359,15 +367,17 @@ class AuditStudy(Study[Audit | Comparison]):
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
         request = self.request
-        seconds, numbers = 0.0, 0.0
-        result_bytes, worker_bytes = 0.0, 0.0
-        parts = Counter[AuditCase]()  # by plan
+        seconds = numbers = 0.0
+        result_bytes = worker_bytes = 0.0
+        parts = Counter[AuditCase]()  # the number of tasks that make each plan
         for case in request.subjects:
             draw, draws = case.draw, request.draws_of(case.tokens)
-            result_bytes += COPIES * 8.0 * draws * case.plan.mean.shape[0]
+            quantities = case.plan.mean.shape[0]
+            result_bytes += COPIES * DOUBLE_BYTES * draws * quantities
             numbers += draw.numbers * draws
             seconds += draw.seconds * draws + draw.compiling
-            # the quadrature error takes a few draws of plans with moved expectations
+            # The quadrature error takes a few draws of this plan, and of two plans with
+            # expectations that are larger and smaller by their errors.
             if case.infinite:
                 seconds += 3 * FEW * draw.seconds + 2 * draw.planning
             part_bytes = draw.in_worker(min(draws, case.part_draws), request.backend)
@@ -390,11 +400,11 @@ class AuditStudy(Study[Audit | Comparison]):
             for case, count in parts.items():
                 seconds += case.draw.planning * min(workers, count)
         return Cost(
-            seconds,
-            overhead_seconds(workers, request.out is not None),
-            worker_bytes,
-            int(numbers),
-            workers,
+            seconds=seconds,
+            first=overhead_seconds(workers, report=request.out is not None),
+            bytes=worker_bytes,
+            random_numbers=int(numbers),
+            workers=workers,
         )
 
     def check(self) -> None:

@@ -178,13 +178,17 @@ class Baseline:
                     " baseline again"
                 )
         draws = request.draws_of(tokens)
-        level = LEVEL / (2 * self.compared(request, model))
-        if _beyond(draws, draws, earlier.draws) > level:
+        level = self._level_of_each(request, model)
+
+        def can_be_below(count: int) -> bool:
+            """Whether even the largest of `count` new draws is below the band too often
+            by chance.
+            """
+            return _below_band(count, count, earlier.draws) > level
+
+        if can_be_below(draws):
             fewest = draws
-            while (
-                fewest < MAX_USEFUL_DRAWS
-                and _beyond(fewest, fewest, earlier.draws) > level
-            ):
+            while fewest < MAX_USEFUL_DRAWS and can_be_below(fewest):
                 fewest += 1
             self._reject(
                 f"comparable with {draws} draws of {tokens:,} tokens, but has"
@@ -200,11 +204,17 @@ class Baseline:
             len(_number_keys(request, model, tokens)) for tokens in request.lengths
         )
 
+    def _level_of_each(self, request: Request, model: Model) -> float:
+        """The probability allowed at each end of each band, so that all together have
+        LEVEL.
+        """
+        return LEVEL / (2 * self.compared(request, model))
+
     def departures(self, audit: LengthResult) -> list[Departure]:
         """The numbers of a checked audit that have left their bands, the largest change
         first.
         """
-        level = LEVEL / (2 * self.compared(audit.request, audit.model))
+        level = self._level_of_each(audit.request, audit.model)
         departures = []
         for result in audit.lengths:
             earlier = self.lengths[result.tokens]
@@ -286,24 +296,33 @@ def _listed(ids: Sequence[int] | None) -> str:
     return "different ones" if ids is None else shown(list(ids))
 
 
-def _rank(draws: int, before: int, level: float) -> int:
-    """The rank k that is compared with the earlier bands, see the equations at the top:
-    the least, from the upper median on, with P(X_(k) < Y_(r)) ≤ level.
+def _rank(draws: int, earlier_draws: int, level: float) -> int:
+    """The rank k of the new draw that must be inside the earlier band: the least k,
+    from the upper median on, whose draw is below the band with a probability of at most
+    `level`, if nothing has changed.
 
-    `draws` is n, the number of new draws, `before` is n₀, that of the earlier ones.
+    In the equations at the top, n is `draws`, n₀ is `earlier_draws`, and the condition
+    is P(X_(k) < Y_(r)) ≤ level. For example, with 32 draws in both audits the upper
+    median has the rank 17, and k = 17 for the level 1e-4, but 19 for 1e-5. The largest
+    rank, k = n, is returned without a test: `Baseline.check` has rejected audits in
+    which it fails.
     """
     ranks = range(draws // 2 + 1, draws)
 
     def is_rare(k: int) -> bool:
-        return _beyond(k, draws, before) <= level
+        return _below_band(k, draws, earlier_draws) <= level
 
     # the probability falls with k, so `is_rare` is false up to some k and then true
     return ranks.start + bisect_left(ranks, True, key=is_rare)
 
 
-def _beyond(k: int, draws: int, before: int) -> float:
-    """P(X_(k) < Y_(r)), and likewise at the other end, if all orders are equally
-    likely; n is `draws` and n₀ is `before`.
+def _below_band(k: int, draws: int, earlier_draws: int) -> float:
+    """P(X_(k) < Y_(r)): the probability that the k-th smallest of n new draws is below
+    the band of n₀ earlier ones, if all their orders are equally likely.
+
+    By symmetry it is also that of the k-th largest above the band. n is `draws` and n₀
+    is `earlier_draws`.
     """
-    r = math.floor(LOW * (before - 1)) + 2
-    return float(scipy.stats.betabinom.cdf(r - 1, before, k, draws - k + 1))
+    # the number of earlier draws below X_(k) is beta-binomial (n₀, k, n − k + 1)
+    r = math.floor(LOW * (earlier_draws - 1)) + 2
+    return float(scipy.stats.betabinom.cdf(r - 1, earlier_draws, k, draws - k + 1))

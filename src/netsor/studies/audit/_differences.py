@@ -30,6 +30,7 @@ WORSE_ABOVE = {
     "cosine": True,
     "effective_rank": False,
 }
+TINY = 1e-300  # in place of 0 in a denominator
 WORSE_BY = 2.0  # a smaller factor between medians is not reported
 
 
@@ -68,8 +69,8 @@ class SeparatedMetric(NamedTuple):
         The names of the two models, and their medians.
     distance, error : float
         Between the medians, over the mean width of the two bands (of logarithms, if the
-        quantity has a logarithmic axis): above 1, the bands do not overlap. Its
-        standard deviation over resampled draws.
+        quantity has a logarithmic axis): bands that are symmetric about their medians
+        do not overlap above 1. Its standard deviation over resampled draws.
     """
 
     quantity: str
@@ -397,7 +398,8 @@ class _Pair(NamedTuple):
 
 def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
     """Each quantity at the block, the length and the two models where it is farthest
-    apart, the farthest first; only where bands do not overlap (a distance above 1).
+    apart, the farthest first; only where the medians are more than the mean width of
+    the two bands apart (a distance above 1).
     """
     farthest: dict[str, _Pair] = {}  # by the name of the quantity
     for name, pair in _all_pairs(models):
@@ -460,11 +462,14 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
 def _distance(
     x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]
 ) -> Floats:
-    """|median(x) − median(y)| over the mean width of the two bands, of draws
-    (…, draws): above 1 the bands do not overlap.
+    """|median(x) − median(y)| over the mean width of the two bands, (…), of draws x and
+    y (…, draws).
 
-    With `log` the logarithms are compared, where all draws are positive. The width is
-    at least that of rounding errors, and a gap below these is 0.
+    Symmetric bands do not overlap above 1; skewed ones may, such as [0, 4] with median
+    0 and [3, 3.5] with median 3, whose distance is 3/2.25. With `log` the logarithms
+    are compared, where all draws are positive. `rounding` is the relative error of a
+    draw: the mean width counts as at least this error of the medians, and a difference
+    of medians below it as 0.
     """
     smallest = np.minimum(x.min(axis=-1), y.min(axis=-1))
     take_logs = np.asarray(log & (smallest > 0))
@@ -472,6 +477,7 @@ def _distance(
     def bands(draws: Floats) -> Floats:
         """The low ends, the medians and the high ends (3, …)."""
         numbers = draws.astype(np.float64)
+        # overwrites the numbers by their logarithms where `take_logs`
         np.log(draws, out=numbers, where=take_logs[..., None])
         return np.quantile(numbers, [LOW, 0.5, HIGH], axis=-1)
 
@@ -479,10 +485,11 @@ def _distance(
     other_low, other_median, other_high = bands(y)
     gap = np.abs(median - other_median)
     size = np.maximum(np.abs(median), np.abs(other_median))
-    # a relative error is an absolute one of the logarithm
-    least = rounding * np.where(take_logs, 1.0, np.maximum(size, 1e-300))
-    width = np.maximum((high - low + other_high - other_low) / 2, least)
-    return np.where(gap > least, gap / width, 0.0)
+    # of the medians; a relative error is an absolute one of the logarithm
+    rounding_error = rounding * np.where(take_logs, 1.0, np.maximum(size, TINY))
+    mean_width = (high - low + other_high - other_low) / 2
+    mean_width = np.maximum(mean_width, rounding_error)
+    return np.where(gap > rounding_error, gap / mean_width, 0.0)
 
 
 def _error(

@@ -325,7 +325,9 @@ class Request(_study.Request):
         total = 0.0
         for tokens in self.lengths:
             with_gradients = gradients and tokens == self.lengths[0]
-            case = self._subject(model, tokens, False, with_gradients)
+            case = self._subject(
+                model, tokens, infinite=False, gradients=with_gradients
+            )
             plain = dataclasses.replace(case, ranges=False, backend=Numpy())
             total += plain.draw_at_depth.seconds * self.draws_of(tokens)
         return total

@@ -421,6 +421,19 @@ def _loss(inputs: RuleInput, rule: Rule) -> Finding:
     return rule.compared(text, above, excess)
 
 
+def _beyond_band(
+    infinite: Floats, actual: Floats, rounding: float
+) -> tuple[float, str]:
+    """How far the median of some draws (draws,) is outside the band of others, in
+    widths of the band, and both in words.
+    """
+    _, low, high = map(float, band(actual))
+    median = float(np.median(infinite))
+    width = max(high - low, rounding * abs(median))
+    distance = max(low - median, median - high) / width
+    return distance, f"limit {median:.3g}, band {low:.3g} to {high:.3g}"
+
+
 @rule(
     name="limit",
     flags_if=(
@@ -458,16 +471,10 @@ def _limit(inputs: RuleInput, rule: Rule) -> Finding:
             verdicts.append(verdict)
             if verdict != FLAG:
                 continue
-            _, low, high = map(float, band(actual))
-            median = float(np.median(infinite))
-            width = max(high - low, inputs.rounding * abs(median))
-            distance = max(low - median, median - high) / width
+            distance, text = _beyond_band(infinite, actual, inputs.rounding)
             if distance > largest_distance:
                 largest_distance = distance
-                farthest = (
-                    f"; farthest, {EVERY[name].title} in block {block}: limit"
-                    f" {median:.3g}, band {low:.3g} to {high:.3g}"
-                )
+                farthest = f"; farthest, {EVERY[name].title} in block {block}: {text}"
     outside, doubtful = verdicts.count(FLAG), verdicts.count(UNDECIDED)
     count = len(verdicts)
     share = outside / count

@@ -207,7 +207,8 @@ def of_module(
     if lr is None and optimiser in NAMED:
         lr = NAMED[optimiser].lr
     program_of, step = training(build, first, optimiser, lr, ids)
-    return TrainedFunction(program_of, step, 0.0 if lr is None else lr, None)
+    lr = 0.0 if lr is None else lr
+    return TrainedFunction(program_of, optimiser=step, lr=lr, ids=None)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
         if isinstance(value, Vector) and isinstance(value.op, MatMul):
             source = value.op.weight.source
             if source in names:
-                acts.append(WeightUse(None, names[source], value))
+                acts.append(WeightUse(block=None, kind=names[source], value=value))
     return Network(_watched(values, masks), loss, acts, rates, eps)
 
 
@@ -191,7 +191,7 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
             name, block, before, mask = watched
             entry = Entry(CHANGE, name, block, step_number)
             squares[entry] = square(new - before, mask)
-        squares[Entry(CHANGE, "loss", None, step_number)] = loss_change(after)
+        squares[Entry(CHANGE, "loss", step=step_number)] = loss_change(after)
     return squares
 
 

@@ -549,7 +549,9 @@ def figure(checks: Sequence[Check], what: str) -> Any:
         f"{request.axis} {LETTERS[request.axis]}",
         "change of coordinates" if what == CHANGE else "size of ΔW x",
     )
-    return panels(checks, panel, labels, (0.72, 0.9), share_x=True)
+    return panels(
+        checks, panel, labels, panel_width=0.72, legend_width=0.9, share_x=True
+    )
 
 
 def _draw_sizes(axes: Any, check: Check, entry: Entry, colour: str, marker: str) -> Any:

@@ -377,6 +377,11 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     return np.asarray(np.where(is_convex, vertex_within, x1))
 
 
+# a loss above the axis is drawn at this factor above its end, and errors of log losses
+# up to this size: beyond, a line cannot be told from a vertical one
+ABOVE_TOP, LARGEST_ERROR = 10, 10.0
+
+
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
     """Draw the losses with their errors, and the best rate; return the line.
 
@@ -388,10 +393,10 @@ def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> A
     end = diverging[0] + 1 if diverging else len(curve.loss)
     shown = slice(end)
     lr, error = curve.lr[shown], curve.error[shown]
-    loss = np.minimum(curve.loss[shown], 10 * top)
+    loss = np.minimum(curve.loss[shown], ABOVE_TOP * top)
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
     low = loss * np.exp(-2 * error)
-    high = loss * np.exp(2 * np.minimum(error, 10.0))
+    high = loss * np.exp(2 * np.minimum(error, LARGEST_ERROR))
     axes.fill_between(lr, low, high, color=style["color"], alpha=0.15, lw=0)
     best = curve.best.lr
     axes.plot(best, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
@@ -587,7 +592,13 @@ class Transfer(ByParametrisation[Sweep]):
 
         labels = "learning rate", f"loss after {steps_text(self.request)}"
         return panels(
-            self.parts, panel, labels, (0.8, 0.7), share_x=False, legend="width"
+            self.parts,
+            panel,
+            labels,
+            panel_width=0.8,
+            legend_width=0.7,
+            share_x=False,
+            legend="width",
         )
 
     _figure = plot
