@@ -8,6 +8,7 @@ node by node, by the table of operations in `_aten_ops`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ from ._graph import (
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
+from ._pointwise import is_pointwise, pointwise
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
 
@@ -311,12 +313,12 @@ class Reader:
         try:
             result = apply_op(name_of(node), call, self._arguments(node, call))
             self._check_kind(node, result)
-            return result
+            return as_tensor(result, node)
         except (Refusal, TraceError) as reason:
-            try:
-                return self._computed_from_scalars(node, call, random)
-            except Refusal:
-                raise reason from None
+            for other_way in (self._computed_from_scalars, self._computed_pointwise):
+                with suppress(Refusal):
+                    return other_way(node, call, random)
+            raise reason from None
 
     def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
         """The value of an operation whose random arguments can all be scalars."""
@@ -328,6 +330,14 @@ class Reader:
         # masked scores, beside other scalars
         arguments = self._arguments(node, call, scalar=True)
         result = apply_op(name_of(node), call, arguments)
+        self._check_kind(node, result)
+        return result
+
+    def _computed_pointwise(self, node: Node, call: Call, random: list[Any]) -> Any:
+        """The value of an operation that acts on each coordinate in the same way."""
+        refuse_if(not is_pointwise(node), "not pointwise")
+        args, kwargs = self._values_of_arguments(node, call)
+        result = pointwise(call, node, args, kwargs)
         self._check_kind(node, result)
         return result
 
@@ -343,7 +353,7 @@ class Reader:
                 x = settled(x)
             except Refusal:
                 return x
-        if isinstance(x, Vectors) and has_few_coordinates(x.value):
+        if isinstance(x, Vectors) and has_few_coordinates(x):
             return self.draws.entries(x)
         if isinstance(x, Random):
             return self.draws.entries_of_parameter(x)
@@ -371,6 +381,17 @@ class Reader:
 
         `scalar`: the random ones are scalars.
         """
+        args, kwargs = self._values_of_arguments(node, call, scalar)
+        names = ["self", "index"]  # of `getitem`, which has no schema
+        schema = schema_of(node)
+        if schema is not None:
+            names = [argument.name for argument in schema.arguments]
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def _values_of_arguments(
+        self, node: Node, call: Call, scalar: bool = False
+    ) -> tuple[Any, Any]:
+        """The arguments of an operation by position, and those by name."""
 
         def value_of(x: Node) -> Any:
             value = self._as_scalars(self.env[x]) if scalar else self.env[x]
@@ -381,11 +402,7 @@ class Reader:
             return as_arrays(value)
 
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
-        names = ["self", "index"]  # of `getitem`, which has no schema
-        schema = schema_of(node)
-        if schema is not None:
-            names = [argument.name for argument in schema.arguments]
-        return {**dict(zip(names, args, strict=False)), **kwargs}
+        return args, kwargs
 
     @staticmethod
     def _check_kind(node: Node, result: Any) -> None:
@@ -416,6 +433,16 @@ class Reader:
         elif isinstance(x, Linear):
             x = settled(x)
         return x.plain if isinstance(x, Vectors) else x.value
+
+
+def as_tensor(result: Any, node: Node) -> Any:
+    """A result that turned out to be given as a tensor of torch, like other constants.
+
+    Values stay as they are.
+    """
+    if not isinstance(result, np.ndarray):
+        return result
+    return torch.from_numpy(result).to(node.meta["val"].dtype)
 
 
 def as_arrays(x: Any) -> Any:

@@ -151,6 +151,46 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     return Vectors.of(joined, coordinates)
 
 
+def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
+    """A tensor with given numbers before and after it along its last axes.
+
+    `sizes` are those before and after along the last axis, then along the one before
+    it, and so on; negative ones cut the tensor.
+    """
+    for number in range(len(sizes) // 2):
+        axis = len(x.shape) - 1 - number
+        before, after = sizes[2 * number : 2 * number + 2]
+        size = x.shape[axis]
+        if before < 0 or after < 0:
+            x = pick(call, x, axis, slice(max(-before, 0), size - max(-after, 0)))
+        parts = []
+        for count in (before, after):
+            shape = list(x.shape)
+            shape[axis] = max(count, 0)
+            parts.append(np.full(shape, value))
+        shape[axis] = size + before + after
+        whole = call._replace(shapes=[tuple(shape)])
+        x = concatenate(whole, [parts[0], x, parts[1]], axis)
+    return x
+
+
+def sums_up_to(call: Call, x: Tensor, axis: int) -> Tensor:
+    """The sum of the entries up to each index of an axis."""
+    x = call.settled(x)
+    axis %= len(x.shape)
+    refuse_if(
+        not isinstance(x, Vectors) or axis == x.axis,
+        "cumulative sums are read along an axis of indices",
+    )
+    coordinates = x.axis
+    at_end = x.moved(coordinates, -1)
+    axis -= axis > coordinates
+    last = at_end.moved(axis, -2)
+    lower = np.tril(np.ones((x.shape[axis if axis < coordinates else axis + 1],) * 2))
+    sums = Vectors.of(lower @ last.plain).moved(-2, axis)
+    return sums.moved(-1, coordinates)
+
+
 def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:
     """Scalars and given numbers, one after the other."""
     scalars = []

@@ -24,6 +24,7 @@ from ._aten_ops import (
     SAME_STREAM,
     SCORE_PRODUCTS,
     SOFTMAX,
+    viewed,
 )
 from ._graph import (
     Graph,
@@ -120,7 +121,7 @@ class Structure:
         for node in [start, *_back(graph, start)]:
             if name_of(node) == "embedding":
                 table, ids = node.args[:2]
-                if _viewed(ids) in graph.inputs and table in graph.parameters:
+                if viewed(ids) in graph.inputs and table in graph.parameters:
                     return Words(
                         graph.parameters[table], graph.constants[ids].reshape(-1)
                     )
@@ -599,15 +600,8 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by; None if it does not."""
     if name_of(node) not in MATRICES:
         return None
-    matrix = _viewed(node.args[MATRICES[name_of(node)]])
+    matrix = viewed(node.args[MATRICES[name_of(node)]])
     return graph.parameters.get(matrix) if graph.is_random(matrix) else None
-
-
-def _viewed(node: Node) -> Node:
-    """The node that this node is a view of."""
-    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
-        node = node.args[0]
-    return node
 
 
 def _back(
