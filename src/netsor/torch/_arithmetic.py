@@ -125,7 +125,13 @@ class Call(NamedTuple):
         vectors that make a product of all coordinates with all, the shorter ones.
         """
         if a.from_end == b.from_end:
-            return a, b
+            sizes = a.shape[a.axis], b.shape[b.axis]
+            if sizes[0] == sizes[1]:
+                return a, b
+            # one coordinate beside many
+            if sizes[0] == 1:
+                return self.draws.entries(a), b
+            return a, self.draws.entries(b)
         a_is_indexed = _varies_along(b, a.from_end)
         b_is_indexed = _varies_along(a, b.from_end)
         if not a_is_indexed and not b_is_indexed:
@@ -220,7 +226,7 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
         return _add_to_scalars(a, b)
     if isinstance(b, Scalars):
         b = b.before(a.shape)
-    elif not is_random(b) and (b <= MASKED).any():
+    elif not is_random(b) and (b <= MASKED).any() and call.draws.can_be_scores(a):
         # a mask: relative positions of heads
         return add(call, call.draws.scalars(a), b)
     if not is_random(b) and not b.any():

@@ -33,7 +33,9 @@ from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._aten_ops import viewed
 from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
 from ._laws import Parameters
+from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._recurrent_cells import PLAIN_RECURRENCES
 from ._sequence_convolution import CONVOLUTION as CONVOLUTION_OF_SEQUENCES
 from ._sequence_convolution import convolution_by_taps
 
@@ -250,6 +252,8 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         # parameters have no gradients here, and so code skips the hooks that it guards
         if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
             return True
+        if _changes_nothing(func, args):
+            return args[0]
         function = self._replaced.get(func, func)
         self.made_pairs |= function is _complex_pairs
         result = function(*args, **(kwargs or {}))
@@ -335,6 +339,12 @@ class ComplexPairs(NamedTuple):
         return int(self.real.ndim)
 
 
+def _changes_nothing(func: Any, args: Any) -> bool:
+    """Whether a tensor is multiplied or divided in place by 1."""
+    is_scaling = getattr(func, "__name__", "") in ("mul_", "div_")
+    return is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
+
+
 def _complex_pairs(x: Any) -> Any:
     """`view_as_complex` by real tensors."""
     coordinates = x.flatten(-2)
@@ -372,17 +382,20 @@ def _set_grad_enabled(mode: bool) -> None:
 
 
 def _applied(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.Function.apply`, for gradient checkpoints only.
+    """`torch.autograd.Function.apply`, for gradient checkpoints and simple functions.
 
-    These change no gradient. Other functions have a backward pass of their own.
+    Checkpoints change no gradient. Functions of each entry may have a slope of their
+    own.
     """
     if function is CheckpointFunction:
         run, _preserve, *inputs = args
         return run(*inputs)
+    if not kwargs and (result := with_own_slope(function, args)) is not None:
+        return result
     name = function.__name__
     raise UnsupportedError(
-        f"{name}.apply: the backward pass of a torch.autograd.Function is not read; use"
-        " operations of torch"
+        f"{name}.apply: the backward pass of a torch.autograd.Function is read if it"
+        " multiplies by a slope for each entry; use operations of torch"
     )
 
 
@@ -444,6 +457,7 @@ REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
     CONVOLUTION: _patches,
     CONVOLUTION_OF_SEQUENCES: convolution_by_taps,
+    **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 
