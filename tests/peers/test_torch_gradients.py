@@ -272,7 +272,26 @@ class Sign(torch.autograd.Function):
         return grad
 
 
+class Reversed(torch.autograd.Function):
+    """The gradient of each entry goes to another one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.flip(-1)
+
+
 class Custom(Layer):
+    def activation(self, h):
+        return Reversed.apply(h)
+
+
+class StraightThrough(Layer):
+    """A function of entries with a slope of its own."""
+
     def activation(self, h):
         return Sign.apply(h)
 
@@ -302,8 +321,8 @@ class Crossed(Network):
         (
             lambda: Network(Custom),
             (
-                r"Sign\.apply: the backward pass of a torch\.autograd\.Function is not"
-                r" read"
+                r"Reversed\.apply: the backward pass of a torch\.autograd\.Function is"
+                r" read if it multiplies by a slope"
             ),
         ),
         (
