@@ -134,6 +134,23 @@ class Aside(Layer):
         return added
 
 
+class Sign(torch.autograd.Function):
+    """A function of entries with a slope of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class OwnSlope(Layer):
+    def activation(self, h):
+        return Sign.apply(h)
+
+
 class StraightThrough(Layer):
     def activation(self, h):
         return h + (torch.relu(h) - h).detach()
@@ -166,6 +183,7 @@ MODULES = {
     "scales and gates": lambda: Network(GivenScale),
     "no_grad in forward": lambda: Network(Aside),
     "straight through": lambda: Network(StraightThrough),
+    "a slope of its own": lambda: Network(OwnSlope),
     "checkpoints": lambda: Network(Checkpointed),
     "one block twice": lambda: Network(shared=True),
     "tied logits": lambda: Network(tied=True),
@@ -262,16 +280,6 @@ def test_detached_matrix_passes_gradients_to_its_input():
     assert ns.step(moved, moved, lr=1.0) is not moved
 
 
-class Sign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 class Reversed(torch.autograd.Function):
     """The gradient of each entry goes to another one."""
 
@@ -287,13 +295,6 @@ class Reversed(torch.autograd.Function):
 class Custom(Layer):
     def activation(self, h):
         return Reversed.apply(h)
-
-
-class StraightThrough(Layer):
-    """A function of entries with a slope of its own."""
-
-    def activation(self, h):
-        return Sign.apply(h)
 
 
 class InPlace(Layer):

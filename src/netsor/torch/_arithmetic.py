@@ -402,6 +402,36 @@ EXP = Function(
 )
 
 
+def _log_of_sum(x: Any, y: Any) -> Any:
+    return array_namespace(x, y).logaddexp(x, y)
+
+
+def _share_of_first(x: Any, y: Any) -> Any:
+    """The derivative of log(e^x + e^y) by x."""
+    xp = array_namespace(x, y)
+    return xp.exp(x - xp.logaddexp(x, y))
+
+
+def _share_of_second(x: Any, y: Any) -> Any:
+    return _share_of_first(y, x)
+
+
+LOG_OF_SUM = Function(
+    "logaddexp",
+    _log_of_sum,
+    bounded=False,
+    lipschitz=True,
+    derivative=(_share_of_first, _share_of_second),
+)
+
+
+def log_of_sum(call: Call, x: Tensor, y: Tensor) -> Vectors:
+    """log(e^x + e^y) of vectors."""
+    a, b = call.ranked(x, y)
+    refuse_if(not isinstance(b, Vectors), "the logarithm of a sum of other numbers")
+    return Vectors.of(ns.nonlin(LOG_OF_SUM, a.plain, b.plain), a.from_end)
+
+
 class Bounds(NamedTuple):
     """x ↦ factor · x^power, between two bounds."""
 
