@@ -246,13 +246,10 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         return Probe(name, reader.value(reader.env[node]).reshape(-1))
 
     first_blocks = [stack[0] for stack in parts.stacks]
-    probes: list[Probe] = []
+    of_blocks: list[list[Probe]] = []
     masks: list[Any] = []
     for block in parts.blocks:
-        if any(block is first for first in first_blocks):
-            probes.append(probe("embedding", block.before))
-        attention, mask = _probes_of_attention(reader, block)
-        probes += attention
+        probes, mask = _probes_of_attention(reader, block)
         masks.append(mask)
         for gates in block.gates:
             probes.append(Probe("experts", reader.value(reader.env[gates])))
@@ -260,7 +257,18 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         probes += [
             probe(name, node) for name, node in nodes.items() if node is not None
         ]
-    return probes, masks
+        of_blocks.append(probes)
+    # An audit has the same quantities for every block: those of attention are left out
+    # where some blocks have a recurrence instead, and those of branches where some
+    # blocks have others.
+    names = [{probe.name for probe in probes} for probes in of_blocks]
+    reported = set.intersection(*names) | {"cross", "experts"}
+    every: list[Probe] = []
+    for block, probes in zip(parts.blocks, of_blocks, strict=True):
+        if any(block is first for first in first_blocks):
+            every.append(probe("embedding", block.before))
+        every += [probe for probe in probes if probe.name in reported]
+    return every, masks
 
 
 def _probes_of_attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
