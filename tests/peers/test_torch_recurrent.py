@@ -264,6 +264,27 @@ class DeltaRule(Network):
         return self.out(torch.stack(outputs, 1).reshape(1, tokens, WIDTH))
 
 
+class TriangularSystem(Network):
+    """The delta rule of one chunk, by a triangular system."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(self.linear(WIDTH) for _ in range(3))
+        self.write = self.linear(4)
+
+    def mix(self, x):
+        q, k, v = (
+            f(x).view(1, -1, 4, WIDTH // 4).transpose(1, 2) for f in self.maps
+        )
+        k = functional.normalize(k, dim=-1)
+        write = self.write(x).sigmoid().mT[..., None]
+        new = torch.linalg.solve_triangular(
+            (write * k) @ k.mT, write * v, upper=False, unitriangular=True
+        )
+        y = (q @ k.mT).tril() @ new
+        return y.transpose(1, 2).reshape(1, -1, WIDTH)
+
+
 class GatedLinearAttention(Network):
     """A decay for each coordinate of the keys."""
 
@@ -398,6 +419,7 @@ MODULES = {
     ),
     "depthwise convolution": CausalConvolution,
     "delta rule": DeltaRule,
+    "triangular system": TriangularSystem,
     "gated linear attention": GatedLinearAttention,
     "cumulative states": CumulativeStates,
     "minGRU": MinimalGate,

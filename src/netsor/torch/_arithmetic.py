@@ -18,6 +18,7 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
+from ..functions.recurrence import UNIT_LOWER_INVERSE
 from ..models._training import exponential
 from ._axes import (
     Linear,
@@ -732,6 +733,20 @@ def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
         product = call.vectors(linear(call, x.pick(0, number), matrix))
         products.append(product.plain[None])
     return Vectors.of(ns.join(products))
+
+
+def solve_unit_lower(call: Call, system: Tensor, right: Tensor) -> Vectors:
+    """The solution of a lower triangular system of scalars, with ones on the diagonal.
+
+    The right sides are vectors, which the inverse of the system combines.
+    """
+    right = call.settled(right)
+    refuse_if(
+        not isinstance(system, Scalars) or not isinstance(right, Vectors),
+        "a triangular system of other numbers than scalars, for vectors",
+    )
+    inverse = ns.apply(UNIT_LOWER_INVERSE, system.value, axes=2)
+    return call.vectors(matmul(call, Scalars(inverse), right))
 
 
 def transposed(x: Tensor) -> Tensor:

@@ -310,6 +310,20 @@ def _baddbmm(
     return arithmetic.add_matmul(call, x, batch1, batch2, beta=beta, alpha=alpha)
 
 
+@reads("linalg_solve_triangular")
+def _solve_triangular(
+    call: Call,
+    x: Tensor,
+    B: Tensor,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    is_read = left and unitriangular and not upper
+    refuse_if(not is_read, "only lower systems with ones on the diagonal")
+    return arithmetic.solve_unit_lower(call, x, B)
+
+
 @reads("einsum")
 def _einsum(call: Call, equation: str, tensors: list[Tensor]) -> Tensor:
     return einsum(call, equation, tensors)
