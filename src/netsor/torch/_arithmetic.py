@@ -93,9 +93,9 @@ class Call(NamedTuple):
         if isinstance(first, Vectors) and isinstance(second, Vectors):
             return self._along_one_axis(first, second)
         for x, y in ((first, second), (second, first)):
-            if isinstance(x, Vectors) and isinstance(y, Scalars):
-                if _varies_along(y, x.from_end):
-                    return self._of_one_kind(x, y)
+            is_mixed = isinstance(x, Vectors) and isinstance(y, Scalars)
+            if is_mixed and _varies_along(y, x.from_end):
+                return self._of_one_kind(x, y)
         return first, second
 
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
@@ -665,9 +665,9 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if isinstance(other, Random) and len(other.shape) == 3 and is_random(x):
         return _product_of_batch(call, x, other)
     y = call.settled(other)
-    if isinstance(x, Random) and isinstance(y, Vectors):
-        if len(x.shape) == 2 and y.from_end == -2:  # W x
-            return transposed(linear(call, transposed(y), x))
+    is_matrix = isinstance(x, Random) and len(x.shape) == 2
+    if is_matrix and isinstance(y, Vectors) and y.from_end == -2:  # W y
+        return transposed(linear(call, transposed(y), x))
     x = call.settled(x)
     if is_zero(x) or is_zero(y):
         return np.zeros(call.shape)
@@ -676,10 +676,9 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
         column = y.viewed(Reshape((y.shape[0], 1)))
         whole = call._replace(shapes=[(*call.shape, 1)])
         return matmul(whole, x, column).viewed(Reshape(call.shape))
-    if isinstance(x, Vectors) and isinstance(y, Vectors) and x.last:
-        if y.from_end == -2:
-            y = transposed(y)
-            return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
+    are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
+    if are_vectors and x.last and y.from_end == -2:
+        return Scalars(ns.dot(x.plain, transposed(y).plain), math.sqrt(x.shape[-1]))
     return _combination(call, x, y)
 
 
@@ -725,7 +724,8 @@ def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
     x = call.vectors(x)
     refuse_if(
         len(x.shape) != 3 or x.shape[0] != matrices.shape[0] or not x.last,
-        "a parameter of three axes multiplies from the right, entry by entry of a batch",
+        "a parameter of three axes multiplies from the right, one matrix for each entry"
+        " of a batch",
     )
     products = []
     for number in range(x.shape[0]):

@@ -26,11 +26,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
+from ._aten_ops import viewed
 from ._axes import Refusal
 from ._einsum import Equation
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._aten_ops import viewed
 from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
 from ._laws import Parameters
 from ._own_slopes import with_own_slope
@@ -342,7 +342,9 @@ class ComplexPairs(NamedTuple):
 def _changes_nothing(func: Any, args: Any) -> bool:
     """Whether a tensor is multiplied or divided in place by 1."""
     is_scaling = getattr(func, "__name__", "") in ("mul_", "div_")
-    return is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
+    return (
+        is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
+    )
 
 
 def _complex_pairs(x: Any) -> Any:

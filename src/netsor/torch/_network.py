@@ -52,8 +52,8 @@ def network(
 
     Blocks are recognised by numbered paths, such as `model.layers.0`, and branches as
     terms of the stream. If the module returns logits, the loss predicts the next token
-    (the token itself if later tokens have an effect; a class for one row of logits). The parameters are
-    those of `program`; the inputs are one sequence, or one image.
+    (the token itself if later tokens have an effect; a class for one row of logits).
+    The parameters are those of `program`; the inputs are one sequence, or one image.
 
     Examples
     --------

@@ -21,7 +21,6 @@ from ._aten_ops import (
     CHOICES,
     MATRICES,
     NORMS,
-    REARRANGEMENTS,
     SAME_STREAM,
     SCORE_PRODUCTS,
     SOFTMAX,
@@ -322,9 +321,7 @@ class Branch(NamedTuple):
     softmaxes: tuple[Node, ...]
 
 
-def _named_branches(
-    graph: Graph, sums: Sums, inside: set[Node]
-) -> list[Branch] | None:
+def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch] | None:
     """The branches of a block; None if several have one name.
 
     In a block without a softmax, the first branch that mixes tokens counts as
