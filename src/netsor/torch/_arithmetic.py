@@ -136,7 +136,8 @@ class Call(NamedTuple):
         a_is_indexed = _varies_along(b, a.from_end)
         b_is_indexed = _varies_along(a, b.from_end)
         if not a_is_indexed and not b_is_indexed:
-            a_is_indexed = a.shape[a.axis] < b.shape[b.axis]
+            sizes = a.shape[a.axis], b.shape[b.axis]
+            a_is_indexed = sizes[0] < sizes[1] or (sizes[0] == sizes[1] and b.last)
             b_is_indexed = not a_is_indexed
         first = self.draws.entries(a) if a_is_indexed else a
         second = self.draws.entries(b) if b_is_indexed else b

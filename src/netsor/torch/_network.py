@@ -243,7 +243,7 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
     """
 
     def probe(name: str, node: Any) -> Probe:
-        return Probe(name, reader.value(reader.env[node]).reshape(-1))
+        return Probe(name, reader.vectors(node).reshape(-1))
 
     first_blocks = [stack[0] for stack in parts.stacks]
     of_blocks: list[list[Probe]] = []
@@ -299,8 +299,8 @@ def _is_causal(reader: Reader, parts: Structure) -> bool:
     In one draw, the gradient of the last stream of the first token with respect to the
     first stream is 0 at all other tokens.
     """
-    first: Any = reader.value(reader.env[parts.blocks[0].before]).reshape(-1)
-    last: Any = reader.value(reader.env[parts.blocks[-1].stream]).reshape(-1)
+    first = reader.vectors(parts.blocks[0].before).reshape(-1)
+    last = reader.vectors(parts.blocks[-1].stream).reshape(-1)
     if first.size < 2 or first.size != last.size:
         return False
     direction = np.random.default_rng(0).standard_normal(last.width.factor)

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from .._validate import Shape
-from ..language import TraceError, Value, data
+from ..language import Scalar, TraceError, Value, data
 from ..language.values._array import Take
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
-from ._arithmetic import VALUES, Call
+from ._arithmetic import VALUES, Call, vectors_of_scalars
 from ._aten_ops import MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._capture import captured
@@ -254,10 +254,12 @@ class Reader:
                 name = f"{path}.{probe.name}" if path else probe.name
                 self.probes.append(probe._replace(name=name))
         if node in self.streams:
-            stream: Any = self.value(self.env[node])
+            stream = self.vectors(node)
             # a value of its own, which has a gradient, and not entries of another
             if isinstance(stream.op, Take):
                 self.env[node] = Vectors.of(1.0 * stream)
+            elif isinstance(self.env[node], Scalars | Deferred):
+                self.env[node] = Vectors.of(stream)
         result = self.env[node]
         has_value = isinstance(result, Vectors | Scalars) or (
             isinstance(result, Deferred) and result.is_tensor
@@ -430,6 +432,13 @@ class Reader:
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",
         )
+
+    def vectors(self, node: Node) -> Any:
+        """The result of a node as vectors, also where it was read as single numbers."""
+        value = self.value(self.env[node])
+        if isinstance(value, Scalar):
+            value = vectors_of_scalars(Scalars(value)).plain
+        return value
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
