@@ -598,9 +598,11 @@ def has_few_coordinates(x: Vectors) -> bool:
     They are outputs of matrices with more inputs, and functions of these and of biases.
     A part of the outputs of a larger matrix may also be few.
     """
-    count = x.shape[x.axis]
-    if count > MOST_ENTRIES:
+    if x.shape[x.axis] > MOST_ENTRIES:
         return False
+    # those of all heads together
+    positions = x.layout.all_positions % max(x.value.width.factor, 2)
+    count = np.unique(positions).size
     pending: list[Vector] = [x.value]
     seen: set[Value] = set()
     is_made_by_matrix = False
