@@ -43,7 +43,7 @@ def given_numbers(draws, module):
     for name, table in draws._embeddings.items():
         numbers[table.vectors] = named[name][table.known]
     for name, known in draws._rows.items():
-        rows = named[name].reshape(-1, known.length)[list(known.index_of_row)]
+        rows = known.of_storage(named[name])
         for vectors in known.drawn:
             numbers[vectors] = rows[: len(vectors)]
             rows = rows[len(vectors) :]

@@ -14,11 +14,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from .. import language as ns
+from ..functions.recurrence import SOFTPLUS
 from . import _arithmetic as arithmetic
 from . import _rearrangement as rearrangement
 from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalised
 from ._axes import Scalars, refuse_if
+from ._einsum import einsum
+from ._graph import Node, name_of
 
 Operation = Callable[..., Any]
 OPS: dict[str, Operation] = {}
@@ -104,6 +109,56 @@ OPS |= {
     "layer_norm": partial(normalised, ns.layer_norm),
     "rms_norm": partial(normalised, ns.rms_norm),
 }
+
+
+@reads("softplus")
+def _softplus(
+    call: Call, x: Tensor, beta: float = 1.0, threshold: float = 20.0
+) -> Tensor:
+    # torch replaces larger arguments by themselves, which changes nothing beyond 20
+    refuse_if(beta != 1.0 or threshold < 20.0, "softplus with other parameters")
+    return apply_function(SOFTPLUS, call, x)
+
+
+@reads("pad", "constant_pad_nd")
+def _pad(
+    call: Call, x: Tensor, pad: list[int], mode: str = "constant", value: float = 0.0
+) -> Tensor:
+    refuse_if(mode != "constant", f"mode={mode!r}: only constant padding is read")
+    return rearrangement.pad(call, x, pad, float(value or 0.0))
+
+
+@reads("cumsum")
+def _cumsum(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.sums_up_to(call, x, dim)
+
+
+@reads("logcumsumexp")
+def _logcumsumexp(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.running(call, x, dim, arithmetic.log_of_sum)
+
+
+@reads("cumprod")
+def _cumprod(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.running(call, x, dim, arithmetic.multiply)
+
+
+@reads("flip")
+def _flip(call: Call, x: Tensor, dims: list[int]) -> Tensor:
+    for axis in dims:
+        order = np.arange(x.shape[axis])[::-1]
+        x = rearrangement.pick(call, x, axis, order)
+    return x
+
+
+@reads("tril")
+def _tril(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    return arithmetic.multiply(call, x, np.tril(np.ones(x.shape[-2:]), diagonal))
+
+
+@reads("triu")
+def _triu(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    return arithmetic.multiply(call, x, np.triu(np.ones(x.shape[-2:]), diagonal))
 
 
 @reads("rsub")
@@ -253,6 +308,25 @@ def _baddbmm(
     alpha: float = 1,
 ) -> Tensor:
     return arithmetic.add_matmul(call, x, batch1, batch2, beta=beta, alpha=alpha)
+
+
+@reads("linalg_solve_triangular")
+def _solve_triangular(
+    call: Call,
+    x: Tensor,
+    B: Tensor,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    is_read = left and unitriangular and not upper
+    refuse_if(not is_read, "only lower systems with ones on the diagonal")
+    return arithmetic.solve_unit_lower(call, x, B)
+
+
+@reads("einsum")
+def _einsum(call: Call, equation: str, tensors: list[Tensor]) -> Tensor:
+    return einsum(call, equation, tensors)
 
 
 @reads(*SOFTMAX)
@@ -425,6 +499,8 @@ def _embedding_renorm(call: Call, x: Tensor) -> None:
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
 # products of vectors with vectors: scores, and weights times values
 SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
+# operations along one axis, and the position of the axis among the arguments
+ALONG_TOKENS = {"cumsum": 1, "flip": 1, "select": 1, "slice": 1, "unbind": 1}
 # operations that choose among experts
 CHOICES = ("topk", "sort", "argsort", "argmax", "max", "gumbel_softmax")
 # operations through which a parameter, or ids, can still be recognised
@@ -439,6 +515,15 @@ REARRANGEMENTS = (
     "_to_copy",
     "detach",
 )
+
+
+def viewed(node: Node) -> Node:
+    """The node that a node is a view of."""
+    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
+        node = node.args[0]
+    return node
+
+
 # operations that leave the stream as it is
 SAME_STREAM = (
     "to",

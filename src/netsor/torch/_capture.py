@@ -26,11 +26,18 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
+from ._aten_ops import viewed
+from ._axes import Refusal
+from ._einsum import Equation
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
 from ._laws import Parameters
+from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._recurrent_cells import PLAIN_RECURRENCES
+from ._sequence_convolution import CONVOLUTION as CONVOLUTION_OF_SEQUENCES
+from ._sequence_convolution import convolution_by_taps
 
 EINSUM = torch.ops.aten.einsum.default
 # functions of torch that are replaced while a module is captured
@@ -245,6 +252,8 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         # parameters have no gradients here, and so code skips the hooks that it guards
         if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
             return True
+        if _changes_nothing(func, args):
+            return args[0]
         function = self._replaced.get(func, func)
         self.made_pairs |= function is _complex_pairs
         result = function(*args, **(kwargs or {}))
@@ -330,6 +339,14 @@ class ComplexPairs(NamedTuple):
         return int(self.real.ndim)
 
 
+def _changes_nothing(func: Any, args: Any) -> bool:
+    """Whether a tensor is multiplied or divided in place by 1."""
+    is_scaling = getattr(func, "__name__", "") in ("mul_", "div_")
+    return (
+        is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
+    )
+
+
 def _complex_pairs(x: Any) -> Any:
     """`view_as_complex` by real tensors."""
     coordinates = x.flatten(-2)
@@ -367,17 +384,20 @@ def _set_grad_enabled(mode: bool) -> None:
 
 
 def _applied(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.Function.apply`, for gradient checkpoints only.
+    """`torch.autograd.Function.apply`, for gradient checkpoints and simple functions.
 
-    These change no gradient. Other functions have a backward pass of their own.
+    Checkpoints change no gradient. Functions of each entry may have a slope of their
+    own.
     """
     if function is CheckpointFunction:
         run, _preserve, *inputs = args
         return run(*inputs)
+    if not kwargs and (result := with_own_slope(function, args)) is not None:
+        return result
     name = function.__name__
     raise UnsupportedError(
-        f"{name}.apply: the backward pass of a torch.autograd.Function is not read; use"
-        " operations of torch"
+        f"{name}.apply: the backward pass of a torch.autograd.Function is read if it"
+        " multiplies by a slope for each entry; use operations of torch"
     )
 
 
@@ -435,12 +455,13 @@ def _patches(
 
 
 # functions of torch that are computed by others while a module is captured
-REPLACED = {
+REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
     CONVOLUTION: _patches,
-    torch.view_as_complex: _complex_pairs,
+    CONVOLUTION_OF_SEQUENCES: convolution_by_taps,
+    **PLAIN_RECURRENCES,
 }
-REPLACED_BUT_COMPLEX = {ATTENTION: _attention, CONVOLUTION: _patches}
+REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 
 
 def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -537,16 +558,38 @@ def _plain_torch() -> Iterator[None]:
 
 
 def _decomposed(exported: Any) -> Any:
-    """An exported program without `einsum`, and without operations in place."""
+    """An exported program without operations in place, and with few of `einsum`.
+
+    An `einsum` stays if it multiplies no parameter and is no product of matrices.
+    """
     nodes = exported.graph.nodes
     in_place = any(getattr(schema_of(node), "is_mutable", False) for node in nodes)
-    if not in_place and not any(node.target is EINSUM for node in nodes):
+    sums = [node for node in nodes if node.target is EINSUM]
+    if not in_place and not sums:
         return exported
+    kept = {node.args[0] for node in sums if _is_batched(node)}
+    kept -= {node.args[0] for node in sums if not _is_batched(node)}
+    decompose = torch.export.default_decompositions()[EINSUM]
+
+    def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
+        if equation in kept:
+            return NotImplemented
+        return decompose(equation, operands)
+
     # outside `PlainFunctions`, which would detach every result
     with torch.no_grad():
-        return exported.run_decompositions(
-            {EINSUM: torch.export.default_decompositions()[EINSUM]}
-        )
+        return exported.run_decompositions({EINSUM: decomposed_einsum})
+
+
+def _is_batched(node: Node) -> bool:
+    """Whether an `einsum` is no product of matrices, and multiplies no parameter."""
+    text, operands = node.args[:2]
+    try:
+        equation = Equation.read(text)
+    except Refusal:
+        return False
+    of_parameters = any(viewed(x).op == "placeholder" for x in operands)
+    return not equation.is_product_of_matrices and not of_parameters
 
 
 def _not_captured(module: Module, error: Exception) -> UnsupportedError:

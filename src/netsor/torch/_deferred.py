@@ -57,7 +57,16 @@ REARRANGING = (*VIEWS, *TURNS, *PARTS, *CONVERSIONS, "expand", "expand_as")
 # a tensor with so many uses becomes scalars once, and not once for each use
 SHARED_BY = 3
 # operations of scores that take a mask as −∞
-OF_MASKED_SCORES = ("amax", "max", "logsumexp", "topk", "sort", "argmax", "argsort")
+OF_MASKED_SCORES = (
+    "amax",
+    "argmax",
+    "argsort",
+    "exp",
+    "logsumexp",
+    "max",
+    "sort",
+    "topk",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +260,7 @@ class TorchFunction:
 
         for step in self.steps:
             args, kwargs = pytree.tree_map(value_of, (step.args, step.kwargs))
-            results.append(_operation(step.operation)(*args, **kwargs))
+            results.append(torch_operation(step.operation)(*args, **kwargs))
         return results[-1].to(precision)
 
 
@@ -334,12 +343,19 @@ def _in_precision(x: Any, precision: Any) -> Any:
     return x
 
 
-def _operation(name: str) -> Callable[..., Any]:
+def torch_operation(name: str) -> Callable[..., Any]:
     """An operation by its name."""
     if name == "getitem":
         return operator.getitem
+    if name == "aten.copy.default":
+        return _copied
     found: Any = operator.attrgetter(name)(torch.ops)
     return found  # type: ignore[no-any-return]
+
+
+def _copied(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`aten.copy`, which has no derivative: the source in the shape of x."""
+    return source.expand_as(x).to(x.dtype)
 
 
 # Arrays of other libraries

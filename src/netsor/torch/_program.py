@@ -8,6 +8,7 @@ node by node, by the table of operations in `_aten_ops`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,12 @@ import numpy as np
 import torch
 
 from .._validate import Shape
-from ..language import TraceError, Value, data
+from ..language import Scalar, TraceError, Value, data
 from ..language.values._array import Take
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
-from ._arithmetic import VALUES, Call
+from ._arithmetic import VALUES, Call, vectors_of_scalars
 from ._aten_ops import MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._capture import captured
@@ -38,6 +39,7 @@ from ._graph import (
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
+from ._pointwise import COMPARISONS, is_pointwise, pointwise
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
 
@@ -252,10 +254,12 @@ class Reader:
                 name = f"{path}.{probe.name}" if path else probe.name
                 self.probes.append(probe._replace(name=name))
         if node in self.streams:
-            stream: Any = self.value(self.env[node])
+            stream = self.vectors(node)
             # a value of its own, which has a gradient, and not entries of another
             if isinstance(stream.op, Take):
                 self.env[node] = Vectors.of(1.0 * stream)
+            elif isinstance(self.env[node], Scalars | Deferred):
+                self.env[node] = Vectors.of(stream)
         result = self.env[node]
         has_value = isinstance(result, Vectors | Scalars) or (
             isinstance(result, Deferred) and result.is_tensor
@@ -305,18 +309,28 @@ class Reader:
         """
         call = Call(self.draws, *_shapes_and_eps(node.meta.get("val")))
         random = self._random_inputs(node)
+        if all(_is_given(self.env[x]) for x in node.all_input_nodes):
+            return self._of_constants(node)
         is_deferred = any(isinstance(x, Deferred) for x in random)
         if is_deferred and can_be_deferred(node, random):
             return self._deferred(node, call)
         try:
             result = apply_op(name_of(node), call, self._arguments(node, call))
             self._check_kind(node, result)
-            return result
+            return as_tensor(result, node)
         except (Refusal, TraceError) as reason:
-            try:
-                return self._computed_from_scalars(node, call, random)
-            except Refusal:
-                raise reason from None
+            for other_way in (self._computed_from_scalars, self._computed_pointwise):
+                with suppress(Refusal):
+                    return other_way(node, call, random)
+            raise reason from None
+
+    def _of_constants(self, node: Node) -> Any:
+        """The value of an operation on tensors that turned out not to be random."""
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), self.env.__getitem__
+        )
+        with torch.no_grad():
+            return node.target(*args, **kwargs)
 
     def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
         """The value of an operation whose random arguments can all be scalars."""
@@ -328,6 +342,14 @@ class Reader:
         # masked scores, beside other scalars
         arguments = self._arguments(node, call, scalar=True)
         result = apply_op(name_of(node), call, arguments)
+        self._check_kind(node, result)
+        return result
+
+    def _computed_pointwise(self, node: Node, call: Call, random: list[Any]) -> Any:
+        """The value of an operation that acts on each coordinate in the same way."""
+        refuse_if(not is_pointwise(node), "not pointwise")
+        args, kwargs = self._values_of_arguments(node, call)
+        result = pointwise(call, node, args, kwargs)
         self._check_kind(node, result)
         return result
 
@@ -343,7 +365,7 @@ class Reader:
                 x = settled(x)
             except Refusal:
                 return x
-        if isinstance(x, Vectors) and has_few_coordinates(x.value):
+        if isinstance(x, Vectors) and has_few_coordinates(x):
             return self.draws.entries(x)
         if isinstance(x, Random):
             return self.draws.entries_of_parameter(x)
@@ -371,6 +393,17 @@ class Reader:
 
         `scalar`: the random ones are scalars.
         """
+        args, kwargs = self._values_of_arguments(node, call, scalar)
+        names = ["self", "index"]  # of `getitem`, which has no schema
+        schema = schema_of(node)
+        if schema is not None:
+            names = [argument.name for argument in schema.arguments]
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def _values_of_arguments(
+        self, node: Node, call: Call, scalar: bool = False
+    ) -> tuple[Any, Any]:
+        """The arguments of an operation by position, and those by name."""
 
         def value_of(x: Node) -> Any:
             value = self._as_scalars(self.env[x]) if scalar else self.env[x]
@@ -381,11 +414,7 @@ class Reader:
             return as_arrays(value)
 
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
-        names = ["self", "index"]  # of `getitem`, which has no schema
-        schema = schema_of(node)
-        if schema is not None:
-            names = [argument.name for argument in schema.arguments]
-        return {**dict(zip(names, args, strict=False)), **kwargs}
+        return args, kwargs
 
     @staticmethod
     def _check_kind(node: Node, result: Any) -> None:
@@ -393,8 +422,9 @@ class Reader:
         expected = node.meta.get("val")
         if not isinstance(result, VALUES) or not isinstance(expected, torch.Tensor):
             return
+        is_comparison = name_of(node) in COMPARISONS
         refuse_if(
-            not expected.dtype.is_floating_point,
+            not expected.dtype.is_floating_point and not is_comparison,
             f"makes {expected.dtype} of random numbers: only floating point is read",
         )
         shape, torch_shape = tuple(result.shape), tuple(expected.shape)
@@ -402,6 +432,13 @@ class Reader:
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",
         )
+
+    def vectors(self, node: Node) -> Any:
+        """The result of a node as vectors, also where it was read as single numbers."""
+        value = self.value(self.env[node])
+        if isinstance(value, Scalar):
+            value = vectors_of_scalars(Scalars(value)).plain
+        return value
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
@@ -416,6 +453,22 @@ class Reader:
         elif isinstance(x, Linear):
             x = settled(x)
         return x.plain if isinstance(x, Vectors) else x.value
+
+
+def _is_given(x: Any) -> bool:
+    """Whether a value is a tensor, or several, of given numbers."""
+    leaves = x if isinstance(x, list | tuple) else [x]
+    return all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def as_tensor(result: Any, node: Node) -> Any:
+    """A result that turned out to be given as a tensor of torch, like other constants.
+
+    Values stay as they are.
+    """
+    if not isinstance(result, np.ndarray):
+        return result
+    return torch.from_numpy(result).to(node.meta["val"].dtype)
 
 
 def as_arrays(x: Any) -> Any:

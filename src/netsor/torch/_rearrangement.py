@@ -7,7 +7,7 @@ operation of a module, whatever framework the module is written in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -149,6 +149,64 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     plain_axis = axis - 1 if axis > coordinates else axis
     joined = ns.join([part.plain for part in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
+
+
+def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
+    """A tensor with given numbers before and after it along its last axes.
+
+    `sizes` are those before and after along the last axis, then along the one before
+    it, and so on; negative ones cut the tensor.
+    """
+    for number in range(len(sizes) // 2):
+        axis = len(x.shape) - 1 - number
+        before, after = sizes[2 * number : 2 * number + 2]
+        size = x.shape[axis]
+        if before < 0 or after < 0:
+            x = pick(call, x, axis, slice(max(-before, 0), size - max(-after, 0)))
+        parts = []
+        for count in (before, after):
+            shape = list(x.shape)
+            shape[axis] = max(count, 0)
+            parts.append(np.full(shape, value))
+        shape[axis] = size + before + after
+        whole = call._replace(shapes=[tuple(shape)])
+        x = concatenate(whole, [parts[0], x, parts[1]], axis)
+    return x
+
+
+def sums_up_to(call: Call, x: Tensor, axis: int) -> Tensor:
+    """The sum of the entries up to each index of an axis."""
+    x = call.settled(x)
+    axis %= len(x.shape)
+    refuse_if(
+        not isinstance(x, Vectors) or axis == x.axis,
+        "cumulative sums are read along an axis of indices",
+    )
+    coordinates = x.axis
+    at_end = x.moved(coordinates, -1)
+    axis -= axis > coordinates
+    last = at_end.moved(axis, -2)
+    lower = np.tril(np.ones((x.shape[axis if axis < coordinates else axis + 1],) * 2))
+    sums = Vectors.of(lower @ last.plain).moved(-2, axis)
+    return sums.moved(-1, coordinates)
+
+
+def running(
+    call: Call, x: Tensor, axis: int, combine: Callable[[Call, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The entries up to each index of an axis, combined one after the other."""
+    x = call.settled(x)
+    axis %= len(x.shape)
+    refuse_if(
+        not isinstance(x, Vectors) or axis == x.axis,
+        "cumulative functions are read along an axis of indices",
+    )
+    total = pick(call, x, axis, slice(0, 1))
+    parts = [total]
+    for index in range(1, x.shape[axis]):
+        total = combine(call, total, pick(call, x, axis, slice(index, index + 1)))
+        parts.append(total)
+    return concatenate(call, parts, axis)
 
 
 def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:
