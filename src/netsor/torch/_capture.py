@@ -12,6 +12,7 @@ import inspect
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -542,8 +543,10 @@ def _decomposed(exported: Any) -> Any:
     in_place = any(getattr(schema_of(node), "is_mutable", False) for node in nodes)
     if not in_place and not any(node.target is EINSUM for node in nodes):
         return exported
-    # outside `PlainFunctions`, which would detach every result
-    with torch.no_grad():
+    # outside `PlainFunctions`, which would detach every result; torch copies what it
+    # itself calls deprecated
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
         return exported.run_decompositions(
             {EINSUM: torch.export.default_decompositions()[EINSUM]}
         )

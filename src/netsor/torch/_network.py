@@ -77,36 +77,52 @@ def inputs_of(
     # return logits of one token.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
-    if args is not None and not isinstance(args, torch.Tensor):
-        args = _token_ids(args)
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
-    if args is None:
-        args = _different_ids(instance, tokens, most_by_default)
-    ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
-    if ids.ndim == 1 and not ids.is_floating_point():
-        ids = ids[None]
+    ids = token_ids(instance, args, tokens, most_by_default)
     names = list(inspect.signature(instance.forward).parameters)
     return (ids, ids) if names[1:2] == ["targets"] else (ids,)
 
 
+def token_ids(
+    module: Module, ids: Any, tokens: int | None, most_by_default: int = TOKENS
+) -> Any:
+    """The tensor of one sequence of ids: those given, or different ones."""
+    if ids is None:
+        ids = torch.tensor([*_different_ids(module, tokens, most_by_default)])
+    elif not isinstance(ids, torch.Tensor):
+        ids = torch.tensor(_sequence(ids))
+    if ids.ndim == 1 and not ids.is_floating_point():
+        return ids[None]
+    return ids
+
+
 def _different_ids(module: Module, tokens: int | None, most_by_default: int) -> range:
-    """Ids 1, 2, … of rows of the module's first embedding."""
+    """Ids 1, 2, … of rows of the module's table of words, or of its first embedding."""
     name = type(module).__name__
-    tables = [
-        part.num_embeddings
-        for part in module.modules()
-        if isinstance(part, torch.nn.Embedding)
-    ]
-    if not tables:
+    table = _table_of_words(module)
+    if table is None:
         raise ValueError(
             f"{name} has no torch.nn.Embedding for token ids: give its inputs in"
             " Python, args="
         )
-    most = tables[0] - 1  # without 0, which often is the padding
+    most = table.num_embeddings - 1  # without 0, which often is the padding
     if tokens is not None and tokens > most:
-        rows = f"its embedding has {tables[0]} rows, and id 0 is left out; or give ids"
+        rows = (
+            f"its embedding has {table.num_embeddings} rows, and id 0 is left out; or"
+            " give ids"
+        )
         raise ArgumentError("tokens", tokens, f"at most {most} for {name}: {rows}")
     return range(1, min(tokens or most_by_default, most) + 1)
+
+
+def _table_of_words(module: Module) -> Any:
+    """The embedding that a module of transformers names, or the first one; or None."""
+    if hasattr(module, "get_input_embeddings"):
+        table = module.get_input_embeddings()
+        if isinstance(table, torch.nn.Embedding):
+            return table
+    tables = (x for x in module.modules() if isinstance(x, torch.nn.Embedding))
+    return next(tables, None)
 
 
 def networks(
@@ -115,19 +131,23 @@ def networks(
     tokens: int | Sequence[int] | None,
 ) -> list[Program]:
     """`network` on ids, or at one or several numbers of tokens, the smallest first."""
-    if ids is not None and tokens is not None:
-        raise ArgumentError(
-            "tokens", tokens, "left out: the ids say how many tokens there are"
-        )
-    lengths: Sequence[int | None] = [None] if tokens is None else _lengths(tokens)
+    lengths = lengths_of(ids, tokens)
     laws = parameters(module)
     return [
         network(module, inputs_of(module, ids, length), laws=laws) for length in lengths
     ]
 
 
-def _lengths(tokens: int | Sequence[int]) -> list[int]:
-    """Numbers of tokens, sorted, each once."""
+def lengths_of(
+    ids: Sequence[int] | None, tokens: int | Sequence[int] | None
+) -> Sequence[int | None]:
+    """Numbers of tokens, sorted, each once; None for the default, or for given ids."""
+    if tokens is None:
+        return [None]
+    if ids is not None:
+        raise ArgumentError(
+            "tokens", tokens, "left out: the ids say how many tokens there are"
+        )
     counts = tokens if isinstance(tokens, list | tuple) else [tokens]
     lengths = sorted(
         whole(count, "tokens", least=2, why=": an audit compares tokens")
@@ -138,7 +158,7 @@ def _lengths(tokens: int | Sequence[int]) -> list[int]:
     return lengths
 
 
-def _token_ids(sequence: Any) -> list[int]:
+def _sequence(sequence: Any) -> list[int]:
     """One sequence of two or more token ids."""
     entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
     ids = [whole(entry, "ids", least=0) for entry in entries]

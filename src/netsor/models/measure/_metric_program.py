@@ -360,6 +360,7 @@ class ProgramModel:
         ids: Sequence[int] | None = None,
     ) -> None:
         self.program, self.name = program, program.name
+        self.origin = ""  # what it was read from, in a sentence
         self.ids = None if ids is None else tuple(map(int, ids))
         self.values = topological_order(
             [*program.outputs, *(watched.value for watched in program.probes)]
