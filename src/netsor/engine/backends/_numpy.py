@@ -26,6 +26,7 @@ from ..plan._ir import Step
 from ..plan._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
 from ..run._rng_keys import CHUNK, generator
 from ._base import Backend
+from ._float_flags import without_spurious_flags
 
 # of a replica: from here on BLAS multiplies matrices one by one, and needs them
 # contiguous
@@ -215,12 +216,13 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     chunk.
     """
     values = partial(np.asarray, dtype=streams.dtype)
-    return run(
-        plan,
-        lambda step: streams.draw(step, replicas),
-        lambda register: values(register.value),
-        in_numpy,
-    )
+    with without_spurious_flags(streams.dtype):
+        return run(
+            plan,
+            lambda step: streams.draw(step, replicas),
+            lambda register: values(register.value),
+            in_numpy,
+        )
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
@@ -300,7 +302,8 @@ class Numpy(Backend):
 
     def cov(self, columns: Array) -> Array:
         """The covariances, by a matrix product."""
-        return columns @ np.swapaxes(columns, -1, -2)
+        with without_spurious_flags(columns.dtype):
+            return columns @ np.swapaxes(columns, -1, -2)
 
     def numpy(self, array: Array) -> Array:
         """The array itself, in double precision."""

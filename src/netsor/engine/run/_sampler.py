@@ -16,6 +16,7 @@ from ...language.values._array import Value
 from ...runtime._memory import check_memory
 from ...runtime._parallel import Progress, Tick, at_once, run
 from ..backends import Backend, Numpy
+from ..backends._float_flags import overflow_raises
 from ..backends._numpy import Streams, block_of, blocks
 from ..plan._draw_cost import Draw
 from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
@@ -30,7 +31,6 @@ from ._moment_histogram import (
 )
 from ._precision import (
     TOO_LARGE,
-    overflow_raises,
     remove_rounding_ties,
     resolve_precision,
 )
