@@ -27,10 +27,11 @@ from ._aten_ops import (
 )
 from ._graph import (
     Graph,
+    ModuleCall,
     Node,
     UnsupportedError,
+    calls_of,
     name_of,
-    outputs_of_modules,
     path_of,
     paths_of,
     shape_of,
@@ -73,6 +74,10 @@ class Part(NamedTuple):
     path: str
     nodes: list[Node]
     end: Node | None  # what the module returns; None if the part is no module
+
+
+class NotABlockError(Exception):
+    """Why a part of the graph is not a block; the message begins with its path."""
 
 
 @dataclass(frozen=True)
@@ -143,37 +148,66 @@ def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
 
 def structure(graph: Graph) -> Structure:
     """The parts of a captured module."""
-    stacks = _stacks_of_modules(graph) or _stacks_of_loops(graph) or _whole(graph)
+    problems: list[str] = []
+    stacks: list[Stack] = []
+    for find in (_stacks_of_modules, _stacks_of_loops, _whole):
+        stacks = stacks or find(graph, problems)
     if not 1 <= len(stacks) <= 2:
-        needed = (
-            "an audit needs modules layers.0, layers.1, …, which add branches to a"
-            " stream (1, tokens, width)"
-        )
-        raise UnsupportedError(
-            f"no blocks were found: {needed}; stacks of such modules: {len(stacks)}"
-        )
+        raise UnsupportedError(_no_blocks(len(stacks), problems))
     order = {node: position for position, node in enumerate(graph.nodes)}
     stacks.sort(key=lambda stack: order[stack[0].stream])
     head, logits = _head(graph, stacks[-1][-1].stream)
     return Structure(graph, tuple(stacks), head=head, logits=logits)
 
 
-def _stacks_of_modules(graph: Graph) -> list[Stack]:
-    """Blocks that are modules with numbered paths."""
-    ends = {
-        path: node
-        for node, paths in outputs_of_modules(graph.nodes).items()
-        for path in paths
-    }
-    nodes_of: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        for path in paths_of(node):
-            nodes_of.setdefault(path, []).append(node)
+def _no_blocks(stacks: int, problems: Sequence[str]) -> str:
+    """Why a network has no blocks, or too many stacks of them."""
+    needed = (
+        "an audit needs modules layers.0, layers.1, …, which add branches to a stream"
+        " (batch, tokens, width)"
+    )
+    if stacks:
+        return f"{stacks} stacks of blocks were found, and at most two are read"
+    if problems:
+        return f"no blocks were found: {problems[0]}; {needed}"
+    return f"no blocks were found: {needed}"
+
+
+def _stacks_of_modules(graph: Graph, problems: list[str]) -> list[Stack]:
+    """Blocks that are modules with numbered paths.
+
+    A module that is called several times is as many blocks, in the order of the calls.
+    """
+    calls = _calls(graph)
+    order = {node: position for position, node in enumerate(graph.nodes)}
     stacks: list[Stack] = []
-    for paths in _numbered(nodes_of):
-        parts = [Part(path, nodes_of[path], ends.get(path)) for path in paths]
-        stacks += _stack(graph, _stream_into(graph, parts[0]), parts)
+    for paths in _numbered(calls):
+        parts = [part for path in paths for part in calls[path]]
+        parts.sort(key=lambda part: order[part.nodes[0]])
+        stacks += _stack(graph, _stream_into(graph, parts[0]), parts, problems)
     return stacks
+
+
+def _calls(graph: Graph) -> dict[str, list[Part]]:
+    """The calls of each module that has random nodes, by its path."""
+    nodes_of: dict[ModuleCall, list[Node]] = {}
+    for node in graph.nodes:
+        for call in calls_of(node):
+            nodes_of.setdefault(call, []).append(node)
+    calls: dict[str, list[Part]] = {}
+    for call, nodes in nodes_of.items():
+        part = Part(call.path, nodes, _end_of(nodes))
+        calls.setdefault(call.path, []).append(part)
+    return calls
+
+
+def _end_of(nodes: list[Node]) -> Node | None:
+    """What a call of a module returns: the last of its nodes that is used outside."""
+    inside = set(nodes)
+    for node in reversed(nodes):
+        if any(user not in inside for user in node.users):
+            return node
+    return None
 
 
 def _stream_into(graph: Graph, part: Part) -> Node | None:
@@ -189,7 +223,7 @@ def _stream_into(graph: Graph, part: Part) -> Node | None:
     return None
 
 
-def _stacks_of_loops(graph: Graph) -> list[Stack]:
+def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
     """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`.
 
     A block extends from the first node of one number to the first node of the next.
@@ -210,11 +244,11 @@ def _stacks_of_loops(graph: Graph) -> list[Stack]:
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
         before = next((x for x in inputs if graph.is_random(x)), None)
-        stacks += _stack(graph, before, parts)
+        stacks += _stack(graph, before, parts, problems)
     return stacks
 
 
-def _whole(graph: Graph) -> list[Stack]:
+def _whole(graph: Graph, problems: list[str]) -> list[Stack]:
     """A module without numbered paths as one block.
 
     It begins with the module's input, or with its first embedding.
@@ -235,19 +269,43 @@ def _whole(graph: Graph) -> list[Stack]:
     if not starts:
         return []
     nodes = graph.nodes[graph.nodes.index(starts[0]) :]
-    return _stack(graph, starts[0], [Part("", nodes, None)])
+    return _stack(graph, starts[0], [Part("", nodes, None)], problems)
 
 
-def _stack(graph: Graph, before: Node | None, parts: Iterable[Part]) -> list[Stack]:
-    """The blocks in order, as one stack; empty if one of the parts is not a block."""
+def _stack(
+    graph: Graph, before: Node | None, parts: Iterable[Part], problems: list[str]
+) -> list[Stack]:
+    """The blocks in order, as one stack; empty if one of the parts is not a block.
+
+    `problems` are the reasons why parts are not blocks. A block that does not add to
+    the stream of the one before begins with its own input.
+    """
     blocks: list[Block] = []
     for part in parts:
-        block = None if before is None else _block(graph, part, before)
-        if block is None:
+        try:
+            block = _block_after(graph, part, before)
+        except NotABlockError as problem:
+            problems.append(str(problem))
             return []
         blocks.append(block)
         before = block.stream
     return [tuple(blocks)]
+
+
+def _block_after(graph: Graph, part: Part, before: Node | None) -> Block:
+    """The block that a part of the graph is, after a stream or after its own input."""
+    starts = [before]
+    if part.end is not None:
+        starts.append(_stream_into(graph, part))
+    problem = NotABlockError(f"{part.path or 'the module'} has no stream as its input")
+    for start in dict.fromkeys(starts):
+        if start is None:
+            continue
+        try:
+            return _block(graph, part, start)
+        except NotABlockError as error:
+            problem = error
+    raise problem
 
 
 def _numbered(paths: Iterable[str]) -> list[list[str]]:
@@ -283,14 +341,15 @@ class Sums(NamedTuple):
     last: Node | None  # the last sum
 
 
-def _block(graph: Graph, part: Part, before: Node) -> Block | None:
-    """The parts of a block; None if nothing is added to a stream in it."""
+def _block(graph: Graph, part: Part, before: Node) -> Block:
+    """The parts of a block."""
     shape = shape_of(before)
-    if len(shape) != 3 or shape[0] != 1:
-        return None
+    path = part.path or "the module"
+    if len(shape) != 3:
+        raise NotABlockError(f"{path} has an input of shape {shape}")
     sums = _sums(graph, part.nodes, before)
     if not sums.terms or sums.last is None:
-        return None
+        raise NotABlockError(f"{path} adds nothing to its input")
     branches: dict[str, Node] = {}
     attention_softmaxes: tuple[Node, ...] = ()
     inside = set(part.nodes)
@@ -302,8 +361,13 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
             found = [_branch(graph, term.node, sums.carriers, inside)]
             nodes_of_branches = [term.node]
         for node, (name, softmaxes) in zip(nodes_of_branches, found, strict=True):
+            if name == "mlp" and name in branches and "attention" not in branches:
+                # a mixer of tokens without a softmax, which comes first
+                branches = {"attention": branches.pop("mlp"), **branches}
             if name in branches:
-                return None
+                raise NotABlockError(
+                    f"{path} adds two branches of the kind {name} to its stream"
+                )
             branches[name] = node
             if name == "attention":
                 attention_softmaxes = softmaxes
@@ -346,7 +410,7 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
             terms.append(Term(operands[0], parallel))
             carriers[node] = False
             last = node
-        elif operation in SAME_STREAM:
+        elif operation in SAME_STREAM or (operation == "add" and len(streams) == 1 and not has_branch):
             carriers[node] = carriers[stream]
         elif operation in NORMS and not has_branch:
             carriers[node] = True

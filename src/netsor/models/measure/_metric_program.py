@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
@@ -37,26 +37,33 @@ ATTENTION = {
     "scores": ("score_std", "score_max"),
     "weights": ("entropy", "largest_weight"),
 }
+# of attention to one token
+TO_ONE_TOKEN = {"scores": (0.0, 0.0), "weights": (1.0, 1.0)}
 BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
 def _forward_row(
-    before: Vector, block: Block, branches: Sequence[str], *, routed: bool
+    before: Vector, block: Block, branches: Sequence[str], probed: Collection[str]
 ) -> Scalar:
     """The row of a block; `branches` has the branches of all blocks.
 
-    `routed`: some of the blocks have experts. Others count as one expert.
+    `probed` has the names of the probes of all blocks. A block without experts counts
+    as one expert, and one without scores as attention to one token.
     """
     row = [of_stream(value_of(block, "stream"))]
     if "scores" in block or "weights" in block:
         row.append(_attention_numbers(block))
+    else:
+        for name in ATTENTION:
+            if name in probed:
+                row.append(constant(np.array(TO_ONE_TOKEN[name])))
     if branches:
         row.append(_shares(before, block, branches))
     if "experts" in block:
         experts = _joined([probe.value for probe in block["experts"]], axis=1)
         row.append(apply(of_experts, experts, axes=2))
-    elif routed:
+    elif "experts" in probed:
         row.append(constant(np.ones(len(ROUTED))))
     return join(row)
 
@@ -339,7 +346,7 @@ class Probes:
         if "experts" in probed:
             names += ROUTED
         rows = [
-            _forward_row(before, block, branches, routed="experts" in probed)
+            _forward_row(before, block, branches, probed)
             for before, block in zip(net.before, net.blocks, strict=True)
         ]
         return Section("block", tuple(names), rows, whole=False)

@@ -119,13 +119,30 @@ class ProbedProgram:
         group.setdefault(name, []).append(probe)
 
     def _check_blocks_alike(self) -> None:
-        """Every block must have the same probes, but of cross-attention and experts."""
-        not_in_every_block = {"cross", "experts"}
+        """Every block must have the same probes.
+
+        Some may lack cross-attention, experts, or scores and weights of attention.
+        """
+        not_in_every_block = {"cross", "experts", "scores", "weights"}
         first = self.blocks[0].keys() - not_in_every_block
         for k, block in enumerate(self.blocks, 1):
             self._refuse_missing(first - block.keys(), present=1, absent=k)
             additional = block.keys() - first - not_in_every_block
             self._refuse_missing(additional, present=k, absent=1)
+        self._check_attention_alike()
+
+    def _check_attention_alike(self) -> None:
+        """Blocks with scores or weights of attention must have the same of both."""
+        attention = {"scores", "weights"}
+        present = [
+            (number, attention & block.keys())
+            for number, block in enumerate(self.blocks, 1)
+            if attention & block.keys()
+        ]
+        for number, names in present[1:]:
+            first_number, first = present[0]
+            self._refuse_missing(first - names, present=first_number, absent=number)
+            self._refuse_missing(names - first, present=number, absent=first_number)
 
     def _refuse_missing(self, names: set[str], present: int, absent: int) -> None:
         if names:
