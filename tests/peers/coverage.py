@@ -4,8 +4,8 @@
 in a process of its own, with a small random model: import, forward pass on the same
 weights, and the probes of an audit with gradients. It writes docs/coverage.csv row by
 row, so that it can be interrupted, and then the tables of docs/coverage.md. Classes that
-have a row of the same versions are skipped; `--again` tries them all, and names of
-classes or model types try only these.
+have a row of the same versions are skipped, unless `--again` is given. Names of classes,
+model types or mappings try only these.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TABLE, PAGE = DOCS / "coverage.csv", DOCS / "coverage.md"
 BEGIN, END = "<!-- the tables: make coverage -->", "<!-- the end of the tables -->"
 SECONDS = 180  # for one class
 LARGEST = 4_000_000  # parameters of a small model, at most
+NAMES = "classes, model types or mappings (causal, masked, …); default: all"
 TOLERANCE = 1e-5  # of outputs, relative to the largest one
 
 # the mappings of transformers, and what their models do
@@ -258,7 +259,7 @@ def write_table(rows: Iterable[Row]) -> None:
 def main(arguments: list[str]) -> None:
     """Try the classes that have no row yet, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="classes or model types; default: all")
+    parser.add_argument("names", nargs="*", help=NAMES)
     parser.add_argument("--again", action="store_true", help="also those with a row")
     parser.add_argument("--tables", action="store_true", help="only write the page")
     options = parser.parse_args(arguments)
@@ -283,9 +284,9 @@ def try_classes(names: list[str], again: bool) -> None:
     wanted = [
         (kind, model_type, name)
         for kind, model_type, name in model_classes()
-        if not names or model_type in names or name in names
+        if not names or {kind, model_type, name} & {*names}
     ]
-    if not again and not names:
+    if not again:
         wanted = [
             (kind, model_type, name)
             for kind, model_type, name in wanted

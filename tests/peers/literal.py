@@ -29,7 +29,8 @@ def given_numbers(draws, module):
             if not drawn_matrix.as_part:
                 entries = entries.T
             scale = matrix.std / np.sqrt(matrix.in_width.factor)
-            numbers[matrix.source, 0] = entries / scale
+            # a matrix that starts at 0 has any N(0, 1) variables
+            numbers[matrix.source, 0] = entries / scale if scale else entries
     for name, drawn_columns in draws._columns.items():
         for span, columns in drawn_columns.items():
             part = named[name].ravel()[span.start : span.start + span.size]

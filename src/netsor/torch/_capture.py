@@ -31,7 +31,8 @@ from .._validate import ArgumentError
 from ._aten_ops import MATRICES, REARRANGEMENTS
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
+from ._graph import Graph, Node, UnsupportedError, name_of, refused
+from ._in_place import is_in_place, replace_in_place
 from ._laws import Parameters
 from ._parameters import parameters
 
@@ -503,6 +504,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         try:
             exported = _export(shadow, inputs)
             _refuse_hooks(shadow)  # which forward may have registered
+            replace_in_place(exported.graph)
             exported = _decomposed(exported)
             exported.graph.eliminate_dead_code()
             return exported
@@ -591,7 +593,7 @@ def _plain_torch() -> Iterator[None]:
 def _decomposed(exported: Any) -> Any:
     """An exported program without `einsum`, and without operations in place."""
     nodes = exported.graph.nodes
-    in_place = any(getattr(schema_of(node), "is_mutable", False) for node in nodes)
+    in_place = any(is_in_place(node) for node in nodes)
     if not in_place and not any(node.target is EINSUM for node in nodes):
         return exported
     # outside `PlainFunctions`, which would detach every result; torch copies what it
