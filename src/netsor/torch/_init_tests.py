@@ -27,7 +27,7 @@ from ..runtime._units import in_time
 from ._fresh_modules import new_module
 from ._graph import UnsupportedError
 from ._laws import DECLARED, SEEN, Parameter, Parameters
-from ._network import read_network
+from ._network import Targets, read_network
 from ._parameters import parameters
 from ._structure import Place, Structure
 
@@ -48,7 +48,7 @@ class Reference:
 
     name: str
     probes: Probes | None  # the quantities of a pass; None if they are not known
-    targets: tuple[int, ...] | None
+    targets: Targets | None
     laws: Parameters | None  # by the names of parameters
     stds: dict[Place, float]  # of the entries of matrices, by their places
     tied: bool
@@ -135,10 +135,13 @@ def reference_of(
     stds[Place(None, "embedding")] = model.std_embedding
     if not model.tied:
         stds[Place(None, "head")] = model.std_logits
+    targets = None
+    if model.vocabulary:
+        targets = Targets.of_first_rows(probes.source.targets)
     return Reference(
         model.name,
         probes,
-        targets=probes.source.targets if model.vocabulary else None,
+        targets=targets,
         laws=None,
         stds=stds,
         tied=model.tied,

@@ -8,6 +8,7 @@ a branch has a kind (query, gate, …), by what its products are used for.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from .._array_api import Bools, Ints
 from ._aten_ops import (
     ACTIVATIONS,
     CHOICES,
@@ -89,6 +93,18 @@ class Structure:
     head: str | None  # the parameter of the logits
     logits: Node | None
 
+    def tokens_of(self, block: Block) -> Ints:
+        """The rows of the stream of a block that are tokens, and no padding.
+
+        Its axes (batch, tokens) are flattened.
+        """
+        rows = math.prod(shape_of(block.stream)[:-1])
+        stack = next(k for k, stack in enumerate(self.stacks) if block in stack)
+        is_token = _given_tokens(self.graph, len(self.stacks), stack)
+        if is_token is None or is_token.size != rows:
+            return np.arange(rows)
+        return np.flatnonzero(is_token)
+
     @cached_property
     def blocks(self) -> list[Block]:
         """All blocks, the encoder's first."""
@@ -130,6 +146,26 @@ class Structure:
                         graph.parameters[table], graph.constants[ids].reshape(-1)
                     )
         return None
+
+
+# names of inputs that say which tokens are padding
+OF_TOKENS = ("attention_mask", "decoder_attention_mask")  # 1 for tokens
+OF_PADDING = ("padding_mask", "key_padding_mask", "src_key_padding_mask")
+
+
+def _given_tokens(graph: Graph, stacks: int, stack: int) -> Bools | None:
+    """Which entries of the batch are tokens, from the inputs; None if all are."""
+    of_encoder = stacks == 2 and stack == 0
+    names = OF_TOKENS if stacks == 1 else OF_TOKENS[:1] if of_encoder else OF_TOKENS[1:]
+    for node in graph.inputs:
+        mask = graph.constants[node]
+        if getattr(mask, "ndim", 0) != 2:
+            continue
+        if node.name in names:
+            return np.asarray(mask != 0)
+        if node.name in OF_PADDING and stacks == 1 and str(mask.dtype) == "torch.bool":
+            return np.asarray(~mask)
+    return None
 
 
 def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:

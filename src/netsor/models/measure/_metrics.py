@@ -65,9 +65,11 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     largest weight, over heads and allowed pairs. The entropy of a row is divided by
     that of the uniform row over its allowed entries, and averaged. Entropy and largest
     weight skip rows with one allowed entry, which have no choice; if all rows are like
-    this (a window of one token), both are 1.
+    this (a window of one token), both are 1. `allowed` is (s, t), or (heads, s, t).
     """
-    if type(scores) is type(weights) is np.ndarray:
+    if allowed.ndim == 3:
+        heads = _of_heads_with_masks(scores, weights, allowed)
+    elif type(scores) is type(weights) is np.ndarray:
         heads = _of_heads_in_batches(scores, weights, allowed)
     else:
         heads = _of_head(scores, weights, allowed)
@@ -86,6 +88,16 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
         xp.max(largest_weight, axis=-1),
     ]
     return xp.stack(numbers, axis=-1)
+
+
+def _of_heads_with_masks(scores: Array, weights: Array, allowed: Bools) -> Array:
+    """`_of_head` for heads with a mask each."""
+    xp = array_namespace(scores, weights)
+    of_heads = [
+        _of_head(scores[..., head, :, :], weights[..., head, :, :], pairs)
+        for head, pairs in enumerate(allowed)
+    ]
+    return xp.stack(of_heads, axis=-2)
 
 
 def _of_heads_in_batches(scores: Array, weights: Array, allowed: Bools) -> Array:

@@ -6,6 +6,7 @@ probes since the last one. An embedding after a stream begins the decoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -230,10 +231,14 @@ def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
 def mask_of(block: Block) -> Bools:
     """The entries of scores and weights that take part, in all heads of a block.
 
-    They are those of the mask of a probe, or of the softmax.
+    They are those of the mask of a probe, or of the softmax: (tokens, tokens), or
+    (heads, tokens, tokens) if a probe has a mask for each head.
     """
-    mask: Bools | None = None
     probes = (*block.get("scores", ()), *block.get("weights", ()))
+    if any(probe.mask is not None and probe.mask.ndim == 3 for probe in probes):
+        name = "scores" if "scores" in block else "weights"
+        return np.concatenate([_mask_by_head(probe) for probe in block[name]])
+    mask: Bools | None = None
     for probe in probes:
         shape = probe.value.shape[-2:]
         for other in _masks_of(probe):
@@ -245,6 +250,14 @@ def mask_of(block: Block) -> Bools:
     if mask is not None:
         return mask
     return np.ones(probes[0].value.shape[-2:] if probes else (1, 1), bool)
+
+
+def _mask_by_head(probe: Probe) -> Bools:
+    """The mask of each head of scores or weights."""
+    shape = probe.value.shape[-2:]
+    heads = math.prod(probe.value.shape[:-2])
+    mask = np.ones(shape, bool) if probe.mask is None else probe.mask
+    return np.broadcast_to(mask, (heads, *shape))
 
 
 def _masks_of(probe: Probe) -> list[Bools]:
