@@ -44,7 +44,9 @@ READ = "read"  # its program reproduces the forward pass
 WRONG = "wrong"  # its program does not: a fault of netsor
 REFUSED = "refused"  # an operation is not read
 NOT_EXPORTED = "not exported"  # torch.export does not capture the module
-NOT_BUILT = "not built"  # there is no small model of it here, or it needs other libraries
+NOT_BUILT = (
+    "not built"  # there is no small model of it here, or it needs other libraries
+)
 TOO_SLOW = "too slow"
 FAILED = "failed"  # an error that is no refusal: a fault of netsor
 STATUSES = (READ, REFUSED, NOT_EXPORTED, NOT_BUILT, TOO_SLOW, WRONG, FAILED)
@@ -323,7 +325,9 @@ def write_page(rows: Iterable[Row]) -> None:
 def _versions(rows: list[Row]) -> str:
     versions = Counter(row.versions for row in rows)
     (torch_version, transformers_version), _ = versions.most_common(1)[0]
-    return f"PyTorch {torch_version.split('+')[0]}, transformers {transformers_version}."
+    return (
+        f"PyTorch {torch_version.split('+')[0]}, transformers {transformers_version}."
+    )
 
 
 def _summary(rows: list[Row]) -> list[str]:
@@ -364,7 +368,9 @@ def _causes(rows: list[Row]) -> list[str]:
     if not counts:
         return []
     causes = ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
-    return [f"Classes that are refused, by the first operation that is not read: {causes}."]
+    return [
+        f"Classes that are refused, by the first operation that is not read: {causes}."
+    ]
 
 
 def _details(rows: list[Row], kind: str) -> list[str]:

@@ -23,7 +23,10 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"type_vocab_size|prompt_types|segment_types|n_langs", 4),
     (r"num_hidden_layers|n_layers?|num_layers|(.*_)?(en|de)coder_layers", 2),
     (r"num_(en|de)coder_layers|num_hidden_groups|num_blocks", 2),
-    (r"num_self_attends_per_block|inner_group_num|num_mem_blocks|num_adapter_layers", 1),
+    (
+        r"num_self_attends_per_block|inner_group_num|num_mem_blocks|num_adapter_layers",
+        1,
+    ),
     (r"num_mtp_layers|num_nextn_predict_layers|num_kv_shared_layers", 0),
     (r"num_dense_layers|first_k_dense_replace|num_sparse_.*|max_window_layers", 1),
     (r".*(layer_interval|_interval|layer_period|layer_group_size|_every_n_layers)", 2),
@@ -124,7 +127,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "convbert": {"conv_kernel_size": 3},
     "cvt": {"embed_dim": [32, 32, 32], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
-    "donut-swin": {"embed_dim": 16, "num_heads": [1, 2, 2, 4], "window_size": 2, "image_size": 64},
+    "donut-swin": {
+        "embed_dim": 16,
+        "num_heads": [1, 2, 2, 4],
+        "window_size": 2,
+        "image_size": 64,
+    },
     "dots1": {
         "n_routed_experts": EXPERTS,
         "num_experts_per_tok": 2,
@@ -155,8 +163,18 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 4,
         "lsh_attn_chunk_length": 4,
     },
-    "swin": {"embed_dim": 16, "num_heads": [1, 2, 2, 4], "window_size": 2, "image_size": 64},
-    "swinv2": {"embed_dim": 16, "num_heads": [1, 2, 2, 4], "window_size": 2, "image_size": 64},
+    "swin": {
+        "embed_dim": 16,
+        "num_heads": [1, 2, 2, 4],
+        "window_size": 2,
+        "image_size": 64,
+    },
+    "swinv2": {
+        "embed_dim": 16,
+        "num_heads": [1, 2, 2, 4],
+        "window_size": 2,
+        "image_size": 64,
+    },
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
 }
 
@@ -257,7 +275,8 @@ def _small_layer_lists(config: Any) -> dict[str, list[Any]]:
             lists[name] = [*dict.fromkeys(kinds)]
     count = max([2, *(len(kinds) for kinds in lists.values())])
     return {
-        name: kinds + [kinds[-1]] * (count - len(kinds)) for name, kinds in lists.items()
+        name: kinds + [kinds[-1]] * (count - len(kinds))
+        for name, kinds in lists.items()
     }
 
 

@@ -66,7 +66,7 @@ def test_config_of_images_has_given_image():
     config = {"model_type": "deit", **sizes, **others}
     audit = ns.audit(config, draws=16, workers=1, progress=False)
     assert audit["entropy"].median.shape == (1,)
-    with pytest.raises(ArgumentError, match="left out: the input of .* is an image"):
+    with pytest.raises(ArgumentError, match=r"left out: the input of .* is an image"):
         ns.audit(config, tokens=4)
 
 

@@ -79,7 +79,9 @@ def test_quantities_of_padded_batch_match_transformers(name):
     for weights, is_token in zip(out.attentions[1].double(), TOKENS, strict=True):
         rows = weights[:, is_token][..., is_token]
         counts = (rows > 0).sum(-1)
-        entropy = torch.special.entr(rows).sum(-1)[counts > 1] / counts[counts > 1].log()
+        entropy = (
+            torch.special.entr(rows).sum(-1)[counts > 1] / counts[counts > 1].log()
+        )
         entropies.append(entropy.mean().item())
     np.testing.assert_allclose(found["loss", 0], out.loss.item(), rtol=1e-5)
     np.testing.assert_allclose(found["mean_square", 0], np.mean(last**2), rtol=1e-5)

@@ -353,7 +353,6 @@ class _AuditSubjects:
                 " itself"
             )
 
-
     def _check_read_from_module(self, others: Mapping[str, Any]) -> None:
         """Reject options that a model read from its module does not take."""
         assert self.unknown is not None

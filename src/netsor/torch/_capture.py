@@ -170,7 +170,12 @@ def _with_zero_matrices(
         name = placeholders.parameter(node)
         law = laws.get(name)
         starts_at_0 = law is not None and law.law == "constant" and law.value == 0
-        if law is not None and starts_at_0 and len(law.shape) == 2 and _multiplies(node):
+        if (
+            law is not None
+            and starts_at_0
+            and len(law.shape) == 2
+            and _multiplies(node)
+        ):
             with_zeros[name] = replace(law, law="normal", std=0.0, value=None)
     return with_zeros
 

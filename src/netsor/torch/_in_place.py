@@ -68,7 +68,7 @@ def _has_one_name(x: Node) -> bool:
 def _may_be_view(node: Node) -> bool:
     """Whether the result of an operation may be in the memory of an argument."""
     if node.op != "call_function":
-        return node.op != "output"
+        return bool(node.op != "output")
     if node.target is operator.getitem:  # one of several results
         return _may_be_view(node.args[0])
     schema = schema_of(node)

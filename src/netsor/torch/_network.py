@@ -53,9 +53,9 @@ def network(
     Blocks are recognised by numbered paths, such as `model.layers.0`, and branches as
     terms of the stream. If the module returns logits, the loss predicts the next token
     (the token itself without a mask; a class for one row of logits). The parameters are
-    those of `program`; the inputs are sequences of one length, or one image. Tokens that
-    an input `attention_mask` (1 for tokens) or `key_padding_mask` (True for padding)
-    takes out are left out of all quantities.
+    those of `program`; the inputs are sequences of one length, or one image. Tokens
+    that an input `attention_mask` (1 for tokens) or `key_padding_mask` (True for
+    padding) takes out are left out of all quantities.
 
     Examples
     --------
@@ -217,9 +217,7 @@ def read_network(
     else:
         names = _names_of_kinds(parts)
         head = None if parts.head in _tables(graph) else parts.head
-        reader = Reader(
-            graph, streams, names=names, head=head, whole_matrices=True
-        )
+        reader = Reader(graph, streams, names=names, head=head, whole_matrices=True)
     program = reader.program()
     probes, masks = _probes(reader, parts)
     targets = _targets(parts, masks)

@@ -446,7 +446,9 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
             terms.append(Term(operands[0], parallel))
             carriers[node] = False
             last = node
-        elif operation in SAME_STREAM or (operation == "add" and len(streams) == 1 and not has_branch):
+        elif operation in SAME_STREAM or (
+            operation == "add" and len(streams) == 1 and not has_branch
+        ):
             carriers[node] = carriers[stream]
         elif operation in NORMS and not has_branch:
             carriers[node] = True

@@ -76,9 +76,7 @@ def _attention_numbers(block: Block) -> Scalar:
     # the numbers is dropped.
     scores_and_weights = []
     for name in (probed[0], probed[-1]):
-        heads = [
-            probe.value.reshape(-1, *allowed.shape[-2:]) for probe in block[name]
-        ]
+        heads = [probe.value.reshape(-1, *allowed.shape[-2:]) for probe in block[name]]
         scores_and_weights.append(_joined(heads))
     numbers = apply(
         partial(of_attention, allowed=allowed),
