@@ -136,7 +136,7 @@ class _Placeholders:
 
     def parameter(self, node: Node) -> str:
         """The name of the parameter, or of the input, that a placeholder stands for."""
-        target = self._specs[node.name].target
+        target = str(self._specs[node.name].target)
         return self._names.get(target, target)
 
     def read(self, graph: Graph, node: Node) -> None:
