@@ -111,3 +111,22 @@ def test_operations_in_place_match_module(with_view):
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     ((real, ours),) = literal.outputs(lambda: Changed(with_view), (x,))
     assert np.abs(real - ours).max() < 1e-6
+
+
+class Replaced(Network):
+    """Tokens of one id get a learned vector, and one half of the others is negated."""
+
+    def __init__(self):
+        super().__init__()
+        self.special = torch.nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x[ids == 7] = self.special
+        x = torch.where((ids < 5)[..., None], x, -2.0 * self.layers[0](x))
+        return self.head(self.norm(self.layers[1](x)))
+
+
+def test_entries_replaced_at_given_mask_match_module():
+    ((real, ours),) = literal.outputs(Replaced, (IDS,))
+    assert np.abs(real - ours).max() < 1e-6 * np.abs(real).max()
