@@ -318,6 +318,8 @@ def write_page(rows: Iterable[Row]) -> None:
     _, _, after = rest.partition(END)
     parts = [BEGIN, "", _versions(rows), "", *_summary(rows), "", *_causes(rows)]
     for kind, (_, title) in KINDS.items():
+        if not any(row.kind == kind for row in rows):
+            continue
         parts += ["", f"## {title}", "", *_details(rows, kind)]
     PAGE.write_text(before + "\n".join([*parts, "", END]) + after)
 
@@ -338,6 +340,8 @@ def _summary(rows: list[Row]) -> list[str]:
     ]
     for kind, (_, title) in KINDS.items():
         of_kind = [row for row in rows if row.kind == kind]
+        if not of_kind:
+            continue
         exported = [
             row for row in of_kind if row.status not in (NOT_BUILT, NOT_EXPORTED)
         ]
