@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ from ._init_tests import (
     InitFinding,
     Reference,
     correlation_tests,
+    has_batch,
     holm,
     parameter_tests,
     pass_tests,
@@ -390,7 +392,8 @@ def check_init(
         torch_seed(seed)
         real = new_module(module)
     if reference is None:
-        reference = _own_reference(module, real)
+        is_batch = has_batch(inputs_of(real, args), kwargs or {})
+        reference = _own_reference(module, real, is_batch)
     is_own = reference is module
     if weights is not None:
         load_weights(real, Path(weights))
@@ -587,17 +590,20 @@ def _read_tensors(path: Path) -> dict[str, Any]:
     return tensors
 
 
-def _own_reference(module: Any, real: Any) -> Any:
+def _own_reference(module: Any, real: Any, is_batch: bool = False) -> Any:
     """The reference of a module for which none is given.
 
-    It is the configuration of the module, or a function that makes the module again.
+    It is the configuration of the module, or a function that makes the module again:
+    for batches, which configurations do not describe.
     """
     if hasattr(real, "config"):
-        try:
-            return read(real.config)
-        except (ValueError, TypeError):
-            if isinstance(module, torch.nn.Module):
-                return lambda: type(real)(real.config)
+        described = None
+        with suppress(ValueError, TypeError):
+            described = read(real.config)
+        if described is not None and not is_batch:
+            return described
+        if isinstance(module, torch.nn.Module):
+            return lambda: type(real)(real.config)
     if isinstance(module, torch.nn.Module):
         raise ArgumentError(
             "reference",

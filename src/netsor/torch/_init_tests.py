@@ -138,15 +138,34 @@ def reference_of(
     targets = None
     if model.vocabulary:
         targets = Targets.of_first_rows(probes.source.targets)
+    is_batch = has_batch(args, kwargs)
     return Reference(
         model.name,
-        probes,
+        None if is_batch else probes,
         targets=targets,
         laws=None,
         stds=stds,
         tied=model.tied,
         padding=model.padding,
+        why_no_probes=OF_ONE_SEQUENCE if is_batch else "",
     )
+
+
+OF_ONE_SEQUENCE = (
+    "a configuration describes the pass of one sequence: for a batch, or padding, the"
+    " reference is a function that makes a module"
+)
+
+
+def has_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the inputs are several sequences, or one with padding."""
+    for x in (*args, *kwargs.values()):
+        if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.ndim < 2:
+            continue
+        is_mask = bool(((x == 0) | (x == 1)).all()) and bool((x == 0).any())
+        if x.shape[0] > 1 or is_mask:
+            return True
+    return False
 
 
 def _reference_module(
