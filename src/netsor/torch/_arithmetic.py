@@ -796,11 +796,12 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
     """
     if isinstance(condition, Scalars):
         return _chosen_by_scalars(call, condition, chosen, other)
-    if is_random(condition) or is_random(chosen) == is_random(other):
-        raise Refusal(
-            "a condition that is random, or a choice between two random tensors"
-        )
+    if is_random(condition):
+        raise Refusal("a condition that is random")
     kept = numbers(condition).astype(bool)
+    if is_random(chosen) and is_random(other):
+        first = multiply(call, chosen, kept.astype(float))
+        return add(call, first, multiply(call, other, 1.0 - kept))
     if is_random(chosen):
         x, fill = chosen, numbers(other)
     else:

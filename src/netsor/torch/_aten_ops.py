@@ -273,6 +273,22 @@ def _where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor
     return arithmetic.where(call, condition, self, other)
 
 
+@reads("index_put")
+def _index_put(
+    call: Call, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`x[mask] = values`, with one value, or one vector, for all entries."""
+    (mask, *others) = indices
+    is_mask = isinstance(mask, np.ndarray) and mask.dtype == bool
+    same_for_all = len(values.shape) <= len(x.shape) - mask.ndim if is_mask else False
+    refuse_if(
+        accumulate or others or not is_mask or not same_for_all,
+        "entries are replaced at a given mask alone, by the same values",
+    )
+    new_axes = (1,) * (len(x.shape) - mask.ndim)
+    return arithmetic.where(call, mask.reshape(*mask.shape, *new_axes), values, x)
+
+
 @reads("masked_fill")
 def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     if arithmetic.is_random(mask):

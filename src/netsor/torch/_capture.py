@@ -12,8 +12,10 @@ import inspect
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,12 +28,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
-from ._aten_ops import viewed
+from ._aten_ops import MATRICES, REARRANGEMENTS, viewed
 from ._axes import Refusal
 from ._einsum import Equation
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
+from ._graph import Graph, Node, UnsupportedError, name_of, refused
+from ._in_place import is_in_place, replace_in_place
 from ._laws import Parameters
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
@@ -83,17 +86,18 @@ def captured(
         for name, p in instance.named_parameters(remove_duplicate=False)
         if p.requires_grad
     }
+    placeholders = _Placeholders(exported, instance, args, kwargs)
+    nodes = list(exported.graph.nodes)
     graph = Graph(
         name=type(instance).__name__,
-        laws=laws,
-        nodes=list(exported.graph.nodes),
+        laws=_with_zero_matrices(laws, placeholders, nodes),
+        nodes=nodes,
         parameters={},
         constants={},
         outputs=[],
         inputs=set(),
         frozen={*laws} - trainable,
     )
-    placeholders = _Placeholders(exported, instance, args, kwargs)
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -136,12 +140,17 @@ class _Placeholders:
         }
         self._tensors = {**exported.state_dict, **exported.constants}
 
+    def parameter(self, node: Node) -> str:
+        """The name of the parameter, or of the input, that a placeholder stands for."""
+        target = str(self._specs[node.name].target)
+        return self._names.get(target, target)
+
     def read(self, graph: Graph, node: Node) -> None:
         """Enter a placeholder in the graph, as a parameter, an input or a constant."""
         kind, target = self._specs[node.name].kind, self._specs[node.name].target
         is_random_buffer = target in graph.laws and node.users
         if kind is InputKind.PARAMETER or is_random_buffer:
-            name = self._names.get(target, target)
+            name = self.parameter(node)
             graph.parameters[node] = name
             law = graph.laws.get(name)
             if law is not None and not law.random:
@@ -153,10 +162,50 @@ class _Placeholders:
             graph.constants[node] = self._tensors[target]
 
 
+def _with_zero_matrices(
+    laws: Parameters, placeholders: _Placeholders, nodes: list[Node]
+) -> Parameters:
+    """The laws, with matrices that start at 0 as random ones of standard deviation 0.
+
+    Unlike given numbers, they have a gradient.
+    """
+    with_zeros = Parameters(laws, laws.samples)
+    for node in nodes:
+        if node.op != "placeholder":
+            continue
+        name = placeholders.parameter(node)
+        law = laws.get(name)
+        starts_at_0 = law is not None and law.law == "constant" and law.value == 0
+        if (
+            law is not None
+            and starts_at_0
+            and len(law.shape) == 2
+            and _multiplies(node)
+        ):
+            with_zeros[name] = replace(law, law="normal", std=0.0, value=None)
+    return with_zeros
+
+
+def _multiplies(parameter: Node) -> bool:
+    """Whether a parameter, or a view of it, is the matrix of all operations on it."""
+    for user in parameter.users:
+        name = name_of(user)
+        if name in REARRANGEMENTS and user.op == "call_function":
+            if not _multiplies(user):
+                return False
+        elif name not in MATRICES or user.args[MATRICES[name]] is not parameter:
+            return False
+    return bool(parameter.users)
+
+
 def _compute_if_constant(graph: Graph, node: Node) -> None:
     """Have torch compute a node if it depends on no random number."""
     _refuse_random_numbers(node)
     constants = graph.constants
+    if _is_empty(node):
+        value = node.meta["val"]
+        constants[node] = torch.zeros(value.shape, dtype=value.dtype)
+        return
     if name_of(node) == "embedding" and node.args[1] in constants:
         _refuse_missing_rows(graph, node)
     only_shape: set[Node] = set()
@@ -176,6 +225,14 @@ def _compute_if_constant(graph: Graph, node: Node) -> None:
     constants[node] = node.target(*args, **kwargs)
     if name_of(node) in EMPTY and constants[node].is_floating_point():
         constants[node].fill_(math.nan)
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a node is a tensor without entries, such as a part of size 0."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    return all(isinstance(size, int) for size in value.shape) and value.numel() == 0
 
 
 def _refuse_random_numbers(node: Node) -> None:
@@ -472,6 +529,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         try:
             exported = _export(shadow, inputs)
             _refuse_hooks(shadow)  # which forward may have registered
+            replace_in_place(exported.graph)
             exported = _decomposed(exported)
             exported.graph.eliminate_dead_code()
             return exported
@@ -563,7 +621,7 @@ def _decomposed(exported: Any) -> Any:
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
     nodes = exported.graph.nodes
-    in_place = any(getattr(schema_of(node), "is_mutable", False) for node in nodes)
+    in_place = any(is_in_place(node) for node in nodes)
     sums = [node for node in nodes if node.target is EINSUM]
     if not in_place and not sums:
         return exported
@@ -576,8 +634,10 @@ def _decomposed(exported: Any) -> Any:
             return NotImplemented
         return decompose(equation, operands)
 
-    # outside `PlainFunctions`, which would detach every result
-    with torch.no_grad():
+    # outside `PlainFunctions`, which would detach every result; torch copies what it
+    # itself calls deprecated
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
         return exported.run_decompositions({EINSUM: decomposed_einsum})
 
 

@@ -7,7 +7,7 @@ node by node, by the table of operations in `_aten_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._array_api import Ints
 from .._validate import Shape
-from ..language import Scalar, TraceError, Value, data
+from ..language import Scalar, TraceError, Value, data, join
 from ..language.values._array import Take
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
@@ -103,7 +104,8 @@ def program(
 class Reader:
     """Computes the values of the nodes of a graph, one after the other.
 
-    `streams` are nodes that become values of their own, so that they have a gradient.
+    `streams` are nodes that become values of their own, so that they have a gradient;
+    for each, the rows of it that are tokens and no padding. Their values are `tokens`.
     With `whole_matrices` every matrix is one random object: those that multiply given
     numbers are not drawn column by column. The other options are those of `Draws`.
     """
@@ -111,7 +113,7 @@ class Reader:
     def __init__(
         self,
         graph: Graph,
-        streams: Iterable[Node] = (),
+        streams: Mapping[Node, Ints] | None = None,
         *,
         names: Mapping[str, str] | None = None,
         head: str | None = None,
@@ -119,7 +121,8 @@ class Reader:
         whole_matrices: bool = False,
     ) -> None:
         self.graph = graph
-        self.streams = set(streams)
+        self.streams = streams or {}
+        self.tokens: dict[Node, Value] = {}  # of each stream, one axis of tokens
         self.trained = trained
         # the values that are known so far
         self.env: dict[Node, Any] = dict(graph.constants)
@@ -254,12 +257,7 @@ class Reader:
                 name = f"{path}.{probe.name}" if path else probe.name
                 self.probes.append(probe._replace(name=name))
         if node in self.streams:
-            stream = self.vectors(node)
-            # a value of its own, which has a gradient, and not entries of another
-            if isinstance(stream.op, Take):
-                self.env[node] = Vectors.of(1.0 * stream)
-            elif isinstance(self.env[node], Scalars | Deferred):
-                self.env[node] = Vectors.of(stream)
+            self._make_stream(node, self.streams[node])
         result = self.env[node]
         has_value = isinstance(result, Vectors | Scalars) or (
             isinstance(result, Deferred) and result.is_tensor
@@ -267,6 +265,25 @@ class Reader:
         if returned_by and has_value:
             value = self.value(self.env[node])
             self.probes += [Probe(path, value) for path in returned_by]
+
+    def _make_stream(self, node: Node, rows: Ints) -> None:
+        """Make the tokens of a stream a value of their own, which has a gradient."""
+        stream = self.vectors(node)
+        if len(rows) == stream.size:
+            is_part = isinstance(stream.op, Take)  # entries of another value
+            if is_part:
+                stream = 1.0 * stream
+            if is_part or isinstance(self.env[node], Scalars | Deferred):
+                self.env[node] = Vectors.of(stream)
+            self.tokens[node] = stream.reshape(-1)
+            return
+        flat = stream.reshape(-1)
+        others = np.setdiff1d(np.arange(stream.size), rows)
+        tokens = 1.0 * flat[rows]
+        order = np.argsort(np.concatenate([rows, others]))
+        whole = join([tokens, flat[others]])[order]
+        self.env[node] = Vectors.of(whole.reshape(*stream.shape))
+        self.tokens[node] = tokens
 
     def _why_constant(self) -> str:
         """Why no output depends on a random parameter."""
