@@ -70,7 +70,8 @@ def outputs(build, args, seed=5):
         net = ns.torch.program(build, args)
     torch.manual_seed(seed)
     module = build().eval().double()
-    real = module(*args)
+    doubles = (x.double() if x.is_floating_point() else x for x in args)
+    real = module(*doubles)
     literal = drawn(list(net.outputs), {}, given_numbers(created[0], module))
     real = real if isinstance(real, tuple) else (real,)
     return [

@@ -49,11 +49,20 @@ class Call(NamedTuple):
     draws: Draws  # the random objects of the program
     shapes: list[Shape]  # of the tensors that the operation returns
     eps: float  # the distance from 1 to the next number of their type
+    # the operation of the framework, as a function of an array in place of its first
+    # argument; None if others are random too
+    of_array: Callable[[Floats], Floats] | None = None
 
     @property
     def shape(self) -> Shape:
         """The shape of the result."""
         return self.shapes[0]
+
+    def computed(self, x: Floats) -> Floats:
+        """What the framework computes from given numbers in place of the argument."""
+        if self.of_array is None:
+            raise Refusal("other arguments are random too")
+        return self.of_array(x)
 
     def vectors(self, x: Tensor) -> Vectors:
         """The argument as vectors.

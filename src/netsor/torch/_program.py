@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -305,8 +306,10 @@ class Reader:
         their rule in the table of ATen operations, or, if it does not apply and all
         arguments are scalars or a few coordinates, torch computes them later.
         """
-        call = Call(self.draws, *_shapes_and_eps(node.meta.get("val")))
         random = self._random_inputs(node)
+        shapes, eps = _shapes_and_eps(node.meta.get("val"))
+        of_array = partial(self._of_array, node) if len(random) == 1 else None
+        call = Call(self.draws, shapes, eps, of_array)
         is_deferred = any(isinstance(x, Deferred) for x in random)
         if is_deferred and can_be_deferred(node, random):
             return self._deferred(node, call)
@@ -340,6 +343,16 @@ class Reader:
         result = pointwise(call, node, args, kwargs)
         self._check_kind(node, result)
         return result
+
+    def _of_array(self, node: Node, x: Any) -> Any:
+        """What torch computes from an array in place of the first argument."""
+
+        def value_of(argument: Node) -> Any:
+            return self.env[argument]
+
+        _, *others = torch.fx.node.map_arg(node.args, value_of)
+        kwargs = torch.fx.node.map_arg(node.kwargs, value_of)
+        return as_arrays(node.target(torch.from_numpy(x.copy()), *others, **kwargs))
 
     def _random_inputs(self, node: Node) -> list[Any]:
         """The random arguments of an operation."""
