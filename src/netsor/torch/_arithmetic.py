@@ -134,6 +134,11 @@ class Call(NamedTuple):
         vectors that make a product of all coordinates with all, the shorter ones.
         """
         if a.from_end == b.from_end:
+            sizes = a.shape[a.axis], b.shape[b.axis]
+            if sizes[0] > sizes[1] == 1:  # one number beside each vector
+                return a, self.draws.scalars(b)
+            if sizes[1] > sizes[0] == 1:
+                return self.draws.scalars(a), b
             return a, b
         a_is_indexed = _varies_along(b, a.from_end)
         b_is_indexed = _varies_along(a, b.from_end)
@@ -225,6 +230,8 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     a, b = call.ranked(a, b)
     if not is_random(b):
         b = numbers(b)
+    if not is_random(a):
+        return numbers(a) + b
     if isinstance(a, Scalars):
         return _add_to_scalars(a, b)
     if isinstance(b, Scalars):
@@ -405,6 +412,17 @@ EXP = Function(
 )
 
 
+def _root(x: Any) -> Any:
+    return x**0.5
+
+
+def _slope_of_root(x: Any) -> Any:
+    return 0.5 * x**-0.5
+
+
+SQUARE_ROOT = Function("sqrt", _root, derivative=_slope_of_root)
+
+
 class Bounds(NamedTuple):
     """x ↦ factor · x^power, between two bounds."""
 
@@ -556,12 +574,16 @@ def _mean_of_coordinates(
 
 def norm(
     call: Call, x: Tensor, order: Any = 2, axes: Any = None, keepdims: bool = False
-) -> Scalars:
-    """The Euclidean norm of vectors."""
+) -> Tensor:
+    """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
-    if float(order) != 2 or axes is None or not _only_coordinates(x, axes):
-        raise Refusal("norms are read if they are Euclidean, and of vectors")
-    return raised(total(call, multiply(call, x, x), axes, keepdims), 0.5)
+    refuse_if(
+        float(order) != 2 or axes is None, "norms are read if they are Euclidean"
+    )
+    squares = total(call, multiply(call, x, x), axes, keepdims)
+    if isinstance(squares, Scalars):
+        return raised(squares, 0.5)
+    return apply_function(SQUARE_ROOT, call, squares)
 
 
 def _only_coordinates(x: Vectors, axes: Any) -> bool:

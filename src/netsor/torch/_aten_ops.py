@@ -385,6 +385,17 @@ def _max_pool_with_indices(
     return [convolution.max_pool(call, x, kernel_size, stride, padding, dilation)]
 
 
+@reads("amax")
+def _amax(call: Call, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return convolution.maximum_over(call, x, dim, keepdim)
+
+
+@reads("max")
+def _max(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> list[Tensor]:
+    """The largest numbers; their indices are not read."""
+    return [convolution.maximum_over(call, x, dim, keepdim)]
+
+
 @reads(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
 def _adaptive_max_pool(call: Call, x: Tensor) -> list[Tensor]:
     """The pooled tensor; the indices are not read."""

@@ -268,8 +268,7 @@ def map_of_positions(call: Call, x: Tensor) -> Vectors:
     The framework computes its coefficients: of tensors that have, in place of the
     channels, one image for each position, which is 1 there and 0 elsewhere.
     """
-    x = call.settled(x)
-    refuse_if(not isinstance(x, Vectors), f"needs vectors, got {kind(x)}")
+    x = _vectors_in_order(call, x)
     sizes = tuple(np.delete(x.shape, x.axis).tolist())
     count = math.prod(sizes)
     units = np.eye(count)
@@ -283,6 +282,40 @@ def map_of_positions(call: Call, x: Tensor) -> Vectors:
     )
     combined = coefficients @ x.plain.reshape(count)
     return Vectors.of(combined).moved(-1, x.axis)
+
+
+def _vectors_in_order(call: Call, x: Tensor) -> Vectors:
+    """An argument as vectors; of a parameter, entries that are next to each other."""
+    if isinstance(x, Random):
+        strides = [
+            stride if size > 1 else math.inf
+            for size, stride in zip(x.shape, x.layout.strides, strict=True)
+        ]
+        return call.draws.vectors(x, int(np.argmin(strides)))
+    x = call.settled(x)
+    if not isinstance(x, Vectors):
+        raise Refusal(f"needs vectors, got {kind(x)}")
+    return x
+
+
+def maximum_over(call: Call, x: Tensor, axes: Any, keepdims: bool) -> Vectors:
+    """The largest number of each coordinate along axes of indices."""
+    x = call.vectors(x)
+    over = sorted({axis % len(x.shape) for axis in np.ravel(axes).tolist()})
+    refuse_if(x.axis in over, "the largest coordinate of a vector")
+    last = x.moved(x.axis, -1)
+    index_axes = [axis - (axis > x.axis) for axis in over]
+    kept = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
+    plain = last.plain.transpose(*kept, *index_axes)
+    plain = plain.reshape(*(last.shape[axis] for axis in kept), -1)
+    shape = tuple(
+        1 if axis in over else size
+        for axis, size in enumerate(x.shape)
+        if keepdims or axis not in over
+    )
+    coordinates = x.axis - (0 if keepdims else sum(axis < x.axis for axis in over))
+    indices = tuple(np.delete(shape, coordinates).tolist())
+    return Vectors.of(_largest(plain).reshape(*indices), coordinates)
 
 
 def _images(call: Call, images: Floats, sizes: Shape, axis: int) -> Floats:
@@ -304,8 +337,7 @@ def rearranged(call: Call, x: Tensor) -> Vectors:
 
     The framework rearranges numbers that say where each entry comes from.
     """
-    x = call.settled(x)
-    refuse_if(not isinstance(x, Vectors), f"needs vectors, got {kind(x)}")
+    x = _vectors_in_order(call, x)
     size = x.shape[x.axis]
     plain = x.plain
     numbered = np.arange(plain.size).reshape(*plain.shape, 1) * size + np.arange(size)
