@@ -29,6 +29,7 @@ from ._axes import (
     same_vectors,
     settled,
 )
+from ._interleaved import ZERO, Interleaved
 from ._layout import Expand, Index, Permute, Reshape
 from ._random_parameters import MOST_ENTRIES, Draws, Random, has_few_coordinates
 
@@ -40,7 +41,7 @@ MASKED = -1e4
 NEVER = -1e30
 MAX_POWER = 8  # of coordinates
 Tensor = Any  # Vectors, Scalars, Linear, Random, an array or a number
-VALUES = (Vectors, Scalars, Linear, Random)
+VALUES = (Vectors, Scalars, Linear, Random, Interleaved)
 
 
 class Call(NamedTuple):
@@ -84,6 +85,8 @@ class Call(NamedTuple):
             return self.draws.vectors(x)
         if isinstance(x, Linear):
             return settled(x)
+        if isinstance(x, Interleaved):
+            raise Refusal("the coordinates of vectors are interleaved with positions")
         return x
 
     def ranked(self, first: Tensor, second: Tensor) -> list[Tensor]:
@@ -172,6 +175,7 @@ def kind(x: Tensor) -> str:
         Scalars: "scalars",
         Linear: "coordinates",
         Random: "a parameter",
+        Interleaved: "coordinates that are interleaved with positions",
     }
     return names.get(type(x), "numbers")
 
@@ -388,6 +392,9 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
     """
 
     def operation(call: Call, x: Tensor) -> Tensor:
+        if isinstance(x, Interleaved):
+            refuse_if((x.origins == ZERO).any(), "a function of zeros beside images")
+            return x.mapped(f)
         x = call.settled(x)
         if isinstance(x, Scalars):
             return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
@@ -638,6 +645,9 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         not isinstance(weight, Random),
         f"multiplies by {kind(weight)}: a matrix must be a parameter",
     )
+    if isinstance(x, Interleaved):
+        product = _product_of_flattened(call, x, weight)
+        return product if bias is None else add(call, product, bias)
     given = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
@@ -646,6 +656,20 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     )
     product = call.draws.product(weight, x.plain, given)
     return product if bias is None else add(call, product, bias)
+
+
+def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:
+    """W x for images x that were flattened channel by channel.
+
+    The columns of W are sorted by positions, and then W acts on one vector.
+    """
+    vectors = x.channels_first()
+    if vectors is None:
+        raise Refusal("the coordinates of vectors are interleaved with positions")
+    outputs, channels = weight.shape[0], x.width
+    by_channel = weight.viewed(Reshape((outputs, channels, vectors.shape[-1])))
+    by_position = by_channel.viewed(Permute((0, 2, 1)))
+    return call.draws.product(by_position, ns.concat(vectors, axis=-1))
 
 
 def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:

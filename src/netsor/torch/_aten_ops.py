@@ -322,7 +322,7 @@ MAPS_OF_POSITIONS = (
     *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
 )
 # what only moves entries, leaves some out, or adds zeros
-MOVES = ("roll", "rot90", "unfold", "movedim", "moveaxis")
+MOVES = ("roll", "rot90", "unfold", "movedim", "moveaxis", "im2col", "col2im")
 OPS |= dict.fromkeys(CONVOLUTIONS, convolution.convolution)
 OPS |= dict.fromkeys(MAPS_OF_POSITIONS, convolution.map_of_positions)
 OPS |= dict.fromkeys(MOVES, convolution.rearranged)

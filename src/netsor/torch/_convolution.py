@@ -27,6 +27,7 @@ array([[-1,  0,  1],
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from ..functions.activations import Function
 from ._arithmetic import Call, Tensor, add, is_random, kind, mean, multiply, numbers
 from ._arithmetic import raised
 from ._axes import Refusal, Scalars, Vectors, end_to_end, refuse_if
+from ._interleaved import Interleaved, settled_rearrangement
 from ._layout import Index, Permute, Reshape
 from ._random_parameters import Random
 
@@ -332,32 +334,23 @@ def _images(call: Call, images: Floats, sizes: Shape, axis: int) -> Floats:
     return np.moveaxis(result, axis, -1)
 
 
-def rearranged(call: Call, x: Tensor) -> Vectors:
+def rearranged(call: Call, x: Tensor) -> Tensor:
     """Positions in another order, repeated or left out, or zeros beside them.
 
     The framework rearranges numbers that say where each entry comes from.
     """
-    x = _vectors_in_order(call, x)
-    size = x.shape[x.axis]
-    plain = x.plain
-    numbered = np.arange(plain.size).reshape(*plain.shape, 1) * size + np.arange(size)
+    image = x
+    if not isinstance(image, Interleaved):
+        image = Interleaved.of(_vectors_in_order(call, x))
+    rows, columns = 1.0 + image.origins, np.ones(image.shape)
+    result, counts = call.computed(rows), call.computed(columns)
+    refuse_if(
+        not np.isin(counts, (0.0, 1.0)).all(),
+        "an operation on positions that adds entries to each other",
+    )
     # 0 is what the operation adds
-    result = call.computed(np.moveaxis(numbered + 1.0, -1, x.axis))
-    for axis in sorted(range(result.ndim), key=lambda axis: axis != x.axis):
-        origins = np.moveaxis(result, axis, -1).astype(np.intp) - 1
-        if origins.shape[-1] == size and _keeps_coordinates(origins):
-            positions = np.where(origins[..., 0] < 0, OUTSIDE, origins[..., 0] // size)
-            return Vectors.of(taken(plain, positions, plain.ndim)).moved(-1, axis)
-    raise Refusal("the coordinates of vectors do not stay together, in their order")
-
-
-def _keeps_coordinates(origins: Ints) -> bool:
-    """Whether the last axis has all coordinates of a vector in order, or zeros."""
-    size = origins.shape[-1]
-    first = origins[..., :1]
-    is_vector = (first % size == 0) & (origins == first + np.arange(size))
-    is_zero = origins == OUTSIDE
-    return bool((is_vector | is_zero).all(axis=-1).all()) if size > 1 else True
+    origins = result.astype(np.intp) - 1
+    return settled_rearrangement(replace(image, origins=origins))
 
 
 # The largest vector of a window, coordinate by coordinate
