@@ -126,7 +126,8 @@ class Call(NamedTuple):
 
     def _of_one_kind(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
         """Vectors and scalars that differ along their coordinates: both of one kind."""
-        if x.last and not has_few_coordinates(x) and y.shown is None:
+        is_one_number = x.shape[x.axis] == 1
+        if x.last and not (is_one_number or has_few_coordinates(x)) and y.shown is None:
             return x, vectors_of_scalars(y)
         return self.draws.scalars(x), y
 
@@ -584,9 +585,7 @@ def norm(
 ) -> Tensor:
     """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
-    refuse_if(
-        float(order) != 2 or axes is None, "norms are read if they are Euclidean"
-    )
+    refuse_if(float(order) != 2 or axes is None, "norms are read if they are Euclidean")
     squares = total(call, multiply(call, x, x), axes, keepdims)
     if isinstance(squares, Scalars):
         return raised(squares, 0.5)

@@ -22,7 +22,7 @@ from . import _arithmetic as arithmetic
 from . import _convolution as convolution
 from . import _rearrangement as rearrangement
 from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalised
-from ._axes import Scalars, refuse_if
+from ._axes import Refusal, Scalars, refuse_if
 from ._einsum import einsum
 from ._graph import Node, name_of
 

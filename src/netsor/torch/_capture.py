@@ -25,11 +25,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
+from ._aten_ops import viewed
 from ._axes import Refusal
 from ._einsum import Equation
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._aten_ops import viewed
 from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
 from ._laws import Parameters
 from ._parameters import parameters

@@ -27,7 +27,7 @@ array([[-1,  0,  1],
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +36,17 @@ from .. import language as ns
 from .._array_api import Array, Floats, Ints, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
-from ._arithmetic import Call, Tensor, add, is_random, kind, mean, multiply, numbers
-from ._arithmetic import raised
+from ._arithmetic import (
+    Call,
+    Tensor,
+    add,
+    is_random,
+    kind,
+    mean,
+    multiply,
+    numbers,
+    raised,
+)
 from ._axes import Refusal, Scalars, Vectors, end_to_end, refuse_if
 from ._interleaved import Interleaved, settled_rearrangement
 from ._layout import Index, Permute, Reshape
@@ -135,25 +144,28 @@ class Convolution(NamedTuple):
     @classmethod
     def of(
         cls,
-        call: Call,
-        weight: Tensor,
+        kernel: Shape,
+        result: Shape,
         stride: Any,
         padding: Any,
         dilation: Any,
         groups: int,
     ) -> Convolution:
-        """The convolution by a weight (outputs, inputs of a group, *kernel)."""
-        kernel = tuple(weight.shape[2:])
+        """The convolution with the options of torch; `result` is the shape of it."""
         ndim = len(kernel)
         spread = _for_each(dilation, ndim)
         if padding == "valid":
-            before: tuple[int, ...] = (0,) * ndim
+            padding = 0
         elif padding == "same":
-            before = tuple(d * (k - 1) // 2 for d, k in zip(spread, kernel, strict=True))
-        else:
-            before = _for_each(padding, ndim)
-        windows = Windows(kernel, _for_each(stride, ndim), before, spread)
-        return cls(windows, groups, tuple(call.shape[-ndim:]))
+            reach = np.array(spread) * (np.array(kernel) - 1)
+            padding = reach // 2
+        windows = Windows(
+            kernel=tuple(kernel),
+            stride=_for_each(stride, ndim),
+            padding=_for_each(padding, ndim),
+            dilation=spread,
+        )
+        return cls(windows, groups, tuple(result[-ndim:]))
 
     @property
     def ndim(self) -> int:
@@ -186,7 +198,9 @@ def convolution(
 
     The weight has the shape (outputs, channels / groups, *kernel).
     """
-    shape = Convolution.of(call, weight, stride, padding, dilation, groups)
+    shape = Convolution.of(
+        weight.shape[2:], call.shape, stride, padding, dilation, groups
+    )
     if is_random(x):
         x = call.settled(x)
         refuse_if(
@@ -200,7 +214,8 @@ def convolution(
     else:
         refuse_if(
             not isinstance(weight, Random),
-            f"multiplies by {kind(weight)}: a matrix must be a parameter",
+            f"a convolution by {kind(weight)}: the kernel must be a parameter itself,"
+            " and no function of one",
         )
         parts = [_group(call, x, weight, shape, group) for group in range(groups)]
         product = parts[0] if groups == 1 else end_to_end(parts, parts[0].axis)
@@ -214,9 +229,7 @@ def _group(
 ) -> Vectors:
     """The outputs of one group of channels, (…, *counts, outputs of the group)."""
     outputs, inputs, ndim = weight.shape[0] // shape.groups, weight.shape[1], shape.ndim
-    matrices = weight.viewed(
-        Index(0, slice(group * outputs, (group + 1) * outputs))
-    )
+    matrices = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
     channels = slice(group * inputs, (group + 1) * inputs)
     if not is_random(x):
         of_group = numbers(x)[(..., channels) + (slice(None),) * ndim]
@@ -236,9 +249,9 @@ def _group(
 
 def _vectors(product: Any) -> Vectors:
     """The outputs of a convolution, which are no logits."""
-    refuse_if(not isinstance(product, Vectors), "a convolution whose outputs are logits")
-    vectors: Vectors = product
-    return vectors
+    if not isinstance(product, Vectors):
+        raise Refusal("a convolution whose outputs are logits")
+    return product
 
 
 def _depthwise(call: Call, x: Vectors, weight: Tensor, shape: Convolution) -> Vectors:
@@ -397,11 +410,13 @@ def max_pool(
     """The largest number of each channel in every window."""
     x = call.vectors(x)
     ndim = len(x.shape) - 1 - x.axis
+    if stride is None or not np.size(stride):
+        stride = kernel_size
     windows = Windows(
-        _for_each(kernel_size, ndim),
-        _for_each(stride if np.size(stride) and stride is not None else kernel_size, ndim),
-        _for_each(padding, ndim),
-        _for_each(dilation, ndim),
+        kernel=_for_each(kernel_size, ndim),
+        stride=_for_each(stride, ndim),
+        padding=_for_each(padding, ndim),
+        dilation=_for_each(dilation, ndim),
     )
     positions = windows.positions(x.shape[-ndim:], call.shape[-ndim:])
     return _max_over(x, positions, ndim)
@@ -520,7 +535,8 @@ def inverse_root(eps: float) -> Function:
     )
 
 
-class InverseRoot(NamedTuple):
+@dataclass(frozen=True)
+class InverseRoot:
     """x ↦ (x + eps)^(−1/2), which can be sent to other processes."""
 
     eps: float
@@ -530,7 +546,8 @@ class InverseRoot(NamedTuple):
         return (x + self.eps) ** -0.5
 
 
-class SlopeOfInverseRoot(NamedTuple):
+@dataclass(frozen=True)
+class SlopeOfInverseRoot:
     """The derivative of `InverseRoot`."""
 
     eps: float
@@ -540,9 +557,7 @@ class SlopeOfInverseRoot(NamedTuple):
         return -0.5 * (x + self.eps) ** -1.5
 
 
-def _scaled_and_shifted(
-    call: Call, y: Tensor, weight: Tensor, bias: Tensor
-) -> Tensor:
+def _scaled_and_shifted(call: Call, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """y · weight + bias, of the channels along the last axis, which become axis 1."""
     if weight is not None:
         y = multiply(call, y, weight)

@@ -52,7 +52,9 @@ def einsum(call: Call, text: str, operands: Sequence[Tensor]) -> Tensor:
     equation = Equation.read(text)
     x, y = (call.settled(operand) for operand in operands)
     missing = (set(equation.first) ^ set(equation.second)) - set(equation.result)
-    refuse_if(missing, f"einsum {text!r} sums over an axis of one operand: sum it first")
+    refuse_if(
+        missing, f"einsum {text!r} sums over an axis of one operand: sum it first"
+    )
     if len(equation.summed) == 1:
         return _matrix_product(call, equation, x, y)
     order = equation.result + "".join(equation.summed)

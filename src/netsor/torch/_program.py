@@ -23,9 +23,10 @@ from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
 from ._arithmetic import VALUES, Call
-from ._aten_ops import MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
+from ._aten_ops import CONVOLUTIONS, MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._capture import captured
+from ._convolution import Convolution
 from ._deferred import Deferred, can_be_deferred
 from ._fresh_modules import ModuleOrFactory
 from ._graph import (
@@ -37,6 +38,7 @@ from ._graph import (
     path_of,
     refused,
     schema_of,
+    shape_of,
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
@@ -211,11 +213,36 @@ class Reader:
             if name in REARRANGEMENTS and user.op == "call_function":
                 yield from self._factors(user)
                 continue
+            if name in CONVOLUTIONS:
+                yield self._windows_of_pixels(user)
+                continue
             position = MATRICES.get(name)
             factor = None
             if position is not None and user.args[position] is matrix:
                 factor = self.env.get(user.args[position - 1])
             yield factor if isinstance(factor, torch.Tensor) else None
+
+    def _windows_of_pixels(self, node: Node) -> Any:
+        """The windows of given pixels that a kernel multiplies; None if not given.
+
+        Groups have kernels of their own, which are not drawn column by column.
+        """
+        pixels = self.env.get(node.args[0])
+        if not isinstance(pixels, torch.Tensor):
+            return None
+        names = [argument.name for argument in schema_of(node).arguments]
+        options = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        convolution = Convolution.of(
+            kernel=shape_of(options["weight"])[2:],
+            result=shape_of(node),
+            stride=options.get("stride", 1),
+            padding=options.get("padding", 0),
+            dilation=options.get("dilation", 1),
+            groups=options.get("groups", 1),
+        )
+        if convolution.groups > 1:
+            return None
+        return torch.from_numpy(convolution.of_pixels(as_arrays(pixels)))
 
     def program(self) -> Program:
         """The whole program."""

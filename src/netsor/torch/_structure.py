@@ -20,7 +20,6 @@ from ._aten_ops import (
     CHOICES,
     MATRICES,
     NORMS,
-    REARRANGEMENTS,
     SAME_STREAM,
     SCORE_PRODUCTS,
     SOFTMAX,
