@@ -314,6 +314,8 @@ def _gaussian(build):
     """
     module = build()
     for name, p in module.named_parameters():
+        if name.endswith("attention_biases"):  # 0, as LeViT has them
+            continue
         if p.ndim > 1 and p[0].numel() > 1:
             nn.init.normal_(p, std=math.sqrt(2 / p[0].numel()))
         elif name.endswith("bias"):
