@@ -44,6 +44,7 @@ _NAMES = {
         "AUTO",
         "NoDeviceError",
     ),
+    "netsor.engine.backends._float_flags": ("float32_flags_are_reliable",),
     "netsor.engine.backends._numpy": (
         "block",
         "block_of",

@@ -44,7 +44,7 @@ class Request(studies.Request):
     files: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def own(self):
+    def is_user_program(self):
         return self.mine
 
     def options(self):

@@ -84,7 +84,7 @@ def test_the_plan_is_sent_once(cluster, monkeypatch):
         return submit(work, *args)
 
     monkeypatch.setattr(pool, "submit", weighed)
-    monkeypatch.setattr(_sampler, "TASK", 0.0)
+    monkeypatch.setattr(_sampler, "TASK_SECONDS", 0.0)
     ns.paper.layer().law(n=64, draws=DRAWS, executor=pool, progress=False)
     assert len(sizes) > 10
     assert max(sizes) < 2000
@@ -106,7 +106,7 @@ def test_a_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
     """Its chunks are done again by the other: same bits. Last, for its successor has
     yet to come up.
     """
-    monkeypatch.setattr(_sampler, "TASK", 0.0)
+    monkeypatch.setattr(_sampler, "TASK_SECONDS", 0.0)
     net = ns.paper.layer(tokens=8)
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
     victim = next(iter(cluster.run(os.getpid).values()))

@@ -173,9 +173,9 @@ def test_jax_sees_small_parts(jax_program):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [4, 32])
+@pytest.mark.parametrize("max_looped_rows", [4, 32])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_jax_factors_singular_matrices(jax_program, precision, few):
+def test_jax_factors_singular_matrices(jax_program, precision, max_looped_rows):
     """By the library's own factors, and by loops: the directions of numpy in double
     precision.
     """
@@ -183,7 +183,7 @@ def test_jax_factors_singular_matrices(jax_program, precision, few):
     import jax.numpy as jnp
 
     linalg = jax_program.JaxLibrary(jnp)
-    linalg.few = few
+    linalg.max_looped_rows = max_looped_rows
     compiled = {}
 
     def compute(kind, *arrays):

@@ -273,6 +273,7 @@ def attention_in_mup(phi=lambda x: x):
     return ns.Program(ns.train(loss, loss, ns.optim.SGD(0.5), 2)[-1])
 
 
+@pytest.mark.slow
 def test_scores_that_grow():
     """At width 256 they are of order 1, and extrapolation from there was off by 20 of
     its errors: 0.276 ± 0.014.

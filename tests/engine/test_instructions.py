@@ -21,6 +21,7 @@ from tests.internals import (
     _ir_builder,
     _plan_query,
     _register,
+    activations,
     in_numpy,
 )
 from tests.internals import engine_reference as _reference
@@ -167,6 +168,37 @@ def test_an_unknown_instruction_is_refused_when_a_step_is_added():
     with pytest.raises(UnknownInstructionError, match="among normals, chi"):
         Step("zzz", Register(()), (), {}, "", 0)
     assert [step.kind for step in build.steps] == ["normals"]
+
+
+@pytest.mark.parametrize(
+    ("f", "g", "constant", "needs_numpy"),
+    [
+        ("RELU", "ABS", False, False),
+        ("ERF", "ERF", False, False),
+        ("SIN", "COS", False, False),
+        ("TANH", "TANH", False, True),
+        ("ERF", "GELU", False, True),
+        ("RELU", "RELU", True, True),  # with means
+    ],
+)
+def test_kernel_needs_numpy_unless_a_formula_is_known(f, g, constant, needs_numpy):
+    u = Register((1, 4, 1, 6))
+    functions = {"f": getattr(activations, f), "g": getattr(activations, g)}
+    params = {**functions, "params_of_f": 0, "constant": constant}
+    step = Step("kernel", Register((1, 4, 4)), (u, u), params, "", 16)
+    assert step.needs_numpy == needs_numpy
+
+
+def test_kernel_of_several_vectors_and_of_parameters_needs_numpy():
+    single = Register((1, 4, 1, 6))
+    several = Register((1, 4, 2, 6))
+    relu = activations.RELU
+    params = {"f": relu, "g": relu, "params_of_f": 0, "constant": False}
+    out = Register((1, 4, 4))
+    assert Step("kernel", out, (single, several), params, "", 16).needs_numpy
+    scalars = Register((1, 4))
+    assert Step("kernel", out, (single, single, scalars), params, "", 16).needs_numpy
+    assert not Step("product", out, (single, single), {}, "", 16).needs_numpy
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.internals import (
     _sampler,
     block,
     choose,
+    float32_flags_are_reliable,
 )
 
 from .backend_cases import random_plans
@@ -397,8 +398,13 @@ def test_auto_precision_is_single_where_it_is_accurate(small, scale):
         hidden(1e-23),  # squares are 0
         hidden(1e25),  # and infinite
         # the result is finite, and a cube in gelu is not: a warning, which the command
-        # takes as an error
-        hidden(1e13),
+        # takes as an error; no warning where flags mean nothing
+        pytest.param(
+            hidden(1e13),
+            marks=pytest.mark.skipif(
+                not float32_flags_are_reliable(), reason="flags of no meaning"
+            ),
+        ),
         hidden(1e8, ns.sin),  # all digits are lost
         difference(1e-6),
     ],

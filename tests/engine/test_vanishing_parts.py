@@ -30,6 +30,7 @@ def read_by_one_vector():
     )
 
 
+@pytest.mark.slow
 def test_gradients_that_differ_by_vanishing_parts_match_a_large_width(monkeypatch):
     """Against a large width; and the comparison sees a wrong small part."""
     wide = exact_draws(read_by_one_vector(), 300, seed=12, n=250)

@@ -34,13 +34,13 @@ DEFAULT = ("t5",)
 def test_family_law_matches_literal_draws(family):
     model = MODELS[family]
     net, widths = program(model), model.widths()
-    ours = net.draw(draws=2500, progress=False, **widths)
-    literal = net.simulate(draws=600, seed=1, coordinates=0, progress=False, **widths)
+    ours = net.draw(draws=1000, progress=False, **widths)
+    literal = net.simulate(draws=400, seed=1, coordinates=0, progress=False, **widths)
     found = {}
     for name, a, b in zip(NAMES, ours, literal, strict=False):
         # a mean square after a norm, equal weights where there are no positions
         if a.std() < 1e-6:
-            np.testing.assert_allclose(b, a[:600], rtol=1e-5, atol=1e-9)
+            np.testing.assert_allclose(b, a[:400], rtol=1e-5, atol=1e-9)
         else:
             found[name] = stats.ks_2samp(a, b, method="asymp").pvalue
     assert len(found) >= 3
@@ -77,8 +77,8 @@ def test_law_at_model_widths_and_in_limit():
     net = model.program(tokens=3)
     assert net.shape == (3,)
     assert net.widths == ("n", "d", "m")
-    real = net[0].law(draws=2000, **model.widths())
-    limit = net[0].law(draws=2000, n=inf, d=model.d, m=inf)
+    real = net[0].law(draws=800, **model.widths())
+    limit = net[0].law(draws=800, n=inf, d=model.d, m=inf)
     for law in (real, limit):
         value, error = law.with_error.var()
         assert abs(value - 1) < 5 * error + 1e-3  # after an RMSNorm

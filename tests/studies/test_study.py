@@ -44,7 +44,7 @@ class Squares(Request):
     title: ClassVar[str] = "squares: of numbers"
 
     @property
-    def own(self):
+    def is_user_program(self):
         return self.mine
 
     def options(self):

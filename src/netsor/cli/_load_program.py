@@ -87,16 +87,17 @@ def program_of(named: NamedProgram) -> Program:
 
 
 def _build(named: NamedProgram) -> Any:
+    """What the name stands for: the object, or what the function of this name returns
+    for the arguments.
+    """
     if named.arguments and not named.is_function:
         name = next(iter(named.arguments))
         raise UsageError(
             f"--arg {name} is given, but PROGRAM {shown(str(named))} is not a function"
         )
-    if (
-        named.is_function
-        and hasattr(named.value, "named_parameters")
-        and not isinstance(named.value, type)
-    ):
+    is_instance = not isinstance(named.value, type)
+    has_parameters = hasattr(named.value, "named_parameters")
+    if named.is_function and is_instance and has_parameters:
         raise UsageError(
             f"FILE:FUNCTION {shown(str(named))} is a PyTorch module: name a function"
             " that returns it"
@@ -139,11 +140,11 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
 
 def _names_defined_in(module: Any) -> list[str]:
     """The names of what a module defines itself, rather than imports."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", "") == module.__name__
-    ]
+    names = []
+    for name, value in vars(module).items():
+        if getattr(value, "__module__", "") == module.__name__:
+            names.append(name)
+    return names
 
 
 def _module(name: str) -> Any:
@@ -166,8 +167,8 @@ def _module(name: str) -> Any:
 
 @contextmanager
 def _prepend_sys_path(folder: str) -> Iterator[None]:
-    """Imports look into this folder first, and later on last: its csv.py is not for
-    what netsor loads as it runs.
+    """A context in which imports look into this folder first. Afterwards they look into
+    it last: a csv.py in it must not hide Python's from what netsor loads as it runs.
     """
     sys.path.insert(0, folder)
     try:
@@ -240,7 +241,9 @@ def usage_errors(about: str = "") -> Iterator[None]:
 
 
 def _message_about(about: str, error: ValueError) -> str:
-    """The message of an error, which names the option and its value once."""
+    """The message of an error about an option, such as "--set width=7", in which the
+    option and its value occur once; the error itself may name them, or the argument.
+    """
     message = one_line(error)
     if not about:
         return message

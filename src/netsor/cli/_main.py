@@ -105,8 +105,9 @@ def _usage_message(error: ClickException) -> str:
 @contextmanager
 def _logged() -> Iterator[None]:
     """Print log messages of the library to stderr."""
-    log, handler = logging.getLogger("netsor"), _ToStderr()
-    level, propagates = log.level, log.propagate
+    log = logging.getLogger("netsor")
+    handler = _ToStderr()
+    level, propagates = log.level, log.propagate  # to restore
     log.propagate = False
     log.setLevel(logging.INFO)
     log.addHandler(handler)
@@ -235,6 +236,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
+        """The watch begins when its context is entered."""
         self.message = "interrupted"
         self._said = threading.Lock()
         self._left = threading.Event()
@@ -242,6 +244,7 @@ class Watch:
         self._wakeup = -1  # the descriptor that signals were written to before
 
     def __enter__(self) -> Watch:
+        """Begin to watch, in the main thread; in others there are no signals."""
         if threading.current_thread() is not threading.main_thread():
             return self
         if signal.getsignal(signal.SIGINT) in (
@@ -251,18 +254,20 @@ class Watch:
             signal.signal(signal.SIGINT, _once)
         os.environ.setdefault("PYTHONWARNINGS", QUIET)
         if sys.platform != "win32" and threads_start():
+            # Python writes the number of every signal into the pipe, at once
             self._pipe = os.pipe()
-            for end in self._pipe:
-                os.set_blocking(end, end == self._pipe[0])
-            self._wakeup = signal.set_wakeup_fd(
-                self._pipe[1], warn_on_full_buffer=False
+            reading_end, writing_end = self._pipe
+            os.set_blocking(reading_end, True)
+            os.set_blocking(writing_end, False)  # as set_wakeup_fd needs
+            self._wakeup = signal.set_wakeup_fd(writing_end, warn_on_full_buffer=False)
+            watcher = threading.Thread(
+                target=self._follow, args=(reading_end,), daemon=True
             )
-            threading.Thread(
-                target=self._follow, args=(self._pipe[0],), daemon=True
-            ).start()
+            watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the watch, and restore how signals were handled."""
         self._left.set()
         if self._pipe is not None:
             signal.set_wakeup_fd(self._wakeup)
@@ -276,6 +281,9 @@ class Watch:
             echo_error(self.message)
 
     def _follow(self, pipe: int) -> None:
+        """In the second thread: read signals from the pipe until it is closed. After an
+        interrupt, end the process unless the main thread leaves the context in time.
+        """
         while number := os.read(pipe, 1):
             if number[0] == signal.SIGINT and not self._left.wait(GRACE):
                 self.say()

@@ -39,14 +39,20 @@ def spelled(options: Sequence[str], words: Sequence[str] | None = None) -> str:
     """
     words = sys.argv if words is None else words
     typed = {word.partition("=")[0] for word in words}
-    return next((option for option in options if option in typed), options[0])
+    for spelling in options:
+        if spelling in typed:
+            return spelling
+    return options[0]
 
 
 def _takes_one_value(param: click.Parameter) -> bool:
-    """Whether the last value of an option would replace those before it."""
+    """Whether the last value of an option would replace those before it: not for
+    repeatable options, and for flags only if they have an opposite, as --no-gradients.
+    """
     if not isinstance(param, click.Option) or param.multiple:
         return False
-    return not param.is_flag or bool(param.secondary_opts)
+    has_opposite = bool(param.secondary_opts)
+    return not param.is_flag or has_opposite
 
 
 def _typed(value: Any) -> str:
@@ -82,18 +88,20 @@ class Command(click.Command):
         """Reject an option that is given twice with one value each: only the last would
         act.
         """
-        order: list[click.Parameter] = []
+        typed: list[click.Parameter] = []  # in order, with repetitions
         with suppress(UsageError):  # which the parser of click reports below
-            order = self.make_parser(ctx).parse_args(list(args))[2]
-        for param in order:
-            if order.count(param) > 1 and _takes_one_value(param):
+            _, _, typed = self.make_parser(ctx).parse_args(list(args))
+        for param in typed:
+            if typed.count(param) > 1 and _takes_one_value(param):
                 raise UsageError(
                     f"{spelled(param.opts, args)} is given twice: give it once"
                 )
         return super().parse_args(ctx, args)
 
     def _written(self, argument: ArgumentError) -> str:
-        """The argument as this command takes it: "--tokens 3", or "MODEL 'gpt3'"."""
+        """The argument with its value as this command takes it: "--tokens 3", "MODEL
+        'gpt3'", "--set width=7", or "width=7" if it is not an option.
+        """
         value, typed = argument.value, _typed(argument.value)
         changes = get_current_context().params.get("changes") or ()
         if argument.name in {text.partition("=")[0].strip() for text in changes}:
@@ -150,6 +158,7 @@ def number(
     """
 
     def read(text: Any) -> float:
+        """The number, or an error of `check`."""
         if inf and str(text).lower() in INFINITE:
             return math.inf
         value = text
@@ -164,6 +173,7 @@ def number(
 
 
 def _width(word: str) -> float:
+    """A width, which may be "inf"."""
     return math.inf if word.strip().lower() in INFINITE else int(word)
 
 

@@ -30,6 +30,7 @@ def strip_control_chars(text: str) -> str:
     """
 
     def safe(character: str) -> str:
+        """The character, or its code, as \\x1b."""
         if character.isprintable() or character == "\n":
             return character
         is_space = unicodedata.category(character) == "Zs"
@@ -65,12 +66,14 @@ def reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def stdout_to_stderr(as_json: bool) -> Iterator[None]:
-    """With --json, redirect prints to stderr: stdout is for the JSON object."""
+    """A context in which, with --json, prints go to stderr: stdout is for the JSON
+    object.
+    """
     if not as_json:
         yield
         return
     sys.stdout.flush()
-    kept = None
+    kept = None  # a copy of the descriptor of stdout
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stdout.fileno() == 1:  # also for what compiled libraries print
             kept = os.dup(1)

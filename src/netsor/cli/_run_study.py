@@ -59,8 +59,9 @@ def run(
     make: Callable[[dict[str, Any]], Study[Any]],
     as_json: bool = False,
 ) -> Any:
-    """Run the study that `make` builds from the options, to which the backend and the
-    command line are added.
+    """The result of the study that `make` builds from the options of a command; the
+    backend and the command line are added to these. With `as_json` nothing but the
+    result may be printed to stdout.
     """
     if options["out"] is not None:
         check_name("--out", options["out"])
@@ -75,8 +76,10 @@ def run(
 
 
 def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:
-    """Run the study that `make` returns: reject it if it is too long; print its cost
-    and what is left of it.
+    """The result of the study that `make` returns.
+
+    A study that takes longer than LONGEST is rejected. Otherwise its cost is printed,
+    and if it is interrupted or fails, what is left of it on disk.
     """
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
@@ -129,7 +132,7 @@ def _what_is_left(request: StudyRequest) -> str:
     """What an interrupted study leaves on disk."""
     if request.out is None:
         return f"nothing was kept; with --out DIR finished {request.kept} are"
-    if request.own:
+    if request.is_user_program:
         return f"nothing was kept: finished {request.kept} are kept of models only"
     return f"finished {request.kept} are kept; the same command resumes"
 
@@ -242,6 +245,7 @@ def audit(
     earlier = None if baseline is None else Baseline.of(baseline)
 
     def make(options: dict[str, Any]) -> AuditStudy:
+        """The audit of these options, checked against the rules and the baseline."""
         study = AuditStudy(_audit_request(options))
         if earlier is not None:
             if len(study.request.models) > 1:
@@ -340,6 +344,7 @@ def _audit_request(options: dict[str, Any]) -> Request:
         programs = _audited_programs(subjects, inputs)
         return Request(programs, swept=subjects.swept, **options)
     models, swept = _audited_models(subjects)
+    # described models take --ids and --tokens as options of the request
     return Request(models, swept=swept, **options)
 
 
@@ -374,7 +379,9 @@ def _audited_programs(
 def _audited_models(
     subjects: _AuditSubjects,
 ) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]] | None]:
-    """MODEL and those that it is compared with; and the swept field with its values."""
+    """(models, swept): MODEL and those that it is compared with, or with each value of
+    --sweep; and the swept field with its values, None without a sweep.
+    """
     if subjects.others and len(subjects.compare) > 1:
         raise UsageError(
             "--compare-set is for one --compare: give each of the others its own"
@@ -427,6 +434,9 @@ def _program(
     arguments: Sequence[str],
     inputs: Mapping[str, Any],
 ) -> ProgramModel:
+    """What FILE:PROGRAM names, for an audit: a program with its widths, or the network
+    that a function's PyTorch module becomes with the token ids or numbers of `inputs`.
+    """
     if not is_target(target):
         raise UsageError(
             f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is"
@@ -458,6 +468,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
     from ..studies.coord_check._request import Request
 
     def make(options: dict[str, Any]) -> Study[Any]:
+        """The check of these options."""
         lr = options.pop("lr")
         model, optimiser = _trained(options)
         rates = None
@@ -506,8 +517,11 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
-    """The model or the function of the width, and the optimiser; other options are read
-    in their place.
+    """(model, optimiser): the model or the function of the width, and the name of the
+    optimiser or the object of this name in FILE.
+
+    The options that say so are taken out of `options`, and the text of --vectors is
+    replaced by a list.
     """
     source = options.pop("model")
     changes = options.pop("changes")
@@ -545,8 +559,9 @@ def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
 
 
 def _rates(lr: str, function: Any) -> Any:
-    """A number, numbers by kind of weight, or the object of this name in the file of a
-    function.
+    """The learning rates that --lr gives: a number, a dict of numbers by kind of weight
+    ("query=0.1,head=0.01"), or the object of this name in the file of `function`, which
+    is None for a model.
     """
     try:
         if "=" not in lr:

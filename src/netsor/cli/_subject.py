@@ -63,8 +63,10 @@ def sampling_seconds(
     backend: Backend,
     options: str,
 ) -> float:
-    """Estimated time of these draws at all widths; rejected, naming the options, if it
-    is too long.
+    """Estimated seconds of these draws at all widths of `sides`.
+
+    Draws that would take too long, or too much memory, are rejected; the error names
+    the `options` that decide it. Of a device only the time of planning is estimated.
     """
     start = time.perf_counter()
     with slow_notice("planning"):
@@ -72,7 +74,8 @@ def sampling_seconds(
         plans = [net.plan(backend=backend, **widths) for widths in sides]  # type: ignore[arg-type]
     # the law of a side makes further plans, which take as long as those just made
     further_plans = sum(plans_of_law(widths) - 1 for widths in sides)
-    planning = further_plans / len(sides) * (time.perf_counter() - start)
+    seconds_per_plan = (time.perf_counter() - start) / len(sides)
+    planning = further_plans * seconds_per_plan
     if backend.kind != "cpu":
         return planning
     for plan in plans:
@@ -188,7 +191,9 @@ def subject(
 def _own_program(
     options: dict[str, Any], draws: int, both: bool
 ) -> tuple[Target, dict[str, Any]]:
-    """The program with its widths, and the options that decide what it costs."""
+    """The user's program with its widths, and by name the options that decide what it
+    costs. `draws` is 0 for a command without any; with `both`, the limit is wanted too.
+    """
     # its functions may divide by zero where it does not matter
     warnings.simplefilter("ignore", RuntimeWarning)
     net = program_of(find(options["program"], options["arguments"]))
@@ -226,7 +231,9 @@ def _own_program(
 def _built_in(
     options: dict[str, Any], draws: int, both: bool
 ) -> tuple[Target, dict[str, Any]]:
-    """The layer with its widths, and the options that decide what it costs."""
+    """The built-in layer with its widths, and by name the options that decide what it
+    costs; with `both`, the limit is wanted too.
+    """
     _check_layer_options(options)
     infinite_heads = options["infinite_heads"]
     widths = {"n": options["width"]}
@@ -243,12 +250,10 @@ def _built_in(
         "heads": options["heads"],
     }
     check_memory(_layer_bytes(options), _written(sizes), SMALLER)
-    of_layer = {
-        name: options[name]
-        for name in LAYER
-        if name not in ("width", "head_dim", "token", "infinite_heads")
-    }
-    net = layer(token=options["token"] - 1, low_rank="d" in widths, **of_layer)
+    arguments = {name: options[name] for name in LAYER}
+    for name in ("width", "head_dim", "token", "infinite_heads"):
+        del arguments[name]  # given in another way, or not at all
+    net = layer(token=options["token"] - 1, low_rank="d" in widths, **arguments)
     is_formula = infinite_heads and not both
     network = f"attention layer of {counted(options['tokens'], 'token')}"
     if not is_formula:
@@ -289,7 +294,7 @@ def _check_layer_options(options: Mapping[str, Any]) -> None:
 
 
 def _layer_bytes(options: Mapping[str, Any]) -> float:
-    """About the memory that the layer needs, whatever its plan: a layer that does not
+    """About the bytes that the layer needs, whatever its plan: a layer that does not
     fit is not planned.
     """
     tokens: int = options["tokens"]
@@ -312,15 +317,19 @@ def _refuse_limit(option: str, widths: dict[str, float]) -> None:
 
 
 def _is_given(name: str) -> bool:
+    """Whether an option was typed, rather than left at its default."""
     return (
         get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
     )
 
 
 def _written(sizes: dict[str, Any]) -> str:
-    """The options given on the command line; all of them if none was given."""
-    typed = {
-        name: size for name, size in sizes.items() if name == "bind" or _is_given(name)
-    }
+    """Those of the options that were typed, as "--width 4096 and --draws 1000"; all of
+    them if none was.
+    """
+    typed = {}
+    for name, size in sizes.items():
+        if name == "bind" or _is_given(name):
+            typed[name] = size
     shown_sizes = typed or sizes
     return " and ".join(f"--{name} {size}" for name, size in shown_sizes.items())

@@ -96,25 +96,20 @@ def simulate(
             return (*value.shape, int(value.width.bind(widths)))
         return value.shape
 
-    matrix_entries = int(
-        sum(
-            weight.out_width.bind(widths)
-            * weight.in_width.bind(widths)
-            * weight.members.size
-            for weight in weights_of(values)
-        )
-    )
-    numbers = matrix_entries + sum(math.prod(full_shape(value)) for value in values)
+    numbers = _matrix_entries(values, widths)
+    numbers += sum(math.prod(full_shape(value)) for value in values)
     # per draw: a batch of matrices is in memory twice while it acts
     draw_bytes = 16.0 * numbers
     bound = ", ".join(f"{name}={width}" for name, width in widths.items())
     remedy = "take smaller widths, or net.law, which draws no matrix"
     check_memory(draw_bytes, f"one draw of all matrices at {bound}", remedy)
-    indices = []
-    shapes = []
+    indices = []  # of the entries of each output to return
+    shapes = []  # of these entries, in one draw
     for value in narrowed:
         shape = full_shape(value)
-        index = _index(coordinates, shape[-1]) if isinstance(value, Vector) else ...
+        index: Any = ...
+        if isinstance(value, Vector):
+            index = _index(coordinates, width=shape[-1])
         indices.append(index)
         shapes.append(np.empty((1, *shape))[0][index].shape)
     returned = sum(map(math.prod, shapes))
@@ -145,8 +140,20 @@ def simulate(
     return results
 
 
+def _matrix_entries(values: Sequence[Value], widths: Mapping[str, float]) -> int:
+    """The number of entries of all matrices of a program."""
+    entries = 0.0
+    for weight in weights_of(values):
+        size = weight.out_width.bind(widths) * weight.in_width.bind(widths)
+        entries += size * weight.members.size
+    return int(entries)
+
+
 def _index(coordinates: Coordinates, width: int) -> Any:
-    """The index that selects coordinates of a vector of this width."""
+    """The index that selects coordinates along the last axis, of this length.
+
+    It raises an error if they are not integers or beyond the axis.
+    """
     if coordinates is None:
         return ...
     try:
@@ -165,7 +172,10 @@ def _index(coordinates: Coordinates, width: int) -> Any:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The work on one chunk of replicas; a worker calls it, perhaps in a process."""
+    """The work on one chunk of replicas; a worker calls it, perhaps in a process.
+
+    A call returns an array of each output, for the replicas in a range.
+    """
 
     outputs: list[Value]
     indices: list[Any]  # of the entries of each output to return
@@ -236,7 +246,10 @@ class _Literal:
         return np.asarray(normals * std)
 
     def moved(self, op: SteppedMatMul, member: int) -> Floats:
-        """W after its steps, (replicas, out, in), by explicit updates."""
+        """W after its steps, (replicas, out, in), by explicit updates.
+
+        Each state is stored by the matrix and the steps so far.
+        """
         key: tuple[object, ...] = (op.weight.source, member)
         weight = MovedParameter(self.matrix(op.weight.drawn, member), {})
         for number, rule in enumerate(op.steps):
@@ -251,24 +264,33 @@ class _Literal:
         return weight.array
 
     def _gradient(self, op: SteppedMatMul, member: int, number: int) -> Floats | None:
-        """Σ l r^T over the outer products of a step; None if it has none.
+        """The gradient Σ size · l^T r of a matrix at one step, (replicas, out, in).
 
-        The step is the one with this number, of this member of a batch of matrices.
+        The step has this number, and the matrix is this member of a batch. The factors
+        l and r are (replicas, ·, out) and (replicas, ·, in). None if the step has no
+        gradient for this member.
         """
         total = None
         for left, right, part in zip(op.left, op.right, op.parts, strict=True):
             if part.step != number or member not in part.members:
                 continue
             position = part.members.index(member)
-
-            def of_member(value: Value, position: int = position) -> Floats:
-                array = self.drawn[value]
-                return array[:, 0 if array.shape[1] == 1 else position]
-
-            outer = np.swapaxes(of_member(left), -1, -2) @ of_member(right)
+            left_factor = self._member(left, position)
+            right_factor = self._member(right, position)
+            outer = np.swapaxes(left_factor, -1, -2) @ right_factor
             term = part.size(self.widths) * outer
             total = term if total is None else total + term
         return total
+
+    def _member(self, value: Value, position: int) -> Floats:
+        """The array of a value at a position along its first axis.
+
+        An axis of length 1 is shared by all positions.
+        """
+        array = self.drawn[value]
+        if array.shape[1] == 1:
+            position = 0
+        return array[:, position]
 
     def evaluate(self, value: Value) -> None:
         """Compute a value from its inputs, which are already computed."""
@@ -300,15 +322,19 @@ class _Literal:
 
 
 def _matmul(run: _Literal, op: MatMul, value: Vector) -> Floats:
+    """A matrix times its vectors."""
     members = op.weight.members.ravel().tolist()
     w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)
-    return _acted(run, op, value, w)
+    return _multiplied(run, op, value, w)
 
 
-def _acted(
+def _multiplied(
     run: _Literal, op: MatMul | SteppedMatMul, value: Vector, w: Floats
 ) -> Floats:
-    """Matrices (replicas, members, out, in) times their vectors."""
+    """Matrices w (replicas, members, out, in) times the vectors of the operation.
+
+    With `op.each`, each matrix multiplies its own vectors, and otherwise all of them.
+    """
     x = run.drawn[op.x]
     members = w.shape[1] if op.each else 1
     vectors = x.reshape(len(w), members, -1, x.shape[-1])
@@ -328,7 +354,7 @@ def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
     w = w * (drawn_fan / weight.fan.bind(run.widths)) ** 0.5
     if weight.transposed:
         w = np.swapaxes(w, -1, -2)
-    return _acted(run, op, value, w)
+    return _multiplied(run, op, value, w)
 
 
 def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
@@ -354,7 +380,10 @@ def _updated(
     number: int,
     run: _Literal,
 ) -> MovedParameter:
-    """A parameter and its optimiser states after one step."""
+    """A parameter and its optimiser states after one step.
+
+    It is the step with this number of the operation.
+    """
     rule = op.steps[number] if isinstance(op, SteppedMatMul) else op.rule
 
     def number_of(scalar: Any) -> Any:

@@ -80,7 +80,9 @@ class AuditViewRequest:
 
     @cached_property
     def lengths(self) -> tuple[int, ...] | None:
-        """The numbers of tokens; None for a program, which has its own."""
+        """The numbers of tokens: those of the request, or else the usual number, or
+        fewer if that would not be quick. None for a program, which has its own.
+        """
         if self.tokens is not None or isinstance(self.models[0], ProgramModel):
             return self.tokens
         described = [m for m in self.models if not isinstance(m, ProgramModel)]
@@ -165,6 +167,7 @@ class AuditViewRequest:
         return MAX_SECONDS if is_first else LATER
 
     def _view(self, result: Audit | Comparison) -> View:
+        """The page of an audit: a panel for each measured quantity of the blocks."""
         sides = _sides(result)
         panels = []
         for quantity in BLOCKS:
@@ -182,6 +185,9 @@ class AuditViewRequest:
         return View(tuple(panels), {}, self.code, notes, result=result)
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
+        """What is drawn, what is missing and why, and how long a sharper audit
+        takes.
+        """
         lengths = result.audits[0].lengths
         drawn = []
         for length in lengths:
@@ -244,8 +250,10 @@ def _seconds(request: Request) -> float:
 
 
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
-    """The audit, in this thread; kept draws are not made again. An error that `tell`
-    raises ends it.
+    """The audit, done in this thread; draws that are kept are not made again.
+
+    `seconds` is its estimated time, and `tell` is called with the seconds that are over
+    and this number. An error that `tell` raises ends the audit.
     """
     tell(0.0, seconds)
     AuditStudy(request).estimate()  # raises an error if memory is too small
@@ -254,7 +262,8 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     total = sum(case.draw.seconds * draws for case, draws in missing)
     finished = 0.0  # seconds of finished tasks, of `total`
     for case, draws in missing:
-        tasks, arrays = request.tasks(case), []
+        tasks = request.tasks(case)
+        arrays = []  # of each task
         for task in tasks:
             progress = _Progress(finished, case.draw.seconds, total, seconds, tell)
             arrays.append(task.run(progress.report))
@@ -283,6 +292,7 @@ class _Progress:
 
 
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
+    """The panel of a quantity against depth: a curve for each side that has it."""
     curves = []
     for label, look, draws in sides:
         if quantity.name in draws:
@@ -331,6 +341,7 @@ class Variant:
 
     @cached_property
     def _base(self) -> Transformer:
+        """The model under its recipe, before other changes."""
         model = read(self.source)
         return model if self.recipe == UNCHANGED else recipe(model, self.recipe)
 
@@ -355,10 +366,11 @@ class Variant:
         return changes
 
     def _last_std(self, last: str, first: str) -> tuple[float, float]:
-        """The std of the last matrices of a branch, and what it is without a change.
+        """The std of the last matrices of a branch, and what it is without a change of
+        its own: that of the model, or `self.std` if all matrices get that.
 
-        Another std of all matrices keeps their ratio to the first ones, unless depth
-        scaling sets it.
+        Another std of all matrices keeps the ratio of the last ones to the first,
+        unless depth scaling sets it. `last` and `first` are names of fields.
         """
         model = self._base
         first_std, last_std = getattr(model, first), getattr(model, last)

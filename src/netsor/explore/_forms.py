@@ -56,10 +56,15 @@ def answer(
     target: NamedProgram | None = None,
     links: Links | None = None,
 ) -> None:
-    """Answer a form whose values are JSON: emit HTML, progress or an error."""
+    """Answer a form of this kind, whose values are JSON: emit HTML, progress or an
+    error.
+
+    `target` is the user's program, for the forms that are about it.
+    """
 
     def progress(done: float, total: float) -> None:
-        emit("progress", f"{done / total if total else 0.0:.3f}")
+        share = done / total if total else 0.0
+        emit("progress", f"{share:.3f}")
 
     try:
         values = json.loads(content)
@@ -122,12 +127,14 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     if pasted:
         PASTED.write_text(pasted, encoding="utf-8")
 
+    # a path, else the pasted configuration, else the chosen name
     source = values.get("path", "").strip()
     if not source:
         source = str(PASTED) if pasted else values["name"]
     second = None
     other_source = values.get(f"{SECOND}path", "").strip()
-    other_source = other_source or values.get(f"{SECOND}name")
+    if not other_source:
+        other_source = values.get(f"{SECOND}name")
     if other_source:
         if other_source == SAME:
             other_source = source

@@ -66,15 +66,21 @@ def _law(net: Program, draws: int, widths: tuple[tuple[str, float], ...]) -> Law
 def law_view(
     net: Program, widths: Mapping[str, float], wanted: int | None, lines: list[str]
 ) -> View:
-    """The law, its limit and a Gaussian; `lines` of Python make the program, and
-    `wanted` is the number of draws if the user chose one.
+    """The law at these widths, its limit and a Gaussian; `lines` of Python make the
+    program, and `wanted` is the number of draws if the user chose one.
+
+    A program without widths has no limit beside its law, and at infinite width the law
+    is the limit.
     """
     at_infinity = dict.fromkeys(widths, inf)
-    widths_of: dict[str, Mapping[str, float]] = {"law": widths, "limit": at_infinity}
+    widths_of: dict[str, Mapping[str, float]] = {}  # by the name of a law
     if not widths:
-        del widths_of["limit"]
+        widths_of["law"] = widths
     elif widths == at_infinity:
-        del widths_of["law"]
+        widths_of["limit"] = at_infinity
+    else:
+        widths_of["law"] = widths
+        widths_of["limit"] = at_infinity
     plans = [net.plan(**widths)]  # type: ignore[arg-type]
     notes = []
     if len(widths_of) == 2:
@@ -132,7 +138,9 @@ def _named(name: str, law: Law, widths: Mapping[str, float], draws: int) -> Name
 
 
 def _gaussian(last: Named) -> tuple[Named, str]:
-    """The Gaussian that the last law is compared with, and a note."""
+    """The Gaussian that the last law is compared with, and a note, "" for none: that of
+    infinitely many heads, or for other networks the one of the same variance.
+    """
     law = last.law
     if not isinstance(law, HeadSum):
         label = "the Gaussian of its variance"
@@ -172,7 +180,7 @@ def _code(laws: list[Named], lines: list[str]) -> str:
 
 
 def _rows(laws: list[Named]) -> Rows:
-    """The numbers of each law; means only if one is not 0."""
+    """The numbers of each law, {number: {law: value}}; means only if one is not 0."""
     rows: Rows = {"mean": {}, "variance": {}, "excess kurtosis": {}}
     for name, label, law, _ in laws:
         statistics = law.with_error
@@ -201,7 +209,8 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
         draws, limit = wanted, MAX_SECONDS
     else:
         quick = [draws for draws in DRAWS if seconds(draws) <= QUICK]
-        draws, limit = (quick[0] if quick else DRAWS[-1]), SLOW
+        draws = quick[0] if quick else DRAWS[-1]  # DRAWS falls
+        limit = SLOW
     blocks = [Draw.of(plan).block_bytes(draws) for plan in plans]
     needed = cores() * max(blocks, default=0.0)
     if needed > memory() / 2:
@@ -343,10 +352,8 @@ def sliders(target: NamedProgram) -> list[Slider]:
     numeric = []
     for name, parameter in parameters.items():
         value = target.arguments.get(name, parameter.default)
-        if parameter.kind not in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY,
-        ):
+        by_name = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if parameter.kind not in by_name:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -356,13 +363,15 @@ def sliders(target: NamedProgram) -> list[Slider]:
 
 
 def _slider(name: str, value: float) -> Slider:
-    """A slider up to four times the value, to both sides of 0 if it is negative."""
+    """A slider up to four times the value in size: from 1 or 0 on if it is positive, to
+    both sides of 0 if it is negative.
+    """
     if isinstance(value, int):
         least = 1 if value > 0 else 4 * value
         return Slider(name, value, low=least, high=max(4 * value, 8), step=1)
-    size = abs(value) or 1.0
+    size = abs(value) if value else 1.0
     low = 0.0 if value >= 0 else -4 * size
-    return Slider(name, value, low, high=4 * size, step=size / 20)
+    return Slider(name, value, low=low, high=4 * size, step=size / 20)
 
 
 def program_view(
@@ -375,6 +384,8 @@ def program_view(
     """The view of one output of a program, or of the part FILE:PROGRAM[i]."""
     net = target.program(**arguments)
     part = net if target.part is None else net[target.part]
+    # all entries of all outputs, in order: the number of the output, and the index in
+    # it
     entries = []
     for number, value in enumerate(part.outputs):
         entries += [(number, index) for index in np.ndindex(value.shape)]
@@ -384,14 +395,15 @@ def program_view(
             " counted from 0"
         )
     number, index = entries[output]
-    keys: list[Any] = []
+    keys: list[Any] = []  # of `net`, one after the other, to that entry
     if target.part is not None:
         keys.append(target.part)
     if isinstance(part.output, tuple):
         keys.append(number)
     if index:
         keys.append(index)
-    entry, brackets = net, ""
+    entry = net
+    brackets = ""  # the keys in Python, as "[0][1, 2]"
     for key in keys:
         entry = entry[key]
         brackets += f"[{str(key).strip('(,)')}]"

@@ -51,8 +51,10 @@ class Server(ThreadingHTTPServer):
     """The page, about a program if there is one."""
 
     def __init__(self, target: NamedProgram | None = None, port: int = 0) -> None:
+        """Listen on this port, or on a free one for 0."""
         super().__init__((HOST, port), Handler)
-        self.target, self.token = target, secrets.token_urlsafe(16)
+        self.target = target
+        self.token = secrets.token_urlsafe(16)
         self.audit = threading.Lock()  # held by the one audit that runs
         self.views: dict[str, View] = {}
         self._count = itertools.count()
@@ -93,6 +95,7 @@ class Handler(BaseHTTPRequestHandler):
         return allowed
 
     def _has_token(self) -> bool:
+        """Whether the address has the token; compared in constant time."""
         tokens = parse_qs(urlsplit(self.path).query).get("access_token", [""])
         return secrets.compare_digest(tokens[0].encode(), self.server.token.encode())
 
@@ -140,6 +143,7 @@ class Handler(BaseHTTPRequestHandler):
             answer(kind, content, emit, self.server.target, self.server.links)
 
     def _begin(self, kind: str) -> None:
+        """Send the head of an answer whose content has this type."""
         self.send_response(200)
         self.send_header("content-type", kind)
         self.end_headers()

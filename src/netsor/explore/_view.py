@@ -79,7 +79,9 @@ class Panel(NamedTuple):
     log: bool = False  # a logarithmic vertical axis, for positive numbers
 
     def up(self, y: Floats) -> Floats:
-        """Where a number is on the vertical axis."""
+        """Where numbers are on the vertical axis, before scaling: their logarithms on a
+        logarithmic one.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.log10(y) if self.log else y
 
@@ -106,13 +108,17 @@ class Panel(NamedTuple):
         low, high = 0.0, 1.0
         if y.size:
             low, high = float(y.min()), float(y.max())
-        from_zero = low >= 0 and not self.log
-        if from_zero:
+        begins_at_zero = low >= 0 and not self.log
+        if begins_at_zero:
             low = 0.0
         elif self.log:
             low = max(low, high - MOST_DECADES)
-        margin = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
-        return low if from_zero else low - margin, high + margin
+        margin = (high - low) * 0.06
+        if margin == 0:  # all numbers are equal
+            margin = max(abs(high) * 0.06, 1e-300)
+        if begins_at_zero:
+            return low, high + margin
+        return low - margin, high + margin
 
 
 Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
@@ -238,6 +244,9 @@ class _Drawing:
     """Converts the numbers of a panel to SVG units."""
 
     def __init__(self, panel: Panel) -> None:
+        """The axes end at `above` and `floor`; between the top and `above` is the
+        legend.
+        """
         self.panel = panel
         self.ends = panel.reach()
         legend_lines = len(panel.curves) if panel.legend else 0
@@ -261,7 +270,9 @@ class _Drawing:
         return self.x(curve.x), self.y(visible)
 
     def band(self, curve: Curve) -> str:
-        """The outline of a curve's band, which ends at the axis."""
+        """The outline of a curve's band as an SVG path: along its lower edge, and back
+        along its upper edge. Numbers below the axis are put on it. "" without a band.
+        """
         if not curve.band:
             return ""
         low, high = curve.band

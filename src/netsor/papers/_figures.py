@@ -43,6 +43,9 @@ class FigureResult(Result):
         tables: Mapping[str, bytes],
         figures: Mapping[str, Future[dict[str, bytes]]],
     ) -> None:
+        """Wait for the pictures; each is a dict of its files by kind (pdf, png,
+        svg).
+        """
         assert request.out is not None
         self.request = request
         self.report = request.out / "report.html"
@@ -52,16 +55,19 @@ class FigureResult(Result):
     @property
     def _svg(self) -> dict[str, bytes]:
         """The figures as the report embeds them, by name."""
-        return {
-            name: files["svg"]
-            for name, files in self._figures.items()
-            if "svg" in files
-        }
+        svg = {}
+        for name, files in self._figures.items():
+            if "svg" in files:
+                svg[name] = files["svg"]
+        return svg
 
     def _files(self) -> dict[str, bytes]:
+        """The tables and the pictures by the names of their files; svg is in the
+        report.
+        """
         files = {f"{name}.csv": table for name, table in self._tables.items()}
         for name, kinds in self._figures.items():
             for kind, content in kinds.items():
-                if kind != "svg":  # it is in the report
+                if kind != "svg":
                     files[f"{name}.{kind}"] = content
         return files

@@ -115,7 +115,7 @@ class Latent:
         bytes_of_replica = max(self.plan.bytes + 32 * self.entries**2, 1)
         size = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
         replicas = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
-        of_draws = self.backend.given(self.plan, function)
+        of_draws = self.backend.summary_of_draws(self.plan, function)
 
         def of_normals(z: Floats) -> Floats:
             results = []

@@ -60,10 +60,10 @@ class Rate:
         """The slopes between neighbouring widths. A power law has one slope, so these
         show where it begins.
         """
-        return tuple(
-            slope_of(self.widths[k : k + 2], self.kl[k : k + 2])
-            for k in range(len(self.widths) - 1)
-        )
+        slopes = []
+        for k in range(len(self.widths) - 1):
+            slopes.append(slope_of(self.widths[k : k + 2], self.kl[k : k + 2]))
+        return tuple(slopes)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with a row for each width: `width`, `kl` and `error`."""
@@ -105,10 +105,9 @@ class Rate:
             label=label,
         )
         if math.isfinite(slope.value):
-            fitted = np.exp(
-                np.mean(np.log(value))
-                + slope.value * (np.log(widths) - np.mean(np.log(widths)))
-            )
+            # the least-squares line goes through the means of both logarithms
+            x, y = np.log(widths), np.log(value)
+            fitted = np.exp(y.mean() + slope.value * (x - x.mean()))
             colour = points.lines[0].get_color()
             ax.plot(
                 widths,
@@ -140,22 +139,22 @@ class Rate:
         )
 
     def __str__(self) -> str:
-        rows = zip(self.widths, self.kl, strict=True)
-        return "\n".join(
-            [*(f"{self.width} = {n:>6,}: KL {kl}" for n, kl in rows), self._summary]
-        )
+        lines = []
+        for n, estimate in zip(self.widths, self.kl, strict=True):
+            lines.append(f"{self.width} = {n:>6,}: KL {estimate}")
+        return "\n".join([*lines, self._summary])
 
     def __repr__(self) -> str:
         falls = f"KL falls like {self.width}^{self.slope.value:.3g}"
         return f"<Rate of {self.name}: {falls} over {len(self.widths)} widths>"
 
     def _repr_html_(self) -> str:
-        rows = [(f"{n:,}", str(kl)) for n, kl in zip(self.widths, self.kl, strict=True)]
-        return (
-            title(f"KL of {self.name} to its limit")
-            + table(rows, [self.width, "KL ± error"])
-            + note(self._summary)
-        )
+        """The table for a notebook."""
+        rows = []
+        for n, estimate in zip(self.widths, self.kl, strict=True):
+            rows.append((f"{n:,}", str(estimate)))
+        heading = title(f"KL of {self.name} to its limit")
+        return heading + table(rows, [self.width, "KL ± error"]) + note(self._summary)
 
 
 def rate(
@@ -195,12 +194,12 @@ def rate(
 
     Examples
     --------
-    >>> found = ns.rate(ns.paper.layer(), [64, 256], draws=20_000)
-    >>> print(found)
+    >>> rate = ns.rate(ns.paper.layer(), [64, 256], draws=20_000)
+    >>> print(rate)
     n =     64: KL 0.002158 ± 8.7e-05
     n =    256: KL 0.0001655 ± 7e-06
     slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
-    >>> found.plot().get_yscale()
+    >>> rate.plot().get_yscale()
     'log'
     """
     name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
@@ -226,21 +225,26 @@ def rate(
 def _growing(
     net: Program, width: str | None, others: Mapping[str, float], draws: int, seed: int
 ) -> tuple[str, Callable[[float], Law]]:
-    """The name of the growing width, and the law as a function of it."""
+    """The name of the growing width, and the law of the output as a function of it;
+    `others` are the other widths, which stay as they are.
+    """
     if not isinstance(net, Program):
         raise ArgumentError("net", net, "a program, such as layer()[0]")
     for name in RESERVED & others.keys():
         raise ArgumentError(name, others[name], "left out: other arguments are widths")
-    free = [name for name in net.widths if name not in others]
-    chosen = free[0] if width is None and len(free) == 1 else width
-    if not isinstance(chosen, str) or chosen not in free:
+    not_given = [name for name in net.widths if name not in others]
+    chosen = width
+    if width is None and len(not_given) == 1:
+        chosen = not_given[0]
+    if not isinstance(chosen, str) or chosen not in not_given:
         raise ArgumentError(
             "width",
             width,
-            f"one of the widths that are not given, {', '.join(free) or 'none'}",
+            f"one of the widths that are not given, {', '.join(not_given) or 'none'}",
         )
 
     def law(n: float) -> Law:
+        """The law at the width n; the seed couples it with those at other widths."""
         bound: dict[str, Any] = {**others, chosen: n}
         law_at_width = net.law(draws=draws, seed=seed, progress=False, **bound)
         if isinstance(law_at_width, Joint):
@@ -320,6 +324,7 @@ class WidthNeeded:
         return f"<WidthNeeded of {self.name}: {self.summary}>"
 
     def _repr_html_(self) -> str:
+        """The table for a notebook."""
         rows = []
         for n, difference in sorted(self.differences.items()):
             rows.append((f"{n:,}", str(difference)))
@@ -397,9 +402,7 @@ def width_needed(
 
     # `high`: the smallest width known to be below; `low`: the largest known to be
     # above. Both by doubling and halving a first guess, then by bisection
-    start = _start(limit, of, allowed)
-    doubled = [start << k for k in range((MOST // start).bit_length())]
-    halved = [start >> k for k in range(1, (start // LEAST).bit_length())]
+    doubled, halved = _widths_to_try(_start(limit, of, allowed))
     high: float = inf
     for n in doubled:
         if is_below(n):
@@ -411,7 +414,9 @@ def width_needed(
             low = n
             break
     # the search for `low` may have tried smaller widths that are below
-    high = min((n for n in differences if n > low and is_below(n)), default=inf)
+    for n in list(differences):
+        if low < n < high and is_below(n):
+            high = n
     if low >= LEAST and high < inf:
         low = _end(low, int(high), is_above)
         high = _end(int(high), low, is_below)
@@ -430,25 +435,49 @@ def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
 
 
 def _start(limit: Law, of: str | float, tolerance: float) -> int:
-    """The first width to try, from the first correction."""
+    """The first width to try: that at which the leading order in 1/n of the difference
+    equals the tolerance; START if no correction is known.
+    """
     if isinstance(of, float) or not isinstance(limit, HeadSum):
         return START
     try:
         correction = limit.correction()
     except LawError:
         return START
-    # the leading order in 1/n of each difference, equated with the tolerance
-    n = {
-        "kl": math.sqrt(correction.kl.value / tolerance),
-        "tv": correction.total_variation.value / tolerance,
-        "variance": abs(correction.variance.value) / limit.var() / tolerance,
-        "kurtosis": abs(correction.kurtosis.value / limit.kurtosis()) / tolerance,
-    }[of]
+    if of == "kl":  # of order 1/n²
+        n = math.sqrt(correction.kl.value / tolerance)
+    elif of == "tv":
+        n = correction.total_variation.value / tolerance
+    elif of == "variance":
+        n = abs(correction.variance.value) / limit.var() / tolerance
+    else:
+        n = abs(correction.kurtosis.value / limit.kurtosis()) / tolerance
     return int(min(max(n, LEAST), MOST))
 
 
+def _widths_to_try(start: int) -> tuple[list[int], list[int]]:
+    """A first width and its doubles up to MOST, and its halves down to LEAST.
+
+    For example 10 gives [10, 20, 40, …] and [5, 2].
+    """
+    doubled = [start]
+    while 2 * doubled[-1] <= MOST:
+        doubled.append(2 * doubled[-1])
+    halved = []
+    half = start // 2
+    while half >= LEAST:
+        halved.append(half)
+        half //= 2
+    return doubled, halved
+
+
 def _end(end: int, bound: int, holds: Callable[[int], bool]) -> int:
-    """An end of the interval where `holds`, moved by bisection towards a bound."""
+    """A width near the bound for which a property holds, by bisection of log width from
+    `end`, where it holds, towards `bound`, where it does not.
+
+    The result and the nearest width where it does not are within a factor of CLOSE. The
+    bound may be on either side.
+    """
     while max(end, bound) > CLOSE * min(end, bound):
         middle = round(math.sqrt(end * bound))
         if middle in (end, bound):
@@ -461,7 +490,11 @@ def _end(end: int, bound: int, holds: Callable[[int], bool]) -> int:
 
 
 def difference(law: Law, limit: Law, of: str | float) -> Estimate:
-    """How far a law is from its limit, with the error of their common draws."""
+    """How far a law is from its limit, as `width_needed` measures it for `of`: KL,
+    total variation, relative difference of the variance or of the excess kurtosis, or
+    the shift of a quantile in standard deviations. The error is that of their common
+    draws.
+    """
     if of == "kl":
         return kl(law, limit)
     if of == "tv":
@@ -515,8 +548,9 @@ class Components(NamedTuple):
 def _quantile_difference(
     components: Components, limit_components: Components, limit: Law, level: float
 ) -> Estimate:
-    """How far a quantile is from that of the limit, in standard deviations of the
-    limit: to first order (F_n − F) over the density.
+    """How far the quantile at this level is from that of the limit, in standard
+    deviations of the limit: to first order (F_n − F) over the density. The mean is over
+    replicas, which the two laws share.
     """
     quantile = limit.ppf(level)
     cdf_differences = components.cdf(quantile) - limit_components.cdf(quantile)
@@ -532,8 +566,10 @@ def _quantile_difference(
 def _moment_difference(
     components: Components, limit_components: Components, limit: Law, of: str
 ) -> Estimate:
-    """How far the variance or the excess kurtosis is from the limit, relative to it;
-    the error by the jackknife.
+    """How far the variance or the excess kurtosis is from the limit, relative to it.
+
+    The error is by the jackknife: the difference is computed again without each of
+    BLOCKS blocks of replicas, which the two laws share.
     """
     limit_value = float(limit.var() if of == "variance" else limit.kurtosis())
     if abs(limit_value) < 1e-9:
@@ -548,11 +584,9 @@ def _moment_difference(
 
     gaps_without_block = []
     for block in np.array_split(np.arange(len(components.mean)), BLOCKS):
-        law_rest, limit_rest = (
-            components.without(block),
-            limit_components.without(block),
+        gaps_without_block.append(
+            gap(components.without(block), limit_components.without(block))
         )
-        gaps_without_block.append(gap(law_rest, limit_rest))
     squares = (np.array(gaps_without_block) - np.mean(gaps_without_block)) ** 2
     error = math.sqrt((BLOCKS - 1) / BLOCKS * float(np.sum(squares)))
     size = abs(limit_value)

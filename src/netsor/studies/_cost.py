@@ -38,8 +38,8 @@ SHALLOW = 2  # blocks of the first plan from which the cost of a deep network fo
 
 
 def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
-    """The cost of a draw of a model; for a deep one, extrapolated from plans of a few
-    blocks, which take less time.
+    """The cost of a draw of a model, which `cost` computes from a plan; for a deep
+    model, extrapolated from plans of a few blocks, which take less time.
 
     Costs are affine in the depth, unless frames still grow in the plans (more than
     twice the seconds for twice the blocks) or become matrices of full width between
@@ -47,6 +47,7 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
     """
 
     def cost_of_blocks(blocks: int) -> Draw:
+        """The cost of a draw of the model with so many blocks."""
         return cost(
             model.replace(
                 layers=min(model.layers, blocks),
@@ -60,10 +61,11 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
         shallow = cost_of_blocks(blocks)
         twice_as_deep = cost_of_blocks(2 * blocks)
         if shallow.seconds <= twice_as_deep.seconds <= 2 * shallow.seconds:
-            extrapolated = []
-            for a, b in zip(shallow, twice_as_deep, strict=True):
-                extrapolated.append(a + (b - a) * (depth / blocks - 1))
-            # the first plan may have imported libraries
+            extrapolated = []  # each field of a `Draw`, as a line through both depths
+            for cost_1, cost_2 in zip(shallow, twice_as_deep, strict=True):
+                slope = (cost_2 - cost_1) / blocks
+                extrapolated.append(cost_1 + slope * (depth - blocks))
+            # not a line: the time of the first plan may include imports of libraries
             planning = twice_as_deep.planning * depth / (2 * blocks)
             return Draw._make(extrapolated)._replace(planning=planning)
         blocks *= 2
@@ -106,8 +108,9 @@ def reject_large(
 
 
 def forward_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of a draw: the scores of a block, or a piece of the
-    logits, and the tables of the plan.
+    """About the least memory of a draw, in bytes: the largest of what it holds at a
+    time (the scores of a block, a piece of the logits, the hidden units), and the
+    tables of the plan.
     """
     scores = HELD_PER_PAIR * model.heads * tokens**2
     logits = HELD_PER_LOGIT * min(
@@ -118,8 +121,8 @@ def forward_bytes(model: Transformer, tokens: int) -> float:
 
 
 def gradient_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of gradients: what every block keeps for the backward
-    pass, and its part of the plan.
+    """About the least memory of gradients, in bytes: what every block keeps for the
+    backward pass, and its part of the plan.
     """
     attentions = model.layers + 2 * model.decoder_layers
     blocks = model.layers + model.decoder_layers
@@ -154,8 +157,9 @@ def worker_count(
     backend: Backend,
     result_bytes: float = 0.0,
 ) -> int:
-    """How many workers share the tasks: by default as many as fit in memory beside the
-    results; one on a device.
+    """How many workers share the tasks: `requested`, or by default one for each core,
+    as far as their memory fits beside the results; one on a device. Never more than
+    tasks.
     """
     if not backend.threads:
         return min(requested or 1, tasks)

@@ -37,13 +37,13 @@ class Setup:
 def reject_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
     """Raise an error for the first file with settings that cannot act."""
     for rule in rules:
-        reasons: dict[str, list[str]] = {}
+        keys_by_reason: dict[str, list[str]] = {}
         for setting in rule.settings:
             if reason := _reason(setting, setup):
-                reasons.setdefault(reason, []).append(setting.key)
-        if reasons:
+                keys_by_reason.setdefault(reason, []).append(setting.key)
+        if keys_by_reason:
             remedies = []
-            for reason, keys in reasons.items():
+            for reason, keys in keys_by_reason.items():
                 remedies.append(f"without {', '.join(keys)}, since {reason}")
             raise ArgumentError("parametrisation", rule.source, "; ".join(remedies))
 
@@ -79,7 +79,7 @@ def _reason(setting: Setting, setup: Setup) -> str:
         "eps": _of_eps,
     }
     absent = absent_kinds(setup.model)
-    reasons = []
+    reasons = []  # of each kind; a setting acts if it acts on one
     for kind in setting.kinds:
         if kind in absent:
             reason = f"{setup.model.name} has {absent[kind]}"
@@ -92,6 +92,7 @@ def _reason(setting: Setting, setup: Setup) -> str:
 
 
 def _of_std(kind: str, setup: Setup) -> str:
+    """Why a scaling of the std of this kind of weight cannot act; "" if it can."""
     name = f"std_{STD_FIELDS.get(kind, kind)}"
     if getattr(setup.model, name):
         return ""
@@ -102,6 +103,7 @@ def _of_std(kind: str, setup: Setup) -> str:
 
 
 def _of_lr(kind: str, setup: Setup) -> str:
+    """Why a scaling of its learning rate cannot act (it is 0); empty if it can."""
     if setup.rates.get(kind, 1.0):
         return ""
     return (
@@ -111,6 +113,9 @@ def _of_lr(kind: str, setup: Setup) -> str:
 
 
 def _of_eps(kind: str, setup: Setup) -> str:
+    """Why a scaling of eps cannot act (the optimiser has none, or it is 0); empty if it
+    can.
+    """
     if setup.optimiser not in WITH_EPS:
         return (
             f"{setup.optimiser} has no eps: leave it out, or take"
@@ -122,6 +127,9 @@ def _of_eps(kind: str, setup: Setup) -> str:
 
 
 def _of_logits(_: Setting, setup: Setup) -> str:
+    """Why a multiplier of tied logits cannot act (they are not tied); empty if
+    it can.
+    """
     if setup.model.tied:
         return ""
     return (
@@ -131,6 +139,9 @@ def _of_logits(_: Setting, setup: Setup) -> str:
 
 
 def _of_scores(setting: Setting, setup: Setup) -> str:
+    """Why an exponent of the head dimension cannot act (that does not grow); empty if
+    it can.
+    """
     if setting.of != "head_dim" or setup.grow == GROW_HEAD_DIM:
         return ""
     return (
@@ -140,6 +151,7 @@ def _of_scores(setting: Setting, setup: Setup) -> str:
 
 
 def _of_promise(_: Setting, setup: Setup) -> str:
+    """Why a promise cannot act (nothing is compared with it); empty if it can."""
     if setup.promise_axis == "width":
         return ""
     return (

@@ -75,28 +75,28 @@ class Folder:
             LOG.warning("waiting for another run to leave %s", self.path)
             held = lock.acquire()
         with held:
-            old = self._manifest()
-            self._refuse_foreign(files, old)
-            known = _hashes(old)
-            new = {
-                name: hashlib.sha256(content).hexdigest()
-                for name, content in files.items()
-            }
-            same = old is not None and self._options(old) == self._options(manifest)
-            manifest["files"] = {
-                **(old["files"] if old is not None and same else {}),
-                **new,
-            }
-            manifest["replaced"] = {
-                name: self._digest(name)
-                for name in known
-                if self._digest(name) in known[name]
-            }
+            earlier = self._manifest()
+            self._refuse_foreign(files, earlier)
+            earlier_hashes = _hashes(earlier)
+            # those that nothing but a run has written
+            unchanged = [
+                name
+                for name, digests in earlier_hashes.items()
+                if self._digest(name) in digests
+            ]
+            manifest["files"] = {}
+            if earlier is not None:
+                has_same_options = self._options(earlier) == self._options(manifest)
+                if has_same_options:
+                    manifest["files"] |= earlier["files"]
+            for name, content in files.items():
+                manifest["files"][name] = hashlib.sha256(content).hexdigest()
+            manifest["replaced"] = {name: self._digest(name) for name in unchanged}
             write(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
             for name, content in files.items():
                 write(self.path / name, content)
-            for name in set(known) - set(manifest["files"]):
-                if self._digest(name) in known[name]:
+            for name in unchanged:
+                if name not in manifest["files"]:
                     (self.path / name).unlink()
 
     def _manifest(self) -> dict[str, Any] | None:
@@ -107,43 +107,41 @@ class Folder:
             manifest = fields(self.path / MANIFEST)
         except (OSError, ValueError):
             return None
-        ours = str(manifest.get("command", "")).startswith(self.command)
-        return (
-            manifest
-            if ours and _hashes(manifest) and isinstance(manifest.get("options"), dict)
-            else None
-        )
+        is_ours = str(manifest.get("command", "")).startswith(self.command)
+        has_options = isinstance(manifest.get("options"), dict)
+        if is_ours and has_options and _hashes(manifest):
+            return manifest
+        return None
 
     def _refuse_foreign(
         self, names: Iterable[str], manifest: dict[str, Any] | None
     ) -> None:
-        known = _hashes(manifest)
+        """Raise an error if one of these files, or the manifest, is in the folder and
+        is not what an earlier run wrote; `manifest` is that of the earlier run.
+        """
+        hashes = _hashes(manifest)
         for name in (MANIFEST, *names):
-            ours = (
-                manifest is not None
-                if name == MANIFEST
-                else self._digest(name) in known.get(name, ())
+            if name == MANIFEST:
+                is_ours = manifest is not None
+            else:
+                is_ours = self._digest(name) in hashes.get(name, ())
+            if is_ours or not os.path.lexists(self.path / name):
+                continue
+            article = "an" if name[0] in "aeiou" else "a"
+            allowed = (
+                f"another folder: it holds {article} {name} that is not of an earlier"
+                " run, or was changed since, and would be overwritten; or move that"
+                " file"
             )
-            if os.path.lexists(self.path / name) and not ours:
-                held = (
-                    f"{'an' if name[0] in 'aeiou' else 'a'} {name} that is not of an"
-                    " earlier run"
-                )
-                allowed = (
-                    f"another folder: it holds {held}, or was changed since, and would"
-                    " be overwritten"
-                )
-                raise ArgumentError(
-                    "out", str(self.path), f"{allowed}; or move that file"
-                )
+            raise ArgumentError("out", str(self.path), allowed)
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that two runs in one folder share."""
-        options = {
-            name: value
-            for name, value in manifest["options"].items()
-            if name not in self.side_by_side
-        }
+        """The options, the seed and the versions in a manifest: runs whose files may be
+        in one folder together agree in them.
+        """
+        options = dict(manifest["options"])
+        for name in self.side_by_side:
+            options.pop(name, None)
         return {
             **options,
             "seed": manifest.get("seed"),
@@ -151,6 +149,7 @@ class Folder:
         }
 
     def _digest(self, name: str) -> str:
+        """The hash of a file in the folder; "" if it cannot be read."""
         try:
             with opened(self.path / name) as file:
                 return hashlib.sha256(file.read()).hexdigest()
@@ -159,7 +158,10 @@ class Folder:
 
 
 def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
-    """The possible hashes of each file of a manifest; none if it has another format."""
+    """The hashes that each file of a manifest may have: that of its run and, if the run
+    was killed while it wrote, that of the file it replaced. Empty without a manifest,
+    or if it has another format.
+    """
     hashes: dict[str, set[str]] = {}
     try:
         for key in ("files", "replaced"):
@@ -220,6 +222,7 @@ class Store:
     folder: Path
 
     def _text(self, key: Mapping[str, Any]) -> str:
+        """The key as text, with everything else that numbers may depend on."""
         # draws may change with versions
         return json.dumps(
             {**key, "format": FORMAT, "netsor": __version__, "numpy": np.__version__},
@@ -232,7 +235,7 @@ class Store:
         return self.folder / f"{digest[:24]}.npz"
 
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
-        """Keep a finished part."""
+        """Keep a finished part: an .npz file, followed by its checksum of 32 bytes."""
         buffer = io.BytesIO()
         named: dict[str, Any] = {"key": np.array(self._text(key)), **arrays}
         np.savez(buffer, **named)

@@ -30,7 +30,7 @@ MAX_EXPONENT = 4.0  # of the absolute value of an exponent
 
 
 class Power(NamedTuple):
-    """(n/base width)^width · (L/base depth)^depth."""
+    """A power of width and depth: (n/base width)^width · (L/base depth)^depth."""
 
     width: float = 0.0
     depth: float = 0.0
@@ -93,13 +93,15 @@ class Parametrisation:
 
     def promise(self, name: str, axis: str) -> float | None:
         """The expected exponent of the change of an activation, or of the update ΔW·x
-        of a kind of weight.
+        of a kind of weight, in the width or the depth; None where nothing is promised.
         """
         if name == "vocabulary":  # most of its words are not in the batch
             return None
         if axis == "depth":
             return 0.0
-        return self.outputs if name in ("logits", "loss", "head") else self.features
+        if name in ("logits", "loss", "head"):
+            return self.outputs
+        return self.features
 
     def fields(self) -> dict[str, Any]:
         """All fields, as in a JSON file."""
@@ -161,7 +163,7 @@ WORDS = {
 
 
 def named_parametrisation(name: str, optimiser: str) -> Parametrisation:
-    """A parametrisation by its name."""
+    """One of the parametrisations in WORDS; learning rates depend on the optimiser."""
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
     exponents = EXPONENTS[name]
@@ -221,6 +223,9 @@ def _read(
 ) -> Parametrisation:
     """A parametrisation from the content of a file: a starting point by its name, and
     exponents that replace those of it.
+
+    `default_name` is its name if the content has none, `source` the path of the file or
+    "parametrisation".
     """
     name = content.pop("name", default_name)
     like = content.pop("like", "fixed")
@@ -240,11 +245,11 @@ def _read(
     start["scores"] = {**base.scores._asdict(), HEAD_DIM: base.head_dim}
     start["promise"] = {"features": base.features, "logits": base.outputs}
     # "matrices" sets all matrices of the blocks, and each kind may set its own
+    matrices = content.get("matrices", {})
     tables = {key: value for key, value in content.items() if key != "matrices"}
     # an exponent of the width replaces that of the dimension of a head
     if _gives_width(tables.get("scores")):
         start["scores"][HEAD_DIM] = 0.0
-    matrices = content.get("matrices", {})
     with_matrices = dict(start)
     for kind in MATRICES:
         with_matrices[kind] = _merged(start[kind], matrices, "matrices")
@@ -285,19 +290,23 @@ def _matrix_settings(
     tables: Mapping[str, Any],
     start: Mapping[str, Scaling],
 ) -> list[Setting]:
-    """The settings of all matrices of the blocks; a kind whose own table sets the same
-    number is not among their kinds.
+    """The settings in the table "matrices", as {"lr": {"width": -1}}, that change the
+    starting point. A kind whose own table sets the same number is not among their
+    kinds.
     """
     settings = []
     for quantity, powers in matrices.items():
         for axis, value in powers.items():
             kinds = []
-            changes = False
+            is_change = False
             for kind in MATRICES:
-                if axis not in tables.get(kind, {}).get(quantity, {}):
+                set_by_kind = tables.get(kind, {}).get(quantity, {})
+                if axis not in set_by_kind:
                     kinds.append(kind)
-                changes |= value != getattr(getattr(start[kind], quantity), axis)
-            if changes:
+                power: Power = getattr(start[kind], quantity)
+                if value != getattr(power, axis):
+                    is_change = True
+            if is_change:
                 key = f"matrices.{quantity}.{axis}"
                 settings.append(Setting(key, quantity, axis, tuple(kinds)))
     return settings
@@ -306,21 +315,34 @@ def _matrix_settings(
 def _settings(
     tables: Mapping[str, Any], with_matrices: Mapping[str, Any]
 ) -> list[Setting]:
-    """The other settings that change a number."""
+    """The settings in the other tables of a file that change a number; `with_matrices`
+    is the starting point after the table "matrices".
+    """
     settings = []
     for name, table in tables.items():
         if name in KINDS:
-            for quantity, powers in table.items():
-                before = getattr(with_matrices[name], quantity)._asdict()
-                for axis, value in powers.items():
-                    if value != before[axis]:
-                        key = f"{name}.{quantity}.{axis}"
-                        settings.append(Setting(key, quantity, axis, (name,)))
+            settings += _kind_settings(name, table, with_matrices[name])
             continue
         before = _as_table(with_matrices[name])
         for key, value in table.items():
             if value != before[key]:
                 settings.append(Setting(f"{name}.{key}", name, key))
+    return settings
+
+
+def _kind_settings(
+    kind: str, table: Mapping[str, Any], start: Scaling
+) -> list[Setting]:
+    """The settings in the table of one kind of weight that change a number, as
+    {"lr": {"width": -1}}.
+    """
+    settings = []
+    for quantity, powers in table.items():
+        before: dict[str, float] = getattr(start, quantity)._asdict()
+        for axis, value in powers.items():
+            if value != before[axis]:
+                key = f"{kind}.{quantity}.{axis}"
+                settings.append(Setting(key, quantity, axis, (kind,)))
     return settings
 
 
@@ -331,8 +353,11 @@ def _as_table(fields: Any) -> dict[str, Any]:
 
 
 def _merged(start: Any, changes: Any, path: str) -> Any:
-    """The exponents of a file over those that it begins with: nested tables of
-    numbers, at this path of the file.
+    """The exponents that a file begins with, replaced by those that it has: `start` and
+    `changes` are nested tables of numbers, or one number, at this path of the file.
+
+    For example a `Scaling` and {"lr": {"width": -1}} become that scaling with another
+    exponent of the width in `lr`.
     """
     if isinstance(start, float):
         return _exponent(changes, path)
@@ -353,7 +378,9 @@ def _merged(start: Any, changes: Any, path: str) -> Any:
     merged = {}
     for name, value in changes.items():
         merged[name] = _merged(table[name], value, f"{prefix}{name}")
-    return {**start, **merged} if isinstance(start, dict) else start._replace(**merged)
+    if isinstance(start, dict):
+        return {**start, **merged}
+    return start._replace(**merged)
 
 
 def _exponent(value: Any, path: str) -> float:
@@ -375,7 +402,8 @@ STD_FIELDS = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "lo
 def scaled(
     model: Transformer, width: int, depth: int, rule: Parametrisation, grow: str
 ) -> Transformer:
-    """The model with another width and depth.
+    """The model with another width and depth, and its standard deviations and factors
+    of scores and logits scaled by the parametrisation.
 
     The perceptron keeps its ratio to the stream. The dimension of a head stays and the
     number of heads grows with the width, as in families of real models, or the other
@@ -410,19 +438,22 @@ def scaled(
     if model.tied:
         factor = rule.logits.of(width_ratio, depth_ratio)
         changes["logit_scale"] = model.logit_scale * factor
+    # the factor of scores: of the model, and of the new one if nothing scaled it
     if model.score_scale is None:
-        default_scale, scale = d**-0.5, model.d**-0.5
+        scale, unscaled = model.d**-0.5, d**-0.5
     else:
-        default_scale = scale = model.score_scale
+        scale, unscaled = model.score_scale, model.score_scale
     scale = scale * rule.scores.of(width_ratio, depth_ratio)
     scale = scale * (d / model.d) ** rule.head_dim
-    if scale != default_scale:
+    if scale != unscaled:
         changes["score_scale"] = scale
     return model.replace(**changes)
 
 
 def _times(count: int, width: int, model: Transformer, noun: str) -> int:
-    """A number of the model that grows with the width, at this width."""
+    """A number of the model that grows with the width, at this width: `noun` is what it
+    counts. Widths at which it is not a whole number are rejected.
+    """
     if count * width % model.width:
         unit = model.width // math.gcd(count, model.width)
         allowed = (

@@ -95,11 +95,15 @@ class DrawTask:
 
     @classmethod
     def split(cls, case: Any, draws: int, most: int, *other_fields: Any) -> list[Self]:
-        """Split `draws` into tasks of at most `most` draws each."""
-        return [
-            cls(case, index, min(most, draws - start), *other_fields)
-            for index, start in enumerate(range(0, draws, most))
-        ]
+        """Split `draws` into tasks of at most `most` draws each.
+
+        For example 200 draws, 64 at most, become tasks of 64, 64, 64 and 8. The other
+        fields are those after `draws`, in the order of the class.
+        """
+        tasks = []
+        for index, start in enumerate(range(0, draws, most)):
+            tasks.append(cls(case, index, min(most, draws - start), *other_fields))
+        return tasks
 
     def sampling(self, **options: Any) -> Sampling:
         """The number of draws, their seed and where they are made."""
@@ -169,7 +173,7 @@ class Request(ABC):
         return ""
 
     @property
-    def own(self) -> bool:
+    def is_user_program(self) -> bool:
         """Whether it runs a program of the user: in this process, keeping nothing on
         disk.
         """
@@ -187,7 +191,9 @@ class Request(ABC):
         precision: Any = "float64",
         **named_options: Any,
     ) -> Self:
-        """A request from the arguments of the study's function."""
+        """A request from the arguments of the study's function: those that all studies
+        have are validated here, and `own_options` and the others are passed on.
+        """
         named_options["seed"] = chosen_seed(seed, rng)
         named_options["backend"] = choose(backend, device, precision, cls.precisions)
         if out is not None or cls.out is not None:
@@ -207,11 +213,11 @@ class Request(ABC):
     def options(self) -> dict[str, Any]:
         """The study's own options, for the manifest."""
         shared = {field.name for field in fields(Request)}
-        return {
-            field.name: as_json(getattr(self, field.name))
-            for field in fields(self)
-            if field.name not in shared
-        }
+        options = {}
+        for field in fields(self):
+            if field.name not in shared:
+                options[field.name] = as_json(getattr(self, field.name))
+        return options
 
     def folder(self, path: Path) -> Folder:
         """A folder for its files."""
@@ -220,7 +226,7 @@ class Request(ABC):
     @property
     def store(self) -> Store | None:
         """Where finished tasks are kept; None if they are not."""
-        if self.out is None or self.own:
+        if self.out is None or self.is_user_program:
             return None
         return Store(self.out / "parts")
 
@@ -367,6 +373,7 @@ class Several(Generic[T]):
         return iter(self._by_name.values())
 
     def __getitem__(self, key: str | int) -> T:
+        """The result of this name, or at this position."""
         if not isinstance(key, str):
             return list(self)[key]
         if key not in self._by_name:
@@ -469,16 +476,21 @@ class Study(ABC, Generic[Found]):
     def _pool(
         self, cost: Cost, executor: Executor | None
     ) -> AbstractContextManager[Any]:
-        """Workers on this machine; of None if this process does the tasks."""
+        """A context of workers on this machine, which gives None if this process does
+        the tasks itself.
+        """
         on_device = not self.request.backend.threads
         is_short = cost.seconds < SHORT_SECONDS
         if executor is None:
-            if on_device and self.request.own:
+            if on_device and self.request.is_user_program:
                 return nullcontext()
             # a device serves one process, and short work is done before another starts
             if cost.workers == 1 and (on_device or is_short):
                 return nullcontext()
-        if self.request.own:  # another process may not know the functions of a user
+        # with an executor, workers still do other work, such as drawing figures
+        if (
+            self.request.is_user_program
+        ):  # another process may not know the functions of a user
             return thread_pool(cost.workers)
         return _process_pool.Workers(cost.workers)
 
@@ -516,6 +528,9 @@ class Run:
     def __init__(
         self, study: Study[Any], workers: Any, executor: Executor | None
     ) -> None:
+        """Begin all tasks of the study: in the executor, if there is one, else in the
+        workers. Without either, this process does them when they are waited for.
+        """
         self.request = study.request
         self.store: Store | None = study.request.store
         self.workers = workers
@@ -546,6 +561,7 @@ class Run:
                 self._begun[self.pool.submit(compute, task, self.folder)] = task
 
     def __getitem__(self, task: Task) -> Arrays:
+        """The numbers of a finished task, which may be on disk."""
         arrays = self._finished[task]
         if arrays is None and self.store is not None:
             arrays = self.store.load(task.key)
@@ -564,8 +580,9 @@ class Run:
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Do other work in a worker, or here if none is free."""
-        is_free = self.workers is not None and all(task.done() for task in self._begun)
-        executor = self.workers if is_free else InlineExecutor()
+        all_done = all(future.done() for future in self._begun)
+        has_free_worker = self.workers is not None and all_done
+        executor = self.workers if has_free_worker else InlineExecutor()
         future: Future[T] = executor.submit(work, *args)
         return future
 
@@ -599,7 +616,7 @@ class Run:
         for task, arrays in results:
             if self.store is not None and arrays is not None:
                 self.store.save(task.key, arrays)
-                arrays = None
+                arrays = None  # on disk
             self._finished[task] = arrays
             yield
             next(meanwhile, None)

@@ -51,7 +51,10 @@ PART_DRAWS = 64  # at most
 # of one core, at most, unless one draw takes longer: what an interrupted run loses
 PART_SECONDS = 20.0
 NO_DRAW = Draw(*(0.0 for _ in Draw._fields))
-NOT_IN_KEYS = ("width", "own")  # the model has the width; programs have no key
+NOT_IN_KEYS = (
+    "width",
+    "program_request",
+)  # the model has the width; programs have no key
 
 Steps = Annotated[int, partial(whole, most=MAX_STEPS)]
 Build = Callable[[Any], Program]
@@ -68,7 +71,7 @@ class TrainingCase(ABC):
     optimiser: Any = "sgd"
     steps: int = 1
     vectors: tuple[str, ...] = ()  # that are trained
-    own: Any = None  # the request, if the network is a program of the user
+    program_request: Any = None  # the request, if the network is a user's program
     # the index of the width: draws of different widths are independent
     place: tuple[int, ...] = ()
 
@@ -101,16 +104,13 @@ class TrainingCase(ABC):
     def key(self) -> dict[str, Any]:
         """Everything that its draws depend on, which the name of the model is not."""
         assert self.model is not None
-        values = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in NOT_IN_KEYS
-        }
-        values["model"] = {
-            name: value
-            for name, value in dataclasses.asdict(self.model).items()
-            if name != "name"
-        }
+        values = {}
+        for field in dataclasses.fields(self):
+            if field.name not in NOT_IN_KEYS:
+                values[field.name] = getattr(self, field.name)
+        model_fields = dataclasses.asdict(self.model)
+        del model_fields["name"]
+        values["model"] = model_fields
         key: dict[str, Any] = _study.as_json(values)
         return key
 
@@ -119,19 +119,19 @@ class TrainingCase(ABC):
         """The cost of a draw; for a deep network, from the plans of shallow ones."""
 
         def planned(model: Transformer | None) -> Draw:
-            start, same = time.process_time(), dataclasses.replace(self, model=model)
-            plan = same.plan
+            """The cost from the plan of this case with another model."""
+            start = time.process_time()
+            case = dataclasses.replace(self, model=model)
+            plan = case.plan
             seconds = time.process_time() - start
-            return Draw.of(
-                plan,
-                backend,
-                seconds,
-                planning_bytes(topological_order(same.program.outputs), False),
-            )
+            values = topological_order(case.program.outputs)
+            return Draw.of(plan, backend, seconds, planning_bytes(values, False))
 
         if self.empty:
             return NO_DRAW
-        return planned(None) if self.model is None else at_depth(self.model, planned)
+        if self.model is None:
+            return planned(None)
+        return at_depth(self.model, planned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +199,9 @@ class TrainingRequest(_study.Request):
         """
 
     def __post_init__(self) -> None:
+        """Validate the options. Some are for models and some for programs; the others'
+        defaults are filled in.
+        """
         check_fields(self)
         names = [rule.name for rule in self.rules]
         if len(set(names)) < len(names):
@@ -208,7 +211,7 @@ class TrainingRequest(_study.Request):
         widths = self.default_widths if self.widths is None else self.widths
         self._set("widths", sizes_of("widths", widths))
         self._set("vectors", self._vectors())
-        reserved = self.of_models if self.own else self.of_programs
+        reserved = self.of_models if self.is_user_program else self.of_programs
         for name, why in reserved.items():
             if getattr(self, name) is not None:
                 raise ArgumentError(name, getattr(self, name), f"left out: {why}")
@@ -238,7 +241,7 @@ class TrainingRequest(_study.Request):
         names = listed(self.vectors, "vectors", allowed)
         if not all(isinstance(name, str) and name in VECTORS for name in names):
             raise ArgumentError("vectors", self.vectors, allowed)
-        if names and self.own:
+        if names and self.is_user_program:
             allowed = "left out: a program names what moves"
             raise ArgumentError("vectors", names, allowed)
         if names and NAMED[self.optimiser].kind.matrices_only:
@@ -248,6 +251,7 @@ class TrainingRequest(_study.Request):
         return tuple(name for name in VECTORS if name in names)
 
     def _check_model(self, model: Transformer) -> None:
+        """Validate the options that only a described model has, and its batch."""
         refuse(model)
         if not self.rules:
             raise ArgumentError("parametrisation", [], "one name or more")
@@ -275,8 +279,8 @@ class TrainingRequest(_study.Request):
             )
 
     def _batch(self, vocabulary: int) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The ids of the tokens, by default random ones, and a target for each: by
-        default the next id.
+        """(ids, targets): the ids of the tokens, by default random ones, and a target
+        for each. By default the target is the next id, so the last id is only a target.
         """
         ids, targets = self.ids, self.targets
         if ids is not None:
@@ -337,12 +341,16 @@ class TrainingRequest(_study.Request):
     def eps_by_kind(
         self, rule: Parametrisation, width: float, depth: float
     ) -> tuple[tuple[str, float], ...]:
-        """Adam's eps for each kind of weight of a model; empty if it is 0."""
-        return tuple(
-            (kind, self.eps * rule.scaling(kind).eps.of(width, depth))
-            for kind in KINDS
-            if self.eps
-        )
+        """Adam's eps for each kind of weight of a model, ((kind, eps), …); empty if it
+        is 0. The width and the depth are relative to the model's.
+        """
+        if not self.eps:
+            return ()
+        eps_by_kind = []
+        for kind in KINDS:
+            factor = rule.scaling(kind).eps.of(width, depth)
+            eps_by_kind.append((kind, self.eps * factor))
+        return tuple(eps_by_kind)
 
     @property
     def name(self) -> str:
@@ -357,11 +365,14 @@ class TrainingRequest(_study.Request):
         name = self.command.split()[1]
         return [
             "report.html",
-            *(f"{name}.{end}" for end in ("csv", "json", "pdf", "png")),
+            f"{name}.csv",
+            f"{name}.json",
+            f"{name}.pdf",
+            f"{name}.png",
         ]
 
     @property
-    def own(self) -> bool:
+    def is_user_program(self) -> bool:
         """Whether it is a program of the user."""
         return not isinstance(self.model, Transformer)
 
@@ -391,14 +402,20 @@ class TrainingRequest(_study.Request):
         return self.rules or (Parametrisation("program", "as it is written"),)
 
     def cases(self, rule: Parametrisation) -> tuple[Any, ...]:
-        """One for each width, or depth."""
+        """A case for each width, or depth, under one parametrisation.
+
+        A described model is scaled to the width and depth; for a program, the function
+        of the width does that.
+        """
         model = self.model
         cases: list[Any] = []
         if not isinstance(model, Transformer):
             options = self.case_options(rule, 1.0, 1.0)
             for index, width in enumerate(self.widths):
                 cases.append(
-                    self.case_type(width, None, own=self, place=(index,), **options)
+                    self.case_type(
+                        width, None, program_request=self, place=(index,), **options
+                    )
                 )
             return tuple(cases)
         depths = getattr(self, "depths", (model.layers,))
@@ -425,10 +442,10 @@ class TrainingRequest(_study.Request):
         # a device draws many together
         if case.model is None or not self.backend.threads:
             return PART_DRAWS
-        # a parametrisation changes numbers, not the cost of a draw
-        seconds = (
-            self.rates * self.cases(self.checks[0])[case.place[0]].draw(Numpy()).seconds
-        )
+        # a parametrisation changes numbers, not the cost of a draw: that of the same
+        # width under the first one is known for all of them
+        same_width = self.cases(self.checks[0])[case.place[0]]
+        seconds = self.rates * same_width.draw(Numpy()).seconds
         return _study.part_draws(PART_DRAWS, PART_SECONDS, seconds)
 
 
@@ -504,7 +521,7 @@ class TrainingStudy(_study.Study[_study.Found]):
         request = self.request
         if math.isinf(case.width):
             plans = request.rates
-        elif request.backend.threads and not request.own:
+        elif request.backend.threads and not request.is_user_program:
             plans = tasks  # every task plans what it draws
         else:
             plans = 1
@@ -532,6 +549,7 @@ class TrainingStudy(_study.Study[_study.Found]):
 # a command prepares twice: before the announcement and before the run
 @lru_cache(maxsize=64)
 def _check_single(case: TrainingCase, backend: Backend, draws: int) -> None:
+    """Raise an error if single precision is not accurate enough for a case."""
     # longer ones are not checked
     if not case.empty and case.draw(Numpy()).seconds <= PATIENCE / (2 * LEAST):
         resolve_precision(case.plan, backend, draws)
@@ -547,8 +565,9 @@ NO_LIMIT = (
 def subject_of(
     model: Any, parametrisations: Any, optimiser: Any
 ) -> tuple[Any, tuple[Parametrisation, ...]]:
-    """A model or a function of the width, and the parametrisations; for a model, by
-    default SP and µP.
+    """(model, parametrisations) from the arguments of a study: a `Transformer` or a
+    function of the width, and the validated parametrisations; for a model, by default
+    SP and µP.
     """
     if model is None:
         raise ArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -27,7 +28,10 @@ DrawPanel = Callable[[Any, Any], Mapping[str, Any]]
 
 
 class ByParametrisation(TableResult, Several[Part]):
-    """A result with a part for each parametrisation, by its name or its position."""
+    """A result with a part for each parametrisation, by its name or its position.
+
+    A subclass says how its report is worded and drawn; the parts do the rest.
+    """
 
     request: TrainingRequest
     heading: ClassVar[str]  # the title of the report, before the name of the model
@@ -37,6 +41,7 @@ class ByParametrisation(TableResult, Several[Part]):
     def __init__(
         self, request: Any, parts: Sequence[Part], random_numbers: int, seconds: float
     ) -> None:
+        """`random_numbers` and `seconds` are the work of all parts."""
         self.request = request
         self.parts = tuple(parts)
         self._by_name = {part.name: part for part in parts}
@@ -106,7 +111,7 @@ class ByParametrisation(TableResult, Several[Part]):
         """The draws, their widths or depths, and what grows with the width."""
         request = self.request
         drawn = f"{request.draws} initialisations at {request.sizes}"
-        if request.own or request.axis == "depth":
+        if request.is_user_program or request.axis == "depth":
             return drawn
         return f"{drawn}; {GROWTH[request.grow]}"
 
@@ -116,7 +121,7 @@ class ByParametrisation(TableResult, Several[Part]):
         numbers = manifest["random_numbers"]
         seconds = manifest["seconds"]["sampling"]
         text = f"About {numbers:,} random numbers, {seconds:.1f} core-seconds."
-        if not request.own:
+        if not request.is_user_program:
             exact = "Every draw is exact in law at its width."
             text = f"{exact} {trained(request.vectors)} {text}"
         table, json_file, pdf, png = request.files[1:]
@@ -145,7 +150,7 @@ class ByParametrisation(TableResult, Several[Part]):
             "ids": request.ids,
             "targets": request.targets,
             "draws": request.draws,
-            "grow": None if request.own else request.grow,
+            "grow": None if request.is_user_program else request.grow,
             self.key: [part.as_dict() for part in self.parts],
             "random_numbers": self.random_numbers,
             "seconds": round(self.seconds, 3),
@@ -153,7 +158,10 @@ class ByParametrisation(TableResult, Several[Part]):
 
     def rows(self) -> list[dict[str, Any]]:
         """All numbers, one row each, as in the CSV file."""
-        return [row for part in self.parts for row in part.rows()]
+        rows: list[dict[str, Any]] = []
+        for part in self.parts:
+            rows += part.rows()
+        return rows
 
 
 def trained(vectors: Sequence[str]) -> str:
@@ -185,17 +193,24 @@ def panels(
     share_x: bool,
     legend: str = "",
 ) -> Any:
-    """A figure with a panel for each parametrisation.
+    """A figure with a panel for each parametrisation, at most PANELS in a row.
 
-    `size` is the width of a panel in columns of text, and that of the legend in inches.
+    `draw` draws a part into axes and returns its lines by name, which are in one legend
+    with the title `legend`. `labels` are those of the two axes. `size` is the width of
+    a panel in columns of text, and that of the legend in inches. With `share_x` all
+    panels have the same horizontal axis.
     """
     columns = min(len(parts), PANELS)
-    rows = -(-len(parts) // columns)
+    rows = math.ceil(len(parts) / columns)
+    panel_columns, legend_inches = size
     with styled():
         from matplotlib.figure import Figure as Canvas  # slow to import
 
         canvas = Canvas(
-            figsize=(COLUMN * max(1.0, size[0] * columns) + size[1], 2.6 * rows),
+            figsize=(
+                COLUMN * max(1.0, panel_columns * columns) + legend_inches,
+                2.6 * rows,
+            ),
             layout="constrained",
         )
         grid = canvas.subplots(
@@ -203,15 +218,18 @@ def panels(
         )
         lines: dict[str, Any] = {}
         for axes, part in zip(grid.flat, parts, strict=False):
-            # which matplotlib reads as TeX
-            axes.set_title(TITLES.get(part.name, part.name.replace("$", r"\$")))
+            # matplotlib would read $ as the beginning of a formula
+            plain_name = part.name.replace("$", r"\$")
+            axes.set_title(TITLES.get(part.name, plain_name))
             lines |= draw(axes, part)
         for axes in list(grid.flat)[len(parts) :]:
             axes.set_visible(False)
-        for axes in grid[-1] if share_x else grid.flat:
-            axes.set_xlabel(labels[0])
+        x_label, y_label = labels
+        labelled = grid[-1] if share_x else grid.flat
+        for axes in labelled:
+            axes.set_xlabel(x_label)
         for axes in grid[:, 0]:
-            axes.set_ylabel(labels[1])
+            axes.set_ylabel(y_label)
         canvas.legend(
             lines.values(),
             lines.keys(),

@@ -18,6 +18,7 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
+from ..functions.recurrence import UNIT_LOWER_INVERSE
 from ..models._training import exponential
 from ._axes import (
     Linear,
@@ -104,9 +105,9 @@ class Call(NamedTuple):
         if isinstance(first, Vectors) and isinstance(second, Vectors):
             return self._along_one_axis(first, second)
         for x, y in ((first, second), (second, first)):
-            if isinstance(x, Vectors) and isinstance(y, Scalars):
-                if _varies_along(y, x.from_end):
-                    return self._of_one_kind(x, y)
+            is_mixed = isinstance(x, Vectors) and isinstance(y, Scalars)
+            if is_mixed and _varies_along(y, x.from_end):
+                return self._of_one_kind(x, y)
         return first, second
 
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
@@ -139,11 +140,12 @@ class Call(NamedTuple):
         """
         if a.from_end == b.from_end:
             sizes = a.shape[a.axis], b.shape[b.axis]
-            if sizes[0] > sizes[1] == 1:  # one number beside each vector
-                return a, self.draws.scalars(b)
-            if sizes[1] > sizes[0] == 1:
-                return self.draws.scalars(a), b
-            return a, b
+            if sizes[0] == sizes[1]:
+                return a, b
+            # one coordinate beside many
+            if sizes[0] == 1:
+                return self.draws.entries(a), b
+            return a, self.draws.entries(b)
         a_is_indexed = _varies_along(b, a.from_end)
         b_is_indexed = _varies_along(a, b.from_end)
         if not a_is_indexed and not b_is_indexed:
@@ -241,7 +243,7 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
         return _add_to_scalars(a, b)
     if isinstance(b, Scalars):
         b = b.before(a.shape)
-    elif not is_random(b) and (b <= MASKED).any():
+    elif not is_random(b) and (b <= MASKED).any() and call.draws.can_be_scores(a):
         # a mask: relative positions of heads
         return add(call, call.draws.scalars(a), b)
     if not is_random(b) and not b.any():
@@ -429,6 +431,36 @@ def _slope_of_root(x: Any) -> Any:
 
 
 SQUARE_ROOT = Function("sqrt", _root, derivative=_slope_of_root)
+
+
+def _log_of_sum(x: Any, y: Any) -> Any:
+    return array_namespace(x, y).logaddexp(x, y)
+
+
+def _share_of_first(x: Any, y: Any) -> Any:
+    """The derivative of log(e^x + e^y) by x."""
+    xp = array_namespace(x, y)
+    return xp.exp(x - xp.logaddexp(x, y))
+
+
+def _share_of_second(x: Any, y: Any) -> Any:
+    return _share_of_first(y, x)
+
+
+LOG_OF_SUM = Function(
+    "logaddexp",
+    _log_of_sum,
+    bounded=False,
+    lipschitz=True,
+    derivative=(_share_of_first, _share_of_second),
+)
+
+
+def log_of_sum(call: Call, x: Tensor, y: Tensor) -> Vectors:
+    """log(e^x + e^y) of vectors."""
+    a, b = call.ranked(x, y)
+    refuse_if(not isinstance(b, Vectors), "the logarithm of a sum of other numbers")
+    return Vectors.of(ns.nonlin(LOG_OF_SUM, a.plain, b.plain), a.from_end)
 
 
 class Bounds(NamedTuple):
@@ -682,9 +714,9 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if isinstance(other, Random) and len(other.shape) == 3 and is_random(x):
         return _product_of_batch(call, x, other)
     y = call.settled(other)
-    if isinstance(x, Random) and isinstance(y, Vectors):
-        if len(x.shape) == 2 and y.from_end == -2:  # W x
-            return transposed(linear(call, transposed(y), x))
+    is_matrix = isinstance(x, Random) and len(x.shape) == 2
+    if is_matrix and isinstance(y, Vectors) and y.from_end == -2:  # W y
+        return transposed(linear(call, transposed(y), x))
     x = call.settled(x)
     if is_zero(x) or is_zero(y):
         return np.zeros(call.shape)
@@ -693,10 +725,9 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
         column = y.viewed(Reshape((y.shape[0], 1)))
         whole = call._replace(shapes=[(*call.shape, 1)])
         return matmul(whole, x, column).viewed(Reshape(call.shape))
-    if isinstance(x, Vectors) and isinstance(y, Vectors) and x.last:
-        if y.from_end == -2:
-            y = transposed(y)
-            return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
+    are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
+    if are_vectors and x.last and y.from_end == -2:
+        return Scalars(ns.dot(x.plain, transposed(y).plain), math.sqrt(x.shape[-1]))
     return _combination(call, x, y)
 
 
@@ -742,7 +773,8 @@ def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
     x = call.vectors(x)
     refuse_if(
         len(x.shape) != 3 or x.shape[0] != matrices.shape[0] or not x.last,
-        "a parameter of three axes multiplies from the right, entry by entry of a batch",
+        "a parameter of three axes multiplies from the right, one matrix for each entry"
+        " of a batch",
     )
     products = []
     for number in range(x.shape[0]):
@@ -750,6 +782,20 @@ def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
         product = call.vectors(linear(call, x.pick(0, number), matrix))
         products.append(product.plain[None])
     return Vectors.of(ns.join(products))
+
+
+def solve_unit_lower(call: Call, system: Tensor, right: Tensor) -> Vectors:
+    """The solution of a lower triangular system of scalars, with ones on the diagonal.
+
+    The right sides are vectors, which the inverse of the system combines.
+    """
+    right = call.settled(right)
+    refuse_if(
+        not isinstance(system, Scalars) or not isinstance(right, Vectors),
+        "a triangular system of other numbers than scalars, for vectors",
+    )
+    inverse = ns.apply(UNIT_LOWER_INVERSE, system.value, axes=2)
+    return call.vectors(matmul(call, Scalars(inverse), right))
 
 
 def transposed(x: Tensor) -> Tensor:

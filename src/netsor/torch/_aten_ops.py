@@ -134,6 +134,16 @@ def _cumsum(call: Call, x: Tensor, dim: int) -> Tensor:
     return rearrangement.sums_up_to(call, x, dim)
 
 
+@reads("logcumsumexp")
+def _logcumsumexp(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.running(call, x, dim, arithmetic.log_of_sum)
+
+
+@reads("cumprod")
+def _cumprod(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.running(call, x, dim, arithmetic.multiply)
+
+
 @reads("flip")
 def _flip(call: Call, x: Tensor, dims: list[int]) -> Tensor:
     for axis in dims:
@@ -299,6 +309,20 @@ def _baddbmm(
     alpha: float = 1,
 ) -> Tensor:
     return arithmetic.add_matmul(call, x, batch1, batch2, beta=beta, alpha=alpha)
+
+
+@reads("linalg_solve_triangular")
+def _solve_triangular(
+    call: Call,
+    x: Tensor,
+    B: Tensor,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    is_read = left and unitriangular and not upper
+    refuse_if(not is_read, "only lower systems with ones on the diagonal")
+    return arithmetic.solve_unit_lower(call, x, B)
 
 
 @reads("einsum")
@@ -570,6 +594,8 @@ def _embedding_renorm(call: Call, x: Tensor) -> None:
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
 # products of vectors with vectors: scores, and weights times values
 SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
+# operations along one axis, and the position of the axis among the arguments
+ALONG_TOKENS = {"cumsum": 1, "flip": 1, "select": 1, "slice": 1, "unbind": 1}
 # operations that choose among experts
 CHOICES = ("topk", "sort", "argsort", "argmax", "max", "gumbel_softmax")
 # operations through which a parameter, or ids, can still be recognised

@@ -32,7 +32,9 @@ from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
 from ._laws import Parameters
+from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._recurrent_cells import PLAIN_RECURRENCES
 
 EINSUM = torch.ops.aten.einsum.default
 # functions of torch that are replaced while a module is captured
@@ -246,6 +248,8 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         # parameters have no gradients here, and so code skips the hooks that it guards
         if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
             return True
+        if _changes_nothing(func, args):
+            return args[0]
         function = self._replaced.get(func, func)
         self.made_pairs |= function is _complex_pairs
         result = function(*args, **(kwargs or {}))
@@ -331,6 +335,14 @@ class ComplexPairs(NamedTuple):
         return int(self.real.ndim)
 
 
+def _changes_nothing(func: Any, args: Any) -> bool:
+    """Whether a tensor is multiplied or divided in place by 1."""
+    is_scaling = getattr(func, "__name__", "") in ("mul_", "div_")
+    return (
+        is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
+    )
+
+
 def _complex_pairs(x: Any) -> Any:
     """`view_as_complex` by real tensors."""
     coordinates = x.flatten(-2)
@@ -368,17 +380,20 @@ def _set_grad_enabled(mode: bool) -> None:
 
 
 def _applied(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.Function.apply`, for gradient checkpoints only.
+    """`torch.autograd.Function.apply`, for gradient checkpoints and simple functions.
 
-    These change no gradient. Other functions have a backward pass of their own.
+    Checkpoints change no gradient. Functions of each entry may have a slope of their
+    own.
     """
     if function is CheckpointFunction:
         run, _preserve, *inputs = args
         return run(*inputs)
+    if not kwargs and (result := with_own_slope(function, args)) is not None:
+        return result
     name = function.__name__
     raise UnsupportedError(
-        f"{name}.apply: the backward pass of a torch.autograd.Function is not read; use"
-        " operations of torch"
+        f"{name}.apply: the backward pass of a torch.autograd.Function is read if it"
+        " multiplies by a slope for each entry; use operations of torch"
     )
 
 
@@ -416,6 +431,7 @@ def _attention(
 # functions of torch that are computed by others while a module is captured
 REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
+    **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 

@@ -347,8 +347,15 @@ def torch_operation(name: str) -> Callable[..., Any]:
     """An operation by its name."""
     if name == "getitem":
         return operator.getitem
+    if name == "aten.copy.default":
+        return _copied
     found: Any = operator.attrgetter(name)(torch.ops)
     return found  # type: ignore[no-any-return]
+
+
+def _copied(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`aten.copy`, which has no derivative: the source in the shape of x."""
+    return source.expand_as(x).to(x.dtype)
 
 
 # Arrays of other libraries

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .._validate import ArgumentError, Shape, listed, whole
-from ..language import mean_dot
+from ..language import TraceError, data, dot, grad, mean_dot
 from ..language.operations._operation import MatMul
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
@@ -52,8 +52,8 @@ def network(
 
     Blocks are recognised by numbered paths, such as `model.layers.0`, and branches as
     terms of the stream. If the module returns logits, the loss predicts the next token
-    (the token itself without a mask; a class for one row of logits). The parameters are
-    those of `program`; the inputs are one sequence, or one image.
+    (the token itself if later tokens have an effect; a class for one row of logits).
+    The parameters are those of `program`; the inputs are one sequence, or one image.
 
     Examples
     --------
@@ -186,7 +186,10 @@ def read_network(
         )
     program = reader.program()
     probes, masks = _probes(reader, parts)
-    targets = _targets(parts, masks)
+    is_causal = any(mask is not None and not mask.all() for mask in masks)
+    if all(mask is None for mask in masks):
+        is_causal = _is_causal(reader, parts)
+    targets = _targets(parts, is_causal)
     logits: Any = None
     if parts.logits is not None:
         logits = reader.value(reader.env[parts.logits])
@@ -243,13 +246,10 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         return Probe(name, reader.value(reader.env[node]).reshape(-1))
 
     first_blocks = [stack[0] for stack in parts.stacks]
-    probes: list[Probe] = []
+    of_blocks: list[list[Probe]] = []
     masks: list[Any] = []
     for block in parts.blocks:
-        if any(block is first for first in first_blocks):
-            probes.append(probe("embedding", block.before))
-        attention, mask = _probes_of_attention(reader, block)
-        probes += attention
+        probes, mask = _probes_of_attention(reader, block)
         masks.append(mask)
         for gates in block.gates:
             probes.append(Probe("experts", reader.value(reader.env[gates])))
@@ -257,7 +257,18 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         probes += [
             probe(name, node) for name, node in nodes.items() if node is not None
         ]
-    return probes, masks
+        of_blocks.append(probes)
+    # An audit has the same quantities for every block: those of attention are left out
+    # where some blocks have a recurrence instead, and those of branches where some
+    # blocks have others.
+    names = [{probe.name for probe in probes} for probes in of_blocks]
+    reported = set.intersection(*names) | {"cross", "experts"}
+    every: list[Probe] = []
+    for block, probes in zip(parts.blocks, of_blocks, strict=True):
+        if any(block is first for first in first_blocks):
+            every.append(probe("embedding", block.before))
+        every += [probe for probe in probes if probe.name in reported]
+    return every, masks
 
 
 def _probes_of_attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
@@ -282,10 +293,30 @@ def _probes_of_attention(reader: Reader, block: Block) -> tuple[list[Probe], Any
     return probes, mask
 
 
-def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
+def _is_causal(reader: Reader, parts: Structure) -> bool:
+    """Whether later tokens have no effect on the first one, in a network without masks.
+
+    In one draw, the gradient of the last stream of the first token with respect to the
+    first stream is 0 at all other tokens.
+    """
+    first: Any = reader.value(reader.env[parts.blocks[0].before]).reshape(-1)
+    last: Any = reader.value(reader.env[parts.blocks[-1].stream]).reshape(-1)
+    if first.size < 2 or first.size != last.size:
+        return False
+    direction = np.random.default_rng(0).standard_normal(last.width.factor)
+    try:
+        gradient = grad(dot(data(direction), last[0]), first)
+    except TraceError:  # of a function without a known derivative
+        return False
+    column = gradient[:, None]
+    squares = Program(mean_dot(column, column).reshape(-1)).draw(draws=1, rng=0)[0]
+    return bool(squares[0] > 0 and (squares[1:] <= 1e-20 * squares[0]).all())
+
+
+def _targets(parts: Structure, is_causal: bool) -> tuple[int, ...] | None:
     """The right words, by the convention of audits.
 
-    Each token predicts the next one; without a mask it predicts itself.
+    Each token predicts the next one; in a network that is not causal, itself.
     """
     if parts.logits is None:
         return None
@@ -295,8 +326,7 @@ def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
     ids = () if parts.words is None else tuple(parts.words.ids.tolist())
     if not rows or len(ids) != rows:
         return None
-    has_mask = any(mask is not None and not mask.all() for mask in masks)
-    predicts_itself = len(parts.stacks) == 1 and not has_mask
+    predicts_itself = len(parts.stacks) == 1 and not is_causal
     return ids if predicts_itself else ids[1:]
 
 

@@ -25,6 +25,22 @@ from ._axes import Refusal, Vectors, refuse_if
 from ._deferred import Result, torch_operation
 from ._graph import Node, name_of
 
+# operations whose results are 0 or 1
+COMPARISONS = (
+    "eq",
+    "ne",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+)
 # the derivatives that a function of torch has: its Hessian has none of its own
 DERIVATIVES = 2
 # operations that torch does not tag
@@ -91,7 +107,10 @@ class PointwiseFunction:
 
         args = [value_of(x) for x in self.args]
         kwargs = {name: value_of(x) for name, x in self.kwargs.items()}
-        return torch_operation(self.operation)(*args, **kwargs)
+        if self.operation.startswith("aten.where"):
+            args[0] = args[0] != 0
+        y = torch_operation(self.operation)(*args, **kwargs)
+        return y.to(tensors[0].dtype)
 
     def function(self, name: str, arguments: int) -> Function:
         """The function of the language, with its derivatives."""
@@ -140,4 +159,4 @@ def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tenso
 
 def _is_array(x: Any) -> bool:
     """Whether an argument is a tensor of given numbers."""
-    return isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)
+    return isinstance(x, np.ndarray) and x.dtype != object

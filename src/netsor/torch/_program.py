@@ -42,7 +42,7 @@ from ._graph import (
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
-from ._pointwise import is_pointwise, pointwise
+from ._pointwise import COMPARISONS, is_pointwise, pointwise
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
 
@@ -334,6 +334,8 @@ class Reader:
         arguments are scalars or a few coordinates, torch computes them later.
         """
         random = self._random_inputs(node)
+        if all(_is_given(self.env[x]) for x in node.all_input_nodes):
+            return self._of_constants(node)
         shapes, eps = _shapes_and_eps(node.meta.get("val"))
         of_array = partial(self._of_array, node) if len(random) == 1 else None
         call = Call(self.draws, shapes, eps, of_array)
@@ -349,6 +351,14 @@ class Reader:
                 with suppress(Refusal):
                     return other_way(node, call, random)
             raise reason from None
+
+    def _of_constants(self, node: Node) -> Any:
+        """The value of an operation on tensors that turned out not to be random."""
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), self.env.__getitem__
+        )
+        with torch.no_grad():
+            return node.target(*args, **kwargs)
 
     def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
         """The value of an operation whose random arguments can all be scalars."""
@@ -450,8 +460,9 @@ class Reader:
         expected = node.meta.get("val")
         if not isinstance(result, VALUES) or not isinstance(expected, torch.Tensor):
             return
+        is_comparison = name_of(node) in COMPARISONS
         refuse_if(
-            not expected.dtype.is_floating_point,
+            not expected.dtype.is_floating_point and not is_comparison,
             f"makes {expected.dtype} of random numbers: only floating point is read",
         )
         shape, torch_shape = tuple(result.shape), tuple(expected.shape)
@@ -473,6 +484,12 @@ class Reader:
         elif isinstance(x, Linear):
             x = settled(x)
         return x.plain if isinstance(x, Vectors) else x.value
+
+
+def _is_given(x: Any) -> bool:
+    """Whether a value is a tensor, or several, of given numbers."""
+    leaves = x if isinstance(x, list | tuple) else [x]
+    return all(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def as_tensor(result: Any, node: Node) -> Any:

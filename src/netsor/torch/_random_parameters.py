@@ -531,6 +531,11 @@ class Draws:
         vectors = stop_gradient(vectors) if x.frozen else vectors
         return Vectors.of(vectors, axis)
 
+    def can_be_scores(self, x: Vectors) -> bool:
+        """Whether a mask may meet vectors: they are rows of a parameter, or few."""
+        base = _base_of(x.value, self._rows_of_vectors)
+        return base in self._rows_of_vectors or has_few_coordinates(x)
+
     def scalars(self, x: Vectors) -> Scalars:
         """The coordinates of vectors as scalars, where others meet them one by one.
 

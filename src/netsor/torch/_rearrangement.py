@@ -7,7 +7,7 @@ operation of a module, whatever framework the module is written in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -200,6 +200,24 @@ def sums_up_to(call: Call, x: Tensor, axis: int) -> Tensor:
     lower = np.tril(np.ones((x.shape[axis if axis < coordinates else axis + 1],) * 2))
     sums = Vectors.of(lower @ last.plain).moved(-2, axis)
     return sums.moved(-1, coordinates)
+
+
+def running(
+    call: Call, x: Tensor, axis: int, combine: Callable[[Call, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The entries up to each index of an axis, combined one after the other."""
+    x = call.settled(x)
+    axis %= len(x.shape)
+    refuse_if(
+        not isinstance(x, Vectors) or axis == x.axis,
+        "cumulative functions are read along an axis of indices",
+    )
+    total = pick(call, x, axis, slice(0, 1))
+    parts = [total]
+    for index in range(1, x.shape[axis]):
+        total = combine(call, total, pick(call, x, axis, slice(index, index + 1)))
+        parts.append(total)
+    return concatenate(call, parts, axis)
 
 
 def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ._aten_ops import (
     ACTIVATIONS,
+    ALONG_TOKENS,
     CHOICES,
     MATRICES,
     NORMS,
@@ -291,23 +292,11 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
     sums = _sums(graph, part.nodes, before)
     if not sums.terms or sums.last is None:
         return None
-    branches: dict[str, Node] = {}
-    attention_softmaxes: tuple[Node, ...] = ()
-    inside = set(part.nodes)
-    for term in sums.terms:
-        found = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
-        nodes_of_branches = term.branches
-        if len({name for name, _ in found}) < len(found):
-            # branches of one kind are one branch: shared and routed experts
-            found = [_branch(graph, term.node, sums.carriers, inside)]
-            nodes_of_branches = [term.node]
-        for node, (name, softmaxes) in zip(nodes_of_branches, found, strict=True):
-            if name in branches:
-                return None
-            branches[name] = node
-            if name == "attention":
-                attention_softmaxes = softmaxes
-
+    branches = _named_branches(graph, sums, set(part.nodes))
+    if branches is None:
+        return None
+    named_nodes = {branch.name: branch.node for branch in branches}
+    attention = next((x for x in branches if x.name == "attention"), None)
     stream = part.end if part.end in sums.carriers else sums.last
     nodes = part.nodes
     if part.end is None:  # later nodes are not part of the block
@@ -316,12 +305,71 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
         path=part.path,
         before=before,
         stream=stream,
-        branches=branches,
+        branches=named_nodes,
         middle=sums.middle,
-        softmaxes=attention_softmaxes,
+        softmaxes=attention.softmaxes if attention is not None else (),
         gates=tuple(node for node in nodes if _is_gates_of_experts(graph, node)),
-        matrices=_matrices(graph, nodes, branches, sums.carriers, width=shape[-1]),
+        matrices=_matrices(graph, nodes, named_nodes, sums.carriers, width=shape[-1]),
     )
+
+
+class Branch(NamedTuple):
+    """What a block adds to its stream, and the softmaxes in it."""
+
+    name: str  # "attention", "cross" or "mlp"
+    node: Node
+    softmaxes: tuple[Node, ...]
+
+
+def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch] | None:
+    """The branches of a block; None if several have one name.
+
+    In a block without a softmax, the first branch that mixes tokens counts as
+    attention: a recurrence, or a convolution.
+    """
+
+    def mixes(branch: Branch) -> bool:
+        """Whether a branch mixes tokens without a softmax."""
+        nodes = [branch.node, *_back(graph, branch.node, sums.carriers, inside)]
+        tokens = shape_of(branch.node)[1]
+        return any(_mixes_tokens(graph, node, tokens) for node in nodes)
+
+    branches: list[Branch] = []
+    for term in sums.terms:
+        parallel = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
+        names = {branch.name for branch in parallel}
+        mixers = [x for x in parallel if x.name == "mlp" and mixes(x)]
+        # branches of one kind are one branch: shared and routed experts, or attention
+        # beside a recurrence
+        if len(names) < len(parallel) or ("attention" in names and mixers):
+            parallel = [_branch(graph, term.node, sums.carriers, inside)]
+        branches += parallel
+    if all(branch.name == "mlp" for branch in branches):
+        mixer = next((branch for branch in branches if mixes(branch)), None)
+        branches = [
+            branch._replace(name="attention") if branch is mixer else branch
+            for branch in branches
+        ]
+    names = {branch.name for branch in branches}
+    return branches if len(names) == len(branches) else None
+
+
+def _mixes_tokens(graph: Graph, node: Node, tokens: int) -> bool:
+    """Whether an operation combines tokens: it acts along the axis of their number."""
+    name = name_of(node)
+    if name in ALONG_TOKENS:
+        axis = node.args[ALONG_TOKENS[name]] if len(node.args) > 1 else 0
+        sizes = shape_of(node.args[0])
+        return isinstance(axis, int) and bool(sizes) and sizes[axis] == tokens
+    if name in ("einsum", *SCORE_PRODUCTS):
+        operands = node.args[1] if name == "einsum" else node.args
+        return not any(_is_parameter(graph, x) for x in operands)
+    return name in ("pad", "constant_pad_nd")
+
+
+def _is_parameter(graph: Graph, node: Any) -> bool:
+    """Whether an argument is a parameter, or a view of it."""
+    return hasattr(node, "op") and viewed(node) in graph.parameters
 
 
 def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
@@ -372,12 +420,12 @@ def _terms(
 
 def _branch(
     graph: Graph, term: Node, carriers: Collection[Node], inside: set[Node]
-) -> tuple[str, tuple[Node, ...]]:
-    """The name of the branch that ends with a term, and its softmaxes."""
+) -> Branch:
+    """The branch that ends with a term."""
     nodes = [term, *_back(graph, term, carriers, inside)]
     softmaxes = tuple(node for node in nodes if _attends(graph, node))
     if not softmaxes:
-        return "mlp", softmaxes
+        return Branch("mlp", term, softmaxes)
 
     def from_elsewhere(x: Node) -> bool:
         """Whether a node is a tensor of vectors outside the block and its stream."""
@@ -387,7 +435,7 @@ def _branch(
 
     reached = {x for node in nodes for x in [node, *node.all_input_nodes]}
     is_cross = any(from_elsewhere(x) for x in reached)
-    return ("cross" if is_cross else "attention"), softmaxes
+    return Branch("cross" if is_cross else "attention", term, softmaxes)
 
 
 def _attends(graph: Graph, node: Node) -> bool:

@@ -42,14 +42,16 @@ def choose(
     precision: object = "float64",
     precisions: Sequence[str] = PRECISIONS,
 ) -> Backend:
-    """The backend with this name and device; by default a CUDA device if there is one,
-    else the CPU.
+    """The backend of this name on a device, with a precision of its arrays.
+
+    `backend` may also be a `Backend`, which is returned if it agrees with the other
+    arguments. The default device, None, is a CUDA device if there is one, else the CPU.
+    `precisions` are the allowed ones; AUTO means double precision except for numpy.
     """
-    # `precisions` are the allowed ones. AUTO means double precision except for numpy.
     if isinstance(backend, Backend):  # already chosen, with its device and precision
-        same_device = device in (None, backend.device)
-        same_precision = precision in ("float64", AUTO, backend.precision)
-        if same_device and same_precision:
+        is_device = device in (None, backend.device)
+        is_precision = precision in ("float64", AUTO, backend.precision)
+        if is_device and is_precision:
             return backend
         problem = (
             f"device={shown(device)}, precision={shown(precision)}: backend is"
@@ -65,14 +67,14 @@ def choose(
         import_module(name)
     except ImportError:
         raise NoDeviceError("backend", name, f"installed: pip install {name}") from None
-    kind: type[Backend] = resolve_name(f"{__name__}.{CLASSES[name]}")
+    backend_class: type[Backend] = resolve_name(f"{__name__}.{CLASSES[name]}")
     precision = "float64" if precision == AUTO else precision
     if device is not None:
-        return kind(device, precision)
+        return backend_class(device, precision)
     try:
-        return kind("cuda", precision)
+        return backend_class("cuda", precision)
     except NoDeviceError:
-        return kind("cpu", precision)
+        return backend_class("cpu", precision)
 
 
 def prices(backend: object = "numpy", device: object = None) -> Prices:
@@ -88,7 +90,10 @@ def prices(backend: object = "numpy", device: object = None) -> Prices:
 
 
 def _checked_names(backend: object, device: object) -> tuple[str, str | None]:
-    """The names of a backend and a device, checked."""
+    """The names of a backend and a device; an error is raised if one is not known.
+
+    numpy has only the device cpu. None stands for the default device.
+    """
     if not isinstance(backend, str) or backend not in NAMES:
         raise ArgumentError("backend", backend, f"one of {', '.join(NAMES)}")
     if device is not None and not (

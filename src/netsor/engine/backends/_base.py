@@ -26,7 +26,8 @@ AUTO = "auto"
 # of a block's arrays: fits in a cache, or keeps a GPU busy
 DEVICE_BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**33}
 MAX_BLOCK_REPLICAS = 2**22  # most replicas in a block
-BY_QUADRATURE = 2**16  # the same, if the host may have to integrate for each replica
+# the same, if the host may have to integrate for each replica
+MAX_INTEGRATED_REPLICAS = 2**16
 MIN_BLOCK_REPLICAS = 8  # fewest replicas in a block
 FIRST = 16  # fewest replicas in the first block
 # compute capabilities of NVIDIA's data-centre GPUs
@@ -124,14 +125,17 @@ class Backend(ABC):
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """Conditional means and coefficients (see `_plan.run`) for the replicas of a
-        chunk of `size`, in blocks.
+        """Yield conditional means and coefficients (see `_plan.run`), block by block.
+
+        `part` are the first replicas, or all, of a chunk of `size` replicas. `tick` is
+        called with the number of replicas after each block.
         """
 
     @abstractmethod
     def cov(self, columns: Array) -> Array:
-        """The covariances (replicas or 1, entries, entries) of coefficients, as an
-        array of the library.
+        """The covariances (replicas or 1, entries, entries) from coefficients.
+
+        `columns` (replicas or 1, entries, ·) and the result are arrays of the library.
         """
 
     @abstractmethod
@@ -139,15 +143,19 @@ class Backend(ABC):
         """Convert an array of the library to numpy in double precision."""
 
     def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
-        """The sums over cells of a block of replicas of one output, on the host unless
-        a backend overrides it.
+        """The summary of a block of replicas of one output, by cells of a grid.
+
+        It is computed on the host, unless a backend overrides it.
         """
-        m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
-        return summed(cells, m, v)
+        means = self.numpy(mean)[:, 0]
+        variances = self.numpy(cov)[:, 0, 0]
+        means, variances = np.broadcast_arrays(means, variances)
+        return summed(cells, means, variances)
 
     def first_block(self, plan: Plan) -> int:
-        """Replicas in the first block: more take hardly longer, because launching steps
-        dominates on an accelerator.
+        """The replicas of the first block.
+
+        On an accelerator, where launching steps dominates, more take hardly longer.
         """
         return FIRST
 
@@ -158,40 +166,44 @@ class Backend(ABC):
         return self.slowness * plan.seconds(draws)
 
     def working_bytes(self, replica: float) -> float:
-        """Roughly the host memory for a block of replicas with this many bytes each."""
+        """Roughly the host memory for a block, with `replica` bytes per replica."""
         # An accelerator keeps the arrays in its own memory, which `fits` checks.
         if self.kind != "cpu":
             return self.library_bytes
-        return self.library_bytes + self.working * max(
-            MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind]
-        )
+        block = max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
+        return self.library_bytes + self.working * block
 
     def fits(self, plan: Plan, replicas: int) -> int:
         """This many replicas, halved until they fit on the device; raises an error if
         not even one fits.
         """
-        one = self.working * plan.bytes * self.itemsize / 8
+        # `plan.bytes` is the memory of a replica if a number takes 8 bytes
+        replica = self.working * plan.bytes * self.itemsize / 8
         room = self.memory()
-        if one > room:
-            sizes = f"one with {in_bytes(one)} for a replica, and has {in_bytes(room)}"
+        if replica > room:
+            sizes = (
+                f"one with {in_bytes(replica)} for a replica, and has {in_bytes(room)}"
+            )
             remedy = "take fewer tokens or heads, a smaller width, or the backend numpy"
             raise NoDeviceError("device", self.device, f"{sizes}: {remedy}")
-        while replicas * one > room:
+        while replicas * replica > room:
             replicas //= 2
         return replicas
 
     def largest_block(self, plan: Plan, least: int = MIN_BLOCK_REPLICAS) -> int:
-        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES;
-        depends only on the plan.
+        """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES.
+
+        It is at least `least`, and depends only on the plan and the kind of device.
         """
-        replicas = (
-            DEVICE_BLOCK_BYTES[self.kind] * 8 // (self.itemsize * max(plan.bytes, 1))
-        )
+        # `plan.bytes` is the memory of a replica if a number takes 8 bytes
+        block_bytes = DEVICE_BLOCK_BYTES[self.kind]
+        replicas = block_bytes * 8 // (self.itemsize * max(plan.bytes, 1))
         has_expectations = any(
             step.instruction.integral is not None for step in plan.steps
         )
-        most = BY_QUADRATURE if has_expectations else MAX_BLOCK_REPLICAS
-        return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))
+        most = MAX_INTEGRATED_REPLICAS if has_expectations else MAX_BLOCK_REPLICAS
+        power_of_two = 1 << max(replicas.bit_length() - 1, 0)  # at most `replicas`
+        return max(least, min(most, power_of_two))
 
     def __str__(self) -> str:
         drawn = " from random numbers in float32" if self.rounded else ""
@@ -202,11 +214,12 @@ class Device(Backend):
     """A backend whose arrays are not numpy's, and may be on another device."""
 
     @abstractmethod
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
-        """A function of random numbers, numpy arrays (replicas, *shape) by register.
+        """A function that computes a summary of the outputs from given random numbers.
 
-        It computes `summary(library, mean, columns)` of the outputs of the plan (see
-        `_plan.run`) on the device.
+        Its argument is a dict of numpy arrays (replicas, *shape) by the registers of
+        the plan that are drawn. It runs the plan on the device, and returns
+        `summary(library, mean, columns)` of the outputs (see `_plan.run`) in numpy.
         """

@@ -30,17 +30,16 @@ COEFFICIENT_ATOL = {"float64": 2e-13, "float32": 1e-9}
 
 
 class Chi(NamedTuple):
-    """A recipe for a row of χ from normals: those with many degrees of freedom, then
-    those with few.
+    """A recipe for a row of χ from normals.
+
+    The `large` columns with many degrees of freedom ν come first: there, χ_j = √ν
+    w^(3/2) with w = Σ_k polynomial[k, j] z_j^k, from one normal z_j each. The `small`
+    columns with few are roots of sums of squares of the other normals.
     """
 
-    # For many, χ_j = √ν w^(3/2) with w = Σ_k polynomial[k, j] z_j^k. For few, the root
-    # of a sum of squares.
-
-    # (degree + 1, large): of the columns with many degrees of freedom
-    polynomial: Array
+    polynomial: Array  # (degree + 1, large)
     scale: Array  # (large,): √ν
-    squares: Array  # (normals − large, small)
+    squares: Array  # (normals − large, small): 1 for the normals in a sum, else 0
 
     @property
     def normals(self) -> int:
@@ -48,13 +47,14 @@ class Chi(NamedTuple):
         return int(self.scale.shape[0] + self.squares.shape[0])
 
     def of(self, xp: Any, z: Array) -> Array:
-        """The χ (…, columns) from normals (…, normals); these and the tables are arrays
-        of the library.
+        """The χ (…, columns) from normals z (…, normals).
+
+        These and the tables are arrays of the library `xp`.
         """
         large = self.scale.shape[0]
         columns = []
         if large:
-            # Horner's rule
+            # w by Horner's rule
             x = z[..., :large]
             w = self.polynomial[-1, :]
             for power in range(self.polynomial.shape[0] - 2, -1, -1):
@@ -74,8 +74,9 @@ def _multiply_add(xp: Any, w: Array, x: Array, c: Array) -> Array:
 
 
 def chi(freedom: Array, precision: str) -> Chi:
-    """The recipe for a row of χ with these degrees of freedom, in decreasing order, in
-    numpy.
+    """The recipe for a row of χ, with numpy arrays.
+
+    `freedom` (columns,) are the degrees of freedom, in decreasing order.
     """
     return _row(tuple(int(f) for f in freedom), precision)
 
@@ -86,9 +87,11 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     freedom = np.array(degrees, dtype=np.int64)
     assert (np.diff(freedom) <= 0).all()
     is_large = freedom >= MIN_QUANTILE_DOF
-    large, small = freedom[is_large].astype(float), freedom[~is_large]
+    large = freedom[is_large].astype(float)
+    small = freedom[~is_large]
     polynomial = _polynomials(large, precision)
-    # similar widths share one compiled program
+    # add powers with coefficient 0 up to a multiple of 4, so that similar widths share
+    # one compiled program
     polynomial = np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0)))
     return Chi(
         polynomial=polynomial,
@@ -98,7 +101,11 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
 
 
 def _polynomials(freedom: Array, precision: str) -> Array:
-    """(χ²/ν)^(1/3) as polynomials in z, (degree + 1, ν), lowest power first."""
+    """(χ²/ν)^(1/3) as polynomials in z, lowest power first.
+
+    `freedom` (columns,) has the degrees of freedom ν; the result is (degree + 1,
+    columns).
+    """
     series = np.empty((DEGREE + 1, len(freedom)))
     is_interpolated = freedom > MAX_QUANTILE_DOF
     series[:, ~is_interpolated] = _fitted(freedom[~is_interpolated])
@@ -110,18 +117,20 @@ def _polynomials(freedom: Array, precision: str) -> Array:
         series[highest_fitted + 1 :, is_interpolated] = 0.0
     highest = _highest_degree(series, precision)
     series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
-    # of x = z/MAX_NORMAL, then of z; and √(9ν/2) ((χ²/ν)^(1/3) − 1) solved for the root
-    coefficients = _powers() @ series / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None]
+    # from Chebyshev polynomials to powers of x = z/MAX_NORMAL, then of z
+    powers_of_z = MAX_NORMAL ** np.arange(DEGREE + 1)[:, None]
+    coefficients = _powers() @ series / powers_of_z
+    # the series is √(9ν/2) ((χ²/ν)^(1/3) − 1): solve for the cube root
     coefficients = coefficients / np.sqrt(4.5 * freedom)
     coefficients[0] += 1.0
     return coefficients[: highest.max(initial=-1) + 1]
 
 
 def _interpolated(freedom: Array) -> Array:
-    """Series for more than MAX_QUANTILE_DOF degrees of freedom, by Lagrange's
-    polynomial in ε = 1/√ν.
+    """`_fitted` for more than MAX_QUANTILE_DOF degrees of freedom, by interpolation.
 
-    It goes through ν = ∞, where the series is z itself, and fits at smaller ν.
+    Lagrange's polynomial in ε = 1/√ν goes through ν = ∞, where the series is z itself,
+    and through series fitted at smaller ν.
     """
     fitted = np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)
     nodes = np.concatenate([[0.0], fitted])
@@ -140,26 +149,31 @@ def _interpolated(freedom: Array) -> Array:
 @cache
 def _powers() -> Array:
     """The powers of x in each Chebyshev polynomial T_k, in column k."""
-    return np.stack(
-        [
-            np.pad(cheb2poly(np.eye(k + 1)[k]), (0, DEGREE - k))
-            for k in range(DEGREE + 1)
-        ],
-        axis=1,
-    )
+    columns = []
+    for k in range(DEGREE + 1):
+        powers = cheb2poly(np.eye(k + 1)[k])  # of T_k, lowest power first
+        columns.append(np.pad(powers, (0, DEGREE - k)))
+    return np.stack(columns, axis=1)
 
 
 def _highest_degree(series: Array, precision: str) -> Array:
-    """The index of the last coefficient to keep in each series, at least that of z."""
-    kept = np.abs(series) > COEFFICIENT_ATOL[precision]
-    return np.maximum(DEGREE - np.argmax(kept[::-1], axis=0), 1)
+    """The index of the last coefficient to keep in each series, at least 1, that of z.
+
+    The series are (DEGREE + 1, columns), lowest degree first.
+    """
+    is_kept = np.abs(series) > COEFFICIENT_ATOL[precision]
+    highest = DEGREE - np.argmax(is_kept[::-1], axis=0)
+    return np.maximum(highest, 1)
 
 
 def _fitted(freedom: Array) -> Array:
-    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ MAX_NORMAL,
-    (DEGREE + 1, ν).
+    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ MAX_NORMAL.
+
+    `freedom` (columns,) has the degrees of freedom ν; the result is (DEGREE + 1,
+    columns).
     """
-    half, middle = freedom / 2, (DEGREE + 1) // 2
+    half = freedom / 2
+    middle = (DEGREE + 1) // 2
     # Chebyshev nodes, from 1 down to −1
     x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
     # χ²/2 with the probability of z, from the nearer tail

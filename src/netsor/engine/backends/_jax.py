@@ -38,15 +38,18 @@ def _result(arrays: Mapping[Register, Array], register: Register) -> Array:
 
 @lru_cache(maxsize=8)
 def summed(cells: MomentGrid) -> Any:
-    """A function of means and covariances that returns sums over cells (sums, cells)
-    and the replicas outside.
+    """A compiled function of the means and covariances of a block.
+
+    It returns the sums over the cells of a grid, (moments, cells), and which replicas
+    are outside.
     """
 
     def add(mean: Array, cov: Array) -> tuple[Array, Array]:
-        m, v = jnp.broadcast_arrays(
-            mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64)
-        )
-        cell, weights, outside = cells.placed(jnp, m, v)
+        """The sums for means (replicas, 1) and covariances (replicas, 1, 1)."""
+        means = mean[:, 0].astype(jnp.float64)
+        variances = cov[:, 0, 0].astype(jnp.float64)
+        means, variances = jnp.broadcast_arrays(means, variances)
+        cell, weights, outside = cells.placed(jnp, means, variances)
         # integers below 2^53 have exact sums: the same bits in any order
         sums = [jnp.bincount(cell, weight, length=cells.size) for weight in weights]
         return jnp.stack(sums), outside
@@ -106,8 +109,9 @@ class Jax(Device):
         return super().memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """One block, no larger than the draws need; its size does not change the random
-        numbers.
+        """The replicas of one block, no more than the draws need.
+
+        The size of a block does not change the random numbers.
         """
         enough = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
         return self.fits(plan, min(enough, self.largest_block(plan)))
@@ -134,11 +138,12 @@ class Jax(Device):
         yield mean, columns
         tick(len(part))
 
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
-        """Compile for 1, 4, 16, … times MIN_BLOCK_REPLICAS: compiling takes longer than
-        computing spare replicas.
+        """Compile for MIN_BLOCK_REPLICAS times 1, 4, 16, …, whichever is enough.
+
+        Computing spare replicas takes less time than compiling for every number.
         """
         without_draws = replace(
             plan, steps=[step for step in plan.steps if step.kind not in DRAWS]
@@ -153,9 +158,9 @@ class Jax(Device):
             while replicas < requested:
                 replicas *= 4
             compiled = programs(plan_pieces, replicas, self._within)
-            # pad with copies of the first
-            padding = np.zeros(replicas - requested, dtype=np.intp)
-            rows = np.r_[:requested, padding]
+            # spare replicas are copies of the first
+            rows = np.zeros(replicas, dtype=np.intp)
+            rows[:requested] = np.arange(requested)
             with self._within():
                 draws = {
                     register: jnp.asarray(array[rows], dtype=self.precision)
@@ -182,13 +187,16 @@ class Jax(Device):
         with jax.enable_x64(True):
             device_sums, outside = summed(cells)(mean, cov)
             sums = np.asarray(device_sums)
-            strays = bool(outside.any())
+            has_strays = bool(outside.any())
         occupied = np.flatnonzero(sums[0])
         stray_mean = stray_var = np.zeros(0)
-        if strays:  # otherwise nothing else needs copying from the device
-            m, v = np.broadcast_arrays(self.numpy(mean[:, 0]), self.numpy(cov[:, 0, 0]))
+        if has_strays:  # otherwise nothing else needs copying from the device
+            means = self.numpy(mean[:, 0])
+            variances = self.numpy(cov[:, 0, 0])
+            means, variances = np.broadcast_arrays(means, variances)
             is_outside = np.asarray(outside)
-            stray_mean, stray_var = m[is_outside], v[is_outside]
+            stray_mean = means[is_outside]
+            stray_var = variances[is_outside]
         return BlockMoments(
             cells=occupied, sums=sums[:, occupied], mean=stray_mean, var=stray_var
         )

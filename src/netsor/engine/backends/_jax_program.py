@@ -43,7 +43,7 @@ MAX_LOOPED_ROWS = 32
 # draws with fewer normals share a call of the generator: fewer calls compile faster
 MAX_SHARED_NORMALS = 1024
 PROGRAMS = 256  # compiled programs kept in memory
-LONGEST = 40  # steps: longer pieces are cut, so that they compile in parallel
+MAX_PIECE_STEPS = 40  # longer pieces are cut, so that they compile in parallel
 
 _programs: dict[Any, Any] = {}  # compiled programs, most recently used last
 _lock = threading.Lock()
@@ -52,13 +52,15 @@ _lock = threading.Lock()
 def normal_pairs(
     keys: Array, replica: Array, number: Array, precision: str
 ) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with one key per number.
+    """Two arrays of independent normals, (replicas, numbers) each.
 
-    Box and Muller (1958) turn two uniform numbers into two normals.
+    They are functions of the keys (numbers, 2) of draws, the numbers (numbers,) within
+    a draw, and the numbers (replicas,) of the replicas. Box and Muller (1958) turn two
+    uniform numbers into two normals.
     """
 
     def random_words(count: Array) -> tuple[Array, ...]:
-        """Two words of 32 random bits."""
+        """Two words of 32 random bits, (replicas, numbers) each."""
         inputs = keys[:, 0], keys[:, 1], replica[:, None], count
         if on_gpu():  # where JAX has one kernel for it
             return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*inputs)))
@@ -84,15 +86,20 @@ def normal_pairs(
 def threefry(
     key_0: Array, key_1: Array, counter_0: Array, counter_1: Array
 ) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits."""
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), on words of 32 bits.
+
+    It turns the two words of a counter into two random words; the arrays broadcast.
+    """
     # JAX's own version is a loop on a CPU: with it, draws of the paper's layer take 1.5
     # times as long.
     keys = key_0, key_1, key_0 ^ key_1 ^ PARITY
-    x, y = counter_0 + keys[0], counter_1 + keys[1]
+    x = counter_0 + keys[0]
+    y = counter_1 + keys[1]
     for group in range(5):  # of four rounds
         for bits in ROTATIONS[group % 2]:
             x = x + y
-            y = ((y << np.uint32(bits)) | (y >> np.uint32(32 - bits))) ^ x
+            rotated = (y << np.uint32(bits)) | (y >> np.uint32(32 - bits))
+            y = rotated ^ x
         x = x + keys[(group + 1) % 3]
         y = y + (keys[(group + 2) % 3] + np.uint32(group + 1))
     return x, y
@@ -106,7 +113,8 @@ def on_gpu() -> bool:
 class JaxLibrary(Library):
     """JAX's factorisations, with compiled loops where they fail."""
 
-    few, wide = MAX_LOOPED_ROWS, False
+    max_looped_rows = MAX_LOOPED_ROWS
+    factors_in_double = False
 
     def cholesky(self, a: Array) -> Array:
         """JAX's own."""
@@ -122,13 +130,18 @@ class JaxLibrary(Library):
         )
 
     def columns(self, gram: Array, floor: Array) -> Array:
-        """As `_psd_cholesky.by_columns`."""
+        """The factor of any Gram matrix, column by column, in a compiled loop.
+
+        The floors of squared pivots are (…, 1, rows), see `Library`.
+        """
         size = gram.shape[-1]
 
         def entry(a: Array, j: Any) -> Array:
+            """The entries j along the last axis."""
             return jax.lax.dynamic_index_in_dim(a, j, -1, keepdims=False)
 
         def add_column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            """Column j of the factor, and the Gram matrix minus its part."""
             residual, factor = state
             pivot = entry(jnp.diagonal(residual, axis1=-2, axis2=-1), j)
             is_independent = pivot > entry(floor[..., 0, :], j)
@@ -144,32 +157,43 @@ class JaxLibrary(Library):
         return factor
 
     def singly(self, rows: Array, *known: Array) -> Array:
-        """Rows of `directions` not yet computed are 0, and subtract nothing."""
+        """`gram_schmidt`, row by row, in a compiled loop."""
+        # rows of `directions` that are not yet computed are 0, and subtract nothing
         batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (rows, *known)))
         floor = _gram_schmidt.zero_threshold(jnp, rows)
 
         def add_direction(j: Any, directions: Array) -> Array:
+            """Write the direction of row j."""
             x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
             once = _gram_schmidt.project_out(jnp, x, (*known, directions))
             twice = _gram_schmidt.project_out(jnp, once, (*known, directions))
-            least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
-            direction = _gram_schmidt.unit(jnp, twice, squares(jnp, once), least)
+            direction = _gram_schmidt.unit(
+                jnp,
+                twice,
+                square_before=squares(jnp, once),
+                floor=jax.lax.dynamic_slice_in_dim(floor, j, 1, -1),
+            )
             return jax.lax.dynamic_update_slice_in_dim(directions, direction, j, -2)
 
         directions = jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype)
         return jax.lax.fori_loop(0, rows.shape[-2], add_direction, directions)
 
     def recompute_where(
-        self, result: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self,
+        result: Array,
+        inexact: Array,
+        recompute: Callable[..., Array],
+        *arrays: Array,
     ) -> Array:
-        """If any matrix must be recomputed, recompute all, and use only those
-        needed.
-        """
+        """If any matrix is inexact, recompute all; use only the inexact ones."""
 
-        def recomputed(inputs: tuple[Array, ...]) -> Array:
-            return jnp.where(again[..., None, None], remake(*inputs), result)
+        def with_recomputed(inputs: tuple[Array, ...]) -> Array:
+            return jnp.where(inexact[..., None, None], recompute(*inputs), result)
 
-        return jax.lax.cond(jnp.any(again), recomputed, lambda _: result, arrays)
+        def unchanged(_: tuple[Array, ...]) -> Array:
+            return result
+
+        return jax.lax.cond(jnp.any(inexact), with_recomputed, unchanged, arrays)
 
 
 LIBRARY = JaxLibrary(jnp)
@@ -201,6 +225,19 @@ class Piece:
         The precision of random numbers.
     after : set of Register
         The arrays that later pieces read.
+
+    Attributes
+    ----------
+    draws : list of Step
+        The steps that draw; the keys of a call are in this order.
+    chi : dict
+        The recipe of each draw of χ, by its step.
+    constants, reads : list of Register
+        The constants and the earlier results that the steps read.
+    writes : list of Register
+        The results of the compiled program, in this order.
+    live : set of Register
+        The arrays that this piece or a later one reads.
     """
 
     def __init__(
@@ -228,7 +265,6 @@ class Piece:
         inputs = arguments.keys() - {*results, *self.constants}
         self.reads = [arg for arg in arguments if arg in inputs]
         self.writes = [register for register in results if register in after]
-        # arrays read by this piece or later
         self.live = (after - {*results}) | inputs
 
     def inputs(
@@ -254,15 +290,17 @@ class Piece:
         The factors are numbers that depend on the widths: as arguments, they need no
         recompilation.
         """
-        number = partial(np.asarray, dtype=self.precision)
-        tables = [
-            Chi(*(np.asarray(table, dtype=self.drawn) for table in recipe))
-            for recipe in self.chi.values()
-        ]
-        factors = [
-            number(step.params["by"]) for step in self.steps if step.kind == "scale"
-        ]
-        constants = [number(register.value) for register in self.constants]
+        tables = []
+        for recipe in self.chi.values():
+            arrays = [np.asarray(table, dtype=self.drawn) for table in recipe]
+            tables.append(Chi(*arrays))
+        factors = []
+        for step in self.steps:
+            if step.kind == "scale":
+                factors.append(np.asarray(step.params["by"], dtype=self.precision))
+        constants = []
+        for register in self.constants:
+            constants.append(np.asarray(register.value, dtype=self.precision))
         return jax.device_put((tables, factors, constants))  # type: ignore[no-any-return]
 
     def compiled(self, replicas: int) -> Any:
@@ -278,9 +316,13 @@ class Piece:
 
     @cached_property
     def structure(self) -> Any:
-        """A key that is equal for pieces that compile to the same program."""
+        """A key that is equal for pieces that compile to the same program.
+
+        Registers are replaced by numbers: −1, −2, … for inputs, and for a result the
+        position of its step. Streams, factors and constants are arguments of the
+        program, so the key does not contain them.
+        """
         inputs = [*self.constants, *self.reads]
-        # negative for inputs, the number of the step for results
         number = {register: -1 - k for k, register in enumerate(inputs)}
         steps: list[Any] = []
         for k, step in enumerate(self.steps):
@@ -290,6 +332,7 @@ class Piece:
                 continue
             arguments = tuple(number[arg] for arg in step.args)
             params = {} if step.kind == "scale" else step.params
+            # a step with a parameter that has no key equals no other
             content = key_of(step.kind, (), params) or id(step)
             steps.append((arguments, step.out.shape, content))
         return (
@@ -315,8 +358,9 @@ def programs(
 ) -> list[Any]:
     """The compiled programs of pieces, None for host pieces.
 
-    `within` sets JAX's precision and device. Programs compile in parallel, one thread
-    each: the compiler releases Python's lock.
+    They are for blocks of so many replicas. `within` sets JAX's precision and device.
+    Programs that are not in memory compile in parallel, one thread each: the compiler
+    releases Python's lock.
     """
 
     def compiled(piece: Piece) -> Any:
@@ -329,27 +373,28 @@ def programs(
             None if piece.host else (piece.structure, replicas, device)
             for piece in plan_pieces
         ]
+    # equal pieces share a key
+    piece_of = dict(zip(keys, plan_pieces, strict=True))
+    piece_of.pop(None, None)
     with _lock:
-        # equal blocks share a key
-        in_use = {key: _programs.pop(key, None) for key in {*keys} - {None}}
-        missing = {
-            key: piece
-            for key, piece in zip(keys, plan_pieces, strict=True)
-            if key and in_use[key] is None
-        }
+        missing = [key for key in piece_of if key not in _programs]
         if missing:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                results = pool.map(compiled, missing.values())
-                in_use |= zip(missing, results, strict=True)
-        _programs.update(in_use)
-        for key in list(_programs)[:-PROGRAMS]:  # the least recently used ones
+                pieces_to_compile = [piece_of[key] for key in missing]
+                results = pool.map(compiled, pieces_to_compile)
+                _programs.update(zip(missing, results, strict=True))
+        for key in piece_of:  # move to the end
+            _programs[key] = _programs.pop(key)
+        in_use = {key: _programs[key] for key in piece_of}
+        least_recently_used = list(_programs)[:-PROGRAMS]
+        for key in least_recently_used:
             del _programs[key]
-        return [in_use.get(key) for key in keys]
+    return [in_use.get(key) for key in keys]
 
 
 @cache
 def _options(gpu: bool) -> dict[str, Any]:
-    """Options of the compiler, for speed."""
+    """Options of the compiler, for speed, by their names."""
     if gpu:  # autotuning takes 5 to 9 s per matrix product
         return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
     # the older emitters take half the time
@@ -361,16 +406,15 @@ def _options(gpu: bool) -> dict[str, Any]:
 
 
 def _traced(piece: Piece, replicas: int, inputs: PieceInputs) -> list[Array]:
-    """The function to compile: the steps of a piece for a block of replicas."""
+    """The function to compile: the steps of a piece for a block of replicas.
+
+    Returns the arrays of `piece.writes`. The inputs are in the order of the piece's
+    lists, and the factors in that of its steps (see `Piece.inputs`).
+    """
     tables, factors, constants = inputs.fixed
     recipes = dict(zip(piece.chi, tables, strict=True))
-    arrays = dict(
-        zip(
-            [*piece.constants, *piece.reads],
-            [*constants, *inputs.earlier],
-            strict=True,
-        )
-    )
+    arrays = dict(zip(piece.constants, constants, strict=True))
+    arrays |= zip(piece.reads, inputs.earlier, strict=True)
     normals = _normals_of_draws(piece, replicas, inputs)
     remaining_factors = iter(factors)
     for step in piece.steps:
@@ -394,9 +438,10 @@ def _traced(piece: Piece, replicas: int, inputs: PieceInputs) -> list[Array]:
 def _normals_of_draws(
     piece: Piece, replicas: int, inputs: PieceInputs
 ) -> Callable[[Step], Array]:
-    """A function that gives the normals of a draw, from which χ are made.
+    """A function that returns the normals (replicas, …) of a step that draws.
 
-    The small draws of a piece share one call of the generator.
+    Those of a step `chi` are the ones that its recipe needs. The small draws of a piece
+    share one call of the generator, which is made here.
     """
     key = dict(zip(piece.draws, inputs.keys, strict=True))
     replica_numbers = inputs.first_replica + jnp.arange(replicas, dtype=jnp.uint32)
@@ -406,21 +451,25 @@ def _normals_of_draws(
 
     def generated(steps: Sequence[Step]) -> dict[Step, Array]:
         """The normals of several draws, from one call of the generator."""
-        pairs = {step: -(-math.prod(shape[step]) // 2) for step in steps}
-        keys, numbers = [], []
+        pairs = {step: math.ceil(math.prod(shape[step]) / 2) for step in steps}
+        keys = []
+        numbers = []
         for step, count in pairs.items():
             keys.append(jnp.broadcast_to(key[step], (count, 2)))
             numbers.append(np.arange(count, dtype=np.uint32))
-        cosines, sines = normal_pairs(
+        first_normals, second_normals = normal_pairs(
             jnp.concat(keys), replica_numbers, np.concatenate(numbers), piece.drawn
         )
         normals = {}
-        stop = 0
+        start = 0
         for step, count in pairs.items():
-            start, stop = stop, stop + count
-            flat = jnp.concat([cosines[:, start:stop], sines[:, start:stop]], axis=1)
-            flat = flat[:, : math.prod(shape[step])]
+            of_step = slice(start, start + count)
+            flat = jnp.concat(
+                [first_normals[:, of_step], second_normals[:, of_step]], axis=1
+            )
+            flat = flat[:, : math.prod(shape[step])]  # an odd number has one too many
             normals[step] = jnp.reshape(flat, (replicas, *shape[step]))
+            start += count
         return normals
 
     small = [
@@ -439,12 +488,12 @@ def _normals_of_draws(
 def pieces(
     plan: Plan, precision: str, rounded: bool = False, device: str = ""
 ) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace.
+    """The pieces of a plan, in order.
 
-    These are user functions in numpy, and kernels by quadrature. The plan is also cut
-    between equal blocks of a deep network, whose pieces compile once. Other long pieces
-    are cut so that they compile in parallel. Random numbers may be `rounded` to single
-    precision.
+    The plan is cut at the steps that JAX cannot trace: user functions in numpy, and
+    kernels by quadrature. It is also cut between equal blocks of a deep network, whose
+    pieces compile once, and other long pieces are cut so that they compile in parallel.
+    Random numbers may be `rounded` to single precision.
     """
     if not plan.steps:
         return []
@@ -469,19 +518,23 @@ def pieces(
 
 
 def _cuts(plan: Plan, native: Sequence[bool]) -> list[int]:
-    """The first steps of the pieces."""
+    """The positions of the first steps of the pieces.
+
+    `native` says for each step whether JAX can trace it; other steps are pieces by
+    themselves. For example, True, True, False, True gives the positions 0, 2, 3.
+    """
     block_bounds: set[int] = set()
     for loop in plan.loops:
-        block_bounds.update(loop.start + loop.period * k for k in range(loop.times + 1))
+        block_bounds.update(range(loop.start, loop.stop + 1, loop.period))
     begins = []
     for k in range(len(native)):
-        continues = k > 0 and native[k] and native[k - 1]
-        if k in block_bounds or not continues:
+        continues_piece = k > 0 and native[k - 1] and native[k]
+        if k in block_bounds or not continues_piece:
             begins.append(k)
     ends = [*begins[1:], len(native)]
     cuts: list[int] = []
     for begin, end in zip(begins, ends, strict=True):
-        cuts += range(begin, end, LONGEST)
+        cuts += range(begin, end, MAX_PIECE_STEPS)
     return cuts
 
 
@@ -491,6 +544,7 @@ def _write_alike(
     """Make the blocks of a loop write the results that any of them must write.
 
     The last block may need fewer results, but then it would be another program.
+    `begins` are the positions of the first steps of the pieces in the plan.
     """
     inside = [
         (begin, piece)
@@ -515,7 +569,9 @@ def _write_alike(
 
 
 def _native(step: Step, precision: str) -> bool:
-    """Whether JAX can trace a step."""
+    """Whether JAX can trace a step; if not, numpy computes it on the host."""
+    if step.needs_numpy:
+        return False
     if step.kind not in FUNCTIONS:
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
@@ -525,8 +581,7 @@ def _native(step: Step, precision: str) -> bool:
                 lambda *arrays: compute(LIBRARY, step.kind, arrays, step.params),
                 *shapes,
             )
-    except Exception:
-        # JAX cannot trace it: numpy computes it, or raises the error for the user
+    except Exception:  # of a user's function; if it is wrong, numpy raises the error
         return False
     return bool(result.shape[1:] == step.out.shape)
 
@@ -539,9 +594,11 @@ def block(
     replicas: int,
     arrays: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
-    """Run the pieces of a plan for a block of replicas.
+    """Run the pieces of a plan for the block of replicas from `start` on.
 
-    Returns the arrays that are needed in the end, of the given ones and the results.
+    `compiled` has the program of each piece, None for those that numpy executes.
+    `arrays` are known arrays by register. Returns the arrays of the outputs, by
+    register: those that the last piece computes or keeps.
     """
     arrays = dict(arrays)
     for piece, program in zip(plan_pieces, compiled, strict=True):
@@ -562,8 +619,8 @@ def block(
 def _on_host(
     step: Step, arrays: Mapping[Register, Array], replicas: int, precision: str
 ) -> Array:
-    """The result of a step that numpy computes."""
-    # a repeated argument stays one array
+    """The result (replicas, *shape) of a step that numpy computes."""
+    # an argument that occurs twice stays one array: kernels of u and u are symmetric
     inputs = {}
     for arg in step.args:
         array = arrays[arg] if arg.value is None else arg.value

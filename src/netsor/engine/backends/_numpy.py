@@ -12,7 +12,7 @@ import ctypes
 import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import combinations, combinations_with_replacement, pairwise
 from typing import Any, ClassVar
 
@@ -22,10 +22,11 @@ from ..._array_api import Array, one_blas_thread
 from ..plan._cost_model import NUMPY as NUMPY_PRICES
 from ..plan._cost_model import Prices
 from ..plan._instructions import ORTHANT_SIZES_PER_BATCH
-from ..plan._ir import Step
+from ..plan._ir import Register, Step
 from ..plan._plan import BLOCK_BYTES, MIN_INNERMOST_ROW, Plan, in_numpy, run
 from ..run._rng_keys import CHUNK, generator
 from ._base import Backend
+from ._float_flags import without_spurious_flags
 
 # of a replica: from here on BLAS multiplies matrices one by one, and needs them
 # contiguous
@@ -42,6 +43,8 @@ ROUNDED = 2**16
 HELD_BYTES = 2**25
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
+# `following(key, array)` yields each generator of the next replicas of a stream, with
+# its part of the array, one row per replica
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
 
 
@@ -53,13 +56,16 @@ def positive_products(
     dtype: np.dtype[Any],
     following: Next,
 ) -> Array:
-    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas
-    innermost in memory.
+    """The products of the positive parts of independent standard normal vectors g_i.
+
+    They are Σ_α max(g_iα, 0) max(g_jα, 0) over α < `width`, (replicas, 1, vectors,
+    vectors), the replicas innermost in memory. A sign pattern is the tuple of the
+    vectors that are positive at a coordinate. The numbers of coordinates with each
+    pattern determine the rest: see `_relu_sign_patterns.py`.
     """
-    # From the number of coordinates with each sign pattern: see
-    # `_relu_sign_patterns.py`. Counts, and sizes of each vector in each pattern, have
-    # separate streams, so they do not depend on the blocks. For the next replicas of a
-    # stream, `following(key, array)` yields each generator with its part of the array.
+    # Counts, and sizes of each vector in each pattern, have separate streams, so they
+    # do not depend on the blocks: stream 0 of the key has the counts, then come the
+    # vectors of each pattern in order.
     products = np.zeros((vectors, vectors, replicas), dtype)
     patterns = [
         pattern
@@ -69,7 +75,7 @@ def positive_products(
     replicas_per_batch = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
     for begin in range(0, replicas, replicas_per_batch):
         batch = products[..., begin : begin + replicas_per_batch]
-        # patterns of several vectors, of one, of none
+        # columns: the patterns of several vectors, of one vector each, and of none
         counts = np.empty((batch.shape[-1], 2**vectors), np.int64)
         for rng, rows in following((*key, 0), counts):
             equal = np.full(2**vectors, 0.5**vectors)
@@ -95,12 +101,13 @@ def _add_pattern(
     following: Next,
 ) -> None:
     """Add the part of the coordinates at which exactly the vectors of a pattern are
-    positive, `count` of them in each replica.
+    positive to `products` (vectors, vectors, replicas).
 
-    Each vector has its stream, from `first_key` on.
+    `count` (replicas,) is their number in each replica. Each vector has a stream, from
+    `first_key` on. The sizes at the coordinates of all replicas are consecutive.
     """
     *key, first_stream = first_key
-    edges = np.concatenate([[0], np.cumsum(count)])
+    edges = np.concatenate([[0], np.cumsum(count)])  # where each replica starts
     sizes = np.empty((len(pattern), edges[-1] + 1), products.dtype)
     sizes[:, -1] = 0.0  # so that the last sum has an end
     for stream, row in enumerate(sizes, first_stream):
@@ -123,10 +130,13 @@ class Streams:
     def __init__(
         self, seed: int, chunks: int | Sequence[range], precision: str = "float64"
     ) -> None:
-        """`chunks` is the key of an endless chunk, or the replicas of each chunk, whose
-        key is the first replica.
+        """Random numbers from the start of the chunks on.
+
+        `chunks` is the key of one endless chunk, or the ranges of replicas of
+        consecutive chunks. The key of such a chunk is its first replica.
         """
-        self.seed, self.dtype = seed, np.dtype(precision)
+        self.seed = seed
+        self.dtype = np.dtype(precision)
         self.chunks: list[tuple[int, float]] = []  # keys and replicas
         if isinstance(chunks, int):
             self.chunks.append((chunks, math.inf))
@@ -138,7 +148,7 @@ class Streams:
         ] = {}
 
     def draw(self, step: Step, replicas: int) -> Array:
-        """The random numbers of a step, (replicas, *shape)."""
+        """The random numbers of a step for the next replicas, (replicas, *shape)."""
         if step.kind == "positive":
             exact = positive_products(
                 key=step.params["key"],
@@ -179,8 +189,9 @@ class Streams:
     def next(
         self, key: tuple[int, ...], out: Array
     ) -> Iterator[tuple[np.random.Generator, Array]]:
-        """The generators of the chunks of the next replicas of a stream, each with its
-        replicas of an array.
+        """Yield generators for the next len(out) replicas of a stream.
+
+        Each comes with the rows of `out` to fill, which are the replicas of one chunk.
         """
         rng, chunk, remaining = self._positions.get(key, (None, -1, 0))
         start = 0
@@ -198,8 +209,9 @@ class Streams:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, stored with the replicas innermost if its matrices are small or
-    few: see `_ops`.
+    """The same array, stored with the replicas innermost if that is faster.
+
+    It is not if BLAS multiplies the matrices of a replica one by one (see `_ops`).
     """
     is_large = math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES
     has_large_heads = math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
@@ -211,16 +223,16 @@ def _laid_out(a: Array) -> Array:
 
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
-    """Mean and coefficients of one coordinate of the outputs for the next replicas of a
-    chunk.
-    """
-    values = partial(np.asarray, dtype=streams.dtype)
-    return run(
-        plan,
-        lambda step: streams.draw(step, replicas),
-        lambda register: values(register.value),
-        in_numpy,
-    )
+    """Means and coefficients of the outputs (see `run`) for the next replicas."""
+
+    def draw(step: Step) -> Array:
+        return streams.draw(step, replicas)
+
+    def constant(register: Register) -> Array:
+        return np.asarray(register.value, dtype=streams.dtype)
+
+    with without_spurious_flags(streams.dtype):
+        return run(plan, draw, constant, in_numpy)
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
@@ -234,23 +246,24 @@ def block_of(plan: Plan, itemsize: int = 8) -> int:
 
 
 def replicas_per_block(size: float, seconds: float, steps: float, long: bool) -> int:
-    """The same from the bytes, seconds and steps of a replica, and whether rows are
-    long.
+    """The replicas per block from the bytes, seconds and steps of one replica.
+
+    `long` says whether most random numbers are in long rows (`Plan.long_numbers`).
     """
     # long rows of coordinates do not fit in a cache anyway
     room = BLOCK_BYTES * (8 if long else 1)
     in_cache = min(CHUNK, room // max(size, 1))
     # as many as hide the overhead of steps; blocks must be powers of 2
-    worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
-    worth_rounded = int(2 ** math.ceil(math.log2(max(worth, 1.0))))
-    few = min(MAX_BLAS_REPLICAS, worth_rounded, LARGE_BYTES // max(size, 1))
-    return int(max(1, few, in_cache))
+    hiding = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
+    power_of_two = int(2 ** math.ceil(math.log2(max(hiding, 1.0))))
+    beyond_cache = min(MAX_BLAS_REPLICAS, power_of_two, LARGE_BYTES // max(size, 1))
+    return int(max(1, beyond_cache, in_cache))
 
 
 def blocks(
     plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]
 ) -> Iterator[tuple[Array, Array]]:
-    """The next replicas, block by block."""
+    """Yield means and coefficients (see `run`) of the next replicas, block by block."""
     hold_memory()
     most = block_of(plan, streams.dtype.itemsize)
     count = -(-replicas // most)
@@ -258,7 +271,8 @@ def blocks(
     if most > 1:
         count = min(count, max(1, replicas // 2))
     with one_blas_thread():
-        for start, stop in pairwise(replicas * k // count for k in range(count + 1)):
+        bounds = [replicas * k // count for k in range(count + 1)]
+        for start, stop in pairwise(bounds):
             yield block(plan, streams, stop - start)
             tick(stop - start)
 
@@ -300,7 +314,8 @@ class Numpy(Backend):
 
     def cov(self, columns: Array) -> Array:
         """The covariances, by a matrix product."""
-        return columns @ np.swapaxes(columns, -1, -2)
+        with without_spurious_flags(columns.dtype):
+            return columns @ np.swapaxes(columns, -1, -2)
 
     def numpy(self, array: Array) -> Array:
         """The array itself, in double precision."""

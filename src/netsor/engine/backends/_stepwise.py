@@ -132,20 +132,34 @@ class StepwiseBackend(Device):
     def compute(
         self, step: Step, inputs: Sequence[Array], overwritten: int | None
     ) -> Array:
-        """Execute any step that draws no random numbers."""
+        """The result of a step that draws no random numbers.
+
+        Functions that the library cannot compute run in numpy, on the host. Other
+        libraries do not use `overwritten`, the input that numpy may write into.
+        """
         if step.kind not in FUNCTIONS:
             return compute(self.library, step.kind, inputs, step.params)
         result = None
-        if step.kind != "apply" or self._agrees_with_numpy(step):
+        if self._can_be_native(step):
             result = self._native_or_none(step, inputs)
         if result is None:
-            # a repeated array stays one array
-            on_host = {id(array): self.numpy(array) for array in inputs}
-            arrays = [on_host[id(array)] for array in inputs]
-            result = compute(NUMPY, step.kind, arrays, step.params)
+            result = self._on_host(step, inputs)
         if isinstance(result, type(inputs[0])):
             return result
         return self.array(result, self.precision)
+
+    def _can_be_native(self, step: Step) -> bool:
+        """Whether to try a function on arrays of the library."""
+        if step.needs_numpy:
+            return self.library.is_numpy
+        return step.kind != "apply" or self._agrees_with_numpy(step)
+
+    def _on_host(self, step: Step, inputs: Sequence[Array]) -> Array:
+        """The result of a step as a numpy array, from inputs copied to the host."""
+        # an input that occurs twice stays one array: kernels of u and u are symmetric
+        copies = {id(array): self.numpy(array) for array in inputs}
+        arrays = [copies[id(array)] for array in inputs]
+        return compute(NUMPY, step.kind, arrays, step.params)
 
     def evaluate(
         self,
@@ -153,9 +167,10 @@ class StepwiseBackend(Device):
         draw: Callable[[Step], Array],
         constants: dict[Register, Array],
     ) -> tuple[Array, Array]:
-        """Mean and coefficients of the outputs, given the random numbers of each step.
+        """Mean and coefficients of the outputs for a block of replicas, by `run`.
 
-        `constants` caches the constants of the plan on the device.
+        `draw` gives the random numbers of a step. `constants` is filled with the
+        constants of the plan on the device, so that a second call need not copy them.
         """
 
         def constant(register: Register) -> Array:
@@ -166,14 +181,19 @@ class StepwiseBackend(Device):
         return run(plan, draw, constant, self.compute)
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """The largest block of the plan that fits on this device."""
+        """The replicas of the largest block of the plan that fits on this device."""
         least = 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS
         return self.fits(plan, self.largest_block(plan, least))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """One block, cut to the part; the first chunk in blocks that double."""
+        """One block, cut to the part; the first chunk in blocks that double.
+
+        Which replicas share a block depends only on the plan and the device, not on the
+        number of draws. So a block always draws the numbers of all of its replicas, and
+        computes only the first `count`, those that are in the part.
+        """
         start = part.start
         while start < part.stop:
             replicas = min(size, max(self.first_block(plan), start))
@@ -186,10 +206,10 @@ class StepwiseBackend(Device):
             tick(count)
             start += replicas
 
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
-        """Step by step; constants are copied to the device only once."""
+        """Evaluate step by step; constants are copied to the device only once."""
         constants: dict[Register, Array] = {}
 
         def of_draws(numbers: Mapping[Register, Any]) -> Any:
@@ -208,7 +228,11 @@ class StepwiseBackend(Device):
     def _drawn(
         self, step: Step, seed: int, start: int, replicas: int, count: int
     ) -> Array:
-        """The random numbers of a step for the first replicas of a block."""
+        """The random numbers (count, *shape) of a step for the start of a block.
+
+        The block has `replicas` replicas, from number `start` on; the generator makes
+        the numbers of all of them.
+        """
         stream = Stream(seed, step.params["key"], start, replicas)
         precision = "float32" if self.rounded else self.precision
         shape = step.out.shape
@@ -221,7 +245,7 @@ class StepwiseBackend(Device):
         return xp.astype(numbers[:count, ...], dtype, copy=False)
 
     def _native_or_none(self, step: Step, inputs: Sequence[Array]) -> Array | None:
-        """The function applied to arrays of the library; None if that fails."""
+        """The function applied to arrays of the library; None if it raises an error."""
         with suppress(Exception):
             return self.native(step, inputs)
         return None
@@ -244,36 +268,37 @@ class StepwiseBackend(Device):
         return _probed[key][1]
 
     def _probe(self, step: Step) -> bool:
-        """Compare a function of the program with numpy on random numbers."""
+        """Whether a function gives the same result as numpy on random numbers.
+
+        If numpy itself fails, the answer is whether the library does not.
+        """
         rng = np.random.default_rng(0)
-        probes = {
-            arg: rng.standard_normal((PROBE_REPLICAS, *arg.shape)) for arg in step.args
-        }
-        inputs = [self.array(probes[arg], "float64") for arg in step.args]
-        result = self._native_or_none(step, inputs)
-        agrees = result is not None
-        # if numpy fails, the library is the only choice
+        probes = {}
+        for arg in step.args:
+            probes[arg] = rng.standard_normal((PROBE_REPLICAS, *arg.shape))
+        in_numpy = [probes[arg] for arg in step.args]
+        in_library = [self.array(probe, "float64") for probe in in_numpy]
+        result = self._native_or_none(step, in_library)
+        if result is None:
+            return False
         with suppress(Exception), np.errstate(all="ignore"):
-            expected = compute(
-                NUMPY, "apply", [probes[arg] for arg in step.args], step.params
+            expected = compute(NUMPY, "apply", in_numpy, step.params)
+            if isinstance(result, type(in_library[0])):
+                result = self.numpy(result)
+            return bool(
+                np.allclose(result, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
             )
-            on_host: Any = result
-            if isinstance(result, type(inputs[0])):
-                on_host = self.numpy(result)
-            agrees = agrees and bool(
-                np.allclose(on_host, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
-            )
-        return agrees
+        return True  # numpy fails, so the library is the only choice
 
 
 @lru_cache(maxsize=1024)
 def _chi_tables(
     backend: StepwiseBackend, freedom: tuple[int, ...], precision: str
 ) -> Chi:
-    """The recipe for a row of χ, on the device."""
-    polynomial, scale, squares = chi(freedom, precision)
+    """The recipe for a row of χ (see `_chi`), with its tables on the device."""
+    recipe = chi(freedom, precision)
     return Chi(
-        polynomial=backend.array(polynomial, precision),
-        scale=backend.array(scale, precision),
-        squares=backend.array(squares, precision),
+        polynomial=backend.array(recipe.polynomial, precision),
+        scale=backend.array(recipe.scale, precision),
+        squares=backend.array(recipe.squares, precision),
     )

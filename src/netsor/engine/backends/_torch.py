@@ -32,12 +32,12 @@ CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")
 MOST_KEPT = 512  # index arrays cached on a device
 MOST_FIRST = 1024  # most replicas in the first block
 # seconds per step in the first block of an accelerator: twice the launch time of a step
-BEGIN = 2e-4
+STEP_SECONDS = 2e-4
 # speed relative to the single core of a plan's estimated seconds (800 to 3,000 on one
 # H200)
-FASTER = 2000.0
+SPEEDUP = 2000.0
 # for steps that do not fill a GPU: eigenvalues, and their results
-SIDE = ThreadPoolExecutor(1)
+SIDE_THREAD = ThreadPoolExecutor(1)
 # PyTorch loads its linear algebra at the first call, which fails in two threads at once
 LOADING = threading.Lock()
 
@@ -102,18 +102,25 @@ class TorchLibrary(Library):
         return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
 
     def recompute_where(
-        self, result: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self,
+        result: Array,
+        inexact: Array,
+        recompute: Callable[..., Array],
+        *arrays: Array,
     ) -> Array:
-        """Query the GPU once for their number; if all matrices are recomputed, copy
-        nothing.
-        """
-        batch, count = again.shape, int(again.sum())
-        if not count:
+        """Recompute the inexact matrices in place; if these are all, copy nothing."""
+        batch = inexact.shape
+        count = int(inexact.sum())  # waits for the device, only here
+        if count == 0:
             return result
-        if count == again.numel() and all(a.shape[:-2] == batch for a in arrays):
-            return remake(*arrays)
-        selected = [a.expand(*batch, *a.shape[-2:])[again] for a in arrays]
-        result[again] = remake(*selected)
+        have_same_batch = all(a.shape[:-2] == batch for a in arrays)
+        if count == inexact.numel() and have_same_batch:
+            return recompute(*arrays)
+        selected = []
+        for a in arrays:
+            whole_batch = a.expand(*batch, *a.shape[-2:])
+            selected.append(whole_batch[inexact])
+        result[inexact] = recompute(*selected)
         return result
 
 
@@ -189,9 +196,10 @@ class Torch(StepwiseBackend):
         """
         if self.kind == "cpu":
             return FIRST
-        launching = BEGIN * len(plan.steps)
-        free = launching / max(plan.seconds(1) / FASTER, 1e-12)
-        power_of_two = 2 ** math.ceil(math.log2(max(free, 1.0)))
+        launching = STEP_SECONDS * len(plan.steps)
+        # so many replicas take as long as launching their steps
+        hidden = launching / max(plan.seconds(1) / SPEEDUP, 1e-12)
+        power_of_two = 2 ** math.ceil(math.log2(max(hidden, 1.0)))
         return int(min(MOST_FIRST, max(FIRST, power_of_two)))
 
     def evaluate(
@@ -205,11 +213,11 @@ class Torch(StepwiseBackend):
             mean, columns = super().evaluate(plan, draw, constants)
             return _now(mean), _now(columns)
 
-    def given(
+    def summary_of_draws(
         self, plan: Plan, summary: Callable[[Any, Array, Array], Array]
     ) -> Callable[[Mapping[Register, Any]], Any]:
         """Without gradients."""
-        of_draws = super().given(plan, summary)
+        of_draws = super().summary_of_draws(plan, summary)
 
         def without_gradients(numbers: Mapping[Register, Any]) -> Any:
             with torch.no_grad():
@@ -228,21 +236,25 @@ class Torch(StepwiseBackend):
         inputs: Sequence[Array | Future[Array]],
         overwritten: int | None,
     ) -> Array | Future[Array]:
-        """Execute a step on tensors; on a GPU, eigenvalues and their results run on a
-        separate stream.
+        """The result of a step on tensors, or a future of it.
+
+        On a GPU, steps that need eigenvalues, and those that need their results, run on
+        a separate stream and in a separate thread. The other steps go on meanwhile.
         """
-        spectral = (
+        finds_eigenvalues = (
             step.kind == "apply"
             and self.kind == "cuda"
             and needs_spectrum(step.params["f"])
         )
-        if not spectral and not any(isinstance(array, Future) for array in inputs):
+        waits = any(isinstance(array, Future) for array in inputs)
+        if not finds_eigenvalues and not waits:
             return super().compute(step, inputs, overwritten)
         stream = torch.cuda.current_stream(self.device)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(stream)
 
         def on_side_stream() -> Array:
+            """The result, computed when its inputs are ready."""
             with torch.no_grad(), torch.cuda.stream(side):
                 tensors = [_now(array) for array in inputs]
                 result = super(Torch, self).compute(step, tensors, overwritten)
@@ -250,7 +262,7 @@ class Torch(StepwiseBackend):
             result.record_stream(stream)
             return result
 
-        return SIDE.submit(on_side_stream)
+        return SIDE_THREAD.submit(on_side_stream)
 
 
 def _now(array: Array | Future[Array]) -> Array:

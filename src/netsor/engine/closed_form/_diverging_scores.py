@@ -33,15 +33,18 @@ CERTAIN = 10.0  # a product is nonzero if it exceeds this many times its error
 
 
 class Product(NamedTuple):
-    """⟨x_i, y_j⟩/n, for the pairs i, j that an output depends on."""
+    """⟨x_i, y_j⟩/n for pairs of vectors."""
 
-    x: Vector
-    y: Vector
-    needed: Bools
+    x: Vector  # (…, i)
+    y: Vector  # (…, j)
+    needed: Bools  # (…, i, j): the pairs that an output depends on
 
 
 def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
-    """The scores with correlated factors in an entry that an output depends on."""
+    """The scores with correlated factors in an entry that an output depends on.
+
+    `scores` are values among those that make the outputs.
+    """
     # It skips scores whose ⟨x, y⟩/n the engine cannot compute at infinite width, and
     # scores whose factors depend on a transposed matrix: lowering a backward pass takes
     # long, and `law` raises an error anyway if such a score diverges.
@@ -50,6 +53,7 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     backward = _backward_values(values)
 
     def may_correlate(score: Value) -> bool:
+        """Whether the structure does not exclude that the factors correlate."""
         x, y = score.op.inputs
         x_sources, y_sources = sources_of[x], sources_of[y]
         if x_sources is None or y_sources is None:
@@ -71,11 +75,14 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
         return replace(new, op=Normal(Source(None), 1.0, new.shape))
 
     context = Context({}, dict.fromkeys(values, 0))
-    factors = [factor for score in unclear for factor in score.op.inputs]
+    factors: list[Value] = []  # two per score
+    for score in unclear:
+        factors += score.op.inputs
     replaced: Any = rewritten(factors, context, scores_as_normals)
     entries = asked_entries(outputs)
     products: dict[Value, Product] = {}
-    for score, x, y in zip(unclear, replaced[::2], replaced[1::2], strict=True):
+    for k, score in enumerate(unclear):
+        x, y = replaced[2 * k : 2 * k + 2]
         products[score] = Product(x, y, needed=entries[score])
     return _certain_scores(products)
 
@@ -92,8 +99,9 @@ def _grows_with_width(value: Value) -> bool:
 def _centred_sources(
     values: Sequence[Value],
 ) -> dict[Value, frozenset[Source] | None]:
-    """The sources of each sum of Gaussian vectors with mean 0; None for other
-    values.
+    """The random sources of each value that is a sum of Gaussian vectors with mean 0.
+
+    None for other values. Two such sums without a common source are uncorrelated.
     """
     sources_of: dict[Value, frozenset[Source] | None] = {}
     for value in values:
@@ -132,8 +140,10 @@ def _backward_values(values: Sequence[Value]) -> set[Value]:
 
 
 def _certain_scores(products: Mapping[Value, Product]) -> set[Value]:
-    """The scores whose products are certainly nonzero, by one lowering; if that fails,
-    by bisection.
+    """The scores whose products are certainly nonzero, of a dict by score.
+
+    All are lowered in one plan. If that fails, each half is tried by itself; a score
+    that fails alone is left out.
     """
     try:
         # warnings of the user's functions: `law` shows them
@@ -154,47 +164,51 @@ def _certain_scores(products: Mapping[Value, Product]) -> set[Value]:
 
 
 class ProductLimit(NamedTuple):
-    """The limits of a product and of the squared norms of its factors, (replicas,
-    entries).
-    """
+    """The limits of a product and of the squared norms of its factors."""
 
-    xy: Floats
-    xx: Floats
-    yy: Floats
+    xy: Floats  # (replicas, pairs)
+    xx: Floats  # (replicas, vectors x)
+    yy: Floats  # (replicas, vectors y)
 
 
 def certain(products: Sequence[Product]) -> list[Bools]:
-    """Whether the limit of each needed ⟨x_i, y_j⟩/n is certainly nonzero; False for the
-    others.
+    """Whether the limit of each ⟨x_i, y_j⟩/n is certainly nonzero, (…, i, j).
+
+    There is an array for each product; it is False for pairs that are not needed.
     """
-    scalars: list[Scalar] = []
+    scalars: list[Scalar] = []  # three per product, see `ProductLimit`
     for x, y, needed in products:
         scalars += [Scalar(Dot(x, y, 1.0), needed.shape), _square(x), _square(y)]
-    bound = {
-        w.name: np.inf
-        for w in widths_of(topological_order(scalars))
-        if w.name is not None
-    }
+    widths = {}
+    for width in widths_of(topological_order(scalars)):
+        if width.name is not None:
+            widths[width.name] = np.inf
     ends = np.cumsum([scalar.size for scalar in scalars])[:-1]
 
     def limits_of(plan: Plan) -> list[ProductLimit]:
+        """The limits of each product in a few replicas."""
         with np.errstate(all="ignore"):
             means, _ = sample_block(plan, 0, REPLICAS)
-        values = np.split(means, ends, axis=1)  # of the scalars, three per product
-        return [ProductLimit(*values[k : k + 3]) for k in range(0, len(values), 3)]
+        values = np.split(means, ends, axis=1)
+        limits = []
+        for k in range(0, len(values), 3):
+            xy, xx, yy = values[k : k + 3]
+            limits.append(ProductLimit(xy, xx, yy))
+        return limits
 
-    plan = make_plan(scalars, bound)
+    plan = make_plan(scalars, widths)
     limits = limits_of(plan)
-    nonzero = [
+    nonzero = [  # for each product, (replicas, pairs)
         _is_nonzero(product, limit)
         for product, limit in zip(products, limits, strict=True)
     ]
     for shift in _shifts(plan):
         if not any(entries.any() for entries in nonzero):
             break
-        shifted = limits_of(make_plan(scalars, bound, shift=shift))
-        for limit, moved, entries in zip(limits, shifted, nonzero, strict=True):
-            entries &= np.abs(limit.xy) > CERTAIN * np.abs(moved.xy - limit.xy)
+        shifted = limits_of(make_plan(scalars, widths, shift=shift))
+        for limit, shifted_limit, entries in zip(limits, shifted, nonzero, strict=True):
+            error = np.abs(shifted_limit.xy - limit.xy)
+            entries &= np.abs(limit.xy) > CERTAIN * error
     return [
         np.reshape(entries.any(axis=0), product.needed.shape)
         for entries, product in zip(nonzero, products, strict=True)
@@ -202,14 +216,12 @@ def certain(products: Sequence[Product]) -> list[Bools]:
 
 
 def _square(x: Vector) -> Scalar:
-    """The mean square of each vector."""
+    """⟨x_i, x_i⟩/n of each vector, (…, i, 1, 1)."""
     return Scalar(Dot(x[..., None], x[..., None], 1.0), (*x.shape, 1, 1))
 
 
 def _is_nonzero(product: Product, limit: ProductLimit) -> Bools:
-    """Which needed entries of a product are nonzero beyond rounding, (replicas,
-    entries).
-    """
+    """Which needed pairs of a product exceed rounding, (replicas, pairs)."""
     x_length = np.sqrt(limit.xx.max(axis=0)).reshape(product.x.shape)
     y_length = np.sqrt(limit.yy.max(axis=0)).reshape(product.y.shape)
     lengths = x_length[..., :, None] * y_length[..., None, :]

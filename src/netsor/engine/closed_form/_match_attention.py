@@ -48,14 +48,13 @@ RANK = 1e-12  # eigenvalues below this share of the largest are rounding
 
 @dataclass(frozen=True)
 class Recognised:
-    """One output of an attention layer: the covariance of its scores in a head, the
-    kernel of the values, the heads.
-    """
+    """One output of an attention layer over t tokens, at infinite width."""
 
-    scores: Floats
-    values: Floats
+    scores: Floats  # (t, t): the covariance of the scores of one head
+    values: Floats  # (t, t): the kernel of the tokens behind the values
     heads: int
-    scale: float
+    scale: float  # the variance of W^O W^V
+    # the inputs of the first correction in 1/n;
     # None if widths, or tokens, are of several kinds
     fluctuations: Callable[[], LayerFluctuations | None] | None
 
@@ -81,8 +80,9 @@ class AttentionMatch(NamedTuple):
 def recognise(
     outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()
 ) -> Recognised | None:
-    """The layer that makes the only output, at infinite widths; None if no such layer
-    is found.
+    """The attention layer that makes the only output, at infinite widths.
+
+    None if the output is of another form, or a formula is not known.
     """
     if "recognise" in without:
         return None
@@ -103,7 +103,7 @@ def recognise(
     allowed = _allowed_keys(layer.mask, len(keys))
     if allowed is None:
         return None
-    box = np.ix_(allowed, allowed)
+    box = np.ix_(allowed, allowed)  # the rows and columns of allowed keys
     wq, wk, wv = layer.head_weights
     scale = (layer.output_weight.std * wv.std) ** 2
     if scale * np.trace(values[box]) == 0:  # the output is 0, and has no density
@@ -129,7 +129,11 @@ def recognise(
 
 
 def _attention_of(output: Value) -> AttentionMatch | None:
-    """The parts of an attention layer; None if the output is another operation."""
+    """The parts of the attention layer that makes an output.
+
+    The three patterns are W^O concat(…), softmax(scores) V and n^(−1/2) ⟨Q, K⟩. None if
+    the output is of another form.
+    """
     match output.op:
         case MatMul(
             output_weight,
@@ -163,8 +167,10 @@ def _attention_of(output: Value) -> AttentionMatch | None:
 
 
 def _has_formula(output: Value, layer: AttentionMatch) -> bool:
-    """Whether a layer has one query, a matrix of each kind for each head that acts
-    once, and widths that can be infinite.
+    """Whether the formula holds for a layer.
+
+    It has one query and one matrix of each kind for each head, each matrix acts once in
+    the program of the output, and all widths can be infinite.
     """
     heads = layer.query_weight.members.size
     has_formula_shape = (
@@ -185,8 +191,9 @@ def _has_formula(output: Value, layer: AttentionMatch) -> bool:
 
 
 def _allowed_keys(mask: Value | None, keys: int) -> Bools | None:
-    """The keys that a mask allows, the same in every head; None if it is no such
-    mask.
+    """Which keys a mask allows, (keys,); all without a mask.
+
+    None if the mask is not constant or differs between heads.
     """
     if mask is None:
         return np.ones(keys, dtype=bool)
@@ -200,8 +207,9 @@ def _allowed_keys(mask: Value | None, keys: int) -> Bools | None:
 def _layer_fluctuations(
     query: Vector, tokens: Vector, allowed: Ints, temperature: float, shares: Floats
 ) -> LayerFluctuations | None:
-    """The inputs of the first correction in 1/n; None if the fluctuations of the Gram
-    matrix are unknown.
+    """The inputs of the first correction in 1/n.
+
+    None if the fluctuations of the Gram matrix of the query and the tokens are unknown.
     """
     ordered = topological_order([query, tokens])
     bound = {
@@ -216,73 +224,108 @@ def _layer_fluctuations(
     fluctuations = _fluctuations(cast(list[Vector], vectors), rows)
     if fluctuations is None:
         return None
-    root, directions = fluctuations
-    return LayerFluctuations(root, directions, temperature, shares)
+    return LayerFluctuations(
+        fluctuations.root, fluctuations.directions, temperature, shares
+    )
 
 
-def _fluctuations(
-    vectors: Sequence[Vector], selected: Ints
-) -> tuple[Floats, Floats] | None:
-    """B in the limit K = B Bᵀ of the Gram matrix of the selected vectors, and S in the
-    directions V = B S Bᵀ of Σ ∂_V².
+class _Fluctuations(NamedTuple):
+    """How a Gram matrix fluctuates at large width."""
+
+    root: Floats  # B in the limit K = B Bᵀ of the Gram matrix
+    directions: Floats  # S in the directions V = B S Bᵀ of Σ ∂_V²
+
+
+class _LimitingGram:
+    """The limit of the Gram matrix of columns, and how it fluctuates.
+
+    Columns are (1, …, 1), data, standard Gaussian vectors, and products W x, which
+    given x are Gaussian vectors too. In the limit their Gram matrix is Σ r rᵀ over
+    `roots` r. At first only the column (1, …, 1) is known.
     """
-    # All vectors are fixed combinations of columns: (1, …, 1), data, standard Gaussian
-    # vectors, and products W x, which given x are Gaussian vectors too. In the limit
-    # the Gram matrix of columns is Σ r rᵀ over `roots` r. A new root r adds the
-    # direction r rᵀ, and (r sᵀ + s rᵀ)/√2 for each root s before it: equation (10) with
-    # √κ V in place of V. For vectors of width 2n they are smaller by √2. W maps the
-    # directions of its inputs as it maps their Gram matrix.
+
+    def __init__(self, columns: int) -> None:
+        self.identity = np.eye(columns)
+        self.roots = [self.identity[0]]
+        self.directions = [np.zeros((columns, columns))]
+        self.gram = np.outer(self.roots[0], self.roots[0])
+
+    def add_product(
+        self, columns: Ints, inputs: Floats, same_matrix: Bools, variance: float
+    ) -> None:
+        """Columns that are products W x, with Gaussian matrices of this variance.
+
+        `inputs` has a row for each: x as a combination of columns. W maps the
+        directions of its inputs as it maps their Gram matrix.
+        """
+        box = np.ix_(columns, columns)
+        covariance = variance * same_matrix
+        for form in (self.gram, *self.directions):
+            form[box] = covariance * (inputs @ form @ inputs.T)
+
+    def add_directions(self, columns: Ints, width_factor: float) -> None:
+        """The directions in which random columns with a Gram matrix fluctuate.
+
+        A new root r adds the direction r rᵀ, and (r sᵀ + s rᵀ)/√2 for each root s
+        before it: equation (10) with √κ V in place of V. For vectors of width 2n
+        (`width_factor` 2) they are smaller by √2.
+        """
+        box = np.ix_(columns, columns)
+        new_roots = _root(self.gram[box]).factor.T @ self.identity[columns]
+        for root in new_roots:
+            scaled = width_factor**-0.5 * root
+            self.directions.append(np.outer(scaled, root))
+            for earlier in self.roots:
+                pair = np.outer(scaled, earlier) / np.sqrt(2)
+                self.directions.append(pair + pair.T)
+            self.roots.append(root)
+
+
+def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | None:
+    """The fluctuations of the Gram matrix of vectors, concatenated, at positions
+    `selected`.
+
+    None if there are too many columns, or an operation other than those of
+    `_LimitingGram`.
+    """
     values = topological_order(vectors)
-    expansion = Expansion(values)
+    expansion = Expansion(values)  # all vectors are fixed combinations of columns
     size = len(expansion.matrix)
     if size > MAX_COLUMNS:
         return None
-    roots = [np.eye(size)[0]]
-    directions = [np.zeros((size, size))]
-    gram = np.outer(roots[0], roots[0])
+    limit = _LimitingGram(size)
     for value in values:
         if not isinstance(value, Vector) or value in expansion.combinations:
             continue
-        columns = np.array(
-            [
-                column
-                for column in expansion.columns(value)
-                if gram[column, column] == 0
-            ],
-            dtype=np.intp,
-        )
+        columns = expansion.columns(value)
+        columns = columns[np.diag(limit.gram)[columns] == 0]
         if not columns.size:  # of (1, …, 1), or of covariance 0
             continue
-        # for each column, a vector of the value that is this column
+        # for each column, an entry of the value that is this column
         entries = abs(expansion.rows[value]).toarray()[:, columns].argmax(axis=0)
-        box = np.ix_(columns, columns)
         match value.op:
             case Data(data):
                 rows = data.reshape(value.size, -1)[entries]
-                gram[box] = rows @ rows.T / rows.shape[1]
+                limit.gram[np.ix_(columns, columns)] = rows @ rows.T / rows.shape[1]
                 continue  # fixed: no new directions
             case Gaussian():
-                gram[columns, columns] = 1.0
+                limit.gram[columns, columns] = 1.0
             case MatMul(w, x, _) if not w.transposed:
                 product = _product_entries(value, value.op, entries)
-                inputs = expansion.rows[x].toarray()[product.inputs]
-                same_matrix = product.members[:, None] == product.members
-                covariance = w.std**2 * same_matrix
-                for form in (gram, *directions):
-                    form[box] = covariance * (inputs @ form @ inputs.T)
+                limit.add_product(
+                    columns,
+                    inputs=expansion.rows[x].toarray()[product.inputs],
+                    same_matrix=product.members[:, None] == product.members,
+                    variance=w.std**2,
+                )
             case _:
                 return None
-        for root in _root(gram[box])[0].T @ np.eye(size)[columns]:
-            share = value.width.factor**-0.5 * root
-            directions.append(np.outer(share, root))
-            for earlier in roots:
-                pair = np.outer(share, earlier) / np.sqrt(2)
-                directions.append(pair + pair.T)
-            roots.append(root)
+        limit.add_directions(columns, value.width.factor)
     rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
     rows = rows[selected]
-    root, inverse = _root(rows @ gram @ rows.T)
-    return root, _merged(inverse @ rows @ np.array(directions) @ rows.T @ inverse.T)
+    root, inverse = _root(rows @ limit.gram @ rows.T)
+    directions = inverse @ rows @ np.array(limit.directions) @ rows.T @ inverse.T
+    return _Fluctuations(root, _merged(directions))
 
 
 class ProductEntries(NamedTuple):
@@ -293,7 +336,7 @@ class ProductEntries(NamedTuple):
 
 
 def _product_entries(value: Vector, op: MatMul, entries: Ints) -> ProductEntries:
-    """The matrices and inputs of some entries of a product."""
+    """The matrices and inputs of some entries, flat positions, of a product W x."""
     members = op.weight.members
     if not op.each:
         members = members.reshape(*op.weight.batch, *(1,) * op.x.ndim)
@@ -304,9 +347,17 @@ def _product_entries(value: Vector, op: MatMul, entries: Ints) -> ProductEntries
     )
 
 
-def _root(gram: Floats) -> tuple[Floats, Floats]:
-    """B with B Bᵀ = K and the fewest columns, and its left inverse. Short vectors keep
-    their digits.
+class _Root(NamedTuple):
+    """B with B Bᵀ = K, and its left inverse."""
+
+    factor: Floats
+    inverse: Floats
+
+
+def _root(gram: Floats) -> _Root:
+    """The root of a Gram matrix with the fewest columns.
+
+    Rows are scaled to length 1 first, so that short vectors keep their digits.
     """
     size = np.sqrt(np.diag(gram))
     size[size == 0] = 1.0
@@ -314,11 +365,13 @@ def _root(gram: Floats) -> tuple[Floats, Floats]:
     positive = values > RANK * values[-1]
     vectors = vectors[:, positive]
     roots = np.sqrt(values[positive])
-    return size[:, None] * vectors * roots, (vectors / roots).T / size
+    return _Root(
+        factor=size[:, None] * vectors * roots, inverse=(vectors / roots).T / size
+    )
 
 
 def _merged(directions: Floats) -> Floats:
-    """The fewest directions S with the same Σ ∂_S²."""
+    """The fewest directions S (·, k, k) with the same Σ ∂_S² as given ones."""
     flat = directions.reshape(len(directions), -1)
     values, vectors = np.linalg.eigh(flat.T @ flat)
     positive = values > RANK * values[-1]
@@ -329,8 +382,10 @@ def _merged(directions: Floats) -> Floats:
 def _kernel(
     tokens: Vector, widths: dict[str, Any], without: Collection[str]
 ) -> Floats | None:
-    """E[Z^{x^i} Z^{x^j}], if it is not random: a fresh matrix applied to the tokens has
-    this covariance.
+    """The kernel E[Z^{x^i} Z^{x^j}] of tokens x^i, (tokens, tokens); None if it is
+    random.
+
+    A fresh matrix applied to the tokens has this covariance.
     """
     has_scores = any(
         isinstance(value.op, Dot) and value.op.power == 0.5

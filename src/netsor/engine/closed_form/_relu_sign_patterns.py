@@ -28,7 +28,7 @@ MIN_COORDINATES_PER_PATTERN = 16
 
 
 def with_sign_patterns(plan: Plan) -> Plan:
-    """The plan with these products sampled from sign patterns."""
+    """The plan with products of ReLU vectors sampled from sign patterns, if any."""
     has_few_vectors = any(
         step.kind in ("reduced", "squares")
         and step.args[-1].shape[-2:-1] <= (MAX_VECTORS,)
@@ -37,8 +37,9 @@ def with_sign_patterns(plan: Plan) -> Plan:
     if not has_few_vectors:
         return plan
     step_of = {step.out: step for step in plan.steps}
-    arguments = [arg for step in plan.steps for arg in step.args]
-    reads = Counter([*arguments, plan.mean, plan.columns])
+    reads = Counter([plan.mean, plan.columns])  # how often each array is read
+    for step in plan.steps:
+        reads.update(step.args)
     steps: list[Step] = []
     for step in plan.steps:
         replacement = _from_patterns(step, step_of, reads)
@@ -54,13 +55,15 @@ def with_sign_patterns(plan: Plan) -> Plan:
 def _from_patterns(
     step: Step, step_of: dict[Register, Step], reads: Counter[Register]
 ) -> list[Step] | None:
-    """The steps that replace a factorisation of products of ReLU vectors, or a square;
-    None for any other step.
+    """The steps that replace a step; None if it is to be kept.
+
+    They replace a factorisation of the Gram matrix of ReLU vectors, or a squared norm
+    of one, by the same function of products drawn from sign patterns. The steps that
+    made the vectors are then unused, and the plan drops them.
     """
     if not _asks_for_few_products(step, step_of, reads):
         return None
     rows = step.args[-1]
-    frames, vectors, width = rows.shape
     # a factorisation reads the rows itself, and its Gram matrix reads them twice
     row_reads = 3 if step.kind == "reduced" else 1
     relu = _source_of(rows, step_of, reads, row_reads)
@@ -73,38 +76,23 @@ def _from_patterns(
         return None
     if normals.step.out.size != rows.size:
         return None
-    shape = (frames, vectors, vectors)
-    patterns = 2**vectors
-    sizes = round(width * (vectors / 2 - vectors / patterns))
-    params = {
-        "key": normals.step.params["key"],
-        "width": width,
-        "numbers": sizes + patterns - 1 + vectors,
-    }
-    words = normals.step.words.replace("all coordinates", "products of positive parts")
-    products = Step(
-        kind="positive",
-        out=Register(shape),
-        args=(),
-        params=params,
-        words=words,
-        operations=0,
-    )
+    products = _products_step(normals.step, rows)
     triangular = Step(
         kind="factor",
-        out=Register(shape),
+        out=Register(products.out.shape),
         args=(products.out,),
         params={},
         words=step.words,
         operations=step.operations,
     )
     steps = [products, triangular]
+    # numbers that multiply all vectors multiply the factor
     for factor in (*normals.factors, *relu.factors):
         scalars = [arg for arg in factor.args if arg.size == 1]
         steps.append(
             Step(
                 kind=factor.kind,
-                out=Register(shape),
+                out=Register(products.out.shape),
                 args=(*scalars, steps[-1].out),
                 params=factor.params,
                 words=factor.words,
@@ -112,14 +100,45 @@ def _from_patterns(
             )
         )
     if step.kind == "squares":
+        # the factor of one vector is its norm
         return [*steps, replace(step, args=(steps[-1].out,), operations=1)]
     return [*steps[:-1], replace(steps[-1], out=step.out)]
+
+
+def _products_step(normals: Step, rows: Register) -> Step:
+    """The step that draws the products of the positive parts of normals.
+
+    `rows` (frames, vectors, width) is the array of these parts.
+    """
+    frames, vectors, width = rows.shape
+    patterns = 2**vectors
+    # Coordinates positive in two vectors or more need the size of each of these: half
+    # of all coordinates in each vector, without those positive in it alone.
+    sizes = round(width * (vectors / 2 - vectors / patterns))
+    counts = patterns - 1
+    chi_squares = vectors  # of the coordinates positive in one vector
+    return Step(
+        kind="positive",
+        out=Register((frames, vectors, vectors)),
+        args=(),
+        params={
+            "key": normals.params["key"],
+            "width": width,
+            "numbers": sizes + counts + chi_squares,
+        },
+        words=normals.words.replace("all coordinates", "products of positive parts"),
+        operations=0,
+    )
 
 
 def _asks_for_few_products(
     step: Step, step_of: dict[Register, Step], reads: Counter[Register]
 ) -> bool:
-    """Whether a step needs only the products of a few long vectors of one frame."""
+    """Whether a step needs only the products of a few long vectors of one frame.
+
+    It is a factorisation of their Gram matrix, which nothing else reads, or the squared
+    norm of one vector.
+    """
     if step.kind not in ("reduced", "squares"):
         return False
     rows = step.args[-1]
@@ -138,12 +157,10 @@ def _asks_for_few_products(
 
 
 class FactoredSource(NamedTuple):
-    """The step that made an array, and the steps of scalar factors after it, last one
-    first.
-    """
+    """The step that made an array, up to scalar factors."""
 
     step: Step
-    factors: list[Step]
+    factors: list[Step]  # the steps that multiply its result, last one first
 
 
 def _source_of(

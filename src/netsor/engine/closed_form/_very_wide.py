@@ -34,7 +34,7 @@ WIDTHS = 2.0**34, 2.0**46
 MAX_CHANGE = 5e-3  # of draws between the two widths, relative to their size
 # factor by which numbers with limit 0 must fall; like n^(−1/2), they fall by 64
 MIN_FALL = 8.0
-MOST = 0.95  # share of the replicas that must agree
+MIN_SHARE = 0.95  # share of the replicas that must agree
 TINY = 1e-300
 # over the largest of these replicas: covers vanishing numbers in all other replicas
 MARGIN = 64.0
@@ -47,7 +47,7 @@ LOST = (
 
 
 def _replicas(plan: Plan) -> tuple[Floats, Floats]:
-    """Means and coefficients of a few replicas."""
+    """Means (replicas, entries) and coefficients (replicas, entries, ·) of replicas."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         # warnings of the user's functions: `law` shows them
         warnings.simplefilter("ignore")
@@ -57,6 +57,8 @@ def _replicas(plan: Plan) -> tuple[Floats, Floats]:
 def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
     """The plan of a limit: by the rules of infinite width, or else from two very large
     widths.
+
+    `plan_at(width)` makes the plan at a width. ScoreError is raised if both fail.
     """
     refused = ScoreError(output, LOST)
     try:
@@ -79,39 +81,40 @@ def limit_of_products(output: Value, plan_at: Callable[[float], Plan]) -> Plan:
 
 
 def _small_part_is_lost(plan: Plan) -> bool:
-    """Whether some replicas show that vectors differ only by small parts, which the
-    structure did not reveal.
+    """Whether a score rests on small parts of vectors that the plan does not follow.
+
+    The steps `lost` of the plan, which guard such parts, then make a replica NaN.
     """
     has_guards = any(step.kind == "lost" for step in plan.steps)
-    return has_guards and any(np.isnan(array).any() for array in _replicas(plan))
+    if not has_guards:
+        return False
+    return any(np.isnan(array).any() for array in _replicas(plan))
 
 
 def limit_by_width(plan: Plan, wider: Plan, widest: Callable[[], Plan]) -> Plan | None:
-    """The limit of a law, from its plans at two very large widths; None if it changes
-    between them.
+    """The limit of a law, from its plans at two very large widths.
 
-    An output has converged if replicas do not change. If they all fall, and again up to
-    a third width, it is 0: up to the second, a large vanishing part can hide a small
-    constant one. An output may be 0 only in some replicas, as a weight of hard
-    attention is, so sizes are means over replicas.
+    None if the law changes between them. An output has converged if replicas do not
+    change. If they all fall, and again up to a third width, it is 0: up to the second,
+    a large vanishing part can hide a small constant one. An output may be 0 only in
+    some replicas, as a weight of hard attention is, so sizes are means over replicas.
     """
-    at_widest: tuple[Floats, Floats] | None = None
     steps = list(plan.steps)
     results: list[Register] = []
     largest_change = 0.0
-    outputs = zip(
-        _replicas(plan), _replicas(wider), (plan.mean, plan.columns), strict=True
-    )
-    for k, (a, b, result) in enumerate(outputs):
-        change = _change(a, b)
+    at_width = _replicas(plan)
+    at_wider = _replicas(wider)
+    at_widest: tuple[Floats, Floats] | None = None  # computed if numbers fall
+    for k, result in enumerate((plan.mean, plan.columns)):
+        change = _change(at_width[k], at_wider[k])
         if change is None:
             return None
         if change.falls.any():
             if at_widest is None:
                 at_widest = _replicas(widest())
-            if not _falls_again(b, at_widest[k], change.falls):
+            if not _falls_again(at_wider[k], at_widest[k], change.falls):
                 return None
-            step = _zeros_step(result, a, change.falls)
+            step = _zeros_step(result, at_width[k], change.falls)
             steps.append(step)
             result = step.out
         results.append(result)
@@ -134,20 +137,24 @@ class _Change(NamedTuple):
 
 
 def _change(a: Floats, b: Floats) -> _Change | None:
-    """The change from replicas a to b (replicas, …); None if numbers neither converge
-    nor fall.
+    """The change of numbers from replicas a at one width to b at a larger one.
+
+    Both are (replicas, …). None if a number neither converges nor falls. Round-off of 0
+    may do anything but grow.
     """
     size = np.abs(b).mean(axis=0)
     unit = np.maximum(np.maximum(np.abs(b), size), TINY)
-    change = np.quantile(np.abs(b - a) / unit, MOST, axis=0)
+    change = np.quantile(np.abs(b - a) / unit, MIN_SHARE, axis=0)
     converges = change <= MAX_CHANGE
     fall_share = (np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0)
-    falls = ~converges & (fall_share >= MOST)
+    falls = ~converges & (fall_share >= MIN_SHARE)
     is_rounding = size <= ROUNDING * size.max(initial=0.0)
     is_rounding &= size <= 2 * np.abs(a).mean(axis=0)
     # even if only in a few replicas
     grows = np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0)
-    if (grows & ~is_rounding).any() or not (converges | falls | is_rounding).all():
+    if (grows & ~is_rounding).any():
+        return None
+    if not (converges | falls | is_rounding).all():
         return None
     return _Change(float(change[converges].max(initial=0.0)), falls)
 
@@ -157,12 +164,13 @@ def _falls_again(b: Floats, c: Floats, falls: Bools) -> bool:
     rounding = ROUNDING * np.abs(b).mean(axis=0).max(initial=0.0)
     size = np.abs(c)
     is_smaller = (np.abs(b) > MIN_FALL * size) | (size <= rounding)
-    return bool(is_smaller.mean(axis=0)[falls].min() >= MOST)
+    return bool(is_smaller.mean(axis=0)[falls].min() >= MIN_SHARE)
 
 
 def _zeros_step(result: Register, numbers: Floats, falls: Bools) -> Step:
-    """The step that sets the falling numbers of an output to 0, given replicas of
-    it.
+    """The step that sets the falling numbers of an output to 0.
+
+    `numbers` (replicas, …) are values of the output, which say how large they are.
     """
     largest = np.where(falls, MARGIN * np.abs(numbers).max(axis=0), 0.0)
     return Step(
@@ -180,10 +188,7 @@ def _zeros_step(result: Register, numbers: Floats, falls: Bools) -> Step:
 
 
 def _without_small(largest: Floats, numbers: Any) -> Any:
-    """Set numbers to 0 that are no larger than those of vanishing outputs."""
+    """Numbers (replicas, …), but 0 where they are up to `largest` (…) in size."""
     xp = array_namespace(numbers)
-    return xp.where(
-        xp.abs(numbers) <= xp.asarray(largest, dtype=numbers.dtype),
-        0.0 * numbers,
-        numbers,
-    )
+    is_small = xp.abs(numbers) <= xp.asarray(largest, dtype=numbers.dtype)
+    return xp.where(is_small, 0.0 * numbers, numbers)

@@ -3,8 +3,8 @@ narrower than quadrature panels.
 
 On a grid that is uniform near 0 and geometric far out, every interval on which the
 function is not a polynomial is halved; intervals that never become smooth close in on a
-kink or a jump. A finer grid, with 25,600 points per octave of
-|u|, finds spikes and thin steps between the points of the first.
+kink or a jump. A finer grid, with 25,600 points per octave of |u|, finds spikes and
+thin steps between the points of the first. An octave is 2^k ≤ |u| < 2^(k + 1).
 """
 
 from __future__ import annotations
@@ -40,23 +40,25 @@ MAX_NARROW_FEATURES = 2**10
 MAX_VALUE = 1e100  # larger values are clipped, so that their squares are doubles
 
 # Values at distances from a break that shrink by factors of 2^6 show whether it is a
-# pole. Differences of powers
-# |u − b|^−a grow by factors of 2^(6a), those of log |u − b| are equal, and those at
-# kinks and jumps shrink.
-# at 0, where u − b is exact, and elsewhere
-HALVINGS = {True: np.arange(72, 91, 6), False: np.arange(22, 41, 6)}
+# pole. Differences of powers |u − b|^−a grow by factors of 2^(6a), those of log |u − b|
+# are equal, and those at kinks and jumps shrink.
+
+# log₂ of the inverse distances from a break at 0, where u − b is exact, and elsewhere
+HALVINGS_AT_ZERO = np.arange(72, 91, 6)
+HALVINGS = np.arange(22, 41, 6)
 # of these differences per step: poles with a < 0.08 are integrated like other functions
 GROWTH = 1.4
 NONE = np.empty(0)
 
 
 class Breakpoints(NamedTuple):
-    """The result of the search; between neighbouring ends the function is a polynomial
-    up to round-off.
+    """Where a function is not smooth, or smooth only on short intervals.
+
+    Between neighbouring ends the function is a polynomial up to round-off.
     """
 
-    breaks: Array = NONE  # (breaks,)
-    jumps: bool = False
+    breaks: Array = NONE  # (breaks,): kinks, jumps and poles
+    jumps: bool = False  # whether it jumps at a break
     poles: Array = NONE  # where it is infinite, declared or not
     ends: Array = NONE  # of intervals, sorted
     gaps: Array = NONE  # the distance of each end from its nearest neighbour
@@ -66,8 +68,10 @@ class Breakpoints(NamedTuple):
 
 
 def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
-    """Breakpoints of a function without parameters; narrow ones for |u| in 2^lowest …
-    2^(highest + 1) or near 0.
+    """The breakpoints of a function without parameters.
+
+    The fine grid, which finds narrow features, has the octaves `lowest` to `highest` of
+    |u| and the interval between them around 0; by default there is none.
     """
     narrow: set[float] = set()
     if f.smoothed is None and lowest <= highest:
@@ -79,8 +83,10 @@ def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
 
 @lru_cache(maxsize=1024)
 def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
-    """The ends of fine-grid intervals with narrow features, in an octave of |u| or
-    across 0.
+    """The ends of intervals of the fine grid on which the function is not smooth.
+
+    The grid covers an octave of |u|, on both sides of 0, or with `centre` the interval
+    below this octave. The list is empty if there are so many that they are noise.
     """
     search = _search(f)
     if centre:
@@ -92,39 +98,47 @@ def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
     threshold = max(VISIBLE, 64 * search.noise)
     ends: list[float] = []
     for edges in grids:
-        rough = search.roughness(edges[:-1], edges[1:]) > threshold
-        is_end = np.append(rough, False) | np.append(False, rough)
+        is_rough = search.roughness(edges[:-1], edges[1:]) > threshold
+        # the left and the right ends of rough intervals
+        is_end = np.append(is_rough, False) | np.append(False, is_rough)
         ends += edges[is_end].tolist()
     return ends if len(ends) <= MAX_NARROW_FEATURES else []
 
 
 @lru_cache(maxsize=256)
 def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
-    """The breakpoints found by halving, from the grid and `more` edges."""
+    """The breakpoints found by halving the intervals of a grid.
+
+    The grid has the edges of GRID, the declared breaks and the edges `more`.
+    """
     search = _search(f)
     breaks = np.array(sorted(f.breaks or ()), dtype=float)
     edges = np.unique(np.concatenate([GRID, breaks, more]))
-    _, short = search.halved(edges)
-    detected = _clusters(short)
+    detected = _clusters(search.halved(edges).short)
     if f.breaks is None:
-        breaks, edges = detected, np.union1d(edges, detected)
-    ends, _ = search.halved(edges)
+        breaks = detected
+        edges = np.union1d(edges, detected)
+    ends = search.halved(edges).edges
     min_length = MIN_SMOOTH_INTERVAL * (1.0 + np.abs(ends))
     is_long = np.diff(ends, prepend=-np.inf) > min_length
     ends = np.unique(np.concatenate([ends[is_long], breaks, more]))
-    candidates = np.union1d(breaks, detected) if f.smoothed is None else NONE
+    candidates = NONE  # a function with a formula for its means has no poles
+    if f.smoothed is None:
+        candidates = np.union1d(breaks, detected)
+    length_before = np.diff(ends, prepend=-np.inf)
+    length_after = np.diff(ends, append=np.inf)
     return Breakpoints(
         breaks=breaks,
         jumps=_has_jump(f, breaks),
         poles=np.array([b for b in candidates if _is_pole(f, b, candidates)]),
         ends=ends,
-        gaps=np.minimum(np.diff(ends, prepend=-np.inf), np.diff(ends, append=np.inf)),
+        gaps=np.minimum(length_before, length_after),
         noise=search.noise,
     )
 
 
 def _has_jump(f: Function, breaks: Array) -> bool:
-    """Whether φ jumps at a break: the difference of its sides does not shrink with the
+    """Whether φ jumps at a break: values on its two sides do not become equal with the
     distance.
     """
     unit = 1.0 + np.abs(breaks)
@@ -133,32 +147,48 @@ def _has_jump(f: Function, breaks: Array) -> bool:
         with np.errstate(all="ignore"):
             return np.abs(f(breaks + distance * unit) - f(breaks - distance * unit))
 
-    return bool(np.any(~(difference(1e-10) <= 0.3 * difference(1e-5))))
+    is_continuous = difference(1e-10) <= 0.3 * difference(1e-5)
+    return not is_continuous.all()
 
 
 def _is_pole(f: Function, b: float, breaks: Array) -> bool:
-    """Whether φ grows like a power on one side of a break."""
+    """Whether φ grows like a power on one side of the break b, one of `breaks`."""
     nearest_break = float(np.abs(breaks[breaks != b] - b).min(initial=np.inf))
-    room = min(nearest_break, abs(b) or 1.0)
-    near = room * 2.0 ** -HALVINGS[b == 0]
+    if b == 0:
+        distances = min(nearest_break, 1.0) * 2.0**-HALVINGS_AT_ZERO
+    else:
+        distances = min(nearest_break, abs(b)) * 2.0**-HALVINGS
     with np.errstate(all="ignore"):
-        sizes = np.abs(np.broadcast_to(f(b + np.stack([near, -near])), (2, len(near))))
-        steps = np.diff(sizes, axis=1)
-        grows = steps[:, 1:] > GROWTH * steps[:, :-1]
-        grows &= steps[:, :-1] > VISIBLE * sizes[:, :-2]
-    return bool(np.any(np.all(grows, axis=1)) or np.isinf(sizes).any())
+        u = b + np.stack([distances, -distances])
+        sizes = np.abs(np.broadcast_to(f(u), u.shape))  # (side, distance)
+        differences = np.diff(sizes, axis=1)
+        grows = differences[:, 1:] > GROWTH * differences[:, :-1]
+        grows &= differences[:, :-1] > VISIBLE * sizes[:, :-2]
+    is_power_on_one_side = bool(grows.all(axis=1).any())
+    return is_power_on_one_side or bool(np.isinf(sizes).any())
+
+
+class _Halved(NamedTuple):
+    """The result of halving intervals until a function is smooth on each."""
+
+    edges: Array  # sorted: the old ones and the new ones
+    short: Array  # (intervals, 2): so short that they must contain a kink or a jump
 
 
 class _Search:
-    """A function, the size of its values, and their relative rounding noise."""
+    """A function, the size of its values, and their relative rounding noise.
+
+    Intervals are given by the arrays of their left and their right ends.
+    """
 
     def __init__(self, f: Function) -> None:
         self.f = f
+        # on the grid: |u|, increasing, and the largest |f| over smaller arguments
         outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
-        order = np.argsort(outer)
         size = np.abs(self._values(GRID[:-1], GRID[1:])).max(axis=0)
-        # max |f(u')| over |u'| ≤ |u|
-        self.outer, self.size = outer[order], np.maximum.accumulate(size[order])
+        order = np.argsort(outer)
+        self.outer = outer[order]
+        self.size = np.maximum.accumulate(size[order])
         points = np.sinh(np.linspace(-4.1, 4.1, 256))
         # on such intervals most roughness is noise
         short = 1e-6 * (1.0 + np.abs(points))
@@ -173,48 +203,54 @@ class _Search:
             return np.clip(values, -MAX_VALUE, MAX_VALUE)
 
     def roughness(self, left: Array, right: Array) -> Array:
-        """The deviation of f from a polynomial, relative to its size and without the
-        rounding of its argument.
+        """The deviation of f from a polynomial on each interval, relative to its size.
+
+        What the rounding of its argument can explain does not count.
         """
         # (POINTS, intervals): reductions over the first axis are fast
         values = self._values(left, right)
-        outer = np.searchsorted(self.outer, np.maximum(np.abs(left), np.abs(right)))
-        size_within = self.size[np.minimum(outer, len(self.size) - 1)]
+        # the size of f up to the outer end of an interval
+        outer_end = np.maximum(np.abs(left), np.abs(right))
+        position = np.searchsorted(self.outer, outer_end)
+        size_within = self.size[np.minimum(position, len(self.size) - 1)]
         size = np.maximum(size_within, np.abs(values).max(axis=0))
-        slopes = np.abs(np.diff(values[:NODES], axis=0) / np.diff(NODE)[:, None])
-        slope = slopes.max(axis=0) / (right - left)
+        # the largest difference quotient between nodes of the interval
+        quotients = np.diff(values[:NODES], axis=0) / np.diff(NODE)[:, None]
+        slope = np.abs(quotients).max(axis=0) / (right - left)
         rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
         deviation = np.abs(CHECKS.T @ values).sum(axis=0)
         return np.maximum(deviation - rounding, 0.0) / np.where(size > 0, size, 1.0)
 
-    def halved(self, edges: Array) -> tuple[Array, Array]:
-        """The edges after halving, and the intervals (·, 2) so short that they must
-        contain a kink or a jump.
-        """
-        kept, short = [edges], [np.empty((0, 2))]
+    def halved(self, edges: Array) -> _Halved:
+        """Halve the intervals between edges until f is a polynomial on each."""
+        all_edges = [edges]
+        short = [np.empty((0, 2))]
         left, right = edges[:-1], edges[1:]
         while len(left):
-            failing = self.roughness(left, right) > max(SMOOTH, 4 * self.noise)
-            size = (right - left) / (1.0 + np.abs(left))
+            is_rough = self.roughness(left, right) > max(SMOOTH, 4 * self.noise)
+            relative_length = (right - left) / (1.0 + np.abs(left))
             intervals = np.stack([left, right], axis=1)
-            short.append(intervals[failing & (size < MIN_SMOOTH_INTERVAL)])
-            failing &= size > 4e-15  # shorter intervals cannot be halved
-            left, right = left[failing], right[failing]
+            short.append(intervals[is_rough & (relative_length < MIN_SMOOTH_INTERVAL)])
+            is_rough &= relative_length > 4e-15  # shorter intervals cannot be halved
+            left, right = left[is_rough], right[is_rough]
             nearest = np.argsort(np.abs(left + right))[:PANELS]
             left, right = left[nearest], right[nearest]
             middle = 0.5 * (left + right)
-            kept.append(middle)
-            lefts, rights = [left, middle], [middle, right]
-            left, right = np.concatenate(lefts), np.concatenate(rights)
-        return np.unique(np.concatenate(kept)), np.concatenate(short)
+            all_edges.append(middle)
+            new_left = np.concatenate([left, middle])
+            new_right = np.concatenate([middle, right])
+            left, right = new_left, new_right
+        return _Halved(np.unique(np.concatenate(all_edges)), np.concatenate(short))
 
 
 _search = lru_cache(maxsize=256)(_Search)
 
 
 def _clusters(short: Array) -> Array:
-    """The breaks: for each group of adjacent intervals the centre of the shortest, or a
-    round number in it.
+    """The breaks in short intervals (intervals, 2): one for each group of neighbours.
+
+    A break is the centre of the shortest interval of its group, or a round number near
+    it. For example, intervals of length 1e-9 around 0.3 give the break 0.3.
     """
     if not len(short):
         return NONE
@@ -227,10 +263,11 @@ def _clusters(short: Array) -> Array:
         [group[np.argmin(group[:, 1] - group[:, 0])] for group in groups]
     )
     centres = shortest.mean(axis=1)
-    sizes = 4 * (shortest[:, 1] - shortest[:, 0])
+    max_rounding = 4 * (shortest[:, 1] - shortest[:, 0])
     if len(centres) > 2 and np.median(np.diff(centres)) < 1e-3:
         return NONE  # breaks everywhere: the function computes in low precision
-    for digits in range(12, -1, -1):
+    for digits in range(12, -1, -1):  # the roundest number near it comes last
         rounded = np.round(centres, digits)
-        centres = np.where(np.abs(rounded - centres) <= sizes, rounded, centres)
+        is_near = np.abs(rounded - centres) <= max_rounding
+        centres = np.where(is_near, rounded, centres)
     return centres

@@ -33,20 +33,29 @@ POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
 
 
 def _checks() -> Array:
-    """The matrix from values at POINTS to the last three Legendre coefficients and a
-    tenth of the end misfit.
+    """The matrix (POINTS, 5) that shows how far values are from those of a polynomial.
+
+    For values f at POINTS, f @ checks are the last three Legendre coefficients of the
+    polynomial through the values at the nodes, and a tenth of how far it misses the two
+    values next to the ends.
     """
     at_node = np.polynomial.legendre.legvander(NODE, NODES - 1)
     at_point = np.polynomial.legendre.legvander(POINTS, NODES - 1)
     coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
-    last = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
-    next_to_ends = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
-    checks = np.concatenate([last, 0.1 * next_to_ends], axis=1)
-    # make it exactly 0 on polynomials of lower degree, so that their round-off does not
-    # count
-    for columns, degree in ((slice(0, 3), NODES - 3), (slice(3, 5), NODES)):
-        q = np.linalg.qr(at_point[:, :degree])[0]
+    last_coefficients = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
+    misses = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
+    checks = np.concatenate([last_coefficients, 0.1 * misses], axis=1)
+
+    def make_orthogonal(columns: slice, polynomials: int) -> None:
+        """Make columns exactly 0 on polynomials with so many coefficients.
+
+        Their round-off then does not count.
+        """
+        q, _ = np.linalg.qr(at_point[:, :polynomials])
         checks[:, columns] -= q @ (q.T @ checks[:, columns])
+
+    make_orthogonal(slice(0, 3), NODES - 3)
+    make_orthogonal(slice(3, 5), NODES)
     return checks
 
 
@@ -109,59 +118,69 @@ def resolve(
     failing: int = 400,
     squares: bool = False,
 ) -> Resolved:
-    """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved
-    to tolerance · scale.
+    """Panels on which the integrands, one per row, are polynomials up to a tolerance.
+
+    They are the intervals between the edges of each row, halved where necessary.
+
+    Parameters
+    ----------
+    values_at : callable
+        The integrands: `values_at(row, x)` for row numbers (panels,) and points
+        (panels, POINTS).
+    edges : array
+        (rows, edges), in any order.
+    density : callable
+        `density(left, right)` is the largest weight of the values on panels (panels,).
+    tolerance : float
+        Of the unresolved part of a panel, weighted by the density, relative to `scale`.
+    scale : array or None
+        (rows,); None means the root mean squares of the values.
+    failing : int
+        An integral of which more panels fail in one round is noise or an endless
+        oscillation, and its panels are not halved.
+    squares : bool
+        Whether the tolerance applies to the root mean square of the unresolved part;
+        the density must be that of N(0, 1). It is for values that grow in the tails.
     """
-    # `density(left, right)` is the largest weight of the values on a panel, `scale` by
-    # default their root mean square. If more than `failing` panels of an integral fail
-    # in one round, they are noise or an endless oscillation and are not halved. With
-    # `squares`, for values that grow in the tails, the density is that of N(0, 1), and
-    # the tolerance applies to the root mean square of the unresolved part.
     edges = np.sort(edges, axis=1)
     rows = len(edges)
     left, right = edges[:, :-1], edges[:, 1:]
     is_panel = right - left > 1e-15 * np.abs(left)  # near 0 short panels count too
     row = np.nonzero(is_panel)[0]
     left, right = left[is_panel], right[is_panel]
-    error, rough = np.zeros(rows), np.zeros(rows)
+    error = np.zeros(rows)
+    rough = np.zeros(rows)
     finished: list[_Panels] = []
     for halving in range(HALVINGS + 1):
         half = 0.5 * (right - left)
         x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
         values = values_at(row, x)
-        is_finite = np.isfinite(values)
-        has_finite = is_finite.any(axis=1)
-        if not is_finite.all():  # for example a logarithm at 0
-            around = np.max(np.abs(values), axis=1, where=is_finite, initial=0.0)
-            is_short = has_finite & (half <= SHORT * (1.0 + np.abs(left)))
-            replaced = is_short[:, None] & ~is_finite
-            values = np.where(replaced, around[:, None], values)
-        finite = np.isfinite(values).all(axis=1)
+        has_finite_value = np.isfinite(values).any(axis=1)
+        values = _finite_on_short_panels(values, left, half)
+        is_finite = np.isfinite(values).all(axis=1)
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
-            # multiply by the root of the density first: squares of growing values would
-            # overflow
+            largest_weight = density(left, right)
             if scale is None:
-                root_of_density = np.sqrt(density(left, right))[:, None]
-                squares_of_values = (values[:, :NODES] * root_of_density) ** 2
-                mass = np.sum(weight * squares_of_values, axis=1)
-                scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
-            missing = np.where(finite, unresolved(values), np.inf)
-            largest = np.max(np.abs(values), axis=1)
-            unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0)
-            unsettled = unsettled * largest_density(left, right)
-            unsettled = np.where(unsettled > 0, unsettled * largest, 0.0)
+                # multiply by the root of the density first: squares of growing values
+                # would overflow
+                rooted = values[:, :NODES] * np.sqrt(largest_weight)[:, None]
+                mass = np.sum(weight * rooted**2, axis=1)
+                scale = np.sqrt(np.bincount(row[is_finite], mass[is_finite], rows))
+            missing = np.where(is_finite, unresolved(values), np.inf)
+            rough_part = _rough_part(values, missing, left, right)
             if squares:
-                missing = np.sqrt(2 * half) * missing * np.sqrt(density(left, right))
+                missing = np.sqrt(2 * half) * missing * np.sqrt(largest_weight)
             else:
-                missing = missing * 2 * half * density(left, right)
-        halve = (missing > tolerance * scale[row]) & has_finite & (halving < HALVINGS)
+                missing = missing * 2 * half * largest_weight
+        halve = (missing > tolerance * scale[row]) & has_finite_value
+        halve &= halving < HALVINGS
         is_endless = np.bincount(row[halve], minlength=rows) > failing
         halve &= ~is_endless[row]
         halve &= half > 1e-16 * (1.0 + np.abs(left))
         done = ~halve
         error += np.bincount(row[done], missing[done], rows)
-        rough += np.bincount(row[done], unsettled[done], rows)
+        rough += np.bincount(row[done], rough_part[done], rows)
         finished.append(
             _Panels(
                 row=row[done],
@@ -175,7 +194,9 @@ def resolve(
         left, right = left[halve], right[halve]
         middle = 0.5 * (left + right)
         row = np.concatenate([row[halve], row[halve]])
-        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
+        new_left = np.concatenate([left, middle])
+        new_right = np.concatenate([middle, right])
+        left, right = new_left, new_right
     row = np.concatenate([panels.row for panels in finished])
     order = np.argsort(row, kind="stable")
     return Resolved(
@@ -186,3 +207,31 @@ def resolve(
         error=error,
         rough=rough,
     )
+
+
+def _finite_on_short_panels(values: Array, left: Array, half: Array) -> Array:
+    """Values (panels, POINTS) with the infinite ones replaced on very short panels.
+
+    On these, the largest finite value takes their place, for example for a logarithm at
+    0. `half` are the half lengths of the panels.
+    """
+    is_finite = np.isfinite(values)
+    if is_finite.all():
+        return values
+    largest = np.max(np.abs(values), axis=1, where=is_finite, initial=0.0)
+    is_short = is_finite.any(axis=1) & (half <= SHORT * (1.0 + np.abs(left)))
+    is_replaced = is_short[:, None] & ~is_finite
+    return np.where(is_replaced, largest[:, None], values)
+
+
+def _rough_part(values: Array, missing: Array, left: Array, right: Array) -> Array:
+    """∫ |values · unresolved part| under N(0, 1) on each panel.
+
+    It is 0 where the unresolved part `missing` (panels,) is small relative to the
+    values.
+    """
+    half = 0.5 * (right - left)
+    largest = np.max(np.abs(values), axis=1)
+    unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0)
+    unsettled = unsettled * largest_density(left, right)
+    return np.where(unsettled > 0, unsettled * largest, 0.0)

@@ -8,9 +8,10 @@ They determine every expectation: E[φ(u)ψ(v)] = Σ_k f_k g_k ρ^k for correlat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.polynomial.chebyshev import chebvander
@@ -21,6 +22,7 @@ from ._gauss_legendre import (
     NODES,
     POINTS,
     WEIGHTS,
+    Resolved,
     largest_density,
     log_density,
     resolve,
@@ -37,7 +39,7 @@ LOST = 0.004
 
 
 class Series(NamedTuple):
-    """The first K coefficients of rows, the mean square, and the error."""
+    """The first K Hermite coefficients of rows of a function φ(μ + σ x)."""
 
     coefficients: Array  # (K, rows)
     square: Array  # (rows,): E[φ²]
@@ -45,8 +47,9 @@ class Series(NamedTuple):
 
 
 def step(terms: int) -> float:
-    """The length of a panel on which 16 nodes resolve h_k for k < terms, which
-    oscillates like sin(√k x).
+    """The length of panels on which 16 nodes resolve h_k for k < terms.
+
+    h_k oscillates like sin(√k x).
     """
     if terms <= 2:
         return 1.0
@@ -54,14 +57,15 @@ def step(terms: int) -> float:
 
 
 def reach(terms: int) -> float:
-    """Where to truncate: h_0 φ and h_1 φ vanish like the density φ, later ones only
-    like √φ.
+    """Where to truncate integrals of h_k for k < terms, in standard deviations.
+
+    Times the density p of N(0, 1), h_0 and h_1 vanish like p, later ones like √p.
     """
     return 10.0 if terms <= 2 else 14.0
 
 
 def _largest(left: Array, right: Array, terms: int) -> Array:
-    """A bound of |h_k| φ between left and right, k < terms."""
+    """A bound of |h_k| p on intervals, for k < terms and the density p of N(0, 1)."""
     nearest = np.clip(0.0, left, right)
     if terms <= 2:
         return np.maximum(1.0, np.abs(nearest)) * np.exp(log_density(nearest))
@@ -69,32 +73,35 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 
 def series(f: Single, terms: int) -> Series:
-    """The coefficients of rows, each by a separate integral; near a pole without a
-    second moment the error is infinite.
+    """The first `terms` coefficients of rows, each by an integral.
+
+    The error of a row is infinite if it is near a pole without a second moment.
     """
     result = Series(
         coefficients=np.zeros((terms, len(f))),
         square=np.zeros(len(f)),
         error=np.zeros(len(f)),
     )
-    constant = f.std == 0
-    pole = near_infinite_moment(f, reach(terms))
-    if constant.any():
-        rows = np.nonzero(constant)[0]
+    is_constant = f.std == 0
+    is_near_pole = near_infinite_moment(f, reach(terms))
+    if is_constant.any():
+        rows = np.nonzero(is_constant)[0]
         result.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
         result.square[rows] = result.coefficients[0, rows] ** 2
-    result.square[pole] = result.error[pole] = np.inf
-    varied = np.nonzero(~constant & ~pole)[0]
-    if len(varied) == 0:
+    result.square[is_near_pole] = np.inf
+    result.error[is_near_pole] = np.inf
+    rows = np.nonzero(~is_constant & ~is_near_pole)[0]
+    if len(rows) == 0:
         return result
-    panels = len(_common(terms).points)
-    for block in slices(len(varied), VALUES // (panels * len(POINTS))):
-        _fill(result, f, varied[block], terms)
-    square = result.square[varied]
-    is_growing = growing(f, varied, square, reach(terms), mean_only=terms <= 2)
-    far = varied[is_growing]
-    for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
-        _fill_separately(result, f, far[block], terms, far=True)
+    values_per_row = _common(terms).points.size
+    for block in slices(len(rows), VALUES // values_per_row):
+        _fill(result, f, rows[block], terms)
+    # again, over a longer range, if φ grows so fast that its tails matter
+    square = result.square[rows]
+    is_growing = growing(f, rows, square, reach(terms), mean_only=terms <= 2)
+    growing_rows = rows[is_growing]
+    for block in slices(len(growing_rows), VALUES // (16 * values_per_row)):
+        _fill_separately(result, f, growing_rows[block], terms, is_growing=True)
     return result
 
 
@@ -102,7 +109,7 @@ class _CommonPanels(NamedTuple):
     """The panels that all smooth rows share."""
 
     points: Array  # (panels, POINTS)
-    largest: Array  # (panels,): the largest |h_k| φ on each
+    largest: Array  # (panels,): the largest |h_k| p on each, p the density of N(0, 1)
     table: Array  # (nodes, 1 + K): w, w h_0, w h_1, … for the weights w
 
 
@@ -124,95 +131,129 @@ def _common(terms: int) -> _CommonPanels:
     )
 
 
-def _hermite(x: Array, terms: int, factor: Array) -> Any:
-    """Yield h_k(x) times a factor, for k < terms, by their recurrence."""
-    previous, h = np.zeros_like(x), factor
+def _hermite(x: Array, terms: int, factor: Array) -> Iterator[Array]:
+    """Yield h_k(x) times a factor, for k < terms.
+
+    The recurrence is √(k+1) h_{k+1} = x h_k − √k h_{k−1}.
+    """
+    previous = np.zeros_like(x)
+    h = factor
     for k in range(terms):
         yield h
-        previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
+        following = (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
+        previous = h
+        h = following
 
 
 def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
-    """Fill in rows: smooth ones by the common panels, others by their own ones."""
-    points, largest, table = _common(terms)
+    """Write the coefficients of rows into `result`.
+
+    Smooth rows share the common panels, and others get panels of their own.
+    """
+    common = _common(terms)
+    points = common.points
     values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
     edges = f.edges(rows, reach(terms), step(terms))
     tolerance = max(TOLERANCE, 4 * f.features.noise)
+    panel_length = 2 * reach(terms) / len(points)
     with np.errstate(invalid="ignore", over="ignore"):
-        missing = unresolved(values) * largest * (2 * reach(terms) / len(points))
+        missing = unresolved(values) * common.largest * panel_length
         flat = values[..., :NODES].reshape(len(rows), -1)
-        square = (flat * flat) @ table[:, 0]
+        square = (flat * flat) @ common.table[:, 0]
         is_smooth = np.all(missing <= tolerance * np.sqrt(square)[:, None], axis=1)
-    is_smooth &= np.all(np.abs(edges) >= reach(terms), axis=1)
+    is_smooth &= np.all(np.abs(edges) >= reach(terms), axis=1)  # no breaks in reach
     smooth = rows[is_smooth]
-    result.coefficients[:, smooth] = table[:, 1:].T @ flat[is_smooth].T
+    result.coefficients[:, smooth] = common.table[:, 1:].T @ flat[is_smooth].T
     result.square[smooth] = square[is_smooth]
     result.error[smooth] = np.sum(missing[is_smooth], axis=1)
-    rough = rows[~is_smooth]
-    for block in slices(len(rough), VALUES // (2 * points.size)):
-        _fill_separately(result, f, rough[block], terms)
+    others = rows[~is_smooth]
+    for block in slices(len(others), VALUES // (2 * points.size)):
+        _fill_separately(result, f, others[block], terms)
 
 
 def _fill_separately(
-    result: Series, f: Single, rows: Array, terms: int, far: bool = False
+    result: Series, f: Single, rows: Array, terms: int, is_growing: bool = False
 ) -> None:
-    """Fill in rows whose panels have edges at the breaks of the function; `far` is for
-    a function that grows.
+    """Write the coefficients of rows into `result`, each row with its own panels.
+
+    The panels have edges at the breaks of the function, and its poles are integrated by
+    Gauss–Jacobi rules. Panels extend farther for a function that is growing.
     """
-    whole = FARTHEST if far else reach(terms)
     f_of_rows = f.take(rows)
-    poles = Poles(f_of_rows, whole, step(terms))
-    even = between(whole, step(terms))
-    edges = np.concatenate(
-        [
-            np.tile(even, (len(rows), 1)),
-            f.edges(rows, whole, step(terms)),
-            poles.edges(whole, step(terms)),
-        ],
-        axis=1,
-    )
-
-    def values_at(subset: Array, x: Array) -> Array:
-        return poles.hide(subset, x, f_of_rows.at(subset, x))
-
-    beyond: Array | float = 0.0
-    tolerance = max(TOLERANCE, 4 * f.features.noise)
-    if far:
+    poles = Poles(f_of_rows, FARTHEST if is_growing else reach(terms), step(terms))
+    beyond: Array | float = 0.0  # the root of the integral of φ² beyond the panels
+    if is_growing:
         end, beyond = ends(f, rows)
-        edges = np.clip(edges, -end[:, None], end[:, None])
-        panels = resolve(values_at, edges, largest_density, tolerance, squares=True)
+        panels = _panels_to(end, f_of_rows, poles, terms)
     else:
-        panels = resolve(
-            values_at,
-            edges,
-            partial(_largest, terms=terms),
-            tolerance,
-            failing=64 if terms == 1 else 400,
-        )
+        panels = _panels_within_reach(f_of_rows, poles, terms)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        # for a growing function, multiply both φ and h_k by √density, which underflows
-        # later than the density
-        density = np.exp((0.5 if far else 1.0) * log_density(panels.x))
-        weighted = panels.weight * panels.values * density
-        square = panels.integrate(
-            (panels.values * density) ** 2 if far else panels.values**2 * density
-        )
+        density = np.exp(log_density(panels.x))
+        if is_growing:
+            # multiply both φ and h_k by √density, which underflows later than it
+            density = np.exp(0.5 * log_density(panels.x))
+            square = panels.integrate((panels.values * density) ** 2)
+            factor_of_h = density.ravel()
+        else:
+            square = panels.integrate(panels.values**2 * density)
+            factor_of_h = np.ones(density.size)
+        weighted = (panels.weight * panels.values * density).ravel()
+        # the nodes of a row are consecutive
         starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
-        factor = density.ravel() if far else np.ones(density.size)
-        for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor)):
-            result.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
+        for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
+            result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
         error = panels.error
         if f.f.smoothed is None:
-            wide = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
-            error = np.where(panels.rough > 0, wide, error)
+            widened = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
+            error = np.where(panels.rough > 0, widened, error)
         for side in poles.sides:
             near = poles.integrals(side, terms)
             square = square + near.square
             result.coefficients[:, rows] += near.moments
             error = error + near.error + 0.5 * near.square_error / np.sqrt(square)
-        lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
+        is_lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
     result.square[rows] = square
-    result.error[rows] = np.where(lost, np.inf, error + beyond)
+    result.error[rows] = np.where(is_lost, np.inf, error + beyond)
+
+
+def _panels_within_reach(f: Single, poles: Poles, terms: int) -> Resolved:
+    """Panels for the integrals of φ h_k, k < terms, of the rows of f."""
+    return resolve(
+        _values_without_poles(f, poles),
+        _panel_edges(f, poles, reach(terms), step(terms)),
+        partial(_largest, terms=terms),
+        max(TOLERANCE, 4 * f.features.noise),
+        failing=64 if terms == 1 else 400,
+    )
+
+
+def _panels_to(end: Array, f: Single, poles: Poles, terms: int) -> Resolved:
+    """Panels between ∓ `end` (rows,) for the integrals of rows that grow."""
+    edges = _panel_edges(f, poles, FARTHEST, step(terms))
+    return resolve(
+        _values_without_poles(f, poles),
+        np.clip(edges, -end[:, None], end[:, None]),
+        largest_density,
+        max(TOLERANCE, 4 * f.features.noise),
+        squares=True,
+    )
+
+
+def _panel_edges(f: Single, poles: Poles, end: float, length: float) -> Array:
+    """Edges (rows, edges) from −end to end: equally spaced ones, breaks and poles."""
+    rows = np.arange(len(f))
+    equally_spaced = np.tile(between(end, length), (len(rows), 1))
+    breaks = f.edges(rows, end, length)
+    return np.concatenate([equally_spaced, breaks, poles.edges(end, length)], axis=1)
+
+
+def _values_without_poles(f: Single, poles: Poles) -> Callable[[Array, Array], Array]:
+    """φ as a function of row numbers and points, but 0 within the radius of a pole."""
+
+    def values_at(rows: Array, x: Array) -> Array:
+        return poles.hide(rows, x, f.at(rows, x))
+
+    return values_at
 
 
 # A table of Hermite coefficients of centred rows. f_k(a) = E[φ(√a x) h_k(x)] is smooth
@@ -240,21 +281,25 @@ class _Cell(NamedTuple):
 
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
-    """The coefficients of φ(√a x) for variances a > 0; the error is infinite if E[φ²]
-    is 0 or perhaps infinite.
+    """The coefficients of φ(√a x) for variances a > 0, from the table.
+
+    The error is infinite if E[φ²] is 0 or perhaps infinite.
     """
     order = np.argsort(variance)
     t = np.log(variance[order])
     cells: list[_Cell] = []
     for k in np.unique(np.floor(t / WIDTH)).tolist():
         cells += _fitted_cells(f, k * WIDTH, (k + 1) * WIDTH, terms, HALVINGS)
+    # cell k has the variances from bounds[k] to bounds[k + 1], in order
     inner_bounds = np.searchsorted(t, [cell.left for cell in cells[1:]])
     bounds = [0, *inner_bounds.tolist(), len(t)]
-    rows, error = np.empty((terms + 1, len(t))), np.empty(len(t))
+    rows = np.empty((terms + 1, len(t)))  # the functions that a cell interpolates
+    error = np.empty(len(t))
     for cell, (start, stop) in zip(cells, pairwise(bounds), strict=True):
-        x = (2 * t[start:stop] - cell.left - cell.right) / (cell.right - cell.left)
-        powers = chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
-        rows[:, start:stop] = cell.polynomials @ powers
+        length = cell.right - cell.left
+        x = (2 * t[start:stop] - cell.left - cell.right) / length  # in [−1, 1]
+        chebyshev_values = chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
+        rows[:, start:stop] = cell.polynomials @ chebyshev_values
         error[start:stop] = cell.error
     norm = np.exp(0.5 * rows[-1])
     # the position of each variance in their order
@@ -271,11 +316,14 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
 def _fitted_cells(
     f: Function, left: float, right: float, terms: int, halvings: int
 ) -> list[_Cell]:
-    """The table between two values of log a, with at most `halvings` halvings."""
+    """The cells of the table between two values of log a.
+
+    An interval on which polynomials are not accurate is halved, up to `halvings` times.
+    """
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    # rows here get separate integrals
-    if not (np.isfinite(exact.error) & (exact.square > 0)).all():
+    has_norm = np.isfinite(exact.error) & (exact.square > 0)
+    if not has_norm.all():  # rows in this interval get separate integrals
         zeros = np.zeros((terms + 1, DEGREE + 1))
         return [_Cell(left, right, polynomials=zeros, error=np.inf)]
     norm = np.sqrt(exact.square)
@@ -287,6 +335,7 @@ def _fitted_cells(
     if halvings == 0 or not truncation > tolerance:
         return [_Cell(left, right, polynomials, error + 3 * truncation)]
     middle = 0.5 * (left + right)
-    return _fitted_cells(f, left, middle, terms, halvings - 1) + _fitted_cells(
-        f, middle, right, terms, halvings - 1
-    )
+    return [
+        *_fitted_cells(f, left, middle, terms, halvings - 1),
+        *_fitted_cells(f, middle, right, terms, halvings - 1),
+    ]

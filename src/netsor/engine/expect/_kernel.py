@@ -41,29 +41,40 @@ _COS = base(activations.COS)
 _LEAKY_RELU = base(activations.leaky_relu(0.0))
 
 
+def has_closed_form(f: Function, g: Function) -> bool:
+    """Whether a formula for E[φ(u) ψ(v)] is known if the means of u and v are 0."""
+    phi, psi = base(f), base(g)
+    if {phi, psi} <= {_SIN, _COS}:
+        return True
+    if (phi, psi) in ((_ERF, _ERF), (_GELU, _GELU)):
+        return True
+    return _piecewise_linear(f) is not None and _piecewise_linear(g) is not None
+
+
 def closed_form(
     f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array
 ) -> Array | None:
-    """E[φ(u) ψ(v)] if a formula is known, else None; all arguments broadcast."""
+    """E[φ(u) ψ(v)] for φ = f and ψ = g; None if no formula is known.
+
+    The means μ and ν, the variances a and b and the covariance c broadcast.
+    """
     phi, psi = base(f), base(g)
     if phi is _IDENTITY and psi is _IDENTITY:
         return c + mu * nu
     if {phi, psi} <= {_SIN, _COS}:
         return _waves(phi is _SIN, psi is _SIN, mu, nu, a, c, b)
     # the other formulas are for means of 0
-    linear_f, linear_g = _piecewise_linear(f), _piecewise_linear(g)
-    are_linear = linear_f is not None and linear_g is not None
-    if not are_linear and (phi, psi) not in ((_ERF, _ERF), (_GELU, _GELU)):
+    if not has_closed_form(f, g) or not (_is_zero(mu) and _is_zero(nu)):
         return None
-    if not (_is_zero(mu) and _is_zero(nu)):
-        return None
-    if linear_f is not None and linear_g is not None:
-        return _of_piecewise_linear(linear_f, linear_g, a, c, b)
     if phi is _ERF:
-        # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b))); an arctangent keeps its
-        # digits near 1
-        return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b)[0]
-    return _of_gelu(a, c, b)
+        # Williams 1996: (2/π) arcsin(2c/√((1+2a)(1+2b)))
+        return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b).arcsine
+    if phi is _GELU:
+        return _of_gelu(a, c, b)
+    linear_f, linear_g = _piecewise_linear(f), _piecewise_linear(g)
+    assert linear_f is not None
+    assert linear_g is not None
+    return _of_piecewise_linear(linear_f, linear_g, a, c, b)
 
 
 def _of_piecewise_linear(
@@ -73,7 +84,10 @@ def _of_piecewise_linear(
     c: Array,
     b: Array,
 ) -> Array:
-    """E of products of α x + β relu(x) and γ x + δ relu(x), as E[u relu(v)] = c/2."""
+    """E[(α u + β relu(u)) (γ v + δ relu(v))] for f = (α, β) and g = (γ, δ).
+
+    E[u v] = c, and E[u relu(v)] = E[relu(u) v] = c/2.
+    """
     alpha, beta = f
     gamma, delta = g
     linear = (alpha * gamma + (alpha * delta + beta * gamma) / 2) * c
@@ -86,11 +100,12 @@ def _of_gelu(a: Array, c: Array, b: Array) -> Array:
     """E[u Φ(u) v Φ(v)], by Stein's lemma twice.
 
     It is c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
-    E[ΦΦ'] = 1/4 + arcsin(r)/2π.
+    E[ΦΦ'] = 1/4 + arcsin(r)/2π with r = c/√((1+a)(1+b)).
     """
     mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
-    angle, root = _angle(a, c, b)
-    return c * (0.25 + angle / (2 * np.pi)) + mixed / (2 * np.pi * root)
+    angle = _angle(a, c, b)
+    from_stein = mixed / (2 * np.pi * angle.root)
+    return c * (0.25 + angle.arcsine / (2 * np.pi)) + from_stein
 
 
 def _is_zero(mean: Array) -> bool:
@@ -101,11 +116,12 @@ def _is_zero(mean: Array) -> bool:
 
 
 def _piecewise_linear(f: Function) -> tuple[float, float] | None:
-    """(α, β) if φ(x) = α x + β relu(x)."""
+    """(α, β) with φ(x) = α x + β relu(x); None if φ is not of this form."""
     if base(f) is _LEAKY_RELU:
         slope = f.parameters[0]
         return slope, 1.0 - slope
-    return {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}.get(base(f))
+    coefficients_of = {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}
+    return coefficients_of.get(base(f))
 
 
 def _relu(a: Array, c: Array, b: Array) -> Array:
@@ -113,51 +129,67 @@ def _relu(a: Array, c: Array, b: Array) -> Array:
     xp = array_namespace(a, c, b)
     scale = xp.sqrt(a) * xp.sqrt(b)
     rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
-    shape = xp.sqrt((1 - rho) * (1 + rho)) + rho * (np.pi - xp.acos(rho))
+    sine = xp.sqrt((1 - rho) * (1 + rho))
+    shape = sine + rho * (np.pi - xp.acos(rho))
     return scale / (2 * np.pi) * shape
 
 
-def _angle(a: Array, c: Array, b: Array) -> tuple[Array, Array]:
-    """arcsin(c/√((1+a)(1+b))), and the root of (1+a)(1+b) − c², where c² ≤ ab."""
+class _Angle(NamedTuple):
+    """The angle whose sine is r = c/√((1+a)(1+b))."""
+
+    arcsine: Array
+    root: Array  # √((1+a)(1+b) − c²)
+
+
+def _angle(a: Array, c: Array, b: Array) -> _Angle:
+    """arcsin(r) as an arctangent, which keeps its digits near r = 1, where c² ≤ ab."""
     xp = array_namespace(a, c, b)
     root = xp.sqrt(1.0 + a + b + xp.clip(a * b - c * c, 0.0, None))
-    return xp.atan2(c, root), root
+    return _Angle(xp.atan2(c, root), root)
 
 
 def _waves(
     sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array
 ) -> Array:
-    """E of products of sines and cosines, from E[cos x cos y] = e^−m cosh c, E[sin x
-    sin y] = e^−m sinh c.
+    """E[φ(u) ψ(v)] where φ and ψ are sines (`sine_u`, `sine_v`) or cosines.
+
+    For x = u − μ, y = v − ν and m = (a + b)/2, E[cos x cos y] = e^−m cosh c and
+    E[sin x sin y] = e^−m sinh c; the mixed products have mean 0. The means enter by the
+    addition theorems.
     """
     xp = array_namespace(a, c, b)
-    m, size = (a + b) / 2, xp.abs(c)
+    m = (a + b) / 2
+    size = xp.abs(c)
+    # without overflow: cosh c = e^|c| (2 + e^(−2|c|) − 1)/2, and similarly sinh c
     decay = xp.expm1(-2 * size)
     peak = xp.exp(size - m) / 2
-    even = peak * (2 + decay)  # e^−m cosh c
-    odd = -xp.sign(c) * peak * decay  # e^−m sinh c
+    cosines = peak * (2 + decay)  # e^−m cosh c
+    sines = -xp.sign(c) * peak * decay  # e^−m sinh c
 
-    def cosine_and_sine(mean: Array, sine: bool) -> tuple[Array, Array]:
-        if sine:  # sin x = cos(x − π/2), and the sine of that is −cos x
+    def addition_theorem(mean: Array, is_sine: bool) -> tuple[Array, Array]:
+        """(p, q) with φ(mean + x) = p cos x − q sin x."""
+        if is_sine:
             return xp.sin(mean), -xp.cos(mean)
         return xp.cos(mean), xp.sin(mean)
 
-    cos_u, sin_u = cosine_and_sine(mu, sine_u)
-    cos_v, sin_v = cosine_and_sine(nu, sine_v)
-    return cos_u * cos_v * even + sin_u * sin_v * odd
+    cos_u, sin_u = addition_theorem(mu, sine_u)
+    cos_v, sin_v = addition_theorem(nu, sine_v)
+    return cos_u * cos_v * cosines + sin_u * sin_v * sines
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a
-# series. E[ψ(v) | u] is a formula for every named activation, and an integral for other
-# functions. The integral over u has panel edges at the breakpoints of φ, and around
-# those of ψ at distances of the order of the standard deviation of v given u. standard
-# deviations covered on each side: the density is 1e-22 there
+# series. E[ψ(v) | u] is a formula (`smoothed`) for every named activation, and an
+# integral for other functions. The integral over u has panel edges at the breakpoints
+# of φ, and around those of ψ at distances of the order of the standard deviation of v
+# given u.
+
+# standard deviations covered on each side: the density is 1e-22 there
 TRUNCATION_STD = 10.0
 # end of φ² times the density, in standard deviations, up to which TRUNCATION_STD is
 # enough
 BOUNDED = 13.0
 STEP = 1.0  # of panels, in standard deviations, before they are halved
-# panel edges at a break of ψ, in units of s
+# panel edges at a break of ψ, in standard deviations of v given u
 AROUND = np.array([-8.0, -4.5, -2.5, -1.0, 0.0, 1.0, 2.5, 4.5, 8.0])
 TOLERANCE = 1e-13  # of an integral, relative to `scale`
 OPERATION_RTOL = 2e-16  # relative rounding error of one operation in double precision
@@ -165,31 +197,42 @@ CONDITIONED_PAIRS_PER_BATCH = 1024  # bounds memory
 
 
 def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; tolerances are
-    relative to `scale`.
+    """E[φ(u) ψ(v)] and its error for pairs of rows, by conditioning.
+
+    Pair k consists of u, row k of x, and v, row k of y. `rho` (pairs,) are their
+    correlations, and tolerances are relative to `scale` (pairs,).
     """
     if y.f.smoothed is None and x.f.smoothed is not None:
         x, y = y, x
-    value, error = np.empty(len(rho)), np.empty(len(rho))
-    batch = CONDITIONED_PAIRS_PER_BATCH
+    value = np.empty(len(rho))
+    error = np.empty(len(rho))
+    pairs_per_batch = CONDITIONED_PAIRS_PER_BATCH
     if y.f.smoothed is None:
-        batch //= 16
-    for block in slices(len(rho), batch):
-        value[block], error[block] = _block(
-            x.take(block), y.take(block), rho[block], scale[block]
-        )
+        pairs_per_batch //= 16  # E[ψ(v) | u] needs an integral for each u
+    for block in slices(len(rho), pairs_per_batch):
+        batch = _ConditionedPairs(x.take(block), y.take(block), rho[block])
+        value[block], error[block] = batch.expectations(scale[block])
     return value, error
 
 
-def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
-    """The same for a few pairs, by integration over u."""
-    slope = rho * y.std
-    residual_std = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
+class _ConditionedPairs:
+    """Pairs (u, v) of Gaussian variables; v given u is N(m(u), s²).
 
-    def values(pair: Array, at: Array) -> Array:
-        """φ(u) E[ψ(m + s z)] at u = μ + σ x; v given u is m + s z."""
-        m = y.mean[pair][:, None] + slope[pair][:, None] * at
-        s = residual_std[pair]
+    With u = μ + σ t, m(u) = ν + slope · t, where ν is the mean of v.
+    """
+
+    def __init__(self, x: Single, y: Single, rho: Array) -> None:
+        self.x = x  # φ(u), with the distribution of u
+        self.y = y  # ψ(v), with the distribution of v
+        self.rho = rho
+        self.slope = rho * y.std
+        self.residual_std = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))  # s
+
+    def integrand(self, pair: Array, t: Array) -> Array:
+        """φ(u) E[ψ(v) | u] for some pairs, at standardised u, (pairs, points)."""
+        y = self.y
+        m = y.mean[pair][:, None] + self.slope[pair][:, None] * t
+        s = self.residual_std[pair]
         if y.f.smoothed is not None:
             conditional = y.f.smoothed(m, s[:, None])
         else:
@@ -202,91 +245,137 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
             )
             conditional = series(given_u, 1).coefficients[0].reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
-            return x.at(pair, at) * conditional
+            return self.x.at(pair, t) * conditional
 
-    rows = np.arange(len(rho))
-    # the end of the mass of φ² and ψ², hence (Cauchy–Schwarz) of φ E[ψ(v) | u]
-    far = [float(np.max(ends(f, rows)[0])) for f in (x, y) if f.f.smoothed is None]
-    whole = max([TRUNCATION_STD, *(end for end in far if end > BOUNDED)])
-    even = between(whole, STEP)
-    along = replace(y, std=np.abs(slope))  # ψ(E[v | u])
-    edges = [
-        np.broadcast_to(even, (len(rho), len(even))),
-        x.edges(rows, whole, STEP),
-        np.sign(rho)[:, None] * along.edges(rows, whole, STEP),
-    ]
-    # around the breaks of ψ, E[ψ(v) | u] varies fast
-    breaks = y.features.breaks
-    lowest = np.min(y.mean - whole * y.std)
-    highest = np.max(y.mean + whole * y.std)
-    breaks = breaks[(breaks > lowest) & (breaks < highest)]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        v = breaks[:, None] + AROUND * residual_std[:, None, None]
-        at_breaks = (v - y.mean[:, None, None]) / slope[:, None, None]
-        at_breaks = np.nan_to_num(at_breaks.reshape(len(rho), -1), nan=whole)
-        edges.append(np.clip(at_breaks, -whole, whole))
+    def expectations(self, scale: Array) -> tuple[Array, Array]:
+        """E[φ(u) ψ(v)] and its error for all pairs, by integration over u."""
+        x, y = self.x, self.y
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
-        panels = resolve(
-            values, np.concatenate(edges, axis=1), largest_density, tolerance, scale
-        )
-        density = np.exp(log_density(panels.x))
-        value = panels.integrate(panels.values * density)
-        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the result
-        # is small
-        pair = panels.row[:, None]
-        size = 1.0 + np.abs(y.mean)[pair]
-        size = size + np.abs(slope)[pair] * np.abs(panels.x) + residual_std[pair]
-        terms = np.abs(x.at(panels.row, panels.x)) * size * density
-        rounding = OPERATION_RTOL * panels.integrate(terms)
-    is_users = x.f.smoothed is None or y.f.smoothed is None
-    widened = is_users & (panels.rough > 0)
-    missing = np.where(widened, UNSETTLED * panels.error, panels.error)
-    return value, np.where(np.isfinite(value), missing + rounding, np.inf)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            panels = resolve(
+                self.integrand, self._edges(), largest_density, tolerance, scale
+            )
+            density = np.exp(log_density(panels.x))
+            value = panels.integrate(panels.values * density)
+            # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the
+            # result is small
+            pair = panels.row[:, None]
+            largest_term = 1.0 + np.abs(y.mean)[pair]
+            largest_term = largest_term + np.abs(self.slope)[pair] * np.abs(panels.x)
+            largest_term = largest_term + self.residual_std[pair]
+            terms = np.abs(x.at(panels.row, panels.x)) * largest_term * density
+            rounding = OPERATION_RTOL * panels.integrate(terms)
+        is_by_values = x.f.smoothed is None or y.f.smoothed is None
+        is_rough = is_by_values & (panels.rough > 0)
+        missing = np.where(is_rough, UNSETTLED * panels.error, panels.error)
+        return value, np.where(np.isfinite(value), missing + rounding, np.inf)
+
+    def _edges(self) -> Array:
+        """Edges of panels for the integral over standardised u, (pairs, edges)."""
+        x, y = self.x, self.y
+        rows = np.arange(len(self.rho))
+        end = self._end()
+        equally_spaced = between(end, STEP)
+        conditional_mean = replace(y, std=np.abs(self.slope))  # ψ(m(u))
+        edges = [
+            np.broadcast_to(equally_spaced, (len(rows), len(equally_spaced))),
+            x.edges(rows, end, STEP),
+            np.sign(self.rho)[:, None] * conditional_mean.edges(rows, end, STEP),
+        ]
+        # around the breaks of ψ, E[ψ(v) | u] varies fast
+        breaks = y.features.breaks
+        lowest = np.min(y.mean - end * y.std)
+        highest = np.max(y.mean + end * y.std)
+        breaks = breaks[(breaks > lowest) & (breaks < highest)]
+        # m around each break, (pairs, breaks, AROUND), and the standardised u there
+        m = breaks[:, None] + AROUND * self.residual_std[:, None, None]
+        t = (m - y.mean[:, None, None]) / self.slope[:, None, None]
+        t = np.nan_to_num(t.reshape(len(rows), -1), nan=end)
+        edges.append(np.clip(t, -end, end))
+        return np.concatenate(edges, axis=1)
+
+    def _end(self) -> float:
+        """Where to truncate the integral over u, in standard deviations.
+
+        The mass of φ² and ψ² ends there, hence (Cauchy–Schwarz) that of φ E[ψ(v) | u].
+        """
+        rows = np.arange(len(self.rho))
+        end = TRUNCATION_STD
+        for f in (self.x, self.y):
+            if f.f.smoothed is None:
+                end_of_f = float(np.max(ends(f, rows)[0]))
+                if end_of_f > BOUNDED:
+                    end = max(end, end_of_f)
+        return end
 
 
 # Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it
 # converges; conditioning elsewhere.
 PAIRS_PER_BATCH = 2**13  # their arrays fit in a cache
 PRECISION = 3e-12  # bound on the remainder of a series, relative to √(E[φ²] E[ψ²])
-# Lengths of the series to try, and the number of pairs from which their table costs
-# less than conditioning, with and without a formula for E[ψ(v) | u].
-LENGTHS = ((64, 1, 1), (256, 500, 8), (1024, 5000, 64))
+
+
+class _SeriesLength(NamedTuple):
+    """A length of the series to try.
+
+    It is worthwhile from a number of pairs on: its table then costs less than
+    conditioning, with or without a formula for E[ψ(v) | u].
+    """
+
+    terms: int
+    pairs_with_formula: int
+    pairs_without_formula: int
+
+
+LENGTHS = (
+    _SeriesLength(terms=64, pairs_with_formula=1, pairs_without_formula=1),
+    _SeriesLength(terms=256, pairs_with_formula=500, pairs_without_formula=8),
+    _SeriesLength(terms=1024, pairs_with_formula=5000, pairs_without_formula=64),
+)
 # of a correlation: two relative rounding errors of double precision
 CORRELATION_RTOL = 4e-16
 
 
 def coefficients(f: Single, terms: int) -> Series:
-    """The Hermite coefficients of rows: from the table if they are centred, else each
-    by a separate integral.
+    """The first `terms` Hermite coefficients of rows.
+
+    They are from the table for centred rows, and otherwise by an integral for each row.
     """
-    rows = Series(
+    result = Series(
         coefficients=np.empty((terms, len(f))),
         square=np.empty(len(f)),
         error=np.full(len(f), np.inf),
     )
-    centred = np.zeros(len(f), dtype=bool)
+
+    def fill(rows: Array, columns: Series) -> None:
+        result.coefficients[:, rows] = columns.coefficients
+        result.square[rows] = columns.square
+        result.error[rows] = columns.error
+
+    is_centred = np.zeros(len(f), dtype=bool)
     if not f.params:
-        centred = (f.mean == 0.0) & (f.std > 0.0)
-    if centred.any():
-        table = tabulated(f.f, f.std[centred] ** 2, terms)
-        if centred.all() and np.isfinite(table.error).all():
+        is_centred = (f.mean == 0.0) & (f.std > 0.0)
+    if is_centred.any():
+        table = tabulated(f.f, f.std[is_centred] ** 2, terms)
+        if is_centred.all() and np.isfinite(table.error).all():
             return table
-        for array, entries in zip(rows, table, strict=True):
-            array[..., centred] = entries
-    # also rows of the table if E[φ²] is finite only for some variances of a piece
-    remaining = np.isinf(rows.error)
-    if remaining.any():
-        separate = series(f.take(remaining), terms)
-        for array, entries in zip(rows, separate, strict=True):
-            array[..., remaining] = entries
-    return rows
+        fill(is_centred, table)
+    # rows that are not centred, and those of the table if E[φ²] is finite only for some
+    # variances of a cell
+    is_missing = np.isinf(result.error)
+    if is_missing.any():
+        fill(is_missing, series(f.take(is_missing), terms))
+    return result
 
 
 def pairs(
     x: Single, y: Single, ix: Array, iy: Array, covariance: Array
 ) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for the pairs (ix, iy) of rows with the given covariances, and its
-    error.
+    """E[φ(u) ψ(v)] and its error for pairs of rows, (pairs,).
+
+    In pair k, u is row ix[k] of x, v is row iy[k] of y, and covariance[k] is their
+    covariance. A series is tried first, and longer ones for pairs for which it is too
+    short; conditioning computes what remains.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = covariance / (x.std[ix] * y.std[iy])
@@ -294,43 +383,46 @@ def pairs(
     # |ρ| > 1, from rounding or a mistake of the caller
     excess = np.maximum(np.abs(rho) - 1.0, 0.0)
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
-    value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
-    todo = np.ones(len(rho), dtype=bool)
+    value = np.empty(len(rho))
+    error = np.empty(len(rho))
+    scale = np.empty(len(rho))  # √(E[φ²] E[ψ²])
+    is_open = np.ones(len(rho), dtype=bool)  # whether the value is not known yet
     has_formula = x.f.smoothed is not None or y.f.smoothed is not None
     longest = _longest_series(x, y)
-    for terms, pairs_with_formula, pairs_without in LENGTHS:
-        worthwhile = pairs_with_formula if has_formula else pairs_without
-        remaining = np.nonzero(todo)[0]
-        if len(remaining) < worthwhile or terms > longest:
+    for terms, pairs_with_formula, pairs_without_formula in LENGTHS:
+        worthwhile = pairs_with_formula if has_formula else pairs_without_formula
+        open_pairs = np.nonzero(is_open)[0]
+        if len(open_pairs) < worthwhile or terms > longest:
             break
-        for block in slices(len(remaining), PAIRS_PER_BATCH):
-            batch = remaining[block]
+        for block in slices(len(open_pairs), PAIRS_PER_BATCH):
+            batch = open_pairs[block]
             sums = _summed(x, y, ix[batch], iy[batch], rho[batch], terms)
             value[batch] = sums.value
             error[batch] = sums.error
             scale[batch] = sums.scale
-            todo[batch] = sums.too_short
-    remaining = np.nonzero(todo)[0]
-    if len(remaining):
-        value[remaining], further = conditioned(
-            x.take(ix[remaining]),
-            y.take(iy[remaining]),
-            rho[remaining],
-            scale[remaining],
+            is_open[batch] = sums.too_short
+    open_pairs = np.nonzero(is_open)[0]
+    if len(open_pairs):
+        value[open_pairs], integration_error = conditioned(
+            x.take(ix[open_pairs]),
+            y.take(iy[open_pairs]),
+            rho[open_pairs],
+            scale[open_pairs],
         )
-        error[remaining] += further
+        error[open_pairs] += integration_error
     with np.errstate(invalid="ignore"):
         error += np.where(excess > 4 * CORRELATION_RTOL, excess, 0.0) * scale
-    # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
     if x.features.jumps and y.features.jumps:
-        away = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
-        error += scale * CORRELATION_RTOL / np.sqrt(away)
+        # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
+        distance_from_one = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
+        error += scale * CORRELATION_RTOL / np.sqrt(distance_from_one)
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
 def _longest_series(x: Single, y: Single) -> int:
-    """The terms from which conditioning costs less: fewer for functions with kinks, and
-    for rows that are not centred.
+    """The terms of the longest series to try: longer ones cost more than conditioning.
+
+    They are fewer for functions with kinks, and for rows that are not centred.
     """
     is_smooth = not len(x.features.breaks) or not len(y.features.breaks)
     is_centred = x.centred and y.centred
@@ -349,11 +441,14 @@ class Sums(NamedTuple):
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> Sums:
-    """The series with up to this many terms, fewer where they are enough."""
+    """The series for pairs of rows (see `pairs`), with up to this many terms.
+
+    It is as short as each pair allows: an eighth, a quarter, a half of the terms, or
+    all of them.
+    """
     if x is y:
-        pairs_of_x = len(ix)
         rows, index = _unique_rows(np.concatenate([ix, iy]))
-        ix, iy = index[:pairs_of_x], index[pairs_of_x:]
+        ix, iy = index[: len(ix)], index[len(ix) :]
         rows_x = rows_y = x.take(rows)
     else:
         rows, ix = _unique_rows(ix)
@@ -363,53 +458,63 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     f = coefficients(rows_x, terms)
     g = f if rows_x is rows_y else coefficients(rows_y, terms)
     with np.errstate(invalid="ignore", over="ignore"):
-        norm_f, norm_g = np.sqrt(f.square)[ix], np.sqrt(g.square)[iy]
+        norm_f = np.sqrt(f.square)[ix]
+        norm_g = np.sqrt(g.square)[iy]
         scale = norm_f * norm_g
         error = f.error[ix] * norm_g + g.error[iy] * norm_f + CORRELATION_RTOL * scale
+    parity = _common_parity(f, g)
+    # E[φ(u) ψ(v)] = ± E[φ(u)²] if φ(u) = ± ψ(v)
+    sign = _sign_if_equal(rows_x, rows_y, ix, iy, rho, parity)
+    is_exact = sign != 0
     value = np.zeros(len(rho))
-    todo = np.ones(len(rho), dtype=bool)
-    if x.f is y.f:
-        # φ(u) = ψ(v)
-        equal = (
-            (rho == 1.0)
-            & (rows_x.mean[ix] == rows_y.mean[iy])
-            & (rows_x.std[ix] == rows_y.std[iy])
-        )
-        for p, q in zip(rows_x.params, rows_y.params, strict=True):
-            equal &= p[ix] == q[iy]
-        value[equal] = f.square[ix[equal]]
-        todo &= ~equal
+    value[is_exact] = sign[is_exact] * f.square[ix[is_exact]]
+    is_open = ~is_exact  # whether the value is not known yet
     lengths = (terms // 8, terms // 4, terms // 2, terms)
     remainders_f = _remainder_norms(f, lengths)
     remainders_g = remainders_f if g is f else _remainder_norms(g, lengths)
-    parity = _parity(f)
-    if parity is None and g is not f:
-        parity = _parity(g)
-    if parity is None:
-        parity = (0, 1)
-    is_symmetric = x.f is y.f and x.f.smoothed is None and parity[1] == 2
-    if is_symmetric and rows_x.centred and rows_y.centred:
-        # φ(−u) = ± φ(u)
-        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])
-        value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
-        todo &= ~mirrored
-    for length, norm_f, norm_g in zip(lengths, remainders_f, remainders_g, strict=True):
-        batch = np.nonzero(todo)[0]
+    for length, remainder_f, remainder_g in zip(
+        lengths, remainders_f, remainders_g, strict=True
+    ):
+        batch = np.nonzero(is_open)[0]
         if not len(batch):
             break
-        remainder = np.abs(rho[batch]) ** length * norm_f[ix[batch]]
-        remainder = remainder * norm_g[iy[batch]]
+        remainder = np.abs(rho[batch]) ** length * remainder_f[ix[batch]]
+        remainder = remainder * remainder_g[iy[batch]]
         is_enough = ~(remainder > PRECISION * scale[batch])
         batch = batch[is_enough]
         value[batch] = _mehler(f, g, length, ix[batch], iy[batch], rho[batch], parity)
         with np.errstate(invalid="ignore"):
             error[batch] += remainder[is_enough]
-        todo[batch] = False
-    return Sums(value, error, scale, too_short=todo)
+        is_open[batch] = False
+    return Sums(value, error, scale, too_short=is_open)
+
+
+def _sign_if_equal(
+    x: Single, y: Single, ix: Array, iy: Array, rho: Array, parity: Parity
+) -> Array:
+    """For pairs of rows, 1 if φ(u) = ψ(v) always, −1 if φ(u) = −ψ(v), else 0."""
+    sign = np.zeros(len(rho))
+    if x.f is not y.f:
+        return sign
+    have_same_std = x.std[ix] == y.std[iy]
+    is_equal = (rho == 1.0) & (x.mean[ix] == y.mean[iy]) & have_same_std
+    for p, q in zip(x.params, y.params, strict=True):
+        is_equal &= p[ix] == q[iy]
+    sign[is_equal] = 1.0
+    has_parity = x.f.smoothed is None and parity.stride == 2
+    if has_parity and x.centred and y.centred:
+        # v = −u, and φ(−u) = φ(u) for an even function, −φ(u) for an odd one
+        is_opposite = ~is_equal & (rho == -1.0) & have_same_std
+        sign[is_opposite] = 1 - 2 * parity.start
+    return sign
 
 
 def _unique_rows(index: Array) -> tuple[Any, Array]:
-    """The rows that occur, and the index among them."""
+    """The rows that occur in an index array, and the index among these.
+
+    For example, [7, 4, 7] becomes the rows [4, 7] and the index [1, 0, 1]. If most rows
+    of a range occur, the result has all of them, as a slice.
+    """
     first, last = index.min(), index.max()
     if last - first < len(index):
         return slice(first, last + 1), index - first
@@ -418,21 +523,32 @@ def _unique_rows(index: Array) -> tuple[Any, Array]:
 
 
 def _remainder_norms(f: Series, lengths: tuple[int, ...]) -> list[Array]:
-    """√(E[φ²] − Σ_{k < length} f_k²) for each length; if the last coefficients vanish,
-    √(Σ_{k ≥ length} f_k²).
+    """Norms of what series of some lengths leave out: for each length, (rows,).
+
+    They are √(E[φ²] − Σ_{k < length} f_k²), or √(Σ_{k ≥ length} f_k²) if the last
+    coefficients vanish. The lengths increase, and the last one is that of f.
     """
     columns, square = f.coefficients, f.square
     with np.errstate(invalid="ignore", over="ignore"):
+        # Σ f_k² between one length and the next, (lengths, rows)
         sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
-        unknown = square - np.sum(sums, axis=0)
-        last = np.abs(columns[-(len(columns) // 4) :])
-        ended = np.all(last <= 1e-14 * np.sqrt(square), axis=0)
-        ended &= np.abs(unknown) <= 1e-13 * square
-        unknown = np.where(ended, 1e-26 * square, np.maximum(unknown, 4e-15 * square))
-        return [
-            np.sqrt(unknown + np.sum(sums[k:], axis=0))
-            for k in range(1, len(lengths) + 1)
-        ]
+        beyond = square - np.sum(sums, axis=0)
+        last_quarter = np.abs(columns[-(len(columns) // 4) :])
+        has_ended = np.all(last_quarter <= 1e-14 * np.sqrt(square), axis=0)
+        has_ended &= np.abs(beyond) <= 1e-13 * square
+        # what round-off can hide in either case
+        beyond = np.where(has_ended, 1e-26 * square, np.maximum(beyond, 4e-15 * square))
+        norms = []
+        for k in range(1, len(lengths) + 1):
+            norms.append(np.sqrt(beyond + np.sum(sums[k:], axis=0)))
+        return norms
+
+
+class Parity(NamedTuple):
+    """The terms k = start, start + stride, … of a series that are not 0."""
+
+    start: int
+    stride: int
 
 
 def _mehler(
@@ -442,39 +558,50 @@ def _mehler(
     ix: Array,
     iy: Array,
     rho: Array,
-    parity: tuple[int, int],
+    parity: Parity,
 ) -> Array:
-    """Σ_{k < length} f_k g_k ρ^k, by Horner's rule; for odd and even functions in
-    ρ².
+    """Σ_{k < length} f_k g_k ρ^k for pairs of rows ix and iy, by Horner's rule.
+
+    It is a polynomial in ρ² (times ρ) for even (odd) functions.
     """
-    start, stride = parity
-    factor = rho if stride == 1 else rho * rho
+    factor = rho if parity.stride == 1 else rho * rho
     total = np.zeros(len(rho))
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        for k in range(start, length, stride)[::-1]:
+        for k in reversed(range(parity.start, length, parity.stride)):
             total *= factor
             total += f.coefficients[k].take(ix) * g.coefficients[k].take(iy)
-        return total * rho if start else total
+        return total * rho if parity.start else total
 
 
-def _parity(f: Series) -> tuple[int, int] | None:
-    """(start, stride) of the terms of an even or an odd function; None for others."""
+def _common_parity(f: Series, g: Series) -> Parity:
+    """The terms k in which neither f_k nor g_k is 0 because of a parity."""
+    parity = _parity(f)
+    if parity is None and g is not f:
+        parity = _parity(g)
+    if parity is None:
+        return Parity(start=0, stride=1)
+    return parity
+
+
+def _parity(f: Series) -> Parity | None:
+    """The terms of an even or an odd function; None for others."""
     negligible = 1e-14 * np.sqrt(f.square)
     for start in (0, 1):
         sizes = np.abs(f.coefficients[1 - start :: 2])  # 0 if f has this parity
+        # look at one coefficient first, which is faster
         if np.all(sizes[0] <= negligible) and np.all(sizes <= negligible):
-            return start, 2
+            return Parity(start, stride=2)
     return None
 
 
 def kernel(
     x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array
 ) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute
-    error, 0 for a closed form.
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and its absolute error.
+
+    xx (..., i, 1, 1) and yy (..., j, 1, 1) are the variances of the arguments, and xy
+    (..., i, j, 1, 1) their covariances. The error is 0 for a closed form.
     """
-    # xx (..., i, 1, 1) and yy (..., j, 1, 1) are variances of the arguments, xy (...,
-    # i, j, 1, 1) covariances.
     if not x.params and not y.params:
         a = np.clip(xx[..., 0, 0], 0.0, None)
         b = np.clip(yy[..., 0, 0], 0.0, None)
@@ -489,24 +616,26 @@ def kernel(
         )
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
-    rows_x, lead_x = _single(x, xx)
     is_same = x is y and xx is yy
-    rows_y, lead_y = (rows_x, lead_x) if is_same else _single(y, yy)
+    rows_x, lead_x = _single(x, xx)
+    rows_y, lead_y = rows_x, lead_x
+    if not is_same:
+        rows_y, lead_y = _single(y, yy)
     shape, ix, iy = paired(lead_x, lead_y, xy.shape[:-2])
     covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
     if not is_same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
         value, error = pairs(rows_x, rows_y, ix, iy, covariance.ravel())
         return value.reshape(shape), error.reshape(shape)
-    # half of a symmetric kernel
+    # a symmetric kernel: compute its upper triangle, and copy it to the lower one
     i, j = np.triu_indices(shape[-1])
 
     def upper(entries: Array) -> Array:
         triangle: Array = entries.reshape(shape)[..., i, j]
         return triangle.ravel()
 
-    half = pairs(rows_x, rows_x, upper(ix), upper(iy), upper(covariance))
+    value_and_error = pairs(rows_x, rows_x, upper(ix), upper(iy), upper(covariance))
+    triangles = np.reshape(value_and_error, (2, *shape[:-2], -1))
     kernels = np.empty((2, *shape))  # value and error
-    triangles = np.reshape(half, (2, *shape[:-2], -1))
     kernels[..., i, j] = triangles
     kernels[..., j, i] = triangles
     return kernels[0], kernels[1]
@@ -514,10 +643,11 @@ def kernel(
 
 def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error
-    (..., i).
+    (..., i), for arguments with variances xx (..., i, 1, 1).
+
+    β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger
+    one of those of the mean and of β √xx.
     """
-    # β = E[φ(u)(u − mean)]/xx is E[∂φ/∂u] for smooth φ (Stein). The error is the larger
-    # of the mean's and β √xx's.
     rows, lead = _single(x, xx)
     hermite = coefficients(rows, 2)
     mean, linear = hermite.coefficients
@@ -527,12 +657,15 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
 
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
-    """Flattened rows and their shape; raises an error if the function has a pole
-    there.
+    """The flattened rows of a function of one argument, and their shape.
+
+    It raises an error if the function has a pole there without a second moment.
     """
     lead, mean, variance, params = flattened(x, xx)
-    rows = single(x.f, mean[:, 0], np.sqrt(np.maximum(variance[:, 0, 0], 0.0)), params)
-    for pole in rows.features.poles[rows.near_poles(reach(terms=3)).any(axis=0)]:
+    std = np.sqrt(np.maximum(variance[:, 0, 0], 0.0))
+    rows = single(x.f, mean[:, 0], std, params)
+    is_near = rows.near_poles(reach(terms=3)).any(axis=0)
+    for pole in rows.features.poles[is_near]:
         if not is_integrable(x.f, float(pole)):
             raise InfiniteError(
                 f"{x.f.name} is infinite at u = {pole + 0.0:.6g}, so that its second"

@@ -4,6 +4,9 @@ orthonormal directions.
 Coordinates keep the digits of arguments with different scales or small differences;
 covariances do not. Equal or opposite arguments become one variable, so a function that
 jumps where they are equal gets exactly equal numbers.
+
+Each expectation is estimated in two ways, by quasi-random (Sobol) points and, in few
+variables, by product rules. An expectation is of several outputs of one integrand.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from ..plan._expectation_cost import SETS, log_points
 from ..plan._ops import alike
 from ._univariate import BatchedFunction, flattened, paired, slices
 
+# `integrand(rows, z)` is (rows, outputs, N) for row numbers and nodes z (variables, N)
 Integrand = Callable[[Array, Array], Array]
 
 # variance of the points: larger than 1, for more points in the tails
@@ -33,17 +37,19 @@ RIM = 0.85
 
 @cache
 def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
-    """Nodes (variables, SETS · points) and weights (SETS, points); half of the points
-    mirror the other half.
+    """Nodes (variables, SETS · points) and weights (SETS, points) for N(0, I).
+
+    Each set is scrambled independently, and half of its points mirror the other half.
+    The points have the distribution N(0, NODE_VARIANCE), and the weights are ratios of
+    densities: a growing integrand has much of its integral in the tails, where N(0, 1)
+    has few points and the error would be underestimated.
     """
-    # They are sampled from N(0, NODE_VARIANCE) and weighted by the ratio of densities:
-    # a growing integrand has much of its integral in the tails, where N(0, 1) has few
-    # points and the error would be underestimated.
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
         points = Sobol(variables, rng).random(2 ** (log_points - 1))
-        normals = scipy.special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
+        inside = np.clip(points, 1e-15, 1 - 1e-15)  # finite normals
+        normals = scipy.special.ndtri(inside).T
         half = np.sqrt(NODE_VARIANCE) * normals
         sets.append(np.concatenate([half, -half], axis=1))
     z = np.stack(sets, axis=1)
@@ -53,30 +59,31 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
 
 
 class ProductRule(NamedTuple):
-    """A product Gauss–Hermite rule."""
+    """A product Gauss–Hermite rule for N(0, I)."""
 
     nodes: Array  # (variables, N)
     weights: Array  # (N,)
-    rim: Array  # (N,): the nodes near its boundary
+    rim: Array  # (N,): whether a node is near the boundary of the rule
 
 
 @cache
 def product(variables: int, nodes: int, least: float) -> ProductRule:
-    """The product rule with this many nodes in each variable, without weights up to
-    `least`.
+    """The product rule with this many nodes in each variable.
+
+    Nodes with weights up to `least` are left out.
     """
     x, w = scipy.special.roots_hermitenorm(nodes)
     w = w / w.sum()
-    grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
-    factors = np.stack(np.meshgrid(*[w] * variables, indexing="ij"))
-    weights = np.prod(factors, axis=0).ravel()
-    keep = weights > least
-    grid, weights = grid[:, keep], weights[keep]
+    axes_of_nodes = np.meshgrid(*[x] * variables, indexing="ij")
+    axes_of_weights = np.meshgrid(*[w] * variables, indexing="ij")
+    grid = np.stack(axes_of_nodes).reshape(variables, -1)
+    weights = np.prod(np.stack(axes_of_weights), axis=0).ravel()
+    is_kept = weights > least
+    grid, weights = grid[:, is_kept], weights[is_kept]
     size = np.max(np.abs(grid), axis=0)
     is_far = size > RIM * np.max(size, initial=0.0)
-    return ProductRule(
-        nodes=grid, weights=weights, rim=(weights < 1e3 * least) | is_far
-    )
+    is_light = weights < 1e3 * least
+    return ProductRule(nodes=grid, weights=weights, rim=is_light | is_far)
 
 
 # in the reported error: t with 15 degrees of freedom exceeds it once in 6,000 times
@@ -102,12 +109,12 @@ INFINITE = 0.93
 
 
 def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Array]:
-    """E[integrand(z)] and its error, (n, outputs), with z ~ N(0, I) in `rank` variables
-    for each.
+    """E[integrand(z)] and its error for n rows, (n, outputs) each.
+
+    For row k, z ~ N(0, I) has rank[k] variables. More rows get fewer points each.
     """
-    # `integrand(rows, z)` is (rows, outputs, N) for nodes z (variables, N). More
-    # expectations get fewer points each.
-    value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
+    value = np.zeros((len(rank), outputs))
+    error = np.zeros((len(rank), outputs))
     log_size = log_points(len(rank))
     rows_per_batch = INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_size)
     for variables in np.unique(rank):
@@ -123,8 +130,9 @@ def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Ar
 def _estimate(
     integrand: Integrand, rows: Array, variables: int, log_size: int
 ) -> tuple[Array, Array]:
-    """The expectations of some rows, by product rules if these agree and by Sobol sets
-    otherwise, with their errors.
+    """The expectations of some rows with as many variables, and their errors.
+
+    By product rules if these agree, and by Sobol sets otherwise; (rows, outputs) each.
     """
     with np.errstate(all="ignore"):
         if variables == 0:
@@ -134,7 +142,7 @@ def _estimate(
         z, weight = sobol(variables, log_size)
         values = integrand(rows, z)
         by_set = values.reshape(*values.shape[:-1], *weight.shape)
-        means = np.einsum("...sn,sn->...s", by_set, weight)
+        means = np.einsum("...sn,sn->...s", by_set, weight)  # sets s, points n
         value = means.mean(axis=-1)
         spread_of_sets = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
         error = spread_of_sets + _tail(values * weight.ravel())
@@ -143,36 +151,38 @@ def _estimate(
             spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
             # if Sobol points miss the tail they cannot serve as a comparison: product
             # rules must agree among themselves
-            agree = np.where(
+            rules_agree = np.where(
                 np.isinf(error),
                 spread <= AGREED * np.abs(fine),
                 spread < SMOOTH * spread_of_sets,
             )
-            better = agree & (np.abs(fine - value) <= 2 * error)
-            value = np.where(better, fine, value)
-            error = np.where(better, spread, error)
+            use_rules = rules_agree & (np.abs(fine - value) <= 2 * error)
+            value = np.where(use_rules, fine, value)
+            error = np.where(use_rules, spread, error)
         return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
 def _tail(terms: Array) -> Array:
-    """An estimate of the tail that the sampled terms (…, N) of an expectation missed; ∞
-    if the tail has no mean.
+    """An estimate of the part of a sum that its sampled terms (…, N) missed, (…).
+
+    If a few terms dominate a sum, larger ones were probably not sampled. The tail index
+    of their distribution is Hill's estimate; the part is ∞ if the tail has no mean.
     """
-    # If a few terms dominate the sum, larger ones were probably not sampled. The tail
-    # index is Hill's estimate.
     size = np.abs(terms)
-    share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
+    largest = size.max(axis=-1)
+    total = size.sum(axis=-1)
+    share = largest / np.maximum(total, np.finfo(float).tiny)
     missed = np.zeros(share.shape)
-    heavy = share > SHARE
-    if heavy.any():
+    is_heavy = share > SHARE
+    if is_heavy.any():
         count = max(32, size.shape[-1] // 1024)
-        top = np.log(np.partition(size[heavy], -count, axis=-1)[:, -count:])
-        index = np.mean(top - top.min(axis=-1, keepdims=True), axis=-1)
+        log_top = np.log(np.partition(size[is_heavy], -count, axis=-1)[:, -count:])
+        index = np.mean(log_top - log_top.min(axis=-1, keepdims=True), axis=-1)
         # the mean excess of a Pareto tail over the largest term
-        largest = share[heavy] * size[heavy].sum(axis=-1)
-        excess = largest * index / np.maximum(1 - index, 1e-9)
+        largest_term = share[is_heavy] * size[is_heavy].sum(axis=-1)
+        excess = largest_term * index / np.maximum(1 - index, 1e-9)
         excess = np.where(index > 0.5, excess, 0.0)
-        missed[heavy] = np.where(index < INFINITE, excess, np.inf)
+        missed[is_heavy] = np.where(index < INFINITE, excess, np.inf)
     return missed
 
 
@@ -187,29 +197,35 @@ class RuleIntegrals(NamedTuple):
 def _products(
     integrand: Integrand, rows: Array, variables: int, log_size: int
 ) -> tuple[Array, Array]:
-    """Product rules of three sizes: the value of the finest, and their disagreement."""
-    most = min(100, int((SETS << log_size) ** (1 / variables)))
+    """Integrals by product rules of three sizes, (rows, outputs).
+
+    Returns the values of the finest rule, and three times the disagreement of the
+    rules.
+    """
+    most = min(100, int((SETS << log_size) ** (1 / variables)))  # nodes per variable
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
+    is_wide = most >= WIDE
 
     def integrals(nodes: int, least: float) -> RuleIntegrals:
+        """By the rule with so many nodes per variable and weights above `least`."""
         check_cancelled()
-        z, weights, rim = product(variables, nodes, least)
-        values = integrand(rows, z)
+        rule = product(variables, nodes, least)
+        values = integrand(rows, rule.nodes)
         size = np.abs(values)
         return RuleIntegrals(
-            value=values @ weights,
-            rim=size[..., rim] @ weights[rim],
-            whole=size @ weights,
+            value=values @ rule.weights,
+            rim=size[..., rule.rim] @ rule.weights[rule.rim],
+            whole=size @ rule.weights,
         )
 
     usual, growing = MIN_WEIGHTS
     coarse, middle, fine = [integrals(nodes, usual) for nodes in sizes]
-    if most >= WIDE and np.any(fine.rim > SUM_RTOL * fine.whole):
+    if is_wide and np.any(fine.rim > SUM_RTOL * fine.whole):
         coarse, middle, fine = [integrals(nodes, growing) for nodes in sizes]
     spread = 3 * np.maximum(
         np.abs(fine.value - middle.value), np.abs(middle.value - coarse.value)
     )
-    if most >= WIDE:
+    if is_wide:
         is_finite = fine.rim <= ENDLESS * fine.whole
         spread = spread + np.where(is_finite, 20 * fine.rim, np.inf)
     return fine.value, spread
@@ -223,23 +239,24 @@ COORDINATES_PER_BATCH = 2**21  # bounds memory
 def kernel_of_several(
     x: BatchedFunction, y: BatchedFunction, a: Array, b: Array
 ) -> tuple[Array, Array]:
-    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute
-    error.
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and its absolute error.
+
+    a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the
+    arguments of x and y, without their means.
     """
-    # a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the
-    # arguments, without their means.
-    u, v = _row_arguments(x, a), _row_arguments(y, b)
+    u = _row_arguments(x, a)
+    v = _row_arguments(y, b)
     shape, ix, iy = paired(u.lead, v.lead)
     r = u.mean.shape[-1]
-    d = r + v.mean.shape[-1]
+    d = r + v.mean.shape[-1]  # the arguments of a pair
     directions = max(u.rows.shape[2], 1)
     # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank`
     # variables
     factor = np.zeros((len(ix), d, min(d, directions)))
     rank = np.zeros(len(ix), dtype=int)
     for block in slices(len(ix), COORDINATES_PER_BATCH // (d * directions)):
-        of_pairs = [u.rows[ix[block]], v.rows[iy[block]]]
-        root = _root(np.concatenate(of_pairs, axis=1))
+        rows_of_pairs = [u.rows[ix[block]], v.rows[iy[block]]]
+        root = _root(np.concatenate(rows_of_pairs, axis=1))
         factor[block] = root.factor
         rank[block] = root.rank
 
@@ -254,10 +271,11 @@ def kernel_of_several(
 
 
 def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Array]:
-    """E[φ(u)] (..., i), the regression coefficients β (..., i, r), and an absolute
-    error (..., i).
+    """E[φ(u)] (..., i), the regression coefficients β (..., i, r) of φ(u) on u, and an
+    absolute error (..., i), for arguments with coordinates a (..., i, r, directions).
+
+    The error is the largest one of those of the mean and of the coordinates of β u.
     """
-    # The error is the larger of those of the mean and of the coordinates of β u.
     flat = _row_arguments(x, a)
     arguments = flat.mean.shape[-1]
     root = _root(flat.rows)
@@ -265,7 +283,7 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
     variables = root.std.shape[1]
 
     def integrand(rows: Array, z: Array) -> Array:
-        """φ, and φ times each variable."""
+        """φ and φ times each variable; 0 for variables that a row does not use."""
         values = flat.applied(rows, factor[rows][:, :, : len(z)] @ z)
         constant = np.ones((1, z.shape[1]))
         unused = np.zeros((variables - len(z), z.shape[1]))
@@ -275,6 +293,7 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
     with np.errstate(divide="ignore", invalid="ignore"):
         is_used = np.arange(variables) < root.rank[:, None]
         along = np.where(is_used, value[:, 1:] / root.std, 0.0)
+        # a sum over the variables j, for rows n and arguments i
         slopes = np.einsum("nij,nj->ni", root.vectors, along)
         slopes = np.where(root.norm > 0, slopes / root.norm, 0.0)
     mean = value[:, 0].reshape(flat.lead)
@@ -286,7 +305,7 @@ class _Arguments(NamedTuple):
     """The arguments of rows, as flat arrays with one entry per row."""
 
     x: BatchedFunction
-    lead: tuple[int, ...]
+    lead: tuple[int, ...]  # the shape of the rows
     mean: Array  # (rows, r)
     rows: Array  # (rows, r, directions)
     params: tuple[Array, ...]
@@ -295,7 +314,10 @@ class _Arguments(NamedTuple):
     sign: Array  # (rows, r): 1 if equal, −1 if opposite
 
     def applied(self, rows: Array, deviation: Array) -> Array:
-        """φ of means and deviations (rows, r, N); equal arguments get equal numbers."""
+        """φ at means plus deviations (rows, r, N), for some rows; (rows, N).
+
+        Equal arguments get equal numbers, and opposite ones opposite numbers.
+        """
         u = self.mean[rows][:, :, None] + deviation
         original, sign = self.original[rows], self.sign[rows]
         if (original != np.arange(original.shape[1])).any():
@@ -307,20 +329,26 @@ class _Arguments(NamedTuple):
 
 
 def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
-    """The flat arguments of rows, and which of them are equal or opposite."""
+    """The flat arguments of rows, and which of them are equal or opposite.
+
+    a (..., i, r, directions) has the coordinates of the r arguments of each row. For
+    example, the arguments (u, v, −u) have the originals (0, 1, 0) and the signs
+    (1, 1, −1).
+    """
     lead, mean, rows, params = flattened(x, a)
     original = np.tile(np.arange(mean.shape[1]), (len(mean), 1))
     sign = np.ones(mean.shape)
-    whole = np.concatenate([mean[:, :, None], rows], axis=2)
+    mean_and_rows = np.concatenate([mean[:, :, None], rows], axis=2)
     for later in range(1, mean.shape[1]):
+        # the first argument that is equal or opposite is compared last, and wins
         for earlier in reversed(range(later)):
-            same = alike(np, whole[:, earlier], whole[:, later])[:, 0]
-            is_same = same != 0
-            original[:, later] = np.where(
-                is_same, original[:, earlier], original[:, later]
-            )
-            signs = same * sign[:, earlier]
-            sign[:, later] = np.where(is_same, signs, sign[:, later])
+            relative_sign = alike(
+                np, mean_and_rows[:, earlier], mean_and_rows[:, later]
+            )[:, 0]
+            is_same = relative_sign != 0
+            original[is_same, later] = original[is_same, earlier]
+            new_sign = relative_sign * sign[:, earlier]
+            sign[is_same, later] = new_sign[is_same]
     return _Arguments(
         x=x,
         lead=lead,
@@ -349,7 +377,7 @@ class Root(NamedTuple):
 
 
 def _root(rows: Array) -> Root:
-    """The root of the Gram matrices of rows."""
+    """The root of the Gram matrices of rows (n, d, directions)."""
     d, directions = rows.shape[1:]
     norm = np.linalg.norm(rows, axis=-1)
     unit = rows / np.where(norm > 0, norm, 1.0)[:, :, None]

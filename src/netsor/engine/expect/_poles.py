@@ -2,7 +2,8 @@
 
 Near a pole b, φ(u) = g(u) |u − b|^−a on each side, where g is smooth. With s = |u − b|,
 the moments E[φ h_k] and E[φ²] over 0 < s < h have the weights s^−a and s^−2a: Gauss–
-Jacobi rules integrate them with values of g alone. E[φ²] is finite if 2a < 1.
+Jacobi rules integrate them with values of g alone. E[φ²] is finite if 2a < 1. Here h_k
+are the orthonormal Hermite polynomials, and h is a radius.
 """
 
 from __future__ import annotations
@@ -48,17 +49,21 @@ def exponents(f: Function, pole: float) -> tuple[Exponent, Exponent]:
 
 
 def _exponent(f: Function, pole: float, offsets: Array) -> Exponent:
-    """The exponent from values at offsets from the pole, each half the one before."""
+    """The exponent of a pole from values at `offsets` (4,) from it on one side.
+
+    Each offset is half the one before. It is 0 if φ is 0 on this side, and ∞ if values
+    are not finite.
+    """
     u = pole + offsets
     distance = np.abs(u - pole)  # without the rounding of u
     with np.errstate(all="ignore"):
         values = np.abs(np.broadcast_to(f(u), u.shape))
-        if not values.any():  # the pole is on the other side
+        if not values.any():
             return Exponent(0.0, 0.0)
         slopes = -np.diff(np.log(values)) / np.diff(np.log(distance))
     if not np.isfinite(slopes).all():
         return Exponent(np.inf, np.inf)
-    # eliminate the terms of order δ and δ² from a(δ) = a + c δ + d δ²
+    # Richardson: eliminate the terms of order δ and δ² from a(δ) = a + c δ + d δ²
     linear = 2 * slopes[1:] - slopes[:-1]
     quadratic = (4 * linear[1] - linear[0]) / 3
     error = abs(quadratic - linear[1]) + ROUNDING
@@ -72,7 +77,7 @@ def is_integrable(f: Function, pole: float) -> bool:
 
 @cache
 def _jacobi(exponent: float, nodes: int) -> tuple[Array, Array]:
-    """Nodes and weights of ∫₀¹ s^−a f(s) ds."""
+    """Nodes and weights of ∫₀¹ s^−a f(s) ds, a the exponent; (nodes,) each."""
     x, w = scipy.special.roots_jacobi(nodes, 0.0, -exponent)
     return (1 + x) / 2, w * 2.0 ** (exponent - 1)
 
@@ -81,7 +86,7 @@ class Side(NamedTuple):
     """One side of a pole, for some rows of a function."""
 
     pole: float
-    sign: float
+    sign: float  # 1 above the pole, −1 below
     exponent: float
     exponent_error: float
     at: Array  # (rows,): the pole, standardised
@@ -98,7 +103,10 @@ class Integrals(NamedTuple):
 
 
 class Poles:
-    """The integrable poles of rows of one function, each with both sides."""
+    """The integrable poles of the rows of one function, each with both sides.
+
+    Only poles within `reach` standard deviations count; panels have the length `step`.
+    """
 
     def __init__(self, f: Single, reach: float, step: float) -> None:
         self.f = f
@@ -112,8 +120,16 @@ class Poles:
                 radius = np.where(f.mean == 0, EXACT_RADIUS, radius)
             near = (np.abs(at) < reach) & (f.std > 0)
             radius = np.where(near, np.minimum(radius, step / 4), 0.0)
-            self.sides.append(Side(pole, -1.0, *below, at, radius))
-            self.sides.append(Side(pole, 1.0, *above, at, radius))
+            for sign, exponent in ((-1.0, below), (1.0, above)):
+                side = Side(
+                    pole=pole,
+                    sign=sign,
+                    exponent=exponent.value,
+                    exponent_error=exponent.error,
+                    at=at,
+                    radius=radius,
+                )
+                self.sides.append(side)
 
     def hide(self, rows: Array, x: Array, values: Array) -> Array:
         """Values at x (rows, …), with 0 within the radius of a pole."""
@@ -123,8 +139,10 @@ class Poles:
         return values
 
     def edges(self, reach: float, step: float) -> Array:
-        """Edges of panels that double in length from each radius to a step,
-        (rows, edges).
+        """Edges of panels next to the poles, (rows, edges), clipped to ± reach.
+
+        The distance from a pole doubles from one edge to the next, from its radius to
+        the length `step` of other panels.
         """
         edges = []
         for side in self.sides:
@@ -138,43 +156,53 @@ class Poles:
         return np.clip(np.nan_to_num(nearby, nan=reach), -reach, reach)
 
     def integrals(self, side: Side, terms: int) -> Integrals:
-        """The moments within the radius on one side."""
-        moments = []
-        squares = []
-        for nodes in JACOBI_NODES:
-            s, weights = _jacobi(side.exponent, nodes)
-            t = side.radius[:, None] * s
-            x = side.at[:, None] + side.sign * t
-            smooth = self._without_pole(side, t, s)
-            density = np.exp(log_density(x))
-            weighted = side.radius[:, None] * weights * density * smooth
-            hermite = _hermite_values(x, terms)
-            moments.append(np.einsum("rn,krn->kr", weighted, hermite))
+        """The moments within the radius on one side, k < terms.
 
-            s, weights = _jacobi(2 * side.exponent, nodes)
-            t = side.radius[:, None] * s
-            x = side.at[:, None] + side.sign * t
-            smooth = self._without_pole(side, t, s)
-            density = np.exp(log_density(x))
-            squares.append(
-                np.sum(side.radius[:, None] * weights * density * smooth**2, axis=1)
-            )
-        low, high = moments
-        low_square, high_square = squares
+        A rule with fewer nodes gives the error.
+        """
+        few_nodes, many_nodes = JACOBI_NODES
+        coarse = self._moments(side, terms, few_nodes)
+        moments = self._moments(side, terms, many_nodes)
+        coarse_square = self._square(side, few_nodes)
+        square = self._square(side, many_nodes)
+        # ∫ s^−a ds grows by δa/(1 − a) of itself as a grows by δa
+        relative_error = side.exponent_error / (1 - side.exponent)
+        relative_square_error = 2 * side.exponent_error / (1 - 2 * side.exponent)
         return Integrals(
-            moments=high,
-            square=high_square,
-            error=SAFETY * np.abs(high - low).max(axis=0)
-            + side.exponent_error / (1 - side.exponent) * np.abs(high).max(axis=0),
-            # ∫ s^−2a ds grows by 2 δa/(1 − 2a) of itself as a grows by δa
-            square_error=SAFETY * np.abs(high_square - low_square)
-            + 2 * side.exponent_error / (1 - 2 * side.exponent) * high_square,
+            moments=moments,
+            square=square,
+            error=SAFETY * np.abs(moments - coarse).max(axis=0)
+            + relative_error * np.abs(moments).max(axis=0),
+            square_error=SAFETY * np.abs(square - coarse_square)
+            + relative_square_error * square,
         )
 
-    def _without_pole(self, side: Side, t: Array, s: Array) -> Array:
-        """φ at the distance t from the pole, times s^a.
+    def _moments(self, side: Side, terms: int, nodes: int) -> Array:
+        """E[φ h_k] within the radius by one rule, (terms, rows)."""
+        s, weights = _jacobi(side.exponent, nodes)
+        t = side.radius[:, None] * s
+        x = side.at[:, None] + side.sign * t
+        smooth = self._without_pole(side, t, s)
+        density = np.exp(log_density(x))
+        weighted = side.radius[:, None] * weights * density * smooth
+        # a sum over the nodes n, for rows r and terms k
+        return np.einsum("rn,krn->kr", weighted, _hermite_values(x, terms))
 
-        The true distance corrects φ for the rounding of its argument.
+    def _square(self, side: Side, nodes: int) -> Array:
+        """E[φ²] within the radius by one rule, (rows,)."""
+        s, weights = _jacobi(2 * side.exponent, nodes)
+        t = side.radius[:, None] * s
+        x = side.at[:, None] + side.sign * t
+        smooth = self._without_pole(side, t, s)
+        density = np.exp(log_density(x))
+        weighted = side.radius[:, None] * weights * density * smooth**2
+        return np.sum(weighted, axis=1)
+
+    def _without_pole(self, side: Side, t: Array, s: Array) -> Array:
+        """φ at the distance t from the pole, times s^a; (rows, nodes).
+
+        t is in standard deviations, s relative to the radius. φ is corrected for the
+        rounding of its argument by the true distance.
         """
         distance = self.f.std[:, None] * t
         u = side.pole + side.sign * distance
@@ -187,7 +215,10 @@ class Poles:
 
 
 def _hermite_values(x: Array, terms: int) -> Array:
-    """h_k(x) for k < terms, (terms, *x.shape)."""
+    """h_k(x) for k < terms, (terms, *x.shape).
+
+    The recurrence is √(k+1) h_{k+1} = x h_k − √k h_{k−1}.
+    """
     values = [np.ones_like(x)]
     previous = np.zeros_like(x)
     for k in range(terms - 1):

@@ -1,5 +1,8 @@
 """Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows,
 values, panels and tails.
+
+A row is one function φ with one mean μ, standard deviation σ and parameters p. Values
+x are standardised: in standard deviations from the mean.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from ._gauss_legendre import log_density
 
 # octaves of |u| below eight standard deviations to search for narrow features: down to
 # 0.008 of one
-DOWN = 10
-OCTAVES = 64  # maximum to search, if the rows have very different standard deviations
+OCTAVES_BELOW = 10
+MAX_OCTAVES = 64  # to search, if the rows have very different standard deviations
 MAX_SHORT_INTERVALS = 2**13  # most ends of short intervals that become panel edges
 
 
@@ -29,7 +32,7 @@ class Single:
     f: Function
     mean: Array
     std: Array
-    params: tuple[Array, ...]
+    params: tuple[Array, ...]  # further arguments of the function
     features: Breakpoints  # where φ is not smooth, or smooth only on short intervals
 
     def __len__(self) -> int:
@@ -50,45 +53,53 @@ class Single:
         return not self.params and not self.mean.any()
 
     def at(self, rows: Array, x: Array) -> Array:
-        """φ at x (rows, …), standardised."""
+        """φ at standardised points x (rows, points) of some rows."""
         u = self.mean[rows][:, None] + self.std[rows][:, None] * x
         with np.errstate(all="ignore"):
             values = self.f(u, *(p[rows][:, None] for p in self.params))
         return np.broadcast_to(values, u.shape)
 
     def near_poles(self, reach: float) -> Bools:
-        """Which poles lie within ± reach, (rows, poles)."""
-        return np.asarray(
-            np.abs(self.features.poles - self.mean[:, None]) < reach * self.std[:, None]
-        )
+        """Which poles lie within ± reach standard deviations, (rows, poles)."""
+        distances = np.abs(self.features.poles - self.mean[:, None])
+        return np.asarray(distances < reach * self.std[:, None])
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
-        """The standardised breaks, and the ends of intervals that a panel of one step
-        might miss, (rows, edges).
+        """Panel edges where the function needs them, (rows, edges), standardised.
+
+        These are its breaks, and the ends of intervals that a panel of length `step`
+        might miss. Edges beyond ± reach are clipped.
         """
-        # 16 nodes resolve features wider than a quarter of a panel. Edges beyond ±
-        # reach are clipped.
-        step = step / 4
-        mean, std = self.mean[rows][:, None], self.std[rows][:, None]
-        low, high = np.min(mean - reach * std), np.max(mean + reach * std)
-        ends, gaps = self.features.ends, self.features.gaps
+        resolved = (
+            step / 4
+        )  # the width of features that the 16 nodes of a panel resolve
+        mean = self.mean[rows][:, None]
+        std = self.std[rows][:, None]
+        low = np.min(mean - reach * std)
+        high = np.max(mean + reach * std)
         breaks = self.features.breaks
         breaks = breaks[(breaks > low) & (breaks < high)]
-        short = (ends > low) & (ends < high) & (gaps < step * np.max(std))
+        ends, gaps = self.features.ends, self.features.gaps
+        # short intervals, relative to the largest and to each standard deviation
+        is_short = (ends > low) & (ends < high) & (gaps < resolved * np.max(std))
         # an endless oscillation: the error includes what panels do not resolve
-        if np.sum(short) > MAX_SHORT_INTERVALS:
-            short[:] = False
+        if np.sum(is_short) > MAX_SHORT_INTERVALS:
+            is_short[:] = False
+        ends, gaps = ends[is_short], gaps[is_short]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            x = np.where(gaps[short] < step * std, (ends[short] - mean) / std, reach)
-            x = np.concatenate([(breaks - mean) / std, x], axis=1)
+            x_of_ends = np.where(gaps < resolved * std, (ends - mean) / std, reach)
+            x_of_breaks = (breaks - mean) / std
+        x = np.concatenate([x_of_breaks, x_of_ends], axis=1)
         return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
 
 
 def single(
     f: Function, mean: Array, std: Array, params: tuple[Array, ...] = ()
 ) -> Single:
-    """Rows with the breakpoints of their function; if its parameters differ by row,
-    with its declared breaks.
+    """Rows of a function, with its breakpoints.
+
+    Those of a function with parameters are its declared breaks: others could differ
+    from row to row.
     """
     if params:
         breaks = np.array(sorted(f.breaks or ()), dtype=float)
@@ -99,7 +110,7 @@ def single(
     if not len(top):
         return Single(f, mean, std, params, features(f))
     highest = _octave(top.max())
-    lowest = max(_octave(top.min()) - DOWN, highest - OCTAVES)
+    lowest = max(_octave(top.min()) - OCTAVES_BELOW, highest - MAX_OCTAVES)
     return Single(f, mean, std, params, features(f, lowest, highest))
 
 
@@ -114,7 +125,7 @@ def between(reach: float, step: float) -> Array:
 
 
 def slices(rows: int, size: int) -> Sequence[slice]:
-    """Slices of at most `size` rows, and one row at least, to bound memory."""
+    """Slices of at most `size` rows, or one row, that cover the rows 0 … rows − 1."""
     size = max(size, 1)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
@@ -127,11 +138,11 @@ FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflo
 # of log(φ² density) from its maximum: the rest is round-off, e^−32 in a coefficient
 FALL = 64.0
 STEP = 0.5  # standard deviations between the points of this search
-# not at round numbers, where poles usually are
-_OUTWARD = STEP * (np.arange(1, 105) - 0.63)
-_FAR = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST))
-# times the end of an integral
-_AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])
+# the points, in standard deviations: not at round numbers, where poles usually are
+OUTWARD = STEP * (np.arange(1, 105) - 0.63)
+FAR = int(np.searchsorted(OUTWARD, 0.9 * FARTHEST))  # the index of a point far out
+# points beyond the end of an integral, relative to the end
+AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])
 # of −d log(φ² density)/d log x: a tail that falls more slowly counts as infinite
 SLOWEST = 1.05
 SAFETY = 4.0  # factor on estimates of a tail
@@ -140,53 +151,57 @@ SAFETY = 4.0  # factor on estimates of a tail
 def growing(
     f: Single, rows: Array, square: Array, end: float, mean_only: bool
 ) -> Array:
-    """Rows with more than round-off beyond ± end, given E[φ²] within; `mean_only`: only
-    E[φ] and E[φ x] are needed.
+    """For which rows the integral beyond ± end is more than round-off, (rows,).
+
+    `square` (rows,) is E[φ²] within ± end. With `mean_only`, only E[φ] and E[φ x] are
+    needed, and otherwise E[φ²].
     """
-    x = end * np.concatenate([_AHEAD, -_AHEAD])
+    x = end * np.concatenate([AHEAD, -AHEAD])
     with np.errstate(all="ignore"):
-        size = np.log(np.abs(f.at(rows, x[None, :])))
+        log_size = np.log(np.abs(f.at(rows, x[None, :])))
         if mean_only:
-            beyond = size + log_density(x) + np.log(np.abs(x))
+            beyond = log_size + log_density(x) + np.log(np.abs(x))
             negligible = 0.5 * np.log(square) - 0.5 * FALL
         else:
-            beyond = 2 * size + log_density(x)
+            beyond = 2 * log_size + log_density(x)
             negligible = np.log(square) - FALL
         matters = beyond > np.maximum(negligible, -1e300)[:, None]
         # skip points at which φ overflows: the others show whether it still matters
-        return ~(square < np.inf) | np.any(matters, axis=1, where=beyond < np.inf)
+        matters_somewhere = np.any(matters, axis=1, where=beyond < np.inf)
+        return ~(square < np.inf) | matters_somewhere
 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
-    """Where to truncate the integral of φ², and the root of the integral beyond; ∞ if
-    that does not converge.
+    """Where to truncate the integral of φ² of some rows, and what is beyond.
+
+    Returns the ends in standard deviations, the same on both sides, and the root of the
+    integral beyond them, both (rows,). The root is ∞ if the integral does not converge.
     """
-    x = np.stack([-_OUTWARD, _OUTWARD])
+    x = np.stack([-OUTWARD, OUTWARD])
     with np.errstate(all="ignore"):
         values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
-        sides = 2 * np.log(values) + log_density(x)  # (rows, 2, outward)
-    is_finite = np.cumprod(np.isfinite(values), axis=2, dtype=bool)  # so far
-    sides = np.where(is_finite, sides, -np.inf)
-    top = sides.max(axis=(1, 2))
-    counts = sides > (top - FALL)[:, None, None]
-    counts_before = np.concatenate(
-        [np.ones_like(counts[:, :, :1]), counts[:, :, :-1]], axis=2
-    )
-    overflows = np.any(counts_before & ~is_finite, axis=(1, 2))
-    last = np.where(counts, _OUTWARD, _OUTWARD[0]).max(axis=(1, 2))
-    reach = np.minimum(last + 2 * STEP, FARTHEST)
+        log_mass = 2 * np.log(values) + log_density(x)  # (rows, side, outward)
+    is_finite_up_to = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
+    log_mass = np.where(is_finite_up_to, log_mass, -np.inf)
+    top = log_mass.max(axis=(1, 2))
+    matters = log_mass > (top - FALL)[:, None, None]
+    # whether values overflow at a point, where the one before it still mattered
+    matters_before = np.ones_like(matters)
+    matters_before[:, :, 1:] = matters[:, :, :-1]
+    overflows = np.any(matters_before & ~is_finite_up_to, axis=(1, 2))
+    last = np.where(matters, OUTWARD, OUTWARD[0]).max(axis=(1, 2))
+    end = np.minimum(last + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
         # extrapolate a tail that reaches the farthest point from its rate of decay
-        # there
-        far, farther = sides[:, :, _FAR], sides[:, :, -1]
-        # of log(φ² density), in log x
-        rate = (far - farther) / np.log(_OUTWARD[-1] / _OUTWARD[_FAR])
-        tail = SAFETY * np.exp(farther) * FARTHEST / (rate - 1.0)
+        # there, −d log(φ² density)/d log x
+        far, farthest = log_mass[:, :, FAR], log_mass[:, :, -1]
+        rate = (far - farthest) / np.log(OUTWARD[-1] / OUTWARD[FAR])
+        tail = SAFETY * np.exp(farthest) * FARTHEST / (rate - 1.0)
         tail = np.where(rate > SLOWEST, tail, np.inf)
-        tail = np.where(np.isneginf(farther), 0.0, tail)
-        root_of_tail = np.where(reach >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
+        tail = np.where(np.isneginf(farthest), 0.0, tail)
+        root_of_tail = np.where(end >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
         root = SAFETY * np.exp(0.5 * (top - FALL)) + root_of_tail
-    return reach, np.where(overflows, np.inf, root)
+    return end, np.where(overflows, np.inf, root)
 
 
 class BatchedFunction(NamedTuple):
@@ -200,8 +215,10 @@ class BatchedFunction(NamedTuple):
 def flattened(
     x: BatchedFunction, of_rows: Array
 ) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
-    """The shape (lead, i) of rows, and flattened means (rows, r), matrices (rows, ·, ·)
-    and parameters (rows,).
+    """Rows as flat arrays: their shape (..., i), means, matrices and parameters.
+
+    `of_rows` (..., i, ·, ·) has a matrix for each row. The means become (rows, r), the
+    matrices (rows, ·, ·) and each parameter (rows,).
     """
     mean = np.asarray(x.mean, dtype=float)
     matrices = np.asarray(of_rows, dtype=float)
@@ -211,6 +228,7 @@ def flattened(
     )
 
     def flat(array: Array, axes: tuple[int, ...]) -> Array:
+        """An array (..., i, *axes) as (rows, *axes)."""
         return np.broadcast_to(array, (*lead, *axes)).reshape(-1, *axes)
 
     return (
@@ -224,10 +242,16 @@ def flattened(
 def paired(
     rows_x: tuple[int, ...], rows_y: tuple[int, ...], *shapes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Array, Array]:
-    """The shape (lead, i, j) of the pairs of rows, and the flattened row indices of x
-    and y in each pair.
+    """All pairs of rows: their shape (..., i, j), and the flat row indices of each.
+
+    The rows of x have the shape (..., i), those of y (..., j). The leading axes
+    broadcast, also with those of the `shapes` (..., i, j). For example, two and three
+    rows give the shape (2, 3) and the indices [0, 0, 0, 1, 1, 1] and
+    [0, 1, 2, 0, 1, 2].
     """
-    ix = np.arange(np.prod(rows_x, dtype=int)).reshape(*rows_x, 1)
-    iy = np.arange(np.prod(rows_y, dtype=int)).reshape(*rows_y[:-1], 1, rows_y[-1])
+    count_x = np.prod(rows_x, dtype=int)
+    count_y = np.prod(rows_y, dtype=int)
+    ix = np.arange(count_x).reshape(*rows_x, 1)
+    iy = np.arange(count_y).reshape(*rows_y[:-1], 1, rows_y[-1])
     shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)
     return shape, np.broadcast_to(ix, shape).ravel(), np.broadcast_to(iy, shape).ravel()

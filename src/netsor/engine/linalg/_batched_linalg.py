@@ -4,6 +4,10 @@ Accelerators do these in a few calls; a loop over columns needs one call per col
 library's Cholesky fails on singular matrices. These are factored again without the rows
 that depend on earlier ones. If round-off makes it unclear which rows these are, the
 matrix is factored column by column.
+
+Shapes: a batch of Gram matrices or factors is (…, rows, rows), a batch of rows is
+(…, rows, directions). The floors of squared pivots are (…, rows); methods that
+`recompute_where` calls get them as (…, 1, rows), because it selects matrices.
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ MORE = 4.0
 class Library(_gram_schmidt.LinalgBackend):
     """The factorisations of an array library, with fallbacks where they fail."""
 
-    # rows: smaller matrices go straight to the slow fallback if the library fails
-    few = LEAF
+    # rows: matrices of up to this size go straight to the slow fallback if the library
+    # fails
+    max_looped_rows = LEAF
 
     @abstractmethod
     def cholesky(self, a: Array) -> Array:
@@ -42,120 +47,135 @@ class Library(_gram_schmidt.LinalgBackend):
 
     @abstractmethod
     def triangular(self, lower: Array, b: Array) -> Array:
-        """Solve X C^T = b; no pivot of C is 0."""
+        """The solution X of X C^T = b; no pivot of C is 0."""
 
     def add_diagonal(self, a: Array, more: Array, fresh: bool = False) -> Array:
-        """Matrices with numbers (…, s) added to their diagonals; `fresh` matrices may
-        be overwritten.
+        """Matrices (…, s, s) with numbers (…, s) added to their diagonals.
+
+        The method may overwrite `fresh` matrices, which nobody else uses.
         """
         return a + self.xp.eye(a.shape[-1], dtype=a.dtype) * more[..., None]
 
     def columns(self, gram: Array, floor: Array) -> Array:
-        """The factor of any Gram matrix, slowly; the floor below which pivots are 0 is
-        given per row.
-        """
+        """The factor of any Gram matrix, slowly, with floors (…, 1, rows)."""
         return by_columns(self.xp, gram, floor[..., 0, :])
 
     def singly(self, rows: Array, *known: Array) -> Array:
-        """`gram_schmidt`, slowly."""
+        """`gram_schmidt`, slowly: row by row."""
         return super().gram_schmidt(rows, *known)
 
     def lower_factor(self, gram: Array, floor: Array) -> Array:
-        """By columns if matrices are small or the library's factorisation fails."""
+        """The factor by the library; by columns if matrices are small or it fails."""
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
         lower = self.cholesky(gram)
         regular = self.xp.all(self.xp.linalg.diagonal(lower) ** 2 > floor, axis=-1)
-        # otherwise NaN is correct
+        # the factor of a matrix with NaN or infinity is NaN
         finite = self.xp.all(self.xp.isfinite(self.xp.linalg.diagonal(gram)), axis=-1)
         return self.recompute_where(
-            lower, ~regular & finite, self._singular, gram, floor[..., None, :]
+            lower, ~regular & finite, self._factor_singular, gram, floor[..., None, :]
         )
 
-    def _singular(self, gram: Array, floor: Array) -> Array:
-        """The same for matrices with rows that depend on earlier ones; the floor is
-        given per row.
-        """
-        if gram.shape[-1] <= self.few:
+    def _factor_singular(self, gram: Array, floor: Array) -> Array:
+        """The factor of matrices with dependent rows, with floors (…, 1, rows)."""
+        if gram.shape[-1] <= self.max_looped_rows:
             return self.columns(gram, floor)
-        lower = self._dependent(gram, floor[..., 0, :])
-        failed = self._failed(lower)
-        return self.recompute_where(lower, failed, self.columns, gram, floor)
+        lower = self._factor_or_nan(gram, floor[..., 0, :])
+        return self.recompute_where(
+            lower, self._is_nan(lower), self.columns, gram, floor
+        )
 
-    def _failed(self, lower: Array) -> Array:
-        """Which factors are NaN."""
+    def _is_nan(self, lower: Array) -> Array:
+        """Which factors of a batch failed: they have NaN on their diagonals."""
         return ~self.xp.all(self.xp.linalg.diagonal(lower) >= 0, axis=-1)
 
     def try_factor(self, gram: Array) -> Array:
-        """The same if all nonzero rows are independent; NaN otherwise."""
+        """The factor if all nonzero rows are independent; NaN otherwise."""
         lengths = self.xp.linalg.diagonal(gram)
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, tolerance(self.xp, gram.dtype) * lengths)
-        return self._cholesky(gram, lengths == 0)
+        return self._factor_independent(gram, lengths == 0)
 
-    def _cholesky(
+    def _factor_independent(
         self, gram: Array, is_zero: Array, shift: Array | None = None
     ) -> Array:
-        """The same if the nonzero rows are independent; `shift` is added to the
-        diagonal, if given.
+        """The factor of Gram matrices plus diagonal matrices `shift` (…, rows).
+
+        It is NaN unless all rows but those that are 0, `is_zero` (…, rows), are
+        independent.
         """
-        ones = self.xp.astype(is_zero, gram.dtype)  # pivots of rows that are 0
-        added = ones if shift is None else ones + shift
+        temporary_pivots = self.xp.astype(is_zero, gram.dtype)  # 1 for rows that are 0
+        added = temporary_pivots if shift is None else temporary_pivots + shift
         lower = self.cholesky(self.add_diagonal(gram, added))
-        return self.add_diagonal(lower, -ones, fresh=True)
+        return self.add_diagonal(lower, -temporary_pivots, fresh=True)
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same, for inexact rows."""
+        """The factor of the Gram matrix of rows with errors.
+
+        The floors (…, rows) are the squares of these errors.
+        """
         # If rows differ by more than the floor, nothing is added, since that would
         # change their differences. Otherwise the floor on the diagonal (more for many
         # rows) makes Gram matrices regular, and changes rows by little more than their
-        # errors. The result is the factor if it is unclear which rows depend on others.
+        # errors. If it is unclear which rows depend on others, no row counts as
+        # dependent.
         xp = self.xp
         growth = max(1.0, gram.shape[-1] / ROUNDED)
 
         def with_dependent_rows(gram: Array, floor: Array) -> Array:
-            lower = self._dependent(gram, floor[..., 0, :], slack=2 * MORE)
-            failed = self._failed(lower)
-            return self.recompute_where(lower, failed, undecided, gram, growth * floor)
+            """The factor if some rows depend on others up to their errors."""
+            lower = self._factor_or_nan(gram, floor[..., 0, :], slack=2 * MORE)
+            inexact = self._is_nan(lower)
+            return self.recompute_where(
+                lower, inexact, with_larger_floor, gram, growth * floor
+            )
 
-        def undecided(gram: Array, floor: Array) -> Array:
+        def with_larger_floor(gram: Array, floor: Array) -> Array:
+            """The same with a larger error; if it still is unclear, no row depends."""
             shift = floor[..., 0, :]
-            regular = self._cholesky(gram, shift == 0, shift)
-            lower = self._dependent(gram, shift, slack=2 * MORE, regular=regular)
-            lower = xp.where(self._failed(lower)[..., None, None], regular, lower)
-            failed = self._failed(lower)
-            return self.recompute_where(lower, failed, self._singular, gram, floor)
+            regular = self._factor_independent(gram, shift == 0, shift)
+            lower = self._factor_or_nan(gram, shift, slack=2 * MORE, regular=regular)
+            lower = xp.where(self._is_nan(lower)[..., None, None], regular, lower)
+            inexact = self._is_nan(lower)
+            return self.recompute_where(
+                lower, inexact, self._factor_singular, gram, floor
+            )
 
         lower = self.try_factor(gram)
         is_weak = ~(xp.linalg.diagonal(lower) ** 2 > floor)
         has_length = xp.linalg.diagonal(gram) > 0
-        again = xp.any(is_weak & has_length, axis=-1)
+        inexact = xp.any(is_weak & has_length, axis=-1)
         return self.recompute_where(
-            lower, again, with_dependent_rows, gram, floor[..., None, :]
+            lower, inexact, with_dependent_rows, gram, floor[..., None, :]
         )
 
-    def _dependent(
+    def _factor_or_nan(
         self,
         gram: Array,
         floor: Array,
         slack: float = 1.0,
         regular: Array | None = None,
     ) -> Array:
-        """The same for any matrix; NaN if round-off makes it unclear which rows depend
+        """The factor of any matrix; NaN if round-off makes it unclear which rows depend
         on earlier ones.
+
+        It is clear if the squared pivots of independent rows exceed the floor
+        (…, rows), and the squared residuals of dependent rows are at most `slack` times
+        the floor. `regular` is the factor of the Gram matrix with the floor on its
+        diagonal, if it has been computed already.
         """
-        # With the floor on the diagonal, Gram matrices are `regular`, and their factors
-        # show which rows add a direction. The others have coefficients along earlier
-        # ones; residuals are at most `slack` times the floor.
+        # With the floor on the diagonal, Gram matrices are regular, and their factors
+        # show which rows add a direction. The others are dependent: they have only
+        # coefficients along the directions of earlier rows.
         xp = self.xp
         if regular is None:
-            regular = self._cholesky(gram, floor == 0, floor)
+            regular = self._factor_independent(gram, floor == 0, floor)
         adds_direction = xp.linalg.diagonal(regular) ** 2 > MORE * floor
-        adds = xp.astype(adds_direction, gram.dtype)
+        adds = xp.astype(adds_direction, gram.dtype)  # 1 or 0
         independent = gram * adds[..., None] * adds[..., None, :]
         lower = self.cholesky(self.add_diagonal(independent, 1.0 - adds, fresh=True))
-        solved = self.triangular(lower, gram * adds[..., None, :])
-        dependent = xp.tril(solved, k=-1) * adds[..., None, :]
+        coefficients = self.triangular(lower, gram * adds[..., None, :])
+        dependent = xp.tril(coefficients, k=-1) * adds[..., None, :]
         residual = xp.linalg.diagonal(gram) - squares(xp, dependent)
         is_clear = xp.where(
             adds_direction,
@@ -169,13 +189,14 @@ class Library(_gram_schmidt.LinalgBackend):
         )
 
     def solve(self, lower: Array, b: Array) -> Array:
-        """Set zero pivots to 1 for the solve, and their coordinates to 0 afterwards."""
+        """The solution X of X C^T = b; 0 where the pivot of C is 0."""
+        # zero pivots are 1 during the solve
         xp = self.xp
         if lower.shape[-1] <= LEAF:
             return super().solve(lower, b)
-        real = xp.astype(xp.linalg.diagonal(lower) > 0, lower.dtype)
-        regular = self.add_diagonal(lower, 1.0 - real)
-        return self.triangular(regular, b) * real[..., None, :]
+        has_pivot = xp.astype(xp.linalg.diagonal(lower) > 0, lower.dtype)  # 1 or 0
+        regular = self.add_diagonal(lower, 1.0 - has_pivot)
+        return self.triangular(regular, b) * has_pivot[..., None, :]
 
     def _orthonormal(self, rows: Array) -> Array:
         """Orthonormalise rows that are nearly orthonormal or 0; NaN if they are far
@@ -183,12 +204,15 @@ class Library(_gram_schmidt.LinalgBackend):
         """
         xp = self.xp
         products = gram(xp, rows, rows)
-        lower = self._cholesky(products, xp.linalg.diagonal(products) == 0)
+        is_zero = xp.linalg.diagonal(products) == 0
+        lower = self._factor_independent(products, is_zero)
         return self.solve_lower(lower, rows)
 
     def basis(self, rows: Array) -> Array:
-        """From Gram matrices; if rows are dependent, by `gram_schmidt` with random
-        directions in their place.
+        """Orthonormal rows with the span of `rows`, from Gram matrices.
+
+        If rows are dependent, by `gram_schmidt` with random directions in the place of
+        those that depend on earlier ones.
         """
         # The library's QR factors one matrix at a time; JAX's, on a GPU in single
         # precision, has two digits.
@@ -203,22 +227,25 @@ class Library(_gram_schmidt.LinalgBackend):
 
         def completed(rows: Array) -> Array:
             spanned = self.gram_schmidt(rows)
-            missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
-            return spanned + self.gram_schmidt(missing * others, spanned)
+            is_missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
+            return spanned + self.gram_schmidt(is_missing * others, spanned)
 
-        again = ~xp.all(is_sure, axis=-1)
-        return self.recompute_where(basis, again, completed, rows)
+        inexact = ~xp.all(is_sure, axis=-1)
+        return self.recompute_where(basis, inexact, completed, rows)
 
     def deflated(self, rows: Array) -> Array:
-        """By `wide_factor` if the library is wide; from an orthonormal basis if that is
-        not accurate.
+        """The triangular C with C C^T the Gram matrix of nearly equal rows.
+
+        By `wide_factor` if the library factors in double precision, and from an
+        orthonormal basis otherwise or if that is not accurate.
         """
         xp = self.xp
         by_basis = super().deflated
-        if not self.wide:
+        if not self.factors_in_double:
             return by_basis(rows)
 
         def factor_if_sure(products: Array, floor: Array) -> Array:
+            """The factor; NaN if a nonzero row has a pivot near round-off."""
             lower = self.try_factor(products)
             lengths = xp.linalg.diagonal(products)
             rounding = safe_pivot_ratio(xp, rows.dtype) * lengths
@@ -227,37 +254,41 @@ class Library(_gram_schmidt.LinalgBackend):
             return xp.where(all_sure[..., None, None], lower, xp.nan)
 
         lower = _gram_schmidt.wide_factor(xp, rows, factor_if_sure, _gram_schmidt.REST)
-        return self.recompute_where(lower, self._failed(lower), by_basis, rows)
+        return self.recompute_where(lower, self._is_nan(lower), by_basis, rows)
 
-    def undetermined(self, again: Array, *_: Array) -> Array:
-        """All rows: checking single rows takes longer."""
-        return again
+    def needs_gram_schmidt(self, is_weak: Array, *_: Array) -> Array:
+        """All matrices with weak pivots: checking single rows takes longer."""
+        return is_weak
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
-        """Shifted Cholesky QR, three times (Fukaya et al. 2020)."""
+        """`span` by shifted Cholesky QR, three times (Fukaya et al. 2020)."""
         # A small shift of the diagonal makes a factor exist. It leaves the residual of
         # each row and a small part along earlier rows; products of that resolve the
         # residual. The third factor removes errors of the second.
         xp = self.xp
-        if rows.shape[-2] <= self.few:
+        if rows.shape[-2] <= self.max_looped_rows:
             return self.singly(rows, *known)
         floor = _gram_schmidt.zero_threshold(xp, rows)
         outside = _gram_schmidt.project_out(xp, rows, known)
         outside = _gram_schmidt.project_out(xp, outside, known)
-        real = squares(xp, outside) > floor
-        outside = outside * xp.astype(real, rows.dtype)[..., None]
+        is_nonzero = squares(xp, outside) > floor
+        outside = outside * xp.astype(is_nonzero, rows.dtype)[..., None]
         # the first factor, shifted
         products = gram(xp, outside, outside)
         shift = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        first = self._cholesky(products, ~real, shift)
-        once = self.solve_lower(first, outside)
-        # the second, which finds the dependent rows
+        lower = self._factor_independent(products, ~is_nonzero, shift)
+        once = self.solve_lower(lower, outside)
+        # the second, which finds the dependent rows; `once` are the rows over their
+        # first pivots, and so is the floor
         products = gram(xp, once, once)
         rounding = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        pivots = xp.where(real, xp.linalg.diagonal(first) ** 2, xp.ones_like(floor))
-        second = self._dependent(products, xp.maximum(floor / pivots, rounding))
-        twice = _gram_schmidt.project_out(xp, self.solve_lower(second, once), known)
+        squared_pivots = xp.linalg.diagonal(lower) ** 2
+        squared_pivots = xp.where(is_nonzero, squared_pivots, xp.ones_like(floor))
+        lower = self._factor_or_nan(
+            products, xp.maximum(floor / squared_pivots, rounding)
+        )
+        twice = _gram_schmidt.project_out(xp, self.solve_lower(lower, once), known)
         # the third
         basis = self._orthonormal(twice)
-        failed = ~xp.all(squares(xp, basis) >= 0, axis=-1)
-        return self.recompute_where(basis, failed, self.singly, rows, *known)
+        inexact = ~xp.all(squares(xp, basis) >= 0, axis=-1)
+        return self.recompute_where(basis, inexact, self.singly, rows, *known)

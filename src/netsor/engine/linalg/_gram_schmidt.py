@@ -1,9 +1,14 @@
 """Gram–Schmidt orthonormalisation of vectors (docs/theory.md, equations 5 and 6).
 
+Vectors are the rows of matrices (…, vectors, directions); the leading axes are a batch.
+The pivot of a row is the norm of its part outside the earlier rows, a diagonal entry of
+the triangular factor of the Gram matrix. It is 0 if the row depends on earlier ones.
+
 A Gram matrix loses components below 3e-7 of a vector's norm; the vectors themselves
 resolve components down to 1e-12. Gram matrices cost less, so the functions use their
 Cholesky factor if every pivot is well above round-off, and otherwise project vector by
-vector, twice. They choose separately for each matrix.
+vector, twice. They choose separately for each matrix of the batch: the first result is
+computed for all, and `recompute_where` replaces that of some.
 """
 
 from __future__ import annotations
@@ -15,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import Array
-from ..plan._ops import gram, join, product, squares
+from ..plan._ops import gram, is_numpy, join, product, squares
 from ._psd_cholesky import inverse, lower_factor, safe_pivot_ratio, solve, tolerance
 
 # relative to a row's squared norm: the residual that round-off of the products can hide
 HIDDEN = 1e-15
-GROWN = 1e4  # times the tolerance: largest relative growth of a row's squared norm
+# times the tolerance: the largest relative growth of a row's squared norm by round-off
+GROWN = 1e4
 # times the tolerance and the number of rows: the independent part added to rows if
 # errors grow
 APART = 1.0
@@ -32,7 +38,7 @@ LEANING = 0.2
 MAX_INVERTED_ROWS = 128
 # share of the squared norm kept by the second projection; a residual of pure round-off
 # keeps far less
-REAL = 0.25
+MIN_KEPT = 0.25
 # relative norms of residuals that count as 0, in double and single precision
 REST, SINGLE_REST = 1e-12, 3e-7
 # relative to a vector: smaller coefficients are round-off
@@ -45,33 +51,41 @@ RESIDUAL_LOST = 1e-7
 
 
 class LinalgBackend:
-    """Instructions that factor matrices, in one array library; `Library` in `backends`
-    needs fewer calls.
+    """Instructions that factor matrices, with the functions of one array library `xp`.
+
+    These methods need only the array API. The subclass `Library` uses a library's own
+    factorisations, in fewer calls.
     """
 
-    wide = True  # whether nearly equal float32 rows are factored in double precision
+    # whether nearly equal float32 rows are factored in double precision
+    factors_in_double = True
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
+        self.is_numpy = is_numpy(xp)
 
     def lower_factor(self, gram: Array, floor: Array) -> Array:
-        """C with C C^T = gram; pivots with squares up to the floor become 0."""
+        """The lower triangular C with C C^T = gram.
+
+        Pivots with squares up to the floor (…, rows) become 0.
+        """
         return lower_factor(self.xp, gram, floor)
 
     def try_factor(self, gram: Array) -> Array:
-        """The same, but a pivot near round-off may be wrong or NaN."""
-        return self.lower_factor(
-            gram, tolerance(self.xp, gram.dtype) * self.xp.linalg.diagonal(gram)
-        )
+        """The triangular factor, but pivots near round-off may be wrong or NaN."""
+        lengths = self.xp.linalg.diagonal(gram)
+        return self.lower_factor(gram, tolerance(self.xp, gram.dtype) * lengths)
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
-        """The same for inexact rows: a row with a squared residual up to the floor may
-        depend on earlier ones.
+        """The triangular factor of the Gram matrix of rows with errors.
+
+        A row whose squared residual is below the floor (…, rows), the square of its
+        error, may count as dependent on earlier ones.
         """
         return self.lower_factor(gram, floor)
 
     def deflated(self, rows: Array) -> Array:
-        """C with C C^T the Gram matrix of nearly equal rows."""
+        """The triangular C with C C^T the Gram matrix of nearly equal rows."""
         return self.along(rows, self.gram_schmidt(rows))
 
     def factor(self, gram: Array) -> Array:
@@ -80,37 +94,37 @@ class LinalgBackend:
         """
         return self.residual(gram, gram)
 
-    def residual(self, rest: Array, whole: Array, shift: int = 0) -> Array:
-        """The triangular factor of `rest`, the Gram matrix `whole` minus its part along
-        known directions.
-        """
-        # A residual has the rounding errors of the whole row, so it counts as 0 if it
-        # is small relative to that row. A `shift` adds residuals of the size of those
-        # errors, and restores dropped ones. A law that depends on what round-off hides
-        # then changes visibly (see `_expectation_ops`).
-        xp = self.xp
-        lengths = xp.linalg.diagonal(whole)
-        identity = xp.eye(rest.shape[-1], dtype=rest.dtype)
-        relative_error = tolerance(xp, rest.dtype)
+    def residual(self, outside: Array, whole: Array, shift: int = 0) -> Array:
+        """The triangular C with C C^T = `outside`, a Gram matrix (…, rows, rows).
 
-        def regularised(rest: Array, whole: Array) -> Array:
+        It is the Gram matrix of the parts of rows outside known directions, and `whole`
+        is that of the whole rows. A part has the rounding errors of its row, so it
+        counts as 0 if it is small relative to the row. A nonzero `shift` adds parts of
+        the size of those errors, and restores dropped ones: a law that depends on what
+        round-off hides then changes visibly (see `_expectation_ops`).
+        """
+        xp = self.xp
+        lengths = xp.linalg.diagonal(whole)  # squared
+        identity = xp.eye(outside.shape[-1], dtype=outside.dtype)
+        relative_error = tolerance(xp, outside.dtype)
+
+        def regularised(outside: Array, whole: Array) -> Array:
             """The factor if every row gets an independent part well above round-off."""
             lengths = xp.linalg.diagonal(whole)
-            independent = APART * rest.shape[-1] * relative_error * lengths
-            return self.lower_factor(
-                rest + identity * independent[..., None, :], 0.0 * lengths
-            )
+            independent = APART * outside.shape[-1] * relative_error * lengths
+            products = outside + identity * independent[..., None, :]
+            return self.lower_factor(products, 0.0 * lengths)
 
-        lower = self.lower_factor(rest, relative_error * lengths)
-        # Rounding errors grow if rows are nearly dependent; the rows are then longer
-        # than they should be.
-        missing = xp.linalg.diagonal(rest) - squares(xp, lower)
+        lower = self.lower_factor(outside, relative_error * lengths)
+        # Rounding errors grow if rows are nearly dependent; the rows of the factor are
+        # then longer than they should be.
+        missing = xp.linalg.diagonal(outside) - squares(xp, lower)
         grown = xp.any(missing < -GROWN * relative_error * lengths, axis=-1)
-        lower = self.recompute_where(lower, grown, regularised, rest, whole)
+        lower = self.recompute_where(lower, grown, regularised, outside, whole)
         if shift:
             # only on the diagonal: the factor of another matrix might be rotated
             # against this one
-            missing = xp.abs(xp.linalg.diagonal(rest) - squares(xp, lower))
+            missing = xp.abs(xp.linalg.diagonal(outside) - squares(xp, lower))
             pivots = xp.linalg.diagonal(lower)
             hidden = xp.maximum(HIDDEN * lengths, missing)
             shifted_pivots = xp.sqrt(pivots**2 + hidden)
@@ -118,45 +132,53 @@ class LinalgBackend:
         return lower
 
     def solve(self, lower: Array, b: Array) -> Array:
-        """Solve X C^T = b for triangular C; 0 where the pivot of C is 0."""
+        """The solution X of X C^T = b for triangular C; 0 where the pivot of C is 0."""
         return solve(self.xp, lower, b)
 
     def solve_lower(self, lower: Array, rows: Array) -> Array:
         """C^(−1) times rows for triangular C; 0 where the pivot of C is 0."""
         xp = self.xp
-        most = min(MAX_INVERTED_ROWS, rows.shape[-1])
-        if type(lower) is np.ndarray and lower.shape[-1] <= most:
+        max_inverted_rows = min(MAX_INVERTED_ROWS, rows.shape[-1])
+        if type(lower) is np.ndarray and lower.shape[-1] <= max_inverted_rows:
             return inverse(lower) @ rows
         return xp.matrix_transpose(self.solve(lower, xp.matrix_transpose(rows)))
 
     def basis(self, rows: Array) -> Array:
-        """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; needs
-        fewer rows than directions.
+        """Orthonormal rows with the span of `rows`, of which there are at most as many
+        as directions.
+
+        As in Gram–Schmidt, row k spans what rows 0 … k of the argument span, and has a
+        positive product with row k.
         """
-        # Computed from the rows, not their Gram matrix: differences of nearly equal
-        # rows keep their digits.
+        # From the rows, not their Gram matrix: differences of nearly equal rows keep
+        # their digits.
         xp = self.xp
         q, r = xp.linalg.qr(xp.matrix_transpose(rows))
         one = xp.ones((), dtype=rows.dtype)
         signs = xp.where(xp.linalg.diagonal(r) < 0, -one, one)
         return xp.matrix_transpose(q) * signs[..., None]
 
-    def spheres(self, known: Array, points: Array, *rest: Array) -> Array:
-        """Coordinates of orthonormal vectors (…, vectors, ·) along new directions,
-        given those along known ones.
+    def spheres(self, known: Array, points: Array, *outside: Array) -> Array:
+        """Coordinates of random orthonormal vectors, given some of their coordinates.
+
+        `known` (…, vectors, known directions) are the coordinates along some
+        directions. The others are uniformly distributed given these. `points` are
+        standard normals (…, vectors, new directions), and `outside` those along all
+        further directions, whose coordinates are not wanted. The result is (…, vectors,
+        known and new directions).
         """
         # With S = I − known known^T and standard normal rows G, S^(1/2) (G G^T)^(−1/2)
-        # G is uniform, for any square roots. The Gram matrix of `rest` belongs to the
-        # part of G outside the frame.
+        # G is uniform, for any square roots.
         xp = self.xp
-        one = xp.eye(points.shape[-2], dtype=points.dtype)
-        root = self.residual(one - gram(xp, known, known), one)  # S^(1/2)
-        # 0 if a vector is known entirely
-        alive = xp.astype(xp.linalg.diagonal(root) > 0, points.dtype)[..., None]
-        points = points * alive
-        products = gram(xp, points, points)
-        for rows in rest:
-            products = products + gram(xp, rows * alive, rows * alive)
+        identity = xp.eye(points.shape[-2], dtype=points.dtype)
+        root = self.residual(identity - gram(xp, known, known), identity)  # S^(1/2)
+        # 0 if a vector lies in the known directions
+        has_new_part = xp.linalg.diagonal(root) > 0
+        factor = xp.astype(has_new_part, points.dtype)[..., None]
+        points = points * factor
+        products = gram(xp, points, points)  # G G^T
+        for rows in outside:
+            products = products + gram(xp, rows * factor, rows * factor)
         lower = self.factor(products)
         orthonormal = xp.matrix_transpose(
             self.solve(lower, xp.matrix_transpose(points))
@@ -166,7 +188,7 @@ class LinalgBackend:
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
         """`span`, vector by vector: the error of a residual is the round-off of its
-        vector.
+        vector only.
         """
         xp = self.xp
         floor = zero_threshold(xp, rows)
@@ -175,113 +197,140 @@ class LinalgBackend:
             earlier = (*known, basis[..., :j, :])
             once = project_out(xp, rows[..., j : j + 1, :], earlier)
             twice = project_out(xp, once, earlier)
-            least = floor[..., j : j + 1]
-            direction = unit(xp, twice, squares(xp, once), least)
+            direction = unit(
+                xp,
+                twice,
+                square_before=squares(xp, once),
+                floor=floor[..., j : j + 1],
+            )
             basis[..., j, :] = direction[..., 0, :]
         return basis
 
-    def undetermined(
+    def needs_gram_schmidt(
         self,
-        again: Array,
+        is_weak: Array,
         lower: Array,
         lengths: Array,
         basis: Array,
         rows: Array,
         *known: Array,
     ) -> Any:
-        """Which of the matrices with weak pivots need vector-by-vector Gram–Schmidt."""
+        """Which of the matrices with weak pivots need vector-by-vector Gram–Schmidt.
+
+        `is_weak` and the result have the shape of the batch. `basis` was computed for
+        `rows` with the factor `lower`, whose rows have the squared norms `lengths`.
+        """
         # A zero pivot is confirmed if the row has no residual beyond round-off outside
         # earlier directions. This avoids recomputing gradients of keys, which sum to 0
         # over the tokens.
         xp = self.xp
-        if not bool(xp.any(again)):
-            return again
+        if not bool(xp.any(is_weak)):
+            return is_weak
         pivots = xp.linalg.diagonal(lower)
         rounding = safe_pivot_ratio(xp, lower.dtype) * lengths
-        is_weak = (pivots * pivots <= rounding) & (lengths > 0)
-        undecided = xp.any(is_weak & (pivots > 0), axis=-1)
-        weak_somewhere = is_weak.reshape(-1, is_weak.shape[-1]).any(axis=0)
-        for j in np.flatnonzero(weak_somewhere).tolist():
+        is_weak_row = (pivots * pivots <= rounding) & (lengths > 0)
+        is_needed = xp.any(is_weak_row & (pivots > 0), axis=-1)
+        rows_of_matrices = is_weak_row.reshape(-1, is_weak_row.shape[-1])
+        for j in np.flatnonzero(rows_of_matrices.any(axis=0)).tolist():
             row = rows[..., j : j + 1, :]
             earlier = (*known, basis[..., :j, :])
             residual = project_out(xp, project_out(xp, row, earlier), earlier)
             has_residual = squares(xp, residual) > zero_threshold(xp, row)
-            undecided = undecided | (is_weak[..., j] & has_residual[..., 0])
-        return again & undecided
+            is_needed = is_needed | (is_weak_row[..., j] & has_residual[..., 0])
+        return is_weak & is_needed
 
     def recompute_where(
-        self, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array
+        self,
+        result: Array,
+        inexact: Array,
+        recompute: Callable[..., Array],
+        *arrays: Array,
     ) -> Array:
-        """Recompute some of the matrices (…, ·, ·), from arrays with the same batch or
-        shared by all.
+        """`recompute(*arrays)` for the matrices of a batch that are `inexact`, and
+        `result` for the others.
+
+        `result` is (…, ·, ·), `inexact` has the shape of the batch, and the arrays have
+        the same batch or are shared by all its matrices. numpy computes only the
+        inexact ones, and overwrites `result`.
         """
-        if self.xp is not np:
-            return self.xp.where(again[..., None, None], remake(*arrays), made)
-        if again.any():
-            selected = [
-                np.broadcast_to(a, (*again.shape, *a.shape[-2:]))[again] for a in arrays
-            ]
-            made[again] = remake(*selected)
-        return made
+        if not self.is_numpy:
+            return self.xp.where(inexact[..., None, None], recompute(*arrays), result)
+        if inexact.any():
+            selected = []
+            for a in arrays:
+                whole_batch = np.broadcast_to(a, (*inexact.shape, *a.shape[-2:]))
+                selected.append(whole_batch[inexact])
+            result[inexact] = recompute(*selected)
+        return result
 
     def span(self, rows: Array, *known: Array) -> Array:
-        """Gram–Schmidt: an orthonormal row for the part of each row (…, k, ·) outside
-        earlier and known rows, or 0.
+        """Gram–Schmidt: orthonormal rows in place of `rows` (…, k, directions).
+
+        Each is the direction of the part of a row outside the earlier rows and the
+        `known` orthonormal rows, or 0 if there is no such part.
         """
         # Two blocked passes, the second for the errors of the first; or vector by
         # vector.
         xp = self.xp
         outside = project_out(xp, rows, known)
         square = squares(xp, outside)
-        real = square > zero_threshold(xp, rows)
-        if type(real) is not np.ndarray or not (real | (square == 0)).all():
-            outside = outside * xp.astype(real, rows.dtype)[..., None]
+        is_nonzero = square > zero_threshold(xp, rows)
+        has_round_off = True
+        if type(is_nonzero) is np.ndarray:  # to look at others would wait for a device
+            has_round_off = not (is_nonzero | (square == 0)).all()
+        if has_round_off:
+            outside = outside * xp.astype(is_nonzero, rows.dtype)[..., None]
         products = gram(xp, outside, outside)
         lengths = xp.linalg.diagonal(products)
         lower = self.try_factor(products)
-        weak = has_small_pivot(xp, lower, lengths)
-        basis = self._once_more(self.solve_lower(lower, outside), *known)
-        again = self.undetermined(weak, lower, lengths, basis, rows, *known)
-        return self.recompute_where(basis, again, self.gram_schmidt, rows, *known)
+        is_weak = has_small_pivot(xp, lower, lengths)
+        basis = self._reorthonormalised(self.solve_lower(lower, outside), *known)
+        inexact = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows, *known)
+        return self.recompute_where(basis, inexact, self.gram_schmidt, rows, *known)
 
     def spanned(self, lower: Array, rows: Array, by: float = 1.0) -> Array:
-        """`by` times `span` without known rows, given the factor of the Gram matrix of
-        the rows.
+        """`by` times the orthonormal rows of `span(rows)`.
+
+        `lower` is the triangular factor of the Gram matrix of the rows.
         """
         # One pass is enough if rows are far from dependent.
         lengths = squares(self.xp, lower)
         basis = self.solve_lower(lower, rows)
-        leans = _leans(self.xp, lower, lengths)
-        if type(leans) is not np.ndarray or leans.any():  # includes all weak pivots
-            basis = self.recompute_where(basis, leans, self._once_more, basis)
-            weak = has_small_pivot(self.xp, lower, lengths)
-            again = self.undetermined(weak, lower, lengths, basis, rows)
-            basis = self.recompute_where(basis, again, self.gram_schmidt, rows)
+        leans = _leans(self.xp, lower, lengths)  # includes all weak pivots
+        if type(leans) is not np.ndarray or leans.any():
+            basis = self.recompute_where(basis, leans, self._reorthonormalised, basis)
+            is_weak = has_small_pivot(self.xp, lower, lengths)
+            inexact = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows)
+            basis = self.recompute_where(basis, inexact, self.gram_schmidt, rows)
         basis *= by  # not shared, so in place
         return basis
 
-    def _once_more(self, basis: Array, *known: Array) -> Array:
-        """Reorthonormalise rows that are orthonormal up to rounding errors."""
+    def _reorthonormalised(self, basis: Array, *known: Array) -> Array:
+        """Rows made orthonormal that are so already up to rounding errors."""
         basis = project_out(self.xp, basis, known)
-        floor = 0.0 * squares(self.xp, basis) + REAL
+        # the floor of squared pivots, in the shape (…, rows)
+        floor = 0.0 * squares(self.xp, basis) + MIN_KEPT
         lower = self.lower_factor(gram(self.xp, basis, basis), floor)
         return self.solve_lower(lower, basis)
 
     def along(
         self, rows: Array, directions: Array, *known: Array, by: float = 1.0
     ) -> Array:
-        """Coefficients of rows along `by` times orthonormal directions; those at
-        round-off level become 0.
+        """Coefficients (…, rows, directions) of rows along orthonormal directions.
+
+        The directions are multiplied by `by`, and coefficients at round-off level
+        become 0. The last directions are those that `span` returned for these rows, one
+        per row, so no row has a part along a later one. If `spanned` used the
+        triangular factor of the Gram matrix, it is the only array in `known`: its
+        entries are the coefficients, wherever rows are far from dependent.
         """
-        # The last directions are those that `span` found for these rows, one per row,
-        # and no row has a part along a later one. `known` is the factor of the Gram
-        # matrix, if `spanned` used it.
         xp = self.xp
-        if xp is np and known:
+        if self.is_numpy and known:
             (lower,) = known
-            again = _leans(xp, lower, squares(xp, lower))
+            leans = _leans(xp, lower, squares(xp, lower))
+            from_rows = partial(self.along, by=by)
             return self.recompute_where(
-                lower.copy(), again, partial(self.along, by=by), rows, directions
+                lower.copy(), leans, from_rows, rows, directions
             )
         coefficients = by * gram(xp, rows, directions)
         is_double = rows.dtype == xp.float64
@@ -290,42 +339,55 @@ class LinalgBackend:
         is_rounding = xp.abs(coefficients) <= rounding * lengths
         zeros = xp.zeros_like(coefficients)
         coefficients = xp.where(is_rounding, zeros, coefficients)  # NaN stays
-        return xp.tril(coefficients, k=directions.shape[-2] - rows.shape[-2])
+        directions_before_rows = directions.shape[-2] - rows.shape[-2]
+        return xp.tril(coefficients, k=directions_before_rows)
 
     def reduced(self, products: Array, rows: Array) -> Array:
-        """The triangular C with C C^T the Gram matrix of rows: their coefficients along
-        their own directions.
+        """The triangular C with C C^T the Gram matrix of rows, given as `products`.
+
+        Row k of C has the coefficients of row k along the directions that Gram–Schmidt
+        finds for the rows.
         """
         # From the Gram matrix or, if that does not resolve the differences of rows,
         # from the rows; in single precision by `wide_factor`. numpy factors in double
         # precision, whose cost is negligible next to the products.
         xp = self.xp
-        is_wide = self.wide and rows.dtype != xp.float64
-        if is_wide and xp is np:
-            lower = self.try_factor(products.astype(np.float64))
+        is_single = rows.dtype != xp.float64
+        in_double = self.factors_in_double and is_single
+        if in_double and self.is_numpy:
+            products_to_factor = products.astype(np.float64)
         else:
-            lower = self.try_factor(products)
+            products_to_factor = products
+        lower = self.try_factor(products_to_factor)
 
         def from_rows(rows: Array) -> Array:
-            if not is_wide:
+            """The factor from the rows, more exact than from their products."""
+            if not in_double:
                 return self.deflated(rows)
             doubles = xp.astype(rows, xp.float64)
             factor = wide_factor(xp, doubles, self.factor_roughly)
             return xp.astype(factor, lower.dtype)
 
-        least_ratio = safe_pivot_ratio(xp, rows.dtype)
-        weak = has_small_pivot(xp, lower, xp.linalg.diagonal(products), least_ratio)
-        factor = self.recompute_where(lower, weak, from_rows, rows)
+        is_weak = has_small_pivot(
+            xp,
+            lower,
+            lengths=xp.linalg.diagonal(products),
+            min_ratio=safe_pivot_ratio(xp, rows.dtype),
+        )
+        factor = self.recompute_where(lower, is_weak, from_rows, rows)
         return factor if factor.dtype == rows.dtype else xp.astype(factor, rows.dtype)
 
     def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
-        """Coefficients of other vectors along the directions that `reduced` chose for
-        these rows.
+        """Coefficients of other vectors (…, others, directions) along the directions
+        that Gram–Schmidt finds for the rows.
+
+        `lower` is the triangular factor of the rows from `reduced`.
         """
         xp = self.xp
 
         def from_rows(rows: Array, others: Array) -> Array:
-            if not self.wide or rows.dtype == xp.float64:
+            """The coefficients from the rows, without the factor."""
+            if not self.factors_in_double or rows.dtype == xp.float64:
                 return gram(xp, others, self.gram_schmidt(rows))
             doubles = xp.astype(rows, xp.float64)
             factor = wide_factor(xp, doubles, self.factor_roughly)
@@ -333,32 +395,37 @@ class LinalgBackend:
             return xp.astype(self.solve(factor, products), rows.dtype)
 
         coefficients = self.solve(lower, gram(xp, others, rows))
-        weak = has_small_pivot(xp, lower, squares(xp, lower))
-        return self.recompute_where(coefficients, weak, from_rows, rows, others)
+        is_weak = has_small_pivot(xp, lower, squares(xp, lower))
+        return self.recompute_where(coefficients, is_weak, from_rows, rows, others)
 
 
 def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
-    """Which matrices have a nearly dependent row, or a row whose squared norm
-    underflows.
+    """Which matrices of a batch have a row that leans on earlier ones, or a tiny row.
+
+    `lengths` are the squared norms (…, rows). A row leans if most of it lies along
+    earlier rows; it is tiny if its squared norm nearly underflows.
     """
-    least_square = xp.finfo(lower.dtype).smallest_normal / xp.finfo(lower.dtype).eps
-    small = xp.any((lengths > 0) & (lengths < least_square), axis=-1)
-    return small | has_small_pivot(xp, lower, lengths, LEANING)
+    precision = xp.finfo(lower.dtype)
+    min_square = precision.smallest_normal / precision.eps
+    is_tiny = xp.any((lengths > 0) & (lengths < min_square), axis=-1)
+    return is_tiny | has_small_pivot(xp, lower, lengths, LEANING)
 
 
-def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
-    """Normalised residuals; 0 for those at round-off level: below the threshold, or
-    after severe cancellation.
+def unit(xp: Any, residual: Array, square_before: Array, floor: Array) -> Array:
+    """Residuals (…, rows, directions) divided by their norms.
+
+    A residual at round-off level becomes 0: its square is below the floor, or far below
+    that of the row before the last projection, `square_before`.
     """
-    square = squares(xp, rest)
-    real = (square > floor) & (square > REAL * before)
+    square = squares(xp, residual)
+    is_nonzero = (square > floor) & (square > MIN_KEPT * square_before)
     one = xp.ones_like(square)
-    inverse_norm = 1.0 / xp.sqrt(xp.where(real, square, one))
-    return rest * xp.where(real, inverse_norm, 0.0 * one)[..., None]
+    inverse_norm = 1.0 / xp.sqrt(xp.where(is_nonzero, square, one))
+    return residual * xp.where(is_nonzero, inverse_norm, 0.0 * one)[..., None]
 
 
 def zero_threshold(xp: Any, rows: Array) -> Array:
-    """The squared residual that counts as 0, per row."""
+    """The squared residual of each row, (…, rows), that counts as 0."""
     relative_norm = REST if rows.dtype == xp.float64 else SINGLE_REST
     return relative_norm**2 * squares(xp, rows)
 
@@ -374,58 +441,76 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
 def wide_factor(
     xp: Any,
     rows: Array,
-    factored: Callable[[Array, Array], Array],
-    least: float = SINGLE_REST,
+    factor_of: Callable[[Array, Array], Array],
+    relative_norm: float = SINGLE_REST,
 ) -> Array:
-    """C with C C^T the Gram matrix of float32 rows, given in double precision;
-    `factored` factors Gram matrices.
+    """The triangular C with C C^T the Gram matrix of rows (…, rows, directions).
+
+    The rows are float32 numbers, stored in double precision. Subtracting the part along
+    the first row resolves differences of nearly equal rows: the first column of C is
+    that part, and `factor_of(gram, floor)` factors the Gram matrix of what remains. A
+    remainder counts as 0 up to `relative_norm` of its row, as in `span`.
     """
-    # Subtracting the part along the first row resolves differences of nearly equal
-    # rows. `span` has the same floor.
     first = rows[..., :1, :]
-    floor = least**2 * squares(xp, rows)
+    floor = relative_norm**2 * squares(xp, rows)
     norm = xp.sqrt(squares(xp, first))[..., None]
     direction = first / xp.where(norm > 0, norm, xp.ones_like(norm))
     first_column = gram(xp, rows, direction)
-    rest = rows - first_column * direction
-    real = xp.astype(squares(xp, rest) > floor, rows.dtype)
-    products = gram(xp, rest, rest) * real[..., None] * real[..., None, :]
-    lower = factored(products, floor)
+    remainder = rows - first_column * direction
+    is_nonzero = xp.astype(squares(xp, remainder) > floor, rows.dtype)
+    products = gram(xp, remainder, remainder)
+    products = products * is_nonzero[..., None] * is_nonzero[..., None, :]
+    lower = factor_of(products, floor)
+    # the remainder of the first row is 0, unless the row is
     first_column = xp.where(norm > 0, first_column, lower[..., :1])
     return xp.concat([first_column, lower[..., 1:]], axis=-1)
 
 
 def has_small_pivot(
-    xp: Any, lower: Array, lengths: Array, floor: float | None = None
+    xp: Any, lower: Array, lengths: Array, min_ratio: float | None = None
 ) -> Array:
-    """Which triangular factors have a nonzero row with a pivot near round-off, or NaN,
-    given squared row norms.
+    """Which triangular factors of a batch have a nonzero row with a small or NaN pivot.
+
+    The pivot of a row is small if its square is at most `min_ratio` times the squared
+    norm of the row, `lengths` (…, rows). By default, it is then near round-off.
     """
     pivots = xp.linalg.diagonal(lower)
-    floor = safe_pivot_ratio(xp, lower.dtype) if floor is None else floor
-    return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
+    if min_ratio is None:
+        min_ratio = safe_pivot_ratio(xp, lower.dtype)
+    is_large = pivots * pivots > min_ratio * lengths  # False for NaN
+    return xp.any(~is_large & (lengths > 0), axis=-1)
 
 
-def fluctuation_residual(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
-    """The residual of rows, the ε parts of vectors; 0 where it is round-off."""
+def fluctuation_residual(
+    xp: Any, residual: Array, rows: Array, vectors: Array
+) -> Array:
+    """Residuals of rows, the ε parts of vectors; 0 where they are round-off.
+
+    All arrays are (…, rows, directions). A residual is round-off if it is small
+    relative to its row and to the largest of the vectors.
+    """
     largest_vector = xp.max(squares(xp, vectors), axis=-1, keepdims=True)
     size = xp.maximum(squares(xp, rows), largest_vector)
-    kept = squares(xp, left) > RESIDUAL_LOST * size
-    return xp.where(kept[..., None], left, xp.zeros_like(left))
+    is_kept = squares(xp, residual) > RESIDUAL_LOST * size
+    return xp.where(is_kept[..., None], residual, xp.zeros_like(residual))
 
 
-def nan_if_lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
-    """NaN if a dropped residual has a nonzero product with a (later) vector, else 0;
-    one number per replica.
+def nan_if_lost(xp: Any, dropped: Array, vectors: Array, later: bool) -> Array:
+    """NaN if a dropped residual has a nonzero product with a vector, else 0.
+
+    The result has one number per replica. With `later`, residual k is compared only
+    with the vectors after vector k.
     """
-    products = left @ xp.matrix_transpose(vectors)
-    sizes = LOST * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
-    is_lost = products**2 > sizes
+    products = dropped @ xp.matrix_transpose(vectors)
+    round_off = (
+        LOST * squares(xp, dropped)[..., None] * squares(xp, vectors)[..., None, :]
+    )
+    is_lost = products**2 > round_off
     if later:
-        is_lost = xp.triu(xp.astype(is_lost, left.dtype), k=1) > 0
+        is_lost = xp.triu(xp.astype(is_lost, dropped.dtype), k=1) > 0
     in_replica = xp.any(is_lost, axis=tuple(range(1, is_lost.ndim)))
-    nan = xp.asarray(float("nan"), dtype=left.dtype)
-    return xp.where(in_replica, nan, xp.asarray(0.0, dtype=left.dtype))
+    nan = xp.asarray(float("nan"), dtype=dropped.dtype)
+    return xp.where(in_replica, nan, xp.asarray(0.0, dtype=dropped.dtype))
 
 
 NUMPY = LinalgBackend(np)

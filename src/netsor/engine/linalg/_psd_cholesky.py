@@ -1,8 +1,10 @@
 """Cholesky factors of Gram matrices that may be singular, and triangular solves with
 them.
 
-The pivot of a row that depends linearly on earlier rows is 0. This is decided per
-matrix: replicas are independent.
+Matrices are (…, size, size), with any batch axes first. The factor of a Gram matrix G
+is the lower triangular C with C C^T = G, and its pivots are its diagonal entries. The
+pivot of a row that depends linearly on earlier rows is 0, and so is its column. This is
+decided per matrix: replicas are independent.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import numpy as np
 import scipy
 
 from ..._array_api import Array
+from ..plan._ops import is_numpy
 
-PANEL = 16  # columns: block size of the factorisation
+PANEL = 16  # columns that are factored together
 # rows: for larger matrices LAPACK, one matrix at a time, is faster than our loop over
 # columns
 LAPACK = 8
@@ -42,16 +45,18 @@ def safe_pivot_ratio(xp: Any, dtype: Any) -> float:
 
 
 def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
-    """Column by column; numpy uses LAPACK, which is ten times as fast, for large
-    matrices far from singular.
+    """The triangular factor; pivots with squares up to the floor (…, size) become 0.
+
+    It is computed column by column, except that numpy uses LAPACK, which is ten times
+    as fast, for large matrices far from singular. This is decided per matrix: the
+    result of one replica must not depend on the others.
     """
-    # The choice is made per matrix: the result of one replica must not depend on the
-    # others. A row of zeros (the gradient of a token that no loss depends on) gets a
-    # temporary pivot of 1 for LAPACK.
-    if xp is not np or gram.shape[-1] < LAPACK:
+    if not is_numpy(xp) or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
     is_zero = np.linalg.diagonal(gram) == 0
     if is_zero.any():
+        # rows of zeros (the gradients of tokens that no loss depends on) get a
+        # temporary pivot of 1 for LAPACK
         ones = is_zero[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
         others = gram * ~is_zero[..., None] * ~is_zero[..., None, :]
         floor = np.where(is_zero, 0.0, floor)
@@ -60,26 +65,30 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
         lower = np.linalg.cholesky(gram)
     except np.linalg.LinAlgError:  # some matrix is singular; LAPACK does not say which
         lower = by_columns(np, gram, floor)
-        regular = _all_sure(lower, gram, floor)
+        regular = _is_far_from_singular(lower, gram, floor)
         lower[regular] = np.linalg.cholesky(gram[regular])
         return lower
-    regular = _all_sure(lower, gram, floor)
+    regular = _is_far_from_singular(lower, gram, floor)
     if not regular.all():
         floor = np.broadcast_to(floor, gram.shape[:-1])
         lower[~regular] = by_columns(np, gram[~regular], floor[~regular])
     return lower
 
 
-def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
-    """Which matrices have all pivots well above round-off."""
-    pivots = np.linalg.diagonal(lower) ** 2
+def _is_far_from_singular(lower: Any, gram: Any, floor: Any) -> Any:
+    """Which matrices of a batch have all pivots well above round-off and the floor."""
+    squared_pivots = np.linalg.diagonal(lower) ** 2
     rounding = safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram)
-    return ((pivots > rounding) & (pivots > floor)).all(axis=-1)
+    is_sure = (squared_pivots > rounding) & (squared_pivots > floor)
+    return is_sure.all(axis=-1)
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """In panels of PANEL columns: most of the work for a large matrix is then matrix
-    products.
+    """The triangular factor, in panels of PANEL columns.
+
+    Pivots with squares up to the floor (…, size) become 0. Most of the work for a large
+    matrix is matrix products: they subtract the part of the earlier columns from the
+    columns of a panel.
     """
     # A single numpy matrix (a constant of a plan, with thousands of rows and a few
     # dozen directions) uses only its nonzero columns. For several matrices these would
@@ -90,12 +99,13 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
     nonzero: list[Array] = []  # the columns of the panels that multiply later ones
     for start in range(0, size, PANEL):
         width = min(PANEL, size - start)
-        rest = gram[..., start:, start : start + width]
+        remainder = gram[..., start:, start : start + width]
         if nonzero:
             earlier = xp.concat(nonzero, axis=-1) if len(nonzero) > 1 else nonzero[0]
             earlier = earlier[..., start:, :]
-            rest = rest - earlier @ xp.matrix_transpose(earlier[..., :width, :])
-        panel = _panel(xp, rest, floor, start)
+            top = xp.matrix_transpose(earlier[..., :width, :])
+            remainder = remainder - earlier @ top
+        panel = _panel(xp, remainder, floor, start)
         panels.append(panel)
         if is_single:
             nonzero_columns = directions(panel)
@@ -106,52 +116,60 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
     return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
 
 
-def _panel(xp: Any, rest: Array, floor: Array, start: int) -> Array:
-    """The columns of the factor from `start` on, with zeros above the diagonal.
+def _panel(xp: Any, remainder: Array, floor: Array, start: int) -> Array:
+    """The columns of the factor from `start` on, (…, size, columns).
 
-    `rest` (…, rows, columns) is the Gram matrix minus the part of earlier columns.
+    `remainder` (…, size − start, columns) has the columns of the Gram matrix from the
+    diagonal down, minus the part of earlier columns; above them the factor is 0.
     """
-    width = rest.shape[-1]
+    width = remainder.shape[-1]
     columns = []
-    for j in range(width):  # `rest` loses its first row and column each time
-        pivot = rest[..., 0, 0]
+    for j in range(width):  # the remainder loses its first row and column each time
+        pivot = remainder[..., 0, 0]
         is_independent = pivot > floor[..., start + j]
         safe_pivot = xp.where(is_independent, pivot, 1.0)
-        inverse = xp.where(is_independent, 1.0 / xp.sqrt(safe_pivot), 0.0)
-        column = rest[..., :, 0] * inverse[..., None]
+        inverse_root = xp.where(is_independent, 1.0 / xp.sqrt(safe_pivot), 0.0)
+        column = remainder[..., :, 0] * inverse_root[..., None]
         if j + 1 < width:
-            outer = column[..., 1:, None] * column[..., None, 1 : width - j]
-            rest = rest[..., 1:, 1:] - outer
+            below = column[..., 1:, None]
+            in_later_columns = column[..., None, 1 : width - j]
+            remainder = remainder[..., 1:, 1:] - below * in_later_columns
         if start + j:
-            above = xp.zeros((*column.shape[:-1], start + j), dtype=rest.dtype)
+            above = xp.zeros((*column.shape[:-1], start + j), dtype=remainder.dtype)
             column = xp.concat([above, column], axis=-1)
         columns.append(column)
     return xp.stack(columns, axis=-1)
 
 
-def pivot_order(rest: Any, whole: Any) -> Any:
-    """An order of rows (numpy, the same for all matrices) in which factoring `rest` is
-    stable; if possible, theirs.
+def pivot_order(outside: Any, whole: Any) -> Any:
+    """An order of rows, the same for all matrices, in which a factorisation is stable.
+
+    `outside` (…, size, size) is the Gram matrix to factor, of the parts of rows outside
+    known directions, and `whole` is that of the whole rows; both are numpy arrays. The
+    order is 0, 1, … where that is stable.
     """
     # Without pivoting, rounding errors grow if rows are nearly dependent: the first of
     # many inputs on a curve leave a small residual of the next, and the products of
     # distant inputs with this residual have few digits.
-    size = rest.shape[-1]
+    size = outside.shape[-1]
+    in_order = np.arange(size)
     lengths = np.sqrt(np.linalg.diagonal(whole))
-    scale = np.where(lengths > 0, 1.0 / np.where(lengths > 0, lengths, 1.0), 0.0)
-    correlations = rest * scale[..., None] * scale[..., None, :]
-    scaled = correlations.reshape(-1, size, size).mean(axis=0)
+    safe_lengths = np.where(lengths > 0, lengths, 1.0)
+    scale = np.where(lengths > 0, 1.0 / safe_lengths, 0.0)
+    correlations = outside * scale[..., None] * scale[..., None, :]
+    mean = correlations.reshape(-1, size, size).mean(axis=0)
     with suppress(np.linalg.LinAlgError):
-        pivots = np.linalg.diagonal(np.linalg.cholesky(scaled)) ** 2
-        if (pivots > SURE).all():
-            return np.arange(size)
-    lower = by_columns(np, scaled, np.full(size, TOLERANCE))
+        squared_pivots = np.linalg.diagonal(np.linalg.cholesky(mean)) ** 2
+        if (squared_pivots > SURE).all():
+            return in_order
+    lower = by_columns(np, mean, np.full(size, TOLERANCE))
     lower = lower[:, directions(lower)]
-    if np.abs(lower @ lower.T - scaled).max() < LOST:
-        return np.arange(size)
-    _, pivots, rank, _ = scipy.linalg.lapack.dpstrf(scaled, tol=TOLERANCE, lower=1)
-    # LAPACK counts from 1
-    return np.concatenate([pivots[:rank], np.sort(pivots[rank:])]) - 1
+    if np.abs(lower @ lower.T - mean).max() < LOST:
+        return in_order
+    # LAPACK's pivoted Cholesky: the rows in the order of their pivots, counted from 1;
+    # those after the first `rank` depend on earlier ones, and keep their order
+    _, rows, rank, _ = scipy.linalg.lapack.dpstrf(mean, tol=TOLERANCE, lower=1)
+    return np.concatenate([rows[:rank], np.sort(rows[rank:])]) - 1
 
 
 def directions(rows: Any) -> Any:
@@ -162,28 +180,33 @@ def directions(rows: Any) -> Any:
 
 
 def solve(xp: Any, lower: Array, b: Array) -> Array:
-    """Solve X C^T = b for lower triangular C: coordinates along the directions of its
-    rows, from inner products.
+    """The solution X (…, vectors, size) of X C^T = b for lower triangular C.
+
+    If b has the inner products of vectors with rows, and C is the factor of their Gram
+    matrix, X has the coordinates of the vectors along the directions of the rows. It is
+    0 where the pivot of C is 0, because no row of C has that direction.
     """
-    # The coordinate is 0 if the pivot of C is 0, because no row of C has that
-    # direction.
     size = lower.shape[-1]
     if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
         # one product instead of a pass over b per direction
         return b @ np.swapaxes(inverse(lower), -1, -2)
     if size > PANEL:
+        # [x, y] [[C, 0], [D, E]]^T = [x C^T, x D^T + y E^T]
         half = size // 2
         x = solve(xp, lower[..., :half, :half], b[..., :half])
-        rest = b[..., half:] - x @ xp.matrix_transpose(lower[..., half:, :half])
-        return xp.concat([x, solve(xp, lower[..., half:, half:], rest)], axis=-1)
-    rest = b
+        remainder = b[..., half:] - x @ xp.matrix_transpose(lower[..., half:, :half])
+        y = solve(xp, lower[..., half:, half:], remainder)
+        return xp.concat([x, y], axis=-1)
+    remainder = b
     columns = []
-    for j in range(size):  # `rest` loses its first column each time
+    for j in range(size):  # the remainder loses its first column each time
         pivot = lower[..., j, j]
-        inverse_pivot = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        column = rest[..., 0] * inverse_pivot[..., None]
+        safe_pivot = xp.where(pivot > 0, pivot, 1.0)
+        inverse_pivot = xp.where(pivot > 0, 1.0 / safe_pivot, 0.0)
+        column = remainder[..., 0] * inverse_pivot[..., None]
         columns.append(column)
-        rest = rest[..., 1:] - column[..., :, None] * lower[..., None, j + 1 :, j]
+        later_part = column[..., :, None] * lower[..., None, j + 1 :, j]
+        remainder = remainder[..., 1:] - later_part
     return xp.stack(columns, axis=-1)
 
 
@@ -191,14 +214,14 @@ def inverse(lower: Any) -> Any:
     """C^(−1) of triangular numpy matrices; 0 along directions that no row of C has."""
     # Rows may differ by any factor. Scaling them first keeps rounding errors of one
     # from affecting another.
-    no_direction = np.linalg.diagonal(lower) <= 0
+    has_no_direction = np.linalg.diagonal(lower) <= 0
     size = np.abs(lower).max(axis=-1)
-    if not no_direction.any():
+    if not has_no_direction.any():
         return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
     # a zero pivot has only zeros below it, so the substitute for its row changes no
     # other direction
-    size = np.where(no_direction, 1.0, size).astype(lower.dtype)
+    size = np.where(has_no_direction, 1.0, size).astype(lower.dtype)
     identity = np.eye(lower.shape[-1], dtype=lower.dtype)
-    rows = np.where(no_direction[..., None], identity, lower / size[..., None])
+    rows = np.where(has_no_direction[..., None], identity, lower / size[..., None])
     scaled_back = np.tril(np.linalg.inv(rows)) / size[..., None, :]
-    return scaled_back * ~no_direction[..., None]
+    return scaled_back * ~has_no_direction[..., None]

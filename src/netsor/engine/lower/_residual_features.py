@@ -465,7 +465,7 @@ def _kernel(
             *q,
             f=f,
             g=g,
-            given=len(p),
+            params_of_f=len(p),
             constant=constant,
             made=(u.shape[0], u.shape[1], v.shape[1]),
             words=f"E[{named(f)} {named(g)}] for {words}",

@@ -48,53 +48,68 @@ class Draw(NamedTuple):
         planning: float = 0.0,
         planning_bytes: float = 0.0,
     ) -> Draw:
-        """As a plan says it."""
+        """The cost of a draw of a plan on a backend.
+
+        `planning` and `planning_bytes` are what it took to make the plan.
+        """
         compiling = backend.seconds(plan, 0)
         # constants as large as the arrays of a draw are computed while the plan is made
         if plan.expects:
             planning_bytes = max(planning_bytes, plan.bytes)
-        before = (
-            backend.seconds(plan, 1) - compiling,
-            compiling,
-            planning,
-            planning_bytes,
-        )
         return cls(
-            *before, plan.random_numbers, plan.long_numbers, plan.bytes, len(plan.steps)
+            seconds=backend.seconds(plan, 1) - compiling,
+            compiling=compiling,
+            planning=planning,
+            planning_bytes=planning_bytes,
+            numbers=plan.random_numbers,
+            long_numbers=plan.long_numbers,
+            bytes=plan.bytes,
+            steps=len(plan.steps),
         )
 
     def block_bytes(self, draws: int) -> float:
         """The bytes of the arrays of these draws that numpy computes together."""
-        long = 2 * self.long_numbers > self.numbers
-        return self.bytes * min(
-            draws, replicas_per_block(self.bytes, self.seconds, self.steps, long)
+        replicas = replicas_per_block(
+            size=self.bytes,
+            seconds=self.seconds,
+            steps=self.steps,
+            long=2 * self.long_numbers > self.numbers,
         )
+        return self.bytes * min(draws, replicas)
 
     def in_worker(self, draws: int, backend: Backend = NUMPY) -> float:
         """The bytes of a process that makes a plan, keeps it and makes these draws."""
-        block = (
-            TEMPORARY * self.block_bytes(draws)
-            if backend.threads
-            else backend.working_bytes(self.bytes)
-        )
+        if backend.threads:
+            block = TEMPORARY * self.block_bytes(draws)
+        else:
+            block = backend.working_bytes(self.bytes)
         return BASE + self.planning_bytes + MIN_DRAW_BYTES + block
 
 
 def planning_bytes(values: Sequence[Value], infinite: bool) -> float:
-    """About the memory that it takes to plan a program, and to keep it; entries that
-    are taken have their positions.
+    """About the bytes that it takes to plan a program of these values, and to keep it.
+
+    `infinite` says whether a width is infinite.
     """
-    vector = VECTOR_BYTES if infinite or transposed(values) else FORWARD_BYTES
+    vector_bytes = FORWARD_BYTES
+    if infinite or transposed(values):
+        vector_bytes = VECTOR_BYTES
 
-    def each(value: Value) -> float:
+    def bytes_per_entry(value: Value) -> float:
+        """Of the array of a value."""
         if isinstance(value, Vector):
-            return vector
-        return TAKE_BYTES * isinstance(value.op, Take) + SCALAR_BYTES * infinite
+            return vector_bytes
+        size = 0.0
+        if isinstance(value.op, Take):  # it keeps the positions of its entries
+            size += TAKE_BYTES
+        if infinite:
+            size += SCALAR_BYTES
+        return size
 
-    pairs = max(
-        (math.prod(value.shape[-2:]) for value in values if isinstance(value.op, Dot)),
-        default=0,
-    )
-    return PAIR_BYTES * pairs + sum(
-        each(value) * math.prod(value.shape) for value in values
-    )
+    largest_pairs = 0  # of tokens, in one score
+    entry_bytes = 0.0
+    for value in values:
+        entry_bytes += bytes_per_entry(value) * math.prod(value.shape)
+        if isinstance(value.op, Dot):
+            largest_pairs = max(largest_pairs, math.prod(value.shape[-2:]))
+    return PAIR_BYTES * largest_pairs + entry_bytes

@@ -1,16 +1,21 @@
 """Gaussian expectations as instructions of a plan: the Gram matrices of nonlinearities
 at infinite width.
 
-An infinitely wide vector is a row of coordinates along orthonormal directions, the
-first along (1, …, 1) if there are means. Its entries are Gaussian, with the first
-coordinate as their mean. A `shift` measures the effect of errors: 1 shifts all
-expectations up by their errors, 2 with alternating signs in a chessboard pattern (a
-Gram matrix stays positive), and 3 to 5 use other quasi-random nodes, a quarter as many,
-or four times as many.
+An infinitely wide vector is a row of coordinates along orthonormal directions: its
+entries are i.i.d. copies of a Gaussian variable, and inner products of rows are
+covariances. If there are means, the first direction is (1, …, 1), and the first
+coordinate is the mean.
+
+A `shift` measures the effect of errors: 1 shifts all expectations up by their errors, 2
+with alternating signs in a chessboard pattern (a Gram matrix stays positive), and 3 to
+5 use other quasi-random nodes, a quarter as many, or four times as many.
+
+Only numpy computes them, except kernels with a closed form: see `kernel_needs_numpy`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +26,8 @@ from ..._array_api import Array
 from ..._sobol import Sobol
 from ...functions.activations import Function
 from .._exceptions import InfiniteError
-from ._ops import gram, squares
+from ._ops import gram, is_numpy, squares
+from ._register import Register
 
 # quasi-random points that replace the coordinates of an infinitely wide vector
 NODES = 2**12
@@ -29,8 +35,26 @@ NODES_OF_SHIFT = {3: NODES // 4, 4: NODES // 4, 5: NODES * 4}
 DIMENSIONS = 16  # of a Sobol set, one per source; more sources use more sets
 
 
-def _law(u: Array, constant: bool) -> tuple[Array, Array]:
-    """Means (…, i, r) and centred coordinates of arguments (…, i, r, directions)."""
+def kernel_needs_numpy(args: Sequence[Register], params: Mapping[str, Any]) -> bool:
+    """Whether `kernel` needs a series, a table or quadrature, which only numpy has.
+
+    Other libraries compute kernels of functions of one vector each, without means and
+    parameters, for which a formula is known.
+    """
+    from .. import expect  # slow to import, and finite widths do not need it
+
+    u, v, *function_params = args
+    have_one_argument = u.shape[-2] == v.shape[-2] == 1
+    if not have_one_argument or params["constant"] or function_params:
+        return True
+    return not expect.has_closed_form(params["f"], params["g"])
+
+
+def _mean_and_deviation(u: Array, constant: bool) -> tuple[Array, Array]:
+    """Split arguments (…, i, r, directions) into their means (…, i, r) and the rest.
+
+    If `constant`, the first direction is (1, …, 1); otherwise the means are 0.
+    """
     if constant:
         return u[..., 0], u[..., 1:]
     return np.zeros(u.shape[:-1]), u
@@ -43,90 +67,107 @@ def kernel(
     *params: Array,
     f: Function,
     g: Function,
-    given: int,
+    params_of_f: int,
     constant: bool,
     shift: int,
 ) -> Array:
-    """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first
-    `given` params belong to f.
-    """
-    from .. import expect  # slow to import, and finite widths do not need it
+    """E[f(u_i) g(v_j)] for all pairs of rows, (…, i, j).
 
-    if xp is not np:
-        is_single = u.shape[-2] == v.shape[-2] == 1 and not constant and not params
-        exact = None
-        if is_single:
-            x, y = u[..., 0, :], v[..., 0, :]
-            exact = expect.closed_form(
-                f,
-                g,
-                mu=0.0,
-                nu=0.0,
-                a=squares(xp, x)[..., :, None],
-                c=gram(xp, x, y),
-                b=squares(xp, y)[..., None, :],
-            )
-        if exact is None:
-            # only numpy computes the others, by a series, a table or quadrature
-            raise NotImplementedError
-        return exact  # without error, so a shift does not change it
-    f_params, g_params = params[:given], params[given:]
-    is_symmetric = (
-        u is v
-        and f is g
-        and all(p is q for p, q in zip(f_params, g_params, strict=True))
-    )
-    mu, a = _law(u, constant)
+    Each row has the r arguments of a function: u is (…, i, r, directions), and v is
+    (…, j, s, directions). The first `params_of_f` of the `params` are further arguments
+    of f, and the others are those of g.
+    """
+    from .. import expect  # as above
+
+    if not is_numpy(xp):
+        return _closed_form(xp, u, v, f, g)  # exact, so a shift does not change it
+    f_params = params[:params_of_f]
+    g_params = params[params_of_f:]
+    is_symmetric = u is v and f is g
+    if is_symmetric:  # f and g have equally many params
+        is_symmetric = all(p is q for p, q in zip(f_params, g_params, strict=True))
+    mu, a = _mean_and_deviation(u, constant)
     x = expect.BatchedFunction(f, mu, f_params)
-    if is_symmetric:  # half of it is computed
+    if is_symmetric:  # the same object twice, so that only half of it is computed
         y, b = x, a
     else:
-        nu, b = _law(v, constant)
+        nu, b = _mean_and_deviation(v, constant)
         y = expect.BatchedFunction(g, nu, g_params)
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if is_symmetric else b @ np.swapaxes(b, -1, -2)
-        xy = (a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2))[..., None, None]
+        covariances = a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2)
+        xy = covariances[..., None, None]
         value, error = expect.kernel(x, y, xx, xy, yy)
     else:
         value, error = expect.kernel_of_several(x, y, a, b)
-    _check_known(value, error, (f, g), a)
+    _check_error_is_finite(value, error, (f, g), a)
     return _shifted(value, error, shift)
+
+
+def _closed_form(xp: Any, u: Array, v: Array, f: Function, g: Function) -> Array:
+    """`kernel` by a formula, for rows u (…, i, 1, directions), v (…, j, 1, directions).
+
+    It must exist: see `kernel_needs_numpy`.
+    """
+    from .. import expect
+
+    x = u[..., 0, :]
+    y = v[..., 0, :]
+    exact = expect.closed_form(
+        f,
+        g,
+        mu=0.0,
+        nu=0.0,
+        a=squares(xp, x)[..., :, None],
+        c=gram(xp, x, y),
+        b=squares(xp, y)[..., None, :],
+    )
+    if exact is None:
+        raise TypeError(f"no formula for E[{f.name}(u) {g.name}(v)]: numpy only")
+    return exact
 
 
 def moments(
     xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int
 ) -> Array:
-    """E[f(u_i)], then the coefficients of the regression of f(u_i) on its arguments,
-    (…, i, 1 + r).
+    """The mean E[f(u_i)], and the coefficients of the regression of f(u_i) on u_i.
+
+    Each row u_i has the r arguments of f: u is (…, i, r, directions). The result is
+    (…, i, 1 + r), the mean first.
     """
     from .. import expect  # as above
 
-    if xp is not np:
-        raise NotImplementedError
-    mu, a = _law(u, constant)
+    mu, a = _mean_and_deviation(u, constant)
     x = expect.BatchedFunction(f, mu, params)
     if a.shape[-2] == 1:
         mean, slope, error = expect.moments(x, a @ np.swapaxes(a, -1, -2))
     else:
         mean, slope, error = expect.moments_of_several(x, a)
-    _check_known(mean, error, (f,), a)
+    _check_error_is_finite(mean, error, (f,), a)
     mean_and_slope = np.concatenate([mean[..., None], slope], axis=-1)
-    # this is the error of β u; divide by the norm of u to get that of β
+    # `error` is that of the mean and of β u; divide by the norm of u to get that of β
     length = np.linalg.norm(a, axis=-1)
-    of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
-    per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
-    errors = np.asarray(error)[..., None] * per_error
-    return _shifted(mean_and_slope, errors, int(shift in (1, 2)))
+    safe_length = np.where(length > 0, length, 1.0)
+    slope_factor = np.where(length > 0, 1.0 / safe_length, 0.0)
+    mean_factor = np.ones((*length.shape[:-1], 1))
+    factors = np.concatenate([mean_factor, slope_factor], axis=-1)
+    errors = np.asarray(error)[..., None] * factors
+    # the chessboard pattern is for Gram matrices
+    is_shifted = shift in (1, 2)
+    return _shifted(mean_and_slope, errors, shift=1 if is_shifted else 0)
 
 
-def _check_known(
+def _check_error_is_finite(
     value: Array, error: Array, functions: tuple[Function, ...], a: Array
 ) -> None:
-    """Reject an expectation with infinite error; NaN is reported when the law is
-    made.
+    """Raise an error if the error of an expectation is infinite.
+
+    NaN values pass: the sampler reports them. `a` has the coordinates of the arguments,
+    whose norms are the standard deviations in the message.
     """
-    if not np.any(np.isinf(error) & ~np.isnan(value)):
+    is_infinite = np.isinf(error) & ~np.isnan(value)
+    if not is_infinite.any():
         return
     names = " and ".join(dict.fromkeys(f.name for f in functions))
     std = np.max(np.linalg.norm(a, axis=-1), initial=0.0)
@@ -138,11 +179,13 @@ def _check_known(
 
 
 def _shifted(value: Array, error: Array, shift: int) -> Array:
+    """Expectations (…, i, j) moved by their errors, as the shift of the plan says."""
     if shift == 1:
         return value + error
     if shift == 2:
         i, j = np.indices(value.shape[-2:])
-        return value + (1 - 2 * ((i + j) % 2)) * error
+        chessboard = 1 - 2 * ((i + j) % 2)  # 1 and −1
+        return value + chessboard * error
     return value
 
 
@@ -153,34 +196,46 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
 
 @cache
 def _sobol_set(number: int, count: int) -> Array:
-    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1), in random order,
-    which makes sets independent.
+    """Points (DIMENSIONS, count) of a scrambled Sobol set in [0, 1).
+
+    All sets but set 0 are in random order: sets are then independent of each other.
     """
     rng = np.random.default_rng([20190910, number])
     points = Sobol(DIMENSIONS, rng).random(count)
-    return (rng.permutation(points) if number else points).T
+    if number > 0:
+        points = rng.permutation(points)
+    return points.T
 
 
 def nodes(
     xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES
 ) -> Array:
-    """Values (…, sources, count)/√count of independent N(0, 1) variables, for the
-    sources from `first` on.
+    """Values of independent N(0, 1) variables at `count` nodes, over √count.
+
+    The variables are the sources from number `first` on, whose normals (…, sources) are
+    `shifts`. The result is (…, sources, count). Its rows are orthonormal, also to the
+    rows `earlier` of other sources and to (1, …, 1), so inner products of Gaussian
+    vectors are exact.
     """
-    # The points of a Sobol set are shifted modulo 1 by the uniform Φ(shifts), and
-    # joined by their mirror images. Rows are orthonormal, also to earlier sources and
-    # to (1, …, 1), so inner products of Gaussian vectors are exact.
-    if xp is not np:
-        raise NotImplementedError
+    # Points of Sobol sets are shifted modulo 1 by the uniform Φ(shifts), mapped to
+    # normals, and joined by their mirror images. Source k is dimension k modulo
+    # DIMENSIONS of set k // DIMENSIONS.
     stop = first + shifts.shape[-1]
-    sets = range(first // DIMENSIONS, -(-stop // DIMENSIONS))
-    points = np.concatenate([_sobol_set(number, count // 2) for number in sets])
-    start = first - first % DIMENSIONS
+    first_set = first // DIMENSIONS
+    last_set = (stop - 1) // DIMENSIONS
+    points = np.concatenate(
+        [_sobol_set(number, count // 2) for number in range(first_set, last_set + 1)]
+    )
+    start = first_set * DIMENSIONS  # the source of the first row of `points`
+    points = points[first - start : stop - start]
     uniform = np.asarray(scipy.special.ndtr(shifts))[..., None]
-    shifted = (points[first - start : stop - start] + uniform) % 1.0
-    half = scipy.special.ndtri(np.clip(shifted, 1e-12, 1 - 1e-12)) / np.sqrt(count)
+    shifted = (points + uniform) % 1.0
+    # finite normals
+    inside = np.clip(shifted, 1e-12, 1 - 1e-12)
+    half = scipy.special.ndtri(inside) / np.sqrt(count)
     half -= half.mean(axis=-1, keepdims=True)
-    # Gram–Schmidt; with mirror images, half the points determine all products
+    # Gram–Schmidt, twice for round-off; with mirror images, half the points determine
+    # all inner products
     for _ in range(2):
         for rows in earlier:
             basis = rows[..., : count // 2]

@@ -56,7 +56,10 @@ class Integral(NamedTuple):
 
 
 def integral_of_kernel(args: Sequence[Register]) -> Integral | None:
-    """The expectations E[f(u_i) g(v_j)]; None if f and g have one argument each."""
+    """The expectations E[f(u_i) g(v_j)] of a step `kernel`, from its arguments.
+
+    None if f and g have one vector each: these are not integrated numerically.
+    """
     left, right, *scalars = args
     frames, rows, left_vectors, _ = left.shape
     _, columns, right_vectors, _ = right.shape
@@ -67,7 +70,10 @@ def integral_of_kernel(args: Sequence[Register]) -> Integral | None:
 
 
 def integral_of_moments(args: Sequence[Register]) -> Integral | None:
-    """The expectations E[f(u_i)] and E[f(u_i) u_i]; None if f has one argument."""
+    """The expectations E[f(u_i)] and E[f(u_i) u_i] of a step `moments`.
+
+    None if f has one vector, as above.
+    """
     vectors, *scalars = args
     frames, rows, arguments, _ = vectors.shape
     if arguments <= 1:
@@ -117,7 +123,11 @@ def terms_of_span(args: Sequence[Register]) -> int:
 
 
 def terms_of_outer(args: Sequence[Register]) -> int:
-    """The uses of the matrix, and the vectors it acts on, for each entry of it."""
+    """The uses of the matrix, and the vectors it acts on, for each entry of it.
+
+    The entries of the result are `count` vectors: fan_in · uses products make a row of
+    the matrix, and fan_in · count products use it.
+    """
     _, right, vectors = args
     uses, fan_in = right.shape[-2:]
     count = vectors.shape[-2]
@@ -178,6 +188,14 @@ def if_entrywise(params: Params) -> bool:
     return params.get("axes") == 0
 
 
+# Whether only numpy computes an instruction: see also `kernel_needs_numpy`.
+
+
+def on_every_backend(args: Sequence[Register], params: Params) -> bool:
+    """Yes: the instruction needs numpy, whatever its arguments are."""
+    return True
+
+
 # Random numbers of the instructions that draw, per replica.
 
 
@@ -192,11 +210,14 @@ def stated_numbers(out: Register, params: Params) -> int:
 
 
 def sizes_in_one_pattern(out: Register, params: Params) -> int:
-    """The sizes of the vectors in one sign pattern, if these are many."""
+    """The sizes of vectors at the coordinates of one sign pattern, and their products.
+
+    0 if these are few.
+    """
     vectors = out.shape[-1]
-    sizes = params["width"] // 2**vectors
-    if vectors > 1 and sizes > ORTHANT_SIZES_PER_BATCH:
-        return int((vectors + 1) * sizes)
+    coordinates = params["width"] // 2**vectors
+    if vectors > 1 and coordinates > ORTHANT_SIZES_PER_BATCH:
+        return int((vectors + 1) * coordinates)
     return 0
 
 
@@ -232,6 +253,9 @@ class Instruction:
         `_expectation_ops`).
     integral : callable or None
         What it integrates numerically; None if it contains no Gaussian expectation.
+    needs_numpy : callable or None
+        Whether only numpy computes it, so that other backends copy its arguments to the
+        host; None if every array library does.
     random_numbers : callable
         The random numbers that it draws in one replica, on average.
     seconds_per_number : float
@@ -261,6 +285,7 @@ class Instruction:
     keeps_entries: bool = False
     shifted: bool = False
     integral: Callable[[Sequence[Register]], Integral | None] | None = None
+    needs_numpy: Callable[[Sequence[Register], Params], bool] | None = None
     random_numbers: Callable[[Register, Params], int] = entries
     seconds_per_number: float = CPU.normal
     temporary_numbers: Callable[[Register, Params], int] | None = None
@@ -396,6 +421,7 @@ _TABLE = (
         rule=_expectation_ops.kernel,
         shifted=True,
         integral=integral_of_kernel,
+        needs_numpy=_expectation_ops.kernel_needs_numpy,
     ),
     Instruction(
         "moments",
@@ -403,8 +429,14 @@ _TABLE = (
         rule=_expectation_ops.moments,
         shifted=True,
         integral=integral_of_moments,
+        needs_numpy=on_every_backend,
     ),
-    Instruction("nodes", Group.FUNCTION, rule=_expectation_ops.nodes),
+    Instruction(
+        "nodes",
+        Group.FUNCTION,
+        rule=_expectation_ops.nodes,
+        needs_numpy=on_every_backend,
+    ),
     # Triangular factors and orthonormal bases
     Instruction(
         "factor",
@@ -456,6 +488,7 @@ INSTRUCTIONS: dict[str, Instruction] = {entry.name: entry for entry in _TABLE}
 
 
 def _names(group: Group) -> frozenset[str]:
+    """The names of the instructions of a group."""
     return frozenset(entry.name for entry in _TABLE if entry.group is group)
 
 

@@ -22,9 +22,17 @@ from ._instructions import (
     Integral,
     UnknownInstructionError,
 )
-from ._register import Register, given_number
+from ._register import Register, hyperparameter_register
 
-__all__ = ["Loop", "Register", "Step", "given_number", "key_of", "loop_key", "loops"]
+__all__ = [
+    "Loop",
+    "Register",
+    "Step",
+    "hyperparameter_register",
+    "key_of",
+    "loop_key",
+    "loops",
+]
 
 
 # not frozen: a deep network has ten thousand, and frozen ones take three times as long
@@ -89,9 +97,9 @@ class Step:
     def temporary_numbers(self) -> int:
         """The numbers that it stores per replica while it draws, if these are many."""
         temporary_numbers = self.instruction.temporary_numbers
-        return (
-            0 if temporary_numbers is None else temporary_numbers(self.out, self.params)
-        )
+        if temporary_numbers is None:
+            return 0
+        return temporary_numbers(self.out, self.params)
 
     @property
     def seconds(self) -> float:
@@ -108,9 +116,15 @@ class Step:
 
     @cached_property
     def integral(self) -> Integral | None:
-        """What it integrates numerically in one replica, if anything."""
+        """What it integrates numerically in one replica; None if nothing."""
         integral = self.instruction.integral
         return None if integral is None else integral(self.args)
+
+    @cached_property
+    def needs_numpy(self) -> bool:
+        """Whether no other array library computes it: its inputs go to the host."""
+        needs_numpy = self.instruction.needs_numpy
+        return needs_numpy is not None and needs_numpy(self.args, self.params)
 
 
 # Loops: equal blocks of a deep network lower to equal steps, one block after the other.
@@ -146,11 +160,16 @@ class Loop(NamedTuple):
 
 
 def loops(steps: Sequence[Hashable]) -> list[Loop]:
-    """The loops among hashable steps, in order, without overlap or nesting."""
-    numbers: dict[Hashable, int] = {}
-    step_numbers = np.array(
-        [numbers.setdefault(step, len(numbers)) for step in steps], dtype=np.intp
-    )
+    """The loops among hashable steps, in order, without overlap or nesting.
+
+    For example, the steps x, then a, b, c fifty times in a row, then y have the loop
+    Loop(start=1, period=3, times=50).
+    """
+    # equal steps get equal numbers
+    number_of: dict[Hashable, int] = {}
+    for step in steps:
+        number_of.setdefault(step, len(number_of))
+    step_numbers = np.array([number_of[step] for step in steps], dtype=np.intp)
 
     def loops_between(start: int, stop: int) -> list[Loop]:
         """The loop that saves most steps, and the loops on both sides of it."""
@@ -168,7 +187,10 @@ def loops(steps: Sequence[Hashable]) -> list[Loop]:
 
 
 def _best_loop(step_numbers: Ints) -> Loop | None:
-    """The loop that saves most steps; of several, that with the shortest period."""
+    """The loop that saves most steps, of several that with the shortest period.
+
+    None if none saves MIN_STEPS_SAVED steps. Equal steps have equal numbers.
+    """
     best = None
     most_saved = MIN_STEPS_SAVED - 1
     for period in _candidate_periods(step_numbers):
@@ -179,18 +201,25 @@ def _best_loop(step_numbers: Ints) -> Loop | None:
 
 
 def _candidate_periods(step_numbers: Ints) -> list[int]:
-    """The most common distances from a step to the next equal one, in order."""
-    order = np.argsort(step_numbers, kind="stable")
-    in_order = step_numbers[order]
-    distances = np.diff(order)[in_order[1:] == in_order[:-1]]
+    """The most common distances from a step to the next equal one, increasing."""
+    # positions, those of equal steps side by side and increasing
+    positions = np.argsort(step_numbers, kind="stable")
+    sorted_numbers = step_numbers[positions]
+    is_same_step = sorted_numbers[1:] == sorted_numbers[:-1]
+    distances = np.diff(positions)[is_same_step]
     most_common = Counter(distances.tolist()).most_common(MAX_PERIODS_TRIED)
     return sorted(period for period, _ in most_common)
 
 
 def _longest_loop(step_numbers: Ints, period: int) -> Loop:
-    """The longest run of steps that equal those one period later, as a loop."""
+    """The longest run of steps that equal those one period later, as a loop.
+
+    For example, the numbers 0, 1, 2, 1, 2, 1, 2, 3 with the period 2 have a run of four
+    such steps from position 1, and so the loop Loop(start=1, period=2, times=3).
+    """
     equal_later = step_numbers[period:] == step_numbers[:-period]
     bounded = np.concatenate([[False], equal_later, [False]])
+    # a run of True starts at each even change, and stops at the next one
     starts, stops = np.flatnonzero(np.diff(bounded)).reshape(-1, 2).T
     longest = int(np.argmax(stops - starts))
     run = int(stops[longest] - starts[longest])
@@ -198,11 +227,12 @@ def _longest_loop(step_numbers: Ints, period: int) -> Loop:
 
 
 def key_of(kind: str, args: tuple[Hashable, ...], params: Mapping[str, Any]) -> Any:
-    """A key that is equal for steps with equal results.
+    """A key (kind, args, params) that is equal for steps with equal results.
 
     It is None if a parameter is not hashable.
     """
-    key = kind, args, tuple([(name, content(value)) for name, value in params.items()])
+    named_contents = [(name, content(value)) for name, value in params.items()]
+    key = kind, args, tuple(named_contents)
     try:
         hash(key)
     except TypeError:
@@ -213,15 +243,17 @@ def key_of(kind: str, args: tuple[Hashable, ...], params: Mapping[str, Any]) -> 
 def loop_key(step: Step, position: int, positions: Mapping[Register, int]) -> Any:
     """A key that is equal for steps that repeat in a loop.
 
-    It ignores random streams and the values of constants; arguments are known by their
-    distance. `positions` are those of the steps that write the registers.
+    It ignores random streams and the values of constants. An argument is represented by
+    how many steps before this one it was written, which is the same in every block.
+    `position` is that of the step, and `positions` are those of the steps that write
+    the registers.
     """
     arguments = []
     for register in step.args:
         # 0 for a constant
         distance = position - positions.get(register, position)
         if distance > MAX_ARGUMENT_DISTANCE:
-            distance = -1
+            distance = -1  # from before the loop
         arguments.append((distance, register.shape))
     params = {
         name: value for name, value in step.params.items() if name not in LOOP_VARIABLES

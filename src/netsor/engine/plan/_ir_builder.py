@@ -20,7 +20,7 @@ from ..linalg import _psd_cholesky
 from ..linalg._gram_schmidt import NUMPY
 from ._expectation_cost import MAX_SECONDS
 from ._instructions import Instruction, instruction_named
-from ._ir import Register, Step, given_number, key_of
+from ._ir import Register, Step, hyperparameter_register, key_of
 from ._plan import slow_expectations
 
 VARIES = attrgetter("varies")
@@ -108,7 +108,9 @@ class Builder:
 
     def hyperparameter(self, name: str) -> Register:
         """A number given when the plan runs."""
-        return self.known.setdefault(("hyperparameter", name), given_number(name, 1.0))
+        return self.known.setdefault(
+            ("hyperparameter", name), hyperparameter_register(name, 1.0)
+        )
 
     def draw(
         self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any
@@ -140,10 +142,10 @@ class Builder:
         made: Shape | None = None,
         **params: Any,
     ) -> Register:
-        """The result of an instruction on some arrays.
+        """The register of the result of an instruction on some arrays.
 
         `made` is its shape in one replica; without it, the instruction is run on 0
-        replicas to find out. `words` are printed, and `params` are the other arguments
+        replicas to learn it. `words` are printed, and `params` are the other arguments
         of the instruction's rule.
         """
         instruction = instruction_named(kind)
@@ -155,13 +157,16 @@ class Builder:
             argument = instruction.unchanged(args, params)
             if argument is not None:
                 return argument
-        if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
-            kind, instruction = "multiply", instruction_named("multiply")
-        elif kind == "product":
-            padding = _padding_of_product(*args)
-            if padding is not None:
-                before, after = padding
-                return self.step("pad", args[0], before=before, after=after)
+        if kind == "product":
+            left, right = args
+            if left.shape[-1] == 1:  # a column times a row
+                kind = "multiply"
+                instruction = instruction_named(kind)
+            else:
+                padding = _padding_of_product(left, right)
+                if padding is not None:
+                    before, after = padding
+                    return self.step("pad", left, before=before, after=after)
         key = key_of(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -187,7 +192,10 @@ class Builder:
         return out
 
     def _note_functions(self, params: dict[str, Any]) -> None:
-        """Note that the plan has expectations, and of which functions."""
+        """Remember that the plan has expectations, and functions known by values only.
+
+        A function with a formula for its means (`smoothed`) is known better.
+        """
         self.expects = True
         for name in ("f", "g"):
             f = params.get(name)
@@ -211,7 +219,7 @@ class Builder:
     def _count_integral(
         self, instruction: Instruction, args: tuple[Register, ...]
     ) -> None:
-        """Reject a plan whose constant expectations would take too long.
+        """Add the time of constant expectations; raise an error if it is too long.
 
         Only those of functions of several vectors take long.
         """
@@ -225,17 +233,18 @@ class Builder:
             raise UnplacedError(slow_expectations("planning", self.integration))
 
     def independent_columns(self, factor: Register, key: tuple[int, ...]) -> Any:
-        """The columns of a Cholesky factor that are not known to be 0.
+        """The positions of the columns of a Cholesky factor that are not known to be 0.
 
-        Rows that depend on earlier ones have zero columns.
+        Rows that depend on earlier ones have zero columns. `key` identifies the factor
+        in the plan and in its shifted plans.
         """
         return self._same_when_shifted(key, _psd_cholesky.directions, factor)
 
     def pivot_order(self, rest: Register, whole: Register, key: tuple[int, ...]) -> Any:
-        """The order in which to factor rows.
+        """The order in which to factor rows: see `pivot_order` in `_psd_cholesky`.
 
-        They keep their order, but if known rows are nearly dependent, the largest
-        pivots come first.
+        `rest` and `whole` are Gram matrices. Rows keep their order unless these are
+        known when the plan is made.
         """
         return self._same_when_shifted(
             (*key, -1), _psd_cholesky.pivot_order, rest, whole
@@ -244,10 +253,11 @@ class Builder:
     def _same_when_shifted(
         self, key: tuple[int, ...], find: Callable[..., Ints], *arrays: Register
     ) -> Any:
-        """Positions found in known arrays; all of them if one is not known.
+        """The positions `find(*values)` for the values of arrays.
 
-        A shifted plan uses the positions of the unshifted plan, so that its random
-        numbers are those of the same directions.
+        They are 0, 1, … along the last axis of the first array if the values of one are
+        not known when the plan is made. A shifted plan uses the positions of the
+        unshifted plan, so that its random numbers are those of the same directions.
         """
         if not self.shift or key not in self.independent:
             values = [array.value for array in arrays]
@@ -277,18 +287,18 @@ class Builder:
         It runs once for each combination of argument shapes and parameters.
         """
         if key:
-            parameters = key[-1]
-            shapes = tuple(arg.shape for arg in args)
-            question: Any = instruction.name, shapes, parameters
+            _, _, parameters = key  # see `key_of`
+            argument_shapes = tuple(arg.shape for arg in args)
+            shape_key: Any = instruction.name, argument_shapes, parameters
         else:  # equal to no other
-            question = object()
-        if question not in self.shapes:
+            shape_key = object()
+        if shape_key not in self.shapes:
             empty = [
                 np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args
             ]
             result = instruction.compute(NUMPY, empty, params)
-            self.shapes[question] = result.shape[1:]
-        return self.shapes[question]
+            self.shapes[shape_key] = result.shape[1:]
+        return self.shapes[shape_key]
 
     def allocate(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies.
@@ -298,9 +308,9 @@ class Builder:
         register = Register(shape)
         size = 8 * register.size
         if size > MAX_ARRAY_BYTES:
-            what = f" ({words})" if words else ""
+            description = f" ({words})" if words else ""
             raise TooLargeError(
-                f"an array of shape {shape}{what} needs {size:.1e} bytes for"
+                f"an array of shape {shape}{description} needs {size:.1e} bytes for"
                 " one replica"
             )
         return register
@@ -348,7 +358,10 @@ class Builder:
 
 
 def _padding_of_product(left: Register, right: Register) -> tuple[int, int] | None:
-    """The zeros that a product with (0, I, 0) adds before and after; else None."""
+    """How many zeros a product with a constant (0, I, 0) adds before and after.
+
+    None if `right` is no such constant.
+    """
     if left.shape[:-2] != right.shape[:-2]:
         return None
     before = right.identity_start()
@@ -358,9 +371,10 @@ def _padding_of_product(left: Register, right: Register) -> tuple[int, int] | No
 
 
 def _without_zero_columns(kind: str, left: Array, right: Array) -> list[Array]:
-    """The factors of a product, without the columns of the first that are 0.
+    """The factors of a `product` or `gram`, without terms in which the first is 0.
 
-    Kernels of thousands of similar inputs have a few dozen nonzero directions.
+    Kernels of thousands of similar inputs have a few dozen nonzero directions, so most
+    columns of the first factor are 0.
     """
     nonzero = _psd_cholesky.directions(left)
     summed_axis = -1 if kind == "gram" else -2

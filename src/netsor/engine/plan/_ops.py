@@ -1,13 +1,17 @@
-"""The rules of the instructions of a plan, one function each, but for factorisations.
+"""The rules of the instructions of a plan: one function computes each instruction.
 
 Matrix factorisations are in `_gram_schmidt`, Gaussian expectations in
 `_expectation_ops`; `_instructions` is the table of all of them.
 
-Arrays are (replicas, …), with one replica if all share the same value. The array
-library is the first argument. No function draws a random number or branches on one.
+The first argument `xp` of a rule is the array library: numpy, JAX or PyTorch. Arrays
+have a leading axis of replicas, (replicas, …); its length is 1 if all replicas share
+the same values. An array of one replica is what the axes after the first describe. No
+function draws a random number or branches on one.
+
 numpy arrays with few entries per replica are stored with the replicas innermost, for
-long inner loops: `_replicas_innermost` recognises them, and the functions keep the
-layout.
+long inner loops: their shape is still (replicas, …), but entries of neighbouring
+replicas are adjacent in memory. `_replicas_innermost` recognises them, and the
+functions keep the layout.
 """
 
 from __future__ import annotations
@@ -30,18 +34,29 @@ MAX_UNROLLED_TERMS = 8
 # entries to which a function is applied at once: its temporary arrays fit a cache
 FUNCTION_ENTRIES_PER_BATCH = 2**16
 # entries of matrices that are made at once and then summed: they fit in a cache
-PIECE_OF_ENTRIES = 2**20
+MATRIX_ENTRIES_PER_BATCH = 2**20
 # the same where each operation takes time to begin: 512 MiB
-DEVICE_PIECE_OF_ENTRIES = 2**26
+DEVICE_MATRIX_ENTRIES_PER_BATCH = 2**26
 # relative to the length of a vector: differences that count as rounding, which makes
 # 1e-14 in twelve blocks of a transformer
 EQUAL = 1e-12
 SINGLE_EQUAL = 1e-5  # the same in single precision
 
 
+def is_numpy(xp: Any) -> bool:
+    """Whether an array library is numpy, which runs one operation after the other.
+
+    JAX and PyTorch fuse operations or launch them on a device. There, few large
+    operations are faster than many small ones, and a result cannot depend on values.
+    """
+    return xp is np
+
+
 def _replicas_innermost(a: Array) -> bool:
-    """Whether a numpy array is stored with its first axis, the replicas, innermost in
-    memory.
+    """Whether an array is numpy's, stored with its first axis innermost in memory.
+
+    For example, `np.zeros((3, 100)).T` is: its 100 replicas of 3 entries are stored as
+    3 rows of 100 numbers.
     """
     return (
         type(a) is np.ndarray
@@ -51,24 +66,24 @@ def _replicas_innermost(a: Array) -> bool:
     )
 
 
-def _last(a: Any) -> Any:
-    """A numpy array with the replicas as its last axis."""
+def _replicas_last(a: Any) -> Any:
+    """A view (…, replicas) of a numpy array (replicas, …)."""
     return a.transpose((*range(1, a.ndim), 0))
 
 
-def _first(a: Any) -> Any:
-    """The inverse of `_last`: the last axis becomes the first."""
+def _replicas_first(a: Any) -> Any:
+    """A view (replicas, …) of a numpy array (…, replicas)."""
     return a.transpose((a.ndim - 1, *range(a.ndim - 1)))
 
 
 def _innermost(a: Any) -> Any:
-    """A numpy array with the replicas innermost.
+    """The same numpy array, copied if necessary so that the replicas are innermost.
 
-    The order of einsum's sums depends on the memory layout.
+    The order of einsum's sums depends on the memory layout, so their round-off does.
     """
     if a.shape[0] == 1 or _replicas_innermost(a):
         return a
-    return _first(np.ascontiguousarray(_last(a)))
+    return _replicas_first(np.ascontiguousarray(_replicas_last(a)))
 
 
 def add(xp: Any, a: Array, b: Array, out: Any = None) -> Array:
@@ -92,47 +107,57 @@ def root(xp: Any, a: Array) -> Array:
 
 
 def transposed(xp: Any, a: Array) -> Array:
-    """The matrices with their rows and columns exchanged."""
+    """The matrices (…, i, j) as (…, j, i)."""
     return xp.matrix_transpose(a)
 
 
 def part(xp: Any, a: Array, start: int, stop: int) -> Array:
-    """A range of the last axis."""
+    """The entries `start` to `stop` along the last axis."""
     return a[..., start:stop]
 
 
 def spread(xp: Any, a: Array, shape: Shape) -> Array:
-    """Broadcast each replica to a shape."""
+    """Broadcast an array (replicas, …) to (replicas, *shape)."""
     return xp.broadcast_to(a, (a.shape[0], *shape))
 
 
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
-    """Reshape each replica."""
+    """An array (replicas, …) as (replicas, *shape)."""
     if _replicas_innermost(a):
-        return _first(_last(a).reshape(*shape, a.shape[0]))
-    if xp is np:
-        return a.reshape(len(a), *shape)
+        return _replicas_first(_replicas_last(a).reshape(*shape, a.shape[0]))
+    if is_numpy(xp):
+        return a.reshape(len(a), *shape)  # faster than `np.reshape`
     return xp.reshape(a, (a.shape[0], *shape))
 
 
 def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
-    """Permute the axes of each replica."""
-    return xp.permute_dims(a, (0, *(1 + axis for axis in axes)))
+    """Permute the axes of each replica, which are counted without the first axis.
+
+    For example, `axes = (1, 0)` turns (replicas, i, j) into (replicas, j, i).
+    """
+    axes_with_replicas = [0]
+    for axis in axes:
+        axes_with_replicas.append(1 + axis)
+    return xp.permute_dims(a, tuple(axes_with_replicas))
 
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
-    """Select entries along one axis of each replica."""
+    """The entries at `places` along one axis of each replica.
+
+    The axis is 0 or more, and counted without that of the replicas.
+    """
     if _replicas_innermost(a):
-        return _first(_last(a).take(places, axis=axis))
-    return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)
+        return _replicas_first(_replicas_last(a).take(places, axis=axis))
+    return xp.take(a, xp.asarray(places), axis=axis + 1)
 
 
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
-    """Zeros around the last axis."""
-    # in half the time of a concatenation
+    """Add `before` zeros at the start of the last axis, and `after` at its end."""
+    length = a.shape[-1]
     if type(a) is np.ndarray and not _replicas_innermost(a):
-        padded = np.zeros((*a.shape[:-1], before + a.shape[-1] + after), a.dtype)
-        padded[..., before : before + a.shape[-1]] = a
+        # in half the time of a concatenation
+        padded = np.zeros((*a.shape[:-1], before + length + after), a.dtype)
+        padded[..., before : before + length] = a
         return padded
     front = xp.zeros((1, *a.shape[1:-1], before), dtype=a.dtype)
     back = xp.zeros((1, *a.shape[1:-1], after), dtype=a.dtype)
@@ -140,9 +165,11 @@ def pad(xp: Any, a: Array, before: int, after: int) -> Array:
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
-    """Concatenate arrays along an axis of each replica."""
-    # 0 replicas, when a plan asks for shapes, go before 1
-    replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
+    """Concatenate arrays along an axis of each replica.
+
+    The axis is 0 or more, and counted without that of the replicas.
+    """
+    replicas = _common_replicas(arrays)
     broadcast = []
     for a in arrays:
         if a.shape[0] != replicas:
@@ -150,39 +177,64 @@ def join(xp: Any, *arrays: Array, axis: int) -> Array:
         broadcast.append(a)
     largest = max(arrays, key=lambda a: math.prod(a.shape[1:]))
     if _replicas_innermost(largest):
-        return _first(np.concatenate([_last(a) for a in broadcast], axis=axis))
+        replicas_last = [_replicas_last(a) for a in broadcast]
+        return _replicas_first(np.concatenate(replicas_last, axis=axis))
     return xp.concat(broadcast, axis=axis + 1)
 
 
+def _common_replicas(arrays: Sequence[Array]) -> int:
+    """The number of replicas that arrays broadcast to.
+
+    It is 1 only if all have one replica. It is 0 for empty arrays, on which a plan runs
+    an instruction to learn the shape of its result.
+    """
+    for a in arrays:
+        if a.shape[0] != 1:
+            return int(a.shape[0])
+    return 1
+
+
 def product(xp: Any, a: Array, b: Array) -> Array:
-    """The matrix product Σ_k a[…, i, k] b[…, k, j]."""
-    (i, k), j = a.shape[-2:], b.shape[-1]
-    if k == 1:
+    """The matrix products Σ_k a[…, i, k] b[…, k, j], of shape (…, i, j).
+
+    The number of matrices, their sizes, their layout and the library decide which of
+    several equivalent computations is fastest.
+    """
+    rows, terms = a.shape[-2:]
+    columns = b.shape[-1]
+    if terms == 1:
         return a * b
-    innermost = _replicas_innermost(a)
-    small = j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
-    # its loop runs over the replicas
-    if small and (innermost or _replicas_innermost(b)):
+    a_is_innermost = _replicas_innermost(a)
+    is_small = columns == 1 or rows * terms * columns <= EINSUM_MAX_MULTIPLICATIONS
+    if is_small and (a_is_innermost or _replicas_innermost(b)):
+        # einsum loops over the replicas, which BLAS does not
         return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
-    few_terms = 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
-    if few_terms and xp is not np:  # JAX fuses it into one pass over all replicas
-        return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
-    one_matrix = math.prod(b.shape[1:-2]) == 1  # in each replica
-    if one_matrix and b.shape[0] == 1 and not innermost:  # and for all replicas
-        rows = xp.reshape(a, (math.prod(a.shape[:-1]), k))
-        products = rows @ xp.reshape(b, b.shape[-2:])
-        return xp.reshape(products, (*a.shape[:-1], j))
-    if one_matrix and math.prod(a.shape[1:-2]) > 1:
-        rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k))
-        products = rows @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
-        return xp.reshape(products, (products.shape[0], *a.shape[1:-1], j))
+    has_few_terms = 0 < terms <= MAX_UNROLLED_TERMS
+    has_short_sides = max(rows, columns) <= 4 * MAX_UNROLLED_TERMS
+    if has_few_terms and has_short_sides and not is_numpy(xp):
+        # JAX fuses it into one pass over all replicas
+        total: Array = 0
+        for k in range(terms):
+            total = total + a[..., :, k, None] * b[..., None, k, :]
+        return total
+    # if many matrices a meet one b, their rows are stacked to one large matrix
+    b_is_one_matrix = math.prod(b.shape[1:-2]) == 1  # in each replica
+    if b_is_one_matrix and b.shape[0] == 1 and not a_is_innermost:
+        stacked = xp.reshape(a, (math.prod(a.shape[:-1]), terms))
+        products = stacked @ xp.reshape(b, b.shape[-2:])
+        return xp.reshape(products, (*a.shape[:-1], columns))
+    if b_is_one_matrix and math.prod(a.shape[1:-2]) > 1:
+        stacked = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), terms))
+        products = stacked @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
+        return xp.reshape(products, (products.shape[0], *a.shape[1:-1], columns))
     return a @ b
 
 
 def gram(xp: Any, a: Array, b: Array) -> Array:
-    """Σ_k a[…, i, k] b[…, j, k]: inner products of rows."""
-    # a matrix product takes three times as long on a GPU
-    if xp is not np and a.shape[-2] == b.shape[-2] == 1:
+    """The inner products Σ_k a[…, i, k] b[…, j, k] of rows, of shape (…, i, j)."""
+    are_single_rows = a.shape[-2] == b.shape[-2] == 1
+    if are_single_rows and not is_numpy(xp):
+        # a matrix product takes three times as long on a GPU
         if a is b:
             return squares(xp, a)[..., None]
         return xp.sum(a * b, axis=-1, keepdims=True)
@@ -190,66 +242,79 @@ def gram(xp: Any, a: Array, b: Array) -> Array:
 
 
 def squares(xp: Any, a: Array) -> Array:
-    """Σ_k a[…, k]²."""
+    """The squared lengths Σ_k a[…, k]² of rows, without the last axis."""
     if _replicas_innermost(a):
         return np.einsum("...k,...k->...", a, a)
-    if xp is np:
+    if is_numpy(xp):
         return np.vecdot(a, a)  # in one pass
-    if 0 < a.shape[-1] <= 2 * MAX_UNROLLED_TERMS:
-        return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
+    terms = a.shape[-1]
+    if 0 < terms <= 2 * MAX_UNROLLED_TERMS:
+        total: Array = 0
+        for k in range(terms):
+            total = total + a[..., k] * a[..., k]
+        return total
     return xp.linalg.vector_norm(a, axis=-1) ** 2
 
 
-def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
-    """Rows of coordinates from random numbers (frames, ·).
+def triangle(xp: Any, *numbers: Array, places: Any, shape: Shape) -> Array:
+    """Arrays (frames, *shape) whose entries are given numbers or 0.
 
-    `places` are the positions of the coordinates in the concatenated pieces, which a 0
-    follows.
+    The arrays `numbers` (frames, ·) are concatenated, and a 0 is appended. `places` has
+    the position of each entry of the result in that row. For example, the numbers a and
+    b, c with the places 0, 3, 1, 2 give the triangular matrix [[a, 0], [b, c]].
     """
-    zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
-    flat = join(xp, *pieces, zero, axis=1)
-    return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
+    zero = xp.zeros((1, *numbers[0].shape[1:-1], 1), dtype=numbers[0].dtype)
+    flat = join(xp, *numbers, zero, axis=1)
+    entries = take(xp, flat, places, axis=1)
+    return reshape(xp, entries, (*flat.shape[1:-1], *shape))
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Rotate pairs of coordinates of a (…, tokens, 1, width).
+    """Rotate pairs of coordinates of a (…, tokens, 1, width), as rotary embeddings do.
 
-    The cosines and sines are (tokens, 1, r/2). The pairs are (2f, 2f + 1) if they are
-    interleaved, and (f, f + r/2) otherwise; coordinates from r on stay.
+    The cosines and sines are (tokens, 1, r/2). Pair f consists of the coordinates
+    2f and 2f + 1 if pairs are interleaved, and of f and f + r/2 otherwise; coordinates
+    from r on stay.
     """
-    half = cos.shape[-1]
-    turned, unturned = a[..., : 2 * half], a[..., 2 * half :]
+    half = cos.shape[-1]  # r/2
+    turned = a[..., : 2 * half]
+    unturned = a[..., 2 * half :]
     if interleaved:
-        x, y = turned[..., ::2], turned[..., 1::2]
+        x = turned[..., ::2]
+        y = turned[..., 1::2]
         pairs = xp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
         rotated = reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half))
         return xp.concat([rotated, unturned], axis=-1)
-    x, y = turned[..., :half], turned[..., half:]
+    x = turned[..., :half]
+    y = turned[..., half:]
     return xp.concat([cos * x - sin * y, sin * x + cos * y, unturned], axis=-1)
 
 
 def outer(
     xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float
 ) -> Array:
-    """A matrix of functions of outer products, times vectors.
+    """Vectors times a matrix whose entries are f of a sum of outer products.
 
-    With f(g) = g/(|g| + eps), it is (1/in) Σ_β f(Σ_k sizes_k left[…, k, α]
-    right[…, k, β]) x[…, i, β], of shape (…, i, α). The matrix is made and used a few
-    rows at a time.
+    With f(g) = g/(|g| + ε), or the sign of g for ε = 0, and G = Σ_k sizes_k l_k r_k^T,
+    the result is x f(G)^T / in, of shape (…, vectors, out). Shapes: `left` (…, k, out),
+    `right` (…, k, in), `x` (…, vectors, in). G would not fit in memory: a few of its
+    rows are made at a time.
     """
     weighted = left * xp.asarray(sizes, dtype=left.dtype)[:, None]
-    columns = xp.matrix_transpose(weighted)
-    rows = columns.shape[-2]
+    columns = xp.matrix_transpose(weighted)  # (…, out, k)
+    rows, fan_in = columns.shape[-2], right.shape[-1]
     matrices = math.prod(
         np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2])
     )
-    entries = PIECE_OF_ENTRIES if xp is np else DEVICE_PIECE_OF_ENTRIES
-    rows_at_once = max(1, entries // (right.shape[-1] * max(matrices, 1)))
+    entries_per_batch = DEVICE_MATRIX_ENTRIES_PER_BATCH
+    if is_numpy(xp):
+        entries_per_batch = MATRIX_ENTRIES_PER_BATCH
+    rows_per_batch = max(1, entries_per_batch // (fan_in * max(matrices, 1)))
     results = []
-    for start in range(0, rows, rows_at_once):
-        g = columns[..., start : start + rows_at_once, :] @ right
+    for start in range(0, rows, rows_per_batch):
+        g = columns[..., start : start + rows_per_batch, :] @ right
         g = g / (xp.abs(g) + eps) if eps else xp.sign(g)
-        results.append(x @ xp.matrix_transpose(g) / x.shape[-1])
+        results.append(x @ xp.matrix_transpose(g) / fan_in)
     return results[0] if len(results) == 1 else xp.concat(results, axis=-1)
 
 
@@ -261,34 +326,37 @@ def apply(
     axes: int | None = None,
     out: Any = None,
 ) -> Array:
-    """Apply a function to the last `axes` axes of each array, or to all if None.
+    """f(*arrays), broadcast to (replicas, *shape).
 
-    `shape` is that of the result in one replica. numpy may write into `out`, one of the
-    arrays.
+    f combines entries along the last `axes` axes only, so large numpy arrays may be
+    divided along the others; None means that it may combine any entries. numpy may
+    write the result into `out`, one of the arrays.
     """
-    numpy = all(type(a) is np.ndarray for a in arrays)
-    if axes is not None and numpy and not any(map(_replicas_innermost, arrays)):
-        batched = _batched_result(arrays, shape, out)
-        if batched is not None:
-            return _apply_in_batches(arrays, f, batched, arrays[0].ndim - axes)
+    in_numpy = all(type(a) is np.ndarray for a in arrays)
+    if axes is not None and in_numpy and not any(map(_replicas_innermost, arrays)):
+        to_fill = _array_to_fill(arrays, shape, out)
+        if to_fill is not None:
+            divisible_axes = arrays[0].ndim - axes
+            return _apply_in_batches(arrays, f, to_fill, divisible_axes)
     result = f(*arrays)
-    if numpy and any(np.may_share_memory(result, a) for a in arrays):
+    if in_numpy and any(np.may_share_memory(result, a) for a in arrays):
         result = result.copy()  # later steps may overwrite it
     if result.shape[1:] == shape:
         return result
     return xp.broadcast_to(result, (result.shape[0], *shape))
 
 
-def _batched_result(arrays: Sequence[Any], shape: Shape, out: Any) -> Any:
-    """The array to write into, batch by batch; None if the arrays are small.
+def _array_to_fill(arrays: Sequence[Any], shape: Shape, out: Any) -> Any:
+    """The array for the result of a function that is applied batch by batch.
 
-    It is `out`, unless another argument shares its memory and would be overwritten.
+    It is `out` (unless None), if no other argument shares its memory and would be
+    overwritten. Otherwise it is a new array, or None if the arrays are so small that
+    batches are not worthwhile.
     """
-    shared = out is not None and any(
-        a is not out and np.may_share_memory(a, out) for a in arrays
-    )
-    if out is not None and not shared:
-        return out
+    if out is not None:
+        others = [a for a in arrays if a is not out]
+        if not any(np.may_share_memory(a, out) for a in others):
+            return out
     replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
     entries = max(math.prod((*replicas, *shape)), *(a.size for a in arrays))
     if entries <= 2 * FUNCTION_ENTRIES_PER_BATCH:
@@ -297,35 +365,50 @@ def _batched_result(arrays: Sequence[Any], shape: Shape, out: Any) -> Any:
 
 
 def _apply_in_batches(
-    arrays: Sequence[Any], f: Callable[..., Array], result: Any, leading: int
+    arrays: Sequence[Any], f: Callable[..., Array], result: Any, divisible_axes: int
 ) -> Any:
-    """Apply a function to parts of large arrays, and return the filled `result`.
+    """Fill `result` with f(*arrays), computed for a part of the arrays at a time.
 
-    The parts divide the `leading` axes; their temporary arrays stay in the cache.
+    The arrays are divided along the first of the first `divisible_axes` axes that is
+    longer than 1, and again along the next one if parts are still too large. The
+    temporary arrays of f then stay in the cache.
     """
     entries = max(result.size, *(a.size for a in arrays))
-    axis = next((k for k in range(leading) if result.shape[k] > 1), None)
+    axis = _first_long_axis(result.shape[:divisible_axes])
     if axis is None or entries <= FUNCTION_ENTRIES_PER_BATCH:
         result[...] = f(*arrays)
         return result
-    size = result.shape[axis]
-    batch = max(1, FUNCTION_ENTRIES_PER_BATCH * size // entries)
-    for start in range(0, size, batch):
-        index = (*(slice(None),) * axis, slice(start, start + batch))
-        parts = [a[index] if a.shape[axis] > 1 else a for a in arrays]
-        _apply_in_batches(parts, f, result[index], leading)
+    length = result.shape[axis]
+    length_per_batch = max(1, FUNCTION_ENTRIES_PER_BATCH * length // entries)
+    for start in range(0, length, length_per_batch):
+        # all of the axes before, and a range of this one
+        index = (*[slice(None)] * axis, slice(start, start + length_per_batch))
+        parts = []
+        for a in arrays:
+            is_broadcast = a.shape[axis] == 1
+            parts.append(a if is_broadcast else a[index])
+        _apply_in_batches(parts, f, result[index], divisible_axes)
     return result
 
 
+def _first_long_axis(shape: Shape) -> int | None:
+    """The first axis longer than 1; None if there is none."""
+    for axis, length in enumerate(shape):
+        if length > 1:
+            return axis
+    return None
+
+
 def alike(xp: Any, a: Array, b: Array) -> Array:
-    """1 where rows (…, ·) are equal, −1 where they are opposite, else 0; (…, 1)."""
+    """Compare rows (…, k) of a and b: 1 if equal, −1 if opposite, else 0; (…, 1)."""
     tolerance = EQUAL if a.dtype == xp.float64 else SINGLE_EQUAL
     rounding = tolerance**2 * (squares(xp, a) + squares(xp, b))
     one = xp.ones_like(rounding)
-    opposite = xp.where(squares(xp, a + b) <= rounding, -one, 0.0 * one)
-    return xp.where(squares(xp, a - b) <= rounding, one, opposite)[..., None]
+    sign_if_opposite = xp.where(squares(xp, a + b) <= rounding, -one, 0.0 * one)
+    sign = xp.where(squares(xp, a - b) <= rounding, one, sign_if_opposite)
+    return sign[..., None]
 
 
 def identified(xp: Any, same: Array, a: Array, b: Array) -> Array:
-    """Rows b, replaced by exactly a or −a where `same` is 1 or −1."""
+    """Rows b, replaced by exactly a or −a where `same` (see `alike`) is 1 or −1."""
     return xp.where(same == 0, b, same * a)

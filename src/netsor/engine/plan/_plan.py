@@ -25,7 +25,7 @@ from ..run._rng_keys import CHUNK, NODE_SHIFTS
 from ._cost_model import CPU
 from ._expectation_cost import MAX_SECONDS
 from ._instructions import DRAWS, INSTRUCTIONS, VIEWS, Integral, instruction_named
-from ._ir import Loop, Register, Step, given_number, loop_key, loops
+from ._ir import Loop, Register, Step, hyperparameter_register, loop_key, loops
 
 # A law without other random numbers is averaged over node sets. One set costs as much
 # as a few hundred ordinary draws
@@ -53,19 +53,26 @@ class Liveness(NamedTuple):
 def liveness(
     steps: Sequence[Step], results: Sequence[Register]
 ) -> Iterator[tuple[Step, Liveness]]:
-    """The steps that the results depend on, last step first."""
+    """Yield the steps that the results depend on, last step first.
+
+    Other steps are left out. Each step comes with what happens to its arguments.
+    """
     owner: dict[Register, Register] = {}  # view → the array whose memory it shares
     for step in steps:
-        out = step.out
         if step.kind in VIEWS:
-            out = owner.get(step.args[0], step.args[0])
-        owner[step.out] = out
-    # what this step or a later one reads: registers, and the arrays behind views
+            viewed = step.args[0]
+            owner[step.out] = owner.get(viewed, viewed)
+        else:
+            owner[step.out] = step.out
+    # what later steps read: registers, and the arrays behind views
     read = set(results)
     read_memory = {owner.get(result, result) for result in results}
 
     def overwritten(step: Step) -> int | None:
-        """The first argument that no later step reads, if the result may replace it."""
+        """The position of the first argument that the result may be written over.
+
+        No later step reads it. None if there is no such argument.
+        """
         overwrites = INSTRUCTIONS[step.kind].overwrites
         if overwrites is None or not overwrites(step.params):
             return None
@@ -197,13 +204,19 @@ class Plan:
         return not any(step.kind in DRAWS for step in self.steps)
 
     def bind(self, numbers: Mapping[str, float]) -> Plan:
-        """The plan with values for its hyperparameters, by name."""
+        """The plan with values for its hyperparameters, by name.
+
+        Each register of a hyperparameter is replaced by one that has its value.
+        """
         registers = {
-            name: given_number(name, number) for name, number in numbers.items()
+            name: hyperparameter_register(name, number)
+            for name, number in numbers.items()
         }
 
         def bound(register: Register) -> Register:
-            return registers.get(register.hyperparameter or "", register)
+            if register.hyperparameter is None:
+                return register
+            return registers.get(register.hyperparameter, register)
 
         plan = copy.copy(self)
         plan.mean = bound(self.mean)
@@ -266,23 +279,24 @@ class Plan:
         return PROBED_PLANS * self.integration_seconds(QUADRATURE_PROBE_REPLICAS)
 
     def check_integration(self, draws: int) -> None:
-        """Reject draws whose expectations would take too long.
+        """Raise an error if the expectations of these draws would take too long.
 
-        Only those of functions of several vectors take long.
+        Only those of functions of several vectors take long. The error suggests fewer
+        draws, by halving, unless even FEWEST_DRAWS take too long.
         """
-        probing = self.probing_seconds
-        seconds = probing + self.integration_seconds(draws)
-        if seconds <= MAX_SECONDS:
+
+        def seconds(draws: int) -> float:
+            return self.probing_seconds + self.integration_seconds(draws)
+
+        if seconds(draws) <= MAX_SECONDS:
             return
         fewer = draws
-        while fewer >= FEWEST_DRAWS:
-            if probing + self.integration_seconds(fewer) <= MAX_SECONDS:
-                break
+        while fewer >= FEWEST_DRAWS and seconds(fewer) > MAX_SECONDS:
             fewer //= 2
         if fewer < FEWEST_DRAWS:
             fewer = 0
         raise UnplacedError(
-            slow_expectations(counted(draws, "draw"), seconds, fewer_draws=fewer)
+            slow_expectations(counted(draws, "draw"), seconds(draws), fewer_draws=fewer)
         )
 
     @cached_property
@@ -291,18 +305,17 @@ class Plan:
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
-        head, *lines = [
-            textwrap.fill(line, 80, subsequent_indent=4 * " ")
-            for line in (self.title, *self._summary())
-        ]
+        lines = []
+        for line in (self.title, *self._summary()):
+            lines.append(textwrap.fill(line, 80, subsequent_indent=4 * " "))
         rows = printed_rows(self.steps, self.loops)
         width = max((len(row.step) for row in rows), default=0)
         for row in rows:
             lines.append(f"{row.step:{width}}  {row.random_numbers:>12}  {row.shape}")
-        return "\n  ".join([head, *lines])
+        return "\n  ".join(lines)
 
     def _summary(self) -> list[str]:
-        """The lines on its cost."""
+        """The lines under the title of a printed plan: its cost, and notes."""
         if self.constant:
             time = (
                 "the law does not depend on random numbers: it is known without a draw"
@@ -356,9 +369,12 @@ class PrintedRow(NamedTuple):
 def printed_rows(
     steps: Sequence[Step], repeated: Sequence[Loop] = ()
 ) -> list[PrintedRow]:
-    """The rows of the steps with a description; of a loop only the first block."""
+    """The rows of a printed plan: its steps with a description.
+
+    Of a loop among `repeated` only the first block is printed, indented.
+    """
     rows: list[PrintedRow] = []
-    start = 0  # of the steps after the last loop
+    start = 0  # the first step after the last loop
     for loop in repeated:
         rows += printed_rows(steps[start : loop.start])
         rows.append(
@@ -374,6 +390,7 @@ def printed_rows(
 
 
 def _printed_row(step: Step) -> PrintedRow:
+    """The row of one step."""
     numbers = step.random_numbers
     return PrintedRow(
         step=f"{step.kind:8} {step.words}",
@@ -382,14 +399,14 @@ def _printed_row(step: Step) -> PrintedRow:
     )
 
 
-def slow_expectations(what: str, seconds: float, fewer_draws: int = 0) -> str:
-    """The message of an error: `what` would take too long.
+def slow_expectations(task: str, seconds: float, fewer_draws: int = 0) -> str:
+    """The message of an error: a task, such as `50000 draws`, would take too long.
 
     It suggests `fewer_draws`, unless 0.
     """
     less = f"at most {fewer_draws:,} draws, " if fewer_draws else ""
     return (
-        f"expectations of functions of several vectors: {what} at width inf would take"
+        f"expectations of functions of several vectors: {task} at width inf would take"
         f" about {in_time(seconds)} of one core (allowed: {in_time(MAX_SECONDS)}); take"
         f" {less}finite widths, which need no expectations, or net.law(…,"
         " method='extrapolate'), which estimates the limit from exact laws at finite"
@@ -420,7 +437,7 @@ def run(
         `compute(step, arrays, overwritten)` executes any other step; it may write the
         result over the array with the index `overwritten`, unless that is None.
     """
-    arrays: dict[Register, Array] = {}
+    arrays: dict[Register, Array] = {}  # the results that a later step reads
 
     for step, (dead, overwritten) in zip(plan.steps, plan.live, strict=True):
         if step.kind in DRAWS:
@@ -433,11 +450,11 @@ def run(
             del inputs  # so that dead arrays are freed now
         for register in dead:
             del arrays[register]
-    mean, columns = [
-        arrays[result] if result.value is None else constant(result)
-        for result in (plan.mean, plan.columns)
-    ]
-    return mean, columns
+
+    def array_of(result: Register) -> Array:
+        return arrays[result] if result.value is None else constant(result)
+
+    return array_of(plan.mean), array_of(plan.columns)
 
 
 def compute(

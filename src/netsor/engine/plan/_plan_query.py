@@ -64,9 +64,9 @@ def optimiser_steps(op: Operation) -> tuple[OptimiserStep, ...]:
 
 
 def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) -> bool:
-    """Whether a program needs only inner products of vectors of infinite width.
+    """Whether a program needs only inner products of its vectors of infinite width.
 
-    It does not if an operation needs their coordinates, as Adam does.
+    It does not if an operation needs their coordinates, as a step of Adam does.
     """
 
     def infinitely_wide(value: Value) -> bool:
@@ -154,7 +154,7 @@ class PlanQuery:
     @no_garbage_collection()
     @composed_indices()
     def made(self, shift: int) -> Plan:
-        """A new plan."""
+        """A new plan, not from the cache; for `shift` see `plan`."""
         unknown = set(self.without) - set(SHORTCUTS)
         if unknown:
             raise ValueError(
@@ -163,10 +163,11 @@ class PlanQuery:
         one_limit = list(self.bound.values()).count(math.inf) == 1
         values = topological_order(self.outputs)
         if one_limit and asks_products_alone(values, self.bound):
-            return limit_of_products(
-                self.outputs[0],
-                lambda n: self._at_most(n)._planned(shift, small_parts=False),
-            )
+
+            def plan_at(width: float) -> Plan:
+                return self._at_most(width)._planned(shift, small_parts=False)
+
+            return limit_of_products(self.outputs[0], plan_at)
         try:
             return self._planned(shift, small_parts=True)
         except UnknownEpsilonPart:
@@ -223,9 +224,10 @@ class PlanQuery:
         return narrowed
 
     def _at_most(self, width: float) -> PlanQuery:
-        """The same at a finite width.
+        """The same request, with this width in place of larger and infinite ones.
 
-        It samples no matrix, which would be too large.
+        It samples no matrix, which would be too large. An infinite `width` changes
+        nothing.
         """
         if math.isinf(width):
             return self
@@ -235,7 +237,7 @@ class PlanQuery:
 
 @lru_cache(maxsize=4)
 def _kept(query: PlanQuery) -> Plan:
-    """The cache of plans."""
+    """The plan of a request, cached."""
     return query.made(0)
 
 

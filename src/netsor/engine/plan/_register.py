@@ -67,7 +67,7 @@ class Register:
         """The first column of the identity block that a constant consists of.
 
         The constant is (0, I, 0) with any number of zero columns on both sides; None
-        if it has another form.
+        if it has another form. For example, [[0, 1, 0], [0, 0, 1]] starts at column 1.
         """
         rows, columns = self.shape[-2:]
         if self.value is None or rows > columns:
@@ -81,8 +81,8 @@ class Register:
         return start
 
 
-def given_number(name: str, number: float) -> Register:
-    """The register of a hyperparameter; no step may overwrite its array."""
+def hyperparameter_register(name: str, number: float) -> Register:
+    """The register of a hyperparameter with a value, which no step may overwrite."""
     value = np.full(1, number)
     value.flags.writeable = False
     return Register((), value, name)

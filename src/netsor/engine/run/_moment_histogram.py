@@ -4,6 +4,9 @@ mean and variance.
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So each cell of log v and, if
 means vary, of m/√v keeps its count and a few moments, and becomes two Gaussians.
 Moments are sums of integers, so the order of chunks is irrelevant.
+
+Within a cell, the position of a replica has the coordinates `up`, of its variance, and
+`across`, of its mean. Both are 0 in the middle of the cell, and ±1/2 or so at its ends.
 """
 
 from __future__ import annotations
@@ -56,42 +59,60 @@ class MomentGrid:
         """The number of cells."""
         return self.rows * self.columns
 
+    @property
+    def moments(self) -> int:
+        """How many numbers a cell keeps: its count, and the moments of positions."""
+        return 4 if self.one_mean else 6
+
     def placed(self, xp: Any, mean: Array, var: Array) -> PlacedReplicas:
-        """Find the cell of each replica."""
-        row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
-        inside = (var > 0) & (row >= 0) & (row < self.rows)
-        unit = xp.exp((xp.where(inside, row, 0.0) + (self.first + 0.5)) * self.height)
+        """The cell of each replica and its moments, from means and variances.
+
+        The moments are the means of up, up² and up³ if all means are equal, and those
+        of up, up², across, across² and across · up otherwise.
+        """
+        safe_var = xp.where(var > 0, var, 1.0)
+        row = xp.floor(xp.log(safe_var) / self.height) - self.first
+        is_inside = (var > 0) & (row >= 0) & (row < self.rows)
+        safe_row = xp.where(is_inside, row, 0.0)
+        # the variance in the middle of the row
+        unit = xp.exp((safe_row + (self.first + 0.5)) * self.height)
         up = (var / unit - 1.0) / self.height
         if self.one_mean:
-            inside = inside & (mean == self.centre)
+            is_inside = is_inside & (mean == self.centre)
             cell = row
             moments = [up, up * up, up * up * up]
         else:
             steps = (mean - self.centre) / xp.sqrt(unit) * STEPS
             column = xp.floor(steps)
             half = self.columns // 2
-            inside = inside & (column >= -half) & (column < half)
+            is_inside = is_inside & (column >= -half) & (column < half)
             across = steps - column - 0.5
             cell = row * self.columns + column + half
             moments = [up, up * up, across, across * across, across * up]
-        cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
-        weights = [xp.where(inside, 1.0, 0.0)]
+        cell = xp.astype(xp.where(is_inside, cell, 0.0), xp.int64)
+        weights = [xp.where(is_inside, 1.0, 0.0)]
         for moment in moments:
-            weights.append(xp.where(inside, xp.round(moment * UNIT), 0.0))
-        return PlacedReplicas(cell=cell, weights=xp.stack(weights), outside=~inside)
+            weights.append(xp.where(is_inside, xp.round(moment * UNIT), 0.0))
+        return PlacedReplicas(cell=cell, weights=xp.stack(weights), outside=~is_inside)
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
-        """Means, variances and counts of the Gaussians of the law, two per cell."""
-        # With one mean: two points that match the mean, variance and third moment of v.
-        # Otherwise v is its mean ± its standard deviation, m is its regression on v,
-        # and both v include the residual variance of m.
+        """Means, variances and counts of the Gaussians of the law, two per cell.
+
+        `sums` (moments, cells) are the sums of the weights of `placed` over replicas.
+        """
+        # The variances of the two Gaussians of a cell are at the positions up + tilt ±
+        # reach. With one mean, they match the mean, variance and third moment of up.
+        # Otherwise they are its mean ± its standard deviation, m is its regression on
+        # up, and both variances include the residual variance of m.
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
         up, up2, *other_moments = sums[1:, index] / UNIT / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
-        spread = np.maximum(up2 - up**2, 0.0)
+        spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
         mean = np.full_like(unit, self.centre)
-        tilt, slope, residual = np.zeros((3, len(unit)))
+        tilt = np.zeros_like(unit)
+        slope = np.zeros_like(unit)
+        residual = np.zeros_like(unit)
         if self.one_mean:
             (up3,) = other_moments
             third_central_moment = up3 - 3 * up * up2 + 2 * up**3
@@ -108,8 +129,9 @@ class MomentGrid:
             column = index % self.columns - self.columns // 2
             mean = mean + (column + 0.5 + across) * std
             slope = slope * std
-        halves = np.full_like(reach, 0.5)
-        share = np.divide(reach - tilt, 2 * reach, out=halves, where=reach > 0)
+        # of the replicas of a cell, in the upper Gaussian
+        share = np.full_like(reach, 0.5)
+        share = np.divide(reach - tilt, 2 * reach, out=share, where=reach > 0)
         upper = unit * (1.0 + self.height * (up + tilt + reach)) + residual
         lower = unit * (1.0 + self.height * (up + tilt - reach)) + residual
         return (
@@ -126,13 +148,14 @@ class PlacedReplicas(NamedTuple):
     # what a replica adds to the sums of its cell, (sums, replicas): 1 and its moments,
     # or 0 outside the grid
     weights: Array
-    outside: Array
+    outside: Array  # which replicas lie outside the grid
 
 
 def cells_for(mean: Floats, var: Floats, request: str) -> MomentGrid:
-    """A grid around the first replicas, with ample room on all sides for later ones.
+    """A grid around replicas of a pilot sample, with ample room for later ones.
 
-    `request` says in errors what was asked for.
+    `mean` and `var` are the conditional means and variances (replicas,); `request`
+    names the request in errors, as `draws=10000000`.
     """
     has_variance = var > 0
     if not has_variance.any():
@@ -141,24 +164,30 @@ def cells_for(mean: Floats, var: Floats, request: str) -> MomentGrid:
             " one; take fewer"
         )
     mean, var = mean[has_variance], var[has_variance]
-    x = np.log(var)
+    log_var = np.log(var)
+    log_range = np.ptp(log_var)
     one_mean = np.ptp(mean) == 0
-    centre = float(mean[0] if one_mean else mean.min() + np.ptp(mean) / 2)
-    height = HEIGHT if one_mean else CELL_LOG_VARIANCE_2D
-    while np.ptp(x) > ROWS * height:
+    if one_mean:
+        centre = float(mean[0])
+        height = HEIGHT
+    else:
+        centre = float(mean.min() + np.ptp(mean) / 2)
+        height = CELL_LOG_VARIANCE_2D
+    while log_range > ROWS * height:
         height *= 2
-    rows, columns = WINDOW * ROWS, 1
+    rows = WINDOW * ROWS
+    columns = 1
     if not one_mean:
-        rows = max(WINDOW * (int(np.ptp(x) / height) + 1), 64)
+        rows = max(WINDOW * (int(log_range / height) + 1), 64)
         reach = float(np.max(np.abs(mean - centre) / np.sqrt(var)))
         columns = 2 * int(4 * STEPS * max(reach, 2.0))
         rows = min(rows, max(MAX_CELLS // columns, 1))
-        if 1.5 * np.ptp(x) / height + 4 > rows:
+        if 1.5 * log_range / height + 4 > rows:
             raise ValueError(
                 f"{request}: conditional means spread over {reach:.3g} conditional"
                 " standard deviations, too far for a grid; take fewer draws"
             )
-    middle = math.floor((x.min() + x.max()) / 2 / height)
+    middle = math.floor((log_var.min() + log_var.max()) / 2 / height)
     return MomentGrid(
         height=height,
         first=middle - rows // 2,
@@ -169,18 +198,17 @@ def cells_for(mean: Floats, var: Floats, request: str) -> MomentGrid:
 
 
 class BlockMoments(NamedTuple):
-    """The summary of a block of replicas: sums (·, k) of some cells, and the replicas
-    outside the grid.
-    """
+    """The summary of a block of replicas."""
 
-    cells: Array
-    sums: Array
+    cells: Array  # (k,): the cells with replicas
+    sums: Array  # (moments, k): over the replicas of these cells
+    # conditional means and variances of the replicas outside the grid
     mean: Floats
     var: Floats
 
 
 def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
-    """The sums of a block, with numpy."""
+    """The summary of a block of means and variances (replicas,), with numpy."""
     cell, weights, outside = cells.placed(np, mean, var)
     occupied, index = np.unique(cell, return_inverse=True)
     sums = np.stack([np.bincount(index, weight, len(occupied)) for weight in weights])
@@ -192,7 +220,7 @@ class MomentAccumulator:
 
     def __init__(self, cells: MomentGrid) -> None:
         self.cells = cells
-        self.total = np.zeros((4 if cells.one_mean else 6, cells.size), dtype=np.int64)
+        self.total = np.zeros((cells.moments, cells.size), dtype=np.int64)
         # (mean, variance) of replicas outside the grid
         self.stray: Counter[tuple[float, float]] = Counter()
 
@@ -211,8 +239,10 @@ class MomentAccumulator:
             )
 
     def nodes(self) -> tuple[Floats, Floats, Floats]:
-        """Means, variances and counts of the Gaussians of the law (points, where the
-        variance is 0).
+        """Means, variances and counts of the Gaussians of the law, (Gaussians,) each.
+
+        The replicas outside the grid have one each, which is a point if its variance is
+        0.
         """
         stray = sorted(self.stray)
         stray_mean, stray_var = np.array(stray).reshape(-1, 2).T
@@ -226,8 +256,9 @@ class MomentAccumulator:
 
 
 def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
-    """The error of the density from binning these replicas, relative to its largest
-    value.
+    """The error of the density of a law from binning these replicas of it.
+
+    It is the largest error at 49 points, relative to the largest density there.
     """
     accumulator = MomentAccumulator(cells)
     accumulator.add(summed(cells, mean, var))
@@ -248,7 +279,7 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
 def _density(
     y: Floats, mean: Floats, var: Floats, count: Floats | float = 1.0
 ) -> Floats:
-    """The density of a mixture of Gaussians, up to a common factor."""
+    """The density at points y of a mixture of Gaussians, up to a common factor."""
     densities = [
         np.sum(count * np.exp(-((point - mean) ** 2) / (2 * var)) / np.sqrt(var))
         for point in y

@@ -24,6 +24,7 @@ from ..._array_api import Bools, Floats, Ints
 from ..._validate import ArgumentError
 from ...runtime._parallel import Tick
 from ..backends import AUTO, Backend, NoDeviceError, Numpy
+from ..backends._float_flags import overflow_raises
 from ..plan._plan import Plan
 from ._rng_keys import chunks
 
@@ -85,30 +86,6 @@ def resolve_precision(
         return replace(backend, precision="float64", rounded=True), 0.0
     error = _error_of_single(plan, backend, draws, digits)
     return replace(backend, settled=True), error
-
-
-def overflow_raises() -> np.errstate:
-    """A context in which numbers beyond the range of single precision raise an error.
-
-    Where flags of the processor mean nothing, they only show in the results.
-    """
-    action = "raise" if _flags_are_reliable() else "ignore"
-    return np.errstate(over=action, divide=action, invalid=action)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=1)
-def _flags_are_reliable() -> bool:
-    """Whether a product of small finite matrices sets no flag.
-
-    Matrix products of some ARM processors set all flags without a cause.
-    """
-    matrix = np.linspace(-1.0, 1.0, 64 * 64, dtype=np.float32).reshape(64, 64)
-    try:
-        with np.errstate(over="raise", divide="raise", invalid="raise"):
-            np.matmul(matrix, matrix)
-    except FloatingPointError:
-        return False
-    return True
 
 
 def float32_suffices(plan: Plan, draws: int) -> bool:

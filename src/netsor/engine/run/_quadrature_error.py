@@ -1,5 +1,9 @@
-"""The effect of errors of Gaussian expectations on a law: replan with every expectation
-shifted by its error.
+"""The effect of errors of Gaussian expectations on a law.
+
+Every expectation has an error estimate. A program is planned again with every
+expectation shifted by its error, and both plans run on the same random numbers: the
+outputs move by about their errors. Where quasi-random nodes replace expectations, plans
+with fewer and more nodes show the bias.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from ..plan._plan_query import PlanQuery
 # error of the outputs, relative to their spread, that makes a law meaningless
 UNKNOWN = 1.0
 ROUNDING_RTOL = 1e-13  # the same, from rounding errors
-FEW = 2  # the same, to see whether there is any effect
+FEW = 2  # replicas that show whether there is any effect
 # effect in these, relative to the spread of an output, below which no more replicas are
 # tried
 NONE = 1e-6
@@ -41,10 +45,11 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
 def sample_block(
     plan: Plan, seed: int, replicas: int, backend: Backend = NUMPY
 ) -> tuple[Floats, Floats]:
-    """Means and coefficients of a few replicas in double precision, on the accelerator
-    or by numpy.
+    """Means (replicas, entries) and coefficients (replicas, entries, ·) of the outputs.
+
+    They are in double precision, computed on an accelerator, or else by numpy.
     """
-    # to compile the plan first would take longer
+    # a backend that compiles the plan first would take longer
     if backend.kind == "cpu" or backend.compiles:
         mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
     else:
@@ -72,29 +77,32 @@ def _blocks_on_device(
 
 @dataclass(frozen=True)
 class Moves:
-    """The shifts of the outputs in a few replicas if every kernel shifts by its error:
-    upward, or with mixed signs.
+    """The moves of the outputs in a few replicas if every expectation is shifted by its
+    error.
+
+    There are two moves: all expectations are shifted upward, or with mixed signs.
     """
 
-    mean: Floats  # (moves, replicas, entries): shifts of the conditional means
+    mean: Floats  # (moves, replicas, entries): of the conditional means
     # (replicas, entries): the spread of each output, or its size if it is not random
     scale: Floats
-    # (moves,): largest shift of a conditional covariance, relative to the spreads
+    # (moves,): largest move of a conditional covariance, relative to the spreads
     cov: Floats
 
     @property
     def relative(self) -> float:
         """The largest error of an output, relative to its spread."""
-        of_mean = np.max(np.abs(self.mean) / self.scale, axis=(1, 2))
-        error = float(np.max(np.maximum(of_mean, self.cov)))
+        relative_mean = np.max(np.abs(self.mean) / self.scale, axis=(1, 2))
+        error = float(np.max(np.maximum(relative_mean, self.cov)))
         if np.isnan(error):  # a function is not defined there
             return np.inf
         return error if error > ROUNDING_RTOL else 0.0
 
     @property
     def signed(self) -> Floats:
-        """The shifts of the means over replicas, (moves, entries); the error is about
-        their root mean square.
+        """The moves of the means over replicas, (moves, entries).
+
+        They are scaled so that the error is about their root mean square.
         """
         return np.asarray(2**0.5 * self.mean.mean(axis=1))
 
@@ -106,8 +114,9 @@ class Moves:
 
 
 def checked_quadrature_error(moves: Moves | None) -> float:
-    """The error of the law from Gaussian expectations; raises an exception if it is too
-    large.
+    """The error of a law from Gaussian expectations, relative to its spread.
+
+    It is 0 without expectations (None); an exception is raised if it is too large.
     """
     error = 0.0 if moves is None else moves.relative
     if error > UNKNOWN:
@@ -122,8 +131,9 @@ def checked_quadrature_error(moves: Moves | None) -> float:
 
 
 def moves_of_draws(query: PlanQuery, backend: Backend) -> Moves | None:
-    """`moves`, from a few replicas if these show almost no effect: a few draws stay
-    cheap.
+    """`moves`, from only FEW replicas if these show almost no effect.
+
+    So a few draws stay cheap.
     """
     from_few = moves(query, FEW, backend)
     if from_few is None or from_few.relative < NONE:
@@ -138,8 +148,9 @@ def moves(
     replicas: int = QUADRATURE_PROBE_REPLICAS,
     backend: Backend = NUMPY,
 ) -> Moves | None:
-    """The shifts of the outputs; None if there are no Gaussian expectations, or a
-    number is not finite.
+    """How the outputs move if expectations are shifted, in some replicas.
+
+    None if there are no Gaussian expectations, or a number is not finite.
     """
     plan = query.plan()
     if not plan.expects:
@@ -151,17 +162,19 @@ def moves(
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made
         variance = np.square(columns).sum(axis=-1)
-        scale = relative_scale(mean, np.where(variance > 0, variance, mean.var(axis=0)))
+        variance = np.where(variance > 0, variance, mean.var(axis=0))
+        scale = relative_scale(mean, variance)
         relative_columns = columns / scale[..., None]
-        mean_moves, cov_moves = [], []
+        mean_moves = []
+        cov_moves = []
         for shift in (1, 2):
+            shifted_plan = query.plan(shift)
             shifted_mean, shifted_columns = sample_block(
-                query.plan(shift), 0, replicas, backend
+                shifted_plan, 0, replicas, backend
             )
+            shifted_relative = shifted_columns / scale[..., None]
             mean_moves.append(shifted_mean - mean)
-            cov_moves.append(
-                _largest_change(relative_columns, shifted_columns / scale[..., None])
-            )
+            cov_moves.append(_largest_change(relative_columns, shifted_relative))
         # perhaps a limit of 0, where terms cancel
         if np.max(np.abs(mean_moves) / scale, initial=0.0) > UNKNOWN:
             scale = np.maximum(scale, ROUNDING_RTOL * _largest_term(plan, replicas))
@@ -169,8 +182,10 @@ def moves(
 
 
 def _largest_term(plan: Plan, replicas: int) -> float:
-    """The size of the terms of the last sums behind the outputs, which sets the size of
-    rounding errors.
+    """The size of the largest term of the last sums that make the means of outputs.
+
+    It sets the size of their rounding errors. The search goes back from the means
+    through steps that only rearrange entries, to sums and functions.
     """
     step_of = {step.out: step for step in plan.steps}
     terms: dict[Register, None] = {}
@@ -202,26 +217,28 @@ def _means(plan: Plan, seed: int = 0) -> Floats:
 
 
 def node_bias(query: PlanQuery) -> Floats:
-    """The bias of each output's mean from the finite number of nodes, (entries,),
-    estimated with a quarter of them.
+    """The bias of each output's mean from the finite number of nodes, (entries,).
+
+    It is estimated from the difference with a quarter of the nodes. Errors of single
+    expectations average out over replicas, but their squares do not: the square of a
+    zero is of order NODES^−2.
     """
-    # Errors of single expectations average out over replicas, but their squares do not:
-    # the square of a zero is of order NODES^−2. The result is twice the extrapolated
-    # difference, to cover a 0.
     plan = query.plan()
     if not plan.nodes:
         return np.zeros(plan.mean.shape)
     mean = _means(plan).mean(axis=0)
     mean_of_fewer = _means(query.plan(FEWER_NODES)).mean(axis=0)
+    # with a quarter of the nodes a bias of this order is 16 times as large, so that it
+    # is a 15th of the difference; twice that covers a bias of 0
     return np.asarray(2 * np.abs(mean_of_fewer - mean) / 15)
 
 
 def bias_beside(query: PlanQuery, means: Floats) -> Floats:
-    """The bias of each output's mean over sets of nodes (sets, entries) from their
-    number; 0 where none shows.
+    """The bias of each output's mean from the number of nodes, (entries,).
 
-    A function of a mean over nodes, such as its square, has errors of one sign, which
-    no number of sets reduces.
+    `means` (sets, entries) are means over different sets of nodes. The bias is 0 where
+    none shows beside their noise. A function of a mean over nodes, such as its square,
+    has errors of one sign, which no number of sets reduces.
     """
     sets = int(np.clip(len(means) // 2, QUADRATURE_PROBE_REPLICAS, MOST_BIAS_SETS))
     plan = query.plan(FEWER_NODES)
@@ -238,15 +255,18 @@ def bias_beside(query: PlanQuery, means: Floats) -> Floats:
 
 
 def bias_of_replicas(query: PlanQuery) -> Floats | None:
-    """`bias_beside` for outputs that are random beside their nodes, from a few
-    replicas; None without nodes.
+    """`bias_beside` for outputs that depend on other random numbers, from a few
+    replicas.
+
+    None if the plan has no nodes.
     """
     plan = query.plan()
     if not plan.nodes:
         return None
     with one_blas_thread():
         # replicas that agree in all but their nodes
-        means, means_of_fewer = _means(plan), _means(query.plan(FEWER_NODES))
+        means = _means(plan)
+        means_of_fewer = _means(query.plan(FEWER_NODES))
     change = means_of_fewer - means
     noise = change.std(axis=0, ddof=1) / np.sqrt(len(change))
     difference = np.abs(change.mean(axis=0))
@@ -254,11 +274,12 @@ def bias_of_replicas(query: PlanQuery) -> Floats | None:
 
 
 def node_zeros(query: PlanQuery, means: Floats, covs: Floats) -> Bools:
-    """Which outputs are 0 up to errors of nodes, given draws of conditional means and
-    covariances.
+    """Which outputs are 0 up to errors of nodes, (entries,).
+
+    `means` (draws, entries) and `covs` (draws, entries, entries) are conditional. Terms
+    may cancel although the structure does not show it: ⟨∂f/∂x, x⟩ = 0 if f does not
+    depend on |x|.
     """
-    # Terms may cancel although the structure does not show it: ⟨∂f/∂x, x⟩ = 0 if f does
-    # not depend on |x|.
     plan = query.plan()
     size = np.abs(means).max(axis=0)
     has_variance = np.diagonal(covs, axis1=1, axis2=2).any(axis=0)
@@ -283,8 +304,10 @@ def _median_size(plan: Plan) -> Floats:
 
 
 def relative_scale(mean: Floats, variance: Floats) -> Floats:
-    """The scale for relative errors: the spread; without randomness the output's size
-    or, if 0, that of others.
+    """The scale for relative errors of outputs: their spread.
+
+    Without randomness it is the size of the output or, if that is 0, a thousandth of
+    the largest one. The arguments and the result have one shape.
     """
     spread = np.sqrt(variance)
     largest = (spread + np.abs(mean)).max() or 1.0
@@ -293,16 +316,17 @@ def relative_scale(mean: Floats, variance: Floats) -> Floats:
 
 
 def _largest_change(columns: Floats, shifted_columns: Floats) -> float:
-    """The largest difference of two covariances, a few rows at a time, because all rows
-    may not fit in memory.
+    """The largest difference of covariances from coefficients (replicas, entries, ·).
+
+    A few rows are computed at a time, because all rows may not fit in memory.
     """
     replicas, entries, _ = columns.shape
     if not (columns.any() or shifted_columns.any()):
         return 0.0
-    step = max(1, COVARIANCE_BYTES // (8 * replicas * entries))
+    rows_per_batch = max(1, COVARIANCE_BYTES // (8 * replicas * entries))
     largest = 0.0
-    for start in range(0, entries, step):
-        rows = slice(start, start + step)
+    for start in range(0, entries, rows_per_batch):
+        rows = slice(start, start + rows_per_batch)
         cov = columns[:, rows] @ np.swapaxes(columns, 1, 2)
         shifted = shifted_columns[:, rows] @ np.swapaxes(shifted_columns, 1, 2)
         largest = max(largest, float(np.abs(shifted - cov).max()))

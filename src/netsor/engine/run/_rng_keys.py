@@ -57,10 +57,12 @@ def chunks(draws: int, size: int) -> list[range]:
 
 
 def growing_chunks(draws: int) -> list[range]:
-    """Chunks of geometrically growing sizes: even a few draws are spread over all
-    workers.
+    """The draws 0 … draws − 1 in chunks of growing sizes, at most CHUNK.
+
+    Even a few draws are then spread over all workers. For example, 20 draws are in the
+    chunks 0–7, 8–15 and 16–19. The start of a chunk is part of its generator's key, so
+    it depends only on the chunks before.
     """
-    # The start of a chunk depends on nothing else, because it is part of the key.
     result: list[range] = []
     start = 0
     while start < draws:
@@ -71,8 +73,9 @@ def growing_chunks(draws: int) -> list[range]:
 
 
 def merge_chunks(chunks: Sequence[range], most: int, workers: int) -> list[range]:
-    """Join consecutive chunks into tasks of up to `most` draws, with at least one task
-    for each worker.
+    """Join consecutive chunks into tasks, at least one for each worker.
+
+    A task has up to `most` draws, or one chunk.
     """
     # Python's overhead per step of a plan is the same for one chunk and for several. A
     # single draw joins the previous task, because numpy sums a single replica in

@@ -16,6 +16,7 @@ from ...language.values._array import Value
 from ...runtime._memory import check_memory
 from ...runtime._parallel import Progress, Tick, at_once, run
 from ..backends import Backend, Numpy
+from ..backends._float_flags import overflow_raises
 from ..backends._numpy import Streams, block_of, blocks
 from ..plan._draw_cost import Draw
 from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
@@ -30,7 +31,6 @@ from ._moment_histogram import (
 )
 from ._precision import (
     TOO_LARGE,
-    overflow_raises,
     remove_rounding_ties,
     resolve_precision,
 )
@@ -41,7 +41,7 @@ T = TypeVar("T")
 # chunks in flight if the library has its own threads: one is copied back while the next
 # is computed
 AHEAD = 2
-TASK = 0.5  # seconds of work that justify sending a task to another process
+TASK_SECONDS = 0.5  # of work that justify sending a task to another process
 PILOT = 8192  # replicas of the pilot sample that places the cells
 MAX_DRAWS = 2**34  # draws
 MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are binned
@@ -56,17 +56,15 @@ class Sampling:
     executor and progress do not.
     """
 
-    # `workers` is a number of threads, by default that of cores; an executor replaces
-    # them. `progress` is True for a bar on a terminal, False for none, or a function of
-    # (draws done, all draws).
-
     draws: int
     seed: int = 0
-    workers: int | None = None
-    executor: Executor | None = None
+    workers: int | None = None  # a number of threads, by default that of cores
+    executor: Executor | None = None  # replaces the threads
+    # True for a bar on a terminal, False for none, or a function of (draws done, all
+    # draws)
     progress: Progress = True
     backend: Backend = field(default_factory=Numpy)
-    least: int = 1  # draws
+    least: int = 1  # the smallest number of draws that is allowed
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "draws", whole(self.draws, "draws", least=self.least))
@@ -94,12 +92,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Conditional:
-    """The law N(mean, cov) of the requested coordinates of the outputs, given all
-    random numbers.
-    """
+    """The law N(mean, cov) of one coordinate of each output, given all random numbers.
 
-    # Entries of all outputs are concatenated. A law that depends on no random number
-    # has one replica.
+    Entries of all outputs are concatenated, k in all. A law that depends on no random
+    number has one replica.
+    """
 
     mean: Floats  # (replicas, k)
     cov: Floats  # (replicas, k, k)
@@ -132,7 +129,8 @@ def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
         return _sample_binned(plan, sampling, error)
     means, covs = _sample_replicas(plan, sampling, draws)
     is_zero = quadrature.node_zeros(query, means, covs)
-    means[:, is_zero] = covs[:, is_zero] = 0.0
+    means[:, is_zero] = 0.0
+    covs[:, is_zero] = 0.0
     covs[:, :, is_zero] = 0.0
     if backend.precision == "float32":
         means = remove_rounding_ties(plan, means, covs, sampling.seed, backend)
@@ -173,24 +171,26 @@ def _constant_law(plan: Plan, sampling: Sampling, error: float) -> Conditional:
 def _sample_replicas(
     plan: Plan, sampling: Sampling, draws: int
 ) -> tuple[Floats, Floats]:
-    """Conditional means and covariances of all replicas."""
-    backend, size = sampling.backend, plan.mean.shape[0]
+    """Conditional means (draws, k) and covariances (draws, k, k) of all replicas."""
+    backend = sampling.backend
+    size = plan.mean.shape[0]
     work = _Chunk(plan, sampling.seed, backend, backend.chunk(plan, draws))
-    # bytes: the law and a byte per number for the finiteness check; chunks in flight or
-    # finished; working memory
-    slots = at_once(sampling.threads, sampling.executor)
-    rows = (
-        9.0 * draws
-        + 8.0 * min(draws, 2 * slots * work.size)
-        + 8.0 * slots * min(draws, work.size)
-    )
+    slots = at_once(sampling.threads, sampling.executor)  # chunks in flight
+    numbers_per_draw = size + size**2
+    # bytes for each number of a draw: 8 in the law, and 1 for the finiteness check; 8
+    # in chunks that are finished or waiting, and 8 in chunks that are computed
+    finished = min(draws, 2 * slots * work.size)
+    computed = slots * min(draws, work.size)
+    results = (9.0 * draws + 8.0 * finished + 8.0 * computed) * numbers_per_draw
+    working = slots * (BLOCK + Draw.of(plan).block_bytes(draws))
     check_memory(
-        rows * (size + size**2) + slots * (BLOCK + Draw.of(plan).block_bytes(draws)),
+        results + working,
         f"draws={draws} of {size} outputs",
         "take fewer draws or outputs (of one output at a time, any number), or a"
         " smaller width",
     )
-    means, covs = np.empty((draws, size)), np.empty((draws, size, size))
+    means = np.empty((draws, size))
+    covs = np.empty((draws, size, size))
     together = _chunks_per_task(plan, work.size)
     for chunk, law in sampling.run(work.law, chunks(draws, work.size), together):
         means[chunk.start : chunk.stop], covs[chunk.start : chunk.stop] = law
@@ -206,10 +206,13 @@ def _average(
     bias: Floats,
     backend: Backend,
 ) -> Conditional:
-    """The mean over replicas that differ only in their quadrature nodes, with its
-    standard error and its bias.
+    """The law that is the mean over replicas, which differ only in quadrature nodes.
+
+    `bias` (k,) is that of the means from the number of nodes; the spread over replicas
+    gives standard errors.
     """
-    mean, cov = means.mean(axis=0, keepdims=True), covs.mean(axis=0, keepdims=True)
+    mean = means.mean(axis=0, keepdims=True)
+    cov = covs.mean(axis=0, keepdims=True)
     scale = quadrature.relative_scale(mean[0], np.diagonal(cov[0]))
     sets = len(means)
     relative_spread = covs.std(axis=0, ddof=1) / np.outer(scale, scale)
@@ -242,8 +245,9 @@ def _notes(plan: Plan, mean: Floats, cov: Floats) -> tuple[str, ...]:
 
 
 def sample_outputs(query: PlanQuery, sampling: Sampling) -> list[Floats]:
-    """Joint draws of one coordinate of each output, (draws, *shape), without forming a
-    covariance.
+    """Joint draws of one coordinate of each output, (draws, *shape) each.
+
+    No covariance is formed, so there may be many outputs.
     """
     draws, seed = sampling.draws, sampling.seed
     plan = replace(query, prices=sampling.backend.prices).plan()
@@ -279,8 +283,10 @@ def split(rows: Floats, outputs: Sequence[Value]) -> list[Floats]:
 
 
 def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
-    """Too many replicas to store: a pilot sample defines a grid, and moments are
-    accumulated in each of its cells.
+    """The law of too many replicas to store, of one output.
+
+    A pilot sample defines a grid of cells, and moments are accumulated in each of them
+    (see `_moment_histogram`).
     """
     draws, seed, backend = sampling.draws, sampling.seed, sampling.backend
     if draws > MAX_DRAWS:
@@ -312,7 +318,7 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
 
 def _chunks_per_task(plan: Plan, size: int) -> int:
     """The number of chunks that make a task worth sending."""
-    return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
+    return max(1, int(TASK_SECONDS / max(plan.seconds(size), 1e-6)))
 
 
 def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
@@ -332,12 +338,16 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
 
 
 def _small_part_is_lost(plan: Plan, seed: int, arrays: Sequence[Floats]) -> bool:
-    """Whether a guard of the plan shows that a number that is not finite comes from a
-    part of order n^(−1/2).
+    """Whether numbers are not finite because a part of order n^(−1/2) was lost.
+
+    A step `lost` of the plan guards each such part, and is NaN where it matters. The
+    first replica of the arrays with a bad number is among those that are tried.
     """
-    is_finite = [np.isfinite(array.reshape(len(array), -1)) for array in arrays]
-    bad_replicas = np.any([~finite.all(axis=1) for finite in is_finite], axis=0)
-    first_bad = int(np.argmax(bad_replicas))
+    is_bad = np.zeros(len(arrays[0]), dtype=bool)
+    for array in arrays:
+        is_finite = np.isfinite(array.reshape(len(array), -1))
+        is_bad |= ~is_finite.all(axis=1)
+    first_bad = int(np.argmax(is_bad))
     replicas = min(max(first_bad + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
     guards = [step.out for step in plan.steps if step.kind == "lost"]
     for guard in guards:
@@ -360,9 +370,10 @@ class _Chunk:
     cells: MomentGrid | None = None
 
     def law(self, chunk: range, tick: Callable[[int], None]) -> tuple[Floats, Floats]:
-        """Conditional means and covariances."""
+        """Conditional means (replicas, k) and covariances (replicas, k, k)."""
         size = self.plan.mean.shape[0]
-        means, covs = np.empty((len(chunk), size)), np.empty((len(chunk), size, size))
+        means = np.empty((len(chunk), size))
+        covs = np.empty((len(chunk), size, size))
         start = 0
         for mean, columns in self._blocks(chunk, tick):
             mean = self.backend.numpy(mean)
@@ -388,7 +399,10 @@ class _Chunk:
         return self.backend.sample(self.plan, self.seed, chunk, self.size, tick)
 
     def draws(self, chunk: range, tick: Callable[[int], None]) -> Floats:
-        """Draws: mean + coefficients · N(0, I), with normals from their own stream."""
+        """Draws (replicas, k): mean + coefficients · N(0, I).
+
+        The normals have a stream of their own, NOISE.
+        """
         if self.backend.settled:
             return self._draws_in_single(chunk, tick)
         if isinstance(self.backend, Numpy):

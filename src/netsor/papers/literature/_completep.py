@@ -14,10 +14,11 @@ import numpy as np
 from ...report._mpl_style import BLUE, GREY, VERMILLION, new
 from ...studies import Arrays, derive_seed
 from .._significance import combine, decide
-from ._result import Claim, Numbers, Part, Picture, Result
+from ._result import Array, Claim, Numbers, Part, Picture, Result
 
 WIDTH, INPUTS, CLASSES, BATCH = 256, 784, 10, 128
 RATE = 1e-4 / math.sqrt(WIDTH)  # of Adam at the smallest depth
+GAIN = math.sqrt(2 / WIDTH)  # the factor of each matrix
 DEPTHS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Medians over 50 networks of the arrays that are stored with the notebook, by depth.
 STORED = {
@@ -72,44 +73,31 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
     d is the first order.
     """
     share = (depth / 2) ** -alpha
-    gain = math.sqrt(2 / WIDTH)
     x = rng.standard_normal((BATCH, INPUTS)) / math.sqrt(INPUTS)
     x = x @ rng.uniform(-1, 1, (INPUTS, WIDTH)) / math.sqrt(INPUTS)
     matrices = rng.standard_normal((depth, 2, WIDTH, WIDTH))
     readout = rng.uniform(-1, 1, (WIDTH, CLASSES)) / math.sqrt(WIDTH)
 
-    # forward
-    streams = []  # before each branch, and inside it
-    for first, second in matrices:
-        inner = gain * np.maximum(x, 0) @ first.T
-        streams.append((x, inner))
-        x = x + share * gain * np.maximum(inner, 0) @ second.T
-
-    # backward, to the output of branch 2, for the cross-entropy of random labels
-    logits = x @ readout / WIDTH
-    error = np.exp(logits - logits.max(axis=1, keepdims=True))
-    error /= error.sum(axis=1, keepdims=True)
-    error[np.arange(BATCH), rng.integers(CLASSES, size=BATCH)] -= 1
-    back = error @ readout.T / WIDTH / BATCH
-    for (before, inner), (first, second) in zip(
-        streams[:1:-1], matrices[:1:-1], strict=True
-    ):
-        by_inner = share * gain * (back @ second) * (inner > 0)
-        back = back + gain * (by_inner @ first) * (before > 0)
+    output, branches = _forward(x, matrices, share)
+    labels = rng.integers(CLASSES, size=BATCH)
+    by_output = _loss_gradient(output, readout, labels)
+    by_branch = _backward(by_output, branches, matrices, share)
 
     # the step of Adam on the first matrix of branch 2
-    before, inner = streams[1]
+    before, inner = branches[1]
     first, second = matrices[1]
     active = np.maximum(before, 0)
-    gradient = gain * ((share * gain * (back @ second) * (inner > 0)).T @ active)
+    by_inner = share * GAIN * (by_branch @ second) * (inner > 0)
+    gradient = GAIN * (by_inner.T @ active)
     rate = RATE * (depth / 2) ** (alpha - 1)
     eps = 1e-8 * (depth / 2) ** -alpha
     change = -rate * gradient / (np.abs(gradient) + eps)
 
     # the first coordinate of the branch for the first input, and its linearisations
-    start = gain * second[0] @ np.maximum(inner[0], 0)
-    end = gain * second[0] @ np.maximum(gain * (first + change) @ active[0], 0)
-    slope = gain**2 * np.outer(second[0] * (inner[0] > 0), active[0])
+    start = GAIN * second[0] @ np.maximum(inner[0], 0)
+    changed_inner = GAIN * (first + change) @ active[0]
+    end = GAIN * second[0] @ np.maximum(changed_inner, 0)
+    slope = GAIN**2 * np.outer(second[0] * (inner[0] > 0), active[0])
     all_entries = start + np.sum(change * slope)
     first_row = start + np.sum(change[0] * slope)
     return Distance(
@@ -118,23 +106,69 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
     )
 
 
+class _Branch(NamedTuple):
+    """The values of a branch W₂ relu(W₁ relu(x)) in the forward pass, (batch,
+    width).
+    """
+
+    before: Array  # x, the stream before it
+    inner: Array  # W₁ relu(x)
+
+
+def _forward(x: Array, matrices: Array, share: float) -> tuple[Array, list[_Branch]]:
+    """The stream after all branches, and the values inside each.
+
+    `matrices` (branches, 2, width, width) are W₁ and W₂, `share` is the factor of a
+    branch in its sum.
+    """
+    branches = []
+    for first, second in matrices:
+        inner = GAIN * np.maximum(x, 0) @ first.T
+        branches.append(_Branch(x, inner))
+        x = x + share * GAIN * np.maximum(inner, 0) @ second.T
+    return x, branches
+
+
+def _loss_gradient(output: Array, readout: Array, labels: Any) -> Array:
+    """The gradient of the mean cross-entropy by the stream after all branches."""
+    logits = output @ readout / WIDTH
+    error = np.exp(logits - logits.max(axis=1, keepdims=True))
+    error /= error.sum(axis=1, keepdims=True)
+    error[np.arange(BATCH), labels] -= 1
+    gradient: Array = error @ readout.T / WIDTH / BATCH
+    return gradient
+
+
+def _backward(
+    by_output: Array, branches: list[_Branch], matrices: Array, share: float
+) -> Array:
+    """The gradient by the stream after branch 2, from that after all branches."""
+    gradient = by_output
+    for k in range(len(branches) - 1, 1, -1):
+        before, inner = branches[k]
+        first, second = matrices[k]
+        by_inner = share * GAIN * (gradient @ second) * (inner > 0)
+        gradient = gradient + GAIN * (by_inner @ first) * (before > 0)
+    return gradient
+
+
 def distances(depth: int, alpha: float, networks: int, seed: int) -> Arrays:
     """Both distances for independent networks, an array (networks, 2).
 
     Inputs are normal, and labels random.
     """
     rng = np.random.default_rng(derive_seed(seed, depth))
-    return {
-        "distance": np.array([distance(depth, alpha, rng) for _ in range(networks)])
-    }
+    distances = [distance(depth, alpha, rng) for _ in range(networks)]
+    return {"distance": np.array(distances)}
 
 
 def parts(quick: bool) -> list[Part]:
     """Depths up to 16, or 64."""
     networks = 12 if quick else 50
     parts = []
+    depths = (4, 16) if quick else (4, 16, 64)
     for alpha in STORED:
-        for depth in (4, 16) if quick else (4, 16, 64):
+        for depth in depths:
             arguments = {"depth": depth, "alpha": alpha, "networks": networks}
             seconds = 0.2 + networks * (0.015 + 0.006 * depth)
             parts.append(Part(f"{alpha} {depth}", distances, arguments, seconds))
@@ -142,20 +176,22 @@ def parts(quick: bool) -> list[Part]:
 
 
 def medians(numbers: Numbers, alpha: float) -> dict[int, Distance]:
-    """Medians of both distances by depth."""
-    by_depth = {
-        int(label.split()[1]): arrays["distance"]
-        for label, arrays in numbers.items()
-        if label.startswith(f"{alpha} ")
-    }
-    return {
-        depth: Distance(*np.median(distances, axis=0))
-        for depth, distances in sorted(by_depth.items())
-    }
+    """Medians over networks of both distances, by the depths that were run.
+
+    The label of a part is "alpha depth".
+    """
+    by_depth: dict[int, Distance] = {}
+    for label, arrays in numbers.items():
+        alpha_text, depth = label.split()
+        if alpha_text == str(alpha):
+            # columns as in `Distance`
+            all_entries, first_row = np.median(arrays["distance"], axis=0)
+            by_depth[int(depth)] = Distance(all_entries, first_row)
+    return dict(sorted(by_depth.items()))
 
 
 def _stored(numbers: Numbers, alpha: float) -> Claim:
-    """Whether the stored distances are near ours with the notebook's sum."""
+    """The claim that the stored distances are near ours with the notebook's sum."""
     stored = dict(zip(DEPTHS, STORED[alpha], strict=True))
     verdicts = []
     listed = []
@@ -175,7 +211,7 @@ def _stored(numbers: Numbers, alpha: float) -> Claim:
 
 
 def _claim_by_definition(numbers: Numbers, alpha: float) -> Claim:
-    """Whether the distance is above rounding, with the first order as it is
+    """The claim that the distance is above rounding, with the first order as it is
     defined.
     """
     trend = "falls like L^(−1/2)" if alpha == 0.5 else "does not fall"

@@ -72,24 +72,30 @@ def perceptron_formula(r: float) -> float:
 
 
 def stack_formula(tokens: int, width: int, score: float, depth: int) -> Array:
-    """Moments of a pre-norm stream after each block, by their formulas in a row."""
-    v, c = 1.0, 0.0  # variance, and covariance of two tokens
-    moments = [(v, c)]
+    """Moments of a pre-norm stream before the first block and after each, by their
+    formulas in a row.
+
+    An array (depth + 1, 2): the variance of a token, and the covariance of two. Each
+    branch sees normalised tokens, so it depends on the correlation alone.
+    """
+    variance, covariance = 1.0, 0.0
+    moments = [Moments(variance, covariance)]
     for _ in range(depth):
-        attended = attention_formula(tokens, width, score, r=c / v)
-        v += attended.variance
-        c += attended.covariance
-        r = c / v
-        v += 1
-        c += perceptron_formula(r)
-        moments.append((v, c))
+        attended = attention_formula(tokens, width, score, r=covariance / variance)
+        variance += attended.variance
+        covariance += attended.covariance
+        correlation = covariance / variance
+        variance += 1
+        covariance += perceptron_formula(correlation)
+        moments.append(Moments(variance, covariance))
     return np.array(moments)
 
 
 def head(tokens: int, width: int, head_dim: int, score: float, r: float) -> Program:
     """Mean square and mean product of two tokens of the output of one head.
 
-    Its values are its inputs, of variance 1.
+    Inputs have variance 1 and correlation r, `score` is the variance of a score, and
+    the values are the inputs.
     """
     x = _correlated(tokens, width, r)
     q = ns.weight(head_dim, width, std=score**0.25) @ x
@@ -108,7 +114,9 @@ def head_gradient(
     q = ns.weight(head_dim, width, std=score**0.25) @ x
     k = ns.weight(head_dim, width, std=score**0.25) @ x
     v = ns.weight(head_dim, width, std=1.0) @ x
-    y = (ns.softmax(ns.dot(q, k)) @ v) * ns.gaussian(head_dim, tokens)
+    gradient_from_above = ns.gaussian(head_dim, tokens)
+    y = (ns.softmax(ns.dot(q, k)) @ v) * gradient_from_above
+    # the loss is the sum of all entries of y
     total, ones = y.sum(0).reshape(1), ns.ones(head_dim).reshape(1)
     loss = head_dim * ns.mean_dot(total, ones)[0, 0]
     # √width · ∂loss/∂x is what `grad` returns
@@ -140,22 +148,26 @@ def stack(tokens: int, heads: int, head_dim: int, score: float, depth: int) -> P
 
 
 def _correlated(tokens: int, width: ns.Width | int, r: float) -> ns.Vector:
+    """Normal tokens with entries of variance 1, and of correlation r between tokens."""
     return ns.gaussian(width, tokens, cov=(1 - r) * np.eye(tokens) + r)
 
 
 def _moments(x: ns.Vector) -> ns.Scalar:
-    """The mean square of a token, and the mean product of two."""
+    """The mean square of a token, and the mean product of two different ones: (2,)."""
     gram = ns.mean_dot(x, x)
     return ns.stack([ns.apply(_square, gram, axes=2), ns.apply(_product, gram, axes=2)])
 
 
 def _square(gram: Array) -> Array:
+    """The mean of the diagonals of Gram matrices (…, T, T)."""
     return np.asarray(np.trace(gram, axis1=-2, axis2=-1) / gram.shape[-1])
 
 
 def _product(gram: Array) -> Array:
-    s = gram.shape[-1]
-    return np.asarray((gram.sum((-2, -1)) - s * _square(gram)) / (s * (s - 1)))
+    """The mean of the entries off the diagonals of Gram matrices (…, T, T)."""
+    tokens = gram.shape[-1]
+    off_diagonal = gram.sum((-2, -1)) - tokens * _square(gram)
+    return np.asarray(off_diagonal / (tokens * (tokens - 1)))
 
 
 # Variances of scores in their simulation.
@@ -179,25 +191,28 @@ PAIRS = tuple((k + 0.5) / 20 for k in range(20))
 
 def forward(width: int, r: float, scores: list[float], draws: int, seed: int) -> Arrays:
     """Moments of one head's output for each draw, an array (scores, draws, 2)."""
-    moments = [
-        _drawn(head(TOKENS, width, HEAD, score, r), draws, seed) for score in scores
-    ]
+    moments = []
+    for score in scores:
+        moments.append(_drawn(head(TOKENS, width, HEAD, score, r), draws, seed))
     return {"moments": np.stack(moments)}
 
 
 def backward(width: int, scores: list[float], draws: int, seed: int) -> Arrays:
-    """The same of the gradient by its inputs, which are independent."""
-    moments = [
-        _drawn(head_gradient(TOKENS, width, HEAD, score, 0.0), draws, seed)
-        for score in scores
-    ]
+    """Moments of the gradient by one head's inputs for each draw, (scores, draws, 2).
+
+    The inputs are independent.
+    """
+    moments = []
+    for score in scores:
+        net = head_gradient(TOKENS, width, HEAD, score, 0.0)
+        moments.append(_drawn(net, draws, seed))
     return {"moments": np.stack(moments)}
 
 
 def limits(tokens: list[int], scores: list[float], seed: int) -> Arrays:
-    """The exact variance for independent inputs of infinite width, with its error.
+    """The exact variance of one head's output, with its error: arrays (tokens, scores).
 
-    Arrays (tokens, scores).
+    Inputs are independent and of infinite width, so `seed` is not used.
     """
     values, errors = [], []
     for s in tokens:
@@ -211,14 +226,14 @@ def limits(tokens: list[int], scores: list[float], seed: int) -> Arrays:
 
 
 def perceptrons(correlations: list[float], seed: int) -> Arrays:
-    """The correlation of two outputs of a perceptron at infinite width.
+    """The correlation of two outputs of a perceptron at infinite width, an array.
 
-    It is not random.
+    `correlations` are those of its two inputs. It is not random, so one draw is exact.
     """
     values = []
     for r in correlations:
-        drawn = perceptron(r).draw(n=math.inf, draws=1, progress=False)
-        values.append(float(np.asarray(drawn)[0]))
+        draws = perceptron(r).draw(n=math.inf, draws=1, progress=False)
+        values.append(float(np.asarray(draws)[0]))
     return {"value": np.array(values)}
 
 
@@ -228,6 +243,7 @@ def stacks(score: float, draws: int, seed: int) -> Arrays:
 
 
 def _drawn(net: Program, draws: int, seed: int) -> Array:
+    """Draws of a program with one output, (draws, …)."""
     moments = net.draw(draws=draws, seed=seed, workers=1, progress=False)
     return np.asarray(moments, dtype=np.float64)
 
@@ -288,7 +304,7 @@ class _Point(NamedTuple):
 
 
 def _forward(numbers: Numbers) -> list[_Point]:
-    """The points of their grid that were run."""
+    """Published over ours, at the points of their grid that were run."""
     points = []
     for width, r in itertools.product(WIDTHS, CORRELATIONS):
         arrays = numbers.get(_forward_label(width, r))
@@ -309,7 +325,10 @@ def _forward(numbers: Numbers) -> list[_Point]:
 
 
 def _grid(points: list[_Point], quantity: str, words: str) -> Claim:
-    """The formula for the variance or the covariance over their grid."""
+    """The claim on the formula for the variance or the covariance over their grid.
+
+    `quantity` is the field of the points, `words` its name in the text.
+    """
     ratios: list[Estimate] = [getattr(point, quantity) for point in points]
     distances = [abs(ratio.value - 1) for ratio in ratios]
     worst = distances.index(max(distances))
@@ -327,14 +346,18 @@ def _grid(points: list[_Point], quantity: str, words: str) -> Claim:
 
 
 def _limit(numbers: Numbers, tokens: int, score: float) -> Estimate:
-    """The exact variance at infinite width."""
+    """The exact variance of a head's output at infinite width, of one of the computed
+    numbers of tokens and variances of scores.
+    """
     position = LIMIT_LENGTHS.index(tokens), LARGER.index(score)
     arrays = numbers["limits"]
     return Estimate(float(arrays["value"][position]), float(arrays["error"][position]))
 
 
 def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
-    """The formula for the variance beyond their grid, at infinite width."""
+    """The claim on the formula for the variance beyond their grid, at infinite width;
+    `words` says where.
+    """
     exact = _limit(numbers, tokens, score)
     published = attention_formula(tokens, math.inf, score, 0.0).variance
     return Claim(
@@ -348,15 +371,20 @@ def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
 
 
 def _gradients(numbers: Numbers) -> list[Estimate]:
-    """Published over ours, by variance of scores."""
+    """The published variance of the gradient over ours, for each variance of scores in
+    BACKWARD.
+    """
     published = gradient_formula(TOKENS, BACKWARD_WIDTH, HEAD)
-    return [
-        ratio(published, mean(draws[:, 0])) for draws in numbers["backward"]["moments"]
-    ]
+    ratios = []
+    for moments in numbers["backward"]["moments"]:  # (draws, 2)
+        ratios.append(ratio(published, mean(moments[:, 0])))
+    return ratios
 
 
 def _backward(numbers: Numbers, score: float, words: str) -> Claim:
-    """The formula for the variance of the gradient."""
+    """The claim on the formula for the variance of the gradient, at one variance of
+    scores; `words` says where.
+    """
     gradient = _gradients(numbers)[BACKWARD.index(score)]
     through_values = _limit(numbers, TOKENS, score).value * TOKENS
     verdict = near(gradient, 1.0, MAX_GRADIENT_ERROR)
@@ -374,7 +402,7 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
 
 
 def _perceptrons(numbers: Numbers) -> Claim:
-    """The formula for a ReLU perceptron."""
+    """The claim on the formula for a ReLU perceptron."""
     published = np.array([perceptron_formula(r) for r in PAIRS])
     distance = np.abs(published - numbers["perceptrons"]["value"])
     worst = int(np.argmax(distance))
@@ -390,16 +418,21 @@ def _perceptrons(numbers: Numbers) -> Claim:
 
 
 def correlations(moments: Array) -> tuple[Array, Array]:
-    """The mean product over the mean square by block, with its standard error."""
+    """The mean product over the mean square by block, (blocks,), and its standard
+    error.
+
+    `moments` is an array (draws, blocks, 2).
+    """
     squares, products = moments[..., 0], moments[..., 1]
     ratio = products.mean(0) / squares.mean(0)
     # to first order, the error of a ratio of means is that of the mean of these
     residuals = products - ratio * squares
-    return ratio, average(residuals)[1] / squares.mean(0)
+    _, error = average(residuals)
+    return ratio, error / squares.mean(0)
 
 
 def _stack(numbers: Numbers, score: float) -> Claim:
-    """The formulas in a row, against a stack of blocks."""
+    """The claim on the formulas in a row, against a stack of blocks."""
     moments = numbers[f"stack {score:g}"]["moments"]
     published = stack_formula(LENGTH, HEADS * HEAD, score, DEPTH)
     published_variance = float(published[-1, 0])
@@ -409,10 +442,9 @@ def _stack(numbers: Numbers, score: float) -> Claim:
     correlation, error = correlations(moments)
     distance = np.abs(published_correlation - correlation)
     worst = int(np.argmax(distance))
-    verdicts = [
-        within(published_variance, variance, MAX_RELATIVE_ERROR),
-        *(decide_below(e, 0.05) for e in estimates(distance, error)),
-    ]
+    verdicts = [within(published_variance, variance, MAX_RELATIVE_ERROR)]
+    for estimate in estimates(distance, error):  # of each block
+        verdicts.append(decide_below(estimate, 0.05))
     return Claim(
         "Block after block, the formulas give the moments of a pre-norm stream, at"
         f" scores of variance {score:g}.",
@@ -446,7 +478,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """The variance of one head by tokens and variance of scores, and its gradient."""
+    """Rows of the figure's table: published over ours, for the variance of one head's
+    output by tokens and variance of scores, then for its gradient.
+    """
     for tokens, score in itertools.product(LIMIT_LENGTHS, LARGER):
         published = attention_formula(tokens, math.inf, score, 0.0).variance
         ours = ratio(published, _limit(numbers, tokens, score))
@@ -456,6 +490,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def _row(quantity: str, tokens: int, score: float, ratio: Estimate) -> dict[str, Any]:
+    """One row of the table."""
     return {
         "quantity": quantity,
         "tokens": tokens,
@@ -474,10 +509,10 @@ def draw(numbers: Numbers) -> Any:
     axes.axvspan(7e-5, SCORES[-1], color=GREY, alpha=0.1, lw=0)
     colours = (VERMILLION, ORANGE, GREEN, SKY, BLUE)
     for row, (tokens, colour) in enumerate(zip(LIMIT_LENGTHS, colours, strict=True)):
-        published = [
-            attention_formula(tokens, math.inf, score, 0.0).variance for score in LARGER
-        ]
-        ratios = published / numbers["limits"]["value"][row]
+        published = []
+        for score in LARGER:
+            published.append(attention_formula(tokens, math.inf, score, 0.0).variance)
+        ratios = np.array(published) / numbers["limits"]["value"][row]
         style = {"color": colour, "marker": MARKS[row + 2], "ms": 3}
         axes.plot(LARGER, ratios, label=f"output, T = {tokens}", **style)
     gradients = _gradients(numbers)

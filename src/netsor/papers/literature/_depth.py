@@ -38,9 +38,11 @@ def squares(vectors: Iterable[ns.Vector]) -> ns.Scalar:
 
 
 def exponent(values: Array) -> Estimate:
-    """log₂ of the growth over the last doubling of depth over that before.
+    """The power of the depth that a quantity grows like, from its last three columns.
 
-    It is p for c l^p, and 0 for c log l. The last three columns are the depths.
+    `values` is an array (networks, depths), where each of the last depths is twice the
+    one before. It is log₂ of the growth over the last doubling divided by the growth
+    over the doubling before: p for c l^p, and 0 for c log l.
     """
     before = mean(values[:, -2] - values[:, -3])
     last = mean(values[:, -1] - values[:, -2])
@@ -51,8 +53,14 @@ def exponent(values: Array) -> Estimate:
 def mean_rows(
     names: dict[str, Any], blocks: Sequence[int], columns: dict[str, Array]
 ) -> Iterator[dict[str, Any]]:
-    """Means over networks with standard errors, a row for each block that there is."""
+    """Rows of a table: means over networks with standard errors, one row for each
+    block.
+
+    `columns` has an array (networks, blocks) for each quantity, `blocks` the numbers of
+    the blocks; a quick run has fewer columns than there are blocks. `names` are columns
+    that are the same in all rows.
+    """
     depth = min(values.shape[1] for values in columns.values())
     for index, block in enumerate(blocks[:depth]):
-        means = {key: mean(values[:, index]) for key, values in columns.items()}
+        means = {name: mean(values[:, index]) for name, values in columns.items()}
         yield {**names, "block": block, **mean_columns(means)}

@@ -61,9 +61,12 @@ def _square(x: Vector) -> Scalar:
 
 @program
 def bert_program(layers: int, skip: bool, mlp: bool) -> Any:
-    """After each layer |m|²/n, the products of residuals, and those of m with them.
+    """Products of the mean and the residuals of BERT's tokens, before and after each
+    layer.
 
-    m is the mean of all tokens, and residuals are tokens minus m.
+    m is the mean of all tokens, residuals r_i are tokens minus m. The outputs are,
+    layer by layer, three: |m|²/n, the products ⟨r_i, r_j⟩/n (T, T), and ⟨m, r_i⟩/n
+    (T,).
     """
     sigma = STD * math.sqrt(DIM)
     # Word, position and type of token: the last is the same for all.
@@ -90,13 +93,17 @@ def bert_program(layers: int, skip: bool, mlp: bool) -> Any:
 
 
 def _mean_and_residuals(x: Vector) -> list[Any]:
+    """The three products of one layer, see `bert_program`."""
     m = stack([x.mean()])
     r = x - x.mean()
     return [mean_dot(m, m)[0, 0], mean_dot(r, r), mean_dot(m, r)[0]]
 
 
 def _grown(score: Array, log: Array) -> Array:
-    """expm1(e^(2λ) p)/e^(2λ) for a score p and λ = `log`, also where it underflows."""
+    """expm1(e^(2λ) p)/e^(2λ) for a score p and λ = `log`.
+
+    It is about p where e^(2λ) is tiny, also where that underflows to 0.
+    """
     square = np.exp(2 * log)
     small = np.abs(square * score) < 1e-8
     exact = np.expm1(square * score) / np.where(small, 1.0, square)
@@ -104,7 +111,7 @@ def _grown(score: Array, log: Array) -> Array:
 
 
 def _sized(r: Vector) -> tuple[Vector, Scalar]:
-    """Vectors of mean square 1, and the logarithm of their size."""
+    """Vectors r as e^λ u, with u of mean square 1: (u, λ)."""
     square = _square(r)
     unit = apply(_inverse_root, square) * r
     return unit, 0.5 * apply(np.log, square)
@@ -120,26 +127,45 @@ def pure_program(tokens: int, layers: int) -> Any:
     """log of |residual|/|mean| before and after each layer.
 
     The layers are attention with one head, without W^O and norm. Residuals soon are too
-    small for floating-point numbers, so they are e^λ u, with u of mean square 1.
+    small for floating-point numbers, so tokens are x_i = m + e^λ u_i, with u of mean
+    square 1, and a layer is written for m, u and λ; see `_pure_layer`.
     """
     x = gaussian(N, tokens)
     m = x.mean()
     u, log = _sized(x - m)
     ratios = [log - 0.5 * apply(np.log, _square(m))]
     for _ in range(layers):
-        query, key, value = weight(N, N), weight(N, N), weight(N, N)
-        size = apply(np.exp, log)
-        k, v = key @ u, value @ u
-        a = softmax(size * dot(stack([query @ m]), k)[0])
-        e = apply(_grown, dot(query @ u, k), log)
-        common = (e * a).sum(1).reshape((tokens, 1))
-        change = (e - common) * a / (1 + size * size * common)
-        even = change.mean(0)
-        m = value @ m + size * ((a + size * size * even) @ v)
-        u, grown = _sized((change - even) @ v)
-        log = 3 * log + grown
+        m, u, log = _pure_layer(m, u, log, tokens)
         ratios.append(log - 0.5 * apply(np.log, _square(m)))
     return tuple(ratios)
+
+
+def _pure_layer(
+    m: Vector, u: Vector, log: Scalar, tokens: int
+) -> tuple[Vector, Vector, Scalar]:
+    """The mean m, the residuals u and λ = `log` of tokens m + e^λ u_i after a layer.
+
+    ⟨W^Q x_i, W^K m⟩ is the same for all j in Σ_j, so the softmax cancels it. With
+    k = W^K u, the scores are e^λ ⟨W^Q m, k_j⟩, which give weights a_j that all tokens
+    share, plus e^(2λ) p_ij, p_ij = ⟨W^Q u_i, k_j⟩. Then A_ij = a_j + e^(2λ) c_ij with
+
+        c_ij = a_j (e_ij − ē_i) / (1 + e^(2λ) ē_i),  ē_i = Σ_j a_j e_ij,
+        e_ij = expm1(e^(2λ) p_ij)/e^(2λ).
+
+    Outputs are W^V m + e^λ Σ_j A_ij v_j, v = W^V u. Their mean has the mean c̄_j of
+    c_ij over i, and their residuals are e^(3λ) Σ_j (c_ij − c̄_j) v_j.
+    """
+    query, key, value = weight(N, N), weight(N, N), weight(N, N)
+    size = apply(np.exp, log)  # e^λ
+    k, v = key @ u, value @ u
+    a = softmax(size * dot(stack([query @ m]), k)[0])
+    e = apply(_grown, dot(query @ u, k), log)
+    mean_e = (e * a).sum(1).reshape((tokens, 1))
+    c = (e - mean_e) * a / (1 + size * size * mean_e)
+    mean_c = c.mean(0)
+    new_m = value @ m + size * ((a + size * size * mean_c) @ v)
+    new_u, log_size = _sized((c - mean_c) @ v)
+    return new_m, new_u, 3 * log + log_size
 
 
 WIDTH, LAYERS = 768, 12  # of BERT-base
@@ -201,7 +227,9 @@ FLOAT32_FLOOR = 1.9e-7
 
 
 def composite(x: Array) -> Array:
-    """√(‖X‖_1 ‖X‖_∞) over the last two axes, the norm of the paper."""
+    """√(‖X‖_1 ‖X‖_∞) over the last two axes, the norm of the paper: the largest sum of
+    a column and the largest sum of a row, of absolute values.
+    """
     size = np.abs(x)
     largest_column = size.sum(axis=-2).max(axis=-1)
     largest_row = size.sum(axis=-1).max(axis=-1)
@@ -211,21 +239,27 @@ def composite(x: Array) -> Array:
 def coordinates(
     square: float, gram: Array, cross: Array, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Residuals and the mean in R^768, given their products.
+    """Random residuals (T, 768) and a mean (768,) with given products over the width.
 
-    Beyond these, LayerNorm treats all directions equally. `gram` holds the products of
-    residuals, `cross` those of the mean with them, `square` that of the mean with
-    itself.
+    `gram` (T, T) holds the products of residuals, `cross` (T,) those of the mean with
+    them, `square` that of the mean with itself. The law beyond these products is that
+    of a uniformly random frame, because LayerNorm treats all directions equally.
     """
-    size, vectors = np.linalg.eigh(gram)
-    kept = size > 1e-10 * size.max()  # residuals add up to 0: one is 0 up to rounding
-    root = vectors[:, kept] * np.sqrt(size[kept])
-    normals = generator.standard_normal((WIDTH, kept.sum() + 1))
-    # orthogonal to (1, …, 1), as outputs of LayerNorm are
-    frame = math.sqrt(WIDTH) * np.linalg.qr(normals - normals.mean(axis=0))[0].T
+    # gram = root @ root.T; residuals add up to 0, so one eigenvalue is 0 up to rounding
+    eigenvalues, vectors = np.linalg.eigh(gram)
+    nonzero = eigenvalues > 1e-10 * eigenvalues.max()
+    root = vectors[:, nonzero] * np.sqrt(eigenvalues[nonzero])
+    # A direction of mean square 1 for each column of the root, and one more for the
+    # mean; orthogonal to (1, …, 1), as outputs of LayerNorm are.
+    normals = generator.standard_normal((WIDTH, nonzero.sum() + 1))
+    orthonormal, _ = np.linalg.qr(normals - normals.mean(axis=0))
+    frame = math.sqrt(WIDTH) * orthonormal.T
+    # the mean: coordinates in the directions of the residuals, and the one beside them
     along = np.linalg.lstsq(root, cross, rcond=None)[0]
     beside = math.sqrt(max(square - along @ along, 0.0))
-    return root @ frame[:-1], along @ frame[:-1] + beside * frame[-1]
+    residuals = root @ frame[:-1]
+    mean = along @ frame[:-1] + beside * frame[-1]
+    return residuals, mean
 
 
 def bert(layers: int, skip: bool, mlp: bool, draws: int, seed: int) -> Arrays:
@@ -239,9 +273,13 @@ def bert(layers: int, skip: bool, mlp: bool, draws: int, seed: int) -> Arrays:
     generator = np.random.default_rng(seed)
     ratios = np.empty((layers + 1, draws))
     for layer in range(layers + 1):
-        products = zip(*arrays[3 * layer : 3 * layer + 3], strict=True)
-        for draw, (square, gram, cross) in enumerate(products):
-            residual, centre = coordinates(float(square), gram, cross, generator)
+        # three outputs for each layer, (draws, …)
+        squares, grams, crosses = arrays[3 * layer : 3 * layer + 3]
+        for draw in range(draws):
+            square = float(squares[draw])
+            residual, centre = coordinates(
+                square, grams[draw], crosses[draw], generator
+            )
             ratios[layer, draw] = composite(residual) / composite(residual + centre)
     return {"ratio": ratios}
 
@@ -265,17 +303,18 @@ def bound(width: int, tokens: int, layers: int, draws: int, seed: int) -> Arrays
     the size of tokens, instead of 1, below which the bound falls with depth at all.
     """
     generator = np.random.default_rng(seed)
-    logs, scales = np.empty((layers + 1, draws)), np.empty(draws)
+    logs = np.empty((layers + 1, draws))
+    scales = np.empty(draws)
     for draw in range(draws):
         x = generator.standard_normal((tokens, width))
-        start = composite(x - x.mean(axis=0))
+        start = composite(x - x.mean(axis=0))  # ‖res X‖
         beta = 0.0
         logs[0, draw] = 0.0
         for layer in range(1, layers + 1):
             matrices = generator.standard_normal((3, width, width)) / math.sqrt(width)
             query, key, value = matrices
-            column = np.abs(query @ key.T).sum(axis=0).max()
-            beta = max(beta, column * composite(value))
+            norm = np.abs(query @ key.T).sum(axis=0).max()  # ‖W^Q W^K^T‖_1
+            beta = max(beta, norm * composite(value))
             power = 3**layer
             per_power = math.log10(4 * beta / math.sqrt(width))
             logs[layer, draw] = (power - 1) * math.log10(start)
@@ -309,9 +348,10 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
-    """One curve of the figure, in logarithms.
+    """The claim on one curve of the figure, layer by layer in logarithms; `statement`
+    is what was published.
 
-    Where float32 rounds, a factor of 2 is allowed.
+    Where float32 rounds, a factor of 2 is allowed. A quick run has no deep curves.
     """
     rule = (
         f"After every layer the published ratio is within {MAX_Z:g} standard deviations"
@@ -332,7 +372,7 @@ def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
     for ratio, log in zip(published, logs, strict=True):
         deviations.append((math.log(ratio) - log.mean()) / log.std(ddof=1))
     is_near = [abs(deviation) < MAX_Z for deviation in deviations]
-    if name == "attention":
+    if name == "attention":  # after two layers float32 rounds
         is_near[2] = abs(math.log(published[2]) - logs[2].mean()) < math.log(2)
     ours = mean(ratios[-1])
     measured = (
@@ -345,7 +385,9 @@ def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
 
 
 def _rate(numbers: Numbers) -> Claim:
-    """The ratio of one step of the logarithm to the step before."""
+    """The claim on the cubic rate: that one step of the logarithm is three times the
+    step before.
+    """
     verdicts, measured = [], []
     for label in PURE_LABELS:
         logs = numbers[label]["log"]
@@ -370,7 +412,7 @@ def _rate(numbers: Numbers) -> Claim:
 
 
 def _theorem(numbers: Numbers) -> Claim:
-    """The theorem's bound, and whether its condition holds."""
+    """The claim on the theorem's condition, under which its bound falls with depth."""
     bounds, logs = numbers["bound"], numbers[PURE_LABELS[0]]["log"]
     bound_growth, scale = mean(bounds["log"][1]), mean(bounds["scale"])
     growth = mean(logs[1] - logs[0])
@@ -407,7 +449,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """The curves of BERT, and those of attention alone in log10."""
+    """Rows of the figure's table: the curves of BERT by layer with the published ones,
+    then those of attention alone and of the bound in log10, which are not published.
+    """
     for name, published in PUBLISHED.items():
         if name in numbers:
             for layer, ratios in enumerate(numbers[name]["ratio"]):
@@ -418,6 +462,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def _row(curve: str, layer: int, published: float, draws: Array) -> dict[str, Any]:
+    """One row of the table, with the mean of the draws and their spread."""
     ours = mean(draws)
     return {
         "curve": curve,

@@ -41,11 +41,12 @@ LOOKS = {f"relu {DEPTHS[0]}": BLUE, f"relu {DEEP}": VERMILLION, f"tanh {DEEP}": 
 
 
 def kernel(activation: str, depth: int) -> Program:
-    """The tangent kernel of two orthogonal inputs.
+    """The tangent kernel (2, 2) of two orthogonal inputs.
 
     Hidden weights have variance 2/fan-in for ReLU and 1/fan-in for tanh.
     """
-    n, phi = ns.Width("n"), ACTIVATIONS[activation]
+    n = ns.Width("n")
+    phi = ACTIVATIONS[activation]
     std = math.sqrt(2.0) if activation == "relu" else 1.0
     weights = [ns.weight(n, 2)]
     x = weights[0] @ ns.data(np.array([[1.0, 1.0], [1.0, -1.0]]))
@@ -60,7 +61,8 @@ def kernel(activation: str, depth: int) -> Program:
 def sampled(activation: str, depth: int, width: int, draws: int, seed: int) -> Arrays:
     """The tangent kernel at finite width over that at infinite width.
 
-    Means on and off the diagonal, and the variance on it, in 50 blocks of draws.
+    "own" is the mean on the diagonal and "other" off it, (value, standard error) each;
+    "variance" that on the diagonal, in 50 blocks of draws.
     """
     net = kernel(activation, depth)
     limit = net.draw(n=math.inf, draws=1, seed=seed, workers=1, progress=False)
@@ -70,7 +72,7 @@ def sampled(activation: str, depth: int, width: int, draws: int, seed: int) -> A
     ratio = np.asarray(kernels, dtype=np.float64) / np.asarray(limit)[0]
     diagonal = (ratio[:, 0, 0] + ratio[:, 1, 1]) / 2
     off_diagonal = ratio[:, 0, 1]
-    # the mean of `diagonal` is known to be 1, which takes most of the noise away
+    # a control variate: for ReLU the mean of `diagonal` is exactly 1
     if activation == "relu":
         slope = np.cov(diagonal, off_diagonal)[0, 1] / diagonal.var(ddof=1)
         off_diagonal = off_diagonal - slope * (diagonal - 1)
@@ -83,7 +85,7 @@ def sampled(activation: str, depth: int, width: int, draws: int, seed: int) -> A
 
 
 def _summary(values: Array) -> Array:
-    """The mean and its standard error."""
+    """The mean of draws and its standard error, an array (2,)."""
     estimate = mean(values)
     return np.array([estimate.value, estimate.error])
 
@@ -113,40 +115,40 @@ def _mean(numbers: Numbers, label: str, entry: str) -> Estimate:
 
 
 def _diagonal(numbers: Numbers) -> Claim:
-    """The mean on the diagonal."""
-    means = {
-        (depth, n): _mean(numbers, f"relu {depth} {n}", "own")
-        for depth in DEPTHS
-        for n in WIDTHS
-    }
+    """The claim that the mean on the diagonal is that of the limit."""
+    means: dict[tuple[int, int], Estimate] = {}  # by depth and width
+    for depth in DEPTHS:
+        for n in WIDTHS:
+            means[depth, n] = _mean(numbers, f"relu {depth} {n}", "own")
     worst = max(means, key=lambda case: abs(means[case].value - 1))
-    depth, width = worst
+    worst_depth, worst_width = worst
     tanh = _mean(numbers, f"tanh {DEEP} {STATED}", "own")
     return Claim(
         "For ReLU the mean tangent kernel has no finite-width correction on its"
         " diagonal.",
         f"Its mean is within {MEAN_RTOL:.0%} of the limit at widths from {WIDTHS[0]},"
         f" with {DEPTHS[0]} and {DEEP} hidden layers.",
-        f"Over the limit, farthest off: {means[worst]} (depth {depth}, width {width})."
+        f"Over the limit, farthest off: {means[worst]} (depth {worst_depth}, width"
+        f" {worst_width})."
         f" For tanh, which the statement leaves out, {tanh} at width {STATED}.",
         combine(*(within(1.0, estimate, MEAN_RTOL) for estimate in means.values())),
     )
 
 
 def _off_diagonal(numbers: Numbers) -> Claim:
-    """The first-order correction off the diagonal.
+    """The claim on the first-order correction off the diagonal, 1 + c/n.
 
-    Its coefficient is fitted from twice the stated width on, and predicts the stated
-    width.
+    c is fitted from twice the stated width on, and predicts the stated width.
     """
     means = {n: _mean(numbers, f"relu {DEEP} {n}", "other") for n in WIDTHS}
     wide = [n for n in WIDTHS if n >= 2 * STATED]
+    # c is the mean of n (m_n − 1), weighted by the inverse of its variance, n² error²
     weight = np.array([1 / means[n].error ** 2 for n in wide]) / np.array(wide) ** 2
     coefficients = [n * (means[n].value - 1) for n in wide]
-    coefficient = Estimate(
-        float(weight @ coefficients / weight.sum()), float(weight.sum()) ** -0.5
-    )
-    predicted, exact = 1 + coefficient / STATED, means[STATED]
+    total = float(weight.sum())
+    coefficient = Estimate(float(weight @ coefficients / weight.sum()), total**-0.5)
+    predicted = 1 + coefficient / STATED
+    exact = means[STATED]
     distance = Estimate(
         abs(predicted.value - exact.value), math.hypot(predicted.error, exact.error)
     )
@@ -161,8 +163,9 @@ def _off_diagonal(numbers: Numbers) -> Claim:
 
 
 def variance(numbers: Numbers, label: str) -> Estimate:
-    """n Var Θ/Θ_∞² on the diagonal."""
-    return mean(int(label.split()[2]) * numbers[label]["variance"])
+    """n Var Θ/Θ_∞² on the diagonal, of the part "activation depth n"."""
+    _, _, width = label.split()
+    return mean(int(width) * numbers[label]["variance"])
 
 
 def first_order(depth: int) -> float:
@@ -181,7 +184,7 @@ def first_order(depth: int) -> float:
 
 
 def _variance(numbers: Numbers, depth: int) -> Claim:
-    """The variance on the diagonal."""
+    """The claim on the variance on the diagonal, for one depth."""
     limit = first_order(depth)
     variances = {n: variance(numbers, f"relu {depth} {n}") for n in WIDTHS}
     ratio = variances[STATED] / limit
@@ -198,7 +201,9 @@ def _variance(numbers: Numbers, depth: int) -> Claim:
 
 
 def _order(numbers: Numbers) -> Claim:
-    """The exponent of the variance between the two largest widths."""
+    """The claim on the exponent of n in the variance, between the two largest
+    widths.
+    """
     widths = WIDTHS[-2:]
     variances = [variance(numbers, f"relu {DEEP} {n}") / n for n in widths]
     power = slope_of(widths, variances)

@@ -58,8 +58,13 @@ def layer(tokens: int) -> Program:
 
 
 def stable_rank(weights: Array, values: Array) -> Array:
-    """Σ_i λ_i²/λ_1² for the eigenvalues of outputs' kernels, as in the public code."""
-    eigenvalues = np.linalg.eigvalsh(weights @ values @ np.swapaxes(weights, 1, 2))
+    """Σ_i λ_i²/λ_1² for the eigenvalues of outputs' kernels, as in the public code.
+
+    The kernel of the outputs A V is A K Aᵀ, with attention A = `weights` and the kernel
+    of values K = `values`, both (draws, T, T). The result is (draws,).
+    """
+    kernels = weights @ values @ np.swapaxes(weights, 1, 2)
+    eigenvalues = np.linalg.eigvalsh(kernels)  # ascending
     return np.asarray((eigenvalues**2).sum(axis=1) / eigenvalues[:, -1] ** 2)
 
 
@@ -93,21 +98,25 @@ class Growth(NamedTuple):
 
 
 def gradient_norms(weights: Array, values: Array, tokens: Array) -> Growth:
-    """How ∂X_L/∂W_l grows per layer from L = l to 10.
+    """How ∂X_L/∂W_l grows per layer from L = l to 10, with l = FIRST.
 
-    Attention (layer, T, T) of layers 1 to 10, values likewise, and orthonormal tokens;
-    X_l = A_l X_(l−1) W_l. The Jacobian of X_L by X_l is P ⊗ M, with P the product of
-    attention and M that of values, and ∂X_l/∂W_l is Y ⊗ 1 with Y = A_l X_(l−1). The
-    code has ‖J‖ ‖J Y‖, where Y meets the features of J: ‖P‖ ‖M‖ · ‖P‖ ‖M Y‖.
+    `weights` is attention A (layer, T, T) of layers 1 to 10, `values` W likewise, and
+    `tokens` X_0 (T, T) are orthonormal; X_l = A_l X_(l−1) W_l. The Jacobian of X_L by
+    X_l is P ⊗ M, with P the product of attention and M that of values, and ∂X_l/∂W_l is
+    Y ⊗ 1 with Y = A_l X_(l−1). The code has ‖J‖ ‖J Y‖, where Y meets the features of J:
+    ‖P‖ ‖M‖ · ‖P‖ ‖M Y‖.
     """
     x = tokens
     for a, w in zip(weights[: FIRST - 1], values[: FIRST - 1], strict=True):
         x = a @ x @ w
     y = weights[FIRST - 1] @ x
-    p = m = np.eye(len(tokens))
+    p = np.eye(len(tokens))
+    m = np.eye(len(tokens))
     for a, w in zip(weights[FIRST:], values[FIRST:], strict=True):
-        p, m = a @ p, w.T @ m
+        p = a @ p
+        m = w.T @ m
     size = np.linalg.norm
+    # both relative to their values at L = l, where P = M = 1
     product = size(p) ** 2 * size(m) * size(m @ y) / (len(y) ** 1.5 * size(y))
     norm = size(p @ y) * size(m) / (math.sqrt(len(y)) * size(y))
     per_layer = 1 / (LAST - FIRST)
@@ -115,7 +124,8 @@ def gradient_norms(weights: Array, values: Array, tokens: Array) -> Growth:
 
 
 def gradients(tokens: int, draws: int, seed: int) -> Arrays:
-    """Both growths for independent scores and values.
+    """Both growths of `gradient_norms` for independent scores and values, (draws,)
+    each.
 
     Attention has its outlier 11ᵀ/T (kept) or not (removed).
     """
@@ -153,13 +163,14 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _draws(tokens: int, quick: bool, in_long_contexts: int) -> int:
-    """How many networks are drawn."""
+    """How many networks are drawn: fewer of more than 500 tokens."""
     if quick:
         return 4 if tokens > 500 else 40
     return in_long_contexts if tokens > 500 else 200
 
 
 def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> Part:
+    """A part with the spectra at one length; its label is the name and the length."""
     arguments = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
     seconds = 0.2 + 0.3 * draws * (tokens / 500) ** 2.5
     return Part(f"{name} {tokens}", spectra, arguments, seconds)
@@ -168,43 +179,45 @@ def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> P
 def means(
     numbers: Numbers, name: str, lengths: Sequence[int], key: str
 ) -> dict[int, Estimate]:
-    """Means over networks, by length."""
+    """Means of one array over networks, by length; `name` is the beginning of the
+    labels of the parts.
+    """
     return {tokens: mean(numbers[f"{name} {tokens}"][key]) for tokens in lengths}
 
 
 def slope(
     numbers: Numbers, name: str, first: int, last: int, key: str = "gap"
 ) -> Estimate:
-    """The exponent of T in the mean, between two lengths."""
+    """The exponent of T in the mean of one array, between two lengths."""
     ends = means(numbers, name, (first, last), key)
     return slope_of([first, last], [ends[first], ends[last]])
 
 
 def _listed(by_length: Mapping[int, Estimate]) -> str:
+    """As "0.41 ± 0.01 (T = 20), 0.30 ± 0.01 (T = 40)"."""
     return ", ".join(f"{e} (T = {tokens:,})" for tokens, e in by_length.items())
 
 
 def _gap(
     numbers: Numbers, name: str, ends: tuple[int, int], words: str, *, stated: bool
 ) -> Claim:
-    """The power of the length with which s₂/s₁ falls.
+    """The claim on the power of the length that s₂/s₁ falls like, between two lengths.
 
     `stated` says whether the authors state it for these scores and lengths.
     """
     first, last = ends
     exponent = slope(numbers, name, first, last)
     verdict = near(exponent, -0.5)
-    listed = ", ".join(
-        f"{mean(arrays['gap']).value:.3f} (T = {label.split()[-1]})"
-        for label, arrays in numbers.items()
-        if label.startswith(name)
-    )
+    gaps = []
+    for label, arrays in numbers.items():
+        if label.startswith(name):
+            gaps.append(f"{mean(arrays['gap']).value:.3f} (T = {label.split()[-1]})")
     return Claim(
         "A spectral gap of attention opens as the context grows: s₂/s₁ falls like"
         f" T^(−1/2), {words}.",
         f"The exponent of T in its mean, from {first:,} to {last:,}, is within"
         f" {EXPONENT_ATOL:g} of −1/2.",
-        f"{exponent}. Means: {listed}.",
+        f"{exponent}. Means: {', '.join(gaps)}.",
         extrapolate(verdict, stated=stated),
     )
 
@@ -212,7 +225,7 @@ def _gap(
 def _collapse(
     numbers: Numbers, name: str, lengths: tuple[int, ...], words: str, *, stated: bool
 ) -> Claim:
-    """Whether the stable rank falls with the length."""
+    """The claim that the stable rank of outputs falls with the length."""
     ranks = means(numbers, name, lengths, "rank")
     verdict = decide_decreasing(ranks[lengths[0]], ranks[lengths[-1]])
     return Claim(
@@ -226,7 +239,7 @@ def _collapse(
 
 
 def _removed(numbers: Numbers) -> Claim:
-    """The stable rank without the outlier."""
+    """The claim that the stable rank without the outlier does not fall."""
     ranks = means(numbers, "model", LENGTHS, "removed")
     shortest, longest = LENGTHS[0], LENGTHS[-1]
     with_outlier = mean(numbers[f"model {longest}"]["rank"])
@@ -244,7 +257,7 @@ def _removed(numbers: Numbers) -> Claim:
 
 
 def _explosion(numbers: Numbers) -> Claim:
-    """Gradients with the outlier."""
+    """The claim that gradients with the outlier explode."""
     growths = means(numbers, "layers", LENGTHS, "kept")
     exponent = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], "kept")
     return Claim(
@@ -258,7 +271,7 @@ def _explosion(numbers: Numbers) -> Claim:
 
 
 def _no_explosion(numbers: Numbers) -> Claim:
-    """Gradients without the outlier."""
+    """The claim that gradients without the outlier do not explode."""
     growths = means(numbers, "layers", LENGTHS, "removed")
     exponent = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], "removed")
     return Claim(
@@ -271,7 +284,9 @@ def _no_explosion(numbers: Numbers) -> Claim:
 
 
 def _product(numbers: Numbers) -> Claim:
-    """The code's product of norms against the norm that it stands for."""
+    """The claim that the code's product of norms stands for the norm of the
+    gradient.
+    """
     norms = means(numbers, "layers", LENGTHS, "kept_norm")
     ratios = {}
     for tokens in LENGTHS:
@@ -346,8 +361,12 @@ def draw(numbers: Numbers) -> Any:
 def _plot_means(axes: Any, numbers: Numbers, key: str) -> None:
     """Means by length, a line for each kind of scores."""
     for name, (label, colour) in LOOKS.items():
-        parts = [part for part in numbers if part.startswith(name)]
-        lengths = sorted(int(part.rsplit(" ", 1)[1]) for part in parts)
+        # the label of a part is the name and the length
+        lengths = []
+        for part in numbers:
+            if part.startswith(name):
+                lengths.append(int(part.rsplit(" ", 1)[1]))
+        lengths.sort()
         values = [mean(numbers[f"{name} {tokens}"][key]).value for tokens in lengths]
         style = {"marker": MARK_OF[colour], "ms": 3, "color": colour}
         axes.plot(lengths, values, label=label, **style)

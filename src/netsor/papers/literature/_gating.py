@@ -97,33 +97,39 @@ SETTLED = 0.5
 
 
 def gates(name: str) -> Program:
-    """The mean of A² over gates and inputs at the start.
+    """The mean of A² over gates and inputs at the start, of one of RUNS.
 
-    A = ρ a |z|²/N + √(1 − ρ²) ⟨z, ξ⟩/√N for each gate, or 1/N in the second term.
+    For each gate A = ρ a |z|²/N + √(1 − ρ²) ⟨z, ξ⟩/√N (or over N), with a key z, its
+    correlation ρ with the query, the common part a for each of two inputs, and
+    independent ξ.
     """
     run = RUNS[name]
     n = ns.Width("n")
     correlations = np.linspace(-run.correlation, run.correlation, run.gates)
     squares = []
     for rho, common in zip(correlations, COMMON[run.gates], strict=True):
-        key, other = ns.gaussian(n).reshape(1), ns.gaussian(n, 2)
-        product = ns.dot(key, other) if run.power == 0.5 else ns.mean_dot(key, other)
+        key = ns.gaussian(n).reshape(1)  # z
+        independent = ns.gaussian(n, 2)  # ξ, for both inputs
+        if run.power == 0.5:
+            product = ns.dot(key, independent)  # over √N
+        else:
+            product = ns.mean_dot(key, independent)  # over N
         common_part = rho * ns.mean_dot(key, key) * np.array([common])
-        a = common_part + math.sqrt(1 - rho**2) * product
-        squares.append((a**2).mean())
+        gate_score = common_part + math.sqrt(1 - rho**2) * product  # A
+        squares.append((gate_score**2).mean())
     return Program(ns.stack(squares).mean())
 
 
 def order(name: str, width: int | None, draws: int, seed: int) -> Arrays:
-    """Draws of it; `width` None is infinite."""
-    drawn = gates(name).draw(
+    """Draws of the mean of A² of one run, (draws,); `width` None is infinite."""
+    squares = gates(name).draw(
         n=width_of(width),
         draws=draws,
         seed=derive_seed(seed, width or 0),
         workers=1,
         progress=False,
     )
-    return {"order": np.asarray(drawn, dtype=np.float64)}
+    return {"order": np.asarray(squares, dtype=np.float64)}
 
 
 def parts(quick: bool) -> list[Part]:
@@ -138,16 +144,17 @@ def parts(quick: bool) -> list[Part]:
 
 
 def ranks(numbers: Numbers, name: str) -> Array:
-    """The share of draws below each printed number, at its own N."""
-    shares = [
-        np.mean(numbers[f"{name} {n}"]["order"] < value)
-        for n, value in RUNS[name].printed.items()
-    ]
+    """The share of draws below each printed number, at its own N; uniform in [0, 1] if
+    the printed numbers are draws of our laws.
+    """
+    shares = []
+    for n, value in RUNS[name].printed.items():
+        shares.append(np.mean(numbers[f"{name} {n}"]["order"] < value))
     return np.array(shares)
 
 
 def _drawn(numbers: Numbers, name: str, words: str) -> Claim:
-    """The printed numbers as draws of our laws."""
+    """The claim that the printed numbers are draws of our laws; `words` names them."""
     rank = ranks(numbers, name)
     level = float(scipy.stats.kstest(rank, "uniform").pvalue)
     printed = RUNS[name].printed.items()
@@ -163,17 +170,22 @@ def _drawn(numbers: Numbers, name: str, words: str) -> Claim:
 
 
 def spread(numbers: Numbers, name: str, width: int | None) -> Estimate:
-    """The standard deviation at one N; `width` None is infinite."""
+    """The standard deviation at one N with its standard error; `width` None is
+    infinite.
+    """
     draws = numbers[f"{name} {width}"]["order"]
     error = 0.0
     if draws.std() > 0:
+        # by the delta method: that of the variance over twice the standard deviation
         squares = (draws - draws.mean()) ** 2
         error = float(np.std(squares) / (2 * draws.std() * math.sqrt(len(draws))))
     return Estimate(float(draws.std(ddof=1)), error)
 
 
 def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
-    """Whether the numbers tend to one as N grows; `settles` is what is stated."""
+    """The claim that the numbers tend to one number as N grows, or that they do not;
+    `settles` is what is stated.
+    """
     first, last = spread(numbers, name, 100), spread(numbers, name, None)
     bound = SETTLED * first.value
     margin = SIGMAS * math.hypot(last.error, SETTLED * first.error)
@@ -181,7 +193,7 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
         agrees = last.value + margin < bound
     else:
         agrees = last.value - margin > bound
-    limit = numbers[f"{name} None"]["order"].mean()
+    limit = numbers[f"{name} None"]["order"].mean()  # at infinite N
     if settles:
         scaling, behaviour, side = "N", "settle on a number", "below"
     else:
@@ -197,7 +209,9 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
 
 
 def _theory(numbers: Numbers) -> Claim:
-    """The printed numbers around their limit."""
+    """The claim that the numbers for scores over N are near their limit: each is within
+    four standard deviations of the mean at its N.
+    """
     limit = float(numbers["warm over N None"]["order"].mean())
     verdicts, deviations = [], []
     for n, value in WARM_OVER_N.items():
@@ -231,7 +245,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Quantiles of each law, with the printed numbers."""
+    """Rows of the figure's table: quantiles of each law by N, the limit among them,
+    with the printed numbers.
+    """
     for name, run in RUNS.items():
         for width in (*run.printed, None):
             draws = numbers[f"{name} {width}"]["order"]
@@ -258,13 +274,14 @@ def draw(numbers: Numbers) -> Any:
 
 
 def _plot_run(axes: Any, numbers: Numbers, name: str, colour: str) -> None:
-    """The printed numbers of a run, over 90 % of the law at each N."""
+    """Plot the printed numbers of a run, over 90 % of the law at each N."""
     printed = RUNS[name].printed
     widths = list(printed)
-    band = np.array(
-        [np.quantile(numbers[f"{name} {n}"]["order"], (0.05, 0.95)) for n in widths]
-    )
-    low, high = band[:, 0], band[:, 1]
+    low, high = [], []
+    for n in widths:
+        draws = numbers[f"{name} {n}"]["order"]
+        low.append(np.quantile(draws, 0.05))
+        high.append(np.quantile(draws, 0.95))
     axes.fill_between(widths, low, high, color=colour, alpha=0.25, lw=0)
     axes.plot(widths, list(printed.values()), "o", ms=4, color=BLACK)
     axes.set(xscale="log", xlabel="N", ylim=(0, 2.2))

@@ -111,6 +111,9 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _cosine_parts(quick: bool) -> list[Part]:
+    """Cosines by β: parts at their width, and parts in the limit, each with a few
+    draws.
+    """
     parts = []
     for beta in READ:
         for index in range(1 if quick else 6):
@@ -131,6 +134,7 @@ def _cosine_parts(quick: bool) -> list[Part]:
 def _cosine_arguments(
     beta: float, width: int | None, draws: int, index: int
 ) -> dict[str, Any]:
+    """Arguments of `cosines`; `index` makes the seed of each part different."""
     return {
         "tokens": TOKENS,
         "beta": beta,
@@ -149,16 +153,27 @@ class _Length(NamedTuple):
 
 
 def _gradient_parts(quick: bool) -> list[Part]:
+    """Gradients by length, β and dropout, a part for each."""
     if quick:
-        lengths = [_Length(80, 40, 0.8), _Length(240, 8, 1.6)]
+        lengths = [
+            _Length(tokens=80, draws=40, seconds=0.8),
+            _Length(tokens=240, draws=8, seconds=1.6),
+        ]
     else:
-        lengths = [_Length(80, 80, 1.5), _Length(240, 16, 3.0), _Length(960, 3, 23.0)]
+        lengths = [
+            _Length(tokens=80, draws=80, seconds=1.5),
+            _Length(tokens=240, draws=16, seconds=3.0),
+            _Length(tokens=960, draws=3, seconds=23.0),
+        ]
     parts = []
     for tokens, draws, seconds in lengths:
-        # the shortest length is only for the fall of the ratio of these two with length
-        is_shortest = tokens == lengths[0].tokens
-        for beta in (LOW_BETA, HIGH_BETA) if is_shortest else GRADIENT:
-            for dropout in (0.1, 0.0) if beta in NO_DROPOUT else (0.1,):
+        betas = list(GRADIENT)
+        if tokens == lengths[0].tokens:
+            # only for the fall of the ratio of these two with length
+            betas = [LOW_BETA, HIGH_BETA]
+        for beta in betas:
+            dropouts = [0.1, 0.0] if beta in NO_DROPOUT else [0.1]
+            for dropout in dropouts:
                 arguments = {
                     "tokens": tokens,
                     "beta": beta,
@@ -184,7 +199,10 @@ def drawn(numbers: Numbers, kind: str, beta: float) -> Array | None:
 
 
 def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
-    """Their recursion against the mean of our law, layer by layer."""
+    """The claim on their recursion, against the mean of our law, layer by layer.
+
+    `kind` is as in `drawn`. The recursion begins with our mean before the first layer.
+    """
     draws = drawn(numbers, kind, beta)
     assert draws is not None
     mean, error = average(draws)
@@ -200,7 +218,9 @@ def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
     if worst != 35:
         at_35 = f" At layer 35: {recursion[35]:.3f} and {ours[35]}."
     width = f"at width {WIDTH}" if kind == "wide" else "at infinite width"
-    verdicts = [decide_below(e, COSINE_ATOL) for e in estimates(distance, error)]
+    verdicts = []
+    for estimate in estimates(distance, error):  # of each layer
+        verdicts.append(decide_below(estimate, COSINE_ATOL))
     return Claim(
         "Their theory, of infinite width and infinitely many tokens, gives the cosine"
         f" at β = {beta:g}, {width}.",
@@ -213,7 +233,9 @@ def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
 
 
 def _measured(numbers: Numbers, beta: float) -> Claim:
-    """Their measured means against our law at their width."""
+    """The claim that their measured means follow our law at their width, layer by layer
+    where the figure was read.
+    """
     draws = drawn(numbers, "wide", beta)
     assert draws is not None
     mean = draws.mean(axis=0)
@@ -221,13 +243,15 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
     count = len(draws)
     # of the difference of two means, theirs over models and ours over draws
     error = student(count) * std * math.sqrt(1 / MODELS + 1 / count)
-    allowed = SIGMAS * error + READING
-    distance, shares, lines = {}, {}, []
+    allowed = SIGMAS * error + READING  # (layers,)
+    distance: dict[int, float] = {}  # by layer
+    over_allowed: dict[int, float] = {}  # the distance over the allowed one
+    lines = []
     for layer, value in READ[beta].items():
         distance[layer] = abs(value - mean[layer])
-        shares[layer] = distance[layer] / allowed[layer]
+        over_allowed[layer] = distance[layer] / allowed[layer]
         lines.append(f"{value:.3f} and {mean[layer]:.3f} (layer {layer})")
-    worst = max(shares, key=shares.__getitem__)
+    worst = max(over_allowed, key=over_allowed.__getitem__)
     listed = ", ".join(lines)
     return Claim(
         f"Their measured cosine at β = {beta:g}, a mean over {MODELS} models.",
@@ -241,7 +265,7 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
 
 
 def _shares(numbers: Numbers) -> Claim:
-    """Σ_j a_j² of the random energy model against the exact mean."""
+    """The claim on Σ_j a_j² of the random energy model, against the exact mean."""
     arrays = numbers["shares"]
     limit = condensed(0.0, SHARES_BETA)
     ours = estimates(arrays["share"], arrays["error"])
@@ -259,9 +283,10 @@ def _shares(numbers: Numbers) -> Claim:
 
 
 def scaled(square: Sequence[float] | Array, tokens: int) -> Estimate:
-    """Their number, (mean of |∂L/∂W_Q|)² T d^(−2) (log T)^(−½).
+    """Their number, (mean of |∂L/∂W_Q|)² T d^(−2) (log T)^(−½), with its standard
+    error.
 
-    `square` holds the squared gradient of each draw.
+    `square` holds the squared gradient of each draw, T is `tokens`.
     """
     mean, error = average(np.sqrt(np.asarray(square)))
     factor = tokens / HEAD**2 / math.sqrt(math.log(tokens))
@@ -277,23 +302,30 @@ class _Setting(NamedTuple):
 
 
 def _scaled_gradients(numbers: Numbers) -> dict[_Setting, Estimate]:
-    """Their number for each setting."""
+    """Their number (see `scaled`) for each setting that was run.
+
+    The setting is in the label of the part: "gradient 240 3.0 0.1" has 240 tokens,
+    β = 3 and dropout 0.1.
+    """
     gradients = {}
     for label, arrays in numbers.items():
-        kind, *words = label.split()
+        kind, *fields = label.split()
         if kind == "gradient":
-            tokens, beta, dropout = words
+            tokens, beta, dropout = fields
             setting = _Setting(int(tokens), float(beta), float(dropout))
             gradients[setting] = scaled(arrays["square"], setting.tokens)
     return gradients
 
 
 def _lengths(gradients: Iterable[_Setting]) -> list[int]:
+    """The numbers of tokens of these settings, the smallest first."""
     return sorted({setting.tokens for setting in gradients})
 
 
 def _gradient(numbers: Numbers, dropout: float) -> Claim:
-    """Their measured gradients against our law of the longest text."""
+    """The claim on their measured gradients, against our law of the longest text that
+    was run, with or without dropout.
+    """
     gradients = _scaled_gradients(numbers)
     longest = _lengths(gradients)[-1]
     listed, verdicts = [], []
@@ -318,7 +350,9 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
 
 
 def _vanishing(numbers: Numbers) -> Claim:
-    """Gradients below the critical β over those above it, by length."""
+    """The claim that gradients below the critical β vanish with the length, relative to
+    those above it.
+    """
     gradients = _scaled_gradients(numbers)
     lengths = _lengths(gradients)
     ratios = []
@@ -326,16 +360,15 @@ def _vanishing(numbers: Numbers) -> Claim:
         low = gradients[_Setting(tokens, LOW_BETA, 0.1)]
         high = gradients[_Setting(tokens, HIGH_BETA, 0.1)]
         ratios.append(low / high)
-    listed = "; ".join(
-        f"{ratio} at T = {tokens}"
-        for tokens, ratio in zip(lengths, ratios, strict=True)
-    )
+    lines = []
+    for tokens, ratio in zip(lengths, ratios, strict=True):
+        lines.append(f"{ratio} at T = {tokens}")
     return Claim(
         "Below the critical β gradients of queries vanish as the number of tokens"
         " grows.",
         "In their units, the gradient at β = 0.65 over that at β = 3 falls from the"
         " shortest length to the longest.",
-        f"{listed}.",
+        f"{'; '.join(lines)}.",
         decide_decreasing(ratios[0], ratios[-1]),
     )
 
@@ -459,8 +492,10 @@ def _plot_gradients(
     dropout: float,
     **style: Any,
 ) -> None:
-    """Our gradients by β, with their standard errors."""
-    points = {}
+    """Plot our gradients at one length by β, with their standard errors; `style` is the
+    colour and the format of the line.
+    """
+    points: dict[float, Estimate] = {}  # by β
     for beta in GRADIENT:
         setting = _Setting(tokens, beta, dropout)
         if setting in gradients:

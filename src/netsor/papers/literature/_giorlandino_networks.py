@@ -44,11 +44,11 @@ def ids(tokens: int) -> list[int]:
 def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Program:
     """The mean cosine of two tokens before the first layer and after each.
 
-    Post-norm, one head, width n throughout. After a layer norm the cosine follows from
-    the squared length of the sum of all tokens.
+    An output (layers + 1,). Post-norm, one head, width n throughout. Scores have the
+    scale β √(log of `longest`), the number of tokens of their texts.
     """
     n = ns.Width("n")
-    queries = math.sqrt(beta) * math.log(longest) ** 0.25
+    queries = math.sqrt(beta) * math.log(longest) ** 0.25  # std of queries and keys
     v, b = math.sqrt(VARIANCE), math.sqrt(BIAS)
     words = embedding(ids(tokens), n, std=0.1, position_std=0.1)
     x = ns.layer_norm(words + ns.gaussian(n, cov=0.02**2))  # one segment
@@ -57,7 +57,8 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
         q = ns.weight(n, n, std=queries) @ x
         k = ns.weight(n, n, std=queries) @ x
         # there is no output matrix
-        mixed = ns.softmax(ns.dot(q, k)) @ (ns.weight(n, n, std=v) @ x)
+        values = ns.weight(n, n, std=v) @ x
+        mixed = ns.softmax(ns.dot(q, k)) @ values
         x = ns.layer_norm(x + mixed + ns.gaussian(n, cov=BIAS))
         x = ns.layer_norm(x + mlp(x, n, sigma_w=v, sigma_b=b))
         cosines.append(_cosine(x))
@@ -65,6 +66,9 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
 
 
 def _cosine(x: ns.Vector) -> ns.Scalar:
+    """The mean cosine of two different tokens, which have mean square 1: from
+    |Σ_i x_i|²/n = T + T (T − 1) · cosine.
+    """
     tokens = x.size
     total = x.sum(0).reshape(1)
     return (ns.mean_dot(total, total)[0, 0] - tokens) / (tokens * (tokens - 1))
@@ -78,28 +82,35 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     out is, to second order, along z, and the layer norm before it removes that.
     """
     d, v, b = width, math.sqrt(VARIANCE), math.sqrt(BIAS)
-    queries = math.sqrt(beta) * math.log(tokens) ** 0.25
+    queries = math.sqrt(beta) * math.log(tokens) ** 0.25  # std of queries and keys
     words = Embedding(ids(tokens), d, 0.01)
     x = words() + ns.gaussian(d, tokens, cov=0.05**2) + ns.gaussian(d, cov=0.02**2)
     x = dropped(ns.layer_norm(x), dropout)
 
-    w = ns.weight(d, d, std=queries)
-    a = ns.softmax(ns.dot(w @ x, ns.weight(d, d, std=queries) @ x))
+    query = ns.weight(d, d, std=queries)  # W_Q
+    key = ns.weight(d, d, std=queries)
+    weights = ns.softmax(ns.dot(query @ x, key @ x))
     if dropout:
         normals = ns.normal((tokens, tokens))
-        a = a * ns.apply(_Kept(dropout), normals, derivative=_no_derivative)
-    attended = a @ (ns.weight(d, d, std=v) @ x) + ns.gaussian(d, cov=BIAS)
+        factors = ns.apply(_Kept(dropout), normals, derivative=_no_derivative)
+        weights = weights * factors
+    values = ns.weight(d, d, std=v) @ x
+    attended = weights @ values + ns.gaussian(d, cov=BIAS)
     x = ns.layer_norm(x + dropped(attended, dropout))
     x = ns.layer_norm(x + dropped(mlp(x, d, sigma_w=v, sigma_b=b), dropout))
-    z = ns.layer_norm(ns.relu(ns.weight(d, d, std=0.02 * math.sqrt(d)) @ x))
+    # the head before the logits
+    last = ns.weight(d, d, std=0.02 * math.sqrt(d))
+    z = ns.layer_norm(ns.relu(last @ x))
 
     # words that do not occur are part of the mean only
     others = VOCABULARY_SIZE - len(words.known)
     other_words = ns.gaussian(d, cov=0.01**2 * others / VOCABULARY_SIZE**2)
     mean = words.vectors.sum(0) / VOCABULARY_SIZE + other_words
+    # −Σ_t ⟨e_t − ē, z_t⟩/tokens, the product by one with (1, …, 1)
     total = ((words() - mean) * z).sum(0).reshape(1)
-    loss = -(d / tokens) * ns.mean_dot(total, ns.ones(d).reshape(1))[0, 0]
-    return Program(ns.grad_norm(loss, w))
+    ones = ns.ones(d).reshape(1)
+    loss = -(d / tokens) * ns.mean_dot(total, ones)[0, 0]
+    return Program(ns.grad_norm(loss, query))
 
 
 def dropped(x: ns.Vector, share: float) -> ns.Vector:
@@ -114,7 +125,9 @@ def dropped(x: ns.Vector, share: float) -> ns.Vector:
 
 
 class _Kept:
-    """1/(1 − share) where a normal is above its quantile of that share, else 0."""
+    """The factor of dropout, as a function of a normal: 1/(1 − share) where that is
+    above its quantile of this share, else 0.
+    """
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -131,7 +144,8 @@ def _no_derivative(u: Array) -> Array:
 
 
 def theory(start: float, beta: float, layers: int) -> Array:
-    """Their recursion for the cosine, from the first to each layer.
+    """Their recursion for the cosine before the first layer, `start`, and after each:
+    an array (layers + 1,).
 
     Attention is that of infinitely many tokens.
     """
@@ -148,7 +162,9 @@ def condensed(cosine: float, beta: float) -> float:
 
 
 def _after_layer(cosine: float, beta: float) -> float:
-    """The cosine after one layer."""
+    """The cosine after one layer: attention with its norm, then a perceptron with its
+    norm.
+    """
     p = cosine
     # attention and the residual connection: mean product of two tokens over the square
     q = p + (1 - p) * condensed(p, beta)
@@ -156,8 +172,8 @@ def _after_layer(cosine: float, beta: float) -> float:
     # of W x + b: the square, and the product of two tokens
     square, product = VARIANCE + BIAS, VARIANCE * p + BIAS
     c = min(product / square, 1.0)
-    # the factor of ReLU on the product of two tokens, relative to that on a square
-    angle = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
+    # E ReLU(u) ReLU(v) / E ReLU(u)² of normals u and v with correlation c
+    relu_factor = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
     mlp_square = VARIANCE * square / 2 + BIAS
-    mlp_product = VARIANCE * square / 2 * angle + BIAS
+    mlp_product = VARIANCE * square / 2 * relu_factor + BIAS
     return (mlp_product + p) / (mlp_square + 1)

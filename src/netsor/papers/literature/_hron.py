@@ -65,17 +65,21 @@ def tokens() -> Array:
 
 
 def _unchanged(scores: Array) -> Array:
+    """The scores themselves, in place of their softmax."""
     return scores
 
 
 def _layer(scale: float, **others: Any) -> Attention:
+    """One layer on the sentence, with σ_Q = `scale` and all other σ = 1."""
     return Attention(tokens(), sigma_q=scale, **others)
 
 
 def kernels(scales: list[float], points: int, seed: int) -> Arrays:
-    """The kernel of outputs by scores.
+    """The kernel of outputs for each scale σ_Q of scores, arrays (scales, T, T).
 
-    They are over √d with infinitely many heads, over d, and over d with tied weights.
+    Scores are over √d with infinitely many heads ("exact", with its quadrature
+    "error"), over d ("untied"), and over d with tied weights ("tied"). "plain" is the
+    kernel without softmax at σ_Q = 1.
     """
     exact, errors, tied, untied = [], [], [], []
     for scale in scales:
@@ -98,7 +102,7 @@ def kernels(scales: list[float], points: int, seed: int) -> Arrays:
 
 
 def kurtoses(scale: float, points: int, seed: int) -> Arrays:
-    """Excess kurtosis of one output coordinate by the number of heads.
+    """Excess kurtosis of one output coordinate by the number of heads, as in HEADS.
 
     It is that of the first word at infinite width.
     """
@@ -116,7 +120,8 @@ def tangent_program(kind: str) -> Any:
     """
     kernel = tokens()
     # A given kernel, exactly, at infinite width: fixed vectors behind a random matrix.
-    x = weight(N, len(kernel)) @ data(np.linalg.cholesky(kernel) * len(kernel) ** 0.5)
+    root = np.linalg.cholesky(kernel)
+    x = weight(N, len(kernel)) @ data(root * len(kernel) ** 0.5)
     query, key = weight(N, N), weight(N, N)
     value, out = weight(N, N), weight(N, N)
     if kind == "tied":
@@ -132,7 +137,7 @@ def tangent_program(kind: str) -> Any:
 
 
 def tangents(kind: str, draws: int, seed: int) -> Arrays:
-    """Draws at infinite width.
+    """Draws (draws,) of the kernel and of the tangent kernel at infinite width.
 
     With more heads their mean is the same, and infinitely many heads are their mean.
     """
@@ -162,21 +167,20 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _gaussian(numbers: Numbers) -> Claim:
-    """The excess kurtosis by the number of heads."""
+    """The claim that one head is not Gaussian, and infinitely many are."""
     arrays = numbers["heads 1"]
     kurtoses = estimates(arrays["kurtosis"], arrays["error"])
     one_head, many_heads = kurtoses[0], kurtoses[-1]
-    listed = ", ".join(
-        f"{heads}: {kurtosis.value:.2e}"
-        for heads, kurtosis in zip(HEADS, kurtoses, strict=True)
-    )
+    lines = []
+    for heads, kurtosis in zip(HEADS, kurtoses, strict=True):
+        lines.append(f"{heads}: {kurtosis.value:.2e}")
     return Claim(
         "Single-head attention is not Gaussian in the limit of infinite width; with"
         " infinitely many heads it is.",
         f"The excess kurtosis of an output is above {KURTOSIS_ATOL:g} with one head,"
         f" and below it with {HEADS[-1]}, by four errors.",
-        f"By heads, {listed}; one head ± {one_head.error:.0e}. It is 1/H of that of one"
-        " head: infinitely many are a limit, and"
+        f"By heads, {', '.join(lines)}; one head ± {one_head.error:.0e}. It is 1/H of"
+        " that of one head: infinitely many are a limit, and"
         f" {math.ceil(one_head.value / KURTOSIS_ATOL)} heads are within"
         f" {KURTOSIS_ATOL:g} of it.",
         combine(
@@ -187,13 +191,12 @@ def _gaussian(numbers: Numbers) -> Claim:
 
 
 def _tied(numbers: Numbers) -> Claim:
-    """Scores over d: the closed form against our program."""
+    """The claim on the closed form for scores over d, against our program."""
     kernel = _at_scale_1(numbers, "tied")
     arrays = numbers["tied"]
-    largest = max(
-        abs(arrays["kernel"][0] / kernel - 1),
-        abs(arrays["tangent"][0] / (2 * kernel) - 1),
-    )
+    kernel_difference = abs(arrays["kernel"][0] / kernel - 1)
+    tangent_difference = abs(arrays["tangent"][0] / (2 * kernel) - 1)
+    largest = max(kernel_difference, tangent_difference)
     return Claim(
         "With scores over d and tied queries and keys the kernel is A K A^T, A ="
         " softmax(K), and the tangent kernel twice that.",
@@ -212,8 +215,9 @@ def _at_scale_1(numbers: Numbers, name: str) -> Any:
 
 
 def _plain(numbers: Numbers) -> Claim:
-    """Scores over √d without softmax: the closed form."""
-    kernel, arrays = tokens(), numbers["kernels"]
+    """The claim on the closed form for scores over √d without softmax."""
+    kernel = tokens()
+    arrays = numbers["kernels"]
     closed = float((kernel**2).sum())
     mean_variance = float(np.trace(arrays["plain"])) / len(kernel)
     ours = Estimate(mean_variance, float(arrays["plain_error"]) * closed)
@@ -230,15 +234,15 @@ def _plain(numbers: Numbers) -> Claim:
 
 
 def _stand_in(numbers: Numbers) -> Claim:
-    """What stands in for the closed form that is not known."""
+    """The claim on what stands in for the closed form that is not known: that the
+    kernel with scores over d and tied weights is near that with scores over √d.
+    """
     arrays = numbers["kernels"]
     verdicts, listed = [], []
     for k, scale in enumerate(arrays["scale"]):
         if scale >= 1:
-            exact, tied = (
-                float(arrays["exact"][k, 0, 0]),
-                float(arrays["tied"][k, 0, 0]),
-            )
+            exact = float(arrays["exact"][k, 0, 0])
+            tied = float(arrays["tied"][k, 0, 0])
             ours = Estimate(exact, exact * float(arrays["error"][k]))
             verdicts.append(within(tied, ours, SHARE))
             listed.append(
@@ -283,6 +287,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 def _row(
     quantity: str, scale: float, heads: int | str, number: Estimate
 ) -> dict[str, Any]:
+    """One row of the table."""
     return {
         "quantity": quantity,
         "scale": scale,

@@ -46,7 +46,7 @@ LINES = {
 
 
 def linear(rates: Array) -> Program:
-    """f after one step at each rate, for input 1 and target 1.
+    """f after one step at each rate, (rates,), for input 1 and target 1.
 
     Hidden matrices learn, the first and last do not.
     """
@@ -59,7 +59,8 @@ def linear(rates: Array) -> Program:
 
 
 def attention(rates: Array, over_root: bool) -> Program:
-    """The same for one head on orthogonal tokens, read out as their mean.
+    """f after one step at each rate, for one head on orthogonal tokens, read out as
+    their mean.
 
     With scores over n all four matrices learn; with scores over √n those of values and
     outputs.
@@ -70,9 +71,11 @@ def attention(rates: Array, over_root: bool) -> Program:
     x = ns.weight(n, TOKENS) @ ns.data(math.sqrt(TOKENS) * np.eye(TOKENS))
     q, k = query @ x, key @ x
     if over_root:
-        scores, weights = ns.dot(q, k), [value, out]
+        scores = ns.dot(q, k)
+        weights = [value, out]
     else:
-        scores, weights = ns.mean_dot(q, k), [query, key, value, out]
+        scores = ns.mean_dot(q, k)
+        weights = [query, key, value, out]
     mixed = ns.softmax(scores) @ (value @ x)
     return _stepped((out @ mixed).mean(0).reshape(1), weights, rates)
 
@@ -86,21 +89,25 @@ def _stepped(x: ns.Vector, weights: list[Any], rates: Array) -> Program:
 
 
 def best(nodes: Array, outputs: Array) -> Array:
-    """The rate of the least loss for each draw.
+    """The rate of the least loss for each draw, (draws,).
 
-    It is that of the polynomial through the draw's outputs, an array (draws, nodes):
-    where that first reaches the target on a grid, else where it is nearest to it.
+    The output f is a polynomial in the rate, known at the rates `nodes` by `outputs`,
+    an array (draws, nodes). The rate is where it first reaches the target on a grid, or
+    where it is nearest to the target if it never does.
     """
     grid = np.linspace(0.0, MOST, 401)
-    by_node = np.linalg.inv(np.vander(nodes, increasing=True))
+    # the values of the polynomial on the grid, from those at the nodes: (grid, nodes)
+    coefficients_of_values = np.linalg.inv(np.vander(nodes, increasing=True))
     powers = np.vander(grid, len(nodes), increasing=True)
-    distance = outputs @ (powers @ by_node).T - TARGET  # (draws, grid), with its sign
+    interpolation = powers @ coefficients_of_values
+    distance = outputs @ interpolation.T - TARGET  # (draws, grid), with its sign
 
     reached = distance >= 0
     is_reached = reached.any(axis=1)
     nearest = np.abs(distance).argmin(axis=1)
     index = np.where(is_reached, reached.argmax(axis=1), nearest)
-    # interpolate between that point of the grid and the one before
+    # linear interpolation between that point of the grid and the one before; the point
+    # itself where the target is not reached
     before = np.maximum(index - 1, 0)
     draws = np.arange(len(distance))
     rise = distance[draws, index] - distance[draws, before]
@@ -115,18 +122,21 @@ def best(nodes: Array, outputs: Array) -> Array:
 
 
 def optima(network: str, width: int | None, draws: int, seed: int) -> Arrays:
-    """Best rates of draws, over 1/(number of matrices that learn in the limit · |x|²).
+    """Best rates of draws, (draws,), in units of the published limit.
 
-    `width` None is infinite.
+    That is 1/(number of matrices that learn in the limit · |x|²). `network` is a key of
+    LINES, `width` None is infinite. The rates at which f is computed, `nodes`, are as
+    many as its polynomial in the rate has coefficients, or enough to be near it.
     """
     if network == "linear":
-        # f is a polynomial of that degree
-        nodes, unit = np.linspace(0.0, 1.5, LAYERS + 1), 1 / LAYERS
+        unit = 1 / LAYERS
+        nodes = np.linspace(0.0, 1.5, LAYERS + 1)  # a polynomial of degree LAYERS
         net = linear(nodes * unit)
     else:
-        nodes = np.linspace(0.0, 2.0, 3 if network == "over root n" else 7)
         unit = TOKENS / 2  # values and outputs, on the mean of orthogonal tokens
-        net = attention(nodes * unit, network == "over root n")
+        over_root = network == "over root n"
+        nodes = np.linspace(0.0, 2.0, 3 if over_root else 7)
+        net = attention(nodes * unit, over_root)
     outputs = net.draw(
         n=width_of(width),
         draws=draws,
@@ -171,7 +181,7 @@ def slope(numbers: Numbers, network: str, first: int, last: int) -> Estimate:
 
 
 def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
-    """The best rate at the largest width against its limit.
+    """The claim that the best rate at the largest width is near its limit.
 
     `stated` says whether the author states it for this network.
     """
@@ -190,7 +200,9 @@ def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
 def _convergence(
     numbers: Numbers, network: str, first: int, last: int, words: str, *, stated: bool
 ) -> Claim:
-    """The power of the width with which it converges."""
+    """The claim on the power of the width with which the best rate converges, between
+    two widths.
+    """
     exponent = slope(numbers, network, first, last)
     verdict = near(exponent, -0.5)
     return Claim(
@@ -203,16 +215,20 @@ def _convergence(
 
 
 def groups(numbers: Numbers, width: int) -> Array:
-    """The distance of the mean of three networks."""
+    """The distance of the mean of three linear networks from the limit, |mean − 1|, for
+    as many groups of three as there are.
+    """
     rate = numbers[f"linear {width}"]["rate"]
-    sets = rate[: len(rate) // NETWORKS * NETWORKS].reshape(-1, NETWORKS)
-    distances: Array = np.abs(sets.mean(axis=1) - 1)
+    count = len(rate) // NETWORKS
+    by_group = rate[: count * NETWORKS].reshape(count, NETWORKS)
+    distances: Array = np.abs(by_group.mean(axis=1) - 1)
     return distances
 
 
 def _change(numbers: Numbers) -> Claim:
-    """Whether it converges faster from some width on."""
+    """The claim that the best rate converges faster from some width on."""
     exponent = slope(numbers, "linear", CHANGE, WIDTHS[-1])
+    # √n times the mean distance, by width
     scaled = {n: distance(numbers, "linear", n) * math.sqrt(n) for n in WIDTHS}
     listed = ", ".join(f"{e.value:.3f} ({n:,})" for n, e in scaled.items())
     error = max(e.error for e in scaled.values())
@@ -232,7 +248,9 @@ def _change(numbers: Numbers) -> Claim:
 
 
 def _random(numbers: Numbers) -> Claim:
-    """The spread of the limit with scores over √n."""
+    """The claim that the best rate converges to a constant with scores over √n: the
+    spread of its limit.
+    """
     rate = numbers["over root n None"]["rate"]
     low, high = np.quantile(rate, (0.05, 0.95))
     share = float(rate.std(ddof=1)) / mean(rate).value

@@ -30,7 +30,7 @@ N = Width("n")
 
 
 def _read(s: Any, tokens: int) -> Any:
-    """p = n^(−1/2) Σ_i ⟨r_i, S_i⟩."""
+    """p = n^(−1/2) Σ_i ⟨r_i, S_i⟩ of outputs S, with random r."""
     directions = gaussian(N, tokens).reshape((tokens, 1))
     return dot(directions, s.reshape((tokens, 1))).sum()
 
@@ -44,19 +44,23 @@ def layer(cosine: float, scale: float) -> Any:
     """
     x = gaussian(N, TOKENS, cov=(1 - cosine) * np.eye(TOKENS) + cosine)
     query, key, value = weight(N, N), weight(N, N), weight(N, N)
-    s = softmax(scale * dot(query @ x, key @ x)) @ (value @ x)
+    attention = softmax(scale * dot(query @ x, key @ x))
+    s = attention @ (value @ x)
     p = _read(s, TOKENS)
     return grad_norm(p, query), grad_norm(p, value), mean_dot(x, x)
 
 
 @program
 def last_layer(depth: int, scale: float) -> Any:
-    """The same for the last of several layers with residual connections and no norm."""
+    """The same as `layer` for the last of several layers, with residual connections and
+    no norm; the tokens are those before that layer.
+    """
     x = gaussian(N, DEEP_TOKENS)
     for _ in range(depth):
         before = x
         query, key, value = weight(N, N), weight(N, N), weight(N, N)
-        s = softmax(scale * dot(query @ x, key @ x)) @ (value @ x)
+        attention = softmax(scale * dot(query @ x, key @ x))
+        s = attention @ (value @ x)
         x = x + s
     p = _read(s, DEEP_TOKENS)
     return grad_norm(p, query), grad_norm(p, value), mean_dot(before, before)
@@ -72,13 +76,15 @@ class Squares(NamedTuple):
 def uniform(gram: Array, width: int, scale: float) -> Squares:
     """Their means under the paper's assumption A = 1/s, given the tokens.
 
-    `gram` is ⟨x, x'⟩/width. With entries N(0, σ²/n), (1/n) ‖∂S/∂W^V‖² = s |x̄|² and
+    `gram` is ⟨x, x'⟩/width, (…, s, s) for s tokens. With entries N(0, σ²/n),
+    (1/n) ‖∂S/∂W^V‖² = s |x̄|² and
     (1/n) ‖∂S/∂W^Q‖² = (σ_K²/(s² n²)) ‖X‖² ‖X^T (1 − 11^T/s) X‖².
     """
     s = gram.shape[-1]
     centred = (np.eye(s) - 1 / s) @ gram * width
+    # the trace of centred², which is ‖X^T (1 − 11^T/s) X‖²
     square = np.einsum("...ij,...ji->...", centred, centred)
-    size = np.einsum("...ii->...", gram) * width
+    size = np.einsum("...ii->...", gram) * width  # the trace: ‖X‖²
     return Squares(
         query=scale**2 * size * square / (s * width) ** 2,
         value=gram.sum(axis=(-2, -1)) * width / s,
@@ -86,7 +92,9 @@ def uniform(gram: Array, width: int, scale: float) -> Squares:
 
 
 def gradients(scale: float, cosines: list[float], draws: int, seed: int) -> Arrays:
-    """Both squared norms for tokens of each cosine, exactly and by the assumption."""
+    """Both squared norms for tokens of each cosine, exactly and by the assumption:
+    arrays (cosines, draws).
+    """
     exact, assumed = [], []
     for cosine in cosines:
         outputs = layer(cosine, scale).draw(
@@ -107,7 +115,7 @@ def gradients(scale: float, cosines: list[float], draws: int, seed: int) -> Arra
 def depths(scale: float, depths: list[int], draws: int, seed: int) -> Arrays:
     """‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² in the last layer of stacks of these depths.
 
-    It is computed exactly and by the formula, for each network.
+    It is computed exactly and by the formula, for each network: arrays (depths, draws).
     """
     exact, formula = [], []
     for depth in depths:
@@ -148,8 +156,9 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _ratio_of_means(top: Array, bottom: Array) -> Estimate:
-    """The ratio of two means over the same draws."""
+    """The ratio of two means over the same draws, with its standard error."""
     ratio = top.mean() / bottom.mean()
+    # to first order, that of the mean of (top − ratio · bottom)/E bottom
     error = mean((top - ratio * bottom) / bottom.mean()).error
     return Estimate(float(ratio), float(error))
 
@@ -166,18 +175,20 @@ def _median(draws: Array) -> Estimate:
 
 
 def _position(arrays: Arrays, cosine: float) -> int:
-    """Where the numbers for a cosine are."""
+    """The index of a cosine in the arrays of one scale."""
     return int(np.argmin(np.abs(arrays["cosine"] - cosine)))
 
 
 def _exact_over_uniform(arrays: Arrays, name: str, cosine: float) -> Estimate:
+    """The exact mean of a squared gradient over that by the assumption."""
     position = _position(arrays, cosine)
     exact, assumed = arrays[name][position], arrays[f"{name}_uniform"][position]
     return _ratio_of_means(exact, assumed)
 
 
 def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
-    """Whether a formula is within a share of the exact mean, for tokens of one cosine.
+    """The claim that a formula is near the exact mean, for tokens of one cosine; `name`
+    is that of the matrix, "query" or "value".
 
     Only tokens that have collapsed are in the range that the authors state.
     """
@@ -190,8 +201,9 @@ def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
         tokens = f"for tokens of cosine {COLLAPSED:g}"
     else:
         tokens = "for independent tokens"
+    scales = SCALES if is_collapsed else (1.0,)
     verdicts, listed = [], []
-    for scale in SCALES if is_collapsed else (1.0,):
+    for scale in scales:
         ratio = _exact_over_uniform(numbers[f"scale {scale:g}"], name, cosine)
         verdicts.append(within(1.0, ratio, SHARE))
         listed.append(f"σ_Qσ_K = {scale:g}: {ratio.value:.3f} ± {ratio.error:.3f}")
@@ -206,13 +218,15 @@ def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
 
 
 def _vanishing(numbers: Numbers) -> Claim:
-    """How gradients of queries vanish against those of values as tokens collapse."""
+    """The claim on how gradients of queries vanish against those of values as tokens
+    collapse: the power of 1 − cosine, between two cosines.
+    """
     arrays = numbers["scale 1"]
-    positions = [_position(arrays, cosine) for cosine in (NEARLY, COLLAPSED)]
-    distances = [1 - arrays["cosine"][k] for k in positions]
-    ratios = [
-        _ratio_of_means(arrays["query"][k], arrays["value"][k]) for k in positions
-    ]
+    distances, ratios = [], []
+    for cosine in (NEARLY, COLLAPSED):
+        k = _position(arrays, cosine)
+        distances.append(1 - arrays["cosine"][k])
+        ratios.append(_ratio_of_means(arrays["query"][k], arrays["value"][k]))
     power = slope_of(distances, ratios)
     collapsed = ratios[-1]
     return Claim(
@@ -228,7 +242,9 @@ def _vanishing(numbers: Numbers) -> Claim:
 
 
 def _within_factor(formula: float, ours: Estimate) -> str:
-    """Whether a formula gives our number to a factor, by four standard errors."""
+    """The verdict on whether a formula gives our number to a factor of FACTOR, by four
+    standard errors.
+    """
     low = ours.value - SIGMAS * ours.error
     high = ours.value + SIGMAS * ours.error
     smallest, largest = formula / FACTOR, formula * FACTOR
@@ -240,7 +256,7 @@ def _within_factor(formula: float, ours: Estimate) -> str:
 
 
 def _deep(numbers: Numbers) -> Claim:
-    """The formulas in stacks, at the usual scale of scores, by depth."""
+    """The claim on the formulas in stacks, at the usual scale of scores, by depth."""
     verdicts, listed = [], []
     for depth, exact, formula in _medians(numbers["depth 1"]):
         verdicts.append(_within_factor(formula, exact))
@@ -268,12 +284,13 @@ class _DepthMedians(NamedTuple):
 
 
 def _medians(arrays: Arrays) -> list[_DepthMedians]:
-    return [
-        _DepthMedians(int(depth), _median(exact), float(np.median(formula)))
-        for depth, exact, formula in zip(
-            arrays["depth"], arrays["exact"], arrays["formula"], strict=True
-        )
-    ]
+    """The medians at each depth, from the arrays of `depths`."""
+    medians = []
+    for k, depth in enumerate(arrays["depth"]):
+        exact, formula = arrays["exact"][k], arrays["formula"][k]
+        median = _DepthMedians(int(depth), _median(exact), float(np.median(formula)))
+        medians.append(median)
+    return medians
 
 
 def judge(numbers: Numbers) -> list[Claim]:
@@ -291,7 +308,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Every cosine and scale."""
+    """Rows of the figure's table: the mean squared gradients at every scale of scores
+    and cosine, then the median ratios by depth; exact, and by uniform attention.
+    """
     for scale in SCALES:
         arrays = numbers[f"scale {scale:g}"]
         for k, cosine in enumerate(arrays["cosine"]):
@@ -368,7 +387,7 @@ def draw(numbers: Numbers) -> Any:
 
 
 def _plot_depths(axes: Any, arrays: Arrays, style: dict[str, Any]) -> None:
-    """Medians by depth, with 90 % of networks, and those of the formula."""
+    """Plot medians by depth, with 90 % of networks, and those of the formula."""
     quantiles = np.quantile(arrays["exact"], [0.05, 0.5, 0.95], axis=1)
     low, middle, high = np.maximum(quantiles, 1e-30)
     depth, colour = arrays["depth"], style["color"]

@@ -58,19 +58,19 @@ def norm(x: ns.Vector) -> ns.Vector:
 
 
 def network(order: str, tokens: int, blocks: int, width: int) -> Program:
-    """Sums over tokens of |x_l|²/n and |∂f/∂x_l|².
+    """Sums over tokens of |x_l|²/n and |∂f/∂x_l|², after the blocks l of BLOCKS.
 
-    f is a random readout of all tokens after a last norm.
+    f is a random readout of all tokens after a last norm. `order` is a key of ORDERS.
     """
 
+    def attend(y: ns.Vector) -> ns.Vector:
+        return attention(y, width // HEAD_DIM, HEAD_DIM, "causal")
+
+    def feed(y: ns.Vector) -> ns.Vector:
+        return mlp(y, 4 * width, activation=ns.silu, gate=True)
+
     def next_block(x: ns.Vector) -> ns.Vector:
-        return block(
-            x,
-            lambda y: attention(y, width // HEAD_DIM, HEAD_DIM, "causal"),
-            lambda y: mlp(y, 4 * width, activation=ns.silu, gate=True),
-            norm,
-            ORDERS[order],
-        ).output
+        return block(x, attend, feed, norm, ORDERS[order]).output
 
     streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)
     inner = [streams[number] for number in BLOCKS if number <= blocks]
@@ -82,9 +82,8 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
 def depth(
     order: str, tokens: int, blocks: int, width: int, draws: int, seed: int
 ) -> Arrays:
-    """Variances of hidden states and logarithms of squared gradients by block.
-
-    A row for each network.
+    """Variances of hidden states and logarithms of squared gradients by block: arrays
+    (networks, blocks).
     """
     program = network(order, tokens, blocks, width)
     states, gradients = program.draw(draws=draws, seed=seed, workers=1, progress=False)
@@ -95,26 +94,32 @@ def depth(
 
 
 def perceptron(order: str, last_norm: bool, width: int) -> Program:
-    """|∂f/∂W₂|² for one branch W₂h and one token, by the factor on h.
+    """|∂f/∂W₂|² for one branch W₂h and one token, for each of FACTORS on h.
 
-    f is a readout after a last norm or without one.
+    f is a readout after a last norm or without one. With a = W₂h, the gradient by W₂ is
+    the outer product of that by a with h, so its square is the product of theirs.
     """
     x = ns.gaussian(width, 1)
     products = []
     for factor in FACTORS:
-        h = ns.relu(ns.weight(4 * width, width, std=factor * math.sqrt(2)) @ norm(x))
+        inner = ns.weight(4 * width, width, std=factor * math.sqrt(2))
+        h = ns.relu(inner @ norm(x))
         a = ns.weight(width, 4 * width) @ h
-        output = x + (norm(a) if order == "Peri-LN" else a)
-        (g,) = ns.grad(readout(norm(output) if last_norm else output), [a])
+        branch = norm(a) if order == "Peri-LN" else a
+        output = x + branch
+        if last_norm:
+            output = norm(output)
+        (g,) = ns.grad(readout(output), [a])
         products.append(ns.mean_dot(g, g)[0, 0] * ns.mean_dot(h, h)[0, 0])
     return Program(ns.stack(products))
 
 
 def power(order: str, last_norm: bool, width: int, seed: int) -> Arrays:
-    """The power of |h| in |∂f/∂W₂|, a number for each network."""
+    """The power of |h| in |∂f/∂W₂|, (networks,): from its growth between FACTORS."""
     program = perceptron(order, last_norm, width)
     squares = program.draw(draws=20, seed=seed, workers=1, progress=False)
-    growth = np.diff(np.log(np.asarray(squares)), axis=1)[:, 0]
+    logs = np.log(np.asarray(squares))  # (networks, factors)
+    growth = np.diff(logs, axis=1)[:, 0]
     return {"power": growth / (2 * math.log(FACTORS[1] / FACTORS[0]))}
 
 
@@ -124,7 +129,8 @@ def parts(quick: bool) -> list[Part]:
     A quick run has only the smaller model.
     """
     parts = []
-    for model in list(MODELS)[:1] if quick else MODELS:
+    models = list(MODELS)[:1] if quick else list(MODELS)
+    for model in models:
         parts += [_depth_part(order, model, TOKENS, quick) for order in LOOKS]
     parts.append(_depth_part("Post-LN", "400M", MORE, quick))
     for label, order, last_norm in (
@@ -143,6 +149,7 @@ PRE_WITH_LAST_NORM = "Pre-LN perceptron, last norm"
 
 
 def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
+    """The part of one network by depth; its label is "Pre-LN 400M 6", see `_deep`."""
     blocks, width = MODELS[model]
     draws = 16 if quick else 48
     arguments = {
@@ -168,7 +175,9 @@ Deep = Mapping[Setting, Array]
 
 
 def _deep(numbers: Numbers, key: str) -> Deep:
-    """An array (networks, blocks) for each setting."""
+    """One array (networks, blocks) of the networks by depth, for each setting; the
+    setting is in the label of the part.
+    """
     deep = {}
     for label, arrays in numbers.items():
         if key in arrays:
@@ -183,16 +192,20 @@ def _models(deep: Deep) -> list[str]:
 
 
 def _by_block(values: Array) -> str:
-    return ", ".join(
-        f"{value:.2f} ({number})"
-        for value, number in zip(values.mean(axis=0), BLOCKS, strict=False)
-    )
+    """Means over networks, as "1.20 (3), 2.41 (6)": a number and its block. A smaller
+    model has the first few of BLOCKS.
+    """
+    texts = []
+    for value, number in zip(values.mean(axis=0), BLOCKS, strict=False):
+        texts.append(f"{value:.2f} ({number})")
+    return ", ".join(texts)
 
 
 def _state_growth(states: Deep, order: str) -> tuple[str, str]:
-    """The power of depth in the variance of hidden states, and whether it is 1.
+    """The power of depth in the variance of hidden states, in words for all models, and
+    the verdict on whether it is 1.
 
-    With Pre-LN it is that in the logarithm of the variance.
+    With Pre-LN it is the power of depth in the logarithm of the variance.
     """
     listed, verdicts = [], []
     for model in _models(states):
@@ -204,7 +217,7 @@ def _state_growth(states: Deep, order: str) -> tuple[str, str]:
 
 
 def _linear(states: Deep) -> Claim:
-    """Hidden states with Peri-LN."""
+    """The claim on hidden states with Peri-LN."""
     measured, verdict = _state_growth(states, "Peri-LN")
     return Claim(
         "With Peri-LN the variance of hidden states grows linearly with depth.",
@@ -216,7 +229,7 @@ def _linear(states: Deep) -> Claim:
 
 
 def _exponential(states: Deep) -> Claim:
-    """Hidden states with Pre-LN."""
+    """The claim on hidden states with Pre-LN."""
     measured, verdict = _state_growth(states, "Pre-LN")
     return Claim(
         "With Pre-LN the variance of hidden states can grow exponentially with"
@@ -235,7 +248,7 @@ def _gradient_growth(logs: Deep, setting: Setting) -> Estimate:
 
 
 def _vanishing(logs: Deep, tokens: int) -> Claim:
-    """Gradients with Post-LN."""
+    """The claim on gradients with Post-LN, for this many tokens."""
     listed, verdicts = [], []
     for setting, values in logs.items():
         if setting.order == "Post-LN" and setting.tokens == tokens:
@@ -252,7 +265,7 @@ def _vanishing(logs: Deep, tokens: int) -> Claim:
 
 
 def _steadier(logs: Deep, order: str) -> Claim:
-    """Gradients with Peri-LN against those with another placement of norms."""
+    """The claim on gradients with Peri-LN against those with another order of norms."""
     listed, verdicts = [], []
     for model in _models(logs):
         other = _gradient_growth(logs, Setting(order, model, TOKENS))
@@ -270,7 +283,7 @@ def _steadier(logs: Deep, order: str) -> Claim:
 
 
 def _large_activations(numbers: Numbers) -> Claim:
-    """The gradient of W₂ at large activations."""
+    """The claim on the gradient of W₂ at large activations."""
     pre, peri = mean(numbers[PRE]["power"]), mean(numbers[PERI]["power"])
     return Claim(
         "At large activations h, the gradient of W₂ grows like |h| with Pre-LN and"

@@ -113,9 +113,10 @@ class Result:
 
 
 def within(published: float, ours: Estimate, share: float) -> str:
-    """Whether the published number is within this share of ours.
+    """The verdict on whether the published number is within this share of ours.
 
-    It must be inside or outside by four standard errors.
+    For example a share of 0.1 allows 0.9 to 1.1 times ours. It must be inside or
+    outside by four standard errors of ours.
     """
     ratio = published / ours.value
     error = abs(ratio) * ours.error / abs(ours.value)
@@ -123,7 +124,7 @@ def within(published: float, ours: Estimate, share: float) -> str:
 
 
 def near(ours: Estimate, value: float, atol: float = EXPONENT_ATOL) -> str:
-    """Whether our number is within this distance of a value.
+    """The verdict on whether our number is within this distance of a value.
 
     It must be inside or outside by four standard errors.
     """
@@ -144,18 +145,20 @@ def mean(draws: Any) -> Estimate:
 
 
 def average(draws: Array) -> tuple[Any, Any]:
-    """Means over the first axis with their standard errors, wider for few draws."""
+    """Means over the draws, the first axis, and their standard errors.
+
+    The errors are wider for few draws, by Student's t: one error covers in 68 % of
+    cases.
+    """
     std = draws.std(axis=0, ddof=1)
     error = student(len(draws)) * std / math.sqrt(len(draws))
     return draws.mean(axis=0), error
 
 
 def estimates(values: Array, errors: Array) -> list[Estimate]:
-    """Numbers with their standard errors, one by one."""
-    return [
-        Estimate(float(value), float(error))
-        for value, error in zip(values, errors, strict=True)
-    ]
+    """Numbers and their standard errors, two arrays of the same length, one by one."""
+    pairs = zip(values, errors, strict=True)
+    return [Estimate(float(value), float(error)) for value, error in pairs]
 
 
 def as_arrays(name: str, numbers: Iterable[Estimate]) -> Arrays:
@@ -168,7 +171,10 @@ def as_arrays(name: str, numbers: Iterable[Estimate]) -> Arrays:
 
 
 def mean_columns(means: Mapping[str, Estimate]) -> dict[str, float]:
-    """Columns of a table: means by name, and then their standard errors."""
+    """Columns of a table: means by name, and then their standard errors.
+
+    For example {"gap": 0.5 ± 0.1} becomes {"gap": 0.5, "gap_error": 0.1}.
+    """
     values = {name: estimate.value for name, estimate in means.items()}
     errors = {f"{name}_error": estimate.error for name, estimate in means.items()}
     return {**values, **errors}

@@ -99,7 +99,11 @@ def document(
     svg: Mapping[str, bytes] | None = None,
     manifest: Mapping[str, Any] | None = None,
 ) -> Document:
-    """The results with their verdicts; with figures and manifest, for a folder."""
+    """The report on results with their verdicts; with the manifest, for a folder.
+
+    `claims` are by the name of the result, `svg` the figures by their names; None if
+    the report has none yet.
+    """
     svg = svg or {}
     subject = (
         "Published results on wide networks, compared with the exact law of the same"
@@ -149,8 +153,8 @@ def _main_figure(
     def disagrees(result: Result) -> bool:
         return any(claim.verdict == DISAGREES for claim in claims[result.name])
 
-    candidates = [*filter(disagrees, results), *results]
-    for result in candidates:
+    disagreeing = [result for result in results if disagrees(result)]
+    for result in (*disagreeing, *results):
         if result.pictures:
             return [_figure(result.pictures[0], svg, "summary-")]
     return []
@@ -202,6 +206,7 @@ class Counts(NamedTuple):
 
 
 def _counts(claims: Sequence[Claim]) -> Counts:
+    """How many of these statements have each verdict."""
     verdicts = [claim.verdict for claim in claims]
     return Counts(
         agree=verdicts.count(AGREES),
@@ -230,6 +235,7 @@ def _section(
 
 
 def _claim_cells(claim: Claim) -> Row:
+    """The row of a statement: what was published, our number, and the verdict."""
     return [
         Cell(claim.published, f"Rule: {claim.rule}"),
         claim.ours,
@@ -238,6 +244,7 @@ def _claim_cells(claim: Claim) -> Row:
 
 
 def _figure(picture: Picture, svg: Mapping[str, bytes], prefix: str = "") -> Figure:
+    """A figure of the report; `prefix` makes its name unique if it occurs twice."""
     name = picture.name
     return Figure(prefix + name, picture.caption, partial(svg.__getitem__, name))
 
@@ -305,6 +312,9 @@ class Finished(FigureResult):
         claims: dict[str, tuple[Claim, ...]],
         parts: list[dict[str, Any]],
     ) -> None:
+        """`tables` are the CSV files and `figures` the pictures, by their names;
+        `parts` describes the work of each part, for the manifest.
+        """
         super().__init__(request, tables, figures)
         self.claims = claims
         self._parts = parts
@@ -353,8 +363,9 @@ class LiteratureStudy(Study[Finished]):
 
     def estimate(self) -> Cost:
         """The cost of the missing parts, as each states it, and of the figures."""
-        store, request = self.request.store, self.request
-        missing = []
+        request = self.request
+        store = request.store
+        missing = []  # seconds of each part that no earlier run has finished
         for task in self.tasks():
             if store is None or not store.has(task.key):
                 missing.append(task.part.seconds)
@@ -376,7 +387,9 @@ class LiteratureStudy(Study[Finished]):
         """Verdicts, figures and their data."""
         run.wait()
         tasks = {(task.result, task.part.label): task for task in run.tasks}
-        claims, tables, figures = {}, {}, {}
+        claims: dict[str, tuple[Claim, ...]] = {}  # by the name of the result
+        tables: dict[str, bytes] = {}  # by the name of the picture
+        figures: dict[str, Future[dict[str, bytes]]] = {}
         parts = []  # the work of each, for the manifest
         for result in self.request.results:
             labels = [part.label for part in result.parts(self.request.quick)]

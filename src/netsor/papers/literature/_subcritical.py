@@ -36,14 +36,16 @@ STYLES = {"attention": "-", "perceptrons": "--"}
 
 
 def gradients(norm: str, with_attention: bool, depth: int) -> Program:
-    """|∂f/∂x_l|² over all tokens after some blocks l.
+    """|∂f/∂x_l|² over all tokens after the blocks l of BLOCKS, up to `depth`.
 
-    f is a random readout of all tokens, one block after the last of these.
+    f is a random readout of all tokens, one block after the last of these. `norm` is a
+    key of NORMS, and stands before each branch.
     """
     sigma = STD * math.sqrt(WIDTH)
     before = NORMS[norm]
 
     def attend(y: ns.Vector) -> ns.Vector:
+        """The branch of attention."""
         return attention(
             y,
             HEADS,
@@ -71,10 +73,12 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
 def growth(
     norm: str, with_attention: bool, depth: int, draws: int, seed: int
 ) -> Arrays:
-    """The logarithm of the squared gradient after each of BLOCKS; a row a network."""
+    """The logarithm of the squared gradient after each of BLOCKS, up to `depth`: an
+    array (networks, blocks).
+    """
     program = gradients(norm, with_attention, depth)
-    drawn = program.draw(draws=draws, seed=seed, workers=1, progress=False)
-    return {"log": np.log(np.asarray(drawn, dtype=np.float64))}
+    squared = program.draw(draws=draws, seed=seed, workers=1, progress=False)
+    return {"log": np.log(np.asarray(squared, dtype=np.float64))}
 
 
 def parts(quick: bool) -> list[Part]:
@@ -86,7 +90,8 @@ def parts(quick: bool) -> list[Part]:
                 depth, draws = 32, 8
             else:
                 # growth with a layer norm is small: its exponent needs more draws
-                depth, draws = BLOCKS[-1], 72 if norm == "pre-LN" else 24
+                depth = BLOCKS[-1]
+                draws = 72 if norm == "pre-LN" else 24
             arguments = {
                 "depth": depth,
                 "draws": draws,
@@ -99,10 +104,14 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _claim(numbers: Numbers, norm: str, kind: str) -> Claim:
-    """How squared gradients grow with depth."""
+    """The claim on how squared gradients grow with depth, for one norm; `kind` is
+    "attention" or "perceptrons".
+    """
     logs = numbers[f"{norm} {kind}"]["log"]
     power = exponent(logs)
-    doublings = ", ".join(f"{value:.2f}" for value in -np.diff(logs.mean(axis=0)))
+    # from one of BLOCKS to the next; gradients are larger at the first of them
+    growths = -np.diff(logs.mean(axis=0))
+    doublings = ", ".join(f"{value:.2f}" for value in growths)
     if norm == "pre-LN":
         growth = "like a power of depth"
         rule = f"within {EXPONENT_ATOL:g} of 0"

@@ -54,7 +54,7 @@ COLOURS = dict(zip(LENGTHS, (GREEN, ORANGE, VERMILLION, BLACK), strict=True))
 
 
 def share(tokens: int, beta: float, head_dim: int = FIXED_NORM) -> Estimate:
-    """E Σ_j a_j² for scores β⟨q, k⟩/√d."""
+    """E Σ_j a_j² of attention weights for scores β⟨q, k⟩/√d, with d = `head_dim`."""
     std = attention_std(tokens, head_dim, scale=beta / math.sqrt(head_dim))
     square: Estimate = std**2
     return square
@@ -66,18 +66,27 @@ def entropy(tokens: int, beta: float) -> float:
     It is F − βF′ with F(β) = E log Σ_j e^{βz_j}, and F′ = β(1 − E Σ_j a_j²) by
     integration by parts.
     """
+
+    def slope(b: float) -> float:
+        """F′(b)."""
+        return float(b * (1 - share(tokens, b).value))
+
+    # F(β) = log T + the integral of F′ from 0 to β, by Gauss–Legendre
     nodes, weights = np.polynomial.legendre.leggauss(40)
-    slopes = [b * (1 - share(tokens, b).value) for b in beta * (nodes + 1) / 2]
+    slopes = [slope(b) for b in beta * (nodes + 1) / 2]
     f = math.log(tokens) + beta / 2 * (weights @ slopes)
-    return float(f - beta**2 * (1 - share(tokens, beta).value))
+    return float(f - beta**2 * (1 - share(tokens, beta).value))  # βF′ = β²(1 − …)
 
 
 def own_share(tokens: int, b: float, dimension: float) -> Estimate:
-    """E A_ii of tokens with scores β⟨y_i, y_j⟩, where ⟨y_i, y_j⟩ = ρ + (1 − ρ)t.
+    """E A_ii, the weight of a token on itself, for scores β⟨y_i, y_j⟩ of unit vectors
+    with ⟨y_i, y_j⟩ = ρ + (1 − ρ)t.
 
     b = β(1 − ρ). For a simplex (infinite dimension) t is 0, and else it is the cosine
-    of two random vectors of this dimension. Since 1/S = ∫ e^{−sS} ds, E A_ii = ∫ e^{u −
-    e^u} E[exp(−e^{u − b(1 − t)})]^{T − 1} du.
+    of two random vectors of this dimension. A_ii is 1/S for a sum S over tokens of
+    independent terms e^{−b(1 − t)}, and 1 for i itself. Since 1/S = ∫ e^{−sS} ds, with
+    s = e^u, E A_ii = ∫ e^{u − e^u} E[exp(−e^{u − b(1 − t)})]^{T − 1} du. The error is
+    the difference from a coarser rule.
     """
     if dimension == math.inf:
         return Estimate(1 / (1 + (tokens - 1) * math.exp(-b)), 0.0)
@@ -89,34 +98,45 @@ def own_share(tokens: int, b: float, dimension: float) -> Estimate:
 def _own_share_integral(
     tokens: int, b: float, dimension: float, nodes: int, step: float
 ) -> float:
-    """The integral for E A_ii, with Gauss–Gegenbauer nodes for t."""
+    """The integral for E A_ii in `own_share`, over u at equal steps.
+
+    The expectation over t, the cosine of two random vectors, is by Gauss–Gegenbauer.
+    """
     t, weight = scipy.special.roots_gegenbauer(nodes, (dimension - 2) / 2)
+    probability = weight / weight.sum()
     u = np.arange(-45.0, 5.0, step)
-    # 1 minus the expectation, which is too near 1 to be subtracted
-    less = -np.expm1(-np.exp(u[:, None] - b * (1 - t))) @ (weight / weight.sum())
-    log_power = (tokens - 1) * np.log1p(-np.minimum(less, 1 - 1e-16))
-    return float(step * np.sum(np.exp(u - np.exp(u) + log_power)))
+    # 1 − E[exp(−e^{u − b(1 − t)})]: the expectation is too near 1 to be subtracted
+    exponent = u[:, None] - b * (1 - t)  # (u, t)
+    complement = -np.expm1(-np.exp(exponent)) @ probability
+    log_power = (tokens - 1) * np.log1p(-np.minimum(complement, 1 - 1e-16))
+    integrand = np.exp(u - np.exp(u) + log_power)
+    return float(step * np.sum(integrand))
 
 
 def cosine(tokens: int, b: float, rho: float) -> float:
-    """The cosine of two outputs of a layer whose tokens form a simplex.
+    """The cosine of two outputs of a layer of attention whose tokens form a simplex:
+    all pairs have the cosine ρ.
 
-    There is no residual connection.
+    b = β(1 − ρ), as in `own_share`. There is no residual connection.
     """
     # weights of a token on itself, and on each of the others
     diagonal = own_share(tokens, b, math.inf).value
     others = (1 - diagonal) / (tokens - 1)
-    product = rho + (1 - rho) * (2 * diagonal * others + (tokens - 2) * others**2)
-    square = rho + (1 - rho) * (diagonal**2 + (tokens - 1) * others**2)
+    # ⟨x_i, x_j⟩ = ρ + (1 − ρ) Σ_k A_ik A_jk for outputs x = A y, as rows of A add up to
+    # 1
+    rows_product = 2 * diagonal * others + (tokens - 2) * others**2
+    rows_square = diagonal**2 + (tokens - 1) * others**2
+    product = rho + (1 - rho) * rows_product
+    square = rho + (1 - rho) * rows_square
     return float(product / square)
 
 
 def _reaches_half(
     law: Callable[[float], Estimate], low: float, high: float
 ) -> Estimate:
-    """Where an increasing law reaches one half, with the error from its own error.
+    """The x between `low` and `high` where an increasing function reaches one half.
 
-    The position is between `low` and `high`.
+    Its error is that of the function there, over the slope.
     """
 
     def above_half(x: float) -> float:
@@ -128,10 +148,11 @@ def _reaches_half(
 
 
 def normal_scores(lengths: list[int], head_dim: int, seed: int) -> Arrays:
-    """The β at which E Σ_j a_j² is one half."""
-    scales = [
-        _reaches_half(partial(share, s, head_dim=head_dim), 1.0, 40.0) for s in lengths
-    ]
+    """The β at which E Σ_j a_j² is one half, for each length; `seed` is not used."""
+    scales = []
+    for s in lengths:
+        law = partial(share, s, head_dim=head_dim)
+        scales.append(_reaches_half(law, 1.0, 40.0))
     return as_arrays("scale", scales)
 
 
@@ -146,7 +167,9 @@ def own_scores(lengths: list[int], dimension: float | None, seed: int) -> Arrays
 
 
 def entropies(lengths: list[int], shares: list[float], seed: int) -> Arrays:
-    """E H / log T at shares of √(2 log T)."""
+    """E H / log T, the mean entropy of attention relative to uniform weights: an array
+    (lengths, shares). The scores have these shares of the critical scale √(2 log T).
+    """
     rows = []
     for s in lengths:
         critical = math.sqrt(2 * math.log(s))
@@ -176,7 +199,9 @@ def _scales(numbers: Numbers, label: str) -> dict[int, Estimate]:
 
 
 def _power(numbers: Numbers, label: str, published: float, words: str) -> Claim:
-    """The power of log T with which a critical scale grows, between 8k and 128k."""
+    """The claim on the power of log T that a critical scale grows like, between 8k and
+    128k tokens. `label` is that of the part, `words` names the scores.
+    """
     scales = _scales(numbers, label)
     factor = scales[LONG].value / scales[SHORT].value
     power = math.log(factor) / math.log(math.log(LONG) / math.log(SHORT))
@@ -192,7 +217,7 @@ def _power(numbers: Numbers, label: str, published: float, words: str) -> Claim:
 
 
 def _collapse(numbers: Numbers) -> Claim:
-    """The entropy of attention around its critical scale."""
+    """The claim on the entropy of attention around its critical scale."""
     entropies = numbers["entropy"]["entropy"]
     limit = [max(0.0, 1 - x * x) for x in SHARES]
     largest = float(np.abs(entropies - limit).max())
@@ -213,7 +238,8 @@ def _collapse(numbers: Numbers) -> Claim:
 
 
 def _threshold(numbers: Numbers, label: str, words: str, stated: bool) -> Claim:
-    """The scale above which a token keeps its own weight.
+    """The claim on the scale above which a token keeps its own weight, for the tokens
+    of one part.
 
     `stated` says whether the authors state it for these tokens.
     """
@@ -230,7 +256,10 @@ def _threshold(numbers: Numbers, label: str, words: str, stated: bool) -> Claim:
 
 
 def _phases(shares: tuple[float, float], stated: bool) -> Claim:
-    """What a layer does to tokens below and above the critical scale."""
+    """The claim on what a layer does to tokens below and above the critical scale.
+
+    `shares` are two scales, as multiples of the critical one: below it and above it.
+    """
     below, above = shares
     largest, listed = -math.inf, []
     for s in LENGTHS:
@@ -270,7 +299,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def _limit(label: str, tokens: int) -> float:
-    """The limit of a critical scale."""
+    """The published critical scale for T → ∞, at this many tokens, for the scores of a
+    part.
+    """
     if label.startswith("own"):
         return math.log(tokens)
     return 2 * math.sqrt(2 * math.log(tokens))
@@ -310,10 +341,9 @@ def draw(numbers: Numbers) -> Any:
         (f"normal {FIXED_NORM}", BLUE, "normal scores"),
     )
     for label, colour, words in lines:
-        ratios = [
-            scale.value / _limit(label, s)
-            for s, scale in _scales(numbers, label).items()
-        ]
+        ratios = []
+        for s, scale in _scales(numbers, label).items():
+            ratios.append(scale.value / _limit(label, s))
         style = {"marker": MARK_OF[colour], "ms": 3, "color": colour}
         right.plot(LENGTHS, ratios, label=words, **style)
     right.axhline(1.0, color=GREY, lw=0.6, ls=":")

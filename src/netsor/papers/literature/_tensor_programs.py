@@ -63,7 +63,9 @@ KERNEL = {
 
 
 def tangent_limit(depths: list[int], seed: int) -> Arrays:
-    """The tangent kernel at infinite width, by the published recursion and `ns.ntk`."""
+    """The tangent kernel at infinite width, by the published recursion and `ns.ntk`:
+    arrays (depths, sequences, sequences).
+    """
     first = IMAGES @ IMAGES.T / IMAGES.shape[1]
     ours = []
     for depth in depths:
@@ -76,7 +78,9 @@ def tangent_limit(depths: list[int], seed: int) -> Arrays:
 
 
 def kernel_limit(depths: list[int], seed: int) -> Arrays:
-    """The kernel of the last tokens at infinite width, by recursion and by program."""
+    """The kernel of the last tokens at infinite width, by the published recursion and
+    by our program: arrays (depths, tokens, tokens).
+    """
     first = word_kernel()[np.ix_(PLACES, PLACES)]
     ours = []
     for depth in depths:
@@ -89,7 +93,7 @@ def kernel_limit(depths: list[int], seed: int) -> Arrays:
 
 
 def tangent_width(width: int, draws: int, seed: int) -> Arrays:
-    """‖Θ_n − Θ‖/‖Θ‖ of independent networks of a width."""
+    """‖Θ_n − Θ‖/‖Θ‖ of independent networks of a width, with the limit Θ: (draws,)."""
     limit = tangent(IMAGES @ IMAGES.T / IMAGES.shape[1], 1)
     program = tangent_program(1, width)
     kernels = program.draw(n=width, draws=draws, seed=seed, progress=False)
@@ -98,13 +102,14 @@ def tangent_width(width: int, draws: int, seed: int) -> Arrays:
 
 
 def kernel_width(width: int, draws: int, seed: int) -> Arrays:
-    """‖K_n − K‖²/‖K‖², the mean over ten networks that share an embedding.
+    """‖K_n − K‖²/‖K‖², the mean over ten networks that share an embedding: (draws,).
 
     The notebook draws its networks in this way.
     """
     limit = last_kernel(word_kernel()[np.ix_(PLACES, PLACES)], DEPTH)
     program = kernel_program(NETWORKS, DEPTH)
     kernels = program.draw(n=width, draws=draws, seed=seed, progress=False)
+    # kernels (draws, networks, tokens, tokens)
     difference = np.linalg.norm(np.asarray(kernels) - limit, axis=(2, 3))
     squares = (difference / np.linalg.norm(limit)) ** 2
     return {"off": np.mean(squares, axis=1)}
@@ -144,17 +149,18 @@ class _Distance(NamedTuple):
 
 
 def _distances(numbers: Numbers, name: str) -> list[_Distance]:
-    """The distance at each width that was run.
+    """The distance of one kernel ("tangent" or "kernel") at each width that was run.
 
-    Ten networks of Tensor Programs II are independent. Those of I share an embedding,
-    and our draws are of their mean.
+    A published number is a mean over ten networks. Those of Tensor Programs II are
+    independent, and each of our draws is one network. Those of I share an embedding, so
+    each of our draws is such a mean.
     """
     if name == "tangent":
         published_means = TANGENT
-        networks = NETWORKS  # in a published mean, for each of our draws
+        draws_per_mean = NETWORKS  # how many of our draws a published mean is worth
     else:
         published_means = KERNEL
-        networks = 1
+        draws_per_mean = 1
     distances = []
     for width, published in published_means.items():
         arrays = numbers.get(f"{name} {width}")
@@ -162,18 +168,18 @@ def _distances(numbers: Numbers, name: str) -> list[_Distance]:
             continue
         draws = arrays["off"]
         ours = mean(draws)
-        std = ours.error * math.sqrt(len(draws) / networks)
+        # the standard deviation of a published mean, by our draws
+        std = ours.error * math.sqrt(len(draws) / draws_per_mean)
         deviation = (published - ours.value) / math.hypot(std, ours.error)
         distances.append(_Distance(width, published, ours, deviation))
     return distances
 
 
 def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
-    """Whether the published recursion agrees with our program."""
-    largest = max(
-        np.abs(ours / recursion - 1).max()
-        for ours, recursion in zip(arrays["ours"], arrays["recursion"], strict=True)
-    )
+    """The claim that the published recursion agrees with our program; `what` is the
+    kernel in words.
+    """
+    largest = float(np.abs(arrays["ours"] / arrays["recursion"] - 1).max())
     compared = " and ".join(str(depth) for depth in depths[: len(arrays["ours"])])
     return Claim(
         f"{what} is given by a recursion over layers.",
@@ -185,26 +191,31 @@ def _recursion(arrays: Arrays, what: str, depths: list[int]) -> Claim:
 
 
 def _means(distances: list[_Distance], what: str) -> Claim:
-    """Whether the published means are plausible draws of our ten-network mean, by
-    width.
+    """The claim that the published means are plausible draws of our mean of ten
+    networks, by width; `what` is the distance in words.
     """
     farthest = max(distances, key=lambda distance: abs(distance.deviation))
-    listed = "; ".join(
-        f"{d.width}: {d.published:.3g}, ours {d.ours.value:.3g} ± {d.ours.error:.1g}"
-        for d in distances
-    )
+    lines = []
+    for distance in distances:
+        ours = distance.ours
+        lines.append(
+            f"{distance.width}: {distance.published:.3g}, ours {ours.value:.3g} ±"
+            f" {ours.error:.1g}"
+        )
     return Claim(
         f"{what}, by width, as the mean of {NETWORKS} networks.",
         f"At every width the published mean is within {MAX_Z:g} standard deviations of"
         " our law of such a mean.",
-        f"{listed}. Farthest at {farthest.width}: {farthest.deviation:+.1f} standard"
-        " deviations.",
+        f"{'; '.join(lines)}. Farthest at {farthest.width}: {farthest.deviation:+.1f}"
+        " standard deviations.",
         decide(abs(farthest.deviation) < MAX_Z),
     )
 
 
 def _power(distances: list[_Distance], power: float, what: str) -> Claim:
-    """Whether our means follow this power of the width."""
+    """The claim that our means follow this power of the width; `what` is the distance
+    in words.
+    """
     slope = slope_of([d.width for d in distances], [d.ours for d in distances])
     factor = np.mean([d.ours.value * d.width**-power for d in distances])
     return Claim(
@@ -236,7 +247,9 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Both tables."""
+    """Rows of the figure's table: the published and our distance of each kernel by
+    width.
+    """
     for name, paper in (("tangent", "II"), ("kernel", "I")):
         for distance in _distances(numbers, name):
             yield {
@@ -267,6 +280,7 @@ def draw(numbers: Numbers) -> Any:
 
 
 def _plot_distances(axes: Any, numbers: Numbers, name: str, power: float) -> None:
+    """Plot the published and our distances of one kernel, with a line of this power."""
     distances = _distances(numbers, name)
     widths = np.array([d.width for d in distances], dtype=float)
     published = [d.published for d in distances]
@@ -283,10 +297,10 @@ def _plot_distances(axes: Any, numbers: Numbers, name: str, power: float) -> Non
 
 
 def _band(off: Any, name: str) -> tuple[float, float]:
-    """5 and 95 % quantiles of the mean of ten networks.
+    """5 and 95 % quantiles of the mean of ten networks, from draws `off` of a distance.
 
-    Draws of Tensor Programs I are such means; those of II are put together by ten in
-    many ways.
+    Draws of Tensor Programs I are such means. Those of II are single networks, of which
+    ten at a time are resampled.
     """
     if name == "tangent":
         off = np.random.default_rng(0).choice(off, (4000, NETWORKS)).mean(axis=1)

@@ -40,9 +40,9 @@ LINES = {16: ":", 64: "--", 256: "-"}  # by head dimension
 
 
 def fitted(tokens: int, head_dim: int, mult: float, causal: bool) -> float:
-    """The library's model of the standard deviation.
+    """The library's model of the standard deviation of attention's output.
 
-    It interpolates between that of flat attention and 1, in the logarithm.
+    In the logarithm it interpolates between that of flat attention, `flat`, and 1.
     """
     share = 1 / (1 + 4 * head_dim / mult**2)
     flat = math.sqrt((math.log(tokens) if causal else 1.0) / tokens)
@@ -52,7 +52,8 @@ def fitted(tokens: int, head_dim: int, mult: float, causal: bool) -> float:
 def exact(
     tokens: list[int], head_dims: list[int], mults: list[float], causal: bool, seed: int
 ) -> Arrays:
-    """The exact standard deviation and its error at every point of a grid.
+    """The exact standard deviation and its error at every point of a grid, one column
+    for each field of a point.
 
     Nothing is random.
     """
@@ -61,7 +62,8 @@ def exact(
         std, error = attention_std(s, d, scale=mult / d, causal=causal)
         rows.append((s, d, mult, std, error, fitted(s, d, mult, causal)))
     names = ("tokens", "head_dim", "mult", "std", "error", "fitted")
-    return dict(zip(names, np.array(rows).T, strict=True))
+    columns = np.array(rows).T
+    return dict(zip(names, columns, strict=True))
 
 
 def lognormal(tokens: list[int], head_dims: list[int], seed: int) -> Arrays:
@@ -108,18 +110,19 @@ class _Point(NamedTuple):
 
 
 def _points(arrays: Arrays) -> list[_Point]:
-    columns = (
-        arrays["tokens"],
-        arrays["head_dim"],
-        arrays["mult"],
-        arrays["std"],
-        arrays["error"],
-        arrays["fitted"],
-    )
-    return [
-        _Point(int(s), int(d), mult, Estimate(std, error), fit)
-        for s, d, mult, std, error, fit in zip(*columns, strict=True)
-    ]
+    """The points of a grid, from the columns that `exact` returns."""
+    points = []
+    for k in range(len(arrays["tokens"])):
+        points.append(
+            _Point(
+                tokens=int(arrays["tokens"][k]),
+                head_dim=int(arrays["head_dim"][k]),
+                mult=arrays["mult"][k],
+                exact=Estimate(arrays["std"][k], arrays["error"][k]),
+                fitted=arrays["fitted"][k],
+            )
+        )
+    return points
 
 
 RULE = (
@@ -129,7 +132,7 @@ RULE = (
 
 
 def _tested(numbers: Numbers) -> Claim:
-    """The fit at the point of the library's own test."""
+    """The claim on the fit at the point of the library's own test."""
     (point,) = _points(numbers["tested"])
     return Claim(
         "The fitted model gives attention's output standard deviation 1 at s = 64,"
@@ -141,7 +144,9 @@ def _tested(numbers: Numbers) -> Claim:
 
 
 def _grid(numbers: Numbers, label: str, words: str) -> Claim:
-    """The fit on the grid of the library's own analysis."""
+    """The claim on the fit on the grid of the library's own analysis; `label` is that
+    of the part.
+    """
     points = _points(numbers[label])
     verdicts = [point.verdict for point in points]
     worst = max(points, key=lambda point: abs(math.log(point.scaled.value)))
@@ -161,19 +166,15 @@ def _grid(numbers: Numbers, label: str, words: str) -> Claim:
 
 
 def _lognormal(numbers: Numbers) -> Claim:
-    """The log-normal rule √(e/s)."""
+    """The claim on the log-normal rule √(e/s), at every length and head dimension."""
     arrays = numbers["lognormal"]
     tokens, head_dims = arrays["tokens"], arrays["head_dim"]
     rule = [math.sqrt(math.e / s) for s in tokens]
     ours = estimates(arrays["std"], arrays["error"])
-    verdicts = [
-        within(published, exact, 0.05)
-        for published, exact in zip(rule, ours, strict=True)
-    ]
-    distances = [
-        abs(math.log(published / exact.value))
-        for published, exact in zip(rule, ours, strict=True)
-    ]
+    verdicts, distances = [], []
+    for published, exact in zip(rule, ours, strict=True):
+        verdicts.append(within(published, exact, 0.05))
+        distances.append(abs(math.log(published / exact.value)))
     worst = distances.index(max(distances))
     return Claim(
         "With scores ⟨q, k⟩/√d the output has standard deviation √(e/s), from a"
@@ -238,7 +239,9 @@ def draw(numbers: Numbers) -> Any:
 
 
 def _plot_grid(axes: Any, points: list[_Point]) -> None:
-    """A line for each multiplier and head dimension, over the tolerance in grey."""
+    """Plot fitted over exact against the length: a line for each multiplier and head
+    dimension, and the tolerance in grey.
+    """
     tolerance = (1 / (1 + TOLERANCE), 1 / (1 - TOLERANCE))
     axes.axhspan(*tolerance, color=GREY, alpha=0.2, lw=0)
     for mult, head_dim in itertools.product(MULTS, LINES):

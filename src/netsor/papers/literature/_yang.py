@@ -68,29 +68,34 @@ VAR_U, VAR_W, VAR_B = 2.0, 3.0, 0.1
 
 
 def word_kernel() -> Array:
-    """The kernel of the nine words."""
+    """The kernel of the nine words, a symmetric matrix (9, 9)."""
     lower = np.zeros((len(WORDS), len(WORDS)))
     lower[np.tril_indices(len(WORDS))] = np.array(PRODUCTS.split(), dtype=float)
     return lower + np.tril(lower, -1).T
 
 
 def _normed(k: Array) -> tuple[Array, Array]:
-    """A kernel after a norm, and the factor of each token."""
+    """A kernel (tokens, tokens) after a norm, and the factor of each token, 1/|x|."""
     factor = np.diag(k) ** -0.5
     return factor[:, None] * k * factor, factor
 
 
 def _relu(k: Array) -> tuple[Array, Array]:
-    """E[φ(u)φ(u')] and E[φ'(u)φ'(u')] for φ = relu."""
+    """E[φ(u)φ(u')] and E[φ'(u)φ'(u')] for φ = relu and normal u with the kernel k: the
+    arc-cosine kernels.
+    """
     std = np.sqrt(np.diag(k))
-    c = np.clip(k / np.outer(std, std), -1, 1)
+    sizes = np.outer(std, std)
+    c = np.clip(k / sizes, -1, 1)  # correlations
     angle = np.pi - np.arccos(c)
-    products = np.outer(std, std) * (np.sqrt(1 - c * c) + angle * c) / (2 * np.pi)
+    products = sizes * (np.sqrt(1 - c * c) + angle * c) / (2 * np.pi)
     return products, angle / (2 * np.pi)
 
 
 def _mix(k: Array, spans: Spans, causal: bool) -> Array:
-    """The matrix that maps tokens to each token plus what it attends to."""
+    """The matrix (tokens, tokens) that maps tokens to each token plus what it attends
+    to: 1 + softmax(k), sequence by sequence.
+    """
     mix = np.eye(len(k))
     for first, last in spans:
         weights = np.exp(k[first:last, first:last])
@@ -101,7 +106,9 @@ def _mix(k: Array, spans: Spans, causal: bool) -> Array:
 
 
 def last_kernel(kernel: Array, depth: int) -> Array:
-    """Tensor Programs I: the kernel of the last tokens, with causal mask and biases."""
+    """Tensor Programs I: the kernel of tokens after `depth` blocks, from that before
+    the first; with causal mask and biases.
+    """
     for _ in range(depth):
         k = VAR_U * kernel
         mix = _mix(k, SPANS, causal=True)
@@ -124,9 +131,11 @@ class _Block(NamedTuple):
 
 
 def tangent(kernel: Array, depth: int) -> Array:
-    """Tensor Programs II: the tangent kernel of the mean of a readout over a sequence.
+    """Tensor Programs II: the tangent kernel of the mean of a readout over a sequence,
+    (sequences, sequences), from the kernel of the tokens of all sequences.
 
-    There is no mask and no bias, and all σ = 1.
+    There is no mask and no bias, and all σ = 1. Every matrix W, from x to y = W x, adds
+    ⟨x, x'⟩ ⟨δ, δ'⟩ for a pair of tokens, with δ the gradient by y.
     """
     blocks = []
     for _ in range(depth):
@@ -146,19 +155,22 @@ def tangent(kernel: Array, depth: int) -> Array:
             )
         )
         kernel = after
-    share = np.concatenate(
-        [np.full(last - first, 1 / (last - first)) for first, last in HALVES]
-    )
-    back = np.outer(share, share)  # ⟨δ, δ'⟩ of two tokens, δ the gradient by a token
-    total = kernel * back  # of the readout
+    lengths = [last - first for first, last in HALVES]
+    share = np.repeat(1 / np.array(lengths), lengths)  # of each token in its mean
+    # ⟨δ, δ'⟩ of two tokens, with δ the gradient by a token after the last block
+    back = np.outer(share, share)
+    total = kernel * back  # the part of the readout
     for block in reversed(blocks):
-        by_h = np.outer(block.outer, block.outer) * back
-        by_g = by_h * block.slope
-        # by k = U x, and by x
-        scaled = np.outer(block.inner, block.inner) * (by_h + by_g)
-        back = block.mix.T @ scaled @ block.mix
-        # of W², W¹, U
-        total = total + by_h * block.active + by_g * block.z + back * block.before
+        # by the sum before the second norm, and by W¹ z + b¹
+        by_sum = np.outer(block.outer, block.outer) * back
+        by_inner = by_sum * block.slope
+        # by the sum before the first norm, and by k = U x
+        by_mixed = np.outer(block.inner, block.inner) * (by_sum + by_inner)
+        back = block.mix.T @ by_mixed @ block.mix
+        total = total + by_sum * block.active  # the part of W²
+        total = total + by_inner * block.z  # of W¹
+        total = total + back * block.before  # of U; as σ = 1, `back` is by U x and by x
+    # sum over the tokens of both sequences
     starts = [first for first, _ in HALVES]
     return np.add.reduceat(np.add.reduceat(total, starts, axis=0), starts, axis=1)
 
@@ -176,7 +188,7 @@ def _attended(k: Any, spans: Spans, mask: str | None) -> Any:
 
 @program
 def tangent_program(depth: int, width: float) -> Any:
-    """The tangent kernel of Tensor Programs II.
+    """The tangent kernel of Tensor Programs II, (sequences, sequences).
 
     Its LayerNorm divides by √(Σ(x − x̄)²/(n − 1)).
     """
@@ -197,7 +209,8 @@ def tangent_program(depth: int, width: float) -> Any:
 
 @program
 def kernel_program(networks: int, depth: int) -> Any:
-    """The kernels of the last tokens in Tensor Programs I.
+    """The kernels of the tokens after the last block in Tensor Programs I, (networks,
+    tokens, tokens).
 
     The networks share an embedding, and have weights of their own.
     """

@@ -77,7 +77,7 @@ def _limits_note(divergences: Divergences) -> str:
 
 
 def _falls_to_limit(divergences: Divergences) -> Judgement:
-    """KL falls with the width, and at least as fast as 1/n."""
+    """Whether KL falls with the width, and at least as fast as 1/n."""
     estimates = divergences.best()
     listed = []
     for n, kl in zip(divergences.parameters, estimates, strict=True):
@@ -91,7 +91,9 @@ def _falls_to_limit(divergences: Divergences) -> Judgement:
     if last_slope is not None:
         text += f", last step {last_slope}"
 
-    verdicts = [decide_decreasing(a, b) for a, b in itertools.pairwise(estimates)]
+    verdicts = []
+    for narrower, wider in itertools.pairwise(estimates):
+        verdicts.append(decide_decreasing(narrower, wider))
     if divergences.exact:  # the paper's estimator has a floor, which flattens its slope
         verdicts.append(UNDECIDED if slope is None else decide_below(slope, -1.0))
     verdicts.append(limits_verdict(divergences))
@@ -99,7 +101,7 @@ def _falls_to_limit(divergences: Divergences) -> Judgement:
 
 
 def _scores(scores: Scores) -> Judgement:
-    """Scores stay spread out under 1/√n, and collapse under 1/n."""
+    """Whether scores stay spread out under 1/√n, and collapse under 1/n."""
     root, linear = scores.histograms
     negative_variance = Estimate(-root.variance.value, root.variance.error)
     verdict = combine(
@@ -116,7 +118,7 @@ def _scores(scores: Scores) -> Judgement:
 
 
 def _matches_at_256(heads: Heads) -> Judgement:
-    """The density at width 256 is that of the limit."""
+    """Whether the density at width 256 is that of the limit."""
     listed = []
     for count, kl in zip(heads.finite.parameters, heads.finite.best(), strict=True):
         listed.append(f"H = {count:.0f}: KL {kl}")
@@ -124,7 +126,7 @@ def _matches_at_256(heads: Heads) -> Judgement:
 
 
 def _low_rank(divergences: Divergences) -> Judgement:
-    """Low-rank attention has the same limit."""
+    """Whether low-rank attention has the same limit."""
     listed = []
     for count, kl in zip(divergences.parameters, divergences.best(), strict=True):
         listed.append(f"{kl} (H = {count:.0f})")
@@ -132,30 +134,30 @@ def _low_rank(divergences: Divergences) -> Judgement:
 
 
 def _all_below(bound: float, divergences: Divergences, text: str) -> Judgement:
-    """KL is below the bound in every case."""
+    """Whether KL is below the bound in every case; `text` is the measurement."""
     verdicts = [decide_below(kl, bound) for kl in divergences.best()]
     verdicts.append(limits_verdict(divergences))
     return Judgement(text + _limits_note(divergences), combine(*verdicts))
 
 
 def _becomes_gaussian(heads: Heads) -> Judgement:
-    """The limit approaches the Gaussian of infinitely many heads, of equal variance."""
-    # the paper's estimator, if it is the only one, has fewer numbers of heads
-    kl_by_heads = dict(zip(HEADS, heads.many, strict=False))
-    if not kl_by_heads:
+    """Whether the limit approaches the Gaussian of infinitely many heads as heads are
+    added, with equal variances.
+    """
+    if heads.many:
+        kl_by_heads = dict(zip(HEADS, heads.many, strict=True))
+    else:  # the paper's estimator has fewer numbers of heads
         counts = [int(count) for count in heads.gaussian.parameters]
         kl_by_heads = dict(zip(counts, heads.gaussian.best(), strict=True))
-    verdicts = [
-        decide_decreasing(a, b) for a, b in itertools.pairwise(kl_by_heads.values())
-    ]
+    verdicts = []
+    for fewer, more in itertools.pairwise(kl_by_heads.values()):
+        verdicts.append(decide_decreasing(fewer, more))
 
     target = heads.gaussian_variance
-    variances = [
-        f"{variance:.6f} (H = {case.heads})"
-        for variance, case in zip(
-            heads.limit_variances, heads.figure.cases, strict=True
-        )
-    ]
+    variances = []
+    cases = heads.figure.cases
+    for variance, case in zip(heads.limit_variances, cases, strict=True):
+        variances.append(f"{variance:.6f} (H = {case.heads})")
     text = (
         f"KL to the Gaussian of its own variance {kl_by_heads[1]} (H = 1),"
         f" {kl_by_heads[256]} (H = 256); variance {', '.join(variances)}, {target}"
@@ -337,7 +339,8 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
         curve = measured.finite if isinstance(measured, Heads) else measured
         if not isinstance(curve, Divergences):
             continue
-        nearest = {}  # of each limit the last case, which is the widest
+        # for each limit its last case, which is the widest, with its KL
+        nearest: dict[Case, tuple[Case, Estimate]] = {}
         for case, kl in zip(curve.figure.cases, curve.best(), strict=True):
             nearest[case.limit] = case, kl
         for case, kl in nearest.values():
@@ -346,6 +349,10 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
 
 
 def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
+    """From which laws the width of a case is distinguished: those whose KL from the
+    limit is more than TWICE the upper end of its own, `kl`.
+    """
+    # draws at infinite width are there only if the limit was used for coupling
     has_draws = plan.exact and plan.agreement(case) is not None
     blocks = plan.replicated(case.limit) if has_draws else None
     farthest = kl.value + SIGMAS * kl.error

@@ -41,7 +41,7 @@ ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)
 def _even_grid(scale: float, points: int, reach: float = 16.0) -> tuple[Array, Array]:
     """Nodes and weights for integrals over the line, up to `reach` times the scale.
 
-    The nodes are equally spaced in arcsinh(y): dense near 0, sparse far out.
+    The nodes are y = scale · sinh(u) at equally spaced u: dense near 0, sparse far out.
     """
     x, step = np.linspace(-1, 1, points, retstep=True)
     last = float(np.arcsinh(reach))
@@ -117,15 +117,18 @@ class TrialTask:
 
 
 def block_densities(law: Mixture, y: Array, blocks: int) -> Array:
-    """The density of each block of replicas, an array (blocks, points).
+    """The mean density at y of each block of replicas, an array (blocks, points).
 
-    The components of the law must have mean 0.
+    The components of the law must have mean 0. Those of variance 0 have no density, and
+    count as 0 in the mean.
     """
+    # the block of each replica: equally many follow each other in a block
     labels = np.arange(law.replicas) * blocks // law.replicas
     positive = law.component_var > 0
     groups = Blocks(labels[positive], blocks)
     rule = compress(law.component_var[positive], blocks=groups)
-    return np.asarray(rule.pdf(y).T * (positive.sum() * blocks / law.replicas))
+    factor = positive.sum() * blocks / law.replicas
+    return np.asarray(rule.pdf(y).T * factor)
 
 
 @lru_cache(maxsize=32)
@@ -199,11 +202,12 @@ class Plan:
     @lru_cache(maxsize=32)  # noqa: B019
     def limit_draws(self, limit: Case, purpose: int = LIMIT) -> list[Empirical]:
         """Kernel estimates of draws of the limit, independent of those of any width."""
-        trials = [self.part(limit, trial) for trial in range(self.trials)]
         law = limit_law(limit)
-        return [
-            Empirical(law.rvs(task.samples, task.stream(purpose))) for task in trials
-        ]
+        laws = []
+        for trial in range(self.trials):
+            task = self.part(limit, trial)
+            laws.append(Empirical(law.rvs(task.samples, task.stream(purpose))))
+        return laws
 
     def gaussian_draws(self, limit: Case) -> list[Empirical]:
         """Kernel estimates of draws of the Gaussian of infinitely many heads."""
@@ -230,6 +234,7 @@ class Plan:
 
     @lru_cache(maxsize=32)  # noqa: B019
     def _agreement(self, limit: Case) -> Agreement:
+        """Whether a limit agrees with the engine at infinite width."""
         return agreement(limit_law(limit), self.replicated(limit))
 
     def _is_coupled(self, case: Case) -> bool:
@@ -238,7 +243,9 @@ class Plan:
         return agreement is not None and agreement.agrees
 
     def blocks(self, case: Case) -> Array:
-        """The density at this width by blocks of replicas (blocks, points)."""
+        """Our estimate of the density at this width by blocks of replicas, (blocks,
+        points): E[N(y; v_n)], or f_∞ + E[N(y; v_n) − N(y; v_∞)] if it is coupled.
+        """
         density = self.replicated(case)
         if not self._is_coupled(case):
             return density
@@ -247,13 +254,15 @@ class Plan:
         return np.asarray(np.exp(log_limit) + difference)
 
     def variance(self, case: Case) -> Estimate:
-        """The variance at this width."""
+        """The variance at this width, by quadrature over the density of each block."""
         squares = self.replicated(case) @ (WEIGHTS * GRID**2)
         error = float(squares.std(ddof=1) / math.sqrt(len(squares)))
         return Estimate(float(squares.mean()), error)
 
     def kl(self, case: Case) -> Estimate:
-        """Our D(width n ‖ limit)."""
+        """Our D(width n ‖ limit), with its error and bias by the jackknife over blocks
+        of replicas and over the sets of points of the limit.
+        """
         coupled = self._is_coupled(case)
         rows = self.replicated(case)
         if coupled:  # rows of f_n − f_∞ instead of f_n
@@ -262,6 +271,9 @@ class Plan:
         groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), limit_sets]
 
         def divergence(row: Array, limit: Array) -> Array:
+            """KL by quadrature, from a mean of rows and the limit's density (…,
+            points).
+            """
             density = limit + row if coupled else row
             terms = kl_terms(density, limit, log_limit)
             return np.asarray(np.sum(WEIGHTS * terms, axis=-1))
@@ -286,7 +298,7 @@ class Agreement:
 
 
 def agreement(limit: Law, blocks: Array) -> Agreement:
-    """Compare a density with blocks of replicas of it.
+    """Compare the density of a limit with `blocks` (blocks, points) of draws of it.
 
     A test of level 1e-6 on the probabilities of intervals and the second and fourth
     moment. In the moments |y| is cut off at four standard deviations, beyond which they
@@ -298,10 +310,11 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     value, error = limit.with_error.pdf(y)
     cut_off = np.minimum(np.abs(y) / scale, 4.0)
     intervals = [np.abs(y) < bound * scale for bound in np.linspace(0.2, 3.0, 15)]
+    # each test is the integral of a function against the density: (tests, points)
     tests = np.stack([*intervals, cut_off**2, cut_off**4]) * WEIGHTS[near]
 
-    observed = blocks[:, near] @ tests.T
-    expected = tests @ value
+    observed = blocks[:, near] @ tests.T  # (blocks, tests)
+    expected = tests @ value  # (tests,)
     gap = np.abs(observed.mean(axis=0) - expected)
     spread = observed.std(axis=0, ddof=1) / math.sqrt(len(observed))
     limit_error = np.abs(tests) @ error

@@ -27,7 +27,10 @@ WELL_ABOVE = 4  # standard errors above 0 of the points that a slope is fitted t
 
 
 def _paper_kl(first: list[Empirical], second: list[Empirical]) -> list[float]:
-    """The paper's D(first ‖ second), one for each trial, on a grid over all draws."""
+    """The paper's D(first ‖ second), one for each trial, on a grid over all draws.
+
+    Trial k compares the k-th law of both lists.
+    """
     laws = [*first, *second]
     lowest = min(law.draws[0] for law in laws)
     highest = max(law.draws[-1] for law in laws)
@@ -48,7 +51,7 @@ def _case_columns(case: Case) -> Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """A density with its errors, on a grid."""
+    """A density with its errors, on the grid y."""
 
     role: str  # width n, limit or infinitely many heads
     estimator: str  # exact or paper
@@ -108,13 +111,13 @@ def densities(plan: Plan, figure: Figure) -> Densities:
 
 def _exact_curve(plan: Plan, case: Case, y: Array) -> Curve:
     """Our estimate at finite width, with standard errors from blocks of replicas."""
-    blocks = plan.blocks(case)[:, SHOWN]
+    blocks = plan.blocks(case)[:, SHOWN]  # densities (blocks, points)
     error = blocks.std(axis=0, ddof=1) / math.sqrt(len(blocks))
     return Curve("width n", "exact", case, y, blocks.mean(axis=0), error)
 
 
 def _kernel_curve(role: str, case: Case, law: Empirical, y: Array) -> Curve:
-    """The paper's kernel estimate."""
+    """The paper's kernel estimate of the density, from the draws of one trial."""
     density, error = law.with_error.pdf(y)
     return Curve(role, "paper", case, y, density, error)
 
@@ -208,12 +211,14 @@ def _exact_row(columns: Row, estimate: Estimate) -> Row:
 def _mean(trials: Array) -> Estimate:
     """The mean with its standard error, wider for few trials.
 
-    Four of these errors then have the same level for any number of trials.
+    Four of these errors then have the same level for any number of trials: that of four
+    errors of a normal.
     """
     mean = float(np.mean(trials))
     if len(trials) < 2:
         return Estimate(mean, math.inf)
-    student = float(scipy.special.stdtrit(len(trials) - 1, scipy.special.ndtr(4.0))) / 4
+    level = scipy.special.ndtr(4.0)
+    student = float(scipy.special.stdtrit(len(trials) - 1, level)) / 4
     std = float(np.std(trials, ddof=1))
     return Estimate(mean, student * std / math.sqrt(len(trials)))
 
@@ -232,15 +237,16 @@ def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate |
     log_n = np.log(np.array(parameters)[well_above])
     x = log_n - log_n.mean()
     weights = x / np.sum(x**2)
-    return Estimate(
-        float(weights @ np.log(value)),
-        float(np.sqrt(np.sum((weights * error / value) ** 2))),
-    )
+    # to first order, the error of log value is error/value
+    slope_error = np.sqrt(np.sum((weights * error / value) ** 2))
+    return Estimate(float(weights @ np.log(value)), float(slope_error))
 
 
 @lru_cache(maxsize=32)
 def _floor(plan: Plan, limit: Case) -> list[float]:
-    """The value of the paper's estimator for the limit against itself."""
+    """The values of the paper's estimator for the limit against itself, one for each
+    trial: those of two independent sets of draws. Without its error it would be 0.
+    """
     return _paper_kl(plan.limit_draws(limit, AGAIN), plan.limit_draws(limit))
 
 
@@ -299,6 +305,10 @@ def scores(plan: Plan, figure: Figure) -> Scores:
 
 
 def _histogram(plan: Plan, case: Case) -> Histogram:
+    """The histogram of one score, its variance, and Kolmogorov's distance to
+    N(0, 1).
+    """
+    # (trials, draws)
     trials = np.stack([arrays["draws"] for arrays in plan.load(case)])
     trials = trials.astype(np.float64)
     # bins with one centred at 0, up to the largest draw of the first trial
@@ -308,8 +318,9 @@ def _histogram(plan: Plan, case: Case) -> Histogram:
     counts, edges = np.histogram(trials[0], bins=bins, range=(-reach, reach))
 
     draws = np.sort(trials.ravel())
-    squares = draws**2
+    squares = draws**2  # the mean of a score is 0
     error = float(squares.std(ddof=1) / math.sqrt(draws.size))
+    # the empirical distribution function below the first draw and above each
     cdf = np.arange(draws.size + 1) / draws.size
     normal_cdf = scipy.special.ndtr(draws)
     above = np.max(cdf[1:] - normal_cdf)
@@ -363,9 +374,9 @@ def heads(plan: Plan, figure: Figure) -> Heads:
     gaussian = Divergences(figure)
     if plan.paper:
         for case in figure.cases:
-            gaussian.paper.append(
-                _paper_kl(plan.limit_draws(case.limit), plan.gaussian_draws(case.limit))
-            )
+            limit_draws = plan.limit_draws(case.limit)
+            gaussian_draws = plan.gaussian_draws(case.limit)
+            gaussian.paper.append(_paper_kl(limit_draws, gaussian_draws))
     limit = limit_law(figure.cases[0])
     normal = limit.infinite_heads()
     many = []
@@ -385,7 +396,9 @@ def heads(plan: Plan, figure: Figure) -> Heads:
 
 
 def limits_ahead(plan: Plan, figure: Figure) -> Iterator[None]:
-    """Compute and cache the limits that a figure needs, piece by piece."""
+    """Compute and cache the limits that a figure needs, one piece for each `yield`, so
+    that the caller can do other work in between.
+    """
     for limit in dict.fromkeys(case.limit for case in figure.cases if not case.score):
         if plan.exact:
             on_grid(limit)

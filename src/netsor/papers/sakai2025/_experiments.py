@@ -81,6 +81,7 @@ def limit_law(case: Case) -> HeadSum:
 
 @lru_cache(maxsize=32)
 def _limit_law(limit: Case) -> HeadSum:
+    """The law of a limit, kept for all cases that have it."""
     law = limit.program.law(n=math.inf)
     assert isinstance(law, HeadSum)
     return law
@@ -116,9 +117,10 @@ def figures(tokens: int = 16) -> dict[str, Figure]:
     low_rank = tuple(
         Case(heads=h, width=HEAD_DIM * h, head_dim=HEAD_DIM) for h in (1, 4, 16)
     )
-    few_and_many = tuple(Case(heads=h, width=256) for h in (1, 256))
-    scores = tuple(
-        Case(width=256, scaling=scaling, score=True) for scaling in ("sqrt", "linear")
+    few_and_many = (Case(heads=1, width=256), Case(heads=256, width=256))
+    scores = (
+        Case(width=256, scaling="sqrt", score=True),
+        Case(width=256, scaling="linear", score=True),
     )
     output = "Output of the attention layer"
     limit = "Width n against the limit"

@@ -58,10 +58,12 @@ def drawn(data: Densities | Divergences | Scores | Heads) -> dict[str, bytes]:
 
 
 def _colour(parameter: str, case: Case) -> str:
+    """The colour of a case: by its width if that varies, else by its heads."""
     return WIDTH_COLOURS[case.width] if parameter == "n" else HEAD_COLOURS[case.heads]
 
 
 def _label(parameter: str, curve: Curve) -> str:
+    """The label of a density in the legend, as "n = 256" or "H = 4, limit"."""
     if curve.role == GAUSSIAN:
         return "H = ∞"
     width = "limit" if curve.role == LIMIT else f"n = {curve.case.width:.0f}"
@@ -93,7 +95,7 @@ def _densities(data: Densities) -> Any:
 
 
 def _plot_densities(axes: Any, data: Densities, main_estimator: str) -> None:
-    """The densities of the main estimator, and the Gaussian."""
+    """Plot the densities of the main estimator, and the Gaussian."""
     parameter = data.figure.parameter
     for order, role in enumerate(DRAWING_ORDER):
         for curve in data.curves:
@@ -119,18 +121,19 @@ def _plot_densities(axes: Any, data: Densities, main_estimator: str) -> None:
 
 
 def _plot_differences(axes: Any, data: Densities, main_estimator: str) -> None:
-    """Differences from the exact limit if it is known, else from the paper's estimate.
+    """Plot differences from the exact limit, or from the paper's estimate without it.
 
-    Estimates at finite width that are not by the main estimator are thin.
+    Estimates at finite width that are not by the main estimator are thin. The Gaussian
+    is compared with the limit of every case.
     """
-    limits = {}
+    limits: dict[tuple[Case, str], Curve] = {}  # by case and estimator
     for curve in data.curves:
         if curve.role == LIMIT:
             limits[curve.case, curve.estimator] = curve
     for curve in data.curves:
         limit_case = curve.case.limit
-        is_exact = (limit_case, "exact") in limits
-        reference = limits[limit_case, "exact" if is_exact else "paper"]
+        estimator = "exact" if (limit_case, "exact") in limits else "paper"
+        reference = limits[limit_case, estimator]
         difference = curve.density - reference.density
         colour = _colour(data.figure.parameter, curve.case)
         if curve.role == FINITE and curve.estimator == main_estimator:
@@ -156,7 +159,7 @@ def _plot_trials(
     label: str,
     marker: str = "s",
 ) -> None:
-    """The paper's estimator.
+    """Plot the paper's estimator: `trials` has the values of each trial, for each x.
 
     A faint point for each trial, and their mean with the standard deviation.
     """
@@ -185,7 +188,7 @@ def _plot_trials(
 def _plot_estimates(
     axes: Any, x: list[float], estimates: list[Estimate], label: str
 ) -> None:
-    """Our estimator: a point with its standard error, where it is above 0."""
+    """Plot our estimator: a point with its standard error, where it is above 0."""
     positions = np.array(x)
     value = np.array([estimate.value for estimate in estimates])
     error = np.array([estimate.error for estimate in estimates])
@@ -252,7 +255,9 @@ def _slope_label(slope: Estimate, last_slope: Estimate | None) -> str:
 
 
 def _plot_power_law(axes: Any, data: Divergences, slope: float) -> None:
-    """The line of this slope through the points that are well above their errors."""
+    """Plot the line of this slope through the points that are well above their errors:
+    its height is their geometric mean.
+    """
     x = data.parameters
     middle = np.exp(np.mean(np.log(x)))
     log_heights = []

@@ -110,6 +110,7 @@ def _figure(name: str, title: str, svg: Mapping[str, bytes]) -> Figure:
 
 
 def _claims(rows: Sequence[Row], both: bool) -> Section:
+    """The table of the claims, and how verdicts are reached."""
     header = ["Claim", "Measured", "Verdict", "Figure"]
     blocks: list[Block] = [
         Table(header, [_claim_cells(row) for row in rows], prose=True),
@@ -121,6 +122,7 @@ def _claims(rows: Sequence[Row], both: bool) -> Section:
 
 
 def _claim_cells(row: Row) -> list[str | Cell]:
+    """The row of a claim, with links to its figures."""
     links = {name: f"#figure-{name}" for name in row.figures}
     return [
         Cell(row.claim, f"Rule: {row.rule}"),
@@ -131,6 +133,7 @@ def _claim_cells(row: Row) -> list[str | Cell]:
 
 
 def _separations(separated: Sequence[Separation]) -> Section:
+    """The table of which laws the nearest widths are distinguished from."""
     header = [
         "Figure",
         "Limit",
@@ -145,6 +148,9 @@ def _separations(separated: Sequence[Separation]) -> Section:
 
 
 def _separation_cells(separation: Separation) -> list[str | Cell]:
+    """The row of a limit: the nearest width, and the laws that it is distinguished from
+    and not; then those that draws at infinite width are distinguished from.
+    """
     case = separation.case
     others = separation.others
     distinguished = [_heads_and_kl(other) for other in others if other.by_width]
@@ -167,14 +173,17 @@ def _separation_cells(separation: Separation) -> list[str | Cell]:
 
 
 def _listed(laws: Iterable[str]) -> str:
+    """Laws in words; "none of these" without any."""
     return "; ".join(laws) or "none of these"
 
 
 def _heads_and_kl(other: Other) -> str:
+    """A law in words, as "64 heads (KL 0.0012)"."""
     return f"{_heads(other.heads)} (KL {other.kl:.2g})"
 
 
 def _heads(count: float) -> str:
+    """A number of heads in words, which may be infinite."""
     if math.isinf(count):
         return "infinitely many heads, a Gaussian"
     return counted(round(count), "head")
@@ -186,6 +195,7 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
 
 
 def _claim_sentence(rows: Sequence[Row]) -> str:
+    """How many claims agree, disagree and are undecided."""
     verdicts = [row.verdict for row in rows if row.verdict != ABSENT]
     if not verdicts:
         return "No claim of the paper rests on these figures alone."
@@ -197,6 +207,7 @@ def _claim_sentence(rows: Sequence[Row]) -> str:
 
 
 def _kl_sentence(data: Mapping[str, Any]) -> str:
+    """How KL falls, by the first figure that shows it; else which figure to add."""
     for name in KL_BY_WIDTH:
         divergences = data.get(name)
         if isinstance(divergences, Divergences):
@@ -212,6 +223,7 @@ def _kl_sentence(data: Mapping[str, Any]) -> str:
 
 
 def _fall_of_kl(name: str, divergences: Divergences) -> str:
+    """The KL of the largest width, and the power of n that KL falls like."""
     width, nearest = divergences.parameters[-1], divergences.best()[-1]
     text = (
         f"KL between width {width:.0f} and the limit is {nearest.value:.2e} ±"
@@ -244,9 +256,10 @@ def limit_section() -> str:
     net = layer()
     source = net.latex(document=False, style="paper")
     law = GATHERED.findall(source)[-1]  # the last display; the network is before it
+    lines = law.split(" \\\\\n")
     return SECTION.format(
         verdict=net.check().verdict,
-        formulas="\n".join(_formula(line) for line in law.split(" \\\\\n")),
+        formulas="\n".join(_formula(line) for line in lines),
         source=html.escape(source),
     )
 

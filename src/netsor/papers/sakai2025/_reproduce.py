@@ -66,6 +66,7 @@ class Request(studies.Request):
     side_by_side: ClassVar[tuple[str, ...]] = ("figures",)
 
     def __post_init__(self) -> None:
+        """Validate the names of figures and groups, then the other options."""
         if not isinstance(self.names, tuple):
             raise ArgumentError("names", self.names, "a tuple of the names of figures")
         for name in self.names:
@@ -156,6 +157,10 @@ class Finished(FigureResult):
         seconds: dict[str, float],
         start: float,
     ) -> None:
+        """`rows` are the verdicts, `data` the measurements by figure, `separated` from
+        which laws widths are distinguished; `seconds` is the time of each figure, and
+        the run began at `start`, by the clock.
+        """
         super().__init__(request, tables, figures)  # waits until they are drawn
         self._rows = rows
         self._data = data
@@ -191,9 +196,11 @@ class Finished(FigureResult):
         return f"{spent}, in {self._seconds['all']:.0f} s."
 
     def _total(self, key: str) -> Any:
+        """The sum of one number over all trials."""
         return sum(part[key] for part in self._parts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The report; with the manifest of its folder, once that is known."""
         return document(
             rows=self._rows,
             data=self._data,
@@ -205,6 +212,7 @@ class Finished(FigureResult):
         )
 
     def _spent(self) -> dict[str, Any]:
+        """The work of all trials, for the manifest."""
         sampling = round(self._total("seconds"), 3)
         return {
             "draws": self._total("samples"),
@@ -272,16 +280,23 @@ class PaperStudy(Study[Finished]):
         return list(cases)
 
     def _missing_trials(self, case: Case) -> int:
+        """How many trials of a case no earlier run has finished."""
         plan = self.request.plan
-        trials = (plan.part(case, trial) for trial in range(plan.trials))
-        return sum(not plan.store.has(task.key) for task in trials)
+        missing = 0
+        for trial in range(plan.trials):
+            task = plan.part(case, trial)
+            if not plan.store.has(task.key):
+                missing += 1
+        return missing
 
     def estimate(self) -> Cost:
         """The cost of the trials that are not there yet, and of all figures.
 
         The memory includes all draws, which are read here.
         """
-        request, plan, backend = self.request, self.request.plan, self.request.backend
+        request = self.request
+        plan = request.plan
+        backend = request.backend
         remedy = "use fewer samples, trials, tokens or workers"
         cases = self._cases()
         # The bytes that a trial needs at least, whatever its plan; beyond the memory,
@@ -339,7 +354,8 @@ class PaperStudy(Study[Finished]):
 
     def result(self, run: Run) -> Finished:
         """Measure figure by figure, as their trials are done."""
-        start, plan = time.perf_counter(), self.request.plan
+        start = time.perf_counter()
+        plan = self.request.plan
         data: dict[str, Any] = {}
         seconds: dict[str, float] = {}
         separated, tables, pictures = {}, {}, {}
@@ -375,6 +391,7 @@ class PaperStudy(Study[Finished]):
 
 @lru_cache(maxsize=256)
 def _draw(case: Case, backend: Backend) -> Draw:
+    """The cost of a draw of a case."""
     return Draw.of(case.program.plan(backend=backend, **case.widths), backend)  # type: ignore[arg-type]
 
 

@@ -223,7 +223,9 @@ def audit(
 
 
 def _widths_of(other: Any, model: Any, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The widths of a program that is compared with the model."""
+    """Those of the sizes that `other`, which is compared with the model, has: programs
+    that lack a width ignore it.
+    """
     if other is model or not isinstance(other, Program):
         return dict(sizes)
     return {name: size for name, size in sizes.items() if name in other.widths}
@@ -232,7 +234,9 @@ def _widths_of(other: Any, model: Any, sizes: Mapping[str, int]) -> dict[str, in
 def _subject(
     model: Any, argument: str, sizes: Mapping[str, int], ids: Any, tokens: Any
 ) -> Any:
-    """The model or the program of an argument, whose name errors have."""
+    """What is audited, as a `Transformer` or a `ProgramModel`, from an argument of
+    `ns.audit`; errors name that argument, "model" or "compare".
+    """
     try:
         if isinstance(model, Program):
             return ProgramModel(model, dict(sizes))
@@ -275,8 +279,8 @@ class AuditStudy(Study[Audit | Comparison]):
         return tasks
 
     def cheaper(self, cost: Cost) -> str:
-        """Fewer blocks, fewer tokens or finite widths, with their costs by shallow
-        plans, if this takes long.
+        """A sentence with cheaper options and their costs: fewer blocks, fewer tokens,
+        finite widths, a GPU. "" if this audit does not take long.
 
         Each is exact for its quantities: the law of the first blocks does not depend on
         the others.
@@ -313,7 +317,9 @@ class AuditStudy(Study[Audit | Comparison]):
         return f"{CHEAPER}: {'; '.join(alternatives)}."
 
     def least_seconds(self) -> float:
-        """The time of long inputs, from plans of short ones."""
+        """A lower bound on the running time in seconds, from plans of short inputs; 0
+        if no input is long.
+        """
         request = self.request
         seconds = 0.0
         worker_bytes = BASE
@@ -330,12 +336,12 @@ class AuditStudy(Study[Audit | Comparison]):
         return seconds / workers
 
     def _least_seconds_of_draw(self, model: Transformer, tokens: int) -> float:
-        """The time of a draw, if it goes on to grow as it does up to SHORT_TOKENS:
-        longer inputs grow faster.
+        """A lower bound on the seconds of a draw: the time at SHORT_TOKENS,
+        extrapolated by the power of the tokens that it grows like up to there.
 
-        It is a sum of powers of the tokens, of which the largest comes to dominate. At
-        most the square counts, and only up to the width: vectors of more tokens have no
-        more directions.
+        The time is a sum of powers of the tokens, of which the largest comes to
+        dominate, so it grows at least so fast beyond. At most the square counts, and
+        only up to the width: vectors of more tokens have no more directions.
         """
 
         def seconds_of(length: int) -> float:
@@ -343,12 +349,12 @@ class AuditStudy(Study[Audit | Comparison]):
             case = AuditCase(model, length, None, infinite=False, backend=backend)
             return case.draw_at_depth.seconds
 
-        half = seconds_of(SHORT_TOKENS // 2)
-        whole = seconds_of(SHORT_TOKENS)
-        power = min(2.0, math.log2(whole / half))
+        at_half = seconds_of(SHORT_TOKENS // 2)
+        at_short = seconds_of(SHORT_TOKENS)
+        power = min(2.0, math.log2(at_short / at_half))
         # up to this length as a power, linearly beyond
         end = min(tokens, max(model.width, SHORT_TOKENS))
-        return float(whole * (end / SHORT_TOKENS) ** power * (tokens / end))
+        return float(at_short * (end / SHORT_TOKENS) ** power * (tokens / end))
 
     def estimate(self) -> Cost:
         """The cost, from the plans; raises an error if memory is too small."""
@@ -380,7 +386,7 @@ class AuditStudy(Study[Audit | Comparison]):
             "take fewer tokens or workers, or a smaller model",
         )
         # every worker plans what it draws
-        if request.backend.threads and not request.own:
+        if request.backend.threads and not request.is_user_program:
             for case, count in parts.items():
                 seconds += case.draw.planning * min(workers, count)
         return Cost(
@@ -406,7 +412,8 @@ class AuditStudy(Study[Audit | Comparison]):
         """Reject rules on quantities that will not be measured, before anything is
         drawn.
         """
-        request, ones = self.request, []
+        request = self.request
+        ones: list[Draws] = []
         for case in request.asked:
             # only the rule on the limit needs to know whether there is one, for which
             # the limit is planned
@@ -447,7 +454,9 @@ def result_of(request: Request, measured: Iterable[Draws]) -> Audit | Comparison
 
 
 def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
-    """The draws of all parts of a case."""
+    """The draws of all tasks of a case as one; `parts` are the arrays of each task. The
+    first has the quadrature errors.
+    """
     arrays: Arrays = {}
     moved: Arrays = {}
     for name in parts[0]:

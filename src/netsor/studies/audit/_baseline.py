@@ -64,6 +64,7 @@ class Departure(NamedTuple):
         return max(self.low - self.median, self.median - self.high)
 
     def __str__(self) -> str:
+        """A sentence; the median has digits enough to differ from the ends."""
         if self.block is None:
             position = ""
         elif self.block == 0:
@@ -194,7 +195,7 @@ class Baseline:
         raise ArgumentError("baseline", self.source, allowed)
 
     def compared(self, request: Request, model: Model) -> int:
-        """The number of comparisons."""
+        """How many numbers of an audit of this model are compared with bands."""
         return sum(
             len(_number_keys(request, model, tokens)) for tokens in request.lengths
         )
@@ -211,11 +212,11 @@ class Baseline:
             for block, quantity in result.best.numbers:
                 draws = np.sort(result.best.by_block(quantity)[block])
                 low, high = earlier.bands[block, quantity]
-                # an audit chooses its precision
+                # either audit may have been drawn in single precision
                 rounding = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))
-                is_above_low = draws[k - 1] >= low - rounding
-                is_below_high = draws[-k] <= high + rounding
-                if not (is_above_low and is_below_high):  # so is NaN
+                is_above_low = draws[k - 1] >= low - rounding  # X_(k)
+                is_below_high = draws[-k] <= high + rounding  # X_(n+1−k)
+                if not (is_above_low and is_below_high):  # true for NaN, too
                     departure = Departure(
                         quantity=quantity,
                         tokens=result.tokens,
@@ -256,7 +257,7 @@ def _number_keys(request: Request, model: Model, tokens: int) -> list[NumberKey]
 
 
 def _earlier(content: Mapping[str, Any]) -> EarlierLength:
-    """The bands in the JSON object of one length."""
+    """The bands in the JSON object of one length, checked."""
     bands: dict[NumberKey, tuple[float, float]] = {}
     # quantities of the output are null without logits
     final = {name: band for name, band in content["final"].items() if band is not None}
@@ -286,16 +287,23 @@ def _listed(ids: Sequence[int] | None) -> str:
 
 
 def _rank(draws: int, before: int, level: float) -> int:
-    """The least rank k, from the upper median on, that is below the earlier band with
-    at most this probability.
+    """The rank k that is compared with the earlier bands, see the equations at the top:
+    the least, from the upper median on, with P(X_(k) < Y_(r)) ≤ level.
+
+    `draws` is n, the number of new draws, `before` is n₀, that of the earlier ones.
     """
-    ranks = range(draws // 2 + 1, draws)  # the probability falls with k
-    return ranks.start + bisect_left(
-        ranks, True, key=lambda k: _beyond(k, draws, before) <= level
-    )
+    ranks = range(draws // 2 + 1, draws)
+
+    def is_rare(k: int) -> bool:
+        return _beyond(k, draws, before) <= level
+
+    # the probability falls with k, so `is_rare` is false up to some k and then true
+    return ranks.start + bisect_left(ranks, True, key=is_rare)
 
 
 def _beyond(k: int, draws: int, before: int) -> float:
-    """P(X_(k) < Y_(r)), or of the other end, if all orders are equally likely."""
+    """P(X_(k) < Y_(r)), and likewise at the other end, if all orders are equally
+    likely; n is `draws` and n₀ is `before`.
+    """
     r = math.floor(LOW * (before - 1)) + 2
     return float(scipy.stats.betabinom.cdf(r - 1, before, k, draws - k + 1))

@@ -67,7 +67,9 @@ class AuditCase:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The inputs of the plan."""
+        """The inputs of the plan by name: the value of the swept standard deviation;
+        empty without a sweep.
+        """
         name = "std_q" if self.swept == STD else self.swept  # STD sets std_q too
         return {} if name is None else {STD: getattr(self.model, name)}
 
@@ -117,7 +119,8 @@ class AuditCase:
     @lru_cache(maxsize=64)  # noqa: B019 (a plan of a hundred blocks takes seconds to make)
     def planned(self) -> tuple[Plan, Draw]:
         """Its plan, and the cost of a draw and of planning, which every worker
-        repeats.
+        repeats. At finite widths all values of a sweep share a plan, with the value as
+        an input.
         """
         # at infinity Gaussian expectations depend on the swept value
         case = self if self.infinite else self.shared
@@ -210,19 +213,22 @@ class AuditTask(DrawTask):
     case: AuditCase
 
     def run(self, progress: Progress = False) -> Arrays:
-        """Draw; the first task at infinite width also computes the quadrature
-        errors.
+        """The draws of each quantity by name, (draws, blocks) or (draws,).
+
+        The first task at infinite width adds the quadrature errors, under the name of
+        the quantity after MOVED: (moves, blocks), how far each move of the Gaussian
+        expectations shifts the quantity.
         """
-        probes, at = self.case.shared.probes(), self.case.at()
-        arrays: Arrays = dict(
-            probes.named(at.unchecked(self.sampling(workers=1, progress=progress)))
-        )
+        probes = self.case.shared.probes()
+        program = self.case.at()
+        sampling = self.sampling(workers=1, progress=progress)
+        arrays: Arrays = dict(probes.named(program.unchecked(sampling)))
         if self.case.infinite and self.index == 0:
-            moves = at.moves(self.backend)
+            moves = program.moves(self.backend)
             if moves is None:
                 signed = np.zeros((1, self.case.plan.mean.shape[0]))
             else:
                 signed = moves.signed
-            for name, moved in probes.named(split(signed, at.outputs)).items():
+            for name, moved in probes.named(split(signed, program.outputs)).items():
                 arrays[MOVED + name] = moved
         return arrays

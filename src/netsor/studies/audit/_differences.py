@@ -132,6 +132,7 @@ def differences(models: Sequence[LengthResult]) -> Differences:
     short_names = {}
     for name, short in zip(names, strip_common_prefix(names), strict=True):
         short_names[name] = f"“{short}”"
+    # for each rule its finding in every model: all list the rules in the same order
     findings_by_rule = list(zip(*(result.findings for result in models), strict=True))
     rules = []
     for rule_findings in findings_by_rule:
@@ -140,15 +141,7 @@ def differences(models: Sequence[LengthResult]) -> Differences:
             rules.append(rule)
     rules.sort(key=lambda rule: not rule.changes)
     preferred, verdict = _verdict(short_names, rules)
-    measured = 0
-    all_ok = True
-    for rule_findings in findings_by_rule:
-        statuses = {finding.verdict for finding in rule_findings} - {NOT_APPLICABLE}
-        if statuses:
-            measured += 1
-            all_ok = all_ok and statuses == {OK}
-    if measured and all_ok:
-        verdict += f": all {measured} measured rules are ok"
+    verdict += _all_ok_text(findings_by_rule)
     return Differences(
         fields=_different_fields(models),
         rules=tuple(rules),
@@ -158,9 +151,22 @@ def differences(models: Sequence[LengthResult]) -> Differences:
     )
 
 
+def _all_ok_text(findings_by_rule: Sequence[Sequence[Finding]]) -> str:
+    """What to add to a verdict if no rule separates the models because all are ok: ":
+    all 9 measured rules are ok"; otherwise "".
+    """
+    measured = 0
+    for rule_findings in findings_by_rule:
+        statuses = {finding.verdict for finding in rule_findings} - {NOT_APPLICABLE}
+        if statuses and statuses != {OK}:
+            return ""
+        measured += bool(statuses)
+    return f": all {measured} measured rules are ok" if measured else ""
+
+
 def _different_fields(models: Sequence[LengthResult]) -> dict[str, tuple[Any, ...]]:
-    """The fields that differ, with the value in each model; without fields that act in
-    no model.
+    """The fields in which the models differ: the name of each, with its value in every
+    model. Fields that have an effect in no model are left out.
     """
     fields_by_model = [result.model.fields() for result in models]
     different = {}
@@ -180,8 +186,9 @@ def _acts(model: Model, field: str) -> bool:
 
 
 def drawbacks(results: Sequence[LengthResult], preferred: str | None) -> list[str]:
-    """Where the preferred model is worse than all others: separate bands, and medians a
-    factor of 2 apart.
+    """Where the preferred model is clearly worse than all others, as "largest
+    probability 0.8 (0.1 to 0.3 in the others)": the bands are apart, and the medians by
+    a factor of 2. Empty without a preferred model, or without others.
     """
     named = [result for result in results if result.model.name == preferred]
     if not named:
@@ -212,6 +219,7 @@ def _is_worse(band: LastBand, others: Sequence[LastBand], worse_above: bool) -> 
     other_medians = [other.median for other in others]
     if worse_above:
         is_separate = band.low > max(other.high for other in others)
+        # a median below 0 (of scores, or of a cosine) has no factor: compared with 0
         return is_separate and band.median > WORSE_BY * max(0.0, *other_medians)
     is_separate = band.high < min(other.low for other in others)
     return is_separate and WORSE_BY * band.median < min(other_medians)
@@ -233,6 +241,7 @@ class LastBand(NamedTuple):
 
 
 def _last_band(result: LengthResult, name: str) -> LastBand:
+    """The band of a quantity by name, after the last block or at the output."""
     band = result[name]
     return LastBand(
         median=float(band.median.reshape(-1)[-1]),
@@ -242,7 +251,11 @@ def _last_band(result: LengthResult, name: str) -> LastBand:
 
 
 def strip_common_prefix(names: Sequence[str]) -> list[str]:
-    """Names without their common beginning, shortened to WIDTH letters."""
+    """Names without the settings that all begin with, shortened to WIDTH letters.
+
+    For example "gpt2, std=0.02" and "gpt2, std=0.2" become "std=0.02" and "std=0.2". A
+    name of which nothing would be left stays as it is.
+    """
     settings_by_name = [name.split(", ") for name in names]
     common = 0
     for settings in zip(*settings_by_name, strict=False):
@@ -261,8 +274,12 @@ def _preference(
     rule_findings: Sequence[Finding],
     models: Sequence[LengthResult],
 ) -> RulePreference:
-    """The preference of one rule, from its finding in each model; `short_names` maps
-    the names of the models to short ones in quotes.
+    """Which models one rule prefers, from its finding in each of them; `short_names`
+    maps the names of the models to short ones in quotes.
+
+    A rule has no preference (`why` is then empty, and all are preferred) if it flags no
+    model, or does not apply to one. If it flags some models and not others, it prefers
+    those that are ok. If it flags all, it prefers the least flagged.
     """
     verdicts = [finding.verdict for finding in rule_findings]
     worst = min(rule_findings, key=lambda finding: STATUSES.index(finding.verdict))
@@ -294,10 +311,12 @@ def _preference(
 
 
 def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:
-    """The model with the least, and those that draws cannot separate from it; all, if
-    an interval is not known.
+    """Whether each model is among the least flagged: it has the smallest median, or an
+    interval that begins below the upper end of the smallest one. If the rule flags
+    values below its threshold, "least" is the largest. All, if an interval is not
+    known.
     """
-    sign = 1 if above else -1
+    sign = 1 if above else -1  # the smaller sign * value, the less it is flagged
     lows, highs = [], []
     for finding in findings:
         if finding.low is None or finding.high is None:
@@ -311,8 +330,12 @@ def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:
 def _verdict(
     short_names: dict[str, str], rules: Sequence[RulePreference]
 ) -> tuple[str | None, str]:
-    """The preferred model, if there is one, and by which rules. Rules whose verdicts
-    differ decide first; then rules that flag all models.
+    """The name of the preferred model, None if there is none, and a verdict in words.
+
+    Rules that flag some models and not others decide first, then rules that flag all
+    models and prefer the least flagged. Each group keeps those of the best models that
+    all of its rules prefer. If the first group agrees on none, the rules disagree; a
+    second group that agrees on none decides nothing.
     """
     names = set(short_names)
     selective = [rule for rule in rules if len(rule.preferred) < len(names)]
@@ -334,8 +357,8 @@ def _verdict(
 
 
 def _reasons(rules: Sequence[RulePreference], best: set[str], models: int) -> str:
-    """Which rules favour the best models, and which favour another: as "better rank,
-    although scores favours the other model".
+    """Which rules favour the best models, and which favour another: "better rank,
+    although scores favours the other model". `models` is how many there are.
     """
     in_favour, against = [], []
     for rule in rules:
@@ -363,18 +386,20 @@ def _disagreement(short_names: dict[str, str], rules: Sequence[RulePreference]) 
 class _Pair(NamedTuple):
     """Draws of one quantity of two models, in one block and at one length."""
 
-    block: int | None
+    block: int | None  # 0: the embedding; None: the output
     first: LengthResult
     second: LengthResult
-    x: Floats
-    y: Floats
-    rounding: float
-    distance: float
+    x: Floats  # (draws,) of the first model
+    y: Floats  # (draws,) of the second
+    rounding: float  # numbers that are relatively closer count as equal
+    distance: float  # of the medians, over the mean width of the bands
 
 
 def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
-    """Each quantity where two models are farthest apart, the farthest first."""
-    farthest: dict[str, _Pair] = {}
+    """Each quantity at the block, the length and the two models where it is farthest
+    apart, the farthest first; only where bands do not overlap (a distance above 1).
+    """
+    farthest: dict[str, _Pair] = {}  # by the name of the quantity
     for name, pair in _all_pairs(models):
         largest = farthest[name].distance if name in farthest else 1.0
         if pair.distance > largest:
@@ -392,6 +417,7 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
                 error=_error(pair.x, pair.y, EVERY[name].log, pair.rounding),
             )
         )
+    # by the distance minus two errors, the largest first
     separated.sort(key=lambda metric: 2 * metric.error - metric.distance)
     return tuple(separated[:SHOWN])
 
@@ -407,15 +433,20 @@ def _all_pairs(models: Sequence[LengthResult]) -> Iterator[tuple[str, _Pair]]:
 
 
 def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pair]:
-    """The draws of a quantity to compare: in every block, or in the first and last and
-    the embedding if the depths differ.
+    """The draws of a quantity to compare, at one length.
+
+    Models of the same depth are compared block by block; of others, the embedding, the
+    first block and the last block are compared with each other.
     """
     draws, other_draws = first.best.by_block(name), second.best.by_block(name)
+    # pairs of a block of the first model and one of the second
+    blocks: list[tuple[int | None, int | None]] = []
     if len(draws) == len(other_draws):
-        blocks = [(block, block) for block in draws]
+        blocks += [(block, block) for block in draws]
     else:
-        common = [block for block in (0, 1) if block in draws and block in other_draws]
-        blocks = [(block, block) for block in common]
+        for early in (0, 1):  # the embedding, if it is measured there, and the first
+            if early in draws and early in other_draws:
+                blocks.append((early, early))
         blocks.append((list(draws)[-1], list(other_draws)[-1]))
     rounding = max(
         EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]
@@ -429,14 +460,17 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
 def _distance(
     x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]
 ) -> Floats:
-    """|median − median| over the mean width of the bands of draws (…, draws), at least
-    that of rounding.
+    """|median(x) − median(y)| over the mean width of the two bands, of draws
+    (…, draws): above 1 the bands do not overlap.
+
+    With `log` the logarithms are compared, where all draws are positive. The width is
+    at least that of rounding errors, and a gap below these is 0.
     """
     smallest = np.minimum(x.min(axis=-1), y.min(axis=-1))
     take_logs = np.asarray(log & (smallest > 0))
 
     def bands(draws: Floats) -> Floats:
-        """The low end, the median and the high end."""
+        """The low ends, the medians and the high ends (3, …)."""
         numbers = draws.astype(np.float64)
         np.log(draws, out=numbers, where=take_logs[..., None])
         return np.quantile(numbers, [LOW, 0.5, HIGH], axis=-1)
@@ -445,6 +479,7 @@ def _distance(
     other_low, other_median, other_high = bands(y)
     gap = np.abs(median - other_median)
     size = np.maximum(np.abs(median), np.abs(other_median))
+    # a relative error is an absolute one of the logarithm
     least = rounding * np.where(take_logs, 1.0, np.maximum(size, 1e-300))
     width = np.maximum((high - low + other_high - other_low) / 2, least)
     return np.where(gap > least, gap / width, 0.0)
@@ -453,7 +488,9 @@ def _distance(
 def _error(
     x: Floats, y: Floats, log: bool, rounding: float = EQUALITY_RTOL["float64"]
 ) -> float:
-    """The standard deviation of the distance over resampled draws."""
+    """The standard error of the distance between draws x and y, (draws,) each, by the
+    bootstrap: its standard deviation over RESAMPLED resampled pairs.
+    """
     rng = np.random.default_rng(0)
     resampled_x, resampled_y = [], []
     for _ in range(RESAMPLED):

@@ -142,13 +142,11 @@ def _verdict(audit: LengthResult) -> str:
     """How many problems were found, as "gpt2: no problem found. 5 rules pass; 6 were
     not checked (quick audit)."
     """
-    names: dict[str, list[str]] = {status: [] for status in STATUSES}
-    for finding in audit.findings:
-        names[finding.verdict].append(finding.name)
-    flagged = names[FLAG]
-    passing = len(names[OK])
-    undecided = len(names[UNDECIDED])
-    unchecked = len(names[NOT_APPLICABLE])
+    statuses = [finding.verdict for finding in audit.findings]
+    flagged = [finding.name for finding in audit.findings if finding.verdict == FLAG]
+    passing = statuses.count(OK)
+    undecided = statuses.count(UNDECIDED)
+    unchecked = statuses.count(NOT_APPLICABLE)
     problems = "no problem found"
     if flagged:
         problems = f"{counted(len(flagged), 'problem')} found ({join_words(flagged)})"
@@ -200,12 +198,13 @@ def _reasons(result: LengthResult) -> list[Paragraph]:
 
 
 def _audit_sections(audit: LengthResult) -> list[Section]:
-    """The sections of one model; those without blocks are left out.
+    """The sections of the report on one model. Sections without blocks are left out
+    later.
 
     The main figure comes before the rules that are ok, so that it is on the first
     screen.
     """
-    items = _finding_items(audit)
+    items = _finding_items(audit)  # flagged and undecided rules come first
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
     other_items = items[len(urgent) :]
     advice = [Paragraph(text) for text in recipe_notes([audit.model])]
@@ -272,7 +271,7 @@ def adam_updates(model: Transformer, lr: float = ADAM_LR) -> dict[str, float]:
 
 def adam_note(model: Model) -> str:
     """AdamW's first update relative to the weights, in words; matrices with the same
-    ratio are named together.
+    ratio are named together. "" for a program, and if all weights start at 0.
     """
     if not isinstance(model, Transformer):
         return ""
@@ -304,11 +303,11 @@ def recipe_notes(models: Sequence[Model]) -> list[str]:
 
 
 def _finding_items(audit: LengthResult) -> list[doc.Item]:
-    """Flagged rules with advice first, then undecided ones, then a line for each
-    other.
+    """A line for each rule: flagged rules with advice first, then undecided ones, then
+    those that are ok. Rules that do not apply for the same reason share a line.
     """
     items = []
-    names_by_reason = dict[str, list[str]]()  # of rules that do not apply
+    names_by_reason: dict[str, list[str]] = {}  # of rules that do not apply
     by_status = sorted(audit.findings, key=lambda f: STATUSES.index(f.verdict))
     for finding in by_status:
         if finding.verdict == NOT_APPLICABLE:
@@ -347,12 +346,13 @@ def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
 def _block_table(
     result: LengthResult, quantities: Sequence[Quantity], bands: bool = True
 ) -> Table:
-    """Medians, and bands if requested, at the embedding and after three blocks; with
-    the limit of the last.
+    """Medians, with bands if requested, at the embedding and after the first, the
+    middle and the last block; with the limit of the last.
     """
     head = [f"{counted(result.tokens, 'token')}, median", "embedding"]
     columns: list[Column] = [(result.best, 0)]
-    for block in sorted({1, (result.blocks + 1) // 2, result.blocks}):
+    shown_blocks = {1, (result.blocks + 1) // 2, result.blocks}
+    for block in sorted(shown_blocks):
         head.append(f"block {block}")
         columns.append((result.best, block))
     if result.actual is not None and result.limit is not None:
@@ -381,33 +381,37 @@ def _quantity_rows(
 def _band_text(
     draws: Draws, quantity: Quantity, block: int | None, with_band: bool
 ) -> str:
-    """A median with its quadrature error, and its band if requested; a dash if it was
-    not measured.
+    """A median with its quadrature error, and its band if requested, as "0.51 ± 0.002
+    (0.48–0.55)"; a dash if it was not measured.
     """
     if (block, quantity.name) not in draws.numbers:
         return "–"
-    median, low, high, error = draws.numbers[block, quantity.name].values()
+    numbers = draws.numbers[block, quantity.name]
+    median, error = numbers["median"], numbers["error"]
     digits = quantity.digits
     text = f"{median:.{digits}g}"
     if error > NEGLIGIBLE * abs(median):
         text += f" ± {error:.1g}"
     if with_band:
-        text += f" ({low:.{digits}g}–{high:.{digits}g})"
+        text += f" ({numbers['low']:.{digits}g}–{numbers['high']:.{digits}g})"
     return text
 
 
 def _output_table(firsts: Sequence[LengthResult]) -> Table:
-    """Quantities of the output, with gradients at both ends, at each set of widths."""
+    """Quantities of the output, with gradients at both ends: a column for each model
+    and set of widths. `firsts` are the results of the models at the first length.
+    """
     measured: list[Draws] = []
     for result in firsts:
         measured += result.measured
     names = strip_common_prefix([draws.subject.model.name for draws in measured])
     head = ["median and 5–95 % band"]
     for draws, name in zip(measured, names, strict=True):
+        infinite = draws.subject.infinite
         if len(firsts) > 1:
-            head.append(f"{name}, n = ∞" if draws.subject.infinite else name)
+            head.append(f"{name}, n = ∞" if infinite else name)
         else:
-            head.append("n = ∞" if draws.subject.infinite else "model's own width")
+            head.append("n = ∞" if infinite else "model's own width")
     rows = _quantity_rows(FINAL, [(draws, None) for draws in measured])
     if not rows:
         rows = [["no logits", *["–"] * len(measured)]]
@@ -419,6 +423,7 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
     column.
     """
     rows: list[doc.Row] = []
+    # all results list the rules in the same order
     for findings in zip(*(result.findings for result in columns.values()), strict=True):
         row: list[str | Cell] = [findings[0].name]
         for finding in findings:
@@ -431,15 +436,20 @@ def _status_table(corner: str, columns: Mapping[str, LengthResult]) -> Table:
 def _comparison_sections(
     audits: Sequence[LengthResult], compared: Differences
 ) -> list[Section]:
-    """The sections of several models, with their differences first; empty sections are
-    left out.
+    """The sections of the comparison of several models, with their differences first.
+    Sections without blocks are left out later.
     """
     names = [audit.model.name for audit in audits]
     short_names = dict(zip(names, strip_common_prefix(names), strict=True))
 
     def table(corner: str, rows: Sequence[doc.Row], *more: str) -> list[doc.Block]:
-        """A table with a column for each model; nothing if it has no rows."""
-        return [Table([corner, *short_names.values(), *more], rows)] if rows else []
+        """A list of one table, with a column for each model and more columns; an empty
+        list without rows.
+        """
+        if not rows:
+            return []
+        head = [corner, *short_names.values(), *more]
+        return [Table(head, rows)]
 
     findings: list[Finding] = []
     for rule in compared.rules:
@@ -546,15 +556,20 @@ def _field_rows(compared: Differences) -> list[doc.Row]:
 
     names_by_values: dict[tuple[str, ...], list[str]] = {}
     for name, values in compared.fields.items():
-        names_by_values.setdefault(tuple(map(text, values)), []).append(name)
-    return [[", ".join(names), *texts] for texts, names in names_by_values.items()]
+        texts = tuple(text(value) for value in values)
+        names_by_values.setdefault(texts, []).append(name)
+    rows: list[doc.Row] = []
+    for texts, names in names_by_values.items():
+        rows.append([", ".join(names), *texts])
+    return rows
 
 
 def _sweep_section(audits: Sequence[LengthResult]) -> Section:
     """Figures of all quantities against the swept field; empty without a sweep."""
-    field, values = audits[0].request.swept or ("", ())
-    if not field:
-        return Section(f"Against {field}", [], "html")
+    swept = audits[0].request.swept
+    if swept is None:
+        return Section("Against ", [], "html")
+    field, values = swept
     pictures = swept_figures(audits, field, values)
     return Section(f"Against {field}", [doc.Figures(pictures)], "html")
 
@@ -568,8 +583,9 @@ def _range_blocks(draws: Draws) -> list[doc.Block]:
         return []
     rows: list[doc.Row] = []
     for activation in ranges:
-        median, low, high = (f"{value:.3g}" for value in activation.largest.values())
-        band = f"{median} ({low}–{high})"
+        largest = activation.largest
+        median = f"{largest['median']:.3g}"
+        band = f"{median} ({largest['low']:.3g}–{largest['high']:.3g})"
         if activation.block is not None:
             band += f", in block {activation.block}"
         title = ACTIVATIONS.get(activation.activation, activation.activation)
@@ -580,7 +596,9 @@ def _range_blocks(draws: Draws) -> list[doc.Block]:
 
 
 def _format_cell(fit: FormatFit) -> Cell:
-    """Whether an activation fits in a format; if not, the scale with which it does."""
+    """Whether an activation fits in a format: "fits", "undecided", or as "overflows,
+    2^-3" with the scale with which it fits.
+    """
     faults = []
     if fit.overflow == FLAG:
         faults.append("overflows")
@@ -589,7 +607,8 @@ def _format_cell(fit: FormatFit) -> Cell:
     if faults:
         tooltip = f"a scale of 2^{fit.scale} fits"
         if fit.below:
-            smallest = {f.title: f.smallest for f in FORMATS}[fit.format]
+            smallest_by_format = {f.title: f.smallest for f in FORMATS}
+            smallest = smallest_by_format[fit.format]
             tooltip = (
                 f"{fit.below:.2g} of its numbers are below 2^{smallest}; {tooltip}"
             )
@@ -604,7 +623,9 @@ def _format_cell(fit: FormatFit) -> Cell:
 def _main_figure(
     results: Sequence[LengthResult], findings: Sequence[Finding]
 ) -> doc.Figures:
-    """The quantity of the first flagged rule, or the mean square of the stream."""
+    """The figure on the first screen: of the quantity of the first flagged rule, or of
+    the mean square of the stream if no rule with a quantity is flagged.
+    """
     quantities = {rule.name: rule.quantity for rule in RULES}
     name = "mean_square"
     for finding in findings:

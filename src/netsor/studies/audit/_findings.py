@@ -80,6 +80,7 @@ class Finding:
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def _repr_html_(self) -> str:
+        """The verdict for a notebook, with the rule, the reason and the advice."""
         notes = [Paragraph(f"Flagged if {self.rule}. {self.reason}")]
         if self.advice:
             notes.append(Paragraph(self.advice))
@@ -109,8 +110,8 @@ class Finding:
 
 
 def within_error(finding: Finding, *shifted: Finding) -> Finding:
-    """The finding; undecided if another verdict is possible within the quadrature
-    error.
+    """The finding, made undecided if a quadrature error could change its verdict:
+    `shifted` are the findings from numbers moved by that error.
     """
     if all(other.verdict == finding.verdict for other in shifted):
         return finding
@@ -122,7 +123,9 @@ def within_error(finding: Finding, *shifted: Finding) -> Finding:
 
 
 def band(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """The median and the ends of the band, over the first axis."""
+    """The median and the low and high end of the band, (median, low, high), over the
+    first axis.
+    """
     median, low, high = np.quantile(values, [0.5, LOW, HIGH], axis=0)
     return median, low, high
 
@@ -131,6 +134,9 @@ def band(values: Floats) -> tuple[Floats, Floats, Floats]:
 def _order_statistics(n: int, q: float) -> tuple[int, int]:
     """The ranks j and k such that the q-quantile is between the j-th and k-th of n
     draws, except with P = LEVEL.
+
+    They are 0 and n + 1 where no draw is extreme enough. With B binomial (n, q), see
+    the equations at the top.
     """
     # Sums of logarithms, not scipy.special.bdtr: importing scipy.special takes longer
     # than a quick audit.
@@ -150,8 +156,8 @@ def _order_statistics(n: int, q: float) -> tuple[int, int]:
 
 
 def quantile_interval(values: Floats, q: float) -> tuple[float, float]:
-    """A confidence interval of a quantile at LEVEL; infinite if the draws are too
-    few.
+    """A confidence interval (low, high) of the q-quantile of the law of `values`
+    (draws,); an end is infinite if the draws are too few for it.
     """
     ordered = np.sort(values)
     j, k = _order_statistics(len(ordered), q)
@@ -174,11 +180,15 @@ def below(values: Floats, threshold: float) -> str:
 
 
 def outside_band(values: Floats, others: Floats, relative: float) -> str:
-    """The verdict on whether the median is outside the band of other draws, by more
-    than rounding relative to their size.
+    """The verdict on whether the median of `values` is outside the band of other draws,
+    by more than rounding relative to their size.
+
+    The median and both ends of the band are known up to intervals. It is flagged if
+    the median is outside for all numbers in these intervals, ok if it is inside for
+    all.
     """
     low, high = quantile_interval(values, 0.5)
-    # each end of the band is known up to an interval, too
+    # the intervals of the two ends of the band
     bottom_low, bottom_high = quantile_interval(others, LOW)
     top_low, top_high = quantile_interval(others, HIGH)
     rounding = relative * float(np.max(np.abs(others), initial=0.0))

@@ -128,13 +128,13 @@ class Draws(Mapping[str, Floats]):
             moved = _from_embedding(self.moved, name)
             error = np.sqrt(np.mean(np.square(moved), axis=0))
         median, low, high = band(draws)
-        at = None if blocks == [None] else np.array(blocks)
-        return Band(at, median, low, high, error)
+        block_numbers = None if blocks == [None] else np.array(blocks)
+        return Band(block_numbers, median, low, high, error)
 
     @cached_property
     def numbers(self) -> dict[tuple[int | None, str], dict[str, float]]:
-        """Every band, by its block (0 is the embedding, None the output) and its
-        quantity.
+        """Every band as numbers: {(block, quantity): {"median", "low", "high",
+        "error"}}. Block 0 is the embedding, None the output.
         """
         numbers = {}
         for name in self.measured:
@@ -151,8 +151,9 @@ class Draws(Mapping[str, Floats]):
 
     @property
     def shifted(self) -> list[Mapping[str, Floats]]:
-        """The draws moved by their quadrature error, in each of several ways; empty if
-        no quantity shows it.
+        """Copies of the draws moved by their quadrature error: up and down, for each of
+        the ways in which it moves the quantities together. Empty if the error of no
+        quantity shows beside its size.
         """
         if not any(self._has_quadrature_error(name) for name in self.moved):
             return []
@@ -176,7 +177,7 @@ class Draws(Mapping[str, Floats]):
 @dataclass(frozen=True, eq=False)
 class LengthResult(Mapping[str, Band]):
     """The measurements of a model at one length: a mapping of quantities to a `Band`,
-    as `found["entropy"]`.
+    as `result["entropy"]`.
 
     Parameters
     ----------
@@ -220,10 +221,10 @@ class LengthResult(Mapping[str, Band]):
         """The measurements at one length, with `findings` and quantities by name."""
         lengths = {result.tokens: result for result in self.lengths}
         if tokens not in lengths:
-            known = ", ".join(map(str, lengths))
+            measured = ", ".join(map(str, lengths))
             raise ValueError(
                 f"tokens={tokens} was not measured of {self.model.name}; measured:"
-                f" {known}"
+                f" {measured}"
             )
         return lengths[tokens]
 
@@ -241,17 +242,19 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def stacks(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last block of the network; of the encoder and of the
-        decoder, if there are two.
+        """The indices (first, last) of the blocks of the network; of a network with an
+        encoder and a decoder, a pair for each: ((0, 5), (6, 11)) for 6 blocks in both.
         """
-        encoder, blocks = self.model.layers, self.blocks
-        if blocks == encoder:
+        encoder_blocks, blocks = self.model.layers, self.blocks
+        if blocks == encoder_blocks:
             return ((0, blocks - 1),)
-        return (0, encoder - 1), (encoder, blocks - 1)
+        return (0, encoder_blocks - 1), (encoder_blocks, blocks - 1)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """A verdict for each rule."""
+        """A verdict for each rule. If infinite width was measured, a verdict is
+        undecided where the quadrature error there could change it.
+        """
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         model = self.model if isinstance(self.model, Transformer) else None
         inputs = RuleInput(
@@ -266,14 +269,19 @@ class LengthResult(Mapping[str, Band]):
         )
         if self.limit is None:
             return all_findings(inputs)
-        # each verdict, also with Gaussian expectations shifted by their errors
-        verdicts = []
+        # all findings, then all findings with Gaussian expectations shifted by their
+        # errors in one way, then in another
+        findings_of_shifts = []
         for arrays in (self.limit.arrays, *self.limit.shifted):
             if self.actual:
-                verdicts.append(all_findings(inputs._replace(limit=arrays)))
+                shifted_inputs = inputs._replace(limit=arrays)
             else:
-                verdicts.append(all_findings(inputs._replace(draws=arrays)))
-        return tuple(within_error(*of_rule) for of_rule in zip(*verdicts, strict=True))
+                shifted_inputs = inputs._replace(draws=arrays)
+            findings_of_shifts.append(all_findings(shifted_inputs))
+        findings = []
+        for finding, *shifted in zip(*findings_of_shifts, strict=True):  # of one rule
+            findings.append(within_error(finding, *shifted))
+        return tuple(findings)
 
     def _no_limit(self) -> str:
         """Why no limit is compared with the model's own widths."""
@@ -292,8 +300,8 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def distinct(self) -> int:
-        """The number of different vectors before the first block: positions or ids tell
-        tokens apart.
+        """How many different vectors the tokens are before the first block. Learned
+        positions make all different, otherwise different ids do.
         """
         model, ids = self.model, self.request.ids
         if isinstance(model, ProgramModel):
@@ -329,8 +337,8 @@ class LengthResult(Mapping[str, Band]):
 
 
 def draws_of_ones(case: AuditCase) -> Draws:
-    """Draws of a subject with every number 1: shows which quantities will be measured,
-    before sampling.
+    """Draws of a case with every number 1, of the shapes of real ones: shows which
+    quantities and blocks will be measured, before sampling.
     """
     probes = case.shared.probes()
     blocks = case.model.layers + case.model.decoder_layers
@@ -343,7 +351,9 @@ def draws_of_ones(case: AuditCase) -> Draws:
 
 
 def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
-    """A quantity with the embedding before the blocks, if it is measured there too."""
+    """A quantity as (draws, 1 + blocks) with the embedding first, if it is measured
+    there too; otherwise as it is, (draws, blocks) or (draws,).
+    """
     first = at_embedding(name)
     if first not in arrays:
         return arrays[name]
@@ -387,12 +397,15 @@ def ranges_of(arrays: Mapping[str, Floats]) -> list[Range]:
 
 
 def _range_of(activation: str, arrays: Mapping[str, Floats]) -> Range:
-    """The largest numbers of an activation, and how each format holds it."""
-    blocks = arrays[f"{activation}_largest"]
+    """The largest numbers of an activation over all blocks, and how each format of
+    numbers holds it.
+    """
+    # (draws, blocks), or (draws,) outside of blocks
+    largest_of_blocks = arrays[f"{activation}_largest"]
     block = None
-    if blocks.ndim > 1:
-        block = int(np.argmax(np.median(blocks, axis=0))) + 1
-    largest = blocks.reshape(len(blocks), -1).max(axis=1)
+    if largest_of_blocks.ndim > 1:
+        block = int(np.argmax(np.median(largest_of_blocks, axis=0))) + 1
+    largest = largest_of_blocks.reshape(len(largest_of_blocks), -1).max(axis=1)
     median, low, high = map(float, band(largest))
     fits = []
     for number_format in FORMATS:

@@ -40,7 +40,9 @@ MAX_SHORT_NAME, MAX_NAME = 24, 56
 
 
 def figures(models: Sequence[LengthResult]) -> list[Figure]:
-    """A figure of each quantity against depth; kinds of weights share one."""
+    """A figure of each measured quantity against depth. The gradients of all kinds of
+    weights share one, if there are line styles enough for the models.
+    """
     names = []
     for quantity in BLOCKS:
         if not quantity.kind and _is_measured(quantity, models):
@@ -64,15 +66,18 @@ def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figur
 
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
-    """The gradients of each kind of weight, or their ratios to the weights."""
+    """The measured quantities of a group: the gradients of each kind of weight, or
+    their ratios to the weights.
+    """
     are_ratios = group.name.endswith("_ratio")
-    return [
-        quantity
-        for quantity in BLOCKS
-        if quantity.kind
-        and quantity.name.endswith("_ratio") == are_ratios
-        and _is_measured(quantity, models)
-    ]
+    kinds = []
+    for quantity in BLOCKS:
+        is_ratio = quantity.name.endswith("_ratio")
+        if not quantity.kind or is_ratio != are_ratios:
+            continue
+        if _is_measured(quantity, models):
+            kinds.append(quantity)
+    return kinds
 
 
 def swept_figures(
@@ -101,6 +106,10 @@ def _against_field(
     field: str,
     values: Sequence[float],
 ) -> Any:
+    """A figure: the median of a quantity, after the last block or at the output, with
+    its band, against a field of the models. `values` are those of the field, in the
+    order of the models.
+    """
     figure = new(2.2)
     axes = figure.subplots()
     order = np.argsort(values)
@@ -124,8 +133,8 @@ def _against_field(
 
 
 def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
-    """Medians of each kind of weight in one figure: a colour each, a line style for
-    each model.
+    """A figure: medians of the gradients of each kind of weight against depth, with a
+    colour for each kind and a line style for each model.
     """
     kinds = _kinds(models, group)
     figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
@@ -154,6 +163,9 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
 
 
 def _against_depth(models: Sequence[LengthResult], quantity: Quantity) -> Any:
+    """A figure of one quantity against depth; below it the legend, in two columns if
+    the names are short.
+    """
     longest = max(len(name) for name in _names(models))
     columns = 1 if longest > MAX_SHORT_NAME else 2
     curves = sum(len(result.measured) for result in models)
@@ -180,8 +192,8 @@ def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -
 
 
 def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool:
-    """Medians as lines, bands as areas, thresholds of rules as dotted lines; whether a
-    legend is needed.
+    """Draw a quantity against depth: medians as lines, bands as areas, thresholds of
+    rules as dotted lines. Return whether a legend is needed: it has several lines.
     """
     names = _names(models)
     colours = _colours(len(models))
@@ -220,15 +232,18 @@ def _colours(count: int) -> Sequence[Any]:
 
 
 def _line_style(band: Band, infinite: bool, k: int, models: int) -> dict[str, Any]:
-    """The line of the k-th model: dashed at infinite width, with markers if colours
-    tell models apart.
+    """Arguments for the line of the k-th of several models: dashed at infinite width,
+    with markers if colours distinguish the models or there is a single block.
     """
     assert band.blocks is not None
     has_colour = models > 1 and not infinite
-    mark = MARKS[k % len(MARKS)] if has_colour or len(band.blocks) == 1 else ""
+    mark = ""
+    if has_colour or len(band.blocks) == 1:
+        mark = MARKS[k % len(MARKS)]
     return {
         "linestyle": DASHED if infinite else "-",
-        # or one would hide the other
+        # the first model is thicker: where two lines are equal, one shows behind
+        # another
         "lw": 2.2 if k == 0 and has_colour else 1.2,
         **_marks(mark, k, len(band.blocks)),
     }
@@ -253,7 +268,9 @@ def _draw_thresholds(axes: Any, models: Sequence[LengthResult], name: str) -> No
 def _draw_branch_threshold(
     axes: Any, models: Sequence[LengthResult], colours: Sequence[Any], name: str
 ) -> None:
-    """The share below which a branch is flagged, which depends on that of the other."""
+    """Draw the share below which a branch is flagged, which depends on the share of the
+    other branch. Nothing for other quantities.
+    """
     if name == "attention_share":
         other = "mlp_share"
     elif name == "mlp_share":
@@ -274,8 +291,10 @@ def _draw_branch_threshold(
 
 
 def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, str]]:
-    """The thresholds of the rule on a quantity; those relative to a number of the
-    model, only for one model.
+    """The thresholds on a quantity, (threshold, flagged side), where a rule has one.
+
+    A threshold relative to a number of the model, such as its gradient after the last
+    block, is known only if there is one model (or all agree in that number).
     """
     if name == "entropy":
         return [(THRESHOLDS["entropy"], "below")]
@@ -300,6 +319,9 @@ def _thresholds(models: Sequence[LengthResult], name: str) -> list[tuple[float, 
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:
+    """Choose the scale of the vertical axis: logarithmic if the quantity allows it and
+    the bands, with these ends, vary by more than a factor of 5; shares from 0 on.
+    """
     if quantity.log and max(ends) > 5 * min(ends) > 0:
         axes.set_yscale("log")
     elif quantity.name in ("entropy", "largest_weight"):
@@ -326,8 +348,8 @@ def _names(models: Sequence[LengthResult]) -> list[str]:
 
 
 def _marks(mark: str, curve: int, blocks: int) -> dict[str, Any]:
-    """Markers that distinguish curves without colours; on long curves at some blocks
-    only, different for each curve.
+    """Arguments for the markers of a curve, which distinguish curves without colours.
+    On curves of many blocks about six blocks have one, not the same for each curve.
     """
     step = max(1, blocks // 6)
     return {
@@ -343,4 +365,6 @@ def _label(name: str) -> str:
     matplotlib.
     """
     short = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
-    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
+    if short.startswith("_"):  # matplotlib leaves such names out of a legend
+        short = f" {short}"
+    return short.replace("$", r"\$")  # which would begin a formula

@@ -56,8 +56,9 @@ class Flagged(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How far a size must move, if the mean square is to be on the right side of
-        the threshold.
+        """The factor (above 1) by which a std must change so that a mean square gets to
+        the right side of the threshold: √(value/threshold) or its inverse, times
+        MARGIN.
         """
         high = max(self.value, self.threshold)
         low = max(min(self.value, self.threshold), 1e-30)
@@ -74,19 +75,28 @@ class Flagged(NamedTuple):
 def _multiplied(
     model: Transformer, names: tuple[str, ...], factor: float
 ) -> dict[str, float]:
-    """Those of these fields that are above 0, times a factor."""
-    return {
-        name: getattr(model, name) * factor for name in names if getattr(model, name)
-    }
+    """New values of these fields of the model: each times a factor; fields that are 0
+    are left out.
+    """
+    changes = {}
+    for name in names:
+        value = getattr(model, name)
+        if value:
+            changes[name] = value * factor
+    return changes
 
 
 def _writing(model: Transformer, factor: float) -> dict[str, float]:
-    """All that writes to the stream, times a factor."""
+    """New values of the fields that scale what the branches write to the stream: each
+    times a factor.
+    """
     return _multiplied(model, ("std_o", "std_out", "bias_out"), factor)
 
 
 def _embedded(model: Transformer, factor: float) -> dict[str, float]:
-    """All that the stream begins with, times a factor; tied logits keep their size."""
+    """New values of the fields that scale what the stream begins with: each times a
+    factor. Tied embeddings are scaled behind the matrix, so logits keep their size.
+    """
     names = []
     if model.positions == "learned":
         names.append("std_position")
@@ -117,6 +127,9 @@ NORMS_BEFORE = (
 
 
 def growth(flagged: Flagged) -> Advice:
+    """Write less to the stream, or embed more, depending on where the norms are; see
+    the text at the top.
+    """
     model = flagged.model
     if model.order in BEFORE:
         return Advice(WRITE_LESS, _writing(model, 1 / flagged.factor))
@@ -126,8 +139,9 @@ def growth(flagged: Flagged) -> Advice:
 
 
 def branches(flagged: Flagged) -> Advice:
-    """The factor is that with which the extreme blocks are equally far from equal
-    branches.
+    """Multiply the std of the last matrix of the weaker branch by a factor. It is that
+    for which the blocks with the smallest and the largest odds, attention : MLP, become
+    equally far from 1 : 1.
     """
     model, draws = flagged.model, flagged.draws
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
@@ -138,7 +152,8 @@ def branches(flagged: Flagged) -> Advice:
         return Advice(words, {"std_o": model.std_out})
     if not of_mlp.all():
         return Advice(words, {"std_out": model.std_o})
-    odds = of_attention / of_mlp
+    odds = of_attention / of_mlp  # (blocks,)
+    # the odds are of mean squares, so f² multiplies them: f⁴ · min · max = 1
     factor = float((odds.min() * odds.max()) ** -0.25)
     names: tuple[str, ...]
     if factor > 1:
@@ -153,12 +168,13 @@ def branches(flagged: Flagged) -> Advice:
 
 
 def rank(flagged: Flagged) -> Advice:
-    """Each of the 2L branches adds to what tokens share: the sum should be small beside
-    what tokens differ in.
+    """Make the branches smaller beside the embeddings, or the embeddings larger. Each
+    of the 2L branches adds to what tokens share: the sum should be small beside what
+    they differ in.
     """
     model, draws = flagged.model, flagged.draws
     if model.order == "post":
-        # norms hide the growth, and not how much of a sum a branch is
+        # norms hide the growth of the stream; the odds of a branch in its sum show it
         odds = []
         for name in ("attention_share", "mlp_share"):
             share = np.median(draws[name], axis=0)
@@ -181,7 +197,9 @@ def rank(flagged: Flagged) -> Advice:
 
 
 def entropy(flagged: Flagged) -> Advice:
-    """Scores of standard deviation 1 leave most of the entropy."""
+    """Lower what the scores are proportional to until their standard deviation is below
+    1: such scores leave most of the entropy.
+    """
     model = flagged.model
     std = max(1.0, float(np.median(flagged.draws["score_std"], axis=0).max()))
     if model.positions == "alibi" and std == 1.0:
@@ -209,7 +227,9 @@ def entropy(flagged: Flagged) -> Advice:
 
 
 def loss(flagged: Flagged) -> Advice:
-    """Logits of standard deviation 1 cost half a nat."""
+    """Lower the std of the output matrix until logits have a standard deviation of at
+    most 1, where they cost half a nat.
+    """
     model = flagged.model
     factor = 1 / max(MARGIN, float(np.median(flagged.draws["logit_std"])))
     if model.tied:
@@ -225,6 +245,7 @@ def loss(flagged: Flagged) -> Advice:
 
 
 def limit(_: Flagged) -> Advice:
+    """Words alone: no field brings the limit nearer."""
     words = (
         "Do not describe this model by its infinite-width limit; read the numbers at"
         " its own widths (actual)"
@@ -233,6 +254,7 @@ def limit(_: Flagged) -> Advice:
 
 
 def vanishing(flagged: Flagged) -> Advice:
+    """Put the norms before the branches, unless they are there."""
     return Advice(
         "Put the norms before the branches (pre-norm). This rule is about SGD: the size"
         " of Adam's updates does not depend on that of the gradient, as long as the"
@@ -242,6 +264,10 @@ def vanishing(flagged: Flagged) -> Advice:
 
 
 def exploding(flagged: Flagged) -> Advice:
+    """As for a stream that grows, with a larger margin: the gradient through a norm is
+    inversely proportional to the size of the stream, so it is large where that
+    is small.
+    """
     remedy = growth(flagged._replace(value=flagged.value * GRADIENT_MARGIN**2))
     sgd = (
         "This rule is about SGD: with Adam, clip gradients by group rather than by"
@@ -251,10 +277,12 @@ def exploding(flagged: Flagged) -> Advice:
 
 
 def scores(flagged: Flagged) -> Advice:
-    """The gradient of a query grows with the key, and with the value and the output,
-    whose own do not grow so much.
+    """Enlarge the gradients of queries and keys relative to those of values and
+    outputs.
 
-    The gradient of a matrix behind which a norm follows falls with its std.
+    The gradient of a query is proportional to the key, the value and the output, so
+    larger stds of all these matrices enlarge it more than the other gradients. Where a
+    norm follows a matrix, the gradient of that matrix falls with its std instead.
     """
     model = flagged.model
     factor = flagged._replace(value=flagged.value / GRADIENT_MARGIN**2).factor
@@ -274,7 +302,7 @@ def scores(flagged: Flagged) -> Advice:
         )
         return Advice(words, _multiplied(model, ("std_q", "std_k"), 1 / factor))
     std = float(np.median(flagged.draws["score_std"], axis=0).max())
-    # with which scores have standard deviation 1
+    # the factor of queries and keys with which scores have standard deviation 1
     most = max(1.0, std**-0.5) if std else factor
     changes = _multiplied(model, ("std_q", "std_k"), min(factor, most))
     if factor > most:
@@ -287,8 +315,8 @@ def scores(flagged: Flagged) -> Advice:
 
 
 def dominance(flagged: Flagged) -> Advice:
-    """A larger std of a matrix enlarges the gradients of all matrices that it is
-    multiplied with, and not its own.
+    """Raise the std of the dominating kind of weight: that enlarges the gradients of
+    all matrices that it is multiplied with, and not its own.
     """
     model = flagged.model
     medians: dict[str, float] = {}  # of the squared gradients of all blocks
@@ -311,7 +339,9 @@ def dominance(flagged: Flagged) -> Advice:
 
 
 def load(flagged: Flagged) -> Advice:
-    """An expert has at most every token: E/k even shares."""
+    """Choose more experts for each token. An expert gets at most every token, which is
+    E/k even shares with k of E experts: k = E/threshold is enough.
+    """
     model = flagged.model
     enough = math.ceil((model.experts or 1) / flagged.threshold)
     words = (

@@ -65,12 +65,17 @@ class Request(_study.Request):
     files: ClassVar[Sequence[str]] = ("report.html", "audit.csv", "audit.json")
 
     def __post_init__(self) -> None:
+        """Validate the options and fill in defaults. Lengths are known only after the
+        ids, and every model is then checked at every length.
+        """
         check_fields(self)
         self._check_widths()
         self._set("models", _unique_names(self.models))
         if self.ids is not None:
             self._set("ids", self._checked_ids())
-        lengths = self._lengths_of_programs() if self.own else self._lengths()
+        lengths = (
+            self._lengths_of_programs() if self.is_user_program else self._lengths()
+        )
         self._set("tokens", lengths)
         for model, tokens in itertools.product(self.models, self.lengths):
             self._check_case(model, tokens)
@@ -109,19 +114,20 @@ class Request(_study.Request):
             check_memory(size, model.name, "take fewer tokens, or smaller widths")
             return
         case = self._subject(model, tokens, infinite, gradients=False)
+        # at d = ∞ the plan has a number for each score, not vectors
         every_pair_has_score = infinite and not case.keeps_heads
         reject_large(model, tokens, every_pair_has_score, bool(self.gradients))
 
     def _with_limit(self, tokens: int) -> bool:
-        """Whether to measure infinite widths at this length; with "both", at the first
-        length alone.
+        """Whether to measure infinite widths at this length: with the option "inf" at
+        every length, with "both" at the first only.
 
         Longer inputs have too few draws to separate the two, and cost the most at
         infinity.
         """
-        return self.widths == "inf" or (
-            self.widths == "both" and tokens == self.lengths[0]
-        )
+        if self.widths == "both":
+            return tokens == self.lengths[0]
+        return self.widths == "inf"
 
     def options(self) -> dict[str, Any]:
         """The options for the manifest, with the draws at each length and the lengths
@@ -140,11 +146,11 @@ class Request(_study.Request):
         subject = " and ".join(names)
         if len(names) >= 4:
             subject = f"{names[0]} and {len(names) - 1} more"
-        drawn = (
-            f"{counted(self.draws_of(tokens), 'draw')} of {counted(tokens, 'token')}"
-            for tokens in self.lengths
-        )
-        return f"{subject}: {' and '.join(drawn)}"
+        draws = []
+        for tokens in self.lengths:
+            count = counted(self.draws_of(tokens), "draw")
+            draws.append(f"{count} of {counted(tokens, 'token')}")
+        return f"{subject}: {' and '.join(draws)}"
 
     @property
     def remark(self) -> str:
@@ -175,31 +181,36 @@ class Request(_study.Request):
         return f"Quick audit{not_checked}. Full\N{NO-BREAK SPACE}audit: {full}"
 
     def _missing_in_quick(self, command: Sequence[str]) -> list[str]:
-        """What the full audit measures besides, in words."""
+        """What the full audit measures besides, in words: gradients, infinite width, or
+        longer inputs. `command` is the command line, empty if there was none.
+        """
         missing = []
         if not any(self.backward(tokens) for tokens in self.lengths):
             # of a program only on request
-            missing.append("gradients (--gradients)" if self.own else "gradients")
+            missing.append(
+                "gradients (--gradients)" if self.is_user_program else "gradients"
+            )
         if self.widths == "actual" and any(model.widths() for model in self.models):
             missing.append("infinite width")
-        takes = [longest(m) for m in self.models if isinstance(m, Transformer)]
-        takes_more = bool(takes) and min(takes) > LENGTHS[0]
-        has_default_length = self.lengths == LENGTHS[:1] and not (
-            "--tokens" in command or "--ids" in command
-        )
-        if takes_more and has_default_length:
+        lengths = [longest(m) for m in self.models if isinstance(m, Transformer)]
+        allows_more = bool(lengths) and min(lengths) > LENGTHS[0]
+        gives_length = "--tokens" in command or "--ids" in command
+        has_default_length = self.lengths == LENGTHS[:1] and not gives_length
+        if allows_more and has_default_length:
             missing.append(f"more than {LENGTHS[0]} tokens")
         return missing
 
     def ids_of(self, model: Model) -> tuple[int, ...] | None:
-        """The given token ids of a model; None for different ones."""
-        ids: tuple[int, ...] | None = (
-            model.ids if isinstance(model, ProgramModel) else self.ids
-        )
+        """The token ids that were given for a model; None if all its tokens are
+        different.
+        """
+        ids: tuple[int, ...] | None = self.ids
+        if isinstance(model, ProgramModel):
+            ids = model.ids
         return ids
 
     @property
-    def own(self) -> bool:
+    def is_user_program(self) -> bool:
         """Whether it audits programs of the user."""
         return any(isinstance(model, ProgramModel) for model in self.models)
 
@@ -295,16 +306,17 @@ class Request(_study.Request):
         quick audit, or without draws at own widths. It does not depend on the limit,
         because the draws at own widths must not.
         """
-        if self.quick or self.own or self.widths == "inf":
+        if self.quick or self.is_user_program or self.widths == "inf":
             return math.inf
         if self.lengths[0] > MAX_TRIED_TOKENS:
             return math.inf
         if any(model.experts for model in self.models):
             return math.inf
-        return max(
-            self._seconds(model, gradients=True) / self._seconds(model, gradients=False)
-            for model in self.models
-        )
+        ratios = []
+        for model in self.models:
+            with_gradients = self._seconds(model, gradients=True)
+            ratios.append(with_gradients / self._seconds(model, gradients=False))
+        return max(ratios)
 
     def _seconds(self, model: Model, gradients: bool) -> float:
         """About the time of all draws at own widths, with gradients of the shortest
@@ -321,6 +333,7 @@ class Request(_study.Request):
     def _subject(
         self, model: Model, tokens: int, infinite: bool, gradients: bool
     ) -> AuditCase:
+        """The case of a model at one length and one set of widths."""
         return AuditCase(
             model,
             tokens,
@@ -424,13 +437,16 @@ class Request(_study.Request):
 def sweep(
     model: Transformer, field: str, values: Sequence[float]
 ) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]]]:
-    """A model with each of several values of a field; the field and the values."""
+    """The models of a sweep: (the model with each of several values of a field, (the
+    field, the values)).
+    """
     numbers: tuple[float, ...] = ()
     if isinstance(values, Sequence) and not isinstance(values, str):
         numbers = tuple(values)
-    are_numbers = all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
-    )
+    are_numbers = True
+    for value in numbers:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        are_numbers = are_numbers and is_number
     if not are_numbers or len(set(numbers)) < max(2, len(numbers)):
         raise ArgumentError(
             "sweep", {field: values}, "over two numbers or more, each once"
@@ -444,7 +460,9 @@ def sweep(
 
 
 def longest(model: Transformer) -> float:
-    """How many different tokens a model can take."""
+    """The most tokens that an input of different tokens can have: at most the positions
+    of the model, and its vocabulary without the padding.
+    """
     words: float = math.inf
     if model.inputs != "patches" and model.vocabulary is not None:
         words = model.vocabulary
@@ -454,23 +472,24 @@ def longest(model: Transformer) -> float:
 
 
 def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
-    """The models with unique names: the fields that differ from the first of that name
-    are added.
+    """The models with unique names. A name that an earlier model has gets the fields in
+    which the two differ, at most MOST_NAMED of them.
+
+    For example, two models "gpt2" become "gpt2" and "gpt2, layers=6".
     """
     named: dict[str, Model] = {}
     for model in models:
         name = model.name
         if name in named and isinstance(model, Transformer):
-            first = named[name].fields()
-            differ = [
-                f"{field}={value}"
-                for field, value in model.fields().items()
-                if value != first[field]
-            ]
-            parts = [name, *differ[:MOST_NAMED]]
-            if len(differ) > MOST_NAMED:
-                parts.append("…")
-            name = ", ".join(parts)
+            fields_of_first = named[name].fields()
+            differences = []
+            for field_name, value in model.fields().items():
+                if value != fields_of_first[field_name]:
+                    differences.append(f"{field_name}={value}")
+            texts = [name, *differences[:MOST_NAMED]]
+            if len(differences) > MOST_NAMED:
+                texts.append("…")
+            name = ", ".join(texts)
         while name in named:
             name += ", again"
         named[name] = model if name == model.name else model.replace(name=name)

@@ -33,6 +33,7 @@ class AuditResult(TableResult):
 
     @property
     def _measured(self) -> list[Draws]:
+        """The draws of all models, lengths and widths."""
         measured: list[Draws] = []
         for audit in self.audits:
             for result in audit.lengths:
@@ -53,6 +54,7 @@ class AuditResult(TableResult):
         return rows
 
     def _spent(self) -> dict[str, Any]:
+        """The work and the findings, for the manifest."""
         parts = []
         for draws in self._measured:
             case = draws.subject
@@ -80,7 +82,7 @@ class AuditResult(TableResult):
                 content["lengths"] = [_as_dict(result) for result in audit.lengths]
                 content["changing"] = list(audit.changing)
             contents.append(content)
-        content = contents[0]
+        content = contents[0]  # that of the first model, and the others inside it
         if self.differences is not None:
             content["compare"] = contents[1:]
             if self.request.swept is not None:
@@ -106,8 +108,8 @@ class AuditResult(TableResult):
         return sum(draws.seconds for draws in self._measured)
 
     def failed(self, names: Sequence[str]) -> list[str]:
-        """One line for each model and each named rule whose verdict is *found* or
-        *undecided*.
+        """One line for each model and each named rule that is flagged or undecided. A
+        rule that does not apply is a ValueError.
         """
         lines = []
         for audit in self.audits:
@@ -218,8 +220,8 @@ class Audit(AuditResult, LengthResult):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The verdict of each rule at the length where it is worst, with all lengths
-        that have this verdict.
+        """The finding of each rule at the length where its verdict is worst; its
+        `tokens` are all lengths with this verdict.
         """
         findings = []
         for by_length in self._findings_by_rule():
@@ -338,10 +340,12 @@ def _as_dict(result: LengthResult) -> dict[str, Any]:
 
 
 def _summaries(draws: Draws) -> dict[str, Any]:
-    """`embedding`, `layers` (a list of objects, one a block), and `final`, whose
-    entries are null without logits.
+    """All bands for JSON: "embedding" and "final" are objects with a band for each
+    quantity, "layers" is a list of such objects, one for each block. Quantities of the
+    logits are null in "final" if there are none.
     """
     final = {q.name: None for q in FINAL if not q.name.startswith("grad")}
+    # 0 is the embedding, None the output
     blocks: dict[int | None, dict[str, Any]] = {0: {}, None: final}
     for (block, name), numbers in draws.numbers.items():
         if not all(map(math.isfinite, numbers.values())):

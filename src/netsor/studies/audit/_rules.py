@@ -37,14 +37,17 @@ class RuleInput(NamedTuple):
     that was requested), and more.
     """
 
+    # by quantity: (draws, blocks), or (draws,) for a number of the whole network
     draws: Mapping[str, Floats]
-    # at infinity, where the first are not; or why there are none
+    # draws at infinite width, if `draws` are at the model's own widths; a text says why
+    # there are none
     limit: Mapping[str, Floats] | str
-    distinct: int  # tokens that begin as different vectors
+    distinct: int  # how many different vectors the tokens begin as
     uniform_loss: float | None  # ln V
-    # first and last block of the network, or of its encoder and its decoder
+    # the indices of the first and the last block of the network, or of its encoder and
+    # of its decoder
     stacks: tuple[tuple[int, int], ...]
-    tokens: int  # how many there are
+    tokens: int  # the length of the input
     precision: str = "float64"  # of the draws
     model: Transformer | None = None  # that is audited; None: a program
 
@@ -86,7 +89,10 @@ class Rule:
         value: float | None = None,
         **interval: Any,
     ) -> Finding:
-        """The finding, in words and as a number; or why the rule does not apply."""
+        """The finding of this rule. `measured` is the measurement in words, `value` the
+        median, and `interval` the fields of `Finding` about its interval. Without a
+        verdict the rule does not apply, and `measured` says why.
+        """
         if self.percent:
             threshold = amount(self.threshold, percent=True)
         else:
@@ -108,8 +114,9 @@ class Rule:
         )
 
     def compared(self, text: str, comparison: Comparison, values: Floats) -> Finding:
-        """The finding from the median of values; if undecided, with the number of draws
-        that would settle it.
+        """The finding that compares the median of `values` (draws,) with the threshold;
+        `text` is the measurement in words. If it is undecided, the text gets the
+        number of draws that would settle it.
         """
         verdict = comparison(values, self.threshold)
         if verdict == UNDECIDED:
@@ -129,7 +136,9 @@ class Rule:
         )
 
     def advised(self, inputs: RuleInput) -> Finding:
-        """The finding, with what to change."""
+        """The finding, with what to change: for a described model that is flagged, with
+        an example of fields and values; otherwise the advice of the rule.
+        """
         finding = self.judge(inputs, self)
         advice = remedies.Advice(f"{self.advice}.")
         is_flagged = finding.verdict == FLAG and finding.value is not None
@@ -148,7 +157,7 @@ class Rule:
 
 
 def _finite(end: float) -> float | None:
-    """An end of an interval; None if it is infinite."""
+    """A number, or None for one that is infinite or NaN: JSON has neither."""
     return end if math.isfinite(end) else None
 
 
@@ -168,12 +177,14 @@ def rule(
     about_gradients: bool = False,
     percent: bool = False,
 ) -> Callable[[Judge], Judge]:
-    """Add a rule, judged by the decorated function, to the end of reports.
+    """A decorator that adds a rule to RULES; the decorated function judges it.
 
-    The other arguments are the fields of `Rule`.
+    That function takes the `RuleInput` of a model and the rule, and returns its
+    `Finding`. The arguments are the other fields of `Rule`.
     """
 
     def add(judge: Judge) -> Judge:
+        """Add the rule of this function, and return the function unchanged."""
         RULES.append(
             Rule(
                 name=name,
@@ -231,8 +242,12 @@ def ratio(numerator: Floats, denominator: Floats, otherwise: float) -> Floats:
     remedy=remedies.growth,
 )
 def _growth(inputs: RuleInput, rule: Rule) -> Finding:
-    square = inputs.draws["mean_square"]
-    embeddings = []  # of each stack: encoder and decoder may have their own
+    """By the mean square after the last block over that of the embedding, in the stack
+    (encoder or decoder) where it is largest.
+    """
+    square = inputs.draws["mean_square"]  # (draws, blocks)
+    # (draws,) for each stack: encoder and decoder may have their own
+    embeddings = []
     for name in ("input_mean_square", "decoder_input_mean_square"):
         if name in inputs.draws:
             embeddings.append(inputs.draws[name])
@@ -272,6 +287,9 @@ def _growth(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="attention_share",
 )
 def _branches(inputs: RuleInput, rule: Rule) -> Finding:
+    """By the share of the weaker branch in what attention and MLP add together, in the
+    block where it is least.
+    """
     draws = inputs.draws
     if not {"attention_share", "mlp_share"} <= draws.keys():
         return rule.finding("attention and MLP are not both probed")
@@ -279,7 +297,7 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     mlp = draws["mlp_share"]
     if not (attention + mlp).any():
         return rule.finding("neither branch adds anything")
-    of_attention = ratio(attention, attention + mlp, 0.5)
+    of_attention = ratio(attention, attention + mlp, 0.5)  # (draws, blocks)
     medians = np.median(of_attention, axis=0)
     worst = int(np.argmin(np.minimum(medians, 1 - medians)))
     if medians[worst] < 0.5:
@@ -312,9 +330,13 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="effective_rank",
 )
 def _rank(inputs: RuleInput, rule: Rule) -> Finding:
+    """By the effective rank after the last block: (rank − 1) over (tokens − 1), where
+    tokens that begin as the same vector count once. It is 0 if all tokens point the
+    same way, and 1 if they are orthogonal.
+    """
     if inputs.distinct < 2:
         return rule.finding("the tokens begin as one vector")
-    rank = inputs.draws["effective_rank"]
+    rank = inputs.draws["effective_rank"]  # (draws, blocks)
     # the stack whose last block has the lowest rank
     first, last = min(
         inputs.stacks, key=lambda stack: float(np.median(rank[:, stack[1]]))
@@ -348,9 +370,12 @@ def _rank(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="entropy",
 )
 def _entropy(inputs: RuleInput, rule: Rule) -> Finding:
+    """By the entropy of attention rows relative to uniform ones, in the block where it
+    is least.
+    """
     if "entropy" not in inputs.draws:
         return rule.finding("attention weights are not probed")
-    entropy = inputs.draws["entropy"]
+    entropy = inputs.draws["entropy"]  # (draws, blocks)
     medians = np.median(entropy, axis=0)
     worst = int(np.argmin(medians))
     text = f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest"
@@ -379,6 +404,7 @@ def _entropy(inputs: RuleInput, rule: Rule) -> Finding:
     remedy=remedies.loss,
 )
 def _loss(inputs: RuleInput, rule: Rule) -> Finding:
+    """By how far the first loss is above ln V, the loss of uniform probabilities."""
     if inputs.uniform_loss is None or "loss" not in inputs.draws:
         return rule.finding("the model has no logits")
     excess = inputs.draws["loss"] - inputs.uniform_loss
@@ -414,6 +440,10 @@ def _loss(inputs: RuleInput, rule: Rule) -> Finding:
     remedy=remedies.limit,
 )
 def _limit(inputs: RuleInput, rule: Rule) -> Finding:
+    """By the share of medians at infinite width, over all quantities and blocks, that
+    are outside the band at the model's own widths. Undecided if the medians that may be
+    outside, by their intervals, decide whether the share is above the threshold.
+    """
     limit = inputs.limit
     if isinstance(limit, str):
         return rule.finding(limit)
@@ -421,13 +451,14 @@ def _limit(inputs: RuleInput, rule: Rule) -> Finding:
     verdicts: list[str] = []
     largest_distance, farthest = 0.0, ""  # of the medians outside the band
     for name in names:
-        columns = zip(inputs.draws[name].T, limit[name].T, strict=True)
-        for block, (actual, infinite) in enumerate(columns, 1):
+        # draws (draws,) at the model's own widths and at infinity, block by block
+        blocks = zip(inputs.draws[name].T, limit[name].T, strict=True)
+        for block, (actual, infinite) in enumerate(blocks, 1):
             verdict = outside_band(infinite, actual, inputs.rounding)
             verdicts.append(verdict)
             if verdict != FLAG:
                 continue
-            low, high = map(float, band(actual)[1:])
+            _, low, high = map(float, band(actual))
             median = float(np.median(infinite))
             width = max(high - low, inputs.rounding * abs(median))
             distance = max(low - median, median - high) / width
@@ -472,8 +503,8 @@ def _limit(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _vanishing(inputs: RuleInput, rule: Rule) -> Finding:
-    """In the blocks: the embedding's own gradient may be large only since its vectors
-    are small.
+    """By the gradient after the first block over that after the last: not from the
+    embedding on, whose gradient may be large only since its vectors are small.
     """
     return _through_stack(inputs, rule, below, from_embedding=False)
 
@@ -497,8 +528,8 @@ def _vanishing(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _exploding(inputs: RuleInput, rule: Rule) -> Finding:
-    """From the embedding on; where an encoder and a decoder share it, from the first
-    block of each on.
+    """By the gradient at the embedding over that after the last block; where an encoder
+    and a decoder share the embedding, by that after the first block of each.
     """
     return _through_stack(inputs, rule, above, from_embedding=len(inputs.stacks) == 1)
 
@@ -506,13 +537,14 @@ def _exploding(inputs: RuleInput, rule: Rule) -> Finding:
 def _through_stack(
     inputs: RuleInput, rule: Rule, comparison: Comparison, from_embedding: bool
 ) -> Finding:
-    """The mean square of the stream's gradient at the start of a stack over that at its
-    end, in the worst stack.
+    """The finding on the mean square of the stream's gradient at the start of a stack
+    (encoder or decoder) over that at its end, in the worst stack: the one with the
+    smallest ratio if the rule flags values below its threshold, else with the largest.
     """
     if "grad_mean_square" not in inputs.draws:
         return rule.finding(NO_GRADIENTS)
-    square = inputs.draws["grad_mean_square"]
-    embedding = inputs.draws["grad_input"]
+    square = inputs.draws["grad_mean_square"]  # (draws, blocks)
+    embedding = inputs.draws["grad_input"]  # (draws,)
     if from_embedding:
         starts = [embedding]
     else:
@@ -521,7 +553,10 @@ def _through_stack(
     for start, (_, last) in zip(starts, inputs.stacks, strict=True):
         ratios.append(ratio(start, square[:, last], 1.0))
     medians = np.median(ratios, axis=1)
-    worst = int(np.argmin(medians) if comparison is below else np.argmax(medians))
+    if comparison is below:
+        worst = int(np.argmin(medians))
+    else:
+        worst = int(np.argmax(medians))
     first, last = inputs.stacks[worst]
     at_embedding, overall = "", ""
     if len(inputs.stacks) == 1:
@@ -557,6 +592,9 @@ def _through_stack(
     about_gradients=True,
 )
 def _scores(inputs: RuleInput, rule: Rule) -> Finding:
+    """By the share of the query and key matrices in the squared gradient of all four
+    matrices of attention, in the block where it is least.
+    """
     if "grad_qkv" in inputs.draws:
         return rule.finding(
             "one matrix makes queries, keys and values, and its gradient is not split"
@@ -568,10 +606,10 @@ def _scores(inputs: RuleInput, rule: Rule) -> Finding:
     total = of_scores + draws["grad_value"] + draws["grad_output"]
     if not total.any():
         return rule.finding("attention receives no gradient at all")
-    share = ratio(of_scores, total, 1.0)
+    share = ratio(of_scores, total, 1.0)  # (draws, blocks)
     medians = np.median(share, axis=0)
     worst = int(np.argmin(medians))
-    sizes = []
+    sizes = []  # |∂L/∂W| over |W|, of one matrix for scores and one for values
     for kind in ("query", "value"):
         squares = draws.get(f"grad_{kind}_ratio")
         if squares is not None:
@@ -603,7 +641,10 @@ def _scores(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _dominant(inputs: RuleInput, rule: Rule) -> Finding:
-    sums: dict[str, Floats] = {}  # over all blocks
+    """By the share of one kind of weight, that with the largest, in the squared
+    gradient of all weights.
+    """
+    sums: dict[str, Floats] = {}  # (draws,) of each kind, over all blocks
     for kind in KINDS:
         if f"grad_{kind}" in inputs.draws:
             squares = inputs.draws[f"grad_{kind}"]
@@ -648,9 +689,12 @@ def _dominant(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="largest_load",
 )
 def _load(inputs: RuleInput, rule: Rule) -> Finding:
+    """By the tokens that the busiest expert gets over an even share, in the block where
+    it is largest.
+    """
     if "largest_load" not in inputs.draws:
         return rule.finding("there are no experts")
-    load = inputs.draws["largest_load"]
+    load = inputs.draws["largest_load"]  # (draws, blocks)
     medians = np.median(load, axis=0)
     worst = int(np.argmax(medians))
     text = (

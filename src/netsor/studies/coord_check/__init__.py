@@ -179,8 +179,11 @@ def of_module(
     ids: Sequence[int] | None,
     steps: int,
 ) -> TrainedFunction:
-    """A function of the width; if it makes modules, one that makes their programs,
-    which have the ids.
+    """How to train what a function of the width makes.
+
+    For programs these are the arguments, unchanged. A function of PyTorch modules
+    becomes one of their programs, which have the ids, and an optimiser of PyTorch
+    becomes one of `ns.step`.
     """
     unchanged = TrainedFunction(build, optimiser, lr, ids)
     if "torch" not in sys.modules:  # no module without torch
@@ -225,14 +228,16 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
         request = self.request
         cases = request.cases(rule)
         finite = [case for case in cases if math.isfinite(case.width)]
-        sizes_at = [self._sizes(case, run) for case in finite]
-        if request.axis == "depth":
-            sizes_at = [
-                _select_depths(sizes, case.model.layers)
-                for sizes, case in zip(sizes_at, finite, strict=True)
-            ]
-        draws = {entry: [sizes[entry] for sizes in sizes_at] for entry in sizes_at[0]}
-        last = cases[-1]
+        sizes_at = []  # at each width or depth
+        for case in finite:
+            sizes = self._sizes(case, run)
+            if request.axis == "depth":
+                sizes = _select_depths(sizes, case.model.layers)
+            sizes_at.append(sizes)
+        draws = {}
+        for entry in sizes_at[0]:
+            draws[entry] = [sizes[entry] for sizes in sizes_at]
+        last = cases[-1]  # infinite width, if it was requested
         if last in finite:
             return Check(request, rule, draws, refused=last.refused)
         limit = {} if last.empty else _without_rounding(self._sizes(last, run))
@@ -246,9 +251,12 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
         )
 
     def _sizes(self, case: CheckCase, run: Run) -> dict[Entry, Floats]:
-        """The draws of √(mean square) of everything, and of |loss|, at one width."""
-        parts = [run[task]["numbers"] for task in self.tasks_of(case)]
-        columns = np.concatenate(parts).T
+        """The draws (replicas,) at one width: √(mean square) of each entry, and
+        |loss|.
+        """
+        # (draws, entries) of each task
+        numbers_of_tasks = [run[task]["numbers"] for task in self.tasks_of(case)]
+        columns = np.concatenate(numbers_of_tasks).T
         sizes: dict[Entry, Floats] = {}
         for entry, numbers in zip(case.entries, columns, strict=True):
             if entry.name == "loss":
@@ -259,7 +267,9 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
 
 
 def _without_rounding(sizes: dict[Entry, Floats]) -> dict[Entry, Floats]:
-    """The sizes, where changes that are 0 up to rounding are 0."""
+    """The same sizes with 0 in place of changes below SIZE_RTOL of the size before the
+    step: these are rounding errors.
+    """
     rounded = dict(sizes)
     for entry, size in sizes.items():
         before = sizes.get(entry._replace(what=SIZE, step=None))
@@ -271,13 +281,17 @@ def _without_rounding(sizes: dict[Entry, Floats]) -> dict[Entry, Floats]:
 def _select_depths(sizes: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
     """The first, middle and last block of a network as blocks 1, 2 and 3, to compare
     networks of several depths.
+
+    For example, of a network of depth 8 blocks 1, 4 and 8 are kept. What is outside of
+    blocks stays.
     """
+    blocks = (1, (depth + 1) // 2, depth)
     selected: dict[Entry, Floats] = {}
     for entry in sizes:
         if entry.block is None:
             selected[entry] = sizes[entry]
-        elif entry.block == 1:
-            for k, block in enumerate((1, (depth + 1) // 2, depth), 1):
+        elif entry.block == 1:  # every quantity once: it is in all blocks
+            for k, block in enumerate(blocks, 1):
                 size = sizes[entry._replace(block=block)]
                 selected[entry._replace(block=k)] = size
     return selected

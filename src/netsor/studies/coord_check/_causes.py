@@ -58,7 +58,11 @@ def scales_of(
 def _scale_of_scores(
     smallest: SizedNetwork, largest: SizedNetwork, is_proportional: bool
 ) -> Scale | None:
-    """The factor of ⟨q, k⟩; None if no scores are watched."""
+    """The factor of ⟨q, k⟩ as a scale; None if no scores are watched.
+
+    Before the step scores should be of order d^(−1/2), so the expected exponent is
+    minus half of that of the head's dimension d.
+    """
     dots, larger_dots = _dots(smallest.network), _dots(largest.network)
     if not dots or not larger_dots:
         return None
@@ -111,8 +115,11 @@ def _scale_of_logits(network: Network, is_proportional: bool) -> Scale | None:
 
 
 def _nearest(value: Value, kind: type[Any]) -> list[Any]:
-    """The values by operations of this kind from which a value is made, without others
-    of it in between.
+    """The nearest ancestors of a value, itself included, that an operation of this kind
+    computes: the search stops at each of them.
+
+    For example, the nearest `MatMul` of W₂ φ(W₁ x) + W₃ x are W₂ φ(W₁ x) and W₃ x, but
+    not W₁ x.
     """
     nearest, pending, seen = [], [value], set()
     while pending:
@@ -128,9 +135,13 @@ def _nearest(value: Value, kind: type[Any]) -> list[Any]:
 
 
 def _dots(network: Network) -> list[Dot]:
-    """The products of queries and keys, of each block."""
-    scores = [w.value for w in network.watched if w.name == "scores"]
-    return [dot.op for value in scores for dot in _nearest(value, Dot)[:1]]
+    """The products ⟨q, k⟩ that scores are computed from, one for each block."""
+    dots = []
+    for watched in network.watched:
+        if watched.name == "scores":
+            products = _nearest(watched.value, Dot)
+            dots += [product.op for product in products[:1]]
+    return dots
 
 
 def _source(act: WeightUse) -> Any:
@@ -148,9 +159,20 @@ def _size(dot: Dot, widths: dict[str, float]) -> float:
 def _kinds_that_make(
     values: Collection[Value], acts: Sequence[WeightUse]
 ) -> frozenset[str]:
-    """The kinds of the weights that make these values."""
-    makers = {id(maker) for value in values for maker in _nearest(value, MatMul)}
-    return frozenset(act.kind for act in acts if id(act.value) in makers)
+    """The kinds of the weights whose products these values are computed from, without
+    further weights in between.
+    """
+    products: set[int] = set()
+    for value in values:
+        products |= _nearest_products(value)
+    return frozenset(act.kind for act in acts if id(act.value) in products)
+
+
+def _nearest_products(value: Value) -> set[int]:
+    """The identities of the nearest products of a weight and a vector from which a
+    value is computed.
+    """
+    return {id(product) for product in _nearest(value, MatMul)}
 
 
 def _readout(network: Network) -> Any:
@@ -158,6 +180,8 @@ def _readout(network: Network) -> Any:
     one.
     """
     logits = [w.value for w in network.watched if w.name in ("vocabulary", "logits")]
-    makers = {id(maker) for value in logits[-1:] for maker in _nearest(value, MatMul)}
-    uses = [act for act in network.acts if id(act.value) in makers]
+    if not logits:
+        return None
+    products = _nearest_products(logits[-1])
+    uses = [act for act in network.acts if id(act.value) in products]
     return uses[0] if len(uses) == 1 else None

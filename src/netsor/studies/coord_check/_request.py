@@ -96,7 +96,12 @@ class Network(NamedTuple):
 def _watched(
     values: Mapping[str, Sequence[Value]], masks: Sequence[Bools | None]
 ) -> list[Watched]:
-    """The activations, one after the other; `masks` are those of the scores."""
+    """The activations in one list, from `values`: for each name, its value in every
+    block. `masks` are those of the scores, one for each block, or empty.
+
+    The blocks are numbered from 1; a name with one value has no number, unless it is
+    one of IN_BLOCKS.
+    """
     watched = []
     for name, activations in values.items():
         has_blocks = len(activations) > 1 or name in IN_BLOCKS
@@ -107,8 +112,10 @@ def _watched(
 
 
 def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
-    """A program whose output is the loss, and which names what to measure with
-    `ns.probe`.
+    """The network of a program whose output is the loss: measured are the values that
+    it names with `ns.probe`, and the uses of its matrices.
+
+    `rates` are learning rates as `ns.step` takes them, `eps` is that of Adam.
     """
     if not net.probes:
         raise ValueError(
@@ -135,7 +142,8 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
 
 def _weight_names(loss: Scalar) -> dict[Any, str]:
     """The names of the matrices that the loss depends on, in the order in which they
-    act; numbers for those without a name of their own.
+    act. Without a name, or with one that another matrix has too, they are numbered, as
+    "weight 2".
     """
     sources: dict[Any, None] = {}  # an ordered set
     for value in topological_order([loss]):
@@ -150,24 +158,27 @@ def _weight_names(loss: Scalar) -> dict[Any, str]:
 
 
 def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar]:
-    """The mean squares of all entries; the loss and its change are not squared. Changes
-    after fewer steps come last.
+    """The mean square of every entry: of activations before the first step, of their
+    changes, and of the changes that updates of weights make. The loss and its change
+    are entries too, not squared.
+
+    Changes over all steps come first; those after fewer steps, which have the number of
+    the step, come last.
     """
     *earlier, last = _values_after_steps(net, optimiser, steps)
-    count = len(net.watched)
 
-    def loss_change(after: list[Any]) -> Any:
+    def loss_change(after: ValuesAfterStep) -> Scalar:
         if net.loss_of is None:
-            return after[-1] - net.loss
-        return net.loss_of(after[count - 1]) - net.loss
+            assert after.loss is not None
+            return after.loss - net.loss
+        return net.loss_of(after.watched[-1]) - net.loss
 
     squares: dict[Entry, Scalar] = {}
-    for watched, new in zip(net.watched, last, strict=False):
+    for watched, new in zip(net.watched, last.watched, strict=True):
         name, block, before, mask = watched
         squares[Entry(SIZE, name, block)] = square(before, mask)
         squares[Entry(CHANGE, name, block)] = square(new - before, mask)
-    # behind the activations come the products of weights
-    for act, new in zip(net.acts, last[count:], strict=False):
+    for act, new in zip(net.acts, last.products, strict=True):
         if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
             # W' x − W x, with x before the step
@@ -176,7 +187,7 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     squares[Entry(SIZE, "loss")] = net.loss
     squares[Entry(CHANGE, "loss")] = loss_change(last)
     for step_number, after in enumerate(earlier, 1):
-        for watched, new in zip(net.watched, after, strict=False):
+        for watched, new in zip(net.watched, after.watched, strict=True):
             name, block, before, mask = watched
             entry = Entry(CHANGE, name, block, step_number)
             squares[entry] = square(new - before, mask)
@@ -184,18 +195,49 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     return squares
 
 
-def _values_after_steps(net: Network, optimiser: str, steps: int) -> list[list[Any]]:
-    """What is watched, what weights make, and the loss unless it follows from the
-    logits: after each step.
+class ValuesAfterStep(NamedTuple):
+    """The values of a network after a step: those of `Network.watched`, the products of
+    `Network.acts`, and the loss, None if it follows from the logits.
     """
+
+    watched: list[Any]
+    products: list[Any]
+    loss: Scalar | None
+
+
+def _values_after_steps(
+    net: Network, optimiser: str, steps: int
+) -> list[ValuesAfterStep]:
+    """The values after each step, the first step first."""
     values: list[Any] = [watched.value for watched in net.watched]
     values += [act.value for act in net.acts]
     if net.loss_of is None:
         values.append(net.loss)
+    count = len(net.watched)
+    products_end = count + len(net.acts)
+    after_steps = []
+    for after in _trained_values(values, net, optimiser, steps):
+        after_steps.append(
+            ValuesAfterStep(
+                watched=after[:count],
+                products=after[count:products_end],
+                loss=after[-1] if net.loss_of is None else None,
+            )
+        )
+    return after_steps
+
+
+def _trained_values(
+    values: list[Any], net: Network, optimiser: str, steps: int
+) -> list[list[Any]]:
+    """The same values after each step of training, in the same order."""
     if steps == 1 and not net.eps:
         return [step(values, net.loss, net.rates, optimiser, net.parameters)]
+    # by weights; None: for all
     rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
-    eps = net.eps if isinstance(net.eps, Mapping) else dict.fromkeys(rates, net.eps)
+    eps = net.eps
+    if not isinstance(eps, Mapping):
+        eps = dict.fromkeys(rates, net.eps)
     optimisers = {}
     for weights, rate in rates.items():
         optimisers[weights] = NAMED[optimiser].memory(rate, eps.get(weights, 0.0))
@@ -203,14 +245,16 @@ def _values_after_steps(net: Network, optimiser: str, steps: int) -> list[list[A
 
 
 def joined(entries: Mapping[Entry, Scalar]) -> Program:
-    """One output, an entry each."""
+    """A program whose output has the numbers of all entries, in their order."""
     return Program(stack(list(entries.values())), "coordinate check")
 
 
 def limits(
     entries: Mapping[Entry, Scalar],
 ) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-    """The entries that have a limit at n = ∞, and why the others do not."""
+    """The entries that have a limit at n = ∞, and for the others the reason, without
+    the place in the program: (with a limit, reasons).
+    """
     refused: dict[Entry, str] = {}
     try:
         joined(entries).plan(n=inf)
@@ -227,15 +271,17 @@ def limits(
 
 
 def square(x: Any, mask: Bools | None = None) -> Scalar:
-    """The mean square of the coordinates of all vectors, or of the scalars in the
-    mask.
+    """The mean square of the coordinates of all vectors; of scalars, the mean square of
+    those in the mask.
     """
     if isinstance(x, Vector):
         column = x.reshape(-1)[:, None]
         return mean_dot(column, column).mean()
     squares: Scalar = x * x
     if mask is not None and not mask.all():
-        squares = squares * (mask.astype(np.float64) * (mask.size / mask.sum()))
+        # the mean over all is then that over the mask
+        factors = mask.astype(np.float64) * (mask.size / mask.sum())
+        squares = squares * factors
     return squares.mean()
 
 
@@ -254,19 +300,19 @@ class CheckCase(TrainingCase):
         """
         if self.model is not None:
             return self._network_of_model(self.model)
-        built = call_build(self.own.model, self.width)
+        built = call_build(self.program_request.model, self.width)
         if isinstance(built, tuple):
             # a PyTorch module has the learning rates of its optimiser at this width
             program, rates = built
         else:
             program = built
-            rates = self.own.lr
+            rates = self.program_request.lr
         if not isinstance(program, Program):
             allowed = (
                 f"a function of the width that returns a Program, not {shown(program)}"
             )
-            raise ArgumentError("model", self.own.name, allowed)
-        return of_program(program, rates, self.own.eps)
+            raise ArgumentError("model", self.program_request.name, allowed)
+        return of_program(program, rates, self.program_request.eps)
 
     def _network_of_model(self, model: Transformer) -> Network:
         """The network of a described model, with the cross-entropy of its batch."""
@@ -293,9 +339,11 @@ class CheckCase(TrainingCase):
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (cases are equal if their fields are)
     def _measured(self) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-        """The entries, and why others have no limit."""
+        """The mean squares by entry and, at infinite width, why other entries have no
+        limit: see `limits`.
+        """
         try:
-            trained = self.own or self
+            trained = self.program_request or self
             entries = measured(self.network, trained.optimiser, trained.steps)
             if math.isinf(self.width):
                 return limits(entries)
@@ -328,7 +376,9 @@ class CheckCase(TrainingCase):
 
     @property
     def errors(self) -> dict[Entry, float]:
-        """The quadrature error of every number, in the mean over draws."""
+        """The quadrature error of every number, of its mean over draws; 0 at finite
+        widths.
+        """
         program = self.program._at(self.widths)
         moves = program.moves(Numpy())
         errors = node_bias(program)
@@ -342,7 +392,9 @@ class CheckTask(DrawTask):
     """Some draws of a network: a task of a coordinate check."""
 
     def run(self) -> Arrays:
-        """Draw."""
+        """The draws: "numbers" (draws, entries), and how many "random_numbers" they
+        took.
+        """
         program, widths = self.case.program, self.case.widths
         # the report shows overflow after a step
         with np.errstate(over="ignore", invalid="ignore"):
@@ -365,7 +417,9 @@ def _learning_rate(value: Any) -> float:
 
 
 def _is_promise(promise: Any) -> bool:
-    """Whether it can be the promise of a program."""
+    """Whether it is a mapping that can be the promise of a program: exponents from −4
+    to 4 for "features", "logits" or both.
+    """
     if not isinstance(promise, Mapping) or not promise.keys() <= {"features", "logits"}:
         return False
     for exponent in promise.values():
@@ -398,11 +452,14 @@ class Request(TrainingRequest):
     }
 
     def __post_init__(self) -> None:
+        """Validate the options. Depths come first: the defaults of others depend on
+        them.
+        """
         self._set("depths", sizes_of("depths", self.depths))
         is_against_depth = self.widths is None and self.axis == "depth"
         if is_against_depth and isinstance(self.model, Transformer):
             self._set("widths", (self.model.width,))
-        has_eps_by_weight = callable(self.eps) and self.own
+        has_eps_by_weight = callable(self.eps) and self.is_user_program
         if not has_eps_by_weight:
             real(self.eps, "eps", least=0, most=1)
         super().__post_init__()
@@ -424,6 +481,9 @@ class Request(TrainingRequest):
             )
 
     def _check_model(self, model: Transformer) -> None:
+        """Validate the depths and learning rates of a described model, and fill in
+        their defaults.
+        """
         if self.depths is None:
             self._set("depths", (model.layers,))
         if max(self.depths) > MOST_LAYERS:
@@ -441,7 +501,9 @@ class Request(TrainingRequest):
 
     @property
     def promise_axis(self) -> str:
-        """What a promise is compared with."""
+        """What a promise is compared with: "width", or why it is compared with
+        nothing.
+        """
         return "width" if self.axis == "width" else "this check is against the depth"
 
     def _rates(self, model: Transformer) -> dict[str, float]:
@@ -459,7 +521,7 @@ class Request(TrainingRequest):
 
     @property
     def axis(self) -> str:
-        """What changes."""
+        """What changes between the networks: "width" or "depth"."""
         return "depth" if len(self.depths or ()) > 1 else "width"
 
     @property
@@ -495,7 +557,7 @@ class Request(TrainingRequest):
         self, rule: Parametrisation, width: float, depth: float
     ) -> dict[str, Any]:
         """The learning rates and eps of each kind of weight; a program has its own."""
-        if self.own:
+        if self.is_user_program:
             return {}
         rates = []
         for kind, rate in self.lr.items():

@@ -235,11 +235,13 @@ class Check(Mapping[str, Verdict]):
 
     @cached_property
     def _scales(self) -> list[Scale]:
-        """The scales of scores and logits, if something is flagged and maximal updates
-        are expected.
+        """The scales at initialisation that `advice` may blame: those of scores and
+        logits. Empty unless something is flagged, against the width, and the
+        parametrisation promises maximal updates.
         """
         request = self.request
-        if request.axis != "width" or not self.rule.is_maximal or not self.broken:
+        promises_maximal_updates = request.axis == "width" and self.rule.is_maximal
+        if not promises_maximal_updates or not self.broken:
             return []
         cases = [case for case in request.cases(self.rule) if math.isfinite(case.width)]
         narrowest, widest = cases[0], cases[-1]
@@ -273,7 +275,10 @@ class Check(Mapping[str, Verdict]):
             yield self._row(entry, math.inf, self.limit_size(entry), len(draws))
 
     def _row(self, entry: Entry, n: float, size: Size, replicas: int) -> dict[str, Any]:
-        step = entry.step or self.request.steps
+        """One row of `rows`: the size of an entry at one width (or depth) n; the column
+        of n is named "width" or "depth".
+        """
+        step = entry.step or self.request.steps  # None: after the last step
         return {
             "parametrisation": self.name,
             "what": entry.what,
@@ -294,8 +299,8 @@ class Check(Mapping[str, Verdict]):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the parametrisation, all exponents with their verdicts, and what to
-        change.
+        """A dict for JSON: the parametrisation, all exponents with their verdicts, and
+        what to change.
         """
         by_step = []
         for k, verdicts in enumerate(self.by_step, 1):
@@ -317,7 +322,9 @@ class Check(Mapping[str, Verdict]):
         }
 
     def _limit_objects(self) -> list[dict[str, Any]] | None:
-        """The sizes at infinite width, for JSON; None if it was not requested."""
+        """The sizes at infinite width as dicts for JSON, after the last step; None if
+        infinite width was not requested.
+        """
         if self.limit is None:
             return None
         objects = []
@@ -333,8 +340,9 @@ class Check(Mapping[str, Verdict]):
         return objects
 
     def _object(self, verdict: Verdict, judge: bool = True) -> dict[str, Any]:
-        """An activation or a weight in one block, for JSON; sizes before the step are
-        not judged.
+        """A dict for JSON of an activation or a weight in one block: its size at each
+        width and its exponents; with its verdict, unless `judge` is false, as for sizes
+        before the step.
         """
         entry, fitted = verdict.entry, verdict.fit
         content: dict[str, Any] = {
@@ -357,7 +365,9 @@ class Check(Mapping[str, Verdict]):
 
 
 def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The exponents through all widths, for JSON."""
+    """The exponents through all widths as dicts for JSON, by the name of the entry;
+    None in place of an exponent without a fit.
+    """
     exponents: dict[str, Any] = {}
     for verdict in verdicts:
         through = verdict.through
@@ -366,7 +376,9 @@ def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _finite_ends(size: Size) -> dict[str, float | None]:
-    """A size and its interval, for JSON, which has no infinity."""
+    """A size and the ends of its interval by name, for JSON, which has no infinity:
+    None in place of a number that is not finite.
+    """
     ends: dict[str, float | None] = dict(size._asdict())
     for name, value in size._asdict().items():
         if not math.isfinite(value):
@@ -375,6 +387,7 @@ def _finite_ends(size: Size) -> dict[str, float | None]:
 
 
 def _verdict_of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on the activation or kind of weight of this name."""
     for verdict in verdicts:
         if verdict.entry.name == name:
             return verdict
@@ -384,7 +397,9 @@ def _verdict_of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _conclusion(check: Check) -> doc.Item:
-    """The conclusion for one parametrisation, and what to change."""
+    """The conclusion for one parametrisation, as "2 of 9 activations grow with width; 1
+    undecided", and below it, in sentences, what to change.
+    """
     axis = check.request.axis
     statuses = [v.status for v in (*check.verdicts, *check.updates)]
     undecided = statuses.count(UNDECIDED)
@@ -413,7 +428,9 @@ def _conclusion(check: Check) -> doc.Item:
 
 
 def _broken_text(verdicts: Sequence[Verdict], noun: str, axis: str) -> list[str]:
-    """How many grow or shrink, in a list of one text; an empty list if none does."""
+    """A list of one text, as "2 of 9 activations grow with width"; an empty list if
+    none grows or shrinks more than expected.
+    """
     flagged = broken(verdicts)
     if not flagged:
         return []
@@ -439,7 +456,9 @@ def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
 
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
-    """Sizes at each width, a row for each of these verdicts."""
+    """Sizes at each width, a row for each of these verdicts. With more than
+    MAX_WIDTH_COLUMNS widths it shows the first and the last ones.
+    """
     at = check.request.at
     shown = list(range(len(at)))
     if len(at) > MAX_WIDTH_COLUMNS:
@@ -461,8 +480,8 @@ def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
 
 
 def _limit_text(check: Check, entry: Entry) -> str:
-    """The size at infinite width, with its error if that is large; "–" without a
-    limit.
+    """The size at infinite width, with its error if that is above SHOWN: "0.318" or
+    "0.32 ± 0.01". "≤ 0.01" if its interval begins at 0; "–" without a limit.
     """
     if check.limit is None or entry not in check.limit:
         return "–"
@@ -483,7 +502,9 @@ def _name_in_block(entry: Entry, axis: str) -> str:
 
 
 def _judged_cells(verdict: Verdict) -> list[str | Cell]:
-    """The exponent, the expected one, and the verdict."""
+    """The last three cells of a row of `size_table`: the exponent, the expected one,
+    and the verdict.
+    """
     exponent = "–"
     if verdict.fit is not None:
         exponent = f"{verdict.exponent}{' (bends)' if verdict.fit.bends else ''}"
@@ -503,35 +524,22 @@ def figure(checks: Sequence[Check], what: str) -> Any:
     at = np.array(request.at)
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
-        """A line for each activation or kind of weight, in its worst block."""
+        """Draw a line for each activation or kind of weight, in its worst block, and
+        return the lines by name.
+        """
         lines: dict[str, Any] = {}
         verdicts = check.verdicts if what == CHANGE else check.updates
         # the logits of the batch have a line: those of the whole vocabulary would
         # repeat it, and are in the table alone
         entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
         for k, entry in enumerate(entries):
-            sizes = np.array([size(draws) for draws in check.draws[entry]])
-            if not (sizes > 0).all():
-                continue
             colour = CYCLE[k % len(CYCLE)]
             if what == CHANGE:
                 colour = COLOURS.get(entry.name, colour)
-            value, low, high = sizes.T
-            lines[entry.name] = axes.errorbar(
-                at,
-                value,
-                np.abs([low - value, high - value]),
-                color=colour,
-                marker=MARKS[k % len(MARKS)],
-                ms=3.2,
-                lw=1.2,
-                elinewidth=0.7,
-            )
-            if check.limit is not None and entry in check.limit:
-                limit = check.limit_size(entry)
-                if limit.low > 0:  # a logarithmic axis cannot show one that may be 0
-                    axes.axhline(limit.value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
-                    axes.axhspan(limit.low, limit.high, color=colour, alpha=0.12, lw=0)
+            marker = MARKS[k % len(MARKS)]
+            line = _draw_sizes(axes, check, entry, colour, marker)
+            if line is not None:
+                lines[entry.name] = line
         axes.set(xscale="log", yscale="log")
         axes.set_xticks(at, [_tick_text(n) for n in at])
         axes.minorticks_off()
@@ -542,6 +550,34 @@ def figure(checks: Sequence[Check], what: str) -> Any:
         "change of coordinates" if what == CHANGE else "size of ΔW x",
     )
     return panels(checks, panel, labels, (0.72, 0.9), share_x=True)
+
+
+def _draw_sizes(axes: Any, check: Check, entry: Entry, colour: str, marker: str) -> Any:
+    """Draw the sizes of an entry against the width or depth, with error bars, and its
+    limit as a dashed line in a band; return the line of the sizes. The axes are
+    logarithmic: None, and nothing is drawn, if a size or the low end of one is 0.
+    """
+    # (widths, 3): a value and the ends of its interval at each width
+    sizes = np.array([size(draws) for draws in check.draws[entry]])
+    if not (sizes > 0).all():
+        return None
+    value, low, high = sizes.T
+    line = axes.errorbar(
+        np.array(check.request.at),
+        value,
+        np.abs([low - value, high - value]),
+        color=colour,
+        marker=marker,
+        ms=3.2,
+        lw=1.2,
+        elinewidth=0.7,
+    )
+    if check.limit is not None and entry in check.limit:
+        limit = check.limit_size(entry)
+        if limit.low > 0:
+            axes.axhline(limit.value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
+            axes.axhspan(limit.low, limit.high, color=colour, alpha=0.12, lw=0)
+    return line
 
 
 def _tick_text(n: float) -> str:
@@ -574,6 +610,7 @@ class CoordCheck(ByParametrisation[Check]):
 
     @property
     def _verdict(self) -> str:
+        """The verdicts in a line, as "sp not as expected; mup nothing unexpected"."""
         texts = []
         for check in self.parts:
             conclusion = "nothing unexpected" if check.kept else "not as expected"
@@ -581,6 +618,9 @@ class CoordCheck(ByParametrisation[Check]):
         return "; ".join(texts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> doc.Document:
+        """The report; `manifest` is that of the folder it is saved to, None for a
+        report on the screen.
+        """
         request = self.request
         steps = steps_text(request).capitalize()
         return self._assembled(
@@ -630,13 +670,19 @@ class CoordCheck(ByParametrisation[Check]):
         return text
 
     def _exponents_section(self) -> Section:
-        """The exponents of all parametrisations, side by side."""
+        """The exponents of all parametrisations, side by side: a row for each
+        activation and for the update of each kind of weight.
+        """
+        # all parametrisations measure the same entries, in the same order
         rows: list[doc.Row] = []
-        for verdicts in zip(*(check.verdicts for check in self.parts), strict=True):
-            rows.append([verdicts[0].entry.name, *map(_exponent_cell, verdicts)])
-        for verdicts in zip(*(check.updates for check in self.parts), strict=True):
-            title = f"{verdicts[0].entry.name} update"
-            rows.append([title, *map(_exponent_cell, verdicts)])
+        changes = zip(*(check.verdicts for check in self.parts), strict=True)
+        for verdicts in changes:  # on one activation, by all parametrisations
+            cells = [_exponent_cell(verdict) for verdict in verdicts]
+            rows.append([verdicts[0].entry.name, *cells])
+        updates = zip(*(check.updates for check in self.parts), strict=True)
+        for verdicts in updates:
+            cells = [_exponent_cell(verdict) for verdict in verdicts]
+            rows.append([f"{verdicts[0].entry.name} update", *cells])
         table = Table(["", *(check.name for check in self.parts)], rows)
         title = "Exponents with 99.99 % intervals (update: ΔW·x of a weight)"
         return Section(title, [table])
@@ -648,6 +694,7 @@ class CoordCheck(ByParametrisation[Check]):
             return []
         rows: list[doc.Row] = []
         for check in self.parts:
+            # the verdicts of every step are on the same activations, in the same order
             for k, verdict in enumerate(check.verdicts):
                 row: list[str | Cell] = [f"{check.name}, {verdict.entry.name}"]
                 for verdicts_after_step in check.by_step:
@@ -693,9 +740,12 @@ class CoordCheck(ByParametrisation[Check]):
 
     @property
     def _settings(self) -> dict[str, Any]:
+        """The options that the files of a saved check state; None in place of functions
+        and of learning rates by weight, which JSON cannot hold.
+        """
         request = self.request
         is_number = isinstance(request.lr, int | float)
-        is_by_kind = isinstance(request.lr, dict) and not request.own
+        is_by_kind = isinstance(request.lr, dict) and not request.is_user_program
         return {
             "axis": request.axis,
             "at": list(request.at),

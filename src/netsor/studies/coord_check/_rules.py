@@ -130,33 +130,45 @@ class Fit(NamedTuple):
 def fit(
     draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL
 ) -> Fit | None:
-    """The exponent of sizes (an array of replicas for each width); None if one is 0 or
-    not finite.
+    """The exponents of sizes at the widths (or depths) `at`: how log size depends on
+    log width. None if a size is 0 or not finite.
+
+    `draws` has an array (replicas,) of sizes for each width, `level` is the probability
+    that an interval misses.
     """
     for sizes in draws:
         if not (sizes > 0).all() or not np.isfinite(sizes).all():
             return None
     logs = [np.log(sizes) for sizes in draws]
-    mean = np.array([log.mean() for log in logs])
-    variance = np.array([log.var(ddof=1) / len(log) for log in logs])
-    free = np.array([len(log) - 1 for log in logs])
+    mean = np.array([log.mean() for log in logs])  # m_n
+    variance = np.array([log.var(ddof=1) / len(log) for log in logs])  # v_n/R
+    degrees_of_freedom = np.array([len(log) - 1 for log in logs])
     x = np.log(np.asarray(at, float))
 
     def combined(coefficients: Floats) -> Exponent:
-        """Σ c_n m_n with its interval, see the equations at the top."""
-        parts = coefficients**2 * variance
-        total = parts.sum()
-        degrees = total**2 / (parts**2 / free).sum() if total > 0 else 1.0
-        value, error = float(coefficients @ mean), float(np.sqrt(total))
+        """Σ c_n m_n with its interval; `coefficients` are the c_n, one for each
+        width. See the equations at the top.
+        """
+        variances = coefficients**2 * variance  # c_n² v_n/R
+        total = variances.sum()
+        degrees = 1.0  # of Student's t; if nothing varies, any number will do
+        if total > 0:  # Welch and Satterthwaite
+            degrees = total**2 / (variances**2 / degrees_of_freedom).sum()
+        value = float(coefficients @ mean)
+        error = float(np.sqrt(total))
         reach = float(scipy.special.stdtrit(degrees, 1 - level / 2)) * error
         return Exponent(value, error, low=value - reach, high=value + reach)
 
     centred = x - x.mean()
-    # the coefficients of the slope from each width to the next
-    local = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
-    bend = combined(local[-1] - local[0]) if len(local) > 1 else None
     least_squares = combined(centred / (centred @ centred))
-    return Fit(least_squares, tuple(combined(row) for row in local), bend)
+    # Row i has the c_n of the slope (m_{i+1} − m_i) / (x_{i+1} − x_i) from a width to
+    # the next: −1 and 1 at i and i + 1, over the distance.
+    neighbours = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
+    local = tuple(combined(coefficients) for coefficients in neighbours)
+    bend = None
+    if len(neighbours) > 1:
+        bend = combined(neighbours[-1] - neighbours[0])
+    return Fit(least_squares, local, bend)
 
 
 class Size(NamedTuple):
@@ -168,11 +180,14 @@ class Size(NamedTuple):
 
 
 def size(draws: Floats, error: float = 0.0, squares: bool = True) -> Size:
-    """The geometric mean over replicas, and an interval of two standard errors, widened
-    by an error of the squares.
+    """The size over replicas (replicas,): their geometric mean, with an interval of two
+    standard errors.
 
-    If a replica is 0 or not finite: the median (0 if no replica is positive), the
-    smallest and the largest.
+    If a replica is 0 or not finite there are no logarithms: the median (0 if no replica
+    is positive), with the smallest and the largest.
+
+    `error`, that of the squares of the draws (of the draws themselves if `squares` is
+    false), widens the interval on both sides.
     """
     if (draws > 0).all() and np.isfinite(draws).all():
         logs = np.log(draws)
@@ -265,7 +280,8 @@ class Verdict(NamedTuple):
 
 
 def slack_of(entry: Entry, rule: Parametrisation, request: Request) -> float:
-    """How far below the promise of maximal updates an exponent may be.
+    """How far below the promise of maximal updates an exponent may be: 0, or 1/2 for
+    scores, queries and keys where the heads get wider.
 
     The gradient of a score is an inner product, over the d coordinates of a head, of
     values with gradients of the outputs. After training these are aligned, and the
@@ -287,7 +303,10 @@ def slack_of(entry: Entry, rule: Parametrisation, request: Request) -> float:
 def judged(
     fit: Fit | None, promised: float | None, tolerance: float, slack: float = 0.0
 ) -> str:
-    """The verdict on one exponent, which may be as far below the promise as `slack`."""
+    """The verdict on one exponent, by its interval: "as expected" if that is within the
+    tolerance of the promised exponent, or down to `slack` below it; "grows" or
+    "shrinks" if it is outside, otherwise "undecided".
+    """
     if fit is None:
         return STILL
     if promised is None:
@@ -315,7 +334,7 @@ def broken(verdicts: Sequence[Verdict]) -> list[Verdict]:
 class WrongScale(NamedTuple):
     """A scale at initialisation that is not that of maximal updates."""
 
-    words: str
+    words: str  # advice, with {power} for the factor by which to scale
     excess: float  # its power of n beyond the expected one
     slowed: frozenset[str]  # the kinds of weights whose updates are proportional to it
     # those whose updates depend on it in a way that is not known
@@ -329,14 +348,13 @@ def wrong_scales(
     tolerance: float,
     updates: Sequence[Verdict] = (),
 ) -> list[WrongScale]:
-    """The scales that explain what grows or shrinks: sizes before the step do not
-    depend on learning rates.
+    """Those of the scales that are wrong and explain something that grows or shrinks.
 
-    What they explain is the activation that they multiply, and updates that are
-    proportional to them.
-
-    An interval of the size's exponent beyond the expected one, on the side of the
-    change, decides.
+    Sizes before the step depend on the initialisation and not on learning rates. So a
+    scale is wrong if the exponent of the size that shows it (`scale.measured`) lies,
+    with its interval, beyond the expected one. It explains the change of the activation
+    that it multiplies, and updates that are proportional to it: growth if the size has
+    a too large exponent, shrinking if it has a too small one.
     """
     fit_before = {size.entry.name: size.fit for size in sizes}
     change_of = {change.entry.name: change for change in changes}
@@ -346,12 +364,12 @@ def wrong_scales(
         before = fit_before.get(scale.measured)
         if change is None or before is None:
             continue
-        explained = {u.verdict for u in updates if u.entry.name in scale.slowed}
-        explained.add(change.verdict)
-        is_large = before.last.low > scale.expected + tolerance
-        is_small = before.last.high < scale.expected - tolerance
-        explains_growth = GROWS in explained and is_large
-        explains_shrinking = SHRINKS in explained and is_small
+        verdicts = {u.verdict for u in updates if u.entry.name in scale.slowed}
+        verdicts.add(change.verdict)
+        is_too_large = before.last.low > scale.expected + tolerance
+        is_too_small = before.last.high < scale.expected - tolerance
+        explains_growth = GROWS in verdicts and is_too_large
+        explains_shrinking = SHRINKS in verdicts and is_too_small
         if not explains_growth and not explains_shrinking:
             continue
         excess = before.last.value - scale.expected
@@ -398,18 +416,23 @@ def advice(
 
 
 def _missing_factor(update: Verdict, letter: str, scales: Sequence[WrongScale]) -> str:
-    """The power of the width that must multiply the learning rate of an update, besides
-    what wrong scales explain; "" if none must.
+    """The power of the width that must multiply the learning rate of an update, as
+    "1/n", besides what wrong scales explain.
+
+    "" if the rate needs no factor, and if none can be known: without an exponent or a
+    promise, or if the update depends on a wrong scale in an unknown way.
     """
     name = update.entry.name
     if update.through is None or update.promised is None:
         return ""
     if any(name in scale.unjudged for scale in scales):
         return ""
+    # within it, the power is rounded to a multiple of 1/2
     spread = max(WHOLE, (update.through.high - update.through.low) / 2)
     by_scales = sum(scale.excess for scale in scales if name in scale.slowed)
     beyond = update.beyond_without(by_scales)
     if by_scales:
+        # a difference of two measured exponents; the verdict is about one of them
         spread = max(spread, UNCERTAIN)
         is_wrong = abs(beyond) > spread
     else:
@@ -447,9 +470,13 @@ def _initialisation_advice(change: Verdict, before: Exponent | None) -> str:
 
 
 def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
-    """n^a; a is rounded to a multiple of 1/2 within the spread."""
+    """The power `exponent` of a size as text; within the spread the exponent is rounded
+    to a multiple of 1/2: "1/√n" for −0.48, "n^(−0.70)" for −0.7.
+    """
     rounded = round(2 * exponent) / 2
     if abs(exponent - rounded) > spread:
         return f"{letter}^({exponent:.2f})".replace("-", "−")
     short = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
-    return short.get(rounded, f"{letter}^({rounded:g})".replace("-", "−"))
+    if rounded in short:
+        return short[rounded]
+    return f"{letter}^({rounded:g})".replace("-", "−")

@@ -182,6 +182,9 @@ class SweepCase(TrainingCase):
         return self._program_of_function()
 
     def _program_of_model(self, model: Transformer) -> Program:
+        """The loss of a described model after the last step. Biases and gains have the
+        learning rate and eps of embeddings.
+        """
         network = training(model, self.ids, self.targets, self.vectors)
         kinds: dict[Any, str] = dict(network.kinds())
         for vector in network.vectors:
@@ -204,7 +207,10 @@ class SweepCase(TrainingCase):
         return Program(apply(_finite, loss, name="finite"))
 
     def _program_of_function(self) -> Program:
-        request = self.own
+        """The loss of the user's program after the last step; checks that the function
+        returns a program with a loss.
+        """
+        request = self.program_request
         net = call_build(request.model, self.width)
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
@@ -273,7 +279,7 @@ def _takes_step(schedule: Any) -> bool:
 
 
 def _finite(loss: Any) -> Any:
-    """DIVERGED in place of losses that overflow."""
+    """The losses, with DIVERGED in place of those that overflowed or are larger."""
     xp = array_namespace(loss)
     return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
 
@@ -290,8 +296,8 @@ class SweepTask(DrawTask):
         sampling = self.sampling(executor=InlineExecutor())
         losses = np.full((len(self.lr), self.draws), DIVERGED)
         for k, rate in enumerate(self.lr):
-            # an overflow raises an error, and so does infinite width if expectations do
-            # not tell a diverging loss
+            # An overflow raises an error, and so does infinite width if expectations do
+            # not tell a diverging loss. The losses of this rate then stay DIVERGED.
             with suppress(ValueError), np.errstate(all="ignore"):
                 program = self.case.program._at({**self.case.widths, LR: rate})
                 (losses[k],) = program.draw(sampling)
@@ -339,11 +345,12 @@ class Request(TrainingRequest):
         super().__post_init__()
 
     def _rates(self, numbers: Any) -> tuple[float, ...]:
-        """The learning rates, validated; `numbers` is None if they are no numbers."""
-        are_numbers = (
-            numbers is not None and numbers.ndim == 1 and np.isfinite(numbers).all()
-        )
-        if not are_numbers or len(set(numbers)) < len(numbers):
+        """The learning rates in ascending order, validated. `numbers` is an array of
+        them, None if `lr` is nothing that an array can be made of.
+        """
+        is_sequence = numbers is not None and numbers.ndim == 1
+        are_finite = is_sequence and np.isfinite(numbers).all()
+        if not are_finite or len(set(numbers)) < len(numbers):
             raise ArgumentError(
                 "lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]"
             )
@@ -372,10 +379,12 @@ class Request(TrainingRequest):
 
     @property
     def rates(self) -> int:
-        """How many learning rates a width has: one more round than the first, if they
-        are not given.
+        """How many learning rates a width has; if they are not given, about as many as
+        the first round and one more.
         """
-        return len(self.grid) + (ADDED if self.lr is None else 0)
+        if self.lr is None:
+            return len(self.grid) + ADDED
+        return len(self.grid)
 
     @property
     def rates_text(self) -> str:
@@ -400,9 +409,11 @@ class Request(TrainingRequest):
         weight.
         """
         options = {"schedule": self.factors, "clip_norm": self.clip_norm}
-        if self.own:
+        if self.is_user_program:
             return options
-        factors = [(kind, rule.scaling(kind).lr.of(width, depth)) for kind in KINDS]
+        factors = []
+        for kind in KINDS:
+            factors.append((kind, rule.scaling(kind).lr.of(width, depth)))
         eps = self.eps_by_kind(rule, width, depth)
         return {**options, "factors": tuple(factors), "eps": eps}
 
@@ -441,15 +452,21 @@ class TransferStudy(TrainingStudy[Transfer]):
         return Transfer(self.request, sweeps, *self.spent(run))
 
     def _curve(self, case: SweepCase, lr: tuple[float, ...], run: Run) -> Curve:
-        """The losses of finished tasks of one network."""
+        """The losses of one network at these learning rates, from finished tasks. The
+        seed of the bootstrap is the index of the width.
+        """
         losses = [run[task]["losses"] for task in self.tasks_of(case, lr)]
         return Curve(np.array(lr), np.concatenate(losses, axis=1), case.place[0])
 
     def _extend(self, curves: dict[SweepCase, Curve], run: Run) -> None:
-        """Add learning rates to curves until all have their minimum inside."""
+        """Add learning rates to curves, in place, until all have their minimum well
+        inside, or as many rates as a width may have.
+        """
         while True:
-            added = {case: curve.beyond for case, curve in curves.items()}
-            added = {case: lr for case, lr in added.items() if lr}
+            added: dict[SweepCase, tuple[float, ...]] = {}  # the rates to add
+            for case, curve in curves.items():
+                if curve.beyond:
+                    added[case] = curve.beyond
             if not added:
                 return
             tasks = []

@@ -123,7 +123,10 @@ class Curve:
 
     @property
     def best(self) -> Optimum:
-        """The best learning rate."""
+        """The best learning rate with its interval: that of the bootstrap, at least
+        half a step of the grid to either side, and open where the lowest loss is at an
+        end of the grid.
+        """
         low, high = np.quantile(self.vertices, [LEVEL / 2, 1 - LEVEL / 2])
         half_step = 0.5 * float(np.diff(np.log(self.lr)).max())
         low = math.exp(min(low, self.vertex - half_step))
@@ -137,21 +140,29 @@ class Curve:
 
     @property
     def vertex(self) -> float:
-        """The logarithm of the best rate."""
+        """The logarithm of the best rate: where the parabola through the lowest point
+        has its minimum.
+        """
         return float(_vertex(np.log(self.lr), self.logs.mean(axis=1)[None])[0])
 
     @cached_property
     def vertices(self) -> Floats:
-        """The same of bootstrap samples."""
+        """The logarithm of the best rate in each bootstrap sample of initialisations,
+        (samples,).
+        """
         count = self.losses.shape[1]
+        # the mean log loss of each sample at each rate, (samples, rates)
         means = _bootstrap_counts(count, self.seed) @ self.logs.T / count
         return _vertex(np.log(self.lr), means)
 
     @property
     def beyond(self) -> tuple[float, ...]:
-        """Learning rates to add; none if the lowest loss is well inside."""
+        """Learning rates to add at the end where the lowest loss is; none if it is well
+        inside, with MARGIN rates on both sides, or if there are MOST_RATES already.
+        """
         lowest = int(np.argmin(self.loss))
-        if len(self.lr) >= MOST_RATES or MARGIN <= lowest < len(self.lr) - MARGIN:
+        is_inside = MARGIN <= lowest < len(self.lr) - MARGIN
+        if is_inside or len(self.lr) >= MOST_RATES:
             return ()
         ratios = 2.0 ** np.arange(1, ADDED + 1)
         if lowest >= MARGIN:
@@ -217,9 +228,11 @@ class Sweep:
 
     @cached_property
     def exponents(self) -> dict[float, ExponentInterval]:
-        """The exponent from each width on, except the largest, with its interval."""
+        """The exponent of the best rate from each finite width on, except the largest,
+        with its interval: the slope of log rate against log width, by least squares.
+        """
         finite = sorted(width for width in self.curves if width < math.inf)
-        # together the intervals have the level
+        # on either side of each interval: together the intervals have the level
         tail = LEVEL / (len(finite) - 1) / 2
         exponents = {}
         for k, start in enumerate(finite[:-1]):
@@ -227,7 +240,8 @@ class Sweep:
             x = np.log(finite[k:])
             coefficients = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
             value = float(coefficients @ [curve.vertex for curve in curves])
-            resampled = coefficients @ np.array([curve.vertices for curve in curves])
+            vertices = np.array([curve.vertices for curve in curves])
+            resampled = coefficients @ vertices  # (samples,)
             low, high = map(float, np.quantile(resampled, [tail, 1 - tail]))
             exponents[start] = ExponentInterval(
                 value, low=min(value, low), high=max(value, high)
@@ -236,15 +250,16 @@ class Sweep:
 
     @cached_property
     def _judged(self) -> tuple[str, float]:
-        """The verdict, and the smallest width to which it applies."""
-        starts = list(self.exponents)
+        """The verdict, and the smallest width to which it applies; see RULE."""
+        starts = list(self.exponents)  # ascending widths
         exponents = list(self.exponents.values())
         for curve in self.curves.values():
             if not 0 < curve.best.low <= curve.best.high < math.inf:
                 return OUTSIDE, starts[0]
         sides = [exponent.side for exponent in exponents]
         for k, start in enumerate(starts):
-            if exponents[k].is_small and not any(sides[k:]):
+            later_is_outside = any(sides[k:])
+            if exponents[k].is_small and not later_is_outside:
                 since = "" if k == 0 else f" from n = {start:,.0f} on"
                 return f"{TRANSFERS}{since}", start
         if sides[0] and len(set(sides)) == 1:
@@ -281,8 +296,8 @@ class Sweep:
         """
         rows = []
         for width, curve in self.curves.items():
-            columns = curve.lr.tolist(), curve.loss.tolist(), curve.error.tolist()
-            for lr, loss, error in zip(*columns, strict=True):
+            losses, errors = curve.loss.tolist(), curve.error.tolist()
+            for lr, loss, error in zip(curve.lr.tolist(), losses, errors, strict=True):
                 row = {
                     "parametrisation": self.name,
                     "width": _plain(width),
@@ -299,10 +314,9 @@ class Sweep:
         """
         widths = []
         for width, curve in self.curves.items():
-            best = {
-                end: lr if math.isfinite(lr) else None
-                for end, lr in curve.best._asdict().items()
-            }
+            best: dict[str, float | None] = {}
+            for name, lr in curve.best._asdict().items():
+                best[name] = lr if math.isfinite(lr) else None
             widths.append(
                 {
                     "width": _plain(width),
@@ -325,24 +339,31 @@ class Sweep:
 
 
 def _plain(width: float) -> int | str:
+    """A width for JSON and CSV."""
     return "inf" if width == math.inf else int(width)
 
 
 @lru_cache(maxsize=4)
 def _bootstrap_counts(count: int, seed: int) -> Floats:
-    """How often each draw is in each sample; curves share them."""
+    """How often each of `count` draws is in each bootstrap sample, (SAMPLES, count);
+    curves of the same width share them.
+    """
     rng = np.random.default_rng([20, seed])
     counts = rng.multinomial(count, np.full(count, 1 / count), size=SAMPLES)
     return counts.astype(float)
 
 
 def _vertex(x: Floats, y: Floats) -> Floats:
-    """The minima of parabolas through the lowest of the points (x, y[…, i]) and its
-    neighbours.
+    """The minima of parabolas through the lowest point of each row and its neighbours.
+
+    x (points,) is ascending, and each row of y (rows, points) has the heights of one
+    curve; the result is (rows,). A minimum is at most at the neighbours; without one,
+    it is the lowest point, or the last but one if that is at an end.
     """
+    # the index of the middle one of three points of each row, the lowest if possible
     middle = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
     rows = np.arange(len(y))
-    # three points of each row, and the slopes between them
+    # the three points, and the slopes between them
     x0, y0 = x[middle - 1], y[rows, middle - 1]
     x1, y1 = x[middle], y[rows, middle]
     x2, y2 = x[middle + 1], y[rows, middle + 1]
@@ -350,17 +371,22 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     right_slope = (y2 - y1) / (x2 - x1)
     is_convex = right_slope > left_slope
     bend = np.where(is_convex, right_slope - left_slope, 1.0)
+    # where the slope of the parabola, left_slope at (x0 + x1)/2, is 0
     vertex = 0.5 * (x0 + x1) - 0.5 * left_slope * (x2 - x0) / bend
-    return np.asarray(np.where(is_convex, np.clip(vertex, x0, x2), x1))
+    vertex_within = np.clip(vertex, x0, x2)
+    return np.asarray(np.where(is_convex, vertex_within, x1))
 
 
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
-    """Draw the losses with their errors, and the best rate; return the line. Of losses
-    that diverge behind the lowest, only the first is drawn.
+    """Draw the losses with their errors, and the best rate; return the line.
+
+    `top` is the upper end of the axis: of the losses above it, behind the lowest, only
+    the first is drawn.
     """
     lowest = int(np.argmin(curve.loss))
     diverging = [k for k in np.flatnonzero(curve.loss > top) if k >= lowest]
-    shown = slice(diverging[0] + 1 if diverging else None)
+    end = diverging[0] + 1 if diverging else len(curve.loss)
+    shown = slice(end)
     lr, error = curve.lr[shown], curve.error[shown]
     loss = np.minimum(curve.loss[shown], 10 * top)
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
@@ -420,11 +446,12 @@ def _conclusion(sweep: Sweep) -> Item:
 def _missing_rates(sweep: Sweep) -> list[str]:
     """The widths whose best rate is at an end of the grid, and which rates to add."""
     sentences = []
+    # the index of the first and of the last rate
     for end, larger in ((0, "smaller"), (-1, "larger")):
         widths = []
         for width, curve in sweep.curves.items():
-            last = len(curve.lr) - 1 if end else 0
-            if np.argmin(curve.loss) == last:
+            index = range(len(curve.lr))[end]
+            if np.argmin(curve.loss) == index:
                 widths.append(width)
         if not widths:
             continue
@@ -446,6 +473,7 @@ def _status(sweep: Sweep) -> str:
 
 
 def _exponent_text(exponent: ExponentInterval) -> str:
+    """An exponent with its interval, as "-1.02 (-1.08, -0.95)"."""
     value, low, high = (round(number, 2) + 0.0 for number in exponent)  # no −0
     return f"{value:+.2f} ({low:+.2f}, {high:+.2f})"
 
@@ -466,6 +494,7 @@ class Transfer(ByParametrisation[Sweep]):
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The report; with the manifest, for a folder."""
         return self._assembled(
             manifest,
             items=[_conclusion(sweep) for sweep in self.parts],
@@ -490,7 +519,7 @@ class Transfer(ByParametrisation[Sweep]):
     def _caption(self) -> str:
         """The caption of the figure."""
         rate = "learning rate"
-        if not self.request.own:
+        if not self.request.is_user_program:
             rate += " at the width of the model"
         return (
             f"Loss after {steps_text(self.request)} against the {rate}: geometric means"
@@ -535,6 +564,7 @@ class Transfer(ByParametrisation[Sweep]):
         bottom = min(loss.min() for loss in losses) / SEEN
 
         def panel(axes: Any, sweep: Sweep) -> dict[str, Any]:
+            """Draw the curves of a sweep, and return the lines by width."""
             from matplotlib import colormaps  # slow to import
 
             lines: dict[str, Any] = {}
@@ -564,8 +594,9 @@ class Transfer(ByParametrisation[Sweep]):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        named = isinstance(self.request.optimiser, str)
-        return {
-            "optimiser": self.request.optimiser if named else None,
-            "eps": self.request.eps if named else None,
-        }
+        """The options that the files of a saved sweep state; None for those of an
+        optimiser object.
+        """
+        if not isinstance(self.request.optimiser, str):
+            return {"optimiser": None, "eps": None}
+        return {"optimiser": self.request.optimiser, "eps": self.request.eps}
