@@ -214,6 +214,24 @@ def _leaky_relu(call: Call, x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return entrywise(partial(ns.leaky_relu, slope=negative_slope))(call, x)
 
 
+@reads("hardtanh")
+def _hardtanh(
+    call: Call, x: Tensor, min_val: float = -1.0, max_val: float = 1.0
+) -> Tensor:
+    return arithmetic.clamp(call, x, least=min_val, most=max_val)
+
+
+@reads("hardsigmoid")
+def _hardsigmoid(call: Call, x: Tensor) -> Tensor:
+    shifted = arithmetic.add(call, arithmetic.multiply(call, x, 1 / 6), 0.5)
+    return arithmetic.clamp(call, shifted, least=0.0, most=1.0)
+
+
+@reads("hardswish")
+def _hardswish(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.multiply(call, x, _hardsigmoid(call, x))
+
+
 @reads("clamp", "clamp_min", "clamp_max")
 def _clamp(call: Call, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return arithmetic.clamp(call, x, least=min, most=max)

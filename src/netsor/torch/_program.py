@@ -347,7 +347,7 @@ class Reader:
             self._check_kind(node, result)
             return as_tensor(result, node)
         except (Refusal, TraceError) as reason:
-            for other_way in (self._computed_pointwise, self._computed_from_scalars):
+            for other_way in (self._computed_from_scalars, self._computed_pointwise):
                 with suppress(Refusal):
                     return other_way(node, call, random)
             raise reason from None
