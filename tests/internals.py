@@ -324,9 +324,9 @@ _NAMES = {
         "_split_root",
         "ends_of_head",
         "first_head",
+        "head_parts",
         "more_head",
         "of_head",
-        "parts",
         "words",
     ),
     "netsor.models.measure._metric_program": (

@@ -27,8 +27,8 @@ _names: dict[str, Any] = {"__name__": "__main__"}
 
 
 def answer(kind: str, content: str, emit: Emit) -> None:
-    """Run a block of "python", or the lines of a shell ("sh") that call netsor; an
-    error is emitted too.
+    """Run a block of the kind "python", or the lines of a shell ("sh") that call
+    netsor, and emit what it prints, shows or raises.
     """
     out = _Printed(emit)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

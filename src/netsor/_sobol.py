@@ -26,19 +26,21 @@ class Sobol:
     """
 
     def __init__(self, dimension: int, rng: np.random.Generator) -> None:
+        # Coordinates are integers of BITS binary digits, until `random` divides them.
         (rng,) = rng.spawn(1)  # as scipy does
         exponents = np.arange(BITS, dtype=np.uint32)
         powers = 2**exponents
         shift_digits = rng.integers(2, size=(dimension, BITS), dtype=np.uint32)
-        self._shift: Integers = shift_digits @ powers
-        # a lower triangle keeps the leading digits, on which the balance of the set
-        # depends
+        self._shift: Integers = shift_digits @ powers  # (dimension,)
+        # the digits of each coordinate are mixed by a random matrix mod 2; a lower
+        # triangle keeps the leading digits, on which the balance of the set depends
         below = rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32)
         mixing = np.tril(below, -1) + np.eye(BITS)
+        # (dimension, BITS, digits), the leading digit first
         digits = _directions(dimension)[..., None] >> exponents[::-1] & 1
         mixed = (digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2
-        self._vectors = (mixed @ powers[::-1]).T
-        self._count = 0  # of the points so far
+        self._vectors = (mixed @ powers[::-1]).T  # (BITS, dimension)
+        self._count = 0  # number of points so far
 
     def random(self, count: int) -> npt.NDArray[np.float64]:
         """The next points (count, dimension). Earlier ones must be a multiple of the
@@ -51,9 +53,10 @@ class Sobol:
         # point i is the sum mod 2 of the vectors at the digits of the Gray code of i;
         # the code is linear, and reflected
         gray = start ^ (start >> 1)
-        vectors = self._vectors[[j for j in range(BITS) if gray >> j & 1]]
-        point = np.bitwise_xor.reduce(vectors, axis=0, initial=0).astype(np.uint32)
-        points = point[None] ^ self._shift
+        digits_of_one = [j for j in range(BITS) if gray >> j & 1]
+        vectors = self._vectors[digits_of_one]
+        first = np.bitwise_xor.reduce(vectors, axis=0, initial=0).astype(np.uint32)
+        points = first[None] ^ self._shift
         # each level reflects the points so far, with one more digit
         for j in range(levels):
             points = np.concatenate([points, points[::-1] ^ self._vectors[j]])
@@ -70,7 +73,8 @@ def _directions(dimension: int) -> Integers:
         first_numbers = table["vinit"][:dimension].astype(np.int64)
     directions = np.ones((dimension, BITS), np.int64)
     for row in range(1, dimension):
-        numbers, polynomial = directions[row], polynomials[row]
+        numbers = directions[row]
+        polynomial = polynomials[row]  # its coefficients as binary digits
         degree = int(polynomial).bit_length() - 1
         numbers[:degree] = first_numbers[row, :degree]
         for j in range(degree, BITS):

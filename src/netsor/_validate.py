@@ -53,9 +53,10 @@ def shown(argument: object) -> str:
     is_array = type(argument).__module__ == "numpy"
     if is_array and getattr(argument, "size", 0) > MOST_SHOWN_ENTRIES:
         return f"an array of shape {getattr(argument, 'shape', ())}"
-    write = reprlib.repr if isinstance(argument, list | tuple | dict | set) else repr
+    is_collection = isinstance(argument, list | tuple | dict | set)
     try:
-        brief = " ".join(write(argument).split())
+        text = reprlib.repr(argument) if is_collection else repr(argument)
+        brief = " ".join(text.split())
     except ValueError:  # Python does not print integers of thousands of digits
         return f"an object of type {type(argument).__name__}"
     if len(brief) <= SHOWN:
@@ -70,14 +71,15 @@ def counted(count: int, noun: str) -> str:
 
 
 class ArgumentError(ValueError):
-    """An argument that is not allowed.
-
-    It has its name, the value that was given, and the words after "must be".
+    """An argument that is not allowed: its name, its value, and the text after "must
+    be" in the message.
     """
 
     def __init__(self, name: str, value: Any, allowed: str) -> None:
-        super().__init__(name, value, allowed)  # the three parts, for pickle
-        self.name, self.value, self.allowed = name, value, allowed
+        super().__init__(name, value, allowed)  # the arguments, for pickle
+        self.name = name
+        self.value = value
+        self.allowed = allowed
 
     @property
     def argument(self) -> ArgumentError:
@@ -92,15 +94,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def also_spelled(**first_spellings: str) -> Callable[[F], F]:
-    """Accept keyword arguments in a second spelling.
+    """A decorator by which a function accepts keyword arguments in a second spelling.
 
-    `also_spelled(optimizer="optimiser")` accepts `optimizer=` for `optimiser`.
+    `also_spelled(optimizer="optimiser")` accepts `optimizer=` for `optimiser`. Errors
+    about the argument name it as the caller spelled it.
     """
 
     def decorate(function: F) -> F:
         @wraps(function)
         def respelled(*args: Any, **options: Any) -> Any:
-            second_spellings = {}
+            # first spelling → the second one, which the caller used
+            used_spellings = {}
             for second in first_spellings.keys() & options.keys():
                 first = first_spellings[second]
                 if first in options:
@@ -109,13 +113,13 @@ def also_spelled(**first_spellings: str) -> Callable[[F], F]:
                         options[second],
                         f"left out: {first} is the same argument",
                     )
-                second_spellings[first] = second
-            for first, second in second_spellings.items():
+                used_spellings[first] = second
+            for first, second in used_spellings.items():
                 options[first] = options.pop(second)
             try:
                 return function(*args, **options)
-            except ArgumentError as error:  # it names the argument as it was written
-                error.name = second_spellings.get(error.name, error.name)
+            except ArgumentError as error:
+                error.name = used_spellings.get(error.name, error.name)
                 raise
 
         return cast(F, respelled)
@@ -134,16 +138,21 @@ class SourceLocation(NamedTuple):
     line: int
 
     def __str__(self) -> str:
+        """Path, line and code, as in "train.py:12: law = net.law(n=64)"."""
         path = self.file
         # the current folder may have been removed, or be on another drive
         with suppress(OSError, ValueError):
             path = min(path, os.path.relpath(path), key=len)
+        place = f"{path}:{self.line}"
         code = linecache.getline(self.file, self.line).strip()
-        return f"{path}:{self.line}: {code}" if code else f"{path}:{self.line}"
+        return f"{place}: {code}" if code else place
 
 
 @cache
 def _is_internal(module: str) -> bool:
+    """Whether a module is netsor's or one through which netsor's functions are
+    called.
+    """
     return module.partition(".")[0] in INTERNAL_MODULES
 
 
@@ -158,7 +167,11 @@ def user_line() -> SourceLocation:
 
 
 class PlacedError(ValueError):
-    """An error that names the operation, the problem and the user's line."""
+    """An error that names the operation, the problem and the user's line.
+
+    With `allowed`, the problem is an argument: `problem` is its name, and `value` its
+    value.
+    """
 
     def __init__(
         self, operation: str, problem: str, value: Any = None, allowed: str = ""
@@ -305,18 +318,17 @@ def real(
     zero: bool = False,
     error: type[PlacedError] = TraceError,
 ) -> float:
-    """One finite number, within bounds; with `zero` also 0."""
+    """One finite number from `least` to `most` and larger than `above`; with `zero`
+    also 0.
+    """
     number = argument if type(argument) is float else as_number(argument)
     if number == 0 and zero:
         return number
-    if (
-        number is None
-        or not math.isfinite(number)
-        or not (least <= number <= most and number > above)
-    ):
-        allowed = _allowed_numbers(least=least, above=above, most=most, zero=zero)
-        raise refused(name, argument, allowed, operation, error)
-    return number
+    in_bounds = number is not None and least <= number <= most and number > above
+    if number is not None and in_bounds and math.isfinite(number):
+        return number
+    allowed = _allowed_numbers(least=least, above=above, most=most, zero=zero)
+    raise refused(name, argument, allowed, operation, error)
 
 
 def _allowed_numbers(*, least: float, above: float, most: float, zero: bool) -> str:
@@ -367,8 +379,9 @@ def _allowed_integers(least: int, most: int, too_large: bool) -> str:
         allowed = f"an integer, {least} or more"
     else:
         allowed = "an integer"
-    # few arguments meet this bound: it is named only to those
-    return f"{allowed} (below 2^{most.bit_length()})" if too_large else allowed
+    if too_large:  # few arguments meet this bound: it is named only to those
+        allowed += f" (below 2^{most.bit_length()})"
+    return allowed
 
 
 def seed_number(argument: Any, name: str = "seed") -> int:
@@ -445,14 +458,17 @@ def scaled(
 
 
 def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
-    """A shape: a positive integer or a tuple of them."""
+    """A shape: a positive integer or a tuple of them. 3 becomes (3,)."""
     entries = argument if isinstance(argument, tuple | list) else (argument,)
-    sizes = [as_whole(entry) for entry in entries]
-    shape = tuple(size for size in sizes if size is not None and size > 0)
-    if len(shape) < len(sizes):
-        raise refused(
-            name, argument, "a positive integer or a tuple of them", operation
-        )
+    sizes = []
+    for entry in entries:
+        size = as_whole(entry)
+        if size is None or size <= 0:
+            raise refused(
+                name, argument, "a positive integer or a tuple of them", operation
+            )
+        sizes.append(size)
+    shape = tuple(sizes)
     if len(shape) > AXES or math.prod(shape) > NUMBERS:
         raise refused(
             name,
@@ -472,16 +488,18 @@ def as_name(argument: Any, operation: str) -> str | None:
 
 def alternatives(words: Iterable[str]) -> str:
     """Two words or more as text: "sgd, muon or adam"."""
-    *first, last = words
-    return f"{', '.join(first)} or {last}"
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
 
 
 def one_of(
     argument: Any, name: str, operation: str, allowed: Sequence[str | bool | None]
 ) -> Any:
-    """One of a few words, or of True, False and None."""
-    if not isinstance(argument, str | bool | None) or argument not in allowed:
-        raise refused(name, argument, alternatives(map(repr, allowed)), operation)
+    """The argument, which must be one of a few words, or of True, False and None."""
+    has_right_type = isinstance(argument, str | bool | None)
+    if not has_right_type or argument not in allowed:
+        words = alternatives(repr(value) for value in allowed)
+        raise refused(name, argument, words, operation)
     return argument
 
 
@@ -524,27 +542,31 @@ class FieldCheck(NamedTuple):
 def check_fields(instance: Any) -> None:
     """Check the fields of a dataclass by their types.
 
-    The fields are set to what the checks return.
+    The fields are set to what the checks return. For example, a field of the type
+    `Positive | None` may be None or a positive integer.
     """
-    for name, (check, optional) in _checks(instance.__class__).items():
+    for name, field in _checks(instance.__class__).items():
         value = getattr(instance, name)
-        if value is not None or not optional:
-            object.__setattr__(instance, name, check(value, name))
+        if value is None and field.optional:
+            continue
+        object.__setattr__(instance, name, field.check(value, name))
 
 
 @cache
-def _checks(kind: type) -> dict[str, FieldCheck]:
-    """The checks of fields of the types bool, str and Annotated."""
-    by_type: dict[Any, Check] = {bool: flag, str: text}
+def _checks(dataclass: type) -> dict[str, FieldCheck]:
+    """The checks by field, for fields of the types bool, str and Annotated, also with
+    "| None". Fields of other types have no check.
+    """
+    checks_by_type: dict[Any, Check] = {bool: flag, str: text}
     checks = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        alternatives = get_args(hint)
-        optional = type(None) in alternatives and len(alternatives) == 2
-        field_type = alternatives[0] if optional else hint
+    for name, hint in get_type_hints(dataclass, include_extras=True).items():
+        union = get_args(hint)
+        optional = len(union) == 2 and type(None) in union
+        field_type = union[0] if optional else hint
         if get_origin(field_type) is Annotated:
             check = field_type.__metadata__[0]
         else:
-            check = by_type.get(field_type)
+            check = checks_by_type.get(field_type)
         if check is not None:
             checks[name] = FieldCheck(check, optional)
     return checks

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ._array_api import Array, array_namespace
 from ._validate import TraceError, as_floats, one_of, real, shown, whole
@@ -204,7 +205,8 @@ class SGD(Optimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         real(self.dampening, "dampening", "SGD")
-        if self.nesterov and (not self.momentum or self.dampening):
+        allows_nesterov = self.momentum and not self.dampening
+        if self.nesterov and not allows_nesterov:
             raise TraceError(
                 "SGD", "nesterov", True, "False without momentum, or with dampening"
             )
@@ -490,9 +492,9 @@ class Muon(Optimiser):
         """The orthogonalised buffer."""
         direction = g
         if self.momentum:
-            new = (1.0 - self.momentum) * g
-            state = new if state is None else self.momentum * state + new
-            direction = new + self.momentum * state if self.nesterov else state
+            term = (1.0 - self.momentum) * g
+            state = term if state is None else self.momentum * state + term
+            direction = term + self.momentum * state if self.nesterov else state
         if self.decays:
             w = (1.0 - rates.lr * rates.decay) * w
         direction = on.orthogonalised(direction, self.iterations, rates.eps)
@@ -504,18 +506,16 @@ def newton_schulz(
 ) -> Coefficients:
     """The coefficients of each step, from three for all steps or three for each.
 
-    `problem` is the beginning of the error that names `operation`.
+    For example, (1, 2, 3) with two steps becomes ((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)). A
+    table with a row for each step decides their number. `problem` is the beginning of
+    the error that names `operation`.
     """
     triples = as_floats(coefficients)
     if triples is not None and triples.shape == (3,):
         # a number of steps out of range fails below, without a large array
-        triples = triples[None].repeat(min(max(steps, 0), MAX_NS_STEPS + 1), axis=0)
-    if (
-        triples is None
-        or triples.shape[1:] != (3,)
-        or not 0 < len(triples) <= MAX_NS_STEPS
-        or not all(map(math.isfinite, triples.flat))
-    ):
+        rows = min(max(steps, 0), MAX_NS_STEPS + 1)
+        triples = triples[None].repeat(rows, axis=0)
+    if triples is None or not _are_triples(triples):
         raise TraceError(
             operation,
             f"{problem}, or three finite numbers for each of at most {MAX_NS_STEPS}"
@@ -524,8 +524,17 @@ def newton_schulz(
     return tuple((a, b, c) for a, b, c in triples.tolist())
 
 
+def _are_triples(array: npt.NDArray[np.float64]) -> bool:
+    """Whether an array has three finite numbers for each of 1 to MAX_NS_STEPS steps."""
+    if array.shape[1:] != (3,) or not 0 < len(array) <= MAX_NS_STEPS:
+        return False
+    return bool(np.isfinite(array).all())
+
+
 class FirstStep(Protocol):
-    """Makes the optimiser without memory that a name stands for in `ns.step`."""
+    """A function that makes the optimiser without memory that a name stands for in
+    `ns.step`, from its options; it ignores those that the optimiser does not have.
+    """
 
     def __call__(
         self,
@@ -575,6 +584,7 @@ def _muon_first_step(
     coefficients: Coefficients | None,
     lr_factor: Callable[[float, float], float],
 ) -> Muon:
+    """Muon without momentum; the polar factor itself without coefficients."""
     return Muon(
         lr=1.0,
         weight_decay=weight_decay,
@@ -582,7 +592,6 @@ def _muon_first_step(
         nesterov=False,
         ns_coefficients=coefficients,
         eps=0.0,
-        # without coefficients it is the polar factor itself
         ns_steps=len(coefficients) if coefficients else None,
         adjust_lr_fn=lr_factor,
     )
@@ -723,22 +732,29 @@ def sign_eps(f: Callable[..., Any]) -> float | None:
 
 def entry_function_name(f: Callable[..., Any]) -> str:
     """The name of a function of entries, as plans print it."""
-    named = f.func if isinstance(f, partial) else f
-    return str(getattr(named, "__name__", type(named).__name__)).strip("_")
+    function = f.func if isinstance(f, partial) else f
+    name = getattr(function, "__name__", type(function).__name__)
+    return str(name).strip("_")
 
 
 def _average(m: Array, g: Array, keep: float) -> Array:
-    """The first moment after a gradient."""
+    """The first moment after a gradient g, with m before it."""
     return keep * m + (1.0 - keep) * g
 
 
 def _mean_square(g: Array, *before: Array, keep: float) -> Array:
-    """The second moment after a gradient; `before` is empty at the first."""
-    return sum((keep * v for v in before), (1.0 - keep) * g * g)
+    """The second moment after a gradient g.
+
+    `before` is that before the gradient, and is missing at the first.
+    """
+    result = (1.0 - keep) * g * g
+    for v in before:
+        result = result + keep * v
+    return result
 
 
 def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> Array:
-    """m̂/(√v̂ + eps), with the bias corrections m̂ = m/first and v̂ = v/second."""
+    """Adam's m̂/(√v̂ + eps), with the bias corrections m̂ = m/first and v̂ = v/second."""
     xp = array_namespace(m, v)
     # multiplied out, for one division of arrays instead of three
     size = xp.sqrt(v) * (first / math.sqrt(second)) + first * eps
@@ -748,17 +764,24 @@ def _direction(m: Array, v: Array, first: float, second: float, eps: float) -> A
 
 
 def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Array:
-    """The polar factor of matrices (…, rows, columns), or its polynomial."""
+    """The polar factor U V of matrices (…, rows, columns) = U S V; or with
+    coefficients, its approximation by Newton–Schulz steps.
+
+    Singular vectors whose singular values are rounding are left out. `eps` is the
+    smallest norm by which a matrix is divided before the steps.
+    """
     xp = array_namespace(g)
     if iterations is None:
         u, s, v = xp.linalg.svd(g, full_matrices=False)
-        kept = s > MUON_SINGULAR_VALUE_RTOL * s[..., :1]
-        return (u * xp.where(kept, 1.0, 0.0)[..., None, :]) @ v
-    if g.shape[-2] > g.shape[-1]:
-        return xp.matrix_transpose(
-            orthogonalised(xp.matrix_transpose(g), iterations, eps)
-        )
-    norm = xp.clip(xp.sqrt(xp.sum(g * g, axis=(-2, -1), keepdims=True)), eps, None)
+        is_significant = s > MUON_SINGULAR_VALUE_RTOL * s[..., :1]
+        keep = xp.where(is_significant, 1.0, 0.0)
+        return (u * keep[..., None, :]) @ v
+    rows, columns = g.shape[-2:]
+    if rows > columns:  # the smaller of x x^T and x^T x
+        transposed = orthogonalised(xp.matrix_transpose(g), iterations, eps)
+        return xp.matrix_transpose(transposed)
+    square_norm = xp.sum(g * g, axis=(-2, -1), keepdims=True)
+    norm = xp.clip(xp.sqrt(square_norm), eps, None)
     x = g / xp.where(norm > 0, norm, 1.0)
     for a, b, c in iterations:
         square = x @ xp.matrix_transpose(x)

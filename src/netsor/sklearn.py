@@ -88,19 +88,24 @@ def attention_prior(
     `sharpness` is the standard deviation of the scores' matrix, `scale` that of the
     readout.
     """
-    h = language.erf(
-        language.weight(n, tokens.shape[-1], std=1.1) @ language.data(tokens)
-    )
+    features = tokens.shape[-1]
+    first_layer = language.weight(n, features, std=1.1) @ language.data(tokens)
+    h = language.erf(first_layer)  # (examples, tokens)
     q = language.weight(n, n, batch=heads, std=sharpness) @ language.gaussian(n, 1)
-    k, v = (language.weight(n, n, batch=heads) @ h for _ in range(2))
+    k = language.weight(n, n, batch=heads) @ h
+    v = language.weight(n, n, batch=heads) @ h
     a = language.softmax(language.dot(q[:, None], k))  # (heads, examples, 1, tokens)
-    return (
-        language.weight(1, heads * n, std=scale) @ language.concat(a @ v, axis=0)[:, 0]
-    )
+    readout = language.weight(1, heads * n, std=scale)
+    return readout @ language.concat(a @ v, axis=0)[:, 0]
 
 
 def as_tokens(x: Array) -> Array:
-    """Flat data (examples, features) as tokens: one-hot name and value of a feature."""
+    """Tokens (examples, tokens, features) as they are; flat data (examples, features)
+    as tokens (examples, features, features + 1).
+
+    Each token has the one-hot name and the value of a feature: the example [5, 6] has
+    the tokens [1, 0, 5] and [0, 1, 6].
+    """
     if x.ndim == 3:
         return x
     count, features = x.shape
@@ -208,8 +213,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             evidences = [self._evidence(combination) for combination in combinations]
             for combination, evidence in zip(combinations, evidences, strict=True):
                 values = {**combination.arguments, "noise": combination.noise}
-                on_grid = {name: values[name] for name in self.grid or ()}
-                self.evidence_.append((on_grid, evidence))
+                grid_values = {name: values[name] for name in self.grid or ()}
+                self.evidence_.append((grid_values, evidence))
             best = max(range(len(evidences)), key=lambda k: evidences[k].value)
             chosen = combinations[best]
             self.log_marginal_likelihood_ = evidences[best].value
@@ -229,11 +234,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _sampled(self, latent: Latent) -> _bayes.Sampled:
+        """The states of Markov chains over these random numbers, given the data."""
         return _bayes.sampled(
             latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress
         )
 
     def _schedule(self) -> _bayes.Schedule:
+        """The lengths of the chains, after checks."""
         return _bayes.Schedule(
             self.draws, self.chains, self.thin, self.particles, self.moves
         ).checked()
@@ -264,7 +271,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return combinations
 
     def _combinations(self) -> list[Combination]:
-        """Check all parameters but X and y; the combinations of the grid."""
+        """The combinations of the grid, one without a grid, after a check of all
+        parameters but X and y.
+        """
         check_fields(copy(self))
         self._schedule()
         choose(self.backend, self.device)
@@ -289,6 +298,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if self.prior is None or self.heads == inf:
             defaults["heads"] = self.heads
         defaults |= arguments
+        # the names of values in messages
         labels = {name: f"arguments: {name}" for name in arguments}
         labels |= {name: f"grid: {name}" for name in grid}
         combinations = []
@@ -325,7 +335,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(
         self, arguments: dict[str, Any], labels: Mapping[str, str]
     ) -> Combination:
-        """Check one combination; `labels` name arguments and grid values in errors."""
+        """A combination of noise and arguments of the prior, after checks.
+
+        `labels` name arguments and values of the grid in errors.
+        """
         noise = real(
             arguments.pop("noise"),
             labels.get("noise", "noise"),
@@ -335,25 +348,25 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         label = labels.get("heads", "heads")
         if "heads" in arguments:
             arguments["heads"] = checked_count(arguments["heads"], label)
-        used = dict(arguments)
-        if used.get("heads") == inf:
+        prior_arguments = dict(arguments)
+        if prior_arguments.get("heads") == inf:
             if self.width != inf:
                 raise ValueError(
                     f"{label}=inf needs width=inf, got width={shown(self.width)}"
                 )
-            del used["heads"]  # the prior is called for one head
+            del prior_arguments["heads"]  # the prior is called for one head
         if self.prior is None:
-            for name in used.keys() & {"sharpness", "scale"}:
-                scale(used[name], labels[name])
+            for name in prior_arguments.keys() & {"sharpness", "scale"}:
+                scale(prior_arguments[name], labels[name])
         signature: Any = "(…)"
         try:
             signature = inspect.signature(self.prior or attention_prior)
-            signature.bind(None, **used)
+            signature.bind(None, **prior_arguments)
         except (TypeError, ValueError) as error:
             # ValueError: some classes of Python have no signature
             raise ValueError(
-                f"arguments and grid do not fit prior{signature}, got {shown(used)}:"
-                f" {error}"
+                f"arguments and grid do not fit prior{signature}, got"
+                f" {shown(prior_arguments)}: {error}"
             ) from None
         return Combination(noise, arguments)
 
@@ -379,26 +392,27 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if combination.infinite_heads:
             heads, _ = model._infinite(model.X_, combination.arguments)
             factors = heads.factors()
-            next(factors)
-            planned = time.perf_counter() - start
+            next(factors)  # the first draw takes the time of planning too
+            planning = time.perf_counter() - start
             next(factors, None)
-            seconds_of_draw = time.perf_counter() - start - planned
+            seconds_of_draw = time.perf_counter() - start - planning
             drawing = (self.kernel_draws + _bayes.MAX_ERROR_DRAWS) * seconds_of_draw
-            seconds = count * (planned + drawing) if with_evidence else 0.0
-            return _bayes.ChainCost(seconds, size, count)
+            seconds = 0.0
+            if with_evidence:
+                seconds = count * (planning + drawing)
+            return _bayes.ChainCost(seconds=seconds, bytes=size, likelihoods=count)
         latent, _ = model._latent(model.X_, combination.arguments)
-        planned = time.perf_counter() - start
+        planning = time.perf_counter() - start
         # the posterior is one path; each run of the evidence has half as many particles
         paths = 1.0
         if with_evidence:
             paths += 1 + self.runs / 2
-        one = _bayes.cost(
-            latent, model._data(combination.noise), self._schedule(), paths
-        )
+        data = model._data(combination.noise)
+        of_one = _bayes.cost(latent, data, self._schedule(), paths)
         return _bayes.ChainCost(
-            seconds=count * (planned + one.seconds),
-            bytes=max(one.bytes, size),
-            likelihoods=count * one.likelihoods,
+            seconds=count * (planning + of_one.seconds),
+            bytes=max(of_one.bytes, size),
+            likelihoods=count * of_one.likelihoods,
         )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -417,19 +431,19 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             The posterior mean (examples,), in the units of the `y` of `fit`; with
             `return_std`, a tuple of the mean and the standard deviation (examples,).
         """
-        given = self._given(X)
-        mean = given.mean.mean(axis=0) + self.mean_
+        posterior = self._posterior(X)
+        mean = posterior.mean.mean(axis=0) + self.mean_
         if not return_std:
             return mean
         # the law of total variance over the states of the chains
-        var_of_states = np.diagonal(given.cov, axis1=1, axis2=2)
-        var = var_of_states.mean(axis=0) + given.mean.var(axis=0)
+        var_of_states = np.diagonal(posterior.cov, axis1=1, axis2=2)
+        var = var_of_states.mean(axis=0) + posterior.mean.var(axis=0)
         return mean, np.sqrt(np.maximum(var, 0.0))
 
     def law(self, X: Any) -> Joint:
         """The joint law of the function at new examples, given the data."""
-        given = self._given(X)
-        return Joint(given.mean + self.mean_, given.cov, given.origin)
+        posterior = self._posterior(X)
+        return Joint(posterior.mean + self.mean_, posterior.cov, posterior.origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Joint draws of the function at new examples.
@@ -451,8 +465,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(random_state).randint(2**31))
         return np.asarray(self.law(X).rvs(n_samples, seed=seed)).T
 
-    def _given(self, X: Any) -> GivenExamples:
-        """Mean, covariance and provenance of the function at new examples."""
+    def _posterior(self, X: Any) -> GivenExamples:
+        """Mean, covariance and provenance of the function at new examples, given the
+        data and each state of the chains.
+        """
         check_is_fitted(self, "states_")
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
@@ -470,20 +486,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             mean, cov, error = heads.given(data, rows)
             total = combined(origin.quadrature_error, error)
             return GivenExamples(mean, cov, replace(origin, quadrature_error=total))
+        latent = self.latent_
+        origin = self.origin_
         if len(new):
             latent, origin = self._latent(examples, self.arguments_)
-        else:
-            latent, origin = self.latent_, self.origin_
-        parts = latent.over(
-            self._extended_states(latent),
-            lambda mean, columns: updated_by_columns(mean, columns, data, rows),
-        )
-        mean = np.concatenate([mean for mean, _ in parts])
-        cov = np.concatenate([cov for _, cov in parts])
+
+        def update(mean: Array, columns: Array) -> tuple[Array, Array]:
+            """Mean and covariance at the rows, for some states."""
+            return updated_by_columns(mean, columns, data, rows)
+
+        batches = latent.over(self._extended_states(latent), update)
+        mean = np.concatenate([mean for mean, _ in batches])
+        cov = np.concatenate([cov for _, cov in batches])
         return GivenExamples(mean, cov, origin)
 
     def _extended_states(self, latent: Latent) -> Array:
-        """The states of the fit, with random numbers of the prior for new examples."""
+        """The states of the fit (states, size), with random numbers of the prior for
+        new examples.
+        """
         positions = embedding(self.latent_, latent)
         # more examples can change the pivots of a low-rank kernel, and so its normals
         if positions is None:
@@ -496,21 +516,29 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
         """The distinct examples that are not data, and the row of each example.
 
-        Rows count the data first, and then the new examples.
+        Rows count the data first, and then the new examples: with three data a, b and
+        c, the examples d, b, d have the new example d and the rows 3, 1, 3.
         """
-        row_of = {example.tobytes(): row for row, example in enumerate(self.X_)}
+        row_by_bytes = {example.tobytes(): row for row, example in enumerate(self.X_)}
         new: list[Array] = []
+        rows = []
         for example in tokens:
             key = example.tobytes()
-            if key not in row_of:
-                row_of[key] = len(self.X_) + len(new)
+            if key not in row_by_bytes:
+                row_by_bytes[key] = len(self.X_) + len(new)
                 new.append(example)
-        rows = np.array([row_of[example.tobytes()] for example in tokens], np.intp)
-        return np.array(new).reshape(-1, *self.X_.shape[1:]), rows
+            rows.append(row_by_bytes[key])
+        new_tokens = np.array(new).reshape(-1, *self.X_.shape[1:])
+        return new_tokens, np.array(rows, np.intp)
 
     def _data(self, noise: float) -> Observations:
+        """The data of the fit as the first entries of a law, with this noise."""
+        count = len(self.y_)
         return Observations(
-            np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise), "fit"
+            entries=np.arange(count),
+            values=self.y_,
+            noise=np.full(count, noise),
+            operation="fit",
         )
 
     def _at(self, tokens: Array, arguments: Mapping[str, Any]) -> AtWidths:
@@ -533,19 +561,18 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self, tokens: Array, arguments: Mapping[str, Any]
     ) -> tuple[Latent, Provenance]:
         """The random numbers that chains move over, and the provenance of the law."""
-        where = choose(self.backend, self.device)
-        latent, origin = self._at(tokens, arguments).latent(
-            self.workers, where, self.seed_
-        )
-        return latent, replace(
-            origin, method=f"{origin.method}, given {len(self.y_)} examples"
-        )
+        backend = choose(self.backend, self.device)
+        prior = self._at(tokens, arguments)
+        latent, origin = prior.latent(self.workers, backend, self.seed_)
+        method = f"{origin.method}, given {len(self.y_)} examples"
+        return latent, replace(origin, method=method)
 
     def _infinite(
         self, tokens: Array, arguments: Mapping[str, Any]
     ) -> tuple[_bayes.InfiniteHeads, Provenance]:
         """The Gaussian process of infinitely many heads, from draws of one head."""
-        of_one_head = {k: value for k, value in arguments.items() if k != "heads"}
+        of_one_head = dict(arguments)
+        of_one_head.pop("heads", None)
         head, origin = self._latent(tokens, of_one_head)
         method = f"infinitely many heads, given {len(self.y_)} examples"
         draws = 1 if head.plan.constant else self.kernel_draws
@@ -586,7 +613,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tokens = self.X_.shape[1]
         rows = examples * tokens
         size = 8 * (COPIES + COPIES_PER_HEAD * heads) * float(rows) ** 2
-        for_heads = or_heads = ""
+        for_heads = ""
+        or_heads = ""
         if heads > 1:
             for_heads = f" for heads={heads:.0f}"
             or_heads = " or heads"

@@ -80,7 +80,7 @@ def test_a_flat_likelihood_gives_independent_draws():
     rng = np.random.default_rng(1)
     chains = init_chains(lambda z: np.zeros(len(z)), np.full((4000, 1), 3.0))
     chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
-    assert chains.asked == 8000  # at the start, and once for each chain
+    assert chains.evaluations == 8000  # at the start, and once for each chain
     chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
     assert (
         abs(
@@ -101,18 +101,20 @@ def test_a_gaussian_near_the_posterior_makes_every_move_free():
     z = rng.standard_normal((400, 50))
     z[:, :3] = VALUES / 1.0025 + 0.05 / np.sqrt(1.0025) * rng.standard_normal((400, 3))
     found = reference(z)
-    assert set(found.places) >= {0, 1, 2}
-    assert len(found.places) < 10
-    assert reference(rng.standard_normal((400, 5))).places.size == 0
-    asked = []
+    assert set(found.coordinates) >= {0, 1, 2}
+    assert len(found.coordinates) < 10
+    assert reference(rng.standard_normal((400, 5))).coordinates.size == 0
+    evaluations = []
     for around in (PRIOR, found):
         chains = init_chains(lambda z: like(z[:, :3]), z)
-        asked.append(
-            advance_chains(lambda z: like(z[:, :3]), chains, rng, around=around).asked
+        evaluations.append(
+            advance_chains(
+                lambda z: like(z[:, :3]), chains, rng, around=around
+            ).evaluations
             / 400
             - 1
         )
-    assert asked[1] < 2 < 4 < asked[0]
+    assert evaluations[1] < 2 < 4 < evaluations[0]
 
 
 def test_narrow_directions_across_coordinates_are_kept():
@@ -129,11 +131,11 @@ def test_narrow_directions_across_coordinates_are_kept():
     std = noise / np.sqrt(1 + noise**2)
     z = (0.5 / (1 + noise**2) + std * rng.standard_normal((400, 20))) @ turn
     around = reference(z)
-    assert len(around.places) == 20
+    assert len(around.coordinates) == 20
     chains = init_chains(like, z)
     for _ in range(10):
         chains = advance_chains(like, chains, rng, around=around)
-    assert chains.asked / 400 - 1 < 10 * 3
+    assert chains.evaluations / 400 - 1 < 10 * 3
     along = chains.z @ turn.T
     assert np.all(
         np.abs(along.mean(axis=0) - 0.5 / (1 + noise**2)) < 5 * std / np.sqrt(400)

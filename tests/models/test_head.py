@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tests.internals import _metrics, of_head, parts
+from tests.internals import _metrics, head_parts, of_head
 
 T, WORDS, KNOWN = 3, 50, 4
 TARGETS = (2, 0, 2)  # one of them twice
@@ -59,7 +59,7 @@ def test_of_head_matches_direct_sums(library, known, others, cap, monkeypatch):
     arrays = given(known, others)
     asked = [strict.asarray(a) for a in arrays] if library == "strict" else arrays
     made = np.asarray(of_head(*asked, targets=TARGETS, cap=cap))
-    where = parts(T, KNOWN if known else 0)
+    where = head_parts(T, KNOWN if known else 0)
     for place, right in zip(
         where[1:], direct(arrays, known, others, cap), strict=False
     ):

@@ -753,6 +753,10 @@ ERRORS = {
         lambda x: nn.gated_delta(x, 2, 4, scaling="linear"),
         "gated_delta: scaling='linear' must be 'sqrt' or a number",
     ),
+    "scaling of the delta rule, an array": (
+        lambda x: nn.gated_delta(x, 2, 4, scaling=np.array([1.0, 2.0])),
+        r"gated_delta: scaling=array\(\[1., 2.\]\) must be 'sqrt' or a number",
+    ),
     "beta": (
         lambda x: nn.gated_delta(x, 2, 4, beta_max=0.0),
         "gated_delta: beta_max=0.0 must be a positive number",

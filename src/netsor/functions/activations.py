@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -77,26 +77,28 @@ class Function:
             )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Those of netsor itself are copied and sent by name: the engine knows them by
-        identity.
+        """Copy and pickle functions of netsor itself by name, as `module:name`.
+
+        The engine knows them by identity, which a copy would lose.
         """
-        for module, there in list(sys.modules.items()):
-            if module.startswith("netsor."):
-                for name, value in list(vars(there).items()):
-                    if value is self:
-                        return pkgutil.resolve_name, (f"{module}:{name}",)
+        for module_name, module in list(sys.modules.items()):
+            if not module_name.startswith("netsor."):
+                continue
+            for name, value in list(vars(module).items()):
+                if value is self:
+                    return pkgutil.resolve_name, (f"{module_name}:{name}",)
         return super().__reduce_ex__(protocol)
 
     def __call__(self, *arrays: Array) -> Array:
-        """φ of the arrays, in their precision: products of booleans or small integers
-        would be wrong.
+        """φ of the arrays, in their precision; in double if they are not floats.
+
+        So a φ that returns booleans or integers, such as a comparison, gives floats:
+        products of booleans or small integers would be wrong.
         """
         y = self.f(*arrays)
-        if (
-            type(y) is np.ndarray
-            and y.dtype in (np.float64, np.float32)
-            and y.dtype == arrays[0].dtype
-        ):
+        # the common case, without a slower look at the library of the arrays
+        is_float = type(y) is np.ndarray and y.dtype in (np.float64, np.float32)
+        if is_float and y.dtype == arrays[0].dtype:
             return y
         xp = array_namespace(*arrays)
         y = xp.asarray(y)
@@ -105,16 +107,20 @@ class Function:
                 f"the function {self.name} gave complex numbers, which no vector or"
                 " scalar can hold"
             )
-        real = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
-        return xp.astype(y, real[0] if real else xp.float64)
+        precisions = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
+        precision = precisions[0] if precisions else xp.float64
+        return xp.astype(y, precision)
 
 
-# no numpy scalar: that would make double precision of single
+# √(2/π), as in gelu_tanh. No numpy scalar: that would make double precision of single.
 ROOT = float(np.sqrt(2.0 / np.pi))
 
 
 def _special(name: str, x: Array) -> Array:
-    # special functions are not part of the array API, but every library has these
+    """A function of `scipy.special` by its name, in the library of the array.
+
+    Special functions are not part of the array API, but every library has these.
+    """
     if is_jax_array(x):
         from jax.scipy import special as in_jax
 
@@ -131,40 +137,42 @@ def _special(name: str, x: Array) -> Array:
 def _torch_or(
     name: str, f: Callable[[Array], Array], **options: Any
 ) -> Callable[[Array], Array]:
-    """PyTorch's own function of its tensors, which passes over them once; f of other
-    arrays.
+    """PyTorch's own function of this name for its tensors, and f for other arrays.
+
+    The functions of `torch.nn.functional` pass over a tensor only once.
     """
 
-    def either(x: Array) -> Array:
+    def by_library(x: Array) -> Array:
         if not is_torch_array(x):
             return f(x)
         from torch.nn import functional
 
         return getattr(functional, name)(x, **options)
 
-    return either
+    return by_library
 
 
 def row_softmax(p: Array, allowed: Array | None = None) -> Array:
-    """The softmax over the last axis, of the entries that are allowed."""
+    """The softmax over the last axis, of the entries that are allowed.
+
+    `allowed` broadcasts to p and is positive at these; the others have the weight 0.
+    """
     xp = array_namespace(p)
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
     if is_torch_array(p):
         return p.softmax(dim=-1)
-    if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
+    length = p.shape[-1]
+    is_strided = type(p) is np.ndarray and p.strides[-1] != p.itemsize
+    if length > 16 or is_strided:
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         weights /= xp.sum(weights, axis=-1, keepdims=True)
         return weights
-    # one by one: numpy is slow at reducing short axes
-    columns = [p[..., j] for j in range(p.shape[-1])]
-    weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])
-    return (
-        weights
-        * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[
-            ..., None
-        ]
-    )
+    # column by column: numpy is slow at reducing short axes
+    largest = reduce(xp.maximum, [p[..., j] for j in range(length)])
+    weights = xp.exp(p - largest[..., None])
+    total = reduce(xp.add, [weights[..., j] for j in range(length)])
+    return weights * (1.0 / total)[..., None]
 
 
 def _leaky_relu(x: Array, slope: float) -> Array:
@@ -180,8 +188,8 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    # and then in place: numpy passes over its temporary arrays as often as it makes
-    # them
+    """x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2."""
+    # after the first product in place, since each temporary array costs another pass
     y = x * x
     y *= 0.044715 * ROOT
     y += ROOT
@@ -193,31 +201,36 @@ def _gelu_tanh(x: Array) -> Array:
     return y
 
 
-# E[φ(m + s z)], z ~ N(0, 1): φ averaged over part of its argument.
+# E[φ(m + s z)], z ~ N(0, 1): φ averaged over part of its argument. m and s are arrays
+# that broadcast. `Φ` is the distribution function of z.
 
 
 def _density(t: Array) -> Array:
+    """The density of N(0, 1)."""
     return np.exp(-0.5 * t * t) / np.sqrt(2.0 * np.pi)
 
 
 def _ratio(m: Array, s: Array) -> Array:
     """m/s; infinite where s is 0, or so small that a double sees no smoothing."""
     m, s = np.broadcast_arrays(m, s)
-    return np.divide(
-        m, s, out=np.where(m > 0, np.inf, -np.inf), where=np.abs(m) < 40.0 * s
-    )
+    infinite = np.where(m > 0, np.inf, -np.inf)
+    is_smoothed = np.abs(m) < 40.0 * s  # Φ(−40) = 0 in double precision
+    return np.divide(m, s, out=infinite, where=is_smoothed)
 
 
 def _relu_smoothed(m: Array, s: Array) -> Array:
+    """m Φ(t) + s φ(t) for t = m/s, with the density φ."""
     t = _ratio(m, s)
     return m * scipy.special.ndtr(t) + s * _density(t)
 
 
 def _leaky_relu_smoothed(m: Array, s: Array, slope: float) -> Array:
+    """leaky_relu(x) = slope x + (1 − slope) relu(x)."""
     return slope * m + (1.0 - slope) * _relu_smoothed(m, s)
 
 
 def _clip_smoothed(m: Array, s: Array, bound: float) -> Array:
+    """clip(x) = x − relu(x − bound) + relu(−x − bound)."""
     return m - _relu_smoothed(m - bound, s) + _relu_smoothed(-m - bound, s)
 
 
@@ -229,67 +242,89 @@ def _erf_smoothed(m: Array, s: Array, scale: float = 1.0) -> Array:
 def _ramp_smoothed(m: Array, s: Array, scale: float) -> Array:
     """E[x Φ(x/scale)] for x = m + s z."""
     total = np.sqrt(scale**2 + s * s)
-    return m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total)
+    ratio = m / total
+    return m * scipy.special.ndtr(ratio) + s * s / total * _density(ratio)
+
+
+class ScaledTerm(NamedTuple):
+    """One term of `_logistic`."""
+
+    weight: float
+    scale: float
 
 
 @cache
-def _logistic() -> tuple[tuple[float, float], ...]:
-    """(weight, scale) with sigmoid(x) = Σ weight Φ(x/scale), to all digits of a double.
+def _logistic() -> tuple[ScaledTerm, ...]:
+    """Terms with sigmoid(x) = Σ weight Φ(x/scale), to all digits of a double.
 
     A logistic variable is 2 k z with z ~ N(0, 1) and k of Kolmogorov's law (Andrews and
     Mallows 1974), whose density vanishes so fast at both ends that the trapezoidal rule
     in log k is exact to rounding with 28 nodes.
     """
-    t, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
-    k, j = np.exp(t), np.arange(1, 40)[:, None]
+    log_k, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
+    k = np.exp(log_k)
+    j = np.arange(1, 40)[:, None]  # the terms of both series, (j, nodes)
     q = (2 * j - 1) ** 2 * np.pi**2 / 8
     # the two series of the density are equal; the first converges fast for large k, the
     # second for small k
-    tail = 8 * k * np.sum((-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * k) ** 2), axis=0)
-    head = np.sqrt(2 * np.pi) * np.sum(
-        np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2), axis=0
-    )
-    weights = np.where(k < 0.8, head, tail) * k * step
-    return tuple(zip(weights.tolist(), (2 * k).tolist(), strict=True))
+    alternating = (-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * k) ** 2)
+    for_large_k = 8 * k * np.sum(alternating, axis=0)
+    theta_terms = np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2)
+    for_small_k = np.sqrt(2 * np.pi) * np.sum(theta_terms, axis=0)
+    density = np.where(k < 0.8, for_small_k, for_large_k)
+    weights = density * k * step
+    scales = 2 * k
+    return tuple(map(ScaledTerm, weights.tolist(), scales.tolist()))
 
 
 def logistic_mixture(
     term: Callable[[Array, Array, float], Array],
 ) -> Callable[[Array, Array], Array]:
-    """The function Σ weight · term(m, s, scale) over the scales of the logistic
-    function.
+    """(m, s) ↦ Σ weight · term(m, s, scale), with the terms of the logistic function.
+
+    If term(m, s, scale) is E[f(x, Φ(x/scale))] for x = m + s z and an f linear in its
+    second argument, this is E[f(x, sigmoid(x))].
     """
 
     def mixture(m: Array, s: Array) -> Array:
-        return sum(weight * term(m, s, scale) for weight, scale in _logistic())
+        total: Array = 0.0
+        for weight, scale in _logistic():
+            total = total + weight * term(m, s, scale)
+        return total
 
     return mixture
 
 
+class Bump(NamedTuple):
+    """A term weight · e^(−2 (x − centre)²) of `_gelu_difference`."""
+
+    weight: float
+    centre: float
+
+
 @cache
-def _gelu_difference() -> tuple[tuple[float, float], ...]:
-    """(weight, centre) with gelu_tanh(x) − gelu(x) = Σ weight e^(−2 (x − centre)²), to
-    1e-14, by least squares.
+def _gelu_difference() -> tuple[Bump, ...]:
+    """The difference gelu_tanh(x) − gelu(x) as a sum of bumps, to 1e-14.
 
     The difference is even, analytic, and vanishes beyond 8, so Gaussian bumps at half
-    their width apart fit it.
+    their width apart fit it, by least squares.
     """
     centres = 0.25 * np.arange(28)
     x = np.linspace(0.0, 12.0, 1201)
-    bumps = np.exp(-2 * (x[:, None] - centres) ** 2) + np.exp(
-        -2 * (x[:, None] + centres) ** 2
-    )
-    weights = np.linalg.lstsq(bumps, GELU_TANH.f(x) - GELU.f(x), rcond=1e-15)[0]
-    return tuple(zip((*weights, *weights), (*centres, *-centres), strict=True))
+    right_bumps = np.exp(-2 * (x[:, None] - centres) ** 2)
+    left_bumps = np.exp(-2 * (x[:, None] + centres) ** 2)
+    difference = GELU_TANH.f(x) - GELU.f(x)
+    weights = np.linalg.lstsq(right_bumps + left_bumps, difference, rcond=1e-15)[0]
+    return tuple(map(Bump, (*weights, *weights), (*centres, *-centres)))
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
+    """E[gelu(x)] plus the expectations of the bumps, for x = m + s z."""
     total = _ramp_smoothed(m, s, 1.0)
     widened = 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
-        total = total + weight * np.sqrt(widened) * np.exp(
-            -2.0 * widened * (m - centre) ** 2
-        )
+        bump = np.exp(-2.0 * widened * (m - centre) ** 2)
+        total = total + weight * np.sqrt(widened) * bump
     return total
 
 
@@ -297,17 +332,28 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
 # processes by that name.
 
 
-def _known(
+def _activation(
     name: str,
     f: Callable[..., Array],
     smoothed: Callable[..., Array],
     bounded: bool,
-    **more: Any,
+    breaks: tuple[float, ...] = (),
+    **properties: Any,
 ) -> Function:
-    return Function(name, f, bounded, True, smoothed=smoothed, **{"breaks": (), **more})
+    """A pseudo-Lipschitz function of one argument, without breaks unless given."""
+    return Function(
+        name,
+        f,
+        bounded=bounded,
+        lipschitz=True,
+        smoothed=smoothed,
+        breaks=breaks,
+        **properties,
+    )
 
 
 def _in_library(name: str) -> Callable[[Array], Array]:
+    """The function of this name in the library of its argument."""
     return lambda x: getattr(array_namespace(x), name)(x)
 
 
@@ -320,46 +366,48 @@ _SIGMOID_SMOOTHED = logistic_mixture(
     lambda m, s, scale: scipy.special.ndtr(m / np.sqrt(scale**2 + s * s))
 )
 
-IDENTITY = _known(
+IDENTITY = _activation(
     "identity", lambda x: x, lambda m, s: m + 0.0 * s, bounded=False, parity=-1
 )
 _RELU = _torch_or("relu", lambda x: array_namespace(x).maximum(x, 0.0))
-RELU = _known("relu", _RELU, _relu_smoothed, bounded=False, breaks=(0.0,))
-ABS = _known(
+RELU = _activation("relu", _RELU, _relu_smoothed, bounded=False, breaks=(0.0,))
+ABS = _activation(
     "abs",
     _in_library("abs"),
     partial(_leaky_relu_smoothed, slope=-1.0),
-    False,
+    bounded=False,
     parity=1,
     breaks=(0.0,),
 )
-ERF = _known(
+ERF = _activation(
     "erf", lambda x: _special("erf", x), _erf_smoothed, bounded=True, parity=-1
 )
-TANH = _known("tanh", _in_library("tanh"), _TANH_SMOOTHED, bounded=True, parity=-1)
-SIGMOID = _known("sigmoid", _sigmoid, _SIGMOID_SMOOTHED, bounded=True)
-GELU = _known(
+TANH = _activation("tanh", _in_library("tanh"), _TANH_SMOOTHED, bounded=True, parity=-1)
+SIGMOID = _activation("sigmoid", _sigmoid, _SIGMOID_SMOOTHED, bounded=True)
+GELU = _activation(
     "gelu",
     _torch_or("gelu", lambda x: x * _special("ndtr", x)),
     partial(_ramp_smoothed, scale=1.0),
-    False,
+    bounded=False,
 )
 # the gelu_new of GPT-2
-GELU_TANH = _known("gelu_tanh", _TORCH_GELU_TANH, _gelu_tanh_smoothed, bounded=False)
-SILU = _known(
+GELU_TANH = _activation(
+    "gelu_tanh", _TORCH_GELU_TANH, _gelu_tanh_smoothed, bounded=False
+)
+SILU = _activation(
     "silu",
     _torch_or("silu", lambda x: x * _sigmoid(x)),
     logistic_mixture(_ramp_smoothed),
     bounded=False,
 )
-SIN = _known(
+SIN = _activation(
     "sin",
     _in_library("sin"),
     lambda m, s: np.exp(-0.5 * s * s) * np.sin(m),
     bounded=True,
     parity=-1,
 )
-COS = _known(
+COS = _activation(
     "cos",
     _in_library("cos"),
     lambda m, s: np.exp(-0.5 * s * s) * np.cos(m),
@@ -372,7 +420,7 @@ def leaky_relu(slope: float) -> Function:
     """x for x > 0, slope · x below."""
     f = partial(_leaky_relu, slope=slope)
     smoothed = partial(_leaky_relu_smoothed, slope=slope)
-    return _known(
+    return _activation(
         "leaky_relu", f, smoothed, bounded=False, breaks=(0.0,), parameters=(slope,)
     )
 
@@ -381,7 +429,7 @@ def clip(bound: float) -> Function:
     """x cut off at ± bound."""
     f = partial(_clip, bound=bound)
     smoothed = partial(_clip_smoothed, bound=bound)
-    return _known(
+    return _activation(
         "clip",
         f,
         smoothed,

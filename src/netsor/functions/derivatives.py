@@ -51,10 +51,14 @@ def derivative(f: Function, k: int = 0) -> Function | float | None:
         if slope is None or isinstance(slope, Function | float):
             return slope
         return Function(name, slope)
-    rule = None if k else known(RULES, f)
+    if k > 0:  # all functions with rules have one argument
+        return None
+    rule = known(RULES, f)
     if rule is None or isinstance(rule, Function | float):
         return rule
-    return rule(f"{f.name}'", f.parity and -f.parity, **f.f.keywords)  # type: ignore[attr-defined]
+    parity = None if f.parity is None else -f.parity
+    parameters = f.f.keywords  # type: ignore[attr-defined]
+    return rule(name=f"{f.name}'", parity=parity, **parameters)
 
 
 def base(f: Function) -> Any:
@@ -68,69 +72,72 @@ def base(f: Function) -> Any:
 
 
 def known(table: Mapping[Any, T], f: Function) -> T | None:
-    """The entry of a function in a table."""
+    """The entry of a function in a table by `base`; None if there is none."""
     try:
         return table.get(base(f))
     except TypeError:  # an object without a hash is not ours
         return None
 
 
-# Constant between breaks
+# Step functions: values[0] below breaks[0], values[k] between breaks[k − 1] and
+# breaks[k], and the last value above all breaks
 
 
 def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
-    """The value on the side of the breaks where x lies.
+    """The step function of x.
 
     At a break it is the smaller value of its two sides, as in the derivatives of
     PyTorch's ReLU and hardtanh.
     """
     xp = array_namespace(x)
     y = xp.asarray(values[0], dtype=x.dtype)
-    for position, before, after in zip(breaks, values, values[1:], strict=False):
-        is_after = x >= position if after < before else x > position
+    for position, before, after in zip(breaks, values[:-1], values[1:], strict=True):
+        falls = after < before
+        is_after = x >= position if falls else x > position
         y = xp.where(is_after, xp.asarray(after, dtype=x.dtype), y)
     return y
 
 
 def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
     """E[f(m + s z)] = f(−∞) + Σ rise Φ((m − break)/s)."""
-    rises = zip(breaks, np.diff(values), strict=True)
-    return values[0] + sum(
-        rise * scipy.special.ndtr(_ratio(m - position, s)) for position, rise in rises
-    )
+    rises: Array = 0.0
+    for position, rise in zip(breaks, np.diff(values), strict=True):
+        rises = rises + rise * scipy.special.ndtr(_ratio(m - position, s))
+    return values[0] + rises
 
 
 def _steps(
     name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()
 ) -> Function:
-    """A function that has these values between the breaks."""
+    """The step function of these breaks and values."""
     return Function(
         name,
         partial(_of_steps, breaks=breaks, values=values),
-        True,
-        False,
-        parameters,
-        breaks,
-        partial(_of_steps_smoothed, breaks=breaks, values=values),
+        bounded=True,
+        lipschitz=False,
+        parameters=parameters,
+        breaks=breaks,
+        smoothed=partial(_of_steps_smoothed, breaks=breaks, values=values),
         derivative=0.0,
         parity=parity,
     )
 
 
 def _horner(x: Array, coefficients: Sequence[Array]) -> Array:
-    """Σ_k c_k x^k of numbers or arrays c_k, in place.
+    """Σ_k c_k x^k of numbers or arrays c_k, by (… (c_m x + c_{m−1}) x + …) x + c_0.
 
-    A c_k that is 0 costs no pass over the array.
+    The result is computed in place. It stays a number as long as that is 0, or if only
+    c_0 is not; so a c_k that is the number 0 costs no pass over the array.
     """
     total: Array = 0.0
     for c in reversed(coefficients):
-        if isinstance(total, float):
-            total = total * x if total else 0.0
-        else:
+        if not isinstance(total, float):
             total *= x
-        if isinstance(total, float):
+        elif total != 0:
+            total = total * x
+        if isinstance(total, float):  # it is 0
             total = c
-        elif not isinstance(c, float) or c:
+        elif not isinstance(c, float) or c != 0:
             total += c
     return total
 
@@ -144,7 +151,8 @@ def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
     For large x, q_i is small, and is computed before x^i multiplies it.
     """
     t = array_namespace(x).tanh(_horner(x, (0.0, a, 0.0, b)))
-    return _horner(x, [_horner(t, row) for row in table])
+    polynomials_of_t = [_horner(t, row) for row in table]
+    return _horner(x, polynomials_of_t)
 
 
 def _tanh_family(
@@ -156,18 +164,18 @@ def _tanh_family(
     smoothed: Any = None,
 ) -> Function:
     """Σ_i x^i q_i(t) with the coefficients of q_i in the rows of a table."""
-    f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if all rows except the first
-    # are 0 there
-    limits = []
+    # are 0 there, up to rounding
+    limits = [0.0]
     for row in table[1:]:
-        for sign in (1, -1):
-            limits.append(abs(sum(c * sign**j for j, c in enumerate(row))))
+        signed = [c if j % 2 == 0 else -c for j, c in enumerate(row)]
+        limits.append(abs(sum(row)))  # at t = 1
+        limits.append(abs(sum(signed)))  # at t = −1
     return Function(
         name,
-        f,
-        max(limits, default=0.0) < 1e-12,
-        True,
+        partial(_of_tanh, a=a, b=b, table=table),
+        bounded=max(limits) < 1e-12,
+        lipschitz=True,
         breaks=(),
         smoothed=smoothed,
         parity=parity,
@@ -175,8 +183,11 @@ def _tanh_family(
 
 
 def _table_derivative(a: float, b: float, table: Table) -> Table:
-    """The table of the derivative, ∂/∂x + (1 − t²) (a + 3 b x²) ∂/∂t."""
-    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T
+    """The table of the derivative, ∂/∂x + (1 − t²) (a + 3 b x²) ∂/∂t.
+
+    For example, with a = 1 and b = 0, t (the row (0, 1)) has the derivative 1 − t².
+    """
+    rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T  # of equal length
     slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
     by_t = polyder(rows, axis=1)
     height, width = by_t.shape
@@ -187,8 +198,10 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
     # must be 0 there, since x^i amplifies it: its lowest coefficient is changed.
     for row in slopes:
         powers = np.flatnonzero(row)
-        if len({*(powers % 2)}) == 1 and abs(row.sum()) < 1e-12:
-            row[powers[0]] = -sum(row[powers[:0:-1]])
+        all_even_or_all_odd = len(np.unique(powers % 2)) == 1
+        if all_even_or_all_odd and abs(row.sum()) < 1e-12:
+            from_the_highest = powers[:0:-1]  # as `_horner` adds, without the lowest
+            row[powers[0]] = -sum(row[from_the_highest])
     return tuple(map(tuple, slopes.tolist()))
 
 
@@ -213,9 +226,15 @@ def _normal_family(
     second: Row,
     smoothed: Any = None,
 ) -> Function:
-    f = partial(_of_normal, c=c, first=first, second=second)
+    """A(x) Φ(c x) + B(x) φ(c x), which is bounded if A is a constant."""
     return Function(
-        name, f, len(first) < 2, True, breaks=(), smoothed=smoothed, parity=parity
+        name,
+        partial(_of_normal, c=c, first=first, second=second),
+        bounded=len(first) < 2,
+        lipschitz=True,
+        breaks=(),
+        smoothed=smoothed,
+        parity=parity,
     )
 
 
@@ -223,11 +242,9 @@ def _derivative_of_normal(
     name: str, parity: int | None, c: float, first: Row, second: Row
 ) -> Function:
     """A' Φ + (c A + B' − c² x B) φ, for A `first` and B `second`."""
-    terms = [
-        [c * p for p in first],
-        _polynomial_derivative(second),
-        [0.0, *[-c * c * p for p in second]],
-    ]
+    c_times_a = [c * p for p in first]
+    times_x = [0.0, *[-c * c * p for p in second]]  # −c² x B
+    terms = [c_times_a, _polynomial_derivative(second), times_x]
     new_second = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
     return _normal_family(name, parity, c, _polynomial_derivative(first), new_second)
 
@@ -250,8 +267,8 @@ def _monomials(name: str, c: float, k: float) -> Function:
     return Function(
         name,
         partial(_monomial, c=c, k=k),
-        False,
-        is_polynomial,
+        bounded=False,
+        lipschitz=is_polynomial,
         breaks=() if is_polynomial else None,
     )
 
@@ -318,14 +335,14 @@ GELU_TANH = _tanh_family(
 
 
 def _minus(name: str, f: Any) -> Function:
+    """−f for a bounded function f without breaks."""
     return Function(
         name,
         lambda x: -f.f(x),
-        True,
-        True,
-        (),
-        (),
-        lambda m, s: -f.smoothed(m, s),
+        bounded=True,
+        lipschitz=True,
+        breaks=(),
+        smoothed=lambda m, s: -f.smoothed(m, s),
         parity=f.parity,
     )
 
@@ -333,8 +350,8 @@ def _minus(name: str, f: Any) -> Function:
 MINUS_SIN = _minus("cos'", activations.SIN)
 MINUS_COS = _minus("cos''", activations.COS)
 
-# Functions and numbers, or rules of the name and parity of a derivative and of the
-# keywords of the function
+# The derivative by `base` of a function: a function, a number, or a rule that makes it
+# from the derivative's name and parity and the function's parameters
 RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.IDENTITY): 1.0,
     base(activations.RELU): STEP,

@@ -22,12 +22,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._array_api import Array, Floats, array_namespace
-from .activations import Function, _special
+from .activations import Function, _in_library, _special
 
 # Numbers beyond so many standard deviations are rarer than 1e-16.
 NEVER_BEYOND = 8.3
@@ -69,8 +69,13 @@ class Distribution:
                 )
             case "exponential", (rate,):
                 return -_special("log_ndtr", -z) / rate
-        arguments = [x(z) if isinstance(x, Distribution) else x for x in self.arguments]
-        return FUNCTIONS[self.law](*arguments)
+        numbers = []
+        for argument in self.arguments:
+            if isinstance(argument, Distribution):
+                numbers.append(argument(z))
+            else:
+                numbers.append(argument)
+        return FUNCTIONS[self.law](*numbers)
 
     @property
     def is_normal(self) -> bool:
@@ -84,7 +89,7 @@ class Distribution:
             return self.law
         argument = self.arguments[0]
         if self.law == "mul" and isinstance(argument, Distribution):
-            return argument.name
+            return argument.name  # of the law that is multiplied
         if self.law == "exp" and argument.law == "uniform":
             return "log-uniform"
         return "i.i.d."
@@ -94,23 +99,26 @@ class Distribution:
         """The mean."""
         if self.law in ("normal", "uniform"):
             return float(self.arguments[0])
-        return self._moments[0]
+        return self._moments.mean
 
     @property
     def std(self) -> float:
         """The standard deviation."""
         if self.law in ("normal", "uniform"):
             return float(self.arguments[1])
-        return self._moments[1]
+        return self._moments.std
 
     @property
     def kurtosis(self) -> float:
         """The fourth moment of the centred number, over its squared variance."""
-        return self._moments[2]
+        return self._moments.kurtosis
 
     @cached_property
-    def _moments(self) -> tuple[float, float, float]:
-        # the trapezoidal rule, which is exact to rounding for smooth functions
+    def _moments(self) -> _Moments:
+        """The moments, by the trapezoidal rule over z.
+
+        It is exact to rounding for smooth functions.
+        """
         z = np.linspace(-9.0, 9.0, 36_001)
         weights = np.exp(-0.5 * z * z)
         weights /= weights.sum()
@@ -121,21 +129,31 @@ class Distribution:
         std = math.sqrt(variance)
         if abs(mean) < 1e-12 * std:  # rounding of a symmetric law
             mean = 0.0
-        return mean, std, fourth / variance**2
+        return _Moments(mean, std, fourth / variance**2)
 
     def function(self, parameter: str | None = None) -> Quantile:
         """The function for `ns.nonlin` and `ns.apply` that makes a parameter."""
-        centred_uniform = self.law == "uniform" and self.arguments[0] == 0
+        is_basic = self.law in BASIC
+        is_bounded = self.law in ("uniform", "truncated normal")
+        is_centred_uniform = self.law == "uniform" and self.arguments[0] == 0
         return Quantile(
             name=f"{self.name} of normal",
             f=self,
-            bounded=True if self.law in ("uniform", "truncated normal") else None,
-            lipschitz=True if self.law in BASIC else None,
-            breaks=() if self.law in BASIC else None,
-            parity=-1 if centred_uniform else None,
+            bounded=True if is_bounded else None,
+            lipschitz=True if is_basic else None,
+            breaks=() if is_basic else None,
+            parity=-1 if is_centred_uniform else None,
             mean_square=self.mean**2 + self.std**2,
             parameter=parameter,
         )
+
+
+class _Moments(NamedTuple):
+    """The mean, the standard deviation, and the fourth moment over squared variance."""
+
+    mean: float
+    std: float
+    kurtosis: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,16 +173,20 @@ BASIC = (*LOCATED, "exponential")
 def _truncated(z: Array, low: float, high: float) -> Array:
     """F⁻¹(Φ(z)) for a standard normal between low and high.
 
+    It is the number with the probability P(below low) + P(between) Φ(z) below it.
     Probabilities are those of the nearer tail: near 1 they have no digits left.
     """
     xp = array_namespace(z)
-    least, largest = _phi(low), _phi(-high)
-    mass = _phi(high) - least if low < 0 else _phi(-low) - largest
-    below = least + mass * _special("ndtr", z)
-    above = largest + mass * _special("ndtr", -z)
-    nearer = xp.minimum(below, above)
-    x = _special("ndtri", nearer)
-    return xp.clip(xp.where(below < above, x, -x), low, high)
+    below_low, above_high = _phi(low), _phi(-high)
+    if low < 0:
+        between = _phi(high) - below_low
+    else:
+        between = _phi(-low) - above_high
+    below = below_low + between * _special("ndtr", z)
+    above = above_high + between * _special("ndtr", -z)
+    size = _special("ndtri", xp.minimum(below, above))
+    x = xp.where(below < above, size, -size)
+    return xp.clip(x, low, high)
 
 
 def _phi(x: float) -> float:
@@ -185,10 +207,6 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Distri
 # Functions of entries
 
 
-def _of(name: str) -> Callable[[Array], Array]:
-    return lambda x: getattr(array_namespace(x), name)(x)
-
-
 def _clamp(x: Array, low: float | None = None, high: float | None = None) -> Array:
     return array_namespace(x).clip(x, low, high)
 
@@ -203,8 +221,8 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "erfinv": lambda x: _special("ndtri", 0.5 + 0.5 * x) / math.sqrt(2.0),
 }
 for _name in ("abs", "cos", "exp", "expm1", "log", "log1p", "sin", "sqrt", "square"):
-    FUNCTIONS[_name] = _of(_name)
-FUNCTIONS["tanh"] = _of("tanh")
+    FUNCTIONS[_name] = _in_library(_name)
+FUNCTIONS["tanh"] = _in_library("tanh")
 
 
 def transformed(function: str, *arguments: Any) -> Distribution | None:
@@ -223,23 +241,32 @@ def _as_sum_or_product(
 ) -> tuple[str, tuple[Any, ...]]:
     """Differences, negatives and quotients by numbers as sums and products.
 
-    In sums and products a law comes first, and a number second.
+    For example, sub(x, 2) becomes add(x, −2). In sums and products a law comes first,
+    and a number second; other functions stay as they are.
     """
     if function == "neg":
         return "mul", (arguments[0], -1.0)
     if function in ("sub", "rsub"):
         x, y = arguments if function == "sub" else arguments[::-1]
-        negative = transformed("mul", y, -1.0) if isinstance(y, Distribution) else -y
-        function, arguments = "add", (x, negative)
+        if isinstance(y, Distribution):
+            negative: Any = transformed("mul", y, -1.0)
+        else:
+            negative = -y
+        function = "add"
+        arguments = (x, negative)
     elif function == "div" and not isinstance(arguments[1], Distribution):
-        function, arguments = "mul", (arguments[0], 1 / arguments[1])
+        function = "mul"
+        arguments = (arguments[0], 1 / arguments[1])
     if function in ("add", "mul") and not isinstance(arguments[0], Distribution):
         arguments = arguments[::-1]
     return function, tuple(arguments)
 
 
 def _basic_law(function: str, arguments: tuple[Any, ...]) -> Distribution | None:
-    """The law of a function as a basic law, where it has one."""
+    """The law of a function as a basic law; None if it is not one.
+
+    Sums and products are as `_as_sum_or_product` returns them.
+    """
     x, *others = arguments
     if not isinstance(x, Distribution):
         return None
@@ -247,41 +274,46 @@ def _basic_law(function: str, arguments: tuple[Any, ...]) -> Distribution | None
         return _normal_between(x)
     if function == "clamp" and _clamp_changes_nothing(*arguments):
         return x
-    if x.law not in LOCATED or len(others) != 1 or isinstance(others[0], Distribution):
+    if function not in ("add", "mul") or x.law not in LOCATED:
         return None
     (number,) = others
-    if function == "mul" and number:
-        return _multiple(x, number)
+    if isinstance(number, Distribution):
+        return None
     if function == "add":
         return _shifted(x, number)
-    return None
+    return _multiple(x, number) if number else None  # 0 · x is no random number
 
 
 def _multiple(x: Distribution, factor: float) -> Distribution:
+    """The law of factor · x for a factor other than 0."""
     mean, std, *ends = x.arguments
     ends = sorted(end * factor for end in ends)
     return Distribution(x.law, (mean * factor, std * abs(factor), *ends))
 
 
 def _shifted(x: Distribution, number: float) -> Distribution:
+    """The law of x + number."""
     mean, std, *ends = x.arguments
-    return Distribution(x.law, (mean + number, std, *(end + number for end in ends)))
+    shifted_ends = [end + number for end in ends]
+    return Distribution(x.law, (mean + number, std, *shifted_ends))
 
 
 def _normal_between(x: Distribution) -> Distribution:
-    """erfinv of a uniform number in [a, b]: √½ times a normal one between its ends."""
-    low, high = _ends(x)
-    # ends in single precision may lie beyond ±1 by rounding
-    ends = [
-        float(_special("ndtri", np.asarray(min(max(0.5 + 0.5 * end, 0.0), 1.0))))
-        for end in (low, high)
-    ]
+    """The law of erfinv(x) for a uniform number x: √½ times a truncated normal one."""
     std = math.sqrt(0.5)
-    return truncated_normal(0.0, std, *(std * end for end in ends))
+
+    def transformed_end(end: float) -> float:
+        """erfinv(end) = √½ Φ⁻¹((1 + end)/2)."""
+        # ends in single precision may lie beyond ±1 by rounding
+        probability = min(max(0.5 + 0.5 * end, 0.0), 1.0)
+        return std * float(_special("ndtri", np.asarray(probability)))
+
+    low, high = _ends(x)
+    return truncated_normal(0.0, std, transformed_end(low), transformed_end(high))
 
 
 def _ends(x: Distribution) -> tuple[float, float]:
-    """The least and the largest number."""
+    """The least and the largest number that x can be."""
     if x.law == "truncated normal":
         return x.arguments[2], x.arguments[3]
     if x.law == "uniform":
@@ -293,12 +325,16 @@ def _ends(x: Distribution) -> tuple[float, float]:
 def _clamp_changes_nothing(
     x: Distribution, low: float | None = None, high: float | None = None
 ) -> bool:
-    """Whether all numbers are between two bounds anyway, up to rounding."""
-    first, last = _ends(x)
+    """Whether all numbers x are between two bounds anyway, up to rounding.
+
+    None is no bound.
+    """
+    least, largest = _ends(x)
     if x.law == "normal":
         mean, std = x.arguments
-        first, last = mean - NEVER_BEYOND * std, mean + NEVER_BEYOND * std
-    rounding = 1e-6 * (last - first)
-    above_low = low is None or low <= first + rounding
-    below_high = high is None or high >= last - rounding
+        least = mean - NEVER_BEYOND * std
+        largest = mean + NEVER_BEYOND * std
+    rounding = 1e-6 * (largest - least)
+    above_low = low is None or low <= least + rounding
+    below_high = high is None or high >= largest - rounding
     return above_low and below_high

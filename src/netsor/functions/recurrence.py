@@ -12,8 +12,9 @@ from .activations import SIGMOID, Function
 
 
 def _softplus(x: Array) -> Array:
+    """log(1 + e^x)."""
     xp = array_namespace(x)
-    # log(1 + e^x), with an exponential that does not overflow
+    # max(x, 0) + log(1 + e^(−|x|)): this exponential does not overflow
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
@@ -60,12 +61,13 @@ def unit_lower_inverse(a: Array) -> Array:
     if size == 1:
         return xp.ones_like(a)
     half = size // 2
-    first = unit_lower_inverse(a[..., :half, :half])
-    second = unit_lower_inverse(a[..., half:, half:])
-    below = -(second @ (a[..., half:, :half] @ first))
-    above = xp.zeros_like(a[..., :half, half:])
-    rows = xp.concat([first, above], axis=-1), xp.concat([below, second], axis=-1)
-    return xp.concat(rows, axis=-2)
+    upper_left = unit_lower_inverse(a[..., :half, :half])  # A'
+    lower_right = unit_lower_inverse(a[..., half:, half:])  # C'
+    lower_left = -(lower_right @ (a[..., half:, :half] @ upper_left))
+    upper_right = xp.zeros_like(a[..., :half, half:])
+    upper = xp.concat([upper_left, upper_right], axis=-1)
+    lower = xp.concat([lower_left, lower_right], axis=-1)
+    return xp.concat([upper, lower], axis=-2)
 
 
 UNIT_LOWER_INVERSE = Function(

@@ -65,10 +65,12 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
     """Convert a joint law, a frozen multivariate normal or a sample (draws, entries) to
     a joint law.
     """
+    is_multivariate_normal = all(
+        hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")
+    )
     if isinstance(other, Joint):
         law = other
-    elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):
-        # multivariate_normal
+    elif is_multivariate_normal:
         origin = Provenance("exact", "scipy.stats normal")
         law = Joint(np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], origin)
     elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
@@ -144,46 +146,65 @@ class ScipyLaw(Distribution):
         return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
 
     def _scales(self) -> tuple[Array, Array]:
-        low, middle, high = (self._quantile(level) for level in (0.1, 0.5, 0.9))
-        scale = max((high - low) / 2.5, math.ulp(middle))
-        return np.array([middle]), np.array([scale])
+        """The median, and the standard deviation of a normal law with these
+        quantiles.
+        """
+        low = self._quantile(0.1)
+        median = self._quantile(0.5)
+        high = self._quantile(0.9)
+        scale = max((high - low) / 2.5, math.ulp(median))
+        return np.array([median]), np.array([scale])
 
 
 @one_blas_thread()
 def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     """D(p ‖ q), less the bias from the noise of both densities, which also counts as an
-    error.
+    error. It is the mean of log p/q over draws from p with this seed.
     """
-    parts = (
-        (law.component_mean, law.component_cov, law._replicas.weights) for law in (p, q)
-    )
-    # the same law: the divergence is 0, and the noise cancels
-    if p is q or all(map(np.array_equal, *parts)):
-        return Estimate(0.0, 0.0, p.sources | q.sources)
+    sources = p.sources | q.sources
+    if p is q or _have_same_components(p, q):  # the noise cancels too
+        return Estimate(0.0, 0.0, sources)
     # p has mass where q has none, like an atom in one dimension
     if p.singular.value > 0:
-        return Estimate(math.inf, 0.0, p.sources | q.sources)
+        return Estimate(math.inf, 0.0, sources)
     y = p.rvs(DRAWS, seed)
     value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
-    shares = []
-    for law in (p, q):
-        density, spread = law._pdf_with_error(y, unseen=False)
-        shares.append(
-            np.divide(spread, density, out=np.zeros_like(density), where=density > 0)
-        )
-    bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
+    noise_of_p = _relative_noise(p, y)
+    noise_of_q = _relative_noise(q, y)
+    # the mean of log(1 + ε) is −½ Var[ε]
+    variance = np.minimum(noise_of_p**2 + noise_of_q**2, 1.0)
+    bias = 0.5 * float(np.mean(variance))
     # neighbouring points share the noise of q's density, so it does not average out
     # over draws
-    common = float(np.mean(np.minimum(shares[1], 1.0)))
-    return Estimate(value - bias, combined(error, bias, common), p.sources | q.sources)
+    common = float(np.mean(np.minimum(noise_of_q, 1.0)))
+    return Estimate(value - bias, combined(error, bias, common), sources)
 
 
+def _have_same_components(p: Joint, q: Joint) -> bool:
+    """Whether two joint laws have equal means, covariances and weights of replicas."""
+    return (
+        np.array_equal(p.component_mean, q.component_mean)
+        and np.array_equal(p.component_cov, q.component_cov)
+        and np.array_equal(p._replicas.weights, q._replicas.weights)
+    )
+
+
+def _relative_noise(law: Joint, y: Array) -> Array:
+    """The relative standard error of the density at y, (points,); 0 where the density
+    is 0.
+    """
+    density, spread = law._pdf_with_error(y, unseen=False)
+    zeros = np.zeros_like(density)
+    return np.asarray(np.divide(spread, density, out=zeros, where=density > 0))
+
+
+# distance → its lowest and highest value; an estimate of KL may be negative
 RANGES = {
     "kl": (-math.inf, math.inf),
     "total_variation": (0.0, 1.0),
     "wasserstein1": (0.0, math.inf),
     "kolmogorov": (0.0, 1.0),
-}  # an estimate of KL may be negative
+}
 Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
@@ -203,9 +224,9 @@ def kl(p: Other, q: Other) -> Estimate:
     >>> print(ns.kl(stats.norm(0, 1), stats.norm(0, 2)))  # log 2 − 3/8
     0.318147 ± 0
     """
-    joint = [law for law in (p, q) if isinstance(law, Joint)]
-    if joint:
-        dim = joint[0].dim
+    joint_laws = [law for law in (p, q) if isinstance(law, Joint)]
+    if joint_laws:
+        dim = joint_laws[0].dim
         return joint_kl(as_joint(p, dim, "kl"), as_joint(q, dim, "kl"))
     return distances(p, q, ["kl"])["kl"]
 
@@ -281,11 +302,8 @@ def distances(
     """
     law_p = as_law(p)
     law_q = as_law(q)
-    if (
-        not isinstance(names, list | tuple)
-        or not names
-        or not all(isinstance(n, str) and n in RANGES for n in names)
-    ):
+    is_list = isinstance(names, list | tuple) and len(names) > 0
+    if not is_list or not all(isinstance(n, str) and n in RANGES for n in names):
         raise LawError(
             "distances", "names", names, f"a list of some of {', '.join(RANGES)}"
         )
@@ -329,13 +347,13 @@ def sliced_wasserstein(
     >>> print(f"{ns.sliced_wasserstein(law, law.gaussian(), directions=2).value:.3f}")
     0.003
     """
-    joint = [law for law in (p, q) if isinstance(law, Joint)]
-    if not joint:
+    joint_laws = [law for law in (p, q) if isinstance(law, Joint)]
+    if not joint_laws:
         raise LawError(
             "sliced_wasserstein",
             f"needs a joint law, got {shown(p)} and {shown(q)}; see wasserstein1",
         )
-    dim = joint[0].dim
+    dim = joint_laws[0].dim
     p = as_joint(p, dim, "sliced_wasserstein")
     q = as_joint(q, dim, "sliced_wasserstein")
     count = whole(
@@ -394,10 +412,7 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     names = labels
     if names is None:
         names = [law.method for law in laws]
-    if (
-        not isinstance(names, list | tuple)
-        or len(names) != len(laws)
-        or not all(isinstance(n, str) for n in names)
-    ):
+    is_list = isinstance(names, list | tuple) and len(names) == len(laws)
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise LawError("plot", "labels", labels, f"{len(laws)} names, one for each law")
     return plot_laws(laws, names, ax)

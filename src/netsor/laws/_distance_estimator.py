@@ -28,7 +28,10 @@ LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 
 
 def coupled(p: Distribution, q: Distribution) -> tuple[Mixture, Mixture] | None:
-    """Both laws as mixtures over the same random numbers; None if they are not."""
+    """Both laws as mixtures over the same random numbers; None if they are not.
+
+    A limit law q may bring replicas of its own: then these are returned in its place.
+    """
     replicas_of_q = q.mixture if isinstance(q, HeadSum) else q
     if not isinstance(p, Mixture) or not isinstance(replicas_of_q, Mixture):
         return None
@@ -47,12 +50,13 @@ def coupled(p: Distribution, q: Distribution) -> tuple[Mixture, Mixture] | None:
 
 def consistent_with(law: Law, replicas: Mixture) -> bool:
     """Whether these replicas may have this law: a test by the largest deviation of
-    probabilities and two moments.
+    probabilities and two moments, in standard errors.
     """
-    y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
+    quantiles = law.ppf(np.linspace(0.5, 0.999, 18))
+    y = np.unique(np.concatenate([quantiles, [law.mean()]]))
 
     def numbers_of(law: Law) -> tuple[Array, Array]:
-        """Probabilities and moments of a law, and their errors."""
+        """Probabilities and moments of a law, (numbers,), and their errors."""
         estimates = [
             law.with_error.cdf(y),
             law.with_error.moment(2),
@@ -67,47 +71,38 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     total = combined(error, error_of_replicas, 1e-12 * np.abs(value))
     deviation = np.abs(value - of_replicas) / np.where(total > 0, total, np.inf)
     # two-sided, for some 20 numbers with errors from 40 blocks
-    largest = scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20)
-    return float(deviation.max()) < float(largest)
+    threshold = scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20)
+    return float(deviation.max()) < float(threshold)
 
 
 def distance_by_cubics(name: str, width: Array, d: Array) -> float:
-    """½ ∫ |dD|, sup |D| or ∫ |D| on cells of these widths.
+    """A distance from the difference D = P − Q of two distribution functions.
 
-    Rows of d: D after each node, D before each node, and its slopes.
+    It is ½ ∫ |dD| for "total_variation", sup |D| for "kolmogorov" and ∫ |D| for
+    "wasserstein1". D is a cubic on each of the cells between nodes, and may jump at the
+    nodes. `width` are the widths of the cells. `d` holds, one after the other, three
+    rows (nodes,): D after each node, D before each node, and its slope.
     """
     after, before, slope = d.reshape(3, -1)
     # D at both ends of each cell, and its slopes there in t on [0, 1]
     start = after[:-1]
     end = before[1:]
-    rise = slope[:-1] * width
-    fall = slope[1:] * width
+    slope_at_start = slope[:-1] * width
+    slope_at_end = slope[1:] * width
     # Hermite's cubic, coefficients of 1, t, t² and t³
     cubic = np.stack(
         [
             start,
-            rise,
-            3 * (end - start) - 2 * rise - fall,
-            rise + fall - 2 * (end - start),
+            slope_at_start,
+            3 * (end - start) - 2 * slope_at_start - slope_at_end,
+            slope_at_start + slope_at_end - 2 * (end - start),
         ]
     )
     if name == "wasserstein1":
-        crossing = start * end < 0
-        linear = np.where(crossing, start / np.where(crossing, start - end, 1.0), 0.0)
-        t = _root(cubic, linear, crossing)
-        integral = polyint(cubic)
-        before_root = polyval(t, integral, tensor=False)
-        after_root = integral.sum(axis=0) - before_root
-        return float(np.sum(width * (np.abs(before_root) + np.abs(after_root))))
+        integrals = _integrals_of_absolute_value(cubic, start, end)
+        return float(np.sum(width * integrals))
 
-    slopes = polyder(cubic)
-    first_slope = slopes[0]
-    last_slope = slopes.sum(axis=0)
-    turns = first_slope * last_slope < 0  # a cell with an extremum inside
-    difference = np.where(turns, first_slope - last_slope, 1.0)
-    linear = np.where(turns, first_slope / difference, 1.0)
-    t = _root(slopes, linear, turns)
-    turn = np.where(turns, polyval(t, cubic, tensor=False), end)
+    turn = _values_at_turns(cubic, end)
     if name == "total_variation":
         moves = (turn - start, end - turn, after - before)
         total = 0.5 * sum(np.abs(move).sum() for move in moves)
@@ -116,12 +111,44 @@ def distance_by_cubics(name: str, width: Array, d: Array) -> float:
     return float(min(largest, 1.0))
 
 
+def _integrals_of_absolute_value(cubic: Array, start: Array, end: Array) -> Array:
+    """∫ |c(t)| dt over [0, 1] of cubics with these values at 0 and 1: (cubics,).
+
+    cubic: coefficients (4, cubics). At most one change of sign is taken into account.
+    """
+    has_zero = start * end < 0
+    difference = np.where(has_zero, start - end, 1.0)
+    zero_of_line = np.where(has_zero, start / difference, 0.0)
+    zero = _root(cubic, zero_of_line, has_zero)
+    integral = polyint(cubic)
+    before_zero = polyval(zero, integral, tensor=False)
+    after_zero = integral.sum(axis=0) - before_zero
+    return np.asarray(np.abs(before_zero) + np.abs(after_zero))
+
+
+def _values_at_turns(cubic: Array, end: Array) -> Array:
+    """The value of each cubic at its extremum inside [0, 1]; `end`, its value at 1, if
+    there is none.
+
+    cubic: coefficients (4, cubics).
+    """
+    slopes = polyder(cubic)
+    first_slope = slopes[0]
+    last_slope = slopes.sum(axis=0)
+    turns = first_slope * last_slope < 0
+    difference = np.where(turns, first_slope - last_slope, 1.0)
+    zero_of_line = np.where(turns, first_slope / difference, 1.0)
+    t = _root(slopes, zero_of_line, turns)
+    return np.where(turns, polyval(t, cubic, tensor=False), end)
+
+
 def _root(
     polynomials: npt.NDArray[Any], t: Array, has_root: npt.NDArray[np.bool_]
 ) -> Array:
-    """Roots in [0, 1] of polynomials near t, by Newton's method.
+    """Roots in [0, 1] of polynomials near t, by Newton's method: (polynomials,).
 
-    It is t itself for polynomials without a root there.
+    polynomials: coefficients (degree + 1, polynomials). The result is t itself for
+    polynomials without a root.
     """
     slopes = polyder(polynomials)
     for _ in range(3):
@@ -134,7 +161,11 @@ def _root(
 
 
 class DistanceEstimator:
-    """Distances of two laws, coupled if they have the same replicas."""
+    """Distances of two laws, coupled if they have the same replicas.
+
+    Coupled laws are averages over the same random numbers, whose noise largely cancels
+    in their difference.
+    """
 
     def __init__(
         self,
@@ -154,14 +185,14 @@ class DistanceEstimator:
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling, of smoothing and of quadrature."""
+        laws = self.p, self.q
         if name == "wasserstein1":
-            for law in (self.p, self.q):
+            for law in laws:
                 if not math.isfinite(law.mean()):
                     raise LawError(
                         "wasserstein1",
                         f"{law.method} has no mean, so no finite distance",
                     )
-        laws = self.p, self.q
         if name in ("wasserstein1", "kolmogorov"):
             # by distribution functions, where draws need no kernels
             value, error = self._distance(name)
@@ -175,15 +206,16 @@ class DistanceEstimator:
             # without coupling: narrow kernels would add noise.
 
             def without_noise(factor: float) -> float:
-                return float(
-                    self._with_kernels(factor, couple=False)._distance(name).value
-                )
+                uncoupled = self._with_kernels(factor, couple=False)
+                return float(uncoupled._distance(name).value)
 
             change, bias = kernel_bias_of(without_noise, without_noise(1.0))
             value = value - change
             error = combined(error, bias)
         if not math.isfinite(value):
             return Estimate(value, error)
+
+        # quadrature moves the laws within their errors
 
         def between(p: Distribution, q: Distribution) -> float:
             return float(self._uncoupled(p, q)._distance(name, errors=False).value)
@@ -193,9 +225,9 @@ class DistanceEstimator:
         return Estimate(value, combined(error, doubt_of_p, doubt_of_q))
 
     def _smoothed(self, factor: float = 1.0, couple: bool = True) -> DistanceEstimator:
-        """The same for laws with kernels of `factor` bandwidths around draws.
+        """The estimator for laws with kernels of `factor` bandwidths around draws.
 
-        It is the estimator itself if there are no draws.
+        It is this estimator if there are no draws and nothing to uncouple.
         """
         p = self.p._dense(factor)
         q = self.q._dense(factor)
@@ -218,7 +250,7 @@ class DistanceEstimator:
     def _computed(self, name: str, errors: bool = True) -> Estimate:
         """The distance of laws that have their kernels, less the bias from noise.
 
-        Without `errors` it is the plain value.
+        Without `errors` it is the plain value, with the error 0.
         """
         if name == "kl":
             return self._kl(errors)
@@ -231,15 +263,19 @@ class DistanceEstimator:
         value, error = bootstrap(distance, groups, errors)
         if name != "wasserstein1" or not len(self._nodes):
             return Estimate(value, error)
-        both_tails = self._integral_of_tails(self.p) - self._integral_of_tails(self.q)
-        beyond = float(np.abs(both_tails).sum())
+        # W1 is ∫ |P − Q|: add the part beyond the first and the last node
+        tails = self._integrals_of_tails(self.p) - self._integrals_of_tails(self.q)
+        beyond = float(np.abs(tails).sum())
         if beyond > W1_RTOL * value:
             error = combined(error, beyond)
         return Estimate(value + beyond, error)
 
-    def _integral_of_tails(self, law: Distribution) -> Array:
-        """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last."""
-        if isinstance(law, Mixture):  # nothing is left there
+    def _integrals_of_tails(self, law: Distribution) -> Array:
+        """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last: (2,).
+
+        They are 0 for a mixture, of which the nodes leave nothing.
+        """
+        if isinstance(law, Mixture):
             return np.zeros(2)
         outermost = self._nodes[[0, -1]]
         below, above, density = law._read(outermost)
@@ -254,7 +290,9 @@ class DistanceEstimator:
     def _groups(self) -> tuple[Array, list[Replicated]]:
         """The widths of the cells of a grid, and rows for `distance_by_cubics`.
 
-        The rows are those of D = P − Q, as a sum over groups of blocks.
+        The rows of D = P − Q are the sum of the groups' means. There is one group of
+        blocks if the laws are coupled; otherwise there are two independent ones, of P
+        and of −Q.
         """
         y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
         width = np.diff(y)
@@ -272,6 +310,7 @@ class DistanceEstimator:
             return self._grid._kl_rule
 
         def terms(y: Array) -> Array:
+            """The integrand at y."""
             f = self.p._densities(y).mean
             g = self.q._densities(y).mean
             return kl_terms(f, g, log_of_tiny(self.q, y, g[None]))
@@ -291,6 +330,7 @@ class DistanceEstimator:
             nodes = np.union1d(nodes, y)
             growth = np.abs(y) * terms(y)  # of KL, from y to e·y
             if len(y) > 1 and growth[-1] > TAIL_ATOL:
+                # ∫ growth dy/y from the last y on, for growth ∝ y^(−power)
                 power = math.log2(growth[-2] / growth[-1])
                 if power > MIN_POWER:
                     beyond += growth[-1] / power
@@ -300,65 +340,84 @@ class DistanceEstimator:
         return KLRule(y, weights, beyond)
 
     def _kl(self, errors: bool) -> Estimate:
-        """KL of laws that have their kernels; without `errors` as it is."""
+        """KL of laws that have their kernels: of atoms, of densities, and beyond the
+        nodes. Without `errors` it is the plain value, with the error 0.
+        """
         of_atoms = _kl_of_atoms(self.p, self.q)
         if of_atoms is None or self._has_density_of_p_alone():
             return Estimate(math.inf, 0.0)
-        value, atom_errors = of_atoms
-        if not len(self._nodes):
-            return Estimate(value, combined(*atom_errors))
+        value_of_atoms, atom_errors = of_atoms
+        if not len(self._nodes):  # both laws have only atoms
+            return Estimate(value_of_atoms, combined(*atom_errors))
         beyond = self._kl_rule.beyond
         if beyond == math.inf:
             return Estimate(math.inf, 0.0)
-        density_part = self._kl_of_densities(errors)
-        value = density_part.value + (value + beyond)
+        of_densities = self._kl_of_densities(errors)
+        value = of_densities.value + (value_of_atoms + beyond)
         if not errors:
             return Estimate(value, 0.0)
-        error = combined(density_part.error, *atom_errors, beyond)
+        error = combined(of_densities.error, *atom_errors, beyond)
         return Estimate(value, error)
 
     def _has_density_of_p_alone(self) -> bool:
         """Whether p has a density somewhere where q has none."""
         p, q = self.p, self.q
         if len(p._scales()[0]) and not len(q._scales()[0]):
-            return True  # q has only points
+            return True  # q has only atoms
         nodes = self._nodes
         middle = (nodes[:-1] + nodes[1:]) / 2
         if not len(middle):
             return False
-        nowhere = np.isneginf(log_of_tiny(q, middle, q._densities(middle).rows))
-        return bool((p._densities(middle[nowhere]).mean > 0).any())
+        log_q = log_of_tiny(q, middle, q._densities(middle).rows)
+        without_q = middle[np.isneginf(log_q)]
+        return bool((p._densities(without_q).mean > 0).any())
 
     def _kl_of_densities(self, errors: bool) -> Estimate:
-        """The part of KL on the points of `_kl_rule`, less its bias from noise."""
+        """The part of KL on the points of `_kl_rule`, less its bias from noise.
+
+        Without `errors` it is the plain value, with the error 0.
+        """
         p, q = self.p, self.q
         y, weights, _ = self._kl_rule
-        groups = [law._densities(y) for law in self.coupled or (p, q)]
-        if self.coupled is not None:
-            of_p, of_q = groups
+
+        def kl(f: Array, g: Array, log_g: Array) -> Array:
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_g), axis=-1))
+
+        if self.coupled is None:
+            of_p = p._densities(y)
+            of_q = q._densities(y)
+            groups = [of_p, of_q]
+            log_q = log_of_tiny(q, y, of_q.rows)
+
+            def functional(*means: Array) -> Array:
+                f, g = means
+                return kl(f, g, log_q)
+
+        else:
+            # one group of blocks, with the densities of both laws side by side
+            replicas_of_p, replicas_of_q = self.coupled
+            of_p = replicas_of_p._densities(y)
+            of_q = replicas_of_q._densities(y)
             rows = np.concatenate([of_p.rows, of_q.rows], axis=1)
             groups = [Replicated(rows, of_p.weight)]
-            if self.coupled[1] is not q:  # a limit law, and its replicas
-                groups.append(q._densities(y))
-        log_q = log_of_tiny(q, y, groups[-1].rows[:, -len(y) :])
+            is_limit = replicas_of_q is not q
+            if is_limit:  # which is known better than from its replicas
+                of_q = q._densities(y)
+                groups.append(of_q)
+            log_q = log_of_tiny(q, y, of_q.rows)
 
-        def functional(*parts: Array) -> Array:
-            if self.coupled is None:
-                f, g = parts
-            else:
-                f, g = np.split(parts[0], 2, axis=-1)
-                if len(parts) == 2:
-                    # the limit is known better than from its replicas:
-                    # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
-                    limit = parts[1]
-                    f = limit + (f - g)
-                    g = limit
-            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
+            def functional(*means: Array) -> Array:
+                f, g = np.split(means[0], 2, axis=-1)
+                if not is_limit:
+                    return kl(f, g, log_q)
+                # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
+                limit = means[1]
+                return kl(limit + (f - g), limit, log_q)
 
         if errors:
             return jackknife(functional, groups).corrected()
-        means = [group.mean for group in groups]
-        return Estimate(float(functional(*means)), 0.0)
+        group_means = [group.mean for group in groups]
+        return Estimate(float(functional(*group_means)), 0.0)
 
 
 class KLRule(NamedTuple):
@@ -375,27 +434,35 @@ def _without_coupling(p: Distribution, q: Distribution) -> DistanceEstimator:
 
 
 def _distribution_and_slope(law: Distribution, y: Array) -> Replicated:
-    """Rows for `distance_by_cubics`: P(Y ≤ y), P(Y < y) and the density, by blocks.
+    """P(Y ≤ y), P(Y < y) and the density, side by side: rows (blocks, 3 · points).
 
-    In the upper half of the points they have P − 1 in place of P, which keeps all
-    digits of a heavy tail.
+    These are the rows for `distance_by_cubics`. In the upper half of the points they
+    have P − 1 in place of P, which keeps all digits of a heavy tail.
     """
-    upper = y > y[len(y) // 2]
+    in_upper_half = y > y[len(y) // 2]
     density = law._densities(y)
-    after = law._distributions(y)
-    if len(law._jumps()):
-        before = law._distributions(y, "left").rows - upper
-        rows = [after.rows - upper, before, density.rows]
-    elif len(after.rows) == 1:
-        accurate = np.where(upper, -law._sf(y), after.rows[0])[None]
-        rows = [accurate, accurate, density.rows]
-    else:
-        rows = [after.rows - upper, after.rows - upper, density.rows]
-    return Replicated(np.concatenate(rows, axis=1), after.weight)
+    distributions = law._distributions(y)
+    has_one_block = len(distributions.rows) == 1
+    has_jumps = len(law._jumps()) > 0
+    after = distributions.rows - in_upper_half
+    before = after
+    if has_jumps:
+        before = law._distributions(y, "left").rows - in_upper_half
+    elif has_one_block:
+        # −P(Y > y) has more digits than P(Y ≤ y) − 1
+        after = np.where(in_upper_half, -law._sf(y), distributions.rows[0])[None]
+        before = after
+    rows = np.concatenate([after, before, density.rows], axis=1)
+    return Replicated(rows, distributions.weight)
 
 
 def _kl_of_atoms(p: Distribution, q: Distribution) -> tuple[float, list[float]] | None:
-    """The part of KL from atoms, and its errors; None if q lacks an atom of p."""
+    """The part of KL from atoms, and its independent errors; None if q lacks an atom
+    of p.
+
+    It is Σ p log(p/q) − p + q over the atoms, with the masses p and q, as in
+    `kl_terms`.
+    """
     masses_of_q = dict(q.atoms)
     value = sum(mass.value for mass in masses_of_q.values())
     errors = []  # by the delta method
@@ -411,12 +478,13 @@ def _kl_of_atoms(p: Distribution, q: Distribution) -> tuple[float, list[float]] 
 
 
 def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
-    """log f(y) where a mean of rows of f may be 0 by rounding; 0 elsewhere.
+    """log f(y) where a mean of blocks of f may be 0 by rounding; 0 elsewhere.
 
-    The rows are (blocks, points).
+    rows: f(y) by blocks, (blocks, points). The result has the shape (points,).
     """
     lowest = rows.min(axis=0)
     highest = rows.max(axis=0)
+    # a mean without one block may cancel if that block has nearly all
     tiny = lowest <= MIN_DENSITY + 1e-9 * (highest - lowest)
     logs = np.zeros(len(y))
     logs[tiny] = law._logpdf(y[tiny])
@@ -424,23 +492,24 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
-    """f log(f/g) − f + g.
+    """f log(f/g) − f + g for densities f and g at the same points.
 
-    For laws of mass 1 the last two terms cancel, and errors of quadrature cancel with
-    them.
+    `log_g` is used where g may underflow. For laws of mass 1 the last two terms cancel,
+    and errors of quadrature cancel with them.
     """
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         log_g = np.where(g > MIN_DENSITY, np.log(np.where(g > 0, g, 1.0)), log_g)
-        ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
-        # near f = g the three terms cancel: g·h((f − g)/g) with h(x) = (1 + x) log(1 +
-        # x) − x
-        x = np.divide(f - g, g, out=np.full(np.shape(f), np.inf), where=g > MIN_DENSITY)
+        log_ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
+        terms = np.where(f > 0, f * log_ratio, 0.0) - f + g
+        # Near f = g the three terms cancel. They are g·h(x) with x = (f − g)/g and h(x)
+        # = (1 + x) log(1 + x) − x = x²/2 − x³/6 + x⁴/12 − …
+        infinite = np.full(np.shape(f), np.inf)
+        x = np.divide(f - g, g, out=infinite, where=g > MIN_DENSITY)
         near = np.abs(x) < 1e-3
         x = np.where(near, x, 0.0)
-        small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
-        terms = np.where(f > 0, f * ratio, 0.0) - f + g
-        return np.where(near, small, terms)
+        series = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
+        return np.where(near, series, terms)
 
 
 def paper_kl(
@@ -470,16 +539,17 @@ def paper_kl(
     >>> print(f"{ns.paper_kl(draws, others):.0e}")  # of a law and itself
     4e-04
     """
-    a, b = (
-        law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit)
-    )
+    p = finite if isinstance(finite, Empirical) else Empirical(finite)
+    q = limit if isinstance(limit, Empirical) else Empirical(limit)
     if grid is None:
-        grid = np.linspace(
-            min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500
-        )
+        lowest = min(p.draws[0], q.draws[0])
+        highest = max(p.draws[-1], q.draws[-1])
+        grid = np.linspace(lowest, highest, 500)
     y = numbers(grid, "paper_kl", "grid")
     if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
         raise LawError("paper_kl", "grid", grid, "two or more increasing points")
-    f, g = (law.pdf(y) + 1e-12 for law in (a, b))
-    f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
+    f = p.pdf(y) + 1e-12
+    g = q.pdf(y) + 1e-12
+    f = f / np.trapezoid(f, y)
+    g = g / np.trapezoid(g, y)
     return float(np.trapezoid(f * np.log(f / g), y))

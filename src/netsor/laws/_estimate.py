@@ -15,8 +15,9 @@ from ..report._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
-# one independent error: an object that is equal only to itself, and its sources
-_Part = tuple[object, Sources]
+# the key of one independent error: an object that is equal only to itself, which says
+# which error it is, and the sources of that error
+_ErrorKey = tuple[object, Sources]
 SHOWN = 12  # largest number of entries of an array that a notebook shows
 
 
@@ -54,7 +55,9 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, value: Any, error: Any, sources: Sources = frozenset()) -> None:
         self.value = value
         self.error = error
-        self._parts: dict[_Part, Any] = {(object(), sources): error}
+        # the independent errors whose sum is the error of this estimate, with signs:
+        # e − e has one part, of size 0
+        self._parts: dict[_ErrorKey, Any] = {(object(), sources): error}
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.error))
@@ -69,20 +72,22 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return f"Estimate(value={self.value!r}, error={self.error!r})"
 
     def __str__(self) -> str:
+        """Value ± error, with as many digits of the value as the error leaves.
+
+        For example, 1.23456 with the error 0.0123 is "1.235 ± 0.012".
+        """
         if np.ndim(self.value):
             return repr(self)
         if self.error == math.inf:
             return f"{self.value:.3g} ± inf (too few draws for an error)"
-        if (
-            self.value == 0
-            or self.error == 0
-            or not np.isfinite([self.value, self.error]).all()
-        ):
+        are_finite = np.isfinite([self.value, self.error]).all()
+        if self.value == 0 or self.error == 0 or not are_finite:
             return f"{self.value:.6g} ± {self.error:.2g}"
         exponent = math.floor(math.log10(abs(self.value)))
         exponent_of_error = math.floor(math.log10(self.error))
         digits = exponent - exponent_of_error + 2  # two digits of the error
-        return f"{self.value:.{min(max(digits, 2), 12)}g} ± {self.error:.2g}"
+        digits = min(max(digits, 2), 12)
+        return f"{self.value:.{digits}g} ± {self.error:.2g}"
 
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
@@ -92,6 +97,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _repr_html_(self) -> str:
+        """A table for a notebook: one cell, or a row for each of the first entries."""
         if not np.ndim(self.value):
             return table([[str(self)]])
         value, error = np.broadcast_arrays(self.value, self.error)
@@ -122,6 +128,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     # equal too
 
     def __eq__(self, other: object) -> Any:
+        """A bool, or for an array of numbers an array of bools."""
         if isinstance(other, Estimate):
             return bool(
                 np.array_equal(self.value, other.value)
@@ -146,27 +153,30 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(
         self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
     ) -> Any:
+        """`ufunc(*inputs)`: an estimate, or an array of bools for a comparison.
+
+        To first order, an error e of an argument x changes f(x) by f'(x) e.
+        """
         values = [np.asarray(x) * np.float64(1) for x in inputs]  # as doubles
-        known = ufunc in _COMPARISONS or ufunc in _SLOPES
-        if method != "__call__" or kwargs or not known:
+        is_supported = ufunc in _COMPARISONS or ufunc in _SLOPES
+        if method != "__call__" or kwargs or not is_supported:
             return NotImplemented  # numpy's error names the function
         if ufunc in _COMPARISONS:
             return ufunc(*values)[()]
         _check_operands(ufunc, inputs, values)
         with np.errstate(divide="ignore"):  # √x is infinitely steep at 0
             slopes = _SLOPES[ufunc](*values)
-        parts: dict[_Part, Any] = {}
+        errors: dict[_ErrorKey, Any] = {}
         for operand, slope in zip(inputs, slopes, strict=True):
             if not isinstance(operand, Estimate):
                 continue
-            for part, size in operand._parts.items():
-                # 0 times infinity is 0 here, not NaN
-                zero = (np.asarray(slope) == 0) | (np.asarray(size) == 0)
-                change = np.where(zero, 0.0, np.where(zero, 0.0, slope) * size)
-                parts[part] = parts.get(part, 0.0) + change
+            for key, error in operand._parts.items():
+                errors[key] = errors.get(key, 0.0) + _product(slope, error)
         value = ufunc(*values)
-        result = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
-        result._parts = parts
+        if np.ndim(value) == 0:
+            value = value.item()
+        result = Estimate(value, _total_error(errors))
+        result._parts = errors
         return result
 
     def log(self) -> Estimate:
@@ -198,6 +208,12 @@ def _check_operands(
         raise ValueError(f"sqrt of {operands[0]}: the value must be 0 or more")
 
 
+def _product(slope: Any, error: Any) -> Any:
+    """`slope * error`, where 0 times infinity is 0 and not NaN."""
+    is_zero = (np.asarray(slope) == 0) | (np.asarray(error) == 0)
+    return np.where(is_zero, 0.0, np.where(is_zero, 0.0, slope) * error)
+
+
 # the derivatives of each function with respect to its arguments
 _SLOPES: dict[Any, Callable[..., tuple[Any, ...]]] = {
     np.add: lambda x, y: (1.0, 1.0),
@@ -222,22 +238,33 @@ _COMPARISONS = (
 )
 
 
-def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors.
+class _ConnectedErrors(NamedTuple):
+    """Errors that are connected by common sources, and the sum of their sizes."""
+
+    sources: Sources
+    total: Any
+
+
+def _total_error(errors: dict[_ErrorKey, Any]) -> Any:
+    """The standard error of a sum of errors.
 
     Those that share sources add linearly, which is the worst case; others in squares.
+    For example, errors a, b and c with sources {1}, {1, 2} and {3} have the total
+    √((|a| + |b|)² + c²).
     """
-    groups: list[tuple[Sources, Any]] = []  # sources that are connected, and their sum
-    for (_, sources), size in parts.items():
-        total = np.abs(size)
-        connected = [group for group in groups if group[0] & sources]
-        for group in connected:
-            group_sources, group_total = group
-            groups.remove(group)
-            sources = sources | group_sources
-            total = total + group_total
-        groups.append((sources, total))
-    return combined(*(total for _, total in groups))
+    groups: list[_ConnectedErrors] = []
+    for (_, sources), error in errors.items():
+        all_sources = sources
+        total = np.abs(error)
+        unconnected = []
+        for group in groups:
+            if group.sources & sources:
+                all_sources = all_sources | group.sources
+                total = total + group.total
+            else:
+                unconnected.append(group)
+        groups = [*unconnected, _ConnectedErrors(all_sources, total)]
+    return combined(*(group.total for group in groups))
 
 
 # number of values from which a series in 1/count gives all digits of Student's
@@ -246,14 +273,17 @@ MANY = 10**4
 
 
 def student(count: int, errors: float = 1.0) -> float:
-    """The factor that widens a standard error from `count` values.
+    """The factor that widens a standard error from `count` values: Student's t quantile
+    over the normal one.
 
-    With it, one error covers as often as that of a normal law, in 68 % of cases;
-    `errors` errors, as often as so many of a normal law.
+    With it, an interval of one error to each side covers the truth in 68 % of cases,
+    and one of `errors` errors as often as that of a normal law. It is infinite for
+    fewer than two values.
     """
     if count < 2:
         return math.inf
     if count > MANY:
+        # the expansion of the quantile in 1/(degrees of freedom) for z = `errors`:
         # 1 + c1 x + c2 x² + c3 x³, by Horner's rule
         x = 1 / (count - 1)
         z = errors**2
@@ -272,7 +302,8 @@ def combined(*errors: Any) -> Any:
     return float(total) if np.ndim(total) == 0 else total
 
 
-# standard errors by which a decisive tail counts as heavier than it looks
+# standard errors by which the tail of a decisive quantity, for example a fourth moment,
+# counts as heavier than it looks
 STEEPER = 1.0
 # the same for a mean or a variance of many draws, whose error is small if the tail is
 # light
@@ -291,7 +322,10 @@ def tail_error(
 ) -> Array:
     """How much of the mean of each column may lie beyond its draws.
 
-    The draws have the weights `share`, and are worth `count` draws of equal weight.
+    samples: (draws, …), and the result has the shape (…). The draws have the weights
+    `share` of sum 1, or equal ones if None, and are worth `count` draws of equal
+    weight. `steeper` is in standard errors, by which the tail counts as heavier than
+    it looks.
     """
     # We assume that deviations from the median are lognormal beyond x_p, which a share
     # p of them exceeds: log x = log x_p + σ (z − z_p) with z standard normal. So σ =
@@ -315,50 +349,55 @@ def tail_error(
 def _tail_errors(
     samples: Array, share: Array | None, count: float, steeper: float
 ) -> Array:
-    """`tail_error` for a matrix, with draws along its rows."""
-    deviation, weight, differ = _largest(samples, share)
-    # at most half of the draws that differ are the tail; the other half shows where it
-    # begins
+    """`tail_error` for samples (draws, columns), as an array (columns,)."""
+    deviation, weight, share_that_differs = _largest_deviations(samples, share)
+    # the number of draws in the tail of each column: at most half of the draws that
+    # differ, because the other half shows where the tail begins
     largest_tail = min(TAIL, max(count / 5, FEWEST))
-    tail_share = np.clip(np.minimum(largest_tail, count * differ / 2), 1, None) / count
+    tail_draws = np.minimum(largest_tail, count * share_that_differs / 2)
+    tail_share = np.clip(tail_draws, 1, None) / count
     mass = np.cumsum(weight, axis=0)
     column = np.arange(deviation.shape[1])
-    # the position of the last draw of the tail, its share p and its begin x_p
+    # the position of the last draw of the tail, the share p of the tail, and its start
+    # x_p
     last = np.sum(mass < tail_share * (1 - 1e-9), axis=0)
     last = np.minimum(last, len(deviation) - 2)
     p = mass[last, column]
     start = deviation[last + 1, column]
-    # two values alone have no tail
+    # a column of only two different values has no tail
     largest = np.where(deviation[0] > 0, deviation[0], 1.0)
     start = np.where(start > 0, start, largest)
 
+    # σ from the mean of log(x/x_p) over the tail
     in_tail = np.arange(len(deviation))[:, None] <= last
     log_ratio = np.log(np.maximum(deviation, start)) - np.log(start)
     log_ratio = np.where(in_tail, log_ratio, 0.0)
-    z = -_quantile(np.clip(p, 1e-300, 0.5))
-    normal_density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z)
+    z_p = -_quantile(np.clip(p, 1e-300, 0.5))
+    normal_density = np.exp(-(z_p**2) / 2) / math.sqrt(2 * math.pi)
+    sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z_p)
     sigma = sigma * (1 + steeper / np.sqrt(p * count))
+
+    # the logarithm of x_p e^(σ²/2 − σ z_p) Φ(σ − z_n)
+    minus_z_n = _quantile(1 / count)
     exponent = (
-        np.log(start)
-        + sigma**2 / 2
-        - sigma * z
-        + np.log(_cdf(sigma + _quantile(1 / count)))
+        np.log(start) + sigma**2 / 2 - sigma * z_p + np.log(_cdf(sigma + minus_z_n))
     )
     exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
     return np.where(deviation[0] > 0, np.exp(exponent), 0.0)
 
 
 def tail_index(samples: Array) -> Array:
-    """Index of the tail of each column of positive numbers.
+    """Index 1/α of a tail P(X > x) ∝ x^(−α), for each column of positive numbers.
 
-    The mean is infinite if it is 1 or more. It is the smaller of Hill's estimates from
-    the largest `TAIL` numbers and from half as many: a power law has the same index
-    further out, but a bounded law that only looks heavy has a smaller one.
+    samples: (draws, …). The mean is infinite if the index is 1 or more. It is the
+    smaller of Hill's estimates from the largest `TAIL` numbers and from half as many:
+    a power law has the same index further out, but a bounded law that only looks heavy
+    has a smaller one.
     """
     falling = np.sort(samples, axis=0)[::-1]
 
     def hill(count: int) -> Array:
+        """The mean of log(x/x_0) of the `count` largest x, for the next smaller x_0."""
         largest = np.maximum(falling[: count + 1], np.finfo(float).tiny)
         logs = np.log(largest)
         return np.asarray(np.mean(logs[:-1] - logs[-1], axis=0))
@@ -376,38 +415,63 @@ _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[float])
 _cdf = np.vectorize(_cdf_of_number, otypes=[float])
 
 
-def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
-    """The largest deviations from the median of each column, falling.
+class _Deviations(NamedTuple):
+    """The largest deviations |x − median| of each column, from the largest on.
 
-    With their weights, and the weight of all deviations that are more than rounding.
+    Without weights these are the few that can be in a tail, with weights all of them.
+    """
+
+    size: Array  # (deviations, columns), falling along the first axis
+    weight: Array  # (deviations, columns)
+    share_that_differs: Array  # (columns,): of all deviations that exceed rounding
+
+
+def _largest_deviations(samples: Array, share: Array | None) -> _Deviations:
+    """The largest deviations from the median of each column.
+
+    samples: (draws, columns). `share` are the weights of the draws, None if equal.
     """
     if share is None:
         size = np.abs(samples - np.median(samples, axis=0))
-        differ = np.mean(size > SAME * size.max(axis=0), axis=0)
+        share_that_differs = np.mean(size > SAME * size.max(axis=0), axis=0)
+        # a partial sort, which is faster than a full one
         first = max(len(size) - TAIL - 2, 0)
-        size = np.sort(np.partition(size, first, axis=0)[first:], axis=0)[::-1]
-        return size, np.full(size.shape, 1 / len(samples)), differ
-    order = np.argsort(samples, axis=0)
-    middle = np.sum(np.cumsum(share[order], axis=0) < 0.5, axis=0)
-    column = np.arange(samples.shape[1])
-    size = np.abs(
-        samples - samples[order[np.minimum(middle, len(order) - 1), column], column]
-    )
-    differ = share @ (size > SAME * size.max(axis=0))
+        largest = np.partition(size, first, axis=0)[first:]
+        falling = np.sort(largest, axis=0)[::-1]
+        weight = np.full(falling.shape, 1 / len(samples))
+        return _Deviations(falling, weight, share_that_differs)
+    size = np.abs(samples - _weighted_median(samples, share))
+    share_that_differs = share @ (size > SAME * size.max(axis=0))
     order = np.argsort(-size, axis=0)
-    return np.take_along_axis(size, order, axis=0), share[order], differ
+    falling = np.take_along_axis(size, order, axis=0)
+    return _Deviations(falling, share[order], share_that_differs)
+
+
+def _weighted_median(samples: Array, share: Array) -> Array:
+    """The first draw of each column up to which the weights add up to 1/2 or more.
+
+    samples: (draws, columns). The result has the shape (columns,).
+    """
+    order = np.argsort(samples, axis=0)
+    position = np.sum(np.cumsum(share[order], axis=0) < 0.5, axis=0)
+    position = np.minimum(position, len(order) - 1)  # if rounding leaves them below 1/2
+    column = np.arange(samples.shape[1])
+    return np.asarray(samples[order[position, column], column])
 
 
 BLOCKS = 40  # blocks of replicas that give the errors of quantities other than averages
 
 
 def batches(y: Array, width: int, entries: int = 2**20) -> Iterator[Array]:
-    """Parts of an array, at least one, to bound memory.
+    """Slices of an array along its first axis, at least one, to bound memory.
 
-    Tables (part, width) have about `entries` entries.
+    A table with a row of `width` numbers for each entry of a slice has about `entries`
+    numbers: 2500 points with `width=1000` and `entries=10**6` are slices of 1000, 1000
+    and 500 points.
     """
     step = max(1, entries // max(width, 1))
-    return (y[k : k + step] for k in range(0, max(len(y), 1), step))
+    for start in range(0, max(len(y), 1), step):
+        yield y[start : start + step]
 
 
 class Replicated(NamedTuple):
@@ -423,10 +487,12 @@ class Replicated(NamedTuple):
 
 
 class Replicas:
-    """Averages over replicas, the first axis of samples, with their errors.
+    """Averages over replicas with their standard errors.
 
-    Weights have the sum 1; without them all are equal. A replica may stand for several:
-    then `count` is the number of all.
+    Replicas are independent draws of a random network; samples are arrays (replicas, …)
+    and averages have the shape (…). Weights have the sum 1; without them all are equal.
+    Rows of samples may stand for several replicas: then `number` is the number of rows
+    and `count` that of all replicas.
     """
 
     def __init__(
@@ -442,16 +508,18 @@ class Replicas:
             self.count = number
         else:
             self.count = float(1 / np.sum(weight**2))
-        # Σ w² over the replicas of each component
+        # Σ w² over the replicas of each row of samples: a row with the weight W stands
+        # for W·count replicas with the weight 1/count each
         self._square = self.weights / count if count else self.weights**2
 
     def choose(self, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-        """Components drawn by weight."""
+        """Indices of `size` rows, drawn independently by weight."""
         if self.weight is None:
             return rng.integers(len(self.weights), size=size)
         return rng.choice(len(self.weight), size=size, p=self.weight)
 
     def mean(self, samples: Array) -> Array:
+        """The weighted mean of samples (replicas, …), of shape (…)."""
         if self.weight is None:
             return np.asarray(samples.mean(axis=0))
         return np.asarray(np.tensordot(self.weight, samples, axes=1))
@@ -464,28 +532,33 @@ class Replicas:
         if self.count == 1:
             return np.zeros(samples.shape[1:])
         off = samples - self.mean(samples)
+        # squares of deviations in units of the largest one do not overflow
         scale = np.abs(off).max(axis=0)
         unit = off / np.where(scale > 0, scale, 1.0)
-        factor = student(max(2, math.floor(self.count))) * math.sqrt(
-            self.count / max(self.count - 1, 0.5)
-        )
-        return np.asarray(
-            factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1))
-        )
+        root_mean_square = np.sqrt(np.tensordot(self._square, unit**2, axes=1))
+        # Bessel's correction
+        unbiased = math.sqrt(self.count / max(self.count - 1, 0.5))
+        factor = student(max(2, math.floor(self.count))) * unbiased
+        return np.asarray(factor * scale * root_mean_square)
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """The largest contribution of a tail beyond these replicas to the mean."""
-        # With a hundred replicas, a fifth of them shows the tail. There most laws look
-        # heavier than further out, so we take the tail as it looks. A decisive tail,
-        # such as that of a fourth moment, always counts as heavier.
+        """The largest contribution of a tail beyond these replicas to the mean.
+
+        `decisive` says that the tail decides the mean, as in a fourth moment. Then it
+        counts as heavier than it looks, and as infinite with fewer than 10 replicas.
+        """
         if not decisive:
-            many = STEEPER_OF_MANY * max(0.0, 1 - 5 * TAIL / self.count)
-            return tail_error(samples, self.weight, self.count, many)
+            # With a hundred replicas, a fifth of them shows the tail. There most laws
+            # look heavier than further out, so we take the tail as it looks; with more
+            # replicas it counts as up to STEEPER_OF_MANY errors heavier.
+            steeper = STEEPER_OF_MANY * max(0.0, 1 - 5 * TAIL / self.count)
+            return tail_error(samples, self.weight, self.count, steeper)
         if 1 < self.count < 2 * FEWEST:
             return np.where(np.ptp(samples, axis=0) > 0, np.inf, 0.0)
         return tail_error(samples, self.weight, self.count, STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
+        """The mean of samples (replicas, …), with the errors `spread` and `unseen`."""
         value = self.mean(samples)
         error = combined(self.spread(samples), self.unseen(samples, decisive))
         if np.ndim(value) == 0:
@@ -523,32 +596,38 @@ class Jackknife(NamedTuple):
     def corrected(self) -> Estimate:
         """The value less its bias, if enough blocks show it; the bias is an error."""
         # near a minimum (KL of nearly equal laws) the gradient vanishes, and with it
-        # the error: the bias is left
-        off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
-        return Estimate(self.value - off, combined(self.error, self.bias))
+        # the error: the bias remains
+        subtracted = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
+        return Estimate(self.value - subtracted, combined(self.error, self.bias))
 
 
 def jackknife(
     functional: Callable[..., Array], groups: Sequence[Replicated]
 ) -> Jackknife:
-    """A smooth function of the means of the groups, (…, points) each."""
+    """A smooth function of the means of independent groups, by the jackknife.
+
+    `functional` takes the mean (points,) of each group in their order, and gives a
+    number. It also takes a stack (blocks, points) for one of them and gives (blocks,).
+    A group of one block is exact.
+    """
     means = [group.mean for group in groups]
     value = float(functional(*means))
     bias = 0.0
     errors = []
-    for k, group in enumerate(groups):
+    for position, group in enumerate(groups):
         count = len(group.rows)
         if count < 2 or not np.isfinite(value):
             continue
         weight = group.weight
-        # the mean of this group without each of its blocks
-        without_block = (means[k] - weight[:, None] * group.rows) / (
-            1 - weight[:, None]
-        )
-        changed = [*means[:k], without_block, *means[k + 1 :]]
-        without = np.asarray(functional(*changed))
-        bias += float(np.sum((1 - weight) * (without - value)))
-        square = np.sum((1 - weight) * (without - without.mean()) ** 2)
+        # the mean of this group without each of its blocks: (blocks, points)
+        lost = weight[:, None] * group.rows
+        means_without = (means[position] - lost) / (1 - weight[:, None])
+        arguments = [*means]
+        arguments[position] = means_without
+        values_without = np.asarray(functional(*arguments))
+        bias += float(np.sum((1 - weight) * (values_without - value)))
+        deviation = values_without - values_without.mean()
+        square = np.sum((1 - weight) * deviation**2)
         errors.append(student(count) * float(np.sqrt(square)))
     counts = [len(group.rows) for group in groups if len(group.rows) > 1]
     return Jackknife(value, bias, combined(*errors), min(counts, default=0))
@@ -557,9 +636,11 @@ def jackknife(
 def bootstrap(
     functional: Callable[..., float], groups: Sequence[Replicated], errors: bool = True
 ) -> Estimate:
-    """A function with kinks of the means of the groups, less its bias from noise.
+    """A function with kinks of the means of groups, less its bias from noise, with its
+    standard error.
 
-    Without `errors` it is just the value.
+    `functional` takes the mean (points,) of each group in their order. Groups of one
+    block are exact. Without `errors` the result is just the value.
     """
     # More noise of the same size shows the bias. Where the truth is 0, it shows the
     # smaller half of it, so we count one and a half times what we find as an error.
@@ -567,18 +648,8 @@ def bootstrap(
     if not errors or all(len(group.rows) < 2 for group in groups):
         return Estimate(value, 0.0)
     rng = np.random.default_rng(2025)
-    least = min(len(group.rows) for group in groups if len(group.rows) > 1)
-    weights = []  # (repetitions, blocks) of each group
-    for group in groups:
-        count = len(group.rows)
-        drawn = rng.dirichlet(np.ones(count), REPETITIONS) * group.weight * count
-        drawn = drawn / drawn.sum(axis=1, keepdims=True)
-        # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
-        if count > 1:
-            drawn = group.weight + (drawn - group.weight) * np.sqrt(
-                (count + 1) / (count - 1)
-            )
-        weights.append(drawn)
+    fewest_blocks = min(len(group.rows) for group in groups if len(group.rows) > 1)
+    weights = [_bootstrap_weights(group, rng) for group in groups]
     repeated_values = np.empty(REPETITIONS)
     for repetition in range(REPETITIONS):
         means = [
@@ -587,6 +658,22 @@ def bootstrap(
         ]
         repeated_values[repetition] = functional(*means)
     bias = float(repeated_values.mean()) - value
-    off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
-    sampling = student(least) * float(repeated_values.std(ddof=1))
-    return Estimate(value - off, combined(sampling, 1.5 * max(bias, 0.0)))
+    subtracted = bias if fewest_blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
+    sampling = student(fewest_blocks) * float(repeated_values.std(ddof=1))
+    return Estimate(value - subtracted, combined(sampling, 1.5 * max(bias, 0.0)))
+
+
+def _bootstrap_weights(group: Replicated, rng: np.random.Generator) -> Array:
+    """Random weights (REPETITIONS, blocks) for the Bayesian bootstrap of a group.
+
+    A mean with such weights varies around the group's mean as much as the mean of
+    fresh blocks would vary around the truth.
+    """
+    count = len(group.rows)
+    drawn = rng.dirichlet(np.ones(count), REPETITIONS) * group.weight * count
+    drawn = drawn / drawn.sum(axis=1, keepdims=True)
+    if count == 1:
+        return np.asarray(drawn)
+    # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
+    stretch = np.sqrt((count + 1) / (count - 1))
+    return np.asarray(group.weight + (drawn - group.weight) * stretch)

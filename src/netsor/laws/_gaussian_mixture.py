@@ -32,8 +32,8 @@ ROOT = float(np.sqrt(2 * np.pi))
 # to 0
 UNDERFLOW = 1e-100
 # share of a sum of fewer than ten components in one of them, from which it tells little
-# about the rest
-ALONE = 0.75
+# about the others
+DOMINANT = 0.75
 
 
 def normal_moment(k: int) -> float:
@@ -47,7 +47,8 @@ def weighted(table: Array, weight: Array) -> Array:
     """
     # in a product of the whole table they would: BLAS adds in another order for one row
     # than for many
-    return np.asarray((table[:, None, :] @ np.asfortranarray(weight))[:, 0])
+    rows = table[:, None, :]
+    return np.asarray((rows @ np.asfortranarray(weight))[:, 0])
 
 
 class GaussianMixture1D(NamedTuple):
@@ -89,7 +90,10 @@ class GaussianMixture1D(NamedTuple):
         return self._sum(y, _upper_probability)
 
     def squares(self, y: Array, kernel: str) -> tuple[Array, Array]:
-        """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i."""
+        """Σ_i w_i² k_i² and Σ_i w_i² k_i at y (points,), for the error of Σ_i w_i k_i.
+
+        k_i is the density ("pdf") or the distribution function ("cdf") of component i.
+        """
         k = _KERNELS[kernel]
 
         def square(z: Array, std: Array) -> Array:
@@ -99,63 +103,73 @@ class GaussianMixture1D(NamedTuple):
         return squared_weights._sum(y, square), squared_weights._sum(y, k)
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
-        """The possible contribution of components beyond `count` draws to the sum.
+        """How much the sum Σ_i w_i k_i may lack of components that `count` draws do not
+        show: (points,).
 
-        See `tail_error`. It is infinite where the density underflows, unless all
-        components agree on how small it is.
+        See `tail_error`; the kernel is "pdf" or "cdf". It is infinite where the density
+        underflows, unless all components agree on how small it is.
         """
         total = self.weight.sum()
         share = None  # for equal weights
         if np.ptp(self.weight) != 0:
             share = self.weight / total
-        tails = []
-        tops = []
-        for table in self._tables(y, _KERNELS[kernel]):
-            tail = tail_error(table.T, share, count * total)
-            if count * total < 2 * FEWEST:
-                tail = np.where(rests_on_one(table, share), np.inf, tail)
-            tails.append(tail)
-            tops.append(table.max(axis=1))
-        tail = np.concatenate(tails)
-        top = np.concatenate(tops)
-        far = top < UNDERFLOW
-        if far.any():
-            far_tails = [
-                tail_of_logs(logs, share, count * total)
-                for logs in self._tables(y[far], _LOG_KERNELS[kernel])
-            ]
-            tail[far] = np.concatenate(far_tails)
+        tail, largest_term = self._tails(y, kernel, share, count * total)
         # one more draw adds at most 1/count times its height: that of the narrowest
         # Gaussian, or for a distribution function 1 (1/2 if all means are 0)
         if kernel == "cdf":
-            largest = 1.0 if self.mean.any() else 0.5
-            return np.asarray(np.minimum(total * tail, largest / count))
-        largest = 1 / (ROOT * np.sqrt(self.var.min()))
-        unknown = (top == 0) & (total * tail > largest / count)
+            height = 1.0 if self.mean.any() else 0.5
+            return np.asarray(np.minimum(total * tail, height / count))
+        height = 1 / (ROOT * np.sqrt(self.var.min()))
+        unknown = (largest_term == 0) & (total * tail > height / count)
         if self.var.min() < NARROW * np.median(self.var):
             diverges = [self._diverges(point, count) for point in y]
             unknown |= np.array(diverges, dtype=bool)
-        return np.where(unknown, np.inf, np.minimum(total * tail, largest / count))
+        return np.where(unknown, np.inf, np.minimum(total * tail, height / count))
+
+    def _tails(
+        self, y: Array, kernel: str, share: Array | None, count: float
+    ) -> tuple[Array, Array]:
+        """`tail_error` of the kernels of components, and their largest: (points,) each.
+
+        `share` are the weights of sum 1, or None if equal; `count` is the number of
+        draws that the components represent.
+        """
+        batches_of_tails = []
+        batches_of_largest = []
+        for table in self._tables(y, _KERNELS[kernel]):
+            tail = tail_error(table.T, share, count)
+            if count < 2 * FEWEST:
+                tail = np.where(rests_on_one(table, share), np.inf, tail)
+            batches_of_tails.append(tail)
+            batches_of_largest.append(table.max(axis=1))
+        tails = np.concatenate(batches_of_tails)
+        largest = np.concatenate(batches_of_largest)
+        underflows = largest < UNDERFLOW
+        if underflows.any():
+            tails[underflows] = np.concatenate(
+                [
+                    tail_of_logs(logs, share, count)
+                    for logs in self._tables(y[underflows], _LOG_KERNELS[kernel])
+                ]
+            )
+        return tails, largest
 
     def _diverges(self, y: float, count: float) -> bool:
-        """Whether heights of components at y seem to have no mean.
+        """Whether the heights x of components at the point y seem to have no mean.
 
-        That is so if shares x^(−α) of them are above x, and α ≤ 1.
+        That is so if a share x^(−α) of them is above x, and α ≤ 1.
         """
         log_height = -((y - self.mean) ** 2) / (2 * self.var) - 0.5 * np.log(self.var)
-        order = np.argsort(-log_height)
-        last = int(
-            np.searchsorted(
-                np.cumsum(self.weight[order]), self.weight.sum() / math.sqrt(count)
-            )
-        )
+        falling = np.argsort(-log_height)
+        # the √n highest of n components
+        mass = np.cumsum(self.weight[falling])
+        highest = int(np.searchsorted(mass, self.weight.sum() / math.sqrt(count)))
+        if highest == 0:
+            return False
         # Hill's estimate of 1/α is the mean of log(x/x_p) beyond x_p
-        top = order[:last]
-        return (
-            last > 0
-            and np.average(log_height[top], weights=self.weight[top])
-            > log_height[order[last]] + HEAVIEST
-        )
+        beyond = falling[:highest]
+        mean_log = np.average(log_height[beyond], weights=self.weight[beyond])
+        return bool(mean_log > log_height[falling[highest]] + HEAVIEST)
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, accurate at any distance."""
@@ -166,18 +180,24 @@ class GaussianMixture1D(NamedTuple):
         return self._log_sum(y, lambda z, std: _LOG_KERNELS["cdf"](-z, std))
 
     def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
+        """log Σ_i w_i e^(log_kernel((y − m_i)/√v_i, √v_i)), (points,)."""
         logs = []  # scipy's logsumexp takes seven times as long
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(self.weight)
-            for exponent in self._tables(
-                y, lambda z, std: log_weight + log_kernel(z, std)
-            ):
-                top = exponent.max(axis=1, initial=-np.inf)
-                logs.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
+            for log_kernels in self._tables(y, log_kernel):
+                exponent = log_weight + log_kernels
+                largest = exponent.max(axis=1, initial=-np.inf)
+                total = np.exp(exponent - largest[:, None]).sum(axis=1)
+                logs.append(largest + np.log(total))
         return np.concatenate(logs)
 
 
+# Kernels of z = (y − m)/√v, (points, components), and of √v, (components,): densities
+# and distribution functions of N(m, v) at y, and their logarithms.
+
+
 def _density(z: Array, std: Array) -> Array:
+    """e^(−z²/2)/√(2πv), in place of z."""
     z *= z
     z *= -0.5
     np.exp(z, out=z)  # in place: passes over memory cost as much as the exponential
@@ -208,59 +228,66 @@ _LOG_KERNELS = {"pdf": _log_density, "cdf": _log_probability}
 def rests_on_one(sizes: Array, share: Array | None) -> npt.NDArray[np.bool_]:
     """Whether one of a few components makes most of the mean of the sizes.
 
-    Sizes are an array (points, components); the answer is for each point. A single
-    component does not count.
+    sizes: (points, components), with the weights `share` (components,) or equal ones if
+    None. The answer is for each point, (points,). A single component does not count.
     """
     if sizes.shape[1] == 1:
         return np.zeros(len(sizes), dtype=bool)
     terms = sizes if share is None else sizes * share
-    return np.asarray(terms.max(axis=1) > ALONE * terms.sum(axis=1))
+    return np.asarray(terms.max(axis=1) > DOMINANT * terms.sum(axis=1))
 
 
-def _below_the_largest(sizes: Array, share: Array | None, count: float) -> Array:
-    """The largest of the sizes beyond one draw of `count`, for each point.
+def _second_largest(sizes: Array, share: Array | None, count: float) -> Array:
+    """The largest size below those of the largest draw of `count`, for each point.
 
-    Sizes are an array (points, components).
+    sizes: (points, components), and the result has the shape (points,). With equal
+    weights it is the second largest size. With weights `share`, the largest draw may
+    consist of several components of weights below 1/count.
     """
     last = sizes.shape[1] - 1
     if share is None:
         rank = min(1, last)
         return np.asarray(-np.partition(-sizes, rank, axis=1)[:, rank])
     order = np.argsort(-sizes, axis=1)
-    above = np.cumsum(share[order], axis=1) < (1 - 1e-9) / count
-    ranks = np.minimum(above.sum(axis=1) + 1, last)  # as in `tail_error`
+    is_in_first_draw = np.cumsum(share[order], axis=1) < (1 - 1e-9) / count
+    ranks = np.minimum(is_in_first_draw.sum(axis=1) + 1, last)  # as in `tail_error`
     falling = np.take_along_axis(sizes, order, axis=1)
     return np.asarray(falling[np.arange(len(sizes)), ranks])
 
 
 def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
-    """`tail_error` of e^logs (points, components) for each point.
+    """`tail_error` of e^logs (points, components) for each point, (points,).
 
-    It is right also where e^logs underflows.
+    It is right also where e^logs underflows, and infinite where nothing shows it.
     """
     if share is not None:  # components without weight show nothing
         has_weight = share > 0
         logs = logs[:, has_weight]
         share = share[has_weight]
-    top = logs.max(axis=1)
-    nowhere = np.isneginf(top)  # at infinity
-    top = np.where(nowhere, 0.0, top)
-    scaled = np.exp(logs - top[:, None])
+    largest = logs.max(axis=1)
+    all_are_zero = np.isneginf(largest)  # at infinity
+    largest = np.where(all_are_zero, 0.0, largest)
+    scaled = np.exp(logs - largest[:, None])
     # a tail shows in the draws below the largest: it does not if they underflow even
     # beside the largest
-    unknown = _below_the_largest(scaled, share, count) == 0
+    unknown = _second_largest(scaled, share, count) == 0
     if count < 2 * FEWEST:
         unknown |= rests_on_one(scaled, share)
     with np.errstate(divide="ignore", over="ignore"):  # log 0 is −∞
-        tail = np.exp(np.log(tail_error(scaled.T, share, count)) + top)
+        tail = np.exp(np.log(tail_error(scaled.T, share, count)) + largest)
     tail = np.where(unknown, np.inf, tail)
-    return np.where(nowhere, 0.0, tail)
+    return np.where(all_are_zero, 0.0, tail)
 
 
 class GaussianVectors:
     """Σ_r w_r N(m_r, C_r) of vectors with k entries.
 
-    A component whose C_r is singular has no density, and counts as 0.
+    mean: (components, k), cov: (components, k, k), weight: (components,). A component
+    whose C_r is singular has no density, and counts as 0.
+
+    The density of component r is e^(height_r − |z|²/2) with z = (y − m_r)^T W_r, where
+    `whiten` holds the matrices W_r with W_r^T C_r W_r = 1, as an array (k, k,
+    components).
     """
 
     def __init__(self, mean: Array, cov: Array, weight: Array) -> None:
@@ -268,27 +295,27 @@ class GaussianVectors:
         std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2), 0.0))
         unit = np.where(std > 0, std, 1.0)
         correlations = cov / (unit[:, :, None] * unit[:, None, :])
-        values, vectors = np.linalg.eigh(correlations)
-        is_constant = (std == 0).any(axis=1)
-        is_singular = values[:, 0] <= SINGULAR * values[:, -1]
-        self.singular = np.asarray(is_singular | is_constant)
+        eigenvalues, vectors = np.linalg.eigh(correlations)
+        has_constant_entry = (std == 0).any(axis=1)
+        is_singular = eigenvalues[:, 0] <= SINGULAR * eigenvalues[:, -1]
+        self.singular = np.asarray(is_singular | has_constant_entry)
+        # numbers without meaning for singular components, which do not fail
         std = np.where(self.singular[:, None], 1.0, std)
-        values = np.where(self.singular[:, None], 1.0, values)
-        whiten = vectors / np.sqrt(values)[:, None, :] / std[:, :, None]
+        eigenvalues = np.where(self.singular[:, None], 1.0, eigenvalues)
+        whiten = vectors / np.sqrt(eigenvalues)[:, None, :] / std[:, :, None]
         whiten = np.where(self.singular[:, None, None], 0.0, whiten)
         self.whiten = np.ascontiguousarray(whiten.transpose(1, 2, 0))
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(np.where(self.singular, 0.0, weight))
+        log_stds = np.log(std).sum(axis=1)
         self.height = (
-            log_weight
-            - 0.5 * np.log(2 * np.pi * values).sum(axis=1)
-            - np.log(std).sum(axis=1)
+            log_weight - 0.5 * np.log(2 * np.pi * eigenvalues).sum(axis=1) - log_stds
         )
 
     def log_terms(self, y: Array) -> Iterator[Array]:
         """The logarithm of w_r times the density of component r, (points, components).
 
-        It comes for some points (·, k) at a time.
+        It comes for some points at a time; y: (all points, k).
         """
         if self.singular.all():
             raise LawError(
@@ -296,6 +323,7 @@ class GaussianVectors:
                 "every replica has a singular covariance: take a marginal, or entries"
                 " one by one",
             )
+        # in the einsums, p are points, r components, i entries and j whitened entries
         centre = self.mean.mean(axis=0)
         shift = np.einsum("ri,ijr->jr", self.mean - centre, self.whiten)
         near = np.abs(shift).max() < FAR
@@ -317,33 +345,39 @@ class GaussianVectors:
 
 
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
-    """Unbiased values of P(lower < N(0, cov) ≤ upper).
+    """Unbiased values of P(lower < N(0, cov_r) ≤ upper) for components r.
 
-    There is one for each of the uniforms u (values, components, k − 1).
+    cov: (components, k, k), lower and upper: (components, k). There is a value for each
+    of the uniforms u (values, components, k − 1), and the result has the shape (values,
+    components).
     """
     # Genz's sequential conditioning: entry j given the earlier ones is normal, and is
     # drawn between its bounds. In the Cholesky factor `root`, a direction without
     # variance has a column of zeros.
-    z = np.zeros((*u.shape[:2], cov.shape[1]))
+    entries = cov.shape[1]
+    z = np.zeros((*u.shape[:2], entries))
     probability = np.ones(u.shape[:2])
     conditional_cov = cov.copy()  # given the entries before j
     root = np.zeros_like(cov)
-    for j in range(cov.shape[1]):
+    for j in range(entries):
         var = conditional_cov[:, j, j]
-        random = var > 1e-13 * cov[:, j, j]
-        scale = np.sqrt(np.where(random, var, 1.0))
+        is_random = var > 1e-13 * cov[:, j, j]
+        scale = np.sqrt(np.where(is_random, var, 1.0))
         column = conditional_cov[:, j:, j] / scale[:, None]
-        root[:, j:, j] = np.where(random[:, None], column, 0.0)
+        root[:, j:, j] = np.where(is_random[:, None], column, 0.0)
         conditional_cov -= root[:, :, None, j] * root[:, None, :, j]
-        shift = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
+        # the mean of entry j given the earlier ones; m are values, r components
+        mean = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
 
         # P(entry j ≤ bound) given the earlier entries, for both bounds
-        a = scipy.special.ndtr((lower[:, j] - shift) / scale)
-        a = np.where(random, a, lower[:, j] >= shift)
-        b = scipy.special.ndtr((upper[:, j] - shift) / scale)
-        b = np.where(random, b, upper[:, j] >= shift)
-        probability *= b - a
-        if j < cov.shape[1] - 1:
-            uniform = np.clip(a + u[..., j] * (b - a), 1e-300, 1 - 1e-16)
+        below_lower = scipy.special.ndtr((lower[:, j] - mean) / scale)
+        below_lower = np.where(is_random, below_lower, lower[:, j] >= mean)
+        below_upper = scipy.special.ndtr((upper[:, j] - mean) / scale)
+        below_upper = np.where(is_random, below_upper, upper[:, j] >= mean)
+        between = below_upper - below_lower
+        probability *= between
+        if j < entries - 1:
+            uniform = below_lower + u[..., j] * between
+            uniform = np.clip(uniform, 1e-300, 1 - 1e-16)
             z[..., j] = scipy.special.ndtri(uniform)
     return probability

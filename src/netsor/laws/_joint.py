@@ -130,6 +130,7 @@ class Joint(LawBase):
         return len(self.component_mean.T)
 
     def __getitem__(self, entry: int) -> Mixture:
+        """The law of one entry."""
         k = as_whole(entry)
         if k is None:
             raise TypeError(
@@ -145,19 +146,21 @@ class Joint(LawBase):
         return self._mixture(self.component_mean[:, k], var, self.mean_error[k])
 
     def _mixture(self, mean: Array, var: Array, mean_error: float) -> Mixture:
-        """The law of one entry or combination; its origin has the error of its mean
-        too.
+        """The law of one entry or combination, from its means and variances
+        (replicas,).
+
+        The quadrature error of its origin includes the error of its mean.
         """
         law = Mixture(mean, var, self.origin, self.weight)
-        size = abs(law.mean())
-        if law.std() > CONSTANT * size:
-            size = law.std()
-        if mean_error == 0 or size == 0:
+        # the unit of errors: the standard deviation, or the mean of a constant
+        unit = abs(law.mean())
+        if law.std() > CONSTANT * unit:
+            unit = law.std()
+        if mean_error == 0 or unit == 0:
             return law
-        error = combined(self.origin.quadrature_error, mean_error / size)
-        return Mixture(
-            mean, var, replace(self.origin, quadrature_error=error), self.weight
-        )
+        error = combined(self.origin.quadrature_error, mean_error / unit)
+        origin = replace(self.origin, quadrature_error=error)
+        return Mixture(mean, var, origin, self.weight)
 
     def __repr__(self) -> str:
         return f"<Joint over {self.dim} entries: {'; '.join(self._labels)}>"
@@ -166,6 +169,7 @@ class Joint(LawBase):
 
     @property
     def _labels(self) -> list[str]:
+        """Method, status and cost; and the evidence if it was conditioned on data."""
         if self.log_evidence is None:
             return super()._labels
         data = (
@@ -177,9 +181,10 @@ class Joint(LawBase):
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
         numbers = np.atleast_1d(base.points(entries, "entries", "marginal"))
-        whole = numbers == np.round(numbers)
-        in_range = (numbers >= -self.dim) & (numbers < self.dim)
-        if numbers.ndim != 1 or not numbers.size or not (whole & in_range).all():
+        is_whole = numbers == np.round(numbers)
+        is_in_range = (numbers >= -self.dim) & (numbers < self.dim)
+        is_list = numbers.ndim == 1 and numbers.size > 0
+        if not is_list or not (is_whole & is_in_range).all():
             raise LawError(
                 "marginal", "entries", entries, f"integers from 0 to {self.dim - 1}"
             )
@@ -217,6 +222,7 @@ class Joint(LawBase):
                 log_evidence=self.log_evidence,
                 mean_error=mean_error,
             )
+        # w^T C_r w of each replica r
         var = np.einsum("rj,j->r", self.component_cov @ w, w)
         return self._mixture(
             mean=self.component_mean @ w,
@@ -247,15 +253,16 @@ class Joint(LawBase):
             density of the data with its error, and `effective` the number of replicas
             that still count.
         """
-        return Joint(*conditioned(self, observed, noise))
+        return Joint(**conditioned(self, observed, noise)._asdict())
 
     def gaussian(self) -> Joint:
         """The Gaussian with this law's mean and covariance."""
         value, error = self.with_error.cov()
         variances = np.diag(value)
-        size = np.sqrt(np.outer(variances, variances))
-        known = (size > 0) & np.isfinite(error)
-        relative_error = np.divide(error, size, out=np.zeros_like(size), where=known)
+        # the errors of a law are relative to the standard deviations
+        unit = np.sqrt(np.outer(variances, variances))
+        is_known = (unit > 0) & np.isfinite(error)
+        relative_error = np.divide(error, unit, out=np.zeros_like(unit), where=is_known)
         origin = Provenance(
             status=self.status,
             method=f"the Gaussian with mean and covariance of: {self.method}",
@@ -274,10 +281,12 @@ class Joint(LawBase):
 
     def cov(self) -> Array:
         """The covariance matrix, (entries, entries)."""
-        return self._replicas.mean(self._second())
+        return self._replicas.mean(self._central_moments())
 
-    def _second(self) -> Array:
-        """The contribution of each replica to the covariance."""
+    def _central_moments(self) -> Array:
+        """E[(Y − E[Y])(Y − E[Y])^T | replica], (replicas, entries, entries), whose mean
+        is the covariance.
+        """
         off = self.component_mean - self.mean()
         return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
 
@@ -316,39 +325,39 @@ class Joint(LawBase):
         if singular.all() or not singular.any():
             return Estimate(float(singular.all()), 0.0, self.sources)
         share = float(singular @ self._replicas.weights)
-        return Estimate(
-            share, float(proportion_error(share, self.effective)), self.sources
-        )
+        error = float(proportion_error(share, self.effective))
+        return Estimate(share, error, self.sources)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks about the law."""
         if not 0 < self.singular.value < 1:
             return super().notes
-        without = (
+        note = (
             f"P(Y has no joint density) = {self.singular}: a singular covariance; the"
             " density describes the rest"
         )
-        return (*super().notes, without)
+        return (*super().notes, note)
 
-    def _at(self, name: str, y: npt.ArrayLike) -> tuple[Array, tuple[int, ...]]:
-        """Points (·, entries), and the shape that the user gave them."""
-        at = base.points(y, "y", name)
-        if at.ndim == 0 or at.shape[-1] != self.dim:
+    def _points(
+        self, operation: str, y: npt.ArrayLike
+    ) -> tuple[Array, tuple[int, ...]]:
+        """Points y (…, entries) as an array (points, entries), and the shape (…)."""
+        points = base.points(y, "y", operation)
+        if points.ndim == 0 or points.shape[-1] != self.dim:
             raise LawError(
-                name,
-                f"y of shape {at.shape} must have {self.dim} entries along the last"
+                operation,
+                f"y of shape {points.shape} must have {self.dim} entries along the last"
                 " axis",
             )
-        return at.reshape(-1, self.dim), at.shape[:-1]
+        return points.reshape(-1, self.dim), points.shape[:-1]
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density at points (…, entries), of shape (…)."""
-        at, shape = self._at("logpdf", y)
-        logs = [
-            scipy.special.logsumexp(terms, axis=1)
-            for terms in self._gaussians.log_terms(at)
-        ]
+        points, shape = self._points("logpdf", y)
+        logs = []
+        for terms in self._gaussians.log_terms(points):
+            logs.append(scipy.special.logsumexp(terms, axis=1))
         return np.concatenate(logs).reshape(shape)[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
@@ -356,37 +365,40 @@ class Joint(LawBase):
 
         If some replicas are `singular`, it is that of the rest.
         """
-        at, shape = self._at("pdf", y)
-        parts = [np.exp(terms).sum(axis=1) for terms in self._gaussians.log_terms(at)]
-        return np.concatenate(parts).reshape(shape)[()]
+        points, shape = self._points("pdf", y)
+        densities = []
+        for terms in self._gaussians.log_terms(points):
+            densities.append(np.exp(terms).sum(axis=1))
+        return np.concatenate(densities).reshape(shape)[()]
 
     def _pdf_with_error(self, y: Array, unseen: bool = True) -> Estimate:
-        """The density at points (·, k) with its standard error; with `unseen`, also
-        what other replicas may add.
+        """The density at points y (points, entries) with its standard error; with
+        `unseen`, the error includes what other replicas may add.
         """
         replicas = self._replicas
         weight = replicas.weights
+        has_weight = weight > 0
         with np.errstate(divide="ignore"):  # of replicas without weight
             log_weight = np.log(weight)
-        seen = np.flatnonzero((weight > 0) & ~self._gaussians.singular)
+        has_density = has_weight & ~self._gaussians.singular
         heights = np.exp(self._gaussians.height - log_weight)
         # what one more draw adds at most, if it is no narrower than these
-        most = float(heights[seen].max(initial=0.0)) / replicas.count
+        largest_term = float(heights[has_density].max(initial=0.0)) / replicas.count
         values = []
         errors = []
         for terms in self._gaussians.log_terms(y):
             # the density of each replica: (points, replicas)
             densities = np.divide(
-                np.exp(terms), weight, out=np.zeros_like(terms), where=weight > 0
+                np.exp(terms), weight, out=np.zeros_like(terms), where=has_weight
             )
             values.append(replicas.mean(densities.T))
             error = replicas.spread(densities.T)
             if unseen and self.replicas > 1:
                 with np.errstate(invalid="ignore"):  # −∞ + ∞
-                    logs = np.where(weight > 0, terms - log_weight, -np.inf)
+                    logs = np.where(has_weight, terms - log_weight, -np.inf)
                 tail = tail_of_logs(logs, self.weight, replicas.count)
-                unknown = (densities.max(axis=1) == 0) & (tail > most)
-                tail = np.where(unknown, np.inf, np.minimum(tail, most))
+                unknown = (densities.max(axis=1) == 0) & (tail > largest_term)
+                tail = np.where(unknown, np.inf, np.minimum(tail, largest_term))
                 error = combined(error, tail)
             errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))
@@ -406,33 +418,36 @@ class Joint(LawBase):
     @property
     def _varies(self) -> bool:
         """Whether the replicas differ."""
-        return bool(
-            np.ptp(self.component_mean, axis=0).any()
-            or np.ptp(self.component_cov, axis=0).any()
-        )
+        means_differ = np.ptp(self.component_mean, axis=0).any()
+        return bool(means_differ or np.ptp(self.component_cov, axis=0).any())
 
     def _rectangle(self, lower: Array, upper: Array) -> Estimate:
-        """P(lower < Y ≤ upper), for each replica as a mean over a few quasi-random
-        points.
+        """P(lower < Y ≤ upper) for corners (entries,).
+
+        It is the mean over replicas of a mean over a few quasi-random points.
         """
         replicas = self._replicas
-        count, k = self.component_mean.shape
-        points = max(1, RECTANGLE // count) if k > 1 else 1  # for each replica
-        sobol = Sobol(max(k - 1, 1), np.random.default_rng(2020))
+        count, entries = self.component_mean.shape
+        points = 1  # for each replica; the probability of one entry needs no more
+        if entries > 1:
+            points = max(1, RECTANGLE // count)
+        sobol = Sobol(max(entries - 1, 1), np.random.default_rng(2020))
         values = rectangles(  # (points, replicas)
-            self.component_cov,
-            lower - self.component_mean,
-            upper - self.component_mean,
-            sobol.random(points * count).reshape(points, count, -1),
+            cov=self.component_cov,
+            lower=lower - self.component_mean,
+            upper=upper - self.component_mean,
+            u=sobol.random(points * count).reshape(points, count, -1),
         )
         of_replica = values.mean(axis=0)
         value = float(replicas.mean(of_replica))
         error = float(replicas.spread(of_replica))
-        everywhere = (np.isneginf(lower) & np.isposinf(upper)).all()
-        if self.replicas > 1 and not everywhere:
+        is_whole_space = (np.isneginf(lower) & np.isposinf(upper)).all()
+        if self.replicas > 1 and not is_whole_space:
             unseen = 1 / replicas.count  # what one more draw adds at most
-            surely_alike = min(value, 1 - value) < SURE and self._varies
-            if not surely_alike:
+            # If all replicas agree on 0 or 1 although they differ, their spread is
+            # rounding and shows no tail.
+            spread_is_rounding = min(value, 1 - value) < SURE and self._varies
+            if not spread_is_rounding:
                 unseen = min(float(replicas.unseen(of_replica)), unseen)
             error = combined(error, unseen)
         if points > 1:  # the error of the points, by their spread
@@ -441,10 +456,12 @@ class Joint(LawBase):
         return Estimate(value, error)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        """Draws (size, entries), each from the Gaussian of a random replica."""
         chosen = self._replicas.choose(size, rng)
-        values, vectors = np.linalg.eigh(self.component_cov[chosen])
-        scaled = np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(values.shape)
-        deviations = (vectors @ scaled[..., None])[..., 0]
+        variances, axes = np.linalg.eigh(self.component_cov[chosen])
+        std = np.sqrt(np.maximum(variances, 0.0))
+        along_axes = std * rng.standard_normal(std.shape)
+        deviations = (axes @ along_axes[..., None])[..., 0]
         return np.asarray(self.component_mean[chosen] + deviations)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
@@ -465,6 +482,7 @@ class Joint(LawBase):
         return plot_joint(self, ax, entries)
 
     def _arrays(self) -> dict[str, Any]:
+        """The law for a file, as arrays by name: the inverse of `_from_arrays`."""
         evidence = None if self.log_evidence is None else tuple(self.log_evidence)
         mean_error = self.mean_error if self.mean_error.any() else None
         return {
@@ -479,6 +497,7 @@ class Joint(LawBase):
     def _from_arrays(
         cls, origin: Provenance, evidence: Array | None = None, **arrays: Any
     ) -> Joint:
+        """The law that `_arrays` wrote; `evidence` is a value and its error."""
         if evidence is None:
             return cls(**arrays, origin=origin)
         log_evidence = Estimate(float(evidence[0]), float(evidence[1]))
@@ -506,39 +525,43 @@ class JointWithError:
         self._law = law
 
     def mean(self) -> Estimate:
+        """E[Y], (entries,)."""
         law = self._law
         value, error = law._replicas.average(law.component_mean)
-        std, size = law.std(), np.abs(value)
-        relative_error = law.origin.quadrature_error
-        if not law.component_mean.any():
-            relative_error = 0.0
-        doubt = relative_error * np.where(std > CONSTANT * size, std, size)
+        doubt: Any = 0.0  # of quadrature; means that are 0 are exact
+        if law.component_mean.any():
+            std = law.std()
+            size = np.abs(value)
+            unit = np.where(std > CONSTANT * size, std, size)
+            doubt = law.origin.quadrature_error * unit
         return Estimate(value, combined(error, doubt, law.mean_error), law.sources)
 
     def cov(self) -> Estimate:
+        """The covariance matrix, (entries, entries)."""
         law = self._law
-        value, error = law._replicas.average(law._second())
+        value, error = law._replicas.average(law._central_moments())
         std = np.sqrt(np.maximum(np.diag(value), 0.0))
         doubt = law.origin.quadrature_error * np.outer(std, std)
         return Estimate(value, combined(error, doubt), law.sources)
 
     def var(self) -> Estimate:
-        value, error = self.cov()
-        return Estimate(
-            np.maximum(np.diag(value), 0.0), np.diag(error).copy(), self._law.sources
-        )
+        """The variance of each entry, (entries,)."""
+        cov, cov_error = self.cov()
+        value = np.maximum(np.diag(cov), 0.0)
+        return Estimate(value, np.diag(cov_error).copy(), self._law.sources)
 
     def corr(self) -> Estimate:
+        """The correlation matrix, (entries, entries); NaN without variance."""
         law = self._law
-        second = law._second()
-        std = np.sqrt(np.maximum(np.diag(law._replicas.mean(second)), 0.0))
+        moments = law._central_moments()  # (replicas, entries, entries)
+        std = np.sqrt(np.maximum(np.diag(law._replicas.mean(moments)), 0.0))
         std = np.where(std > CONSTANT * np.abs(law.mean()), std, np.nan)
-        unit = second / np.outer(std, std)
-        rho = law._replicas.mean(unit)
+        unit_moments = moments / np.outer(std, std)
+        rho = law._replicas.mean(unit_moments)
         # delta method: ρ_ij = C_ij/√(C_ii C_jj) moves by δC_ij − ρ_ij (δC_ii + δC_jj)/2
-        variances = np.diagonal(unit, axis1=1, axis2=2)
-        both = variances[:, :, None] + variances[:, None, :]
-        influence = unit - 0.5 * rho * both
+        variances = np.diagonal(unit_moments, axis1=1, axis2=2)
+        sum_of_variances = variances[:, :, None] + variances[:, None, :]
+        influence = unit_moments - 0.5 * rho * sum_of_variances
         error = np.asarray(law._replicas.average(influence).error)
         np.fill_diagonal(error, 0.0)
         np.fill_diagonal(rho, std / std)  # 1, or NaN without variance
@@ -546,15 +569,20 @@ class JointWithError:
         return Estimate(rho, combined(error, doubt), law.sources)
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
-        at, shape = self._law._at("pdf", y)
-        value, error = self._law._pdf_with_error(at)
-        changes = [np.abs(moved.pdf(at) - value) for moved in self._moved()]
-        total = np.asarray(combined(error, np.max(changes, axis=0, initial=0.0)))
+        """The joint density at points (…, entries), of shape (…)."""
+        points, shape = self._law._points("pdf", y)
+        value, error = self._law._pdf_with_error(points)
+        changes = [np.abs(moved.pdf(points) - value) for moved in self._moved()]
+        doubt = np.max(changes, axis=0, initial=0.0)
+        total_error = np.asarray(combined(error, doubt))
         return Estimate(
-            value.reshape(shape)[()], total.reshape(shape)[()], self._law.sources
+            value=value.reshape(shape)[()],
+            error=total_error.reshape(shape)[()],
+            sources=self._law.sources,
         )
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
+        """P(lower < Y ≤ y) for corners of a number for each entry, or one for all."""
         upper = self._corner("y", y)
         low = self._corner("lower", -math.inf if lower is None else lower)
         if not (low <= upper).all():
@@ -562,27 +590,25 @@ class JointWithError:
                 "cdf", "lower", lower, f"at most y={shown(y)}, in every entry"
             )
         value, error = self._law._rectangle(low, upper)
-        changes = [
-            abs(moved._rectangle(low, upper).value - value) for moved in self._moved()
-        ]
-        return Estimate(
-            value, combined(error, max(changes, default=0.0)), self._law.sources
-        )
+        doubt = 0.0
+        for moved in self._moved():
+            change = abs(moved._rectangle(low, upper).value - value)
+            doubt = max(doubt, change)
+        return Estimate(value, combined(error, doubt), self._law.sources)
 
     def _moved(self) -> list[Joint]:
-        """The law with covariances moved up and down by the error of Gaussian
-        expectations; none if exact.
+        """The law with covariances moved up, and down, by the error of Gaussian
+        expectations; none if they are exact.
         """
         law = self._law
         error = law.origin.quadrature_error
         if error <= 1e-14:
             return []
-        larger = law.component_cov * (1 + error)
-        smaller = law.component_cov * (1 - error)
-        return [
-            Joint(law.component_mean, cov, law.origin, law.weight)
-            for cov in (larger, smaller)
-        ]
+        moved = []
+        for factor in (1 + error, 1 - error):
+            cov = law.component_cov * factor
+            moved.append(Joint(law.component_mean, cov, law.origin, law.weight))
+        return moved
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""

@@ -78,9 +78,11 @@ class Distribution(ABC):
 
     @property
     def _has_density(self) -> bool:
+        """Whether the law is not made of atoms only."""
         return True
 
     def _density(self, y: Array) -> Array:
+        """The density, without its error."""
         return np.asarray(self._pdf(y).value)
 
     def _density_with_error(self, y: Array) -> Estimate:
@@ -183,17 +185,17 @@ class Law(LawBase, Distribution):
 
     def _log_side(self, y: Array, sign: int) -> Array:
         """log P(Y > y), or log P(Y ≤ y) if the sign is −1, accurate in both tails."""
-        above, below = self._sf(y), self._distribution(y)
-        share, rest = (above, below) if sign == 1 else (below, above)
+        probability = self._sf(y)
+        complement = self._distribution(y)
+        if sign == -1:
+            probability, complement = complement, probability
         with np.errstate(divide="ignore"):
-            logs = np.where(
-                share < 0.5,
-                np.log(np.maximum(share, 0.0)),
-                np.log1p(-np.minimum(rest, 1.0)),
-            )
-        tiny = np.isneginf(logs)
-        if tiny.any():
-            logs[tiny] = self._log_tail(y[tiny], sign)
+            log_of_small = np.log(np.maximum(probability, 0.0))
+            log_of_large = np.log1p(-np.minimum(complement, 1.0))
+        logs = np.where(probability < 0.5, log_of_small, log_of_large)
+        underflows = np.isneginf(logs)
+        if underflows.any():
+            logs[underflows] = self._log_tail(y[underflows], sign)
         return logs
 
     def _log_error(self, y: Array) -> Array:
@@ -210,22 +212,28 @@ class Law(LawBase, Distribution):
     @cached_property
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         """Pairs of laws that differ from this one by ±ε, one pair for each quantity
-        with an error ε.
+        with an error ε; none if the error is only rounding.
         """
         error = self.origin.quadrature_error
-        exact = Provenance(self.status, self.method, seed=self.origin.seed)
-        return () if error < 1e-14 else self._moved(error, exact)
+        if error < 1e-14:
+            return ()
+        without_error = Provenance(self.status, self.method, seed=self.origin.seed)
+        return self._moved(error, without_error)
 
     def doubt(self, read: Callable[[Any], Any]) -> Any:
-        """The change of a number when the law moves by its quadrature error."""
+        """The change of a number when the law moves by its quadrature error.
+
+        `read` computes the number, or an array of numbers, from a law. It is the larger
+        change of each pair of `_perturbed`, and different pairs are independent.
+        """
         if not self._perturbed:
             return combined()
         value = read(self)
         changes = []
-        for below, above in self._perturbed:
-            change_below = np.abs(read(below) - value)
-            change_above = np.abs(read(above) - value)
-            changes.append(np.maximum(change_below, change_above))
+        for law, opposite in self._perturbed:
+            change = np.abs(read(law) - value)
+            opposite_change = np.abs(read(opposite) - value)
+            changes.append(np.maximum(change, opposite_change))
         return combined(*changes)
 
     # The public methods
@@ -276,7 +284,8 @@ class Law(LawBase, Distribution):
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
             raise LawError("interval", "confidence", confidence, "between 0 and 1")
-        return float(self.ppf((1 - share) / 2)), float(self.isf((1 - share) / 2))
+        beyond = (1 - share) / 2  # the probability on each side
+        return float(self.ppf(beyond)), float(self.isf(beyond))
 
     def mean(self) -> float:
         """E[Y]."""
@@ -308,16 +317,18 @@ class Law(LawBase, Distribution):
         `moments` names them by the letters m, v, s and k. The result is a tuple in this
         order, or a float if there is one letter.
         """
-        known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
-        if (
-            not isinstance(moments, str)
-            or not moments
-            or not set(moments) <= set(known)
-        ):
+        methods = {
+            "m": self.mean,
+            "v": self.var,
+            "s": self.skewness,
+            "k": self.kurtosis,
+        }
+        is_text = isinstance(moments, str) and bool(moments)
+        if not is_text or not set(moments) <= set(methods):
             raise LawError("stats", "moments", moments, "letters among m, v, s and k")
-        # in this order, as in scipy
-        chosen = tuple(known[letter]() for letter in known if letter in moments)
-        return chosen if len(chosen) > 1 else chosen[0]
+        # in the order of the methods, as in scipy
+        numbers = [method() for letter, method in methods.items() if letter in moments]
+        return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
     def expect(self, func: Callable[[Any], Any]) -> float:
         """E[func(Y)] by quadrature."""
@@ -382,11 +393,14 @@ class Law(LawBase, Distribution):
     _repr_html_ = card
 
     def __repr__(self) -> str:
-        shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
-        points = "".join(
-            f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3]
-        )
-        return f"<{type(self).__name__}: {shape}{points}; {'; '.join(self._labels)}>"
+        numbers = [
+            f"variance {self.var():.6g}",
+            f"excess kurtosis {self.kurtosis():.4g}",
+        ]
+        for point, mass in self.atoms[:3]:
+            numbers.append(f"P(Y = {point:g}) = {mass.value:.4g}")
+        text = "; ".join([", ".join(numbers), *self._labels])
+        return f"<{type(self).__name__}: {text}>"
 
 
 ROOT_ATOL = 1e-14  # error of a quantile by root finding, in standard deviations
@@ -402,21 +416,25 @@ class WithError:
 
     @one_blas_thread()
     def _of(self, f: Callable[[Any], Estimate]) -> Estimate:
-        """Numbers of the law, with the errors of sampling and of quadrature."""
-        value, error = f(self._law)
-        return Estimate(
-            value,
-            combined(error, self._law.doubt(lambda law: f(law).value)),
-            self._law.sources,
-        )
+        """f(law), a number or an array, with the errors of sampling and quadrature.
+
+        The estimate f(law) has the error of sampling only.
+        """
+        value, sampling = f(self._law)
+        doubt = self._law.doubt(lambda law: f(law).value)
+        return Estimate(value, combined(sampling, doubt), self._law.sources)
 
     def _at(
         self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike
     ) -> Estimate:
-        """The same for a function of the law and of points."""
-        value, error = pointwise(
-            operation, lambda p: self._of(lambda law: f(law, p)), y
-        )
+        """f(law, y) at points y of any shape, with the errors of sampling and
+        quadrature. f gets finite points (k,).
+        """
+
+        def at_finite_points(points: Array) -> Estimate:
+            return self._of(lambda law: f(law, points))
+
+        value, error = pointwise(operation, at_finite_points, y)
         return Estimate(value, error, self._law.sources)
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
@@ -427,7 +445,7 @@ class WithError:
         law = self._law
         level = base.levels(q, "ppf")
         value = np.asarray(law.ppf(q))
-        atoms = [at for at, _ in law.atoms]
+        atoms = [point for point, _ in law.atoms]
         level_error = np.asarray(self.cdf(value).error)
         if atoms:  # a level may miss an atom on either side
             left_of_value = self.cdf(np.nextafter(value, -np.inf))
@@ -452,49 +470,56 @@ class WithError:
         else:
             density = np.zeros_like(level_error)
         with np.errstate(over="ignore"):
-            linear = np.divide(
-                level_error,
-                density,
-                out=np.zeros_like(level_error),
-                where=density > 0,
-            )
-        error = np.where(np.isin(value, atoms), error, np.maximum(error, linear))
-        exact = ~np.isfinite(value) | (error < ROOT_ATOL * law.std())
-        return Estimate(value[()], np.where(exact, 0.0, error)[()], law.sources)
+            zeros = np.zeros_like(level_error)
+            linear = np.divide(level_error, density, out=zeros, where=density > 0)
+        is_atom = np.isin(value, atoms)
+        error = np.where(is_atom, error, np.maximum(error, linear))
+        is_exact = ~np.isfinite(value) | (error < ROOT_ATOL * law.std())
+        error = np.where(is_exact, 0.0, error)
+        return Estimate(value[()], error[()], law.sources)
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function; its error is the radius of a circle in the
         plane.
         """
-        at = base.points(t, "t", "cf")
-        if (np.abs(at) > base.MAX_MAGNITUDE).any():
+        points = base.points(t, "t", "cf")
+        if (np.abs(points) > base.MAX_MAGNITUDE).any():
             raise LawError(
                 "cf", "t", t, f"finite, and at most {base.MAX_MAGNITUDE:g} in size"
             )
-        value, error = self._of(lambda law: law._cf(at.ravel()))
+        value, error = self._of(lambda law: law._cf(points.ravel()))
         return Estimate(
-            value.reshape(at.shape)[()], error.reshape(at.shape)[()], self._law.sources
+            value=value.reshape(points.shape)[()],
+            error=error.reshape(points.shape)[()],
+            sources=self._law.sources,
         )
 
     def moment(self, order: int) -> Estimate:
+        """E[Y^order]."""
         k = base.checked_order(order)
         return self._of(lambda law: law._moment(k))
 
     def std(self) -> Estimate:
-        value, error = self.var()
-        return Estimate(
-            value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources
-        )
+        """The standard deviation, with its error from that of the variance."""
+        var, var_error = self.var()
+        value = var**0.5
+        error = var_error / (2 * value) if var else 0.0
+        return Estimate(value, error, self._law.sources)
 
-    def _shape(self, which: int) -> Estimate:
-        value, error = self._law._shape()[which]
+    def skewness(self) -> Estimate:
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
+        (value, error), _ = self._law._shape()
+        return Estimate(value, error, self._law.sources)
+
+    def kurtosis(self) -> Estimate:
+        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
+        _, (value, error) = self._law._shape()
         return Estimate(value, error, self._law.sources)
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
+        """E[func(Y)] by quadrature."""
         return self._of(lambda law: expectation(law, func))
 
-    skewness = partialmethod(_shape, 0)
-    kurtosis = partialmethod(_shape, 1)
     median = partialmethod(ppf, 0.5)
     mean = partialmethod(moment, 1)
     var = partialmethod(_of, lambda law: law._var())

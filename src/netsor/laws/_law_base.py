@@ -131,23 +131,24 @@ def _reason(error: Exception) -> str:
 def _origin(
     notes: Any, quadrature_error: Any, seed: Any, random_numbers: Any, **texts: Any
 ) -> Provenance:
-    """The provenance in a file, which must have exactly its fields."""
+    """The provenance in a file, from its fields, which are those of `Provenance`.
+
+    `texts` are the fields that are texts.
+    """
     error = quadrature_error if isinstance(quadrature_error, int | float) else -1.0
-    valid = (
-        isinstance(notes, list)
-        and all(isinstance(text, str) for text in (*texts.values(), *notes))
-        and as_whole(random_numbers) is not None
-        and (seed is None or as_whole(seed) is not None)
-        and error >= 0
+    seed_is_valid = seed is None or as_whole(seed) is not None
+    numbers_are_valid = as_whole(random_numbers) is not None and error >= 0
+    texts_are_valid = isinstance(notes, list) and all(
+        isinstance(text, str) for text in (*texts.values(), *notes)
     )
-    if not valid:
+    if not (texts_are_valid and numbers_are_valid and seed_is_valid):
         raise ValueError("its origin has a field of a wrong type")
     return Provenance(
         **texts,
         random_numbers=random_numbers,
         seed=seed,
         quadrature_error=float(error),
-        notes=(*notes,),
+        notes=tuple(notes),
     )
 
 
@@ -283,11 +284,12 @@ class LawBase(ABC):
             lengths = tuple(size)
         else:
             lengths = (size,)
-        shape: list[int] = []
+        shape: list[int] = []  # the valid lengths
         for length in map(as_whole, lengths):
             if length is not None and 0 <= length <= NUMBERS:
                 shape.append(length)
-        if len(shape) < len(lengths) or len(shape) > AXES or math.prod(shape) > NUMBERS:
+        all_valid = len(shape) == len(lengths)
+        if not all_valid or len(shape) > AXES or math.prod(shape) > NUMBERS:
             raise LawError(
                 "rvs",
                 "size",
@@ -341,44 +343,43 @@ def points(argument: Any, name: str, operation: str) -> Array:
 
 
 def checked_draws(argument: Any) -> Array:
-    """At least two draws that are not all equal."""
+    """At least two draws that are not all equal, as an array (draws,)."""
     draws = as_floats(argument)
-    if draws is None and np.ma.is_masked(argument):
-        allowed = "not be masked: take draws.compressed()"
-    elif draws is None:
+    if draws is None:
         allowed = "be real numbers"
-    elif (
-        draws.size < 2
-        or not (np.abs(draws) <= MAX_MAGNITUDE).all()
-        or draws.min() == draws.max()
-    ):
-        allowed = (
-            "be at least two finite numbers, not all equal and at most"
-            f" {MAX_MAGNITUDE:g} in size"
+        if np.ma.is_masked(argument):
+            allowed = "not be masked: take draws.compressed()"
+        raise LawError("draws", f"{shown(argument)} must {allowed}")
+    are_finite = bool((np.abs(draws) <= MAX_MAGNITUDE).all())
+    if draws.size < 2 or not are_finite or draws.min() == draws.max():
+        raise LawError(
+            "draws",
+            f"{shown(argument)} must be at least two finite numbers, not all equal and"
+            f" at most {MAX_MAGNITUDE:g} in size",
         )
-    else:
-        return draws.ravel()
-    raise LawError("draws", f"{shown(argument)} must {allowed}")
+    return draws.ravel()
 
 
 def checked_weights(
     argument: Any, count: int, operation: str, name: str = "weight"
 ) -> Array | None:
-    """Weights of sum 1, or None for equal weights."""
+    """Weights (count,) of sum 1, or None for equal weights."""
     if argument is None:
         return None
-    w = numbers(argument, operation, name)
-    if w.shape != (count,) or (w < 0).any() or not w.any():
+    weights = numbers(argument, operation, name)
+    if weights.shape != (count,) or (weights < 0).any() or not weights.any():
         raise LawError(
             operation,
             name,
             argument,
             f"{count} finite numbers, 0 or more and not all 0",
         )
-    w = w if w.max() < MAX_MAGNITUDE else w / w.max()
-    total = float(w.sum())
-    # a copy keeps every digit
-    return w if abs(total - 1) < 1e-12 else np.asarray(w / total)
+    if weights.max() >= MAX_MAGNITUDE:  # their sum may overflow
+        weights = weights / weights.max()
+    total = float(weights.sum())
+    if abs(total - 1) < 1e-12:  # normalised already: a copy keeps every digit
+        return weights
+    return np.asarray(weights / total)
 
 
 def checked_origin(argument: Any, operation: str) -> Provenance:

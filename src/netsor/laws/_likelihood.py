@@ -1,5 +1,9 @@
 """Gaussian process regression: given a replica, outputs are N(m, V) with V = C C^T, and
 data y are N(m, V + τ²I).
+
+Shapes: the mean m is (replicas, entries), the covariance V (replicas, entries,
+entries), and C (replicas, entries, columns). In einsums, r are replicas, n observed or
+other entries, k columns, i and j any two axes of entries.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import scipy
 
 from .._validate import as_number, as_whole, counted, shown
 from ._estimate import Array, Estimate, Replicas, combined
-from ._law_base import MAX_MAGNITUDE, LawError, numbers
+from ._law_base import MAX_MAGNITUDE, LawError, Provenance, numbers
 
 # rows of a triangular matrix from which substitution, one by one, is faster than
 # numpy's solve
@@ -30,22 +34,21 @@ MIN_PIVOT_RATIO = 1e-7
 
 
 class Observations(NamedTuple):
-    """Observed entries, their values, the standard deviation of the noise of each, and
-    the method that got them.
-    """
+    """Observed entries with values and noise, (observations,) each."""
 
     entries: npt.NDArray[np.intp]
     values: Array
-    noise: Array
-    operation: str = "condition"
+    noise: Array  # standard deviations τ
+    operation: str = "condition"  # the method that got them, for messages
 
 
 def checked_data(
     dim: int, observed: Mapping[int, float], noise: npt.ArrayLike, operation: str
 ) -> Observations:
-    """The user's data {entry: value}, with noise.
+    """The user's data {entry: value} of a law of `dim` entries, after checks.
 
-    The noise is a standard deviation, or one for each value.
+    The noise is a standard deviation, or one for each value. Negative entries count
+    from the end.
     """
     if not isinstance(observed, Mapping) or not observed:
         raise LawError(
@@ -82,15 +85,17 @@ def checked_data(
             "a standard deviation, 0 or more, or one for each value",
         )
     return Observations(
-        np.array(list(data), dtype=np.intp),
-        np.array(list(data.values())),
-        np.broadcast_to(tau, (len(data),)).copy(),
-        operation,
+        entries=np.array(list(data), dtype=np.intp),
+        values=np.array(list(data.values())),
+        noise=np.broadcast_to(tau, (len(data),)).copy(),
+        operation=operation,
     )
 
 
 class Update(NamedTuple):
-    """Each replica's mean and covariance given data, and what gave them."""
+    """Each replica's mean and covariance given data, and the solution that gave
+    them.
+    """
 
     mean: Array
     cov: Array
@@ -99,13 +104,17 @@ class Update(NamedTuple):
 
 
 def updated(mean: Array, cov: Array, data: Observations) -> Update:
-    """Each replica's mean and covariance given data."""
+    """Each replica's mean and covariance given data, from m and V.
+
+    With observed entries o and R R^T = V_oo + τ²I, they are m + H^T R⁻¹ (y − m_o) and V
+    − H^T H, where H = R⁻¹ V_o.
+    """
     entries, values, tau, _ = data
     root = _root(cov[:, entries[:, None], entries], data)
     z = _solved(root, (values - mean[:, entries])[..., None])[..., 0]
-    half = _solved(root, np.swapaxes(cov[:, :, entries], 1, 2))
-    new_mean = mean + np.einsum("rij,ri->rj", half, z)
-    new_cov = cov - np.swapaxes(half, 1, 2) @ half
+    h = _solved(root, np.swapaxes(cov[:, :, entries], 1, 2))
+    new_mean = mean + np.einsum("rij,ri->rj", h, z)
+    new_cov = cov - np.swapaxes(h, 1, 2) @ h
     # without noise they are known exactly, but the formula leaves rounding errors
     exact = entries[tau == 0]
     new_mean[:, exact] = values[tau == 0]
@@ -119,25 +128,22 @@ def updated(mean: Array, cov: Array, data: Observations) -> Update:
 
 
 def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
-    """log N(y; m, C C^T + τ²I) of each replica.
-
-    m is an array (replicas, entries), and C one (replicas, entries, columns).
-    """
+    """log N(y; m, C C^T + τ²I) of each replica, (replicas,)."""
     solution = _solution(mean, columns, data)
     if not isinstance(solution, _FewColumns):
         return log_density(solution.root, solution.z)
+    # ½ log |2π (C C^T + τ²I)|, see `_FewColumns`
     diagonal = np.diagonal(solution.root, axis1=1, axis2=2)
-    heights = (
-        np.log(diagonal).sum(axis=1) + np.log(np.sqrt(2 * np.pi) * data.noise).sum()
-    )
+    of_noise = np.log(np.sqrt(2 * np.pi) * data.noise).sum()
+    log_volume = np.log(diagonal).sum(axis=1) + of_noise
     square = (solution.residual**2).sum(axis=1) + (solution.beta**2).sum(axis=1)
-    return np.asarray(-0.5 * square - heights)
+    return np.asarray(-0.5 * square - log_volume)
 
 
 def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array]:
-    """Each replica's mean and variance of all entries given data.
+    """Each replica's mean and variance of all entries given data, (replicas, entries).
 
-    They are those of `updated_by_columns`.
+    They are those of `updated_by_columns`, without the covariances.
     """
     solution = _solution(mean, columns, data)
     transposed = np.swapaxes(columns, 1, 2)
@@ -157,7 +163,9 @@ def updated_by_columns(
     data: Observations,
     rows: slice | npt.NDArray[np.intp] = slice(None),
 ) -> tuple[Array, Array]:
-    """Each replica's mean and covariance of some entries given data, from m and C."""
+    """Each replica's mean (replicas, rows) and covariance (replicas, rows, rows) of the
+    entries `rows` given data, from m and C.
+    """
     solution = _solution(mean, columns, data)
     if not isinstance(solution, _FewColumns):
         update = updated(mean, columns @ np.swapaxes(columns, 1, 2), data)
@@ -170,17 +178,19 @@ def updated_by_columns(
 
 
 def log_density(root: Array, z: Array) -> Array:
-    """log N(y; m, R R^T), from z = R^(−1) (y − m)."""
+    """log N(y; m, R R^T) of each replica, from the triangular R and z = R^(−1)
+    (y − m).
+    """
     diagonal = np.diagonal(root, axis1=1, axis2=2)
-    heights = np.log(np.sqrt(2 * np.pi) * diagonal).sum(axis=1)
-    return np.asarray(-0.5 * (z**2).sum(axis=1) - heights)
+    log_volume = np.log(np.sqrt(2 * np.pi) * diagonal).sum(axis=1)
+    return np.asarray(-0.5 * (z**2).sum(axis=1) - log_volume)
 
 
 class _ManyColumns(NamedTuple):
     """The observations solved by their covariance C C^T + τ²I = R R^T."""
 
-    root: Array  # R
-    z: Array  # R^(−1) (y − m)
+    root: Array  # R, (replicas, observations, observations)
+    z: Array  # R^(−1) (y − m), (replicas, observations)
 
 
 class _FewColumns(NamedTuple):
@@ -191,36 +201,45 @@ class _FewColumns(NamedTuple):
     difference of large numbers; |C C^T + τ²I| = |B| Π τ².
     """
 
-    root: Array  # R
-    beta: Array
-    residual: Array  # y' − C' β
+    root: Array  # R, (replicas, columns, columns)
+    beta: Array  # (replicas, columns)
+    residual: Array  # y' − C' β, (replicas, observations)
 
 
 def _solution(
     mean: Array, columns: Array, data: Observations
 ) -> _ManyColumns | _FewColumns:
-    """Solve for the observations, in the smaller space where rounding allows it."""
+    """Solve for the observations, in the space of the columns if these are few and the
+    noise is not too small for it.
+    """
     entries, values, tau, _ = data
     deviation = values - mean[:, entries]
     observed_columns = columns[:, entries]
     count, rank = observed_columns.shape[1:]
-    largest = np.einsum("rnk,rnk->rn", observed_columns, observed_columns).max()
-    if 2 * rank > count or tau.min() ** 2 <= MIN_NOISE_RATIO * largest:
-        root = _root(observed_columns @ np.swapaxes(observed_columns, 1, 2), data)
-        return _ManyColumns(root, _solved(root, deviation[..., None])[..., 0])
+    variances = np.einsum("rnk,rnk->rn", observed_columns, observed_columns)
+    noise_is_tiny = tau.min() ** 2 <= MIN_NOISE_RATIO * variances.max()
+    if 2 * rank > count or noise_is_tiny:
+        cov = observed_columns @ np.swapaxes(observed_columns, 1, 2)
+        root = _root(cov, data)
+        z = _solved(root, deviation[..., None])[..., 0]
+        return _ManyColumns(root, z)
+    # the symbols of `_FewColumns`
     y = deviation / tau
     c = observed_columns / tau[:, None]
     b = np.swapaxes(c, 1, 2) @ c + np.eye(c.shape[2])
     root = np.asarray(np.linalg.cholesky(b))
-    half = _solved(root, np.einsum("rnk,rn->rk", c, y)[..., None])
+    c_y = np.einsum("rnk,rn->rk", c, y)
+    half = _solved(root, c_y[..., None])
     # R^T with rows and columns in reverse order is lower triangular
     reversed_root = root[:, ::-1, ::-1].swapaxes(1, 2)
-    beta = _solved(reversed_root, half[:, ::-1])[:, ::-1, 0]
-    return _FewColumns(root, beta, y - np.einsum("rnk,rk->rn", c, beta))
+    reversed_beta = _solved(reversed_root, half[:, ::-1])
+    beta = reversed_beta[:, ::-1, 0]
+    residual = y - np.einsum("rnk,rk->rn", c, beta)
+    return _FewColumns(root, beta, residual)
 
 
 def _solved(root: Array, b: Array) -> Array:
-    """R^(−1) b for triangular R.
+    """R^(−1) b for lower triangular R (replicas, s, s) and b (replicas, s, columns).
 
     Large matrices are solved one by one, by substitution; many small ones at once.
     """
@@ -236,16 +255,21 @@ def _solved(root: Array, b: Array) -> Array:
 
 
 def _root(cov: Array, data: Observations) -> Array:
-    """The triangular roots of the covariances of the observations."""
-    inner = cov.copy()
+    """The triangular roots of V + τ²I, for the covariance V of the observations.
+
+    Raises an error if it is singular up to rounding.
+    """
     tau = data.noise
-    inner[:, np.arange(len(tau)), np.arange(len(tau))] += tau**2
+    noisy_cov = cov.copy()
+    diagonal = np.arange(len(tau))
+    noisy_cov[:, diagonal, diagonal] += tau**2
     try:
-        root = np.asarray(np.linalg.cholesky(inner), dtype=np.float64)
+        root = np.asarray(np.linalg.cholesky(noisy_cov), dtype=np.float64)
     except np.linalg.LinAlgError:
-        root = np.zeros_like(inner)
-    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
-    if (np.diagonal(root, axis1=1, axis2=2) <= MIN_PIVOT_RATIO * size).any():
+        root = np.zeros_like(noisy_cov)  # raises the error below
+    std = np.sqrt(np.diagonal(noisy_cov, axis1=1, axis2=2))
+    pivots = np.diagonal(root, axis1=1, axis2=2)
+    if (pivots <= MIN_PIVOT_RATIO * std).any():
         noise = float(tau[0]) if np.ptp(tau) == 0 else tau
         raise LawError(
             data.operation,
@@ -258,7 +282,7 @@ def _root(cov: Array, data: Observations) -> Array:
 def log_likelihood_on_device(
     library: Any, mean: Any, columns: Any, data: Observations
 ) -> Any:
-    """log N(y; m, C C^T + τ²I) of each replica, on a device.
+    """log N(y; m, C C^T + τ²I) of each replica, (replicas,), on a device.
 
     It is NaN where rounding would hide it, or where there is no density. The library
     has `cholesky` (NaN where it fails) and `triangular(C, b)`, X with X C^T = b.
@@ -270,50 +294,78 @@ def log_likelihood_on_device(
     deviation = values - xp.take(mean, entries, axis=1)
     observed_columns = xp.take(columns, entries, axis=1)
     count, rank = observed_columns.shape[1:]
-    root_of_two_pi = math.sqrt(2 * math.pi)
     if 2 * rank > count:
-        noise = xp.eye(count, dtype=observed_columns.dtype) * tau**2
-        cov = observed_columns @ xp.matrix_transpose(observed_columns) + noise
-        root = library.cholesky(cov)
-        pivots = xp.linalg.diagonal(root)
-        z = library.triangular(root, deviation[:, None, :])[:, 0]
-        volume = xp.sum(xp.log(root_of_two_pi * pivots), axis=-1)
-        height = -0.5 * xp.sum(z**2, axis=-1) - volume
-        std = xp.sqrt(xp.linalg.diagonal(cov))
-        is_accurate = xp.all(pivots > MIN_PIVOT_RATIO * std, axis=-1)
-    else:  # see `_FewColumns`
-        y = (deviation / tau)[:, None, :]
-        c = observed_columns / tau[:, None]
-        b = xp.matrix_transpose(c) @ c + xp.eye(rank, dtype=c.dtype)
-        root = library.cholesky(b)
-        half = library.triangular(root, y @ c)
-        # R^T with rows and columns in reverse order is lower triangular
-        reversed_root = xp.matrix_transpose(xp.flip(root, axis=(-2, -1)))
-        reversed_beta = library.triangular(reversed_root, xp.flip(half, axis=-1))
-        beta = xp.flip(reversed_beta, axis=-1)
-        residual = y - beta @ xp.matrix_transpose(c)
-        volume = xp.sum(xp.log(xp.linalg.diagonal(root)), axis=-1)
-        volume = volume + xp.sum(xp.log(root_of_two_pi * tau))
-        height = (
-            -0.5 * xp.sum(residual**2, axis=(-2, -1))
-            - 0.5 * xp.sum(beta**2, axis=(-2, -1))
-            - volume
-        )
-        largest = xp.max(xp.sum(observed_columns**2, axis=-1), axis=-1)
-        is_accurate = xp.min(tau) ** 2 > MIN_NOISE_RATIO * largest
-    nan = xp.asarray(math.nan, dtype=observed_columns.dtype)
-    return xp.where(is_accurate, height, nan)
+        return _log_density_by_cov(library, deviation, observed_columns, tau)
+    return _log_density_by_columns(library, deviation, observed_columns, tau)
+
+
+def _log_density_by_cov(library: Any, deviation: Any, columns: Any, tau: Any) -> Any:
+    """log N(deviation; 0, C C^T + τ²I), by `_ManyColumns`; NaN where it is inaccurate.
+
+    Deviations are (replicas, observations), and columns those of the observations.
+    """
+    xp = library.xp
+    count = columns.shape[1]
+    noise = xp.eye(count, dtype=columns.dtype) * tau**2
+    cov = columns @ xp.matrix_transpose(columns) + noise
+    root = library.cholesky(cov)
+    pivots = xp.linalg.diagonal(root)
+    z = library.triangular(root, deviation[:, None, :])[:, 0]
+    log_volume = xp.sum(xp.log(math.sqrt(2 * math.pi) * pivots), axis=-1)
+    log_density = -0.5 * xp.sum(z**2, axis=-1) - log_volume
+    std = xp.sqrt(xp.linalg.diagonal(cov))
+    is_accurate = xp.all(pivots > MIN_PIVOT_RATIO * std, axis=-1)
+    nan = xp.asarray(math.nan, dtype=columns.dtype)
+    return xp.where(is_accurate, log_density, nan)
+
+
+def _log_density_by_columns(
+    library: Any, deviation: Any, columns: Any, tau: Any
+) -> Any:
+    """The same by `_FewColumns`."""
+    xp = library.xp
+    rank = columns.shape[2]
+    y = (deviation / tau)[:, None, :]
+    c = columns / tau[:, None]
+    b = xp.matrix_transpose(c) @ c + xp.eye(rank, dtype=c.dtype)
+    root = library.cholesky(b)
+    half = library.triangular(root, y @ c)
+    # R^T with rows and columns in reverse order is lower triangular
+    reversed_root = xp.matrix_transpose(xp.flip(root, axis=(-2, -1)))
+    reversed_beta = library.triangular(reversed_root, xp.flip(half, axis=-1))
+    beta = xp.flip(reversed_beta, axis=-1)
+    residual = y - beta @ xp.matrix_transpose(c)
+    log_volume = xp.sum(xp.log(xp.linalg.diagonal(root)), axis=-1)
+    log_volume = log_volume + xp.sum(xp.log(math.sqrt(2 * math.pi) * tau))
+    log_density = (
+        -0.5 * xp.sum(residual**2, axis=(-2, -1))
+        - 0.5 * xp.sum(beta**2, axis=(-2, -1))
+        - log_volume
+    )
+    largest = xp.max(xp.sum(columns**2, axis=-1), axis=-1)
+    is_accurate = xp.min(tau) ** 2 > MIN_NOISE_RATIO * largest
+    nan = xp.asarray(math.nan, dtype=columns.dtype)
+    return xp.where(is_accurate, log_density, nan)
 
 
 MIN_EFFECTIVE_SAMPLES = 100.0  # effective sample size below which you get a warning
 
 
+class Conditioned(NamedTuple):
+    """The arguments of the `Joint` of all entries given data."""
+
+    mean: Array
+    cov: Array
+    origin: Provenance
+    weight: Array
+    log_evidence: Estimate
+
+
 def conditioned(
     law: Any, observed: Mapping[int, float], noise: npt.ArrayLike
-) -> tuple[Any, ...]:
-    """The arguments of the `Joint` given data.
-
-    They are means, covariances, origin, weights and log evidence.
+) -> Conditioned:
+    """The parts of a joint law given data: each replica is conditioned, and weighted by
+    the density of the data under it.
     """
     cov = law.component_cov
     weight = law._replicas.weights
@@ -342,21 +394,22 @@ def conditioned(
             )
     doubt = 0.0
     if origin.quadrature_error > 1e-14:
-        std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2)[:, entries], 0.0))
+        var = np.diagonal(cov, axis1=1, axis2=2)[:, entries]
+        std = np.sqrt(np.maximum(var, 0.0))
         slope = _slope_of_log_density(update.root, update.z, std)
         doubt = 0.5 * origin.quadrature_error * float(posterior @ slope)
     method = f"{origin.method}, given {counted(len(entries), 'observation')}"
-    return (
-        update.mean,
-        update.cov,
-        replace(origin, method=method),
-        posterior,
-        Estimate(evidence, combined(error, doubt)),
+    return Conditioned(
+        mean=update.mean,
+        cov=update.cov,
+        origin=replace(origin, method=method),
+        weight=posterior,
+        log_evidence=Estimate(evidence, combined(error, doubt)),
     )
 
 
 def _slope_of_log_density(root: Array, z: Array, std: Array) -> Array:
-    """Twice the change of each replica's log density over ε.
+    """Twice the change of each replica's log density over ε, (replicas,).
 
     Each entry S_ij of the covariance of the observations is off by ±ε √(C_ii C_jj),
     `std` are the √C_ii, and S = R R^T. The changes of all entries are independent.

@@ -89,51 +89,48 @@ class Mixture(Components, Law):
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
         """The points with positive probability, each with that probability."""
-        points = self._points
         atoms = []
-        for at, mass in zip(points.atoms, points.masses, strict=True):
+        for point, mass in zip(self._points.atoms, self._points.masses, strict=True):
             error = float(proportion_error(mass, self.effective))
-            atoms.append((float(at), Estimate(float(mass), error, self.sources)))
+            probability = Estimate(float(mass), error, self.sources)
+            atoms.append((float(point), probability))
         return tuple(atoms)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks about the law."""
-        more = []
+        notes = [*super().notes]
         if len(self._points.draws):
-            more.append(
+            notes.append(
                 "known by draws: its density is a kernel estimate of bandwidth"
                 f" {self.bandwidth:.3g}"
             )
         if self.count is not None:
-            more.append(
+            notes.append(
                 f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians,"
                 f" which moves the density by {self.binning:.0e} of its largest value"
             )
-        more += [
-            f"P(Y = {at:g}) = {mass}; the density describes the rest"
-            for at, mass in self.atoms[:3]
-        ]
-        return (*super().notes, *more)
+        for point, mass in self.atoms[:3]:
+            notes.append(f"P(Y = {point:g}) = {mass}; the density describes the rest")
+        return tuple(notes)
 
     # Densities and distribution functions
 
     @property
     def _has_density(self) -> bool:
+        """Whether not all components are atoms."""
         return bool(len(self._smooth) or len(self._points.draws))
 
-    def _with_density(self, name: str) -> Mixture:
-        """The law with kernels around draws; an error if it has no density all the
-        same.
-        """
+    def _with_density(self, operation: str) -> Mixture:
+        """The law with kernels around draws; an error for a law of atoms only."""
         if not self._has_density:
-            atoms = [f"{at:g}" for at in self._points.atoms]
-            kind = "made of point masses at" if len(atoms) > 1 else "the point mass at"
+            atoms = [f"{point:g}" for point in self._points.atoms]
+            law = "made of point masses at" if len(atoms) > 1 else "the point mass at"
             if len(atoms) > 3:
                 atoms = [*atoms[:3], "…"]
             raise LawError(
-                name,
-                f"this law is {kind} {', '.join(atoms)}, which has no density;"
+                operation,
+                f"this law is {law} {', '.join(atoms)}, which has no density;"
                 " law.atoms has their masses",
             )
         return self.smoothed()
@@ -146,19 +143,24 @@ class Mixture(Components, Law):
         points: Array | float = 0.0,
         sign: int = 1,
     ) -> Array:
-        """The standard error of Σ_r w_r k_r, where k is 1 for a share `points` of them;
-        for −Y if the sign is −1.
+        """The standard error of v = Σ_r w_r k_r, `value`, at y; for −Y if the sign is
+        −1. All arrays are (len(y),).
+
+        k_r is the density ("pdf") or the distribution function ("cdf") of Gaussian
+        component r at y. For the other components, it is 1 for a share `points` of all
+        weight, and otherwise 0.
         """
         if self.replicas == 1:
             return np.zeros_like(value)
-        few = self._compressed
+        gaussians = self._compressed
         n = self.effective
         # w_i² of each replica is w_i/N if all weights are equal, also where one
         # component stands for several replicas
         equal_weights = self.weight is None or self.count is not None
-        root_weight = np.sqrt(few.weight / self.replicas)
-        weight = root_weight if equal_weights else few.weight
-        signed = few._replace(mean=sign * few.mean)
+        weight = gaussians.weight
+        if equal_weights:
+            weight = np.sqrt(weight / self.replicas)
+        signed = gaussians._replace(mean=sign * gaussians.mean)
         # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and so for the points
         square, cross = signed._replace(weight=weight).squares(sign * y, kernel)
         variance = square - 2 * value * cross + value**2 / n
@@ -168,14 +170,14 @@ class Mixture(Components, Law):
         return np.asarray(combined(spread, signed.unseen(sign * y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
+        """The density at y (points,), or that of the rest if there are atoms."""
         if len(self._points.draws):
+
+            def density_with(factor: float) -> Array:
+                return self.smoothed(factor)._compressed.pdf(y)
+
             value, error = self.smoothed()._pdf(y)
-            bias = kernel_bias(
-                value,
-                lambda f: self.smoothed(f)._compressed.pdf(y),
-                self.bandwidth,
-                self.effective,
-            )
+            bias = kernel_bias(value, density_with, self.bandwidth, self.effective)
             return Estimate(value, combined(error, bias))
         value = self._density(y)
         error = self._error(value, y, "pdf")
@@ -189,11 +191,14 @@ class Mixture(Components, Law):
         return self._with_density("pdf")._compressed.pdf(y)
 
     def _logpdf(self, y: Array) -> Array:
+        """log f(y), accurate at any distance, for y (points,)."""
         law = self._with_density("logpdf")
-        if len(law._compressed.var) == len(law._smooth):
+        is_compressed = len(law._compressed.var) != len(law._smooth)
+        if not is_compressed:
             return law._gaussians.logpdf(y)
+        # fewer components suffice where the density is not small
         value = law._compressed.pdf(y)
-        near = value > 1e-6 / law.std()  # where fewer components suffice
+        near = value > 1e-6 / law.std()
         result = np.log(np.where(near, value, 1.0))
         result[~near] = law._gaussians.logpdf(y[~near])
         return result
@@ -202,6 +207,7 @@ class Mixture(Components, Law):
         return np.zeros(len(y)) if self.replicas == 1 else super()._log_error(y)
 
     def _log_tail(self, y: Array, sign: int) -> Array:
+        """log P(Y > y), or log P(Y < y) if the sign is −1, of the Gaussians."""
         signed = self._gaussians._replace(mean=sign * self._gaussians.mean)
         return signed.logsf(sign * y)
 
@@ -209,12 +215,11 @@ class Mixture(Components, Law):
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
 
     def _cdf(self, y: Array) -> Estimate:
+        """P(Y ≤ y), for y (points,)."""
         value = self._distribution(y)
-        if not len(self._smooth):
+        if not len(self._smooth):  # a law of points
             return Estimate(value, proportion_error(value, self.effective))
-        steps = self._steps(np.append(y, np.inf), "right").mean
-        points_below = steps[:-1]
-        points_above = steps[-1] - points_below
+        points_below, points_above = self._masses_of_points(y)
         error = np.empty_like(value)
         # from the smaller tail: in the other the squares are near 1, and their
         # differences are rounding errors
@@ -226,17 +231,26 @@ class Mixture(Components, Law):
         return Estimate(value, combined(error, self.binning))
 
     def _sf(self, y: Array) -> Array:
+        _, points_above = self._masses_of_points(y)
+        return np.asarray(self._compressed.sf(y) + points_above)
+
+    def _masses_of_points(self, y: Array) -> tuple[Array, Array]:
+        """The masses of atoms and draws up to y, and above y: (len(y),) each."""
         steps = self._steps(np.append(y, np.inf), "right").mean
-        return np.asarray(self._compressed.sf(y) + (steps[-1] - steps[:-1]))
+        below = steps[:-1]
+        return below, steps[-1] - below
 
     def _ppf(self, q: Array, upper: bool) -> Array:
+        """Quantiles; for a law of points, the first one up to which the mass is q."""
         if len(self._smooth):
             return super()._ppf(q, upper)
         order = np.argsort(self.component_mean)
+        points = self.component_mean[order]
         level = 1 - q if upper else q
-        total = np.cumsum(self.component_weight[order])
-        k = np.searchsorted(total, level * (1 - 1e-14) * total[-1], side="left")
-        result = self.component_mean[order][np.minimum(k, len(order) - 1)]
+        mass = np.cumsum(self.component_weight[order])
+        # 1e-14 allows for rounding of the sum
+        position = np.searchsorted(mass, level * (1 - 1e-14) * mass[-1], side="left")
+        result = points[np.minimum(position, len(points) - 1)]
         if self.replicas > 1:
             result = np.where(level == 0, -np.inf, result)
             result = np.where(level == 1, np.inf, result)
@@ -247,47 +261,59 @@ class Mixture(Components, Law):
     _dense = smoothed
 
     def _densities(self, y: Array) -> Replicated:
+        """The density of the Gaussians by blocks: rows (blocks, len(y))."""
         gaussians, mass = self._blocked
         return Replicated(gaussians.pdf(y).T, mass)
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        """P(Y ≤ y), or P(Y < y) for side "left", by blocks: rows (blocks, len(y))."""
         gaussians, _ = self._blocked
         rows, mass = self._steps(y, side)
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
+        """P(Y ≤ y), P(Y > y) and the density of the Gaussians without the points, as a
+        law of mass 1.
+        """
         gaussians, mass = self._blocked
         weight = gaussians.weight @ mass
-        whole = gaussians._replace(weight=weight / weight.sum())
-        low = whole.cdf(y)
-        return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
+        without_points = gaussians._replace(weight=weight / weight.sum())
+        below = without_points.cdf(y)
+        above = np.where(below < 0.5, 1 - below, without_points.sf(y))
+        return below, above, without_points.pdf(y)
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
+        """Pairs of laws moved by a relative error up and down: first in all variances,
+        then in all means.
+        """
         weight = None if self.count is not None else self.weight
 
-        def moved(by: Array | float, share: float) -> Mixture:
-            """The law with moved means, and with variances changed by a share of
+        def moved(shift: Array | float, share: float) -> Mixture:
+            """The law with means moved by `shift`, and variances changed by a share of
             themselves.
             """
+            mean = self.component_mean + shift
             var = self.component_var * max(1 + share, 0.0)
-            return Mixture(
-                self.component_mean + by, var, origin, weight, count=self.count
-            )
+            return Mixture(mean, var, origin, weight, count=self.count)
 
         pairs: list[tuple[Law, Law]] = []
         if len(self._smooth):
             pairs.append((moved(0.0, error), moved(0.0, -error)))
         if not self.centred:
-            size = abs(self.mean())
-            if self.std() > CONSTANT * size:
-                size = self.std()
+            # the unit of an error is the standard deviation of the component; for a
+            # point it is that of the law, or its mean if the law is constant
+            unit = abs(self.mean())
+            if self.std() > CONSTANT * unit:
+                unit = self.std()
             is_random = self.component_var > 0
-            by = error * np.where(is_random, np.sqrt(self.component_var), size)
-            pairs.append((moved(by, 0.0), moved(-by, 0.0)))
+            shift = error * np.where(is_random, np.sqrt(self.component_var), unit)
+            pairs.append((moved(shift, 0.0), moved(-shift, 0.0)))
         return pairs
 
     def _moment(self, order: int) -> Estimate:
-        mean, var = self.component_mean, self.component_var
+        """E[Y^order]."""
+        mean = self.component_mean
+        var = self.component_var
         total = np.zeros_like(mean)
         with np.errstate(over="ignore"):
             # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
@@ -303,17 +329,23 @@ class Mixture(Components, Law):
         return self._replicas.average(total, decisive=order > 2)
 
     def _central(self) -> Array:
+        """The means of components, less the mean of the law."""
         return self.component_mean - self._replicas.mean(self.component_mean)
 
     def _var(self) -> Estimate:
         return self._replicas.average(self.component_var + self._central() ** 2)
 
     def _shape(self) -> tuple[Estimate, Estimate]:
+        """Skewness and excess kurtosis, NaN for a point mass.
+
+        They are m3 and m4 − 3 for the moments of the standardised law.
+        """
         std = self.std()
-        if std == 0:  # a point mass has none
+        if std == 0:
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
         replicas = self._replicas
-        # standardised: Σ w mean = 0 and Σ w second = 1
+        # mean, variance and raw moments of each component of the standardised law:
+        # Σ w mean = 0 and Σ w second = 1
         mean = self._central() / std
         var = self.component_var / self.var()
         second = var + mean**2
@@ -330,7 +362,8 @@ class Mixture(Components, Law):
         tail2 = float(replicas.unseen(second, decisive=True))
         tail3 = float(replicas.unseen(third, decisive=True))
         tail4 = float(replicas.unseen(fourth, decisive=True))
-        unseen3 = unseen4 = math.inf
+        unseen3 = math.inf
+        unseen4 = math.inf
         if math.isfinite(tail3):
             unseen3 = (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3)
         if math.isfinite(tail4):
@@ -367,8 +400,12 @@ class Mixture(Components, Law):
         return super().latex()
 
     def _cf(self, t: Array) -> Estimate:
-        # Σ_r w_r e^(itm_r − t²v_r/2); its error is the radius of a circle
-        values, errors = [], []
+        """E[e^(itY)] = Σ_r w_r e^(itm_r − t²v_r/2), for t (points,).
+
+        Its error is the radius of a circle.
+        """
+        values = []
+        errors = []
         for points in batches(t, len(self.component_var)):
             with np.errstate(over="ignore"):  # e^(−∞) is 0
                 phase = np.outer(self.component_mean, points)
@@ -381,11 +418,13 @@ class Mixture(Components, Law):
         return Estimate(np.concatenate(values), np.concatenate(errors))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        """`size` draws: each from the Gaussian of a random replica."""
         chosen = self._replicas.choose(size, rng)
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
 
     def _arrays(self) -> dict[str, Any]:
+        """The law for a file, as arrays by name: arguments of the class."""
         arrays: dict[str, Any] = {
             "mean": self.component_mean,
             "var": self.component_var,
@@ -451,6 +490,7 @@ class Empirical(Mixture):
         return Estimate(self._density(y), self._sample._pdf(y).error)
 
     def _cdf(self, y: Array) -> Estimate:
+        """P(Y ≤ y), with the bias of the kernels as an error."""
         value = self._distribution(y)
         bias = np.abs(self._dense(math.sqrt(2))._distribution(y) - value)
         return Estimate(value, combined(proportion_error(value, self.replicas), bias))
@@ -465,6 +505,7 @@ class Empirical(Mixture):
         return _biased(super()._var(), self._sample._var())
 
     def _shape(self) -> tuple[Estimate, Estimate]:
+        """Skewness and excess kurtosis, with the effect of the kernels as errors."""
         skewness, kurtosis = super()._shape()
         skewness_of_sample, kurtosis_of_sample = self._sample._shape()
         return (

@@ -5,7 +5,6 @@ They are Gaussians, atoms and draws; `_mixture` has the law that they make.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -55,51 +54,54 @@ def compress(
 ) -> GaussianMixture1D:
     """Few Gaussians N(0, v) in place of many.
 
-    With blocks, the weights are (nodes, blocks).
+    var: (components,), and `weight` (components,), equal weights of sum 1 if None. Few
+    variances take their place, the nodes, with weights (nodes,); or (nodes, blocks) if
+    the components belong to blocks. `cell` is the width of cells in log v.
     """
     # Each cell of width h in log v gets a rule of two nodes inside it, with its mass,
     # mean, variance and third moment: the rule is exact for cubics in v. The relative
     # error of the density is about (h/2)⁴/4!, 3e-11 with h = 0.01.
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
-    x = np.log(var)
-    h = cell_width(float(np.ptp(x)), cell)
+    log_var = np.log(var)
+    h = cell_width(float(np.ptp(log_var)), cell)
     # every sample has the same cells, so samples differ by noise alone
-    cells = np.floor(x / h).astype(np.intp)
+    cells = np.floor(log_var / h).astype(np.intp)
     lowest = int(cells.min())
     highest = int(cells.max())
     index = cells - lowest
-    # the unit of a cell is its middle, and its origin too
-    unit = np.exp(h * (np.arange(lowest, highest + 1) + 0.5))
-    count = len(unit)
-    v = var / unit[index] - 1
+    # In each cell we measure v from its middle and relative to it: v = middle (1 + x).
+    middle = np.exp(h * (np.arange(lowest, highest + 1) + 0.5))
+    count = len(middle)
+    x = var / middle[index] - 1
 
+    # moments of x in each cell, (cells,)
     mass = summed(index, w, count)
-    safe = np.where(mass > 0, mass, 1.0)
-    mean = summed(index, w * v, count) / safe
-    centred = v - mean[index]
+    divisor = np.where(mass > 0, mass, 1.0)
+    mean = summed(index, w * x, count) / divisor
+    centred = x - mean[index]
     squares = w * centred * centred
-    variance = summed(index, squares, count) / safe
-    third = summed(index, squares * centred, count) / safe
+    variance = summed(index, squares, count) / divisor
+    third = summed(index, squares * centred, count) / divisor
 
-    # the nodes are mean + lean ± reach
+    # The two nodes are mean + lean ± reach. With these weights they have the three
+    # moments for lean = third/(2 variance) and reach² = variance + lean².
     varies = variance > 1e-24
     lean = np.divide(third, 2 * variance, out=np.zeros_like(third), where=varies)
     reach = np.sqrt(variance + lean**2)
-    high = unit * (1 + mean + lean + reach)
-    low = unit * (1 + mean + lean - reach)
-    share_of_high = np.divide(
-        reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0
-    )
+    high = middle * (1 + mean + lean + reach)
+    low = middle * (1 + mean + lean - reach)
+    half = np.full_like(reach, 0.5)
+    share_of_high = np.divide(reach - lean, 2 * reach, out=half, where=reach > 0)
     occupied = mass > 0
     if blocks is None:
         mass_of_high = mass * share_of_high
     else:
-        # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) +
-        # w_low (low − mean) = Σ w (v − mean)
+        # each block keeps its mass and its mean: w_high + w_low = mass, and w_high
+        # (high − mean) + w_low (low − mean) = Σ w (x − mean)
         mass = summed(index, w, count, blocks)
-        off = summed(index, w * centred, count, blocks)
+        deviation = summed(index, w * centred, count, blocks)
         distance = np.where(reach > 0, 2 * reach, np.inf)
-        mass_of_high = mass * share_of_high[:, None] + off / distance[:, None]
+        mass_of_high = mass * share_of_high[:, None] + deviation / distance[:, None]
     nodes = np.concatenate([high[occupied], low[occupied]])
     mass_of_low = mass - mass_of_high
     weights = np.concatenate([mass_of_high[occupied], mass_of_low[occupied]])
@@ -120,12 +122,15 @@ class Blocks(NamedTuple):
 def summed(
     index: Indices, weight: Array, size: int, blocks: Blocks | None = None
 ) -> Array:
-    """Weights added up by index, (size,), or (size, blocks)."""
+    """Weights added up by index, (size,); or by index and block, (size, blocks).
+
+    For example, the weights 1, 2 and 4 with the indices 0, 2 and 0 give 5, 0 and 2.
+    """
     if blocks is None:
         return np.bincount(index, weight, size).astype(np.float64)
-    flat_index = index * blocks.number + blocks.labels
-    flat = np.bincount(flat_index, weight, size * blocks.number)
-    return flat.astype(np.float64).reshape(size, blocks.number)
+    index_and_block = index * blocks.number + blocks.labels
+    total = np.bincount(index_and_block, weight, size * blocks.number)
+    return total.astype(np.float64).reshape(size, blocks.number)
 
 
 def binned(
@@ -133,7 +138,10 @@ def binned(
 ) -> GaussianMixture1D:
     """Few Gaussians in place of many of one variance, with means on a lattice.
 
-    Each mean is shared between the two nearest lattice points.
+    `lattice` is the number of lattice steps in one standard deviation. Each mean is
+    shared between the two nearest lattice points: a mean at 3.25 steps becomes 0.75 of
+    a component at 3 and 0.25 of one at 4. mean and weight: (components,); the new
+    weights are (nodes,), or (nodes, blocks) with blocks.
     """
     # A mean between two points, at a share t of a step, gains a variance of t (1 − t)
     # steps². We subtract the average gain from the variance. With 16 steps to a
@@ -141,81 +149,95 @@ def binned(
     step = float(np.sqrt(var)) / lattice
     position = (mean - mean.min()) / step
     lower = np.floor(position).astype(np.intp)
-    share = position - lower  # of the upper lattice point
-    both_points = np.concatenate([lower, lower + 1])
-    occupied, index = np.unique(both_points, return_inverse=True)
-    both_weights = np.concatenate([weight * (1 - share), weight * share])
-    both_blocks = None
+    upper_share = position - lower
+    # the shares at the lower points, then those at the upper ones
+    points = np.concatenate([lower, lower + 1])
+    weights = np.concatenate([weight * (1 - upper_share), weight * upper_share])
+    blocks_of_shares = None
     if blocks is not None:
-        both_blocks = Blocks(np.tile(blocks.labels, 2), blocks.number)
-    total = summed(index, both_weights, len(occupied), both_blocks)
-    gain = weight @ (share * (1 - share)) / (weight.sum() or 1.0)
+        blocks_of_shares = Blocks(np.tile(blocks.labels, 2), blocks.number)
+    occupied, index = np.unique(points, return_inverse=True)
+    total = summed(index, weights, len(occupied), blocks_of_shares)
+    gain = weight @ (upper_share * (1 - upper_share)) / (weight.sum() or 1.0)
     narrowed = np.full(len(occupied), var - gain * step**2)
     return GaussianMixture1D(mean.min() + step * occupied, narrowed, total)
 
 
 def _concatenated(mixtures: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
-    """The sum of several mixtures."""
-    means, variances, weights = zip(*mixtures, strict=True)
+    """The sum of several mixtures: the components of all."""
     return GaussianMixture1D(
-        mean=np.concatenate(means),
-        var=np.concatenate(variances),
-        weight=np.concatenate(weights),
+        mean=np.concatenate([mixture.mean for mixture in mixtures]),
+        var=np.concatenate([mixture.var for mixture in mixtures]),
+        weight=np.concatenate([mixture.weight for mixture in mixtures]),
     )
 
 
 def merged(gaussians: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
     """Few Gaussians in place of many, with weights (nodes, blocks).
 
-    Each cell of variances gets one variance and one lattice of means.
+    They stay the same if there are no more than MAX_COMPONENTS, or if not even half of
+    them could be spared.
     """
-    # In a cell of width 0.02, variances differ from their mean by at most 1 %. Over
-    # many components the effect on the density is of second order, about 1e-5 of its
-    # largest value (7e-5 for 3,000 components).
     count = len(gaussians.mean)
     if count > MAX_COMPONENTS:
-        x = np.log(gaussians.var)
-        cells = np.floor(x / cell_width(float(np.ptp(x)), 2 * CELL)).astype(np.intp)
-        parts = []
-        for cell in np.unique(cells):
-            k = np.flatnonzero(cells == cell)
-            var = gaussians.var[k]
-            weight = gaussians.weight[k]
-            total = weight.sum()
-            mean_var = float(weight @ var / total) if total > 0 else float(var.mean())
-            parts.append(
-                binned(gaussians.mean[k], mean_var, weight, blocks.of(k), LATTICE)
-            )
-        fewer = _concatenated(parts)
+        fewer = _merged_by_variance(gaussians, blocks)
         if 2 * len(fewer.mean) < count:  # otherwise not worth the error
             return fewer
     by_blocks = summed(np.arange(count), gaussians.weight, count, blocks)
     return gaussians._replace(weight=by_blocks)
 
 
-class Shares(NamedTuple):
-    """Shares of components in blocks of replicas: a component has one or several."""
+def _merged_by_variance(
+    gaussians: GaussianMixture1D, blocks: Blocks
+) -> GaussianMixture1D:
+    """One variance and one lattice of means for each cell of log v, with weights
+    (nodes, blocks).
+    """
+    # In a cell of width 0.02, variances differ from their mean by at most 1 %. Over
+    # many components the effect on the density is of second order, about 1e-5 of its
+    # largest value (7e-5 for 3,000 components).
+    log_var = np.log(gaussians.var)
+    width = cell_width(float(np.ptp(log_var)), 2 * CELL)
+    cells = np.floor(log_var / width).astype(np.intp)
+    merged_cells = []
+    for cell in np.unique(cells):
+        in_cell = np.flatnonzero(cells == cell)
+        mean = gaussians.mean[in_cell]
+        var = gaussians.var[in_cell]
+        weight = gaussians.weight[in_cell]
+        total = weight.sum()
+        mean_var = float(weight @ var / total) if total > 0 else float(var.mean())
+        merged_cells.append(binned(mean, mean_var, weight, blocks.of(in_cell), LATTICE))
+    return _concatenated(merged_cells)
 
-    component: Indices  # of each share
+
+class Shares(NamedTuple):
+    """Shares of components in blocks of replicas: a component has one or several.
+
+    For example, a component that counts 3 replicas has one share in each of the two
+    blocks that hold 2 and 1 of them.
+    """
+
+    component: Indices  # of each share, (shares,)
     blocks: Blocks  # the block of each share
-    weight: Array  # of each share in its block
-    mass: Array  # weight of each block
+    weight: Array  # of each share in its block, (shares,): their sum in a block is 1
+    mass: Array  # weight of each block, (blocks,)
 
 
 class Points(NamedTuple):
     """The replicas that have no variance: draws, and atoms with their masses."""
 
-    draws: Indices  # which replicas
-    atoms: Array
-    masses: Array
+    draws: Indices  # the indices of the replicas that are draws
+    atoms: Array  # the points with positive probability, increasing
+    masses: Array  # their probabilities
 
 
 def _checked_moments(mean: npt.ArrayLike, var: npt.ArrayLike) -> tuple[Array, Array]:
-    """Means and variances of the replicas, in one shape."""
+    """Means and variances of the replicas, (replicas,) each, after checks."""
     means = numbers(mean, "Mixture", "mean")
     variances = numbers(var, "Mixture", "var")
-    sizes = {array.size for array in (means, variances) if array.size != 1}
-    if max(means.ndim, variances.ndim) > 1 or len(sizes) > 1:
+    fit = means.size == variances.size or 1 in (means.size, variances.size)
+    if means.ndim > 1 or variances.ndim > 1 or not fit:
         raise LawError(
             "Mixture",
             f"mean and var of shape {means.shape} and {variances.shape} must be"
@@ -240,7 +262,9 @@ def _checked_moments(mean: npt.ArrayLike, var: npt.ArrayLike) -> tuple[Array, Ar
 class Components:
     """The Gaussians N(mean_r, var_r) over replicas r.
 
-    They have equal weight unless weights are given, or counts of replicas.
+    They have equal weight unless weights are given, or counts of replicas. A component
+    without variance is a point: an atom or a draw. `_kernels` are the components of
+    positive variance that are kernels around draws: they have the same variance.
     """
 
     lattice = LATTICE  # steps of `binned` for the density of kernels
@@ -279,8 +303,7 @@ class Components:
         self.binning = float(binning)
         self.component_weight = self._replicas.weights
         self.effective = float(self._replicas.count)
-        self.centred = not self.component_mean.any()
-        # the components that stand for draws
+        self.centred = not self.component_mean.any()  # whether all means are 0
         self._kernels = np.zeros(0, dtype=np.intp)
 
     # The parts: Gaussians, atoms, draws
@@ -289,17 +312,24 @@ class Components:
     def _points(self) -> Points:
         """The components without variance, as draws or as atoms."""
         components = np.flatnonzero(self.component_var == 0)
+        # the different points, and which of them each component is
         points, inverse, repetitions = np.unique(
             self.component_mean[components], return_inverse=True, return_counts=True
         )
+        weight = self.component_weight[components]
+        masses = np.bincount(inverse, weight, len(points)).astype(np.float64)
         is_draw = self._are_draws(repetitions)
-        masses = np.bincount(
-            inverse, self.component_weight[components], len(points)
-        ).astype(np.float64)
-        return Points(components[is_draw[inverse]], points[~is_draw], masses[~is_draw])
+        return Points(
+            draws=components[is_draw[inverse]],
+            atoms=points[~is_draw],
+            masses=masses[~is_draw],
+        )
 
     def _are_draws(self, repetitions: Indices) -> Bools:
-        """Whether each different point is a draw of a continuous law, not an atom."""
+        """Whether each different point is a draw of a continuous law, not an atom.
+
+        `repetitions` (points,) are the numbers of components at the points.
+        """
         all_atoms = np.zeros(len(repetitions), dtype=bool)
         if self.count is not None:  # counts of replicas say that points repeat
             return all_atoms
@@ -307,11 +337,11 @@ class Components:
         pairs = np.sum(repetitions == 2)
         # a law of a few different points is a sample
         all_differ = singles == self.replicas
-        few_draws = all_differ and singles > 1 and self.weight is None
+        are_a_sample = all_differ and singles > 1 and self.weight is None
         # two draws of a continuous law never coincide: unless pairs are much rarer than
         # singles, all points are atoms
-        many_draws = singles >= SINGLES and pairs < singles / 10
-        if not (few_draws or many_draws):
+        are_mostly_single = singles >= SINGLES and pairs < singles / 10
+        if not (are_a_sample or are_mostly_single):
             return all_atoms
         occurs_once: Bools = repetitions == 1
         return occurs_once
@@ -333,12 +363,14 @@ class Components:
         values = self.component_mean[draws]
         weight = self.component_weight[draws] / self.component_weight[draws].sum()
         mean = weight @ values
+        spread = float(np.sqrt(weight @ (values - mean) ** 2))
         order = np.argsort(values)
-        low, high = np.interp([0.25, 0.75], np.cumsum(weight[order]), values[order])
-        spread = min(
-            float(np.sqrt(weight @ (values - mean) ** 2)),
-            (high - low) / 1.349 or math.inf,
-        )
+        mass = np.cumsum(weight[order])
+        lower_quartile, upper_quartile = np.interp([0.25, 0.75], mass, values[order])
+        # 1.349 is the interquartile range of a standard normal
+        scaled_range = (upper_quartile - lower_quartile) / 1.349
+        if scaled_range > 0:
+            spread = min(spread, scaled_range)
         return float(spread * np.sum(weight**2) ** 0.2)
 
     @cached_property
@@ -356,24 +388,26 @@ class Components:
 
     @cached_property
     def _blocks(self) -> Shares:
-        """How the replicas are split into blocks."""
+        """How the replicas are split into blocks of about equal size."""
         if self.count is None:  # a replica is in one block
             component = np.arange(self.replicas)
             labels = component * min(BLOCKS, self.replicas) // self.replicas
-            share: Array = self.component_weight
+            weight: Array = self.component_weight
         else:  # counts are split at random
             rng = np.random.default_rng([self.replicas, len(self.count)])
-            # two nodes may share the count of a cell
+            # counts may have a fraction, because two nodes may share the count of a
+            # cell; the fraction is split evenly
             whole = np.floor(self.count).astype(np.int64)
-            counts = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS))
-            split = counts + (self.count - whole)[:, None] / BLOCKS
-            component, labels = np.nonzero(split)
-            share = split[component, labels] / self.count.sum()
-        mass = np.bincount(labels, share).astype(np.float64)
+            whole_by_block = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS))
+            by_block = whole_by_block + (self.count - whole)[:, None] / BLOCKS
+            component, labels = np.nonzero(by_block)
+            weight = by_block[component, labels] / self.count.sum()
+        mass = np.bincount(labels, weight).astype(np.float64)
+        mass_of_block = np.where(mass > 0, mass, 1.0)[labels]
         return Shares(
             component=component,
             blocks=Blocks(labels, len(mass)),
-            weight=share / np.where(mass > 0, mass, 1.0)[labels],
+            weight=weight / mass_of_block,
             mass=mass,
         )
 
@@ -395,22 +429,26 @@ class Components:
     def _weighted(
         self, weight: Array, blocks: Blocks | None = None
     ) -> GaussianMixture1D:
-        """The Gaussian components with these weights, or fewer.
+        """The Gaussian components with these weights (components,), or fewer with the
+        same law.
 
-        With blocks, the weights are (nodes, blocks).
+        With blocks, the weights of the result are (nodes, blocks).
         """
-        k = self._smooth
+        smooth = self._smooth
         equal_or_blocks = self.weight is None or blocks is not None
-        if self.centred and len(k) > MAX_COMPONENTS and equal_or_blocks:
-            blocks_of_components = None if blocks is None else blocks.of(k)
-            return compress(self.component_var[k], weight[k], blocks_of_components)
+        if self.centred and len(smooth) > MAX_COMPONENTS and equal_or_blocks:
+            blocks_of_smooth = None if blocks is None else blocks.of(smooth)
+            variances = self.component_var[smooth]
+            return compress(variances, weight[smooth], blocks_of_smooth)
         draws = self._kernels
-        k = np.setdiff1d(k, draws, assume_unique=True)
+        without_kernels = np.setdiff1d(smooth, draws, assume_unique=True)
         gaussians = GaussianMixture1D(
-            self.component_mean[k], self.component_var[k], weight[k]
+            self.component_mean[without_kernels],
+            self.component_var[without_kernels],
+            weight[without_kernels],
         )
         if blocks is not None:
-            gaussians = merged(gaussians, blocks.of(k))
+            gaussians = merged(gaussians, blocks.of(without_kernels))
         if not len(draws):
             return gaussians
         blocks_of_draws = None
@@ -428,17 +466,21 @@ class Components:
         return _concatenated([kernels, gaussians])
 
     def _steps(self, y: Array, side: Any) -> Replicated:
-        """The distribution function of the points alone, by blocks."""
+        """The distribution function of the points (atoms and draws) by blocks: rows
+        (blocks, len(y)).
+
+        It is the mass up to y, with side "right", or below y, with side "left".
+        """
         shares = self._blocks
-        point = np.flatnonzero(self.component_var[shares.component] == 0)
+        of_points = np.flatnonzero(self.component_var[shares.component] == 0)
+        points = self.component_mean[shares.component[of_points]]
         order = np.argsort(y)
-        # a point counts from the first y above it, or with side right from the first y
-        # not below it
-        points = self.component_mean[shares.component[point]]
+        # The mass of a point counts from the first sorted y that is not below it, or
+        # with side left from the first y above it. Beyond the last y it is dropped.
         search_side: Any = "left" if side == "right" else "right"
         position = np.searchsorted(y[order], points, side=search_side)
-        blocks = shares.blocks.of(point)
-        steps = summed(position, shares.weight[point], len(y) + 1, blocks)
+        blocks = shares.blocks.of(of_points)
+        steps = summed(position, shares.weight[of_points], len(y) + 1, blocks)
         rows = np.empty((len(shares.mass), len(y)))
         rows[:, order] = np.cumsum(steps, axis=0)[:-1].T
         return Replicated(rows, shares.mass)
@@ -449,23 +491,30 @@ class Components:
         """
         draws = self._points.draws
         draws = draws[np.argsort(self.component_mean[draws])]
-        # between two quantiles lies a mass of at most 1/JUMPS, far below the error
         if len(draws) > JUMPS:
+            # Keep the draws at which the mass up to them reaches another multiple of
+            # 1/JUMPS, and the last one. Between two of them lies a mass of at most
+            # 1/JUMPS, far below the error.
             level = np.floor(np.cumsum(self.component_weight[draws]) * JUMPS)
-            draws = draws[np.append(np.diff(level, prepend=-1.0)[:-1] > 0, True)]
+            reaches_level = np.diff(level, prepend=-1.0) > 0
+            reaches_level[-1] = True
+            draws = draws[reaches_level]
         return np.union1d(self._points.atoms, self.component_mean[draws])
 
     def _scales(self) -> tuple[Array, Array]:
         """Means and standard deviations of some Gaussian components, and of one
-        as wide as all together.
+        as wide as all together; empty arrays without a density.
         """
-        k = self._smooth
-        if not len(k):
+        smooth = self._smooth
+        if not len(smooth):
             return np.zeros(0), np.zeros(0)
-        mean = self.component_mean[k]
-        std = np.sqrt(self.component_var[k])
+        mean = self.component_mean[smooth]
+        std = np.sqrt(self.component_var[smooth])
+        # up to 33 components from the lowest mean to the highest, the narrowest and the
+        # widest
         order = np.lexsort((std, mean))
-        positions = np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)
+        count = min(len(smooth), 33)
+        positions = np.linspace(0, len(smooth) - 1, count).astype(np.intp)
         selected = np.append(order[positions], [np.argmin(std), np.argmax(std)])
         spread = max(float(np.ptp(mean)), float(std.max()))
         means = np.append(mean[selected], mean.mean())
@@ -473,20 +522,23 @@ class Components:
 
 
 def _without_rounding(mean: Array, var: Array) -> Array:
-    """The means, but points that differ by rounding alone get one value.
+    """The means, but points (without variance) that differ only by rounding get one
+    value: the most frequent of their values, if one repeats.
 
-    It is the most frequent of their values, if one repeats.
+    For example, points at 1, 1 and 1 + 1e-13 all become 1.
     """
+    is_point = var == 0
     values, inverse, count = np.unique(
-        mean[var == 0], return_inverse=True, return_counts=True
+        mean[is_point], return_inverse=True, return_counts=True
     )
-    # values of one group differ by rounding
-    is_apart = np.diff(values, prepend=-np.inf) > ROUNDING * np.abs(values)
-    group = np.cumsum(is_apart) - 1
+    # neighbouring values that differ by rounding are one group
+    starts_group = np.diff(values, prepend=-np.inf) > ROUNDING * np.abs(values)
+    group = np.cumsum(starts_group) - 1
     order = np.lexsort((-count, group))  # the most frequent one first in each group
     _, starts = np.unique(group, return_index=True)
     most_frequent = order[starts][group]
-    common = np.where(count[most_frequent] > 1, values[most_frequent], values)
+    repeats = count[most_frequent] > 1
+    common = np.where(repeats, values[most_frequent], values)
     result = mean.copy()
-    result[var == 0] = common[inverse]
+    result[is_point] = common[inverse]
     return result

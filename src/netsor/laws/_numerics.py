@@ -14,7 +14,7 @@ from ._estimate import Array, Estimate, Jackknife, combined, jackknife
 from ._law_base import MAX_MAGNITUDE, LawError, points
 
 CDF_ATOL = 1e-9  # largest error of a cubic that replaces a distribution function
-GONE = 1e-18  # largest probability beyond the last node
+MAX_OUTSIDE = 1e-18  # largest probability beyond the last node
 ROOT_TWO = math.sqrt(2)
 # assumed minimal growth of the bias of kernels as their bandwidth grows by √2, so that
 # the bias is at most 5 times its change
@@ -31,21 +31,23 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 def resolved(*laws: Any) -> Array:
-    """Nodes of a grid that resolves the distribution functions of laws.
+    """Nodes of a grid that resolves the distribution functions of laws, increasing.
 
-    Between two nodes, these are cubics up to CDF_ATOL, apart from their jumps.
+    Between two nodes, these are cubics up to CDF_ATOL, apart from their jumps: the cell
+    between two nodes is halved until this holds in its middle.
     """
-    functions = [law._read for law in laws]
     nodes = _first_nodes(laws)
 
-    values = slice(1, 1 + len(functions))
-    slopes = slice(1 + len(functions), None)
+    # rows of a table
+    values = slice(1, 1 + len(laws))
+    slopes = slice(1 + len(laws), None)
 
     def table(y: Array) -> Array:
-        """Rows: y, the values of each function, the slopes of each."""
-        value_rows, slope_rows = [], []
-        for function in functions:
-            below, above, density = function(y)
+        """Rows: y, P(Y ≤ y) of each law, and the density of each."""
+        value_rows = []
+        slope_rows = []
+        for law in laws:
+            below, above, density = law._read(y)
             value_rows.append(np.where(below < 0.5, below, 1 - above))
             slope_rows.append(density)
         return np.stack([y, *value_rows, *slope_rows])
@@ -64,6 +66,7 @@ def resolved(*laws: Any) -> Array:
         mean_value = (left[values] + right[values]) / 2
         cubic = mean_value + (b - a) * (left[slopes] - right[slopes]) / 8
         rough = (np.abs(middle[values] - cubic) > CDF_ATOL).any(axis=0)
+        # a cell as narrow as rounding, around a jump, cannot be halved
         rough &= (b - a) > 2e-14 * np.maximum(np.abs(a), np.abs(b))
         # the halves of rough cells are the next ones to check
         middle = middle[:, rough]
@@ -73,20 +76,24 @@ def resolved(*laws: Any) -> Array:
 
 
 def _first_nodes(laws: tuple[Any, ...]) -> Array:
-    """Nodes at the features of densities, and to both sides until nothing is left."""
+    """Nodes at the features of densities, and on both sides of them until no law has
+    more than MAX_OUTSIDE beyond.
+    """
     locations, scales = np.concatenate([law._scales() for law in laws], axis=1)
-    y = np.unique((locations[:, None] + scales[:, None] * FIRST).ravel())
-    first_step = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4
+    features = np.unique((locations[:, None] + scales[:, None] * FIRST).ravel())
+    lowest = features[0]
+    highest = features[-1]
+    first_step = max(float(highest - lowest), np.finfo(float).tiny) / 4
     outer: list[float] = []
-    for sign, end in ((-1.0, y[0]), (1.0, y[-1])):
+    for sign, end in ((-1.0, lowest), (1.0, highest)):
         point = float(end)
         step = first_step
-        while np.isfinite(point) and _largest_tail(laws, point, sign) > GONE:
+        while np.isfinite(point) and _largest_tail(laws, point, sign) > MAX_OUTSIDE:
             point += sign * step
             step *= 1.1
             outer.append(point)
     finite = [point for point in outer if np.isfinite(point)]
-    return np.unique(np.concatenate([y, finite]))
+    return np.unique(np.concatenate([features, finite]))
 
 
 def _largest_tail(laws: tuple[Any, ...], point: float, sign: float) -> float:
@@ -102,17 +109,21 @@ def _largest_tail(laws: tuple[Any, ...], point: float, sign: float) -> float:
 def integrated(
     integrand: Callable[[Array], Array], nodes: Array
 ) -> tuple[Array, Array]:
-    """Points and weights of a Gauss rule on cells between nodes.
+    """Points and weights of a Gauss rule on cells between nodes, both (points,).
 
-    Cells are halved until the integral settles to INTEGRAL_RTOL.
+    The integral is Σ weights · integrand(points). Cells are halved until it settles to
+    INTEGRAL_RTOL.
     """
+    # cells are arrays (2, cells) of their left and right ends
 
     def gauss(cells: Array) -> tuple[Array, Array]:
+        """Points and weights in each cell, (cells, 6) each."""
         left, right = cells[..., None]
         points = (left + right) / 2 + (right - left) / 2 * NODES
         return points, (right - left) / 2 * WEIGHTS
 
     def integrals(cells: Array) -> Array:
+        """The integral over each cell, (cells,)."""
         points, weights = gauss(cells)
         heights = integrand(points.ravel()).reshape(points.shape)
         return np.asarray(np.sum(weights * heights, axis=1))
@@ -126,15 +137,14 @@ def integrated(
     for _ in range(40):
         a, b = cells
         middle = a + (b - a) / 2
+        # all left halves, then all right halves
         halves = np.concatenate([[a, middle], [middle, b]], axis=1)
         of_halves = integrals(halves)
         refined = of_halves.reshape(2, -1).sum(axis=0)
         # errors have either sign, so each of N cells may be off by the error of the sum
         # over √N
-        tolerance = np.maximum(
-            INTEGRAL_RTOL * (settled_total + np.abs(refined).sum()) / np.sqrt(len(a)),
-            INTEGRAL_ATOL,
-        )
+        total = settled_total + np.abs(refined).sum()
+        tolerance = np.maximum(INTEGRAL_RTOL * total / np.sqrt(len(a)), INTEGRAL_ATOL)
         # a NaN settles, and so does a cell that cannot be halved
         changed = np.abs(whole - refined) > tolerance
         settled = ~changed | (middle <= a) | (middle >= b)
@@ -153,9 +163,10 @@ def integrated(
 def kernel_bias_of(
     number: Callable[[float], float], value: float
 ) -> tuple[float, float]:
-    """The effect of kernels of bandwidth h on a number, which is `value` with them.
+    """The change of a number from kernels of bandwidth h to √2 h, and its bias at h.
 
-    Its change from h to √2 h, and its bias at h.
+    `number(factor)` is the number with kernels of bandwidth factor · h, and `value` is
+    `number(1)`.
     """
     # A bias proportional to h^p grows by ρ = 2^(p/2) with each factor √2, so it is the
     # change over ρ − 1. p is 2 for a smooth density, 1 for one with an edge, and less
@@ -173,9 +184,10 @@ def kernel_bias_of(
 def kernel_bias(
     value: Array, density: Callable[[float], Array], bandwidth: float, draws: float
 ) -> Array:
-    """The bias of a kernel estimate of the density.
+    """The bias of a kernel estimate of the density, at points (points,).
 
-    `density(factor)` is the estimate with `factor` times the bandwidth.
+    `density(factor)` is the estimate (points,) with `factor` times the bandwidth, and
+    `value` is `density(1)`, from this number of draws.
     """
     # Where the density is smooth, the bias is proportional to h², so it is the change
     # from h² to 2h². Near an edge or a steep rise it is not. There narrower kernels
@@ -183,13 +195,15 @@ def kernel_bias(
     bias = np.abs(density(math.sqrt(2)) - value)
     for factor in NARROWER:
         narrower = density(factor)
-        # ∫ (k_a − k_b)² of two Gaussian kernels, in bandwidths
+        # The variance of the difference of the two estimates is f ∫ (k_a − k_b)² over
+        # the draws; the integral is that of two Gaussian kernels, in bandwidths.
         squares = (1 + 1 / factor) / (2 * math.sqrt(math.pi))
         product = 2 / math.sqrt(2 * math.pi * (1 + factor**2))
-        square = squares - product
-        half_a_draw = 0.5 / (draws * bandwidth * factor)  # at least that much is near
-        near = np.maximum(np.maximum(value, narrower), half_a_draw)
-        noise = np.sqrt(near * square / (draws * bandwidth))
+        integral = squares - product
+        # the density f near a point is at least that of half a draw
+        of_half_a_draw = 0.5 / (draws * bandwidth * factor)
+        near = np.maximum(np.maximum(value, narrower), of_half_a_draw)
+        noise = np.sqrt(near * integral / (draws * bandwidth))
         change = np.abs(narrower - value)
         bias = np.maximum(bias, np.where(change > SIGNIFICANT * noise, change, 0.0))
     return np.asarray(bias)
@@ -198,16 +212,19 @@ def kernel_bias(
 def _integral(
     law: Any, term: Callable[[Array, Array], Array]
 ) -> Callable[[Any], Jackknife]:
-    """∫ term(y, f(y)) dy as a function of a law with density f.
+    """A function that gives ∫ term(y, f(y)) dy for a law with density f.
 
-    The quadrature suits `law` and others near it.
+    Its points and weights suit `law` and others near it.
     """
     y, weights = integrated(lambda y: term(y, law._density(y)), resolved(law))
 
     def integral(density: Array) -> Array:
         return np.asarray(np.sum(weights * term(y, density), axis=-1))
 
-    return lambda law: jackknife(integral, [law._densities(y)])
+    def integral_of(nearby_law: Any) -> Jackknife:
+        return jackknife(integral, [nearby_law._densities(y)])
+
+    return integral_of
 
 
 def entropy(law: Any) -> Estimate:
@@ -215,74 +232,87 @@ def entropy(law: Any) -> Estimate:
     if law.atoms:
         return Estimate(-math.inf, 0.0)
     dense = law._dense()
-    integral = _integral(
-        dense, lambda y, density: scipy.special.entr(np.maximum(density, 0.0))
-    )
+
+    def term(y: Array, density: Array) -> Array:
+        """−f log f."""
+        return np.asarray(scipy.special.entr(np.maximum(density, 0.0)))
+
+    integral = _integral(dense, term)
     value, bias, error, _ = integral(dense)
     smoothing = 0.0
     has_kernels = law._dense(ROOT_TWO) is not dense
     if has_kernels:
-        _, smoothing = kernel_bias_of(
-            lambda factor: integral(law._dense(factor)).value, value
-        )
+
+        def entropy_with(factor: float) -> float:
+            return integral(law._dense(factor)).value
+
+        _, smoothing = kernel_bias_of(entropy_with, value)
     # the value is that of this law as it is, so its biases are errors
     return Estimate(value, combined(error, bias, smoothing))
 
 
 def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
-    """E[f(Y)]: over the density by quadrature, and at the atoms."""
+    """E[f(Y)]: over the density by quadrature, and at the atoms.
+
+    `f` takes points (points,) and gives a number for each, or one for all.
+    """
     if not callable(f):
         raise LawError("expect", "func", f, "a function of numbers")
-
-    def checked(y: Array) -> Array:
-        values = np.asarray(f(y))
-        if np.iscomplexobj(values):  # numpy would drop the imaginary parts
-            raise LawError(
-                "expect",
-                "func gave complex numbers: take the expectations of their real and of"
-                " their imaginary parts; law.cf(t) is that of exp(1j * t * y)",
-            )
-        values = np.asarray(values, dtype=np.float64)
-        if values.shape not in ((), y.shape):
-            raise LawError(
-                "expect",
-                f"func gave shape {values.shape} for {y.shape}: it must act on each"
-                " number",
-            )
-        values = np.broadcast_to(values, y.shape)
-        if not np.isfinite(values).all():
-            bad = y[~np.isfinite(values)][0]
-            raise LawError(
-                "expect", f"func({bad:g}) is not finite: the expectation is not known"
-            )
-        return values
-
-    value, error = 0.0, 0.0
+    value = 0.0
+    error = 0.0
     dense = law._dense()
-    wider = law._dense(ROOT_TWO)
     locations, _ = dense._scales()
-    if len(locations):
-        integral = _integral(dense, lambda y, density: checked(y) * density)
+    has_density = len(locations) > 0
+    if has_density:
+        integral = _integral(dense, lambda y, density: _values_of(f, y) * density)
         value, _, error, _ = integral(dense)
-        if wider is not dense:  # it has kernels around draws
+        wider = law._dense(ROOT_TWO)
+        has_kernels = wider is not dense
+        if has_kernels:
             error = combined(error, integral(wider).value - value)
     for point, mass in law.atoms:
-        height = float(checked(np.array([point]))[0])
+        height = float(_values_of(f, np.array([point]))[0])
         value += height * mass.value
         # errors of masses add in the worst case: their sum is 0
         error += abs(height) * mass.error
     return Estimate(value, error)
 
 
+def _values_of(f: Callable[[Any], Any], y: Array) -> Array:
+    """f(y), checked to be a finite real number for each of the points (points,)."""
+    values = np.asarray(f(y))
+    if np.iscomplexobj(values):  # numpy would drop the imaginary parts
+        raise LawError(
+            "expect",
+            "func gave complex numbers: take the expectations of their real and of"
+            " their imaginary parts; law.cf(t) is that of exp(1j * t * y)",
+        )
+    values = np.asarray(values, dtype=np.float64)
+    if values.shape not in ((), y.shape):
+        raise LawError(
+            "expect",
+            f"func gave shape {values.shape} for {y.shape}: it must act on each number",
+        )
+    values = np.broadcast_to(values, y.shape)
+    if not np.isfinite(values).all():
+        bad = y[~np.isfinite(values)][0]
+        raise LawError(
+            "expect", f"func({bad:g}) is not finite: the expectation is not known"
+        )
+    return values
+
+
 def log_mean(logs: Array) -> Array:
     """The logarithm of a mean over the last axis, of terms with these logarithms.
 
-    The terms themselves may underflow.
+    logs: (…, terms), and the result has the shape (…). The terms themselves may
+    underflow.
     """
     # scipy's logsumexp takes several times as long
-    top = np.maximum(logs.max(axis=-1), -1e300)
+    largest = np.maximum(logs.max(axis=-1), -1e300)  # finite if all terms are 0
+    mean = np.exp(logs - largest[..., None]).mean(axis=-1)
     with np.errstate(divide="ignore"):  # log 0 is −∞
-        return np.asarray(top + np.log(np.exp(logs - top[..., None]).mean(axis=-1)))
+        return np.asarray(largest + np.log(mean))
 
 
 # −LOG_ZERO stands for log 0: it is below the logarithm of every positive double
@@ -292,9 +322,13 @@ LEVEL_RTOL = 1e-13
 
 
 def quantiles(law: Any, q: Array, upper: bool) -> Array:
-    """Points where P(Y ≤ y) is q, or with `upper` where P(Y > y) is q."""
+    """Points where P(Y ≤ y) is q, or with `upper` where P(Y > y) is q; q (points,).
+
+    At an atom, where no point has this probability, it is the atom.
+    """
     from scipy.optimize import elementwise  # slow to import
 
+    # q = 0 is reached at −∞ and q = 1 at ∞, with `upper` the other way round
     at_lower_end = (q == 0) != upper
     result = np.where(at_lower_end, -np.inf, np.inf)
     inner = np.flatnonzero((q > 0) & (q < 1))
@@ -313,20 +347,21 @@ def quantiles(law: Any, q: Array, upper: bool) -> Array:
         probability is below 1/2 at the quantile.
         """
         value = np.empty(len(y))
-        below = (level >= 0.5) if upper else (level < 0.5)
-        if below.any():
-            wanted = 1 - level[below] if upper else level[below]
-            value[below] = log_ratio(law._distribution(y[below]), wanted)
-        above = ~below
-        if above.any():
-            wanted = level[above] if upper else 1 - level[above]
-            value[above] = -log_ratio(law._sf(y[above]), wanted)
+        # the quantile is in the lower half
+        lower = (level >= 0.5) if upper else (level < 0.5)
+        if lower.any():
+            target = 1 - level[lower] if upper else level[lower]
+            value[lower] = log_ratio(law._distribution(y[lower]), target)
+        higher = ~lower
+        if higher.any():
+            target = level[higher] if upper else 1 - level[higher]
+            value[higher] = -log_ratio(law._sf(y[higher]), target)
         return value
 
-    def log_ratio(probability: Array, wanted: Array) -> Array:
+    def log_ratio(probability: Array, target: Array) -> Array:
         with np.errstate(divide="ignore"):
             log_probability = np.log(np.maximum(probability, 0.0))
-        return np.asarray(np.maximum(log_probability, -LOG_ZERO) - np.log(wanted))
+        return np.asarray(np.maximum(log_probability, -LOG_ZERO) - np.log(target))
 
     bracket = elementwise.bracket_root(
         excess,
@@ -363,7 +398,11 @@ ENDS = {
 def pointwise(
     operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike
 ) -> Estimate:
-    """Apply a function of finite points (k,) to points of any shape; NaN stays NaN."""
+    """Apply a function of finite points (k,) to points of any shape.
+
+    NaN stays NaN, and at ±∞ the results are those in ENDS: the distribution function
+    `operation="cdf"` has the value 0 at −∞.
+    """
     y = points(y, "y", operation)
     is_infinite = np.abs(y) > MAX_MAGNITUDE
     flat = np.where(is_infinite, np.copysign(np.inf, y), y).reshape(-1)

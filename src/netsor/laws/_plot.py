@@ -37,58 +37,70 @@ MIN_RIDGE_CELLS = 0.7
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
-def _axes(ax: Any, two: bool = False) -> list[Any]:
-    """The given axes, one or (with `two`) also two; if None, pyplot's current ones, or
-    two in a new figure.
-    """
-    if ax is None:
-        import matplotlib.pyplot as plt  # slow to import
+def _current_axes() -> Any:
+    """pyplot's current axes."""
+    import matplotlib.pyplot as plt  # slow to import
 
-        if not two:
-            return [plt.gca()]
-        return list(
-            plt.figure(layout="constrained").subplots(
-                2, 1, sharex=True, height_ratios=(2.2, 1.0)
-            )
+    return plt.gca()
+
+
+def _two_new_axes() -> list[Any]:
+    """Axes for densities, and below them axes for differences, in a new figure."""
+    import matplotlib.pyplot as plt  # slow to import
+
+    figure = plt.figure(layout="constrained")
+    return list(figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0)))
+
+
+def _are_axes(argument: Any) -> bool:
+    """Whether an argument has the methods of matplotlib's axes that we use."""
+    methods = ("plot", "fill_between", "contour", "figure")
+    return all(hasattr(argument, name) for name in methods)
+
+
+def _one_axes(ax: Any) -> Any:
+    """The user's axes, or pyplot's current ones if None."""
+    if ax is None:
+        return _current_axes()
+    if not _are_axes(ax):
+        raise LawError(
+            "plot", "ax", ax, "one of matplotlib's axes, or None for the current ones"
         )
-    given = (
-        list(ax)
-        if two and isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
-        else [ax]
-    )
-    if not all(
-        hasattr(one, name)
-        for one in given
-        for name in ("plot", "fill_between", "contour", "figure")
-    ):
-        other = "two of them" if two else "None for the current ones"
-        raise LawError("plot", "ax", ax, f"one of matplotlib's axes, or {other}")
-    return given
+    return ax
+
+
+def _one_or_two_axes(ax: Any) -> list[Any]:
+    """The user's axes, one or two of them, or two in a new figure if None."""
+    if ax is None:
+        return _two_new_axes()
+    axes = [ax]
+    if isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2:
+        axes = list(ax)
+    if not all(_are_axes(argument) for argument in axes):
+        raise LawError("plot", "ax", ax, "one of matplotlib's axes, or two of them")
+    return axes
 
 
 def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) -> Any:
     """The density of one law, its error, an arrow for each atom, and a Gaussian for
     comparison. Returns the axes.
     """
-    (axes,), y = (
-        _axes(ax),
-        np.linspace(
-            *_range(law, LOG_CONFIDENCE if log else CONFIDENCE), DENSITY_POINTS
-        ),
-    )
+    axes = _one_axes(ax)
+    low, high = _range(law, LOG_CONFIDENCE if log else CONFIDENCE)
+    y = np.linspace(low, high, DENSITY_POINTS)
     value, error = _curve(law, y)
     top = float(value.max()) or 1.0
-    colour = COLOURS[
-        sum(line.get_linestyle() == "-" for line in axes.lines) % len(COLOURS)
-    ]
-    _add_line(
-        axes, y, value, error, colour, "-", label or ("law" if gaussian else None)
-    )
-    bottom = (
-        float(min(value[value > LOG_FLOOR * top], default=LOG_FLOOR * top)) / 2
-        if log
-        else 0.0
-    )
+    bottom = 0.0
+    if log:
+        floor = LOG_FLOOR * top
+        bottom = float(min(value[value > floor], default=floor)) / 2
+    # the next colour after those of the laws in these axes, which have solid lines
+    laws_in_axes = sum(line.get_linestyle() == "-" for line in axes.lines)
+    colour = COLOURS[laws_in_axes % len(COLOURS)]
+    name = label
+    if not label:
+        name = "law" if gaussian else None
+    _add_line(axes, y, value, error, colour, "-", name)
     _add_arrows(axes, law, top, colour, bottom)
     if gaussian and law.std() > 0:
         axes.plot(
@@ -99,10 +111,11 @@ def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) ->
             lw=1.0,
             label="Gaussian, equal variance",
         )
-    scale: dict[str, Any] = (
-        {"yscale": "log", "ylim": (bottom, 2 * top)} if log else {"ylim": (0, None)}
-    )
-    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]), **scale)
+    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]))
+    if log:
+        axes.set(yscale="log", ylim=(bottom, 2 * top))
+    else:
+        axes.set(ylim=(0, None))
     if gaussian or label is not None:
         axes.legend(loc="best")
     return axes
@@ -112,82 +125,103 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
     """The densities of several laws, and below them the difference of each from the
     last. Returns the axes.
     """
-    top, *below = _axes(ax, two=True)
-    low, high = zip(*(_range(law) for law in laws), strict=True)
-    y = np.linspace(min(low), max(high), DENSITY_POINTS)
+    all_axes = _one_or_two_axes(ax)
+    densities = all_axes[0]
+    differences = all_axes[1] if len(all_axes) == 2 else None
+    ranges = [_range(law) for law in laws]
+    lowest = min(low for low, _ in ranges)
+    highest = max(high for _, high in ranges)
+    y = np.linspace(lowest, highest, DENSITY_POINTS)
     curves = [_curve(law, y) for law in laws]
     last, last_error = curves[-1]
-    highest = max(float(curve.max()) for curve, _ in curves)
-    for k, (law, name, (curve, error)) in enumerate(
-        zip(laws, names, curves, strict=True)
-    ):
+    top = max(float(value.max()) for value, _ in curves)
+    for k, (law, name) in enumerate(zip(laws, names, strict=True)):
+        value, error = curves[k]
         colour = COLOURS[k % len(COLOURS)]
-        line = "-" if k == len(laws) - 1 else DOTTED
-        _add_line(top, y, curve, error, colour, line, name)
-        _add_arrows(top, law, highest, colour)
-        for axes in below if k < len(laws) - 1 else ():
-            _add_line(
-                axes, y, curve - last, np.hypot(error, last_error), colour, line, None
-            )
-    top.set(ylabel="density", ylim=(0, None))
-    for axes in below:
-        axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-        axes.set(ylabel="difference")
-    [top, *below][-1].set(xlabel="y", xlim=(y[0], y[-1]))
-    top.legend(loc="best")
-    return np.array([top, *below]) if below else top
+        is_last = k == len(laws) - 1
+        line = "-" if is_last else DOTTED
+        _add_line(densities, y, value, error, colour, line, name)
+        _add_arrows(densities, law, top, colour)
+        if differences is not None and not is_last:
+            total_error = np.hypot(error, last_error)
+            _add_line(differences, y, value - last, total_error, colour, line, None)
+    densities.set(ylabel="density", ylim=(0, None))
+    if differences is not None:
+        differences.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        differences.set(ylabel="difference")
+    all_axes[-1].set(xlabel="y", xlim=(y[0], y[-1]))
+    densities.legend(loc="best")
+    return densities if differences is None else np.array(all_axes)
 
 
 def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     """Contours of the joint density of two entries, each around a share of the
     probability. Returns the axes.
     """
-    two = law.marginal(entries)
-    if two.dim != 2:
+    pair = law.marginal(entries)
+    if pair.dim != 2:
         raise LawError("plot", "entries", entries, "two entries")
-    centre, scale = two.mean(), two.std()
+    mean = pair.mean()
+    scale = pair.std()
     if not (scale > 0).all():
         raise LawError(
             "plot",
             f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not"
             " random",
         )
-    sides = [
-        np.linspace(c - GRID_STDS * s, c + GRID_STDS * s, GRID)
-        for c, s in zip(centre, scale, strict=True)
-    ]
+    # the two sides of the grid, (GRID,) each
+    low = mean - GRID_STDS * scale
+    high = mean + GRID_STDS * scale
+    first = np.linspace(low[0], high[0], GRID)
+    second = np.linspace(low[1], high[1], GRID)
     cell = 2 * GRID_STDS * scale / (GRID - 1)
     # wider by less than a cell, to show thin ridges (two tokens that attend to the same
     # one) as ridges
-    wider = two.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2)
-    seen = type(law)(two.component_mean, wider, law.origin, law.weight)
-    density = seen.pdf(np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1))
-    ordered = np.sort(density.ravel())[::-1]
-    mass = np.cumsum(ordered) * np.prod(cell)
-    levels = {
-        float(ordered[min(int(np.searchsorted(mass, q)), GRID**2 - 1)]): f"{q:.0%}"
-        for q in SHARES[::-1]
-    }
-    (axes,) = _axes(ax)
+    wider = pair.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2)
+    smoothed = type(law)(pair.component_mean, wider, law.origin, law.weight)
+    grid = np.stack(np.meshgrid(first, second, indexing="ij"), axis=-1)
+    density = smoothed.pdf(grid)
+    label_of_level = _levels(density, float(np.prod(cell)))
+    axes = _one_axes(ax)
     lines = axes.contour(
-        *sides, density.T, levels=sorted(levels), colors=BLUE, linewidths=1.0
+        first,
+        second,
+        density.T,
+        levels=sorted(label_of_level),
+        colors=BLUE,
+        linewidths=1.0,
     )
-    axes.clabel(lines, fmt=levels, fontsize=6)
+    axes.clabel(lines, fmt=label_of_level, fontsize=6)
     axes.set(xlabel=f"entry {entries[0]}", ylabel=f"entry {entries[1]}")
     return axes
 
 
+def _levels(density: Any, cell_area: float) -> dict[float, str]:
+    """The densities whose contours contain the SHARES of probability, with labels.
+
+    density: (GRID, GRID), on cells of this area.
+    """
+    falling = np.sort(density.ravel())[::-1]
+    mass = np.cumsum(falling) * cell_area
+    label_of_level = {}
+    for share in SHARES[::-1]:
+        position = min(int(np.searchsorted(mass, share)), len(falling) - 1)
+        label_of_level[float(falling[position])] = f"{share:.0%}"
+    return label_of_level
+
+
 def _range(law: Any, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The interval that a plot shows."""
+    """The interval of y that a plot shows; around the mean if quantiles coincide."""
     low, high = law.interval(confidence)
     if high > low:
         return low, high
-    scale = law.std() or max(abs(law.mean()), 1.0)
-    return law.mean() - 4 * scale, law.mean() + 4 * scale
+    mean = law.mean()
+    scale = law.std() or max(abs(mean), 1.0)
+    return mean - 4 * scale, mean + 4 * scale
 
 
 def _curve(law: Any, y: Any) -> tuple[Any, Any]:
-    """The density and its error; 0 for a law of atoms alone."""
+    """The density and its error at y, (points,) each; 0 for a law of atoms only."""
     if not law._has_density:
         return np.zeros_like(y), np.zeros_like(y)
     value, error = law._density_with_error(y)
@@ -197,19 +231,19 @@ def _curve(law: Any, y: Any) -> tuple[Any, Any]:
 def _add_arrows(
     axes: Any, law: Any, top: float, colour: str, bottom: float = 0.0
 ) -> None:
-    """An arrow for each atom; one with probability 1 is as high as the highest density,
-    or 1 without a density.
+    """An arrow from `bottom` for each atom; one with probability 1 is as high as the
+    highest density `top`, or 1 without a density.
     """
-    for at, mass in law.atoms[:10]:
+    for point, mass in law.atoms[:10]:
         height = (top or 1.0) * min(mass.value, 1.0)
         axes.annotate(
             "",
-            (at, height),
-            (at, bottom),
+            (point, height),
+            (point, bottom),
             arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.2},
         )
-        # an arrow alone does not move the limits of the axes
-        axes.plot([at], [height], alpha=0.0)
+        # an arrow by itself does not move the limits of the axes
+        axes.plot([point], [height], alpha=0.0)
 
 
 def _add_line(
@@ -229,52 +263,61 @@ SHOWN = 8  # most entries of a joint law
 
 
 def card(law: Any) -> str:
-    """A law in a notebook: its density and numbers, or a row for each entry with its
-    correlations.
+    """A law in a notebook, as HTML: its density and numbers, or for a joint law a row
+    for each entry with its correlations.
     """
-    joint = hasattr(law, "dim")
-    name = f"Joint law of {law.dim} entries" if joint else type(law).__name__
-    return (
-        title(name, *law._labels)
-        + (_entries if joint else _picture)(law)
-        + "".join(map(note, law.notes))
-    )
+    is_joint = hasattr(law, "dim")
+    if is_joint:
+        heading = title(f"Joint law of {law.dim} entries", *law._labels)
+        content = _table_of_entries(law)
+    else:
+        heading = title(type(law).__name__, *law._labels)
+        content = _picture(law)
+    notes = "".join(note(text) for text in law.notes)
+    return heading + content + notes
 
 
 def _picture(law: Any) -> str:
-    y = np.linspace(*_range(law), THUMBNAIL_POINTS)
+    """The density of a law of one variable as a picture, and its numbers as a table."""
+    low, high = _range(law)
+    y = np.linspace(low, high, THUMBNAIL_POINTS)
     value, error = _curve(law, y)
+    error = np.nan_to_num(error, nan=0.0, posinf=0.0)  # an infinite band is not drawn
+    # the arrows of atoms, relative to the highest
     largest = max((mass.value for _, mass in law.atoms), default=1.0)
-    atoms = [
-        (at, min(mass.value, 1.0) / largest)
-        for at, mass in law.atoms[:10]
-        if y[0] <= at <= y[-1]
-    ]
-    finite = np.nan_to_num(error, nan=0.0, posinf=0.0)  # an infinite band is not drawn
-    number = law.with_error
+    arrows = []
+    for point, mass in law.atoms[:10]:
+        if low <= point <= high:
+            arrows.append((point, min(mass.value, 1.0) / largest))
+    picture = density(y, value, error, arrows, f"density of {law.method}")
+    numbers = law.with_error
+    quantiles = [f"{y:.4g}" for y in law.ppf([0.05, 0.5, 0.95])]
     rows = [
-        ["mean", number.mean().brief()],
-        ["standard deviation", number.std().brief()],
-        ["excess kurtosis", number.kurtosis().brief()],
-        ["5 %, 50 %, 95 %", ", ".join(f"{q:.4g}" for q in law.ppf([0.05, 0.5, 0.95]))],
-        *([f"P(Y = {at:g})", mass.brief()] for at, mass in law.atoms[:3]),
+        ["mean", numbers.mean().brief()],
+        ["standard deviation", numbers.std().brief()],
+        ["excess kurtosis", numbers.kurtosis().brief()],
+        ["5 %, 50 %, 95 %", ", ".join(quantiles)],
     ]
-    return density(y, value, finite, atoms, f"density of {law.method}") + table(rows)
+    for point, mass in law.atoms[:3]:
+        rows.append([f"P(Y = {point:g})", mass.brief()])
+    return picture + table(rows)
 
 
-def _entries(law: Any) -> str:
-    some = range(min(law.dim, SHOWN))
-    mean, std, corr = law.mean(), law.std(), law.marginal(list(some)).corr()
-    rows = [
-        [
-            str(i),
-            f"{mean[i]:.4g}",
-            f"{std[i]:.4g}",
-            *("–" if math.isnan(r) else f"{r:.3f}" for r in corr[i]),
-        ]
-        for i in some
-    ]
-    head = ["entry", "mean", "standard deviation", *(f"corr. with {i}" for i in some)]
-    return table(rows, head) + (
-        note(f"and {law.dim - SHOWN} more entries") if law.dim > SHOWN else ""
-    )
+def _table_of_entries(law: Any) -> str:
+    """Mean, standard deviation and correlations of the first entries of a joint law."""
+    entries = range(min(law.dim, SHOWN))
+    mean = law.mean()
+    std = law.std()
+    corr = law.marginal(list(entries)).corr()
+    rows = []
+    for i in entries:
+        row = [str(i), f"{mean[i]:.4g}", f"{std[i]:.4g}"]
+        for r in corr[i]:
+            row.append("–" if math.isnan(r) else f"{r:.3f}")
+        rows.append(row)
+    head = ["entry", "mean", "standard deviation"]
+    head += [f"corr. with {i}" for i in entries]
+    html = table(rows, head)
+    if law.dim > SHOWN:
+        html += note(f"and {law.dim - SHOWN} more entries")
+    return html

@@ -89,27 +89,31 @@ def inputs_of(
 def _patch_inputs(
     model: Description, ids: Ids, tokens: int | None, patches: Patches
 ) -> Inputs:
-    """The inputs of a model of images: given patches, or random ones."""
-    most = model.length or 2
-    if ids is not None or (patches is None) == (tokens is None):
+    """The inputs of a model of images: the user's patches, or random ones.
+
+    The class token counts as a token.
+    """
+    most_tokens = model.length or 2
+    gives_one = (patches is None) != (tokens is None)
+    if ids is not None or not gives_one:
         raise ValueError(
             f"{model.name} reads images: give patches, or tokens (a class token and"
             " random patches)"
         )
     if patches is None:
-        return Inputs(whole(tokens, "tokens", least=2, most=most))
+        return Inputs(whole(tokens, "tokens", least=2, most=most_tokens))
     pixels = np.array(patches, dtype=np.float64)
     is_table = pixels.ndim == 2 and pixels.shape[1] == model.patch
-    if not is_table or not 1 <= len(pixels) < most:
+    if not is_table or not 1 <= len(pixels) < most_tokens:
         raise ValueError(
             f"patches of shape {pixels.shape} must be (patches, {model.patch}), at"
-            f" most {most - 1}"
+            f" most {most_tokens - 1}"
         )
     return Inputs(len(pixels) + 1, patches=pixels)
 
 
 def _different_ids(model: Description, tokens: int | None) -> list[int]:
-    """As many different ids, without that of padding."""
+    """The first `tokens` ids without that of padding: 0, 1, 3, … if that is 2."""
     count = whole(tokens, "tokens", most=model.length or MOST_TOKENS)
     available = (model.vocabulary or math.inf) - (model.padding is not None)
     if count > available:
@@ -125,7 +129,7 @@ def _checked_ids(model: Description, ids: Sequence[int], name: str) -> tuple[int
     """Token ids in the vocabulary, not more than the model has positions."""
     most = (model.vocabulary or LARGEST) - 1
     entries = listed(ids, name, "a sequence of token ids")
-    checked = tuple(whole(i, name, least=0, most=most) for i in entries)
+    checked = tuple(whole(entry, name, least=0, most=most) for entry in entries)
     if not checked:
         raise ArgumentError(name, ids, "one id or more")
     if model.positions == "learned" and len(checked) > (model.length or 0):
@@ -220,14 +224,12 @@ class Trace(NamedTuple):
         encoder_layers = sum(layer.crossed is None for layer in self.layers)
         _, blocks = values_by_block(starts, streams, encoder_layers)
         probes: list[Probe] = []
-        for i, (layer, mask, values) in enumerate(
-            zip(self.layers, self.masks, blocks, strict=True)
-        ):
+        for i, values in enumerate(blocks):
             if i == 0:
                 probes.append(Probe("embedding", self.embedded))
             elif i == encoder_layers:
                 probes.append(Probe("embedding", starts[1]))
-            probes += self._block_probes(layer, mask, values)
+            probes += self._block_probes(self.layers[i], self.masks[i], values)
         return tuple(probes)
 
     def _block_probes(
@@ -245,17 +247,15 @@ class Trace(NamedTuple):
                 probes.append(Probe("hidden", value.op.x))
         probes.append(Probe("scores", layer.scores, mask))
         probes.append(Probe("weights", layer.weights, mask))
-        named: dict[str, ns.Value | None] = {
-            "attention": layer.attended,
-            "cross": layer.crossed,
-            "mlp": layer.fed,
-            "middle": layer.given if self.post else None,
-            "experts": layer.experts,
-            "stream": layer.stream,
-        }
-        probes += [
-            Probe(name, value) for name, value in named.items() if value is not None
-        ]
+        probes.append(Probe("attention", layer.attended))
+        if layer.crossed is not None:
+            probes.append(Probe("cross", layer.crossed))
+        probes.append(Probe("mlp", layer.fed))
+        if self.post:
+            probes.append(Probe("middle", layer.given))
+        if layer.experts is not None:
+            probes.append(Probe("experts", layer.experts))
+        probes.append(Probe("stream", layer.stream))
         return probes
 
 
@@ -269,13 +269,12 @@ def trace(
     table = None
     if embedded is None:
         table, embedded = _embedded(model, inputs)
-    depth = model.layers + model.decoder_layers
-    windows = [
-        model.window if i % model.window_every == 0 else None for i in range(depth)
-    ]
-    masks = [
-        _mask(inputs.tokens, window, model.causal) for window in windows[: model.layers]
-    ]
+    windows: list[int | None] = []  # of each block, None: all tokens
+    for i in range(model.layers + model.decoder_layers):
+        windows.append(model.window if i % model.window_every == 0 else None)
+    masks = []
+    for window in windows[: model.layers]:
+        masks.append(_mask(inputs.tokens, window, model.causal))
     bias = _bias(model, inputs.tokens, bidirectional=not model.causal)
 
     def final_norm(x: ns.Vector) -> ns.Vector:
@@ -284,7 +283,8 @@ def trace(
     # the fields of a layer that every model has, from `stream` to `weights`
     shared_layer = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
     layers: list[Layer] = []
-    stream, decoded = embedded, None
+    stream = embedded
+    decoded = None
     for mask in masks:
         if model.shared:
             layers.append(Layer(*shared_layer(stream)))
@@ -294,7 +294,8 @@ def trace(
     if table is not None and model.decoder_layers:
         context = final_norm(stream)
         tokens = len(inputs.decoder_ids)
-        stream = decoded = _words(model, table, inputs.decoder_ids)
+        decoded = _words(model, table, inputs.decoder_ids)
+        stream = decoded
         bias = _bias(model, tokens, bidirectional=False)
         decoder = _decoder(model)
         for window in windows[model.layers :]:
@@ -321,14 +322,16 @@ def _decoder(model: Description) -> Description:
 def _embedded(
     model: Description, inputs: Inputs
 ) -> tuple[EmbeddingTable | None, ns.Vector]:
-    """The table of the ids that occur, None for patches, and the embeddings."""
+    """The table of the ids that occur, None for patches, and the embeddings
+    (tokens,).
+    """
     table = None
     if model.inputs == "patches":
         x = _embedded_patches(model, inputs)
     else:
-        known = tuple(sorted({*inputs.ids, *inputs.decoder_ids}))
-        vectors = nn.Embedding(np.arange(len(known)), n, model.std_embedding)
-        table = EmbeddingTable(known, vectors)
+        ids = tuple(sorted({*inputs.ids, *inputs.decoder_ids}))
+        vectors = nn.Embedding(np.arange(len(ids)), n, model.std_embedding)
+        table = EmbeddingTable(ids, vectors)
         x = _words(model, table, inputs.ids)
     if model.positions == "learned" and model.std_position != 0:
         positions = nn.Embedding(
@@ -337,7 +340,9 @@ def _embedded(
         x = x + positions()
     if model.std_type:
         x = x + ns.gaussian(n, cov=model.std_type**2, name="type")
-    return table, normed(model, x) if model.input_norm else x
+    if model.input_norm:
+        x = normed(model, x)
+    return table, x
 
 
 def _embedded_patches(model: Description, inputs: Inputs) -> ns.Vector:
@@ -355,34 +360,49 @@ def _embedded_patches(model: Description, inputs: Inputs) -> ns.Vector:
 def _words(
     model: Description, table: EmbeddingTable, ids: tuple[int, ...]
 ) -> ns.Vector:
-    """The vectors of ids, scaled; that of padding is 0."""
+    """The scaled vectors of ids, (ids,), from a table that has them; that of padding
+    is 0.
+    """
     x = table.vectors(np.searchsorted(table.ids, ids))
     if model.padding in ids:
-        x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
-    return x if model.embedding_scale == 1 else model.embedding_scale * x
+        is_word = np.where(np.array(ids) == model.padding, 0.0, 1.0)
+        x = is_word * x
+    if model.embedding_scale != 1:
+        x = model.embedding_scale * x
+    return x
 
 
 def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
     """A block of the encoder, or of a model without one."""
-    inside: dict[str, Any] = {}  # fields of `Layer` from inside the branches
+    # the fields of `Layer` that only the branches know, by name
+    fields_of_branches: dict[str, Any] = {}
 
     def attend(u: ns.Vector) -> ns.Vector:
+        """The branch of attention, from the input u."""
         attended = _attend(model, u, mask, bias)
-        inside.update(scores=attended.scores, weights=attended.weights)
+        fields_of_branches["scores"] = attended.scores
+        fields_of_branches["weights"] = attended.weights
         return attended.output
 
     def feed(u: ns.Vector) -> ns.Vector:
-        inside["given"] = u
+        """The branch of the perceptron or of experts, from the input u."""
+        fields_of_branches["given"] = u
         if model.experts is None:
             return _feed(model, u)
         sigma = sigma_of(model.std_router, model.width)
         logits = nn.logits(u, model.experts, sigma=sigma)
         choose = partial(of_router, chosen=model.experts_per_token)
-        inside["experts"] = ns.apply(choose, logits, axes=1, name="of_router")
-        return _experts(model, u, inside["experts"])
+        experts = ns.apply(choose, logits, axes=1, name="of_router")
+        fields_of_branches["experts"] = experts
+        return _experts(model, u, experts)
 
     block = nn.block(x, attend, feed, partial(normed, model), model.order)
-    return Layer(block.output, block.attended, block.fed, **inside)
+    return Layer(
+        stream=block.output,
+        attended=block.attended,
+        fed=block.fed,
+        **fields_of_branches,
+    )
 
 
 def _decoder_layer(
@@ -415,7 +435,9 @@ def _attend(
     bias: Bias,
     context: ns.Vector | None = None,
 ) -> nn.Attended:
-    """The attention of a block."""
+    """The attention of a block from the tokens of x to these, or to the tokens of the
+    encoder's output `context`.
+    """
     rotary = None
     if model.positions == "rotary":
         rotary = nn.Rotary(
@@ -490,11 +512,14 @@ def _feed(model: Description, x: ns.Vector) -> ns.Vector:
 
 
 def _experts(model: Description, x: ns.Vector, shares: ns.Scalar) -> ns.Vector:
-    """Σ_e share_e W_e h_e, as one matrix applied to the concatenated share_e h_e."""
+    """Σ_e share_e W_e h_e, as one matrix applied to the concatenated share_e h_e.
+
+    shares: (tokens, experts), the router's weights.
+    """
     count = shares.shape[-1]
 
     def hidden(std: float, name: str | None = None) -> ns.Vector:
-        # (experts, tokens)
+        """W x with a new matrix for each expert, (experts, tokens)."""
         return ns.weight(m, n, count, sigma_of(std, model.width), name=name) @ x
 
     activation = ACTIVATIONS[model.activation]
@@ -516,9 +541,10 @@ def normed(model: Description, x: ns.Vector) -> ns.Vector:
 
 @lru_cache(maxsize=2)
 def _mask(tokens: int, window: int | None, causal: bool) -> Mask:
-    """The mask, one array for all layers that share it.
+    """The allowed scores (tokens, tokens), one array for all layers that share it.
 
-    None if every token sees every token.
+    With a window, a token sees so many tokens back, and as many ahead unless the model
+    is causal. None if every token sees every token.
     """
     if window is None and not causal:
         return None

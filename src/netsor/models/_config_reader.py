@@ -212,31 +212,32 @@ class Config:
         """
         # rotary positions have no table
         self.unread.pop("max_position_embeddings", None)
-        new = self.take("rope_parameters", None, dict)
-        old = self.take("rope_scaling", None, dict)
+        newer_form = self.take("rope_parameters", None, dict)
+        older_form = self.take("rope_scaling", None, dict)
         settings = {"rope_theta": self.take("rope_theta", 10000.0)}
-        settings |= old or new or {}
+        settings |= older_form or newer_form or {}
         rope = Config(f"rotary positions of a {self.family}", settings)
         older_name = rope.take("type", "default")
-        kind = rope.take("rope_type", older_name)
+        rope_type = rope.take("rope_type", older_name)
         fields: dict[str, Any] = {
             "positions": "rotary",
             "rotary_base": float(rope.take("rope_theta", kind=float)),
         }
         if head_dim is None:
             rope.require(partial_rotary_factor=1.0)
-        else:  # Hugging Face's code rounds down
-            turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
-            fields["rotary_fraction"] = turned / head_dim
-        if kind == "llama3":
+        else:
+            factor = rope.take("partial_rotary_factor", fraction, float)
+            rotated = int(head_dim * factor)  # Hugging Face's code rounds down
+            fields["rotary_fraction"] = rotated / head_dim
+        if rope_type == "llama3":
             fields["rotary_stretch"] = Stretch(
                 float(rope.take("factor", kind=float)),
                 float(rope.take("low_freq_factor", kind=float)),
                 float(rope.take("high_freq_factor", kind=float)),
                 float(rope.take("original_max_position_embeddings", kind=float)),
             )
-        elif kind != "default":
-            self.refuse("rope_type", kind, "'default' or 'llama3'")
+        elif rope_type != "default":
+            self.refuse("rope_type", rope_type, "'default' or 'llama3'")
         rope.reject_unread()
         return fields
 

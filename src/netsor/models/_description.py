@@ -322,15 +322,15 @@ class Description:
 
     def _field(self, spelled: str) -> str:
         """The name of a field, from that name or from Hugging Face's."""
-        known = [field.name for field in fields(self)]
+        names = [field.name for field in fields(self)]
         name = ALIASES.get(spelled, spelled)
-        if name in known:
+        if name in names:
             return name
-        near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
+        near = difflib.get_close_matches(name, [*names, *ALIASES, "std"], 3, 0.4)
         if near:
             remedy = f"; did you mean {' or '.join(near)}?"
         else:
-            remedy = f": choose one of std, {', '.join(known)}"
+            remedy = f": choose one of std, {', '.join(names)}"
         brief = name if name.isidentifier() else shown(name)
         raise ValueError(f"{brief} is not a field of a Transformer{remedy}")
 
@@ -475,43 +475,50 @@ class Conflict(NamedTuple):
 
 
 def idle(model: Description) -> dict[str, str]:
-    """The fields that have no effect in this model.
-
-    Each has the setting that would change that.
+    """The fields that have no effect in this model, each with the setting that would
+    change that: {"std_gate": "gated=True"} for a model without a gate.
     """
-    learned = model.positions == "learned"
-    patches = model.inputs == "patches"
-    untied = not model.tied or model.readout == "transform"
-    # whether the fields have an effect, and the setting with which they have
-    rules = (
-        (
-            model.positions == "rotary",
-            "positions='rotary'",
-            ("rotary_base", "rotary_fraction", "rotary_stretch"),
-        ),
-        (
-            model.positions == "relative",
-            "positions='relative'",
-            ("buckets", "distance", "std_relative"),
-        ),
-        (learned, "positions='learned'", ("std_position",)),
-        (learned or patches, "positions='learned'", ("length",)),
-        (model.gated, "gated=True", ("std_gate",)),
-        (model.qk_norm, "qk_norm=True", ("qk_norm_whole",)),
-        (model.experts is not None, "experts", ("experts_per_token", "std_router")),
-        (model.window is not None, "window", ("window_every",)),
-        (model.decoder_layers > 0, "decoder_layers", ("decoder_gain",)),
-        (patches, "inputs='patches'", ("patch",)),
-        (model.inputs == "tokens", "inputs='tokens'", ("padding", "embedding_scale")),
-        (untied, "tied=False", ("std_logits",)),
-        (
-            model.vocabulary is not None,
-            "vocabulary",
-            ("tied", "readout", "logit_scale", "logit_cap", "std_logits"),
-        ),
-    )
     without_effect: dict[str, str] = {}
-    for has_effect, setting, names in rules:
-        if not has_effect:
-            without_effect |= dict.fromkeys(names, setting)
+
+    def require(condition: bool, setting: str, *names: str) -> None:
+        """These fields have an effect only if the condition holds."""
+        if not condition:
+            without_effect.update(dict.fromkeys(names, setting))
+
+    is_learned = model.positions == "learned"
+    reads_patches = model.inputs == "patches"
+    require(
+        model.positions == "rotary",
+        "positions='rotary'",
+        "rotary_base",
+        "rotary_fraction",
+        "rotary_stretch",
+    )
+    require(
+        model.positions == "relative",
+        "positions='relative'",
+        "buckets",
+        "distance",
+        "std_relative",
+    )
+    require(is_learned, "positions='learned'", "std_position")
+    require(is_learned or reads_patches, "positions='learned'", "length")
+    require(model.gated, "gated=True", "std_gate")
+    require(model.qk_norm, "qk_norm=True", "qk_norm_whole")
+    require(model.experts is not None, "experts", "experts_per_token", "std_router")
+    require(model.window is not None, "window", "window_every")
+    require(model.decoder_layers > 0, "decoder_layers", "decoder_gain")
+    require(reads_patches, "inputs='patches'", "patch")
+    require(model.inputs == "tokens", "inputs='tokens'", "padding", "embedding_scale")
+    has_own_head = not model.tied or model.readout == "transform"
+    require(has_own_head, "tied=False", "std_logits")
+    require(
+        model.vocabulary is not None,
+        "vocabulary",
+        "tied",
+        "readout",
+        "logit_scale",
+        "logit_cap",
+        "std_logits",
+    )
     return without_effect

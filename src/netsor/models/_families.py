@@ -29,13 +29,18 @@ MAX_TRUNCATED_STD = 0.2  # truncation at ten standard deviations: P(|z| > 10) = 
 def family(
     model_type: str, ignored: str = "", **defaults: Any
 ) -> Callable[[Reader], Reader]:
-    """Register a reader, which must read every field except the ignored ones;
-    `defaults` override its own.
+    """Register a function that reads the configurations of this model_type.
+
+    It must read every field except the ignored ones, which are names with spaces
+    between them. `defaults` take the place of its own defaults.
     """
 
     def register(read: Reader) -> Reader:
-        def reader(given: Fields) -> Fields:
-            config = Config(model_type, {**defaults, **given}, ignored.split())
+        """Add the reader to READERS, with a check that it read everything."""
+
+        def reader(config_fields: Fields) -> Fields:
+            all_fields = {**defaults, **config_fields}
+            config = Config(model_type, all_fields, ignored.split())
             fields = read(config)
             config.reject_unread()
             return fields
@@ -90,10 +95,8 @@ def vit(config: Config) -> Fields:
             "initializer_range", std, f"above 0 and at most {MAX_TRUNCATED_STD}: {why}"
         )
     labels = config.take("id2label", None, dict) or (0, 1)  # two by default
-    image, patch = (
-        _pair(config, field, size)
-        for field, size in (("image_size", 224), ("patch_size", 16))
-    )
+    image = _pair(config, "image_size", 224)
+    patch = _pair(config, "patch_size", 16)
     return {
         **config.fields(
             num_hidden_layers=12,
@@ -113,11 +116,11 @@ def vit(config: Config) -> Fields:
 
 
 def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
+    """Height and width in a field that holds one number for both, or a pair."""
     size = config.take(field, default)
     sides = size if isinstance(size, list | tuple) else (size, size)
-    if len(sides) != 2 or not all(
-        isinstance(side, int) and side >= 1 for side in sides
-    ):
+    are_whole = all(isinstance(side, int) and side >= 1 for side in sides)
+    if len(sides) != 2 or not are_whole:
         config.refuse(field, size, "a whole number, or two")
     return sides[0], sides[1]
 

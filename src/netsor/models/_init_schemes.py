@@ -59,37 +59,57 @@ def recipe(model: D, name: str) -> D:
 
 
 def _alike(std: float) -> Changes:
+    """The same standard deviation for all matrices."""
     return dict.fromkeys((*STDS, "std_router"), std)
 
 
 def _depth(model: Description) -> int:
+    """The number of blocks of encoder and decoder."""
     return model.layers + model.decoder_layers
 
 
 def _scaled(changes: Changes, names: tuple[str, ...], factor: float) -> Changes:
+    """The changes with those of these names multiplied by a factor."""
     return changes | {name: changes[name] * factor for name in names}
 
 
-def _fans(model: Description) -> dict[str, tuple[int, int]]:
-    """Fan-in and fan-out of each matrix of a block, with all heads and groups in one
-    matrix.
+class Fans(NamedTuple):
+    """The shape of a matrix."""
+
+    fan_in: int
+    fan_out: int
+
+
+def _fans(model: Description) -> dict[str, Fans]:
+    """The shape of each matrix of a block by its name ("q" for `std_q`), with all heads
+    and groups in one matrix.
     """
-    n, m = model.width, model.hidden
+    n = model.width
+    m = model.hidden
     queries = model.heads * model.d
     keys = model.key_heads * model.d
-    attention = {"q": (n, queries), "k": (n, keys), "v": (n, keys), "o": (queries, n)}
-    return attention | {"in": (n, m), "gate": (n, m), "out": (m, n)}
+    return {
+        "q": Fans(n, queries),
+        "k": Fans(n, keys),
+        "v": Fans(n, keys),
+        "o": Fans(queries, n),
+        "in": Fans(n, m),
+        "gate": Fans(n, m),
+        "out": Fans(m, n),
+    }
 
 
 def _small(model: Description) -> Changes:
+    """All matrices of std √(2/(5n))."""
     return _alike(math.sqrt(2 / (5 * model.width)))
 
 
 def _xavier(model: Description) -> Changes:
-    block = {
-        f"std_{name}": math.sqrt(2 / sum(fans)) for name, fans in _fans(model).items()
-    }
-    return _alike(model.width**-0.5) | block
+    """Matrices of std √(2/(fan-in + fan-out)), and embeddings of std 1/√n."""
+    changes = _alike(model.width**-0.5)
+    for name, fans in _fans(model).items():
+        changes[f"std_{name}"] = math.sqrt(2 / (fans.fan_in + fans.fan_out))
+    return changes
 
 
 def _t_fixup(model: Description) -> Changes:
@@ -116,14 +136,16 @@ def _deepnorm(model: Description) -> Changes:
             f"recipe='deepnorm' is for a norm after each sum: {model.name} has"
             f" order={model.order!r}"
         )
-    scaled = _scaled(_xavier(model), BRANCHES, (8 * _depth(model)) ** -0.25)
-    return _scaled(scaled, LAST, 1 / (2 * _depth(model)) ** 0.25)
+    depth = _depth(model)
+    changes = _scaled(_xavier(model), BRANCHES, (8 * depth) ** -0.25)
+    return _scaled(changes, LAST, 1 / (2 * depth) ** 0.25)
 
 
 def _ntk(model: Description) -> Changes:
+    """Matrices of std 1/√fan-in, and embeddings of std 1."""
     changes: Changes = {}
-    for name, (fan_in, _) in _fans(model).items():
-        changes[f"std_{name}"] = fan_in**-0.5
+    for name, fans in _fans(model).items():
+        changes[f"std_{name}"] = fans.fan_in**-0.5
     changes["std_router"] = model.width**-0.5
     changes["std_embedding"] = 1.0
     changes["std_position"] = 1.0
@@ -132,6 +154,7 @@ def _ntk(model: Description) -> Changes:
 
 
 def _mup(model: Description) -> Changes:
+    """µP: as the plain recipe at the width BASE, and scaled from there."""
     ratio = BASE / model.width
     changes = _alike(0.02 * math.sqrt(ratio))
     changes["std_embedding"] = 0.02

@@ -74,13 +74,14 @@ class WeightUse(NamedTuple):
 class Training(NamedTuple):
     """A network to train: the values to watch, and its loss."""
 
-    watched: dict[str, tuple[ns.Value, ...]]  # one per block, or one
+    # name → its values: one for each block, or one of the network
+    watched: dict[str, tuple[ns.Value, ...]]
     masks: tuple[Bools | None, ...]  # of the scores of each block
     logits: ns.Vector  # (tokens,) in R^V
     loss: ns.Scalar
-    targets: ns.Vector  # unit vectors of R^V
-    acts: tuple[WeightUse, ...]
-    # biases and gains that are parameters, "bias" or "gain"
+    targets: ns.Vector  # unit vectors of R^V, (tokens,)
+    acts: tuple[WeightUse, ...]  # all products with weights
+    # biases and gains that are parameters → "bias" or "gain"
     vectors: dict[ns.Vector, str]
 
     @property
@@ -89,16 +90,25 @@ class Training(NamedTuple):
         return [*self.kinds(), *self.vectors]
 
     def kinds(self) -> dict[ns.Weight, str]:
-        """The kinds of the weights; a tied weight is an embedding."""
-        by_source: dict[Any, tuple[ns.Weight, str]] = {}
+        """The kind of each weight, as in KINDS; a tied weight is an embedding.
+
+        A weight that acts several times has its first kind.
+        """
+        kinds: dict[ns.Weight, str] = {}
+        sources: set[Any] = set()
         for act in self.acts:
             assert isinstance(act.value.op, MatMul)
-            used = act.value.op.weight
-            by_source.setdefault(used.source, (used, act.kind))
-        return dict(by_source.values())
+            weight = act.value.op.weight
+            if weight.source not in sources:
+                sources.add(weight.source)
+                kinds[weight] = act.kind
+        return kinds
 
     def loss_of(self, logits: ns.Vector) -> ns.Scalar:
-        """The loss of other logits of any size; it has no declared derivative."""
+        """The mean cross-entropy of other logits (tokens,) of any size.
+
+        It has no declared derivative.
+        """
         log_means = []
         for token in range(logits.size):
             log_means.append(pooled(_log_mean_exp, logits[token : token + 1], 1))
@@ -112,7 +122,8 @@ def training(
     targets: Sequence[int],
     vectors_of: Collection[str] = (),
 ) -> Training:
-    """Build the network on these ids, with the mean cross-entropy of their targets.
+    """Build the network on these ids, with the mean cross-entropy of their targets, a
+    target id for each token.
 
     `vectors_of` selects the trained vectors: "bias" of block matrices and layer norms,
     "gain" of norms.
@@ -186,7 +197,7 @@ def _uses_in_blocks(net: ProbedProgram) -> list[WeightUse]:
 
 
 def _positions(model: Description, tokens: int) -> ns.Vector:
-    """The vectors of the first positions."""
+    """The learned vectors of the first positions, (tokens,)."""
     size = model.length or tokens
     matrix = ns.weight(n, size, std=sigma_of(model.std_position, size), name="W^P")
     return matrix @ unit_vectors(range(tokens), size)
@@ -206,8 +217,10 @@ class _TrainedParameters:
         biases: bool,
         gains: bool,
     ) -> None:
-        self.model, self.vectors = model, vectors
-        self.biases, self.gains = biases, gains
+        self.model = model
+        self.vectors = vectors
+        self.biases = biases
+        self.gains = gains
         # the kinds of matrices whose biases are in the program already
         self.have_bias = set()
         if model.bias_in:
@@ -216,29 +229,36 @@ class _TrainedParameters:
             self.have_bias.add("out")
 
     def change(self, old: ns.Value, new: Any) -> ns.Value:
-        """One value of the program with its parameters."""
+        """What takes the place of the value `old` of the program.
+
+        `new` is the same value with changed inputs.
+        """
         match new.op:
             case MatMul(ns.Weight(batch=(heads,)) as w, x, False):
                 new = self._one_matrix(w, x, heads)
             case MatMul(w) if self.biases and self._lacks_bias(new.op):
                 new = new + self._parameter(w.out_width, 0.0, "bias")
             case Gaussian(factor=factor) if self.biases and factor.any():
-                self.vectors[new] = "bias"
+                self.vectors[new] = "bias"  # a random bias of the description
             case Scale(ns.Scalar(op=Apply(f)), _) if _is_norm(f.f):
                 new = self._with_gain(new)
         return new  # type: ignore[no-any-return]
 
     def _parameter(self, width: ns.Width, start: float, kind: str) -> ns.Vector:
+        """A new parameter with all entries equal to `start`."""
         vector = ns.gaussian(width, mean=start, cov=0.0, name=kind)
         self.vectors[vector] = kind
         return vector
 
     def _lacks_bias(self, op: MatMul) -> bool:
+        """Whether a product with a matrix of a block has no bias yet."""
         is_table = op.weight.source.name in TABLES
         return not is_table and matrix_kind(op, n) not in self.have_bias
 
     def _one_matrix(self, w: ns.Weight, x: ns.Vector, heads: int) -> ns.Vector:
-        """One matrix for all heads: real code has one too, and Muon depends on it."""
+        """The products W_h x of all heads by one matrix, split: real code has one
+        matrix too, and Muon depends on it.
+        """
         all_heads = ns.weight(
             heads * w.out_width, w.in_width, std=w.std, name=w.source.name
         )
@@ -248,6 +268,7 @@ class _TrainedParameters:
         return split(product, heads, 0)
 
     def _with_gain(self, normed: ns.Vector) -> ns.Vector:
+        """The result of a norm with its gain and its bias, as far as these are due."""
         if self.gains:
             normed = self._parameter(normed.width, 1.0, "gain") * normed
         if self.biases and self.model.norm == "layer":
@@ -263,7 +284,9 @@ def _trained(
     biases: bool,
     gains: bool,
 ) -> Trace:
-    """Use one matrix for all heads, and add the trained `vectors`."""
+    """The network with one matrix for all heads and with trained vectors, which are
+    added to `vectors` with their kinds.
+    """
     parameters = _TrainedParameters(model, vectors, biases=biases, gains=gains)
     # the fields of a layer that every model has, from `stream` to `weights`
     common_fields = 6
@@ -271,12 +294,13 @@ def _trained(
     for layer in traced.layers:
         outputs += layer[:common_fields]  # type: ignore[arg-type]
     context = Context({}, dict.fromkeys(topological_order(outputs), 0))
-    output, *values = rewritten(outputs, context, parameters.change)
-    layers = tuple(
-        Layer(*values[k : k + common_fields])  # type: ignore[arg-type]
-        for k in range(0, len(values), common_fields)
-    )
-    return traced._replace(layers=layers, output=output)  # type: ignore[arg-type]
+    # the rewritten values in the same order: the output, then the fields of each layer
+    output, *fields = rewritten(outputs, context, parameters.change)
+    layers: list[Layer] = []
+    for start in range(0, len(fields), common_fields):
+        of_layer: list[Any] = fields[start : start + common_fields]
+        layers.append(Layer(*of_layer))
+    return traced._replace(layers=tuple(layers), output=output)  # type: ignore[arg-type]
 
 
 def _is_norm(f: Any) -> bool:
@@ -286,7 +310,7 @@ def _is_norm(f: Any) -> bool:
 
 def refuse(model: Description) -> None:
     """Raise an error for models whose training is not supported."""
-    needed = {
+    supported = {
         "inputs": "tokens",
         "readout": "linear",
         "decoder_layers": 0,
@@ -295,7 +319,7 @@ def refuse(model: Description) -> None:
         "std_type": 0.0,
         "padding": None,
     }
-    for name, value in needed.items():
+    for name, value in supported.items():
         actual = getattr(model, name)
         if actual != value:
             raise ValueError(
@@ -309,7 +333,7 @@ def refuse(model: Description) -> None:
 
 
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
-    """One unit vector per id."""
+    """The unit vector e_id of R^count for each id, (ids,)."""
     if max(ids, default=0) >= count:
         raise ValueError(
             f"the id {max(ids)} of a token has no logit: the head has {count}"
@@ -326,23 +350,25 @@ def _selected(logits: ns.Vector, units: ns.Vector) -> ns.Scalar:
 def cross_entropy_of(
     logits: ns.Vector, targets: ns.Vector, words: ns.Vector | None = None
 ) -> ns.Scalar:
-    """The mean cross-entropy of targets (unit vectors).
+    """The mean cross-entropy of targets (unit vectors), for logits (tokens,) in R^V.
 
     `words` are the tokens' own unit vectors, for tied logits: the tied logit of a
     token's own id is large, so it is subtracted before the exponential.
     """
-    count = logits.width.factor
+    count = logits.width.factor  # V
+    shift: ns.Scalar | None = None
     arguments: list[Any] = [logits]
     derivatives: list[Callable[..., Any]] = [exponential]
     if words is not None:
-        arguments.append(_selected(logits, words))
+        shift = _selected(logits, words)
+        arguments.append(shift)
         derivatives.append(partial(exponential, sign=-1.0))
     e = ns.nonlin(exponential, *arguments, name="exp", derivative=tuple(derivatives))
-    mass = ns.mean_dot(e, ns.ones(count))
-    log_sum = ns.apply(_log, mass, name="log", derivative=_inverse)
-    if words is not None:
-        log_sum = log_sum + arguments[1]
-    return (log_sum - _selected(logits, targets)).mean() + math.log(count)
+    mean_exp = ns.mean_dot(e, ns.ones(count))
+    log_mean_exp = ns.apply(_log, mean_exp, name="log", derivative=_inverse)
+    if shift is not None:
+        log_mean_exp = log_mean_exp + shift
+    return (log_mean_exp - _selected(logits, targets)).mean() + math.log(count)
 
 
 def exponential(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
@@ -362,7 +388,8 @@ def _inverse(mass: Any) -> Any:
 
 
 def _log_mean_exp(numbers: Any) -> Any:
-    """log of the mean of e^x over the last axis."""
+    """log of the mean of e^x over the last axis: (…, numbers) → (…, 1)."""
     xp = array_namespace(numbers)
-    top = xp.max(numbers, axis=-1, keepdims=True)
-    return top + xp.log(xp.mean(xp.exp(numbers - top), axis=-1, keepdims=True))
+    largest = xp.max(numbers, axis=-1, keepdims=True)
+    mean = xp.mean(xp.exp(numbers - largest), axis=-1, keepdims=True)
+    return largest + xp.log(mean)

@@ -203,38 +203,30 @@ class Transformer(Description):
             raise ArgumentError(
                 "tokens", inputs.tokens, "2 or more: an audit compares tokens"
             )
-        empty = self.std_embedding == 0 or {*inputs.ids, *inputs.decoder_ids} == {
-            self.padding
-        }
-        if (
-            empty
-            and not self.std_type
-            and not (self.positions == "learned" and self.std_position != 0)
-        ):
-            given = (
-                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
-            )
+        only_padding = {*inputs.ids, *inputs.decoder_ids} == {self.padding}
+        words_are_zero = self.std_embedding == 0 or only_padding
+        adds_positions = self.positions == "learned" and self.std_position != 0
+        if words_are_zero and not adds_positions and not self.std_type:
             raise ValueError(
-                f"{given} makes all vectors 0: an audit needs a std above 0, or ids"
-                " other than padding"
+                f"std_embedding={self.std_embedding:g} of {self.name} with these tokens"
+                " makes all vectors 0: an audit needs a std above 0, or ids other than"
+                " padding"
             )
         return Probes(ModelEnd(self, inputs), gradients, ranges)
 
 
 def hub_cached(model: str) -> Path | None:
     """The config.json of a model in the cache of huggingface_hub, if present."""
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
-    )
-    given = (
+    # the environment variables of huggingface_hub, and its defaults
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(user_cache, "huggingface")
+    hub_cache = (
         os.environ.get("HF_HUB_CACHE")
         or os.environ.get("HUGGINGFACE_HUB_CACHE")
         or os.path.join(home, "hub")
     )
-    folder = (
-        Path(os.path.expandvars(os.path.expanduser(given)))
-        / f"models--{model.replace('/', '--')}"
-    )
+    hub_cache = os.path.expandvars(os.path.expanduser(hub_cache))
+    folder = Path(hub_cache) / f"models--{model.replace('/', '--')}"
     with suppress(OSError, ValueError):
         commit = content(folder / "refs" / "main", 64).decode().strip()
         path = folder / "snapshots" / commit / "config.json"
@@ -257,9 +249,12 @@ def names() -> tuple[str, ...]:
     >>> ns.models.names()[:4]
     ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
     """
-    folder = resources.files(__package__) / "data"
-    files = [Path(entry.name) for entry in folder.iterdir()]
-    return tuple(sorted(file.stem for file in files if file.suffix == ".json"))
+    model_names = []
+    for entry in (resources.files(__package__) / "data").iterdir():
+        file = Path(entry.name)
+        if file.suffix == ".json":
+            model_names.append(file.stem)
+    return tuple(sorted(model_names))
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
@@ -307,10 +302,11 @@ def _read_file(source: str | Path) -> Transformer:
             path = path / "config.json"
         config = fields(path)
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        is_string = isinstance(source, str)
-        is_id = missing and is_string and ID.fullmatch(str(source)) is not None
-        if is_id and (cached := hub_cached(str(source))) is not None:
+        # a text that is no file may be the id of a model on the hub
+        may_be_id = isinstance(source, str) and isinstance(error, FileNotFoundError)
+        is_id = may_be_id and ID.fullmatch(str(source)) is not None
+        cached = hub_cached(str(source)) if is_id else None
+        if cached is not None:
             return _build(fields(cached), str(source))
         raise _no_model(source, error, is_id) from None
     folder = path.absolute().parent.name
@@ -371,19 +367,19 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     >>> model.layers, round(model.std_o, 5)
     (6, 0.00577)
     """
-    given = dict(config) if isinstance(config, Mapping) else vars(config)
-    unknown = given.keys() - {*NANOGPT_SIZES, *NANOGPT_OTHERS}
+    nanogpt_fields = dict(config) if isinstance(config, Mapping) else vars(config)
+    unknown = nanogpt_fields.keys() - {*NANOGPT_SIZES, *NANOGPT_OTHERS}
     if unknown:
         raise ValueError(
             f"{', '.join(sorted(unknown))}: not a field of nanoGPT's GPTConfig; remove"
             " it if you can"
         )
     gpt2: dict[str, Any] = {"vocab_size": 50304}
-    gpt2 |= {name: given[name] for name in given if name in NANOGPT_SIZES}
-    gpt2 |= {
-        "n_positions": given.get("block_size", 1024),
-        "activation_function": "gelu",
-    }
+    for name, value in nanogpt_fields.items():
+        if name in NANOGPT_SIZES:
+            gpt2[name] = value
+    gpt2["n_positions"] = nanogpt_fields.get("block_size", 1024)
+    gpt2["activation_function"] = "gelu"
     return Transformer(name="nanogpt", family="nanogpt", **READERS["gpt2"](gpt2))
 
 

@@ -15,9 +15,10 @@ Examples
 
 from ..language.operations._softmax import causal
 from ..laws.attention._attention_law import Attention, attention_std
-from ._attention import Attended, Rotary, alibi, attend, attention, relative_bias
+from ._attention import Attended, alibi, attend, attention, relative_bias
 from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits
+from ._heads import Rotary
 from ._recurrent import (
     depthwise_conv,
     gated_delta,

@@ -9,25 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, whole
-from ..language import (
-    Scalar,
-    TraceError,
-    Vector,
-    Width,
-    concat,
-    dot,
-    mean_dot,
-    normal,
-    softmax,
-    tanh,
-)
-from ..language import rotary as rotate
-from ..language.operations._rotary import Stretch
+from .._validate import NUMBERS, SCALE, numbers, one_of, real, scale, whole
+from ..language import Scalar, TraceError, Vector, Width, normal, softmax, tanh
 from ..language.operations._softmax import MAX_TOKENS, causal
 from ..language.values._scalar import ScalarLike, broadcast_shapes, constant
-from ..language.values._width import as_width
-from ._block import affine, call_layer, scales
+from ._block import affine, call_optional, scales, width_or
+from ._heads import Heads, Rotary
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
@@ -62,11 +49,13 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
             f"heads={heads} of {distance.size:,} numbers each exceed {NUMBERS:,} in"
             " total",
         )
-    power_of_two = 2 ** (heads.bit_length() - 1)  # the next lower one, P
+    power_of_two = 2 ** (heads.bit_length() - 1)  # P, at most the number of heads
+    # the exponents of the slopes, times P
     slopes_of_p = -8 * np.arange(1, power_of_two + 1)
     every_other_of_2p = -4 * np.arange(1, 2 * power_of_two, 2)
     exponents = np.concatenate([slopes_of_p, every_other_of_2p]) / power_of_two
-    return np.asarray(-(2.0 ** exponents[:heads, None, None]) * distance)
+    slopes = 2.0 ** exponents[:heads, None, None]
+    return np.asarray(-slopes * distance)
 
 
 def relative_bias(
@@ -106,7 +95,7 @@ def relative_bias(
     heads = whole(heads, "heads", operation)
     buckets = whole(buckets, "buckets", operation)
     bidirectional = one_of(bidirectional, "bidirectional", operation, (True, False))
-    signs = 2 if bidirectional else 1
+    signs = 2 if bidirectional else 1  # of j − i that have their own buckets
     if buckets < 2 * signs or buckets % signs:
         raise TraceError(
             operation,
@@ -115,48 +104,42 @@ def relative_bias(
             "2 or more, or, if bidirectional, even and 4 or more",
         )
     buckets_per_sign = buckets // signs
-    # Half of the buckets of a sign are for the distances 0, 1, …, and the others for
-    # log(distance) up to log(max_distance).
-    exact = buckets_per_sign // 2
-    max_distance = whole(max_distance, "max_distance", operation, least=exact + 1)
-    distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
-    logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(
-        max_distance / exact
+    max_distance = whole(
+        max_distance, "max_distance", operation, least=buckets_per_sign // 2 + 1
     )
-    # Rounding of the logarithm must not move a distance at the start of a bucket into
-    # the previous one.
-    steps = np.floor(logarithm * (buckets_per_sign - exact) + 1e-9).astype(np.intp)
-    coarse = np.minimum(exact + steps, buckets_per_sign - 1)
-    bucket = np.where(distance < exact, distance, coarse)
-    bucket_ahead = np.where(
-        bidirectional & (ahead > 0), buckets_per_sign + bucket, bucket
-    )
+    if bidirectional:
+        bucket = _bucket_of_distance(np.abs(ahead), buckets_per_sign, max_distance)
+        bucket = np.where(ahead > 0, buckets_per_sign + bucket, bucket)
+    else:
+        behind = np.maximum(-ahead, 0)
+        bucket = _bucket_of_distance(behind, buckets_per_sign, max_distance)
     std = scale(std, "std", operation)
     table = normal((heads, buckets), std, name="relative bias")
-    return table[:, bucket_ahead]
+    return table[:, bucket]
+
+
+def _bucket_of_distance(
+    distance: npt.NDArray[np.intp], buckets: int, max_distance: int
+) -> npt.NDArray[np.intp]:
+    """The bucket of each distance ≥ 0, from 0 to buckets − 1.
+
+    The first half of the buckets is for the distances 0, 1, …, and the others are for
+    log(distance) up to log(max_distance).
+    """
+    exact = buckets // 2
+    logarithm = np.log(np.maximum(distance, exact) / exact)
+    share = logarithm / math.log(max_distance / exact)
+    # Rounding of the logarithm must not move a distance at the start of a bucket into
+    # the previous one.
+    steps = np.floor(share * (buckets - exact) + 1e-9).astype(np.intp)
+    logarithmic = np.minimum(exact + steps, buckets - 1)
+    return np.where(distance < exact, distance, logarithmic)
 
 
 def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
     positions = np.arange(whole(tokens, "tokens", operation, most=MAX_TOKENS))
     return np.asarray(np.subtract.outer(positions, positions))
-
-
-class Rotary(NamedTuple):
-    """Rotary positions of queries and keys. The parameters are those of `rotary`.
-
-    Examples
-    --------
-    >>> n, d = ns.Width("n"), ns.Width("d")
-    >>> positions = ns.nn.Rotary(base=500_000.0)
-    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, head_dim=d, rotary=positions).shape
-    (4,)
-    """
-
-    base: float = 10000.0
-    fraction: float = 1.0
-    positions: npt.ArrayLike | None = None
-    stretch: Stretch | None = None
 
 
 class Attended(NamedTuple):
@@ -295,15 +278,9 @@ def attend(
             raise TraceError(
                 "attention", name, tokens, "vectors with an axis of tokens"
             )
-    heads = whole(heads, "heads", "attention")
-    groups = heads if groups is None else whole(groups, "groups", "attention")
-    if heads % groups:
-        raise TraceError(
-            "attention",
-            f"groups={groups} must divide heads={heads}: groups have equal sizes",
-        )
-    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
-    sigma_q, sigma_k, sigma_v, sigma_o, sigma_b = scales(
+    layer = Heads("attention", heads, groups)
+    d = width_or(x.width, head_dim, "attention", "head_dim")
+    sigma = scales(
         "attention",
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -311,27 +288,16 @@ def attend(
         sigma_o=sigma_o,
         sigma_b=sigma_b,
     )
-    q = affine(x, d, sigma_q, sigma_b, heads, "W^Q")  # (heads, …, tokens), in R^d
-    k = affine(sources, d, sigma_k, sigma_b, groups, "W^K")
-    v = affine(sources, d, sigma_v, sigma_b, groups, "W^V")
-    if qk_norm is not None:
-        q = call_layer(qk_norm, q, "qk_norm", "attention")
-        k = call_layer(qk_norm, k, "qk_norm", "attention")
-    if rotary is not None:
-        if not isinstance(rotary, Rotary):
-            raise TraceError(
-                "attention",
-                "rotary",
-                rotary,
-                "an ns.nn.Rotary(base, fraction, positions)",
-            )
-        q = rotate(q, **rotary._asdict())
-        k = rotate(k, **rotary._asdict())
-    if groups < heads:
-        group_of_head = np.repeat(np.arange(groups), heads // groups)
-        k = k[group_of_head]
-        v = v[group_of_head]
-    scores = _scaled_scores(q, k, scaling)
+    q = affine(x, d, sigma.q, sigma.b, layer.heads, "W^Q")  # (heads, …, tokens)
+    k = affine(sources, d, sigma.k, sigma.b, layer.groups, "W^K")
+    v = affine(sources, d, sigma.v, sigma.b, layer.groups, "W^V")
+    q = call_optional(qk_norm, q, "qk_norm", "attention")
+    k = call_optional(qk_norm, k, "qk_norm", "attention")
+    q = layer.rotated(q, rotary)
+    k = layer.rotated(k, rotary)
+    k = layer.repeated(k)
+    v = layer.repeated(v)
+    scores = layer.scores(q, k, scaling)
     if softcap is not None:
         cap = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
         scores = cap * tanh(scores / cap)
@@ -340,26 +306,12 @@ def attend(
     if window is not None:
         mask = _windowed(mask, window, scores)
     weights = softmax(scores, mask)
-    heads_concatenated = concat(weights @ v, axis=0)
-    output = affine(heads_concatenated, x.width, sigma_o, sigma_b, name="W^O")
+    output = layer.output(weights @ v, x.width, sigma.o, sigma.b)
     return Attended(output, scores, weights)
 
 
-def _scaled_scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
-    """The scores of queries and keys, (heads, …, queries, keys)."""
-    if isinstance(scaling, str) and scaling == "sqrt":
-        return dot(q, k)
-    if isinstance(scaling, str) and scaling == "linear":
-        return mean_dot(q, k)
-    if as_number(scaling) is None:
-        raise TraceError(
-            "attention", "scaling", scaling, "'sqrt', 'linear' or a number"
-        )
-    return real(scaling, "scaling", "attention") * dot(q, k)
-
-
 def _with_bias(scores: Scalar, bias: ScalarLike) -> Scalar:
-    """The scores plus a bias that broadcasts to them."""
+    """The scores, (heads, …, queries, keys), plus a bias that broadcasts to them."""
     if not isinstance(bias, Scalar):
         bias = constant(numbers(bias, "attention", "bias"))
     problem = (
@@ -375,7 +327,10 @@ def _with_bias(scores: Scalar, bias: ScalarLike) -> Scalar:
 def _windowed(
     mask: npt.ArrayLike | str | None, window: int, scores: Scalar
 ) -> npt.NDArray[np.bool_]:
-    """The mask of a window of tokens, on both sides or, if causal, on the left."""
+    """The mask (tokens, tokens) of a window, on both sides or, if causal, on the left.
+
+    A token sees those that are less than `window` away.
+    """
     window = whole(window, "window", "attention")
     queries, keys = scores.shape[-2:]
     if queries != keys:
@@ -387,4 +342,6 @@ def _windowed(
         remedy = "else mask & ns.nn.causal(tokens, window)"
         raise TraceError("attention", f"window needs mask=None or 'causal'; {remedy}")
     backwards = causal(keys, window)
-    return backwards | backwards.T if mask is None else backwards
+    if mask is None:
+        return backwards | backwards.T
+    return backwards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from .._validate import one_of, scale, shown
@@ -32,28 +33,41 @@ def affine(
     batch: int | tuple[int, ...] = (),
     name: str | None = None,
 ) -> Vector:
-    """W x + b for every matrix of a batch; all vectors share b.
+    """W x + b for every W and b of a batch: (*batch, *shape of x) in R^width.
 
-    The entries are N(0, σ_w²/fan-in) and N(0, σ_b²).
+    The entries are N(0, σ_w²/fan-in) and N(0, σ_b²). All vectors of x share W and b.
     """
     w = weight(width, x.width, batch, sigma_w, name=name)
-    if not sigma_b:
-        return w @ x
     product = w @ x
+    if not sigma_b:
+        return product
     bias = gaussian(width, batch, cov=sigma_b**2, name="b")
-    return product + bias.reshape(*w.batch, *(1,) * x.ndim)
+    one_for_each_x = (1,) * x.ndim
+    return product + bias.reshape(*w.batch, *one_for_each_x)
 
 
-def scales(operation: str, **sigmas: float | Scalar) -> tuple[Any, ...]:
-    """Check standard deviations; those of weights may be scalars."""
-    checked = []
+def scales(operation: str, **sigmas: float | Scalar) -> SimpleNamespace:
+    """The checked arguments `sigma_…` of a layer, named without "sigma_".
+
+    Those of weights may be scalars: random, or computed by the program. `sigma_b`, of
+    biases, must be a number.
+    """
+    checked: dict[str, float | Scalar] = {}
     for name, sigma in sigmas.items():
         is_single_scalar = isinstance(sigma, Scalar) and not sigma.shape
-        if is_single_scalar and name != "sigma_b":
-            checked.append(sigma)
-        else:
-            checked.append(scale(sigma, name, operation))
-    return tuple(checked)
+        if not is_single_scalar or name == "sigma_b":
+            sigma = scale(sigma, name, operation)
+        checked[name.removeprefix("sigma_")] = sigma
+    return SimpleNamespace(**checked)
+
+
+def width_or(
+    default: Width, width: Width | int | None, operation: str, name: str
+) -> Width:
+    """The width that an argument gives, or the default if it is None."""
+    if width is None:
+        return default
+    return as_width(width, operation, name)
 
 
 def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
@@ -67,6 +81,13 @@ def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
             f"{name}={shown(f)} must return vectors of shape {x.shape}, got {shown(y)}",
         )
     return y
+
+
+def call_optional(f: Any, x: Vector, name: str, operation: str) -> Vector:
+    """`call_layer`, or x itself if the user gave no function."""
+    if f is None:
+        return x
+    return call_layer(f, x, name, operation)
 
 
 Layer = Callable[[Vector], Vector]
@@ -131,6 +152,7 @@ def block(
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
+        """What f adds to the stream u, with the norms that `order` puts around it."""
         if order not in ("post", "after"):
             u = normed(u)
         added = call_layer(f, u, name, "block")
@@ -195,9 +217,9 @@ def mlp(
     x = as_vector(x, "mlp", "x")
     hidden_widths = hidden if isinstance(hidden, list | tuple) else [hidden]
     widths = [as_width(width, "mlp", "hidden") for width in hidden_widths]
-    out = x.width if out is None else as_width(out, "mlp", "out")
+    out = width_or(x.width, out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
-    sigma_w, sigma_gate, sigma_out, sigma_b = scales(
+    sigma = scales(
         "mlp",
         sigma_w=sigma_w,
         sigma_gate=sigma_w if sigma_gate is None else sigma_gate,
@@ -205,13 +227,13 @@ def mlp(
         sigma_b=sigma_b,
     )
     for width in widths:
-        u = affine(x, width, sigma_w, sigma_b)
+        u = affine(x, width, sigma.w, sigma.b)
         if gate:
-            gates = affine(x, width, sigma_gate, sigma_b, name="W^G")
+            gates = affine(x, width, sigma.gate, sigma.b, name="W^G")
             x = call_layer(activation, gates, "activation", "mlp") * u
         else:
             x = call_layer(activation, u, "activation", "mlp")
-    return affine(x, out, sigma_out, sigma_b)
+    return affine(x, out, sigma.out, sigma.b)
 
 
 T = TypeVar("T")
@@ -287,7 +309,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
 def _with_argument(
     values: Sequence[Value], argument: Vector, x: Vector
 ) -> dict[Any, Value]:
-    """Each value, and all that they depend on, with x in place of the argument."""
+    """Each value, and all that it depends on, by what it is with x as the argument."""
     new: dict[Any, Value] = {argument: x}
     for value in topological_order(values):
         if value not in new:

@@ -54,15 +54,16 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 def drawn_logits(
     y: Vector, vocabulary: int, sigma: float, frozen: bool = False
 ) -> Scalar:
-    """`logits`; `frozen` means that W is given in derivatives."""
+    """`logits`; if `frozen`, W is a constant of every derivative."""
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")
     flat = y.reshape(-1)
     noise = normal((flat.size, words), scale(sigma, "sigma", "logits"), name="words")
     if frozen:
         noise = stop_gradient(noise)
-    by_word: Scalar = root(mean_dot(flat, flat)) @ noise
-    return by_word.reshape(*y.shape, words)
+    gram = mean_dot(flat, flat)
+    flat_logits: Scalar = root(gram) @ noise  # (vectors, words)
+    return flat_logits.reshape(*y.shape, words)
 
 
 def root(gram: Scalar) -> Scalar:
@@ -116,7 +117,7 @@ class Embedding:
         name: str = "embedding",
     ) -> None:
         self.ids = _as_ids(ids, "ids")
-        self.known = np.unique(self.ids)
+        self.known = np.unique(self.ids)  # each id once, ascending: one vector each
         if isinstance(std, Scalar) and not std.shape:
             self.std: Any = std
             unscaled = gaussian(width, len(self.known), name=name)
@@ -137,15 +138,15 @@ class Embedding:
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; by default of the constructor's ids."""
-        wanted = self.ids if ids is None else _as_ids(ids, "ids")
-        if not np.isin(wanted, self.known).all():
+        asked = self.ids if ids is None else _as_ids(ids, "ids")
+        if not np.isin(asked, self.known).all():
             raise TraceError(
                 "embedding",
                 "ids",
                 ids,
                 "among the ids that the embedding was created with",
             )
-        return self.vectors[np.searchsorted(self.known, wanted)]
+        return self.vectors[np.searchsorted(self.known, asked)]
 
     def logits(
         self,
@@ -193,22 +194,24 @@ class Embedding:
             size = whole(fan_in, "fan_in", "logits")
         sigma = self.std * size**0.5
         gram = mean_dot(flat, flat)
-        means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
-        logits_of_ids = size * means  # of the words that occur
+        means = mean_dot(self.vectors, flat)  # (ids that occur, vectors y)
+        logits_of_ids = size * means
         if one_of(spread, "spread", "logits", (True, False)) and self.std != 0:
             # the Gram matrix of y outside the span of the e_t
             outside = gram - means.transpose() @ means / self.std**2
             fluctuation = normal((count, flat.size), sigma) @ root(outside)
             logits_of_ids = logits_of_ids + fluctuation
-        parts = [logits_of_ids]
+        by_word = [logits_of_ids]
         if words > count:
             noise = normal((words - count, flat.size), sigma, name="words")
             if self._frozen:
                 noise = stop_gradient(noise)
-            parts.append(noise @ root(gram))
+            by_word.append(noise @ root(gram))  # of the words that do not occur
         absent = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
-        in_order = np.argsort(np.concatenate([self.known, absent]))
-        return join(parts)[in_order].transpose().reshape(*y.shape, words)
+        word_of_row = np.concatenate([self.known, absent])
+        row_of_word = np.argsort(word_of_row)
+        flat_logits = join(by_word)[row_of_word].transpose()  # (vectors y, words)
+        return flat_logits.reshape(*y.shape, words)
 
 
 def embedding(
@@ -244,22 +247,23 @@ def embedding(
             )
         return tokens()
     if positions is None:
-        places = np.arange((1, *tokens.ids.shape)[-1])
+        length = tokens.ids.shape[-1] if tokens.ids.shape else 1
+        position_ids = np.arange(length)
     else:
-        places = _as_ids(positions, "positions")
-    if places.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
+        position_ids = _as_ids(positions, "positions")
+    if position_ids.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
         raise TraceError(
             "embedding",
-            f"positions of shape {places.shape} must be one for each id, of"
+            f"positions of shape {position_ids.shape} must be one for each id, of"
             f" {tokens.ids.shape}",
         )
     word_vectors = tokens()
     std = scale(position_std, "position_std", "embedding")
-    return word_vectors + Embedding(places, width, std, name="position")()
+    return word_vectors + Embedding(position_ids, width, std, name="position")()
 
 
 def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:
-    """Ids as an array of integers."""
+    """Ids as an array of integers in their shape; `name` is the argument's."""
     numbers = as_floats(ids)
     if numbers is None or numbers.size == 0:
         valid = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +35,11 @@ from ..language import (
     silu,
     weight,
 )
-from ..language import rotary as rotate
 from ..language.values._scalar import ScalarLike, applied, as_scalar
 from ..language.values._vector import as_vector
 from ..language.values._width import as_width
-from ._attention import Rotary
-from ._block import affine, call_layer, scales
+from ._block import affine, call_layer, call_optional, scales, width_or
+from ._heads import Heads, Rotary
 
 Layer = Callable[[Vector], Vector]
 MAX_KERNEL = 64  # taps of a convolution: each is a vector of weights
@@ -120,12 +119,10 @@ def linear_attention(
     'proved'
     """
     operation = "linear_attention"
-    layer = _Heads(x, heads, groups, operation)
-    width = x.width if head_dim is None else as_width(head_dim, operation, "head_dim")
-    values_width = width
-    if value_dim is not None:
-        values_width = as_width(value_dim, operation, "value_dim")
-    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+    layer = _Mixer(operation, x, heads, groups)
+    width = width_or(x.width, head_dim, operation, "head_dim")
+    values_width = width_or(width, value_dim, operation, "value_dim")
+    sigma = scales(
         operation,
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -136,24 +133,25 @@ def linear_attention(
     )
     normalize = one_of(normalize, "normalize", operation, (True, False))
     eps = real(eps, "eps", operation, least=0, most=SCALE)
-    q = affine(x, width, sigma_q, sigma_b, layer.heads, "W^Q")
-    k = affine(x, width, sigma_k, sigma_b, layer.groups, "W^K")
-    v = affine(x, values_width, sigma_v, sigma_b, layer.groups, "W^V")
-    q, k, v = (layer.convolved(u, conv) for u in (q, k, v))
-    q = layer.with_positions(q, rotary)
-    k = layer.with_positions(k, rotary)
-    if feature_map is not None:
-        q = call_layer(feature_map, q, "feature_map", operation)
-        k = call_layer(feature_map, k, "feature_map", operation)
-    scores = _scaled_dots(q, layer.of_heads(k), scaling, operation)
+    q = affine(x, width, sigma.q, sigma.b, layer.heads, "W^Q")
+    k = affine(x, width, sigma.k, sigma.b, layer.groups, "W^K")
+    v = affine(x, values_width, sigma.v, sigma.b, layer.groups, "W^V")
+    q = layer.convolved(q, conv)
+    k = layer.convolved(k, conv)
+    v = layer.convolved(v, conv)
+    q = layer.rotated(q, rotary)
+    k = layer.rotated(k, rotary)
+    q = call_optional(feature_map, q, "feature_map", operation)
+    k = call_optional(feature_map, k, "feature_map", operation)
+    scores = layer.scores(q, layer.repeated(k), scaling, "head_dim")
     coefficients = scores * np.tri(layer.tokens)
     if normalize:
         sums = coefficients.sum(-1)
         coefficients = coefficients / (sums + eps)[..., None]
-    y = coefficients @ layer.of_heads(v)
-    y = layer.normed(y, norm)
-    y = layer.gated(y, gate, sigma_gate, sigma_b)
-    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+    y = coefficients @ layer.repeated(v)
+    y = call_optional(norm, y, "norm", operation)
+    y = layer.gated(y, gate, sigma.gate, sigma.b)
+    return layer.output(y, x.width, sigma.o, sigma.b)
 
 
 def retention(
@@ -195,12 +193,10 @@ def retention(
     'proved'
     """
     operation = "retention"
-    layer = _Heads(x, heads, None, operation)
-    width = x.width if head_dim is None else as_width(head_dim, operation, "head_dim")
-    values_width = width
-    if value_dim is not None:
-        values_width = as_width(value_dim, operation, "value_dim")
-    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+    layer = _Mixer(operation, x, heads)
+    width = width_or(x.width, head_dim, operation, "head_dim")
+    values_width = width_or(width, value_dim, operation, "value_dim")
+    sigma = scales(
         operation,
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -215,20 +211,16 @@ def retention(
         gammas = layer.numbers_per_head(decay, "decay")
         if not ((gammas >= 0) & (gammas <= 1)).all():
             raise TraceError(operation, "decay", decay, "numbers from 0 to 1")
-    q = affine(x, width, sigma_q, sigma_b, layer.heads, "W^Q")
-    k = affine(x, width, sigma_k, sigma_b, layer.heads, "W^K")
-    v = affine(x, values_width, sigma_v, sigma_b, layer.heads, "W^V")
-    q = layer.with_positions(q, rotary)
-    k = layer.with_positions(k, rotary)
-    positions = np.arange(layer.tokens)
-    distance = np.maximum(np.subtract.outer(positions, positions), 0)
-    powers = gammas[:, None, None] ** distance * np.tri(layer.tokens)  # 0^0 = 1
-    leading = (layer.heads, *(1,) * (x.ndim - 1))
-    scores = _scaled_dots(q, k, scaling, operation)
-    y = (scores * powers.reshape(*leading, *distance.shape)) @ v
-    y = layer.normed(y, norm)
-    y = layer.gated(y, gate, sigma_gate, sigma_b)
-    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+    q = affine(x, width, sigma.q, sigma.b, layer.heads, "W^Q")
+    k = affine(x, width, sigma.k, sigma.b, layer.heads, "W^K")
+    v = affine(x, values_width, sigma.v, sigma.b, layer.heads, "W^V")
+    q = layer.rotated(q, rotary)
+    k = layer.rotated(k, rotary)
+    scores = layer.scores(q, k, scaling, "head_dim")
+    y = (scores * layer.powers(gammas)) @ v
+    y = call_optional(norm, y, "norm", operation)
+    y = layer.gated(y, gate, sigma.gate, sigma.b)
+    return layer.output(y, x.width, sigma.o, sigma.b)
 
 
 def mamba2(
@@ -302,10 +294,10 @@ def mamba2(
     'exact'
     """
     operation = "mamba2"
-    layer = _Heads(x, heads, groups, operation)
+    layer = _Mixer(operation, x, heads, groups)
     values_width = as_width(head_dim, operation, "head_dim")
     state_width = as_width(state_dim, operation, "state_dim")
-    sigma_q, sigma_k, sigma_v, sigma_dt, sigma_gate, sigma_o, sigma_b = scales(
+    sigma = scales(
         operation,
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -317,22 +309,27 @@ def mamba2(
     )
     if rates is None:
         rates = np.arange(1.0, layer.heads + 1)
-    v = affine(x, values_width, sigma_v, sigma_b, layer.heads, "W^V")
-    b = affine(x, state_width, sigma_k, sigma_b, layer.groups, "W^B")
-    c = affine(x, state_width, sigma_q, sigma_b, layer.groups, "W^C")
-    v, b, c = (layer.convolved(u, conv) for u in (v, b, c))
-    steps = layer.steps(sigma_dt, dt_bias)
+    v = affine(x, values_width, sigma.v, sigma.b, layer.heads, "W^V")
+    b = affine(x, state_width, sigma.k, sigma.b, layer.groups, "W^B")
+    c = affine(x, state_width, sigma.q, sigma.b, layer.groups, "W^C")
+    v = layer.convolved(v, conv)
+    b = layer.convolved(b, conv)
+    c = layer.convolved(c, conv)
+    steps = layer.steps(sigma.dt, dt_bias)
     if dt_limits is not None:
         steps = _clipped(steps, dt_limits, operation)
-    decayed = layer.decays(steps, rates)
-    scores = layer.of_heads(_scaled_dots(c, b, scaling, operation))
-    y = (scores * decayed * steps[..., None, :]) @ v
+    decay = layer.decays(steps, rates)
+    scores = layer.repeated(layer.scores(c, b, scaling, "state_dim"))
+    step_of_value = steps[..., None, :]
+    y = (scores * decay * step_of_value) @ v
     if skip is not None:
         y = y + layer.per_head(skip, "skip") * v
-    y = layer.gated(y, gate, sigma_gate, sigma_b)
+    y = layer.gated(y, gate, sigma.gate, sigma.b)
+    # (heads, …, tokens) to (groups, heads of a group, …, tokens), then one vector each
     heads_by_group = y.reshape(layer.groups, -1, *y.shape[1:])
-    y = layer.normed(concat(heads_by_group, axis=1), norm)
-    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+    y = concat(heads_by_group, axis=1)
+    y = call_optional(norm, y, "norm", operation)
+    return layer.output(y, x.width, sigma.o, sigma.b)
 
 
 def gated_delta(
@@ -407,12 +404,10 @@ def gated_delta(
     'exact'
     """
     operation = "gated_delta"
-    layer = _Heads(x, heads, groups, operation)
+    layer = _Mixer(operation, x, heads, groups)
     width = as_width(head_dim, operation, "head_dim")
-    values_width = width
-    if value_dim is not None:
-        values_width = as_width(value_dim, operation, "value_dim")
-    sigma_q, sigma_k, sigma_v, sigma_gate, sigma_o, sigma_b = scales(
+    values_width = width_or(width, value_dim, operation, "value_dim")
+    sigma = scales(
         operation,
         sigma_q=sigma_q,
         sigma_k=sigma_k,
@@ -420,35 +415,40 @@ def gated_delta(
         sigma_gate=sigma_gate,
         sigma_o=sigma_o,
         sigma_b=sigma_b,
+        sigma_dt=sigma_dt,
+        sigma_beta=sigma_beta,
     )
-    sigma_dt, sigma_beta = scales(operation, sigma_dt=sigma_dt, sigma_beta=sigma_beta)
     beta_max = real(beta_max, "beta_max", operation, above=0, most=SCALE)
-    if scaling == "sqrt":
-        factor = _integer_dimension(width, operation, "head_dim") ** -0.5
+    if isinstance(scaling, str) and scaling == "sqrt":
+        factor = layer.integer_dimension(width, "head_dim") ** -0.5
     elif as_number(scaling) is None:
         raise TraceError(operation, "scaling", scaling, "'sqrt' or a number")
     else:
         factor = real(scaling, "scaling", operation)
-    q = affine(x, width, sigma_q, sigma_b, layer.groups, "W^Q")
-    k = affine(x, width, sigma_k, sigma_b, layer.groups, "W^K")
-    v = affine(x, values_width, sigma_v, sigma_b, layer.heads, "W^V")
-    q, k, v = (layer.convolved(u, conv) for u in (q, k, v))
-    if qk_norm is not None:
-        q = call_layer(qk_norm, q, "qk_norm", operation)
-        k = call_layer(qk_norm, k, "qk_norm", operation)
-    beta = beta_max * sigmoid(layer.readout(sigma_beta, "w^β"))
-    steps = layer.steps(sigma_dt, dt_bias)
-    decayed = layer.decays(steps, rates)
-    # ⟨q/√d, k/√d⟩ and ⟨k/√d, k/√d⟩
-    queries_on_keys = layer.of_heads(mean_dot(q, k))
-    keys_on_keys = layer.of_heads(mean_dot(k, k))
-    lower = beta[..., :, None] * (decayed * keys_on_keys)
+    q = affine(x, width, sigma.q, sigma.b, layer.groups, "W^Q")
+    k = affine(x, width, sigma.k, sigma.b, layer.groups, "W^K")
+    v = affine(x, values_width, sigma.v, sigma.b, layer.heads, "W^V")
+    q = layer.convolved(q, conv)
+    k = layer.convolved(k, conv)
+    v = layer.convolved(v, conv)
+    q = call_optional(qk_norm, q, "qk_norm", operation)
+    k = call_optional(qk_norm, k, "qk_norm", operation)
+    beta = beta_max * sigmoid(layer.readout(sigma.beta, "w^β"))
+    steps = layer.steps(sigma.dt, dt_bias)
+    decay = layer.decays(steps, rates)
+    # With the rows k_t of K and q_t of Q, and decays D: the states are made of the
+    # vectors u = (I + L)^(−1) (β v), L the part of β (D ⊙ K K^T) below the diagonal,
+    # and y = (D ⊙ Q K^T) u.
+    queries_on_keys = layer.repeated(mean_dot(q, k))  # ⟨q/√d, k/√d⟩
+    keys_on_keys = layer.repeated(mean_dot(k, k))
+    lower = beta[..., :, None] * (decay * keys_on_keys)
     inverse = applied(UNIT_LOWER_INVERSE, (lower,), lower.shape, axes=2)
-    coefficients = factor * ((decayed * queries_on_keys) @ inverse)
-    y = (coefficients * beta[..., None, :]) @ v
-    y = layer.normed(y, norm)
-    y = layer.gated(y, gate, sigma_gate, sigma_b)
-    return affine(concat(y, axis=0), x.width, sigma_o, sigma_b, name="W^O")
+    coefficients = factor * ((decay * queries_on_keys) @ inverse)
+    beta_of_value = beta[..., None, :]
+    y = (coefficients * beta_of_value) @ v
+    y = call_optional(norm, y, "norm", operation)
+    y = layer.gated(y, gate, sigma.gate, sigma.b)
+    return layer.output(y, x.width, sigma.o, sigma.b)
 
 
 def depthwise_conv(
@@ -496,69 +496,45 @@ def depthwise_conv(
     entries = one_of(entries, "entries", operation, ("normal", "uniform"))
     head_axes = whole(head_axes, "head_axes", operation, least=0, most=x.ndim - 1)
     heads = x.shape[:head_axes]
-    others = (1,) * (x.ndim - 1 - head_axes)
+    shared_axes = (1,) * (x.ndim - 1 - head_axes)
 
     def parameters(count: int, std: float, name: str) -> Vector:
+        """`count` random vectors for each head, (*heads, 1, …, 1, count)."""
         if entries == "normal":
             vectors = gaussian(x.width, (*heads, count), cov=std**2, name=name)
         else:
             # 2 Φ(z) − 1 = erf(z/√2) is uniform from −1 to 1
             z = gaussian(x.width, (*heads, count), cov=0.5, name=name)
             vectors = 3**0.5 * std * erf(z)
-        return vectors.reshape(*heads, *others, count)
+        return vectors.reshape(*heads, *shared_axes, count)
 
     tokens = x.shape[-1]
     taps = parameters(kernel, sigma * kernel**-0.5, "tap")
     y = taps[..., :1] * x
     for lag in range(1, min(kernel, tokens)):
-        y = y + taps[..., lag : lag + 1] * (np.eye(tokens, k=-lag) @ x)
+        delayed = np.eye(tokens, k=-lag) @ x  # token t is x_{t−lag}
+        y = y + taps[..., lag : lag + 1] * delayed
     if sigma_b:
         y = y + parameters(1, sigma_b, "b")
     return y
 
 
 def _tokens(x: Vector, operation: str) -> Vector:
+    """Check that x is vectors with an axis of tokens, (…, tokens)."""
     x = as_vector(x, operation, "x")
     if x.ndim == 0:
         raise TraceError(operation, "x", x, "vectors with an axis of tokens")
     return x
 
 
-def _integer_dimension(width: Width, operation: str, name: str) -> int:
-    """A width that is a number, as ⟨q, k⟩ without a power of d needs it."""
-    if width.name is not None:
-        raise TraceError(
-            operation,
-            f"{name}={width} must be an integer with this scaling: the sum over its"
-            " coordinates has no limit otherwise",
-        )
-    return int(width.factor)
-
-
-def _scaled_dots(q: Vector, k: Vector, scaling: str | float, operation: str) -> Scalar:
-    """⟨q_t, k_s⟩ times a power of their dimension, or a number over its root."""
-    if isinstance(scaling, str) and scaling == "sqrt":
-        return dot(q, k)
-    if isinstance(scaling, str) and scaling == "linear":
-        return mean_dot(q, k)
-    if isinstance(scaling, str) and scaling == "none":
-        name = "state_dim" if operation == "mamba2" else "head_dim"
-        return math.sqrt(_integer_dimension(q.width, operation, name)) * dot(q, k)
-    if as_number(scaling) is None:
-        allowed = "'sqrt', 'linear', 'none' or a number"
-        raise TraceError(operation, "scaling", scaling, allowed)
-    return real(scaling, "scaling", operation) * dot(q, k)
-
-
 def _clipped(steps: Scalar, limits: Any, operation: str) -> Scalar:
-    """Steps between two limits, of which the upper one may be infinite."""
-    allowed = "two numbers (least, most) with 0 <= least < most"
-    pair = limits if isinstance(limits, tuple | list) and len(limits) == 2 else ()
-    bounds = [as_number(bound) for bound in pair]
-    if not bounds or None in bounds:
-        raise TraceError(operation, "dt_limits", limits, allowed)
-    least, most = cast(list[float], bounds)
-    if not 0 <= least < most:
+    """Steps clipped to `limits`, a pair (least, most) whose second may be infinite."""
+    least = most = None
+    if isinstance(limits, tuple | list) and len(limits) == 2:
+        least = as_number(limits[0])
+        most = as_number(limits[1])
+    if least is None or most is None or not 0 <= least < most:
+        allowed = "two numbers (least, most) with 0 <= least < most"
         raise TraceError(operation, "dt_limits", limits, allowed)
     clipped = steps
     if least > 0:
@@ -568,64 +544,42 @@ def _clipped(steps: Scalar, limits: Any, operation: str) -> Scalar:
     return clipped
 
 
-class _Heads:
-    """The tokens of a layer and its heads, which are the first axis of all it makes.
+class _Mixer(Heads):
+    """What the layers of this file share: their tokens, heads, and arguments per head.
 
-    Scalars of tokens are (heads, …, tokens), scores (heads, …, tokens, tokens).
+    Heads are the first axis: scalars of tokens have the shape (heads, …, tokens), and
+    scores and coefficients (heads, …, tokens, tokens).
     """
 
     def __init__(
-        self, x: Vector, heads: int, groups: int | None, operation: str
+        self, operation: str, x: Vector, heads: int, groups: int | None = None
     ) -> None:
         self.x = _tokens(x, operation)
-        self.operation = operation
         self.tokens = x.shape[-1]
-        self.heads = whole(heads, "heads", operation)
-        self.groups = self.heads
-        if groups is not None:
-            self.groups = whole(groups, "groups", operation)
-        if self.heads % self.groups:
-            raise TraceError(
-                operation,
-                f"groups={groups} must divide heads={heads}: groups have equal sizes",
-            )
+        super().__init__(operation, heads, groups)
 
     # Vectors
 
     def convolved(self, u: Vector, conv: int | Layer | None) -> Vector:
-        """u after a convolution over tokens, the user's or K taps and SiLU."""
+        """Queries, keys or values u after a convolution over tokens, if any.
+
+        `conv` is the user's layer, or the number of taps of a convolution before SiLU.
+        """
         if conv is None:
             return u
-        if not callable(conv):
-            taps = whole(conv, "conv", self.operation, most=MAX_KERNEL)
-            return silu(depthwise_conv(u, taps, head_axes=1))
-        return call_layer(conv, u, "conv", self.operation)
-
-    def with_positions(self, u: Vector, rotary: Rotary | None) -> Vector:
-        if rotary is None:
-            return u
-        if not isinstance(rotary, Rotary):
-            allowed = "an ns.nn.Rotary(base, fraction, positions)"
-            raise TraceError(self.operation, "rotary", rotary, allowed)
-        return rotate(u, **rotary._asdict())
-
-    def normed(self, y: Vector, norm: Layer | None) -> Vector:
-        return y if norm is None else call_layer(norm, y, "norm", self.operation)
+        if callable(conv):
+            return call_layer(conv, u, "conv", self.operation)
+        taps = whole(conv, "conv", self.operation, most=MAX_KERNEL)
+        return silu(depthwise_conv(u, taps, head_axes=1))
 
     def gated(
         self, y: Vector, gate: Layer | None, sigma: float | Scalar, sigma_b: float
     ) -> Vector:
-        """y ⊙ gate(W x), with one matrix for each head."""
+        """y ⊙ gate(W x), with one matrix for each head; y if there is no gate."""
         if gate is None:
             return y
         z = affine(self.x, y.width, sigma, sigma_b, self.heads, "W^G")
         return call_layer(gate, z, "gate", self.operation) * y
-
-    def of_heads(self, value: Any) -> Any:
-        """Values of groups, repeated for the heads of each group."""
-        if self.groups == self.heads:
-            return value
-        return value[np.repeat(np.arange(self.groups), self.heads // self.groups)]
 
     # Scalars
 
@@ -640,7 +594,10 @@ class _Heads:
         return np.broadcast_to(array, self.heads)
 
     def per_head(self, value: ScalarLike, name: str) -> Scalar:
-        """A number or scalar of each head, (heads, 1, …, 1) like scalars of tokens."""
+        """One number for each head, (heads, 1, …, 1): it multiplies (heads, …, tokens).
+
+        `value` is a number, an array (heads,), or a Scalar of shape () or (heads,).
+        """
         if isinstance(value, Scalar):
             if value.shape not in ((), (self.heads,)):
                 allowed = f"a Scalar of shape () or ({self.heads},)"
@@ -650,6 +607,14 @@ class _Heads:
             array = self.numbers_per_head(value, name)
             scalars = as_scalar(array, self.operation, name)
         return scalars.reshape(self.heads, *(1,) * self.x.ndim)
+
+    def powers(self, gammas: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """γ^(t−s) for s ≤ t, else 0, with γ of each head: (heads, 1, …, 1, T, T)."""
+        positions = np.arange(self.tokens)
+        distance = np.maximum(np.subtract.outer(positions, positions), 0)
+        powers = gammas[:, None, None] ** distance * np.tri(self.tokens)  # 0^0 = 1
+        batch_axes = (1,) * (self.x.ndim - 1)
+        return powers.reshape(self.heads, *batch_axes, *distance.shape)
 
     def readout(self, sigma: float | Scalar, name: str) -> Scalar:
         """⟨w, x_t⟩ for a vector w of each head, (heads, …, tokens).
@@ -666,7 +631,10 @@ class _Heads:
         return applied(SOFTPLUS, (z,), z.shape)
 
     def decays(self, steps: Scalar, rates: ScalarLike) -> Scalar:
-        """e^(−a (Δ_{s+1} + … + Δ_t)) for s ≤ t, else 0: (heads, …, tokens, tokens)."""
+        """e^(−a (Δ_{s+1} + … + Δ_t)) for s ≤ t, else 0: (heads, …, tokens, tokens).
+
+        If all rates a are the number 0 there is no decay: (tokens, tokens) is enough.
+        """
         if not isinstance(rates, Scalar):
             array = self.numbers_per_head(rates, "rates")
             if (array < 0).any():

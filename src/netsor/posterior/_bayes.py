@@ -1,10 +1,9 @@
 """Posteriors and evidence of a program, by Markov chains over its random numbers.
 
-The chains move over the standard normals z that the program's plan draws.
-
-Given z (see `engine._latent`), data y with noise τ have the likelihood N(y; m(z), V(z)
-+ τ²I), and the outputs are conditioned exactly, so a posterior is again a mixture of
-Gaussians.
+The chains move over the standard normals z that the program's plan draws. Given z, the
+outputs are N(m(z), V(z)) (see `Latent`). So data y with noise τ have the likelihood
+N(y; m(z), V(z) + τ²I), the outputs are conditioned exactly, and a posterior is again a
+mixture of Gaussians.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ..runtime._units import in_bytes, in_time
 from . import _mcmc as mcmc
 from ._latent import Latent, matched
 
-MAX_RHAT = 1.05  # largest R-hat without a warning
+MAX_RHAT = 1.05  # the largest R-hat without a warning
 LONGEST = 16  # largest factor by which a warning suggests longer chains
 # largest standard deviation of the evidence between runs, relative to its mean, with
 # which its error is to be trusted
@@ -43,11 +42,12 @@ SPREAD = 0.7
 STREAM = 2**21  # key of the generators of chains, which no draw of a plan has
 # seconds from which a computation on a terminal prints its cost before it starts
 ANNOUNCE_SECONDS = 10.0
-PROBED = 64  # largest number of draws of the prior at which the likelihood is timed
-ASKED = 3.0  # likelihoods for each move; measured, between 2 and 5
+# the largest number of draws of the prior at which the likelihood is timed
+TIMED_DRAWS = 64
+EVALUATIONS_PER_MOVE = 3.0  # of the likelihood; measured, between 2 and 5
 # calls of the likelihood while all chains make one move, each call for those that are
 # not done; measured, between 3 and 9
-CALLS = 8
+CALLS_PER_ROUND = 8
 CALL_SECONDS = 3e-4  # overhead of such a call; measured, between 2e-4 and 4e-4
 TEMPERING_STEPS = 32  # steps from prior to posterior that estimates of memory assume
 # largest number of draws, chains, particles, moves or runs: more would take years
@@ -55,7 +55,8 @@ MOST = 10**9
 # smallest number of particles, of chains and of each run of the evidence: fewer do not
 # determine the next tempering step
 MIN_PARTICLES = 8
-FIRST = 2  # particles that find the path, over those of each run of the evidence
+# particles that find the tempering path, over those of each run of the evidence
+FIRST_RUN_FACTOR = 2
 # largest number of draws of a kernel from which the error of its mean is estimated
 MAX_ERROR_DRAWS = 256
 # largest tail index, as for Pareto-smoothed importance sampling, for which a mean over
@@ -180,41 +181,40 @@ class Schedule(NamedTuple):
 def cost(
     latent: Latent, data: Observations, schedule: Schedule, paths: float = 1
 ) -> ChainCost:
-    """The cost of `sampled`.
+    """The estimated cost of `sampled`, or of tempering.
 
-    `paths` is how often particles go from the prior to the posterior. The likelihood is
-    timed at draws of the prior; the spread of its values there predicts the number of
-    tempering steps.
+    `paths` is how many times `schedule.particles` particles go from the prior to the
+    posterior. The likelihood is timed at draws of the prior; the spread of its values
+    there predicts the number of tempering steps.
     """
     if latent.plan.constant:
         return ChainCost(0.0, thread_bytes(latent), 1)
-    ask = likelihood(latent, data)
-    z = generator(0, STREAM, 3).standard_normal(
-        (min(PROBED, schedule.particles), latent.size)
-    )
+    log_likelihood = likelihood(latent, data)
+    draws = min(TIMED_DRAWS, schedule.particles)
+    z = generator(0, STREAM, 3).standard_normal((draws, latent.size))
     with one_blas_thread():
-        ask(z)  # the first call also compiles
+        log_likelihood(z)  # the first call also compiles
         start = time.perf_counter()
-        ask(z[:1])
+        log_likelihood(z[:1])
         after_one = time.perf_counter()
-        heights = ask(z)
+        heights = log_likelihood(z)
         after_all = time.perf_counter()
     seconds_of_one = after_one - start
     seconds_of_all = after_all - after_one
-    seconds_each = max(seconds_of_all - seconds_of_one, seconds_of_all / len(z)) / len(
-        z
-    )
-    overhead = max(seconds_of_one - seconds_each, 0.0) + CALL_SECONDS
+    # without the overhead of a call, unless it took the longest by chance
+    seconds_per_draw = max(seconds_of_all - seconds_of_one, seconds_of_all / draws)
+    seconds_per_draw /= draws
+    overhead = max(seconds_of_one - seconds_per_draw, 0.0) + CALL_SECONDS
 
     steps = 1 + mcmc.steps_after(mcmc.step_from(0.0, heights))
     moves = paths * steps * schedule.moves * schedule.particles
     moves += schedule.kept * schedule.thin
-    likelihoods = math.ceil(ASKED * moves)
+    likelihoods = math.ceil(EVALUATIONS_PER_MOVE * moves)
     # all runs of the evidence move together
     rounds = min(paths, 3) * steps * schedule.moves
     rounds += schedule.kept // schedule.chains * schedule.thin
-    seconds = seconds_each * (likelihoods + 2 * schedule.kept)
-    seconds += CALLS * rounds * overhead
+    seconds = seconds_per_draw * (likelihoods + 2 * schedule.kept)
+    seconds += CALLS_PER_ROUND * rounds * overhead
     return ChainCost(seconds, chain_bytes(latent, schedule, paths), likelihoods)
 
 
@@ -227,33 +227,34 @@ def chain_bytes(latent: Latent, schedule: Schedule, paths: float = 1) -> float:
 
 
 def thread_bytes(latent: Latent) -> float:
-    """The memory of the threads, in bytes."""
-    return (
-        latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
-    )
+    """The memory of the threads, in bytes: each computes one block of replicas."""
+    bytes_of_replica = latent.plan.bytes + 32.0 * latent.entries**2
+    return latent.workers * latent.block * bytes_of_replica
 
 
 def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
-    """The log likelihood of data as a function of the normals (k, size)."""
+    """The log likelihood of data as a function of the normals, (k, size) to (k,)."""
+
+    def of_block(mean: Array, columns: Array) -> Array:
+        return _likelihood.log_likelihood(mean, columns, data)
 
     def on_host(z: Array) -> Array:
-        heights = latent.over(
-            z, lambda mean, columns: _likelihood.log_likelihood(mean, columns, data)
-        )
-        return np.concatenate(heights)
+        return np.concatenate(latent.over(z, of_block))
 
     if latent.plan.constant or not isinstance(latent.backend, Device):
         return on_host
-    ask = latent.on_device(partial(_likelihood.log_likelihood_on_device, data=data))
+    on_device = latent.on_device(
+        partial(_likelihood.log_likelihood_on_device, data=data)
+    )
 
-    def on_device(z: Array) -> Array:
-        heights = ask(z)
+    def on_device_if_finite(z: Array) -> Array:
+        heights = on_device(z)
         unsure = ~np.isfinite(heights)
         if unsure.any():  # the host can avoid rounding, and its error names the cause
             heights[unsure] = on_host(z[unsure])
         return heights
 
-    return on_device
+    return on_device_if_finite
 
 
 def sampled(
@@ -286,38 +287,29 @@ def sampled(
         "take fewer of either",
     )
     rng = generator(seed, STREAM)
-    ask = likelihood(latent, data)
+    log_likelihood = likelihood(latent, data)
     states = np.empty((chains, length, latent.size))
     heights = np.empty((chains, length))
     _announce("posterior", progress, latent, data, schedule)
-    with (
-        one_blas_thread(),
-        closing(
-            _Bar(progress, first=particles * moves, more=chains * length * thin)
-        ) as bar,
-    ):
+    all_moves = chains * length * thin
+    progress_bar = _Bar(progress, first=particles * moves, more=all_moves)
+    with one_blas_thread(), closing(progress_bar) as bar:
         path = mcmc.adapt_schedule(
-            ask, particles, latent.size, moves, rng, bar.tempered
+            log_likelihood, particles, latent.size, moves, rng, bar.tempered
         )
         start = rng.permutation(particles)[:chains]
         current = mcmc.Chains(path.chains.z[start], path.chains.height[start], 0)
         reference = mcmc.reference(path.chains.z)
         for move in range(length * thin):
-            current = mcmc.advance_chains(ask, current, rng, around=reference)
+            current = mcmc.advance_chains(
+                log_likelihood, current, rng, around=reference
+            )
+            # the last of `thin` moves overwrites the others
             states[:, move // thin] = current.z
             heights[:, move // thin] = current.height
             bar.tell(chains)
-        moments = latent.over(
-            states.reshape(-1, latent.size),
-            lambda mean, columns: np.concatenate(
-                _likelihood.fitted(mean, columns, data), axis=1
-            ),
-        )
-    # log likelihood, means and variances of all states
-    traces = np.concatenate(
-        [heights[..., None], np.concatenate(moments).reshape(chains, length, -1)],
-        axis=2,
-    )
+        moments = _moments(latent, data, states)
+    traces = np.concatenate([heights[..., None], moments], axis=2)
     r_hat = float(mcmc.r_hat(traces).max())
     effective = float(mcmc.effective(traces).min())
     if r_hat > MAX_RHAT or effective < MIN_EFFECTIVE_SAMPLES:
@@ -325,13 +317,28 @@ def sampled(
     # Keep every stride-th state of each chain, from its end: nearly independent ones.
     # Errors for independent states are then at most 12 % off.
     stride = max(1, math.ceil(chains * length / effective - 0.25))
+    from_the_end = states[:, ::-1]
     return Sampled(
-        z=states[:, ::-1][:, ::stride].reshape(-1, latent.size),
+        z=from_the_end[:, ::stride].reshape(-1, latent.size),
         r_hat=r_hat,
         effective=effective,
-        acceptance=chains * length * thin / current.asked,
+        acceptance=all_moves / current.evaluations,
         chains=chains,
     )
+
+
+def _moments(latent: Latent, data: Observations, states: Array) -> Array:
+    """Means and variances of all entries given data, in each state of each chain.
+
+    The shapes are (chains, length, size) to (chains, length, 2 · entries).
+    """
+
+    def of_block(mean: Array, columns: Array) -> Array:
+        return np.concatenate(_likelihood.fitted(mean, columns, data), axis=1)
+
+    chains, length, size = states.shape
+    moments = latent.over(states.reshape(-1, size), of_block)
+    return np.concatenate(moments).reshape(chains, length, -1)
 
 
 def _warn_of_short_chains(r_hat: float, effective: float, schedule: Schedule) -> None:
@@ -373,12 +380,13 @@ def posterior(
         " which keeps only states",
     )
     chains = sampled(latent, data, schedule, seed, progress)
-    moments = latent.over(
-        chains.z,
-        lambda mean, columns: _likelihood.updated_by_columns(mean, columns, data),
-    )
-    mean = np.concatenate([mean for mean, _ in moments])
-    cov = np.concatenate([cov for _, cov in moments])
+
+    def given_data(mean: Array, columns: Array) -> tuple[Array, Array]:
+        return _likelihood.updated_by_columns(mean, columns, data)
+
+    moments = latent.over(chains.z, given_data)
+    mean = np.concatenate([mean_of_block for mean_of_block, _ in moments])
+    cov = np.concatenate([cov_of_block for _, cov_of_block in moments])
     method = f"{origin.method}, given {counted(observed, 'observation')}"
     law = Joint(mean, cov, replace(origin, method=method))
     _warn_of_heavy_tails(law)
@@ -423,46 +431,51 @@ def evidence(
     progress: Progress,
     shifted: list[Latent],
 ) -> Estimate:
-    """The log evidence by tempering.
+    """The log evidence of data, by tempering `runs` independent sets of particles.
 
-    In the plans `shifted`, Gaussian expectations are moved by their errors.
+    In the plans `shifted`, Gaussian expectations are moved by their errors; the error
+    includes what that changes.
     """
     runs = whole(runs, "runs", least=2, most=MOST)
     particles, moves = schedule.particles, schedule.moves
     check_memory(
-        24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent),
+        24.0 * max(runs, FIRST_RUN_FACTOR) * particles * latent.size
+        + thread_bytes(latent),
         f"runs={runs} of particles={particles} with {latent.size:,} random numbers"
         " each",
         "take fewer of either",
     )
-    ask = likelihood(latent, data)
+    log_likelihood = likelihood(latent, data)
     if latent.plan.constant:
         z = np.zeros((1, latent.size))
-        return Estimate(float(ask(z)[0]), _moved_by(latent, shifted, data, z, ask))
+        height = log_likelihood(z)
+        quadrature_error = _moved_by(latent, shifted, data, z, height)
+        return Estimate(float(height[0]), quadrature_error)
     no_states = schedule._replace(draws=0)
-    _announce("evidence", progress, latent, data, no_states, FIRST + runs)
-    moves_of_first = FIRST * particles * moves
+    _announce(
+        "evidence", progress, latent, data, no_states, paths=FIRST_RUN_FACTOR + runs
+    )
     moves_of_runs = runs * particles * moves
-    with (
-        one_blas_thread(),
-        closing(_Bar(progress, first=moves_of_first, again=moves_of_runs)) as bar,
-    ):
+    progress_bar = _Bar(
+        progress, first=FIRST_RUN_FACTOR * particles * moves, again=moves_of_runs
+    )
+    with one_blas_thread(), closing(progress_bar) as bar:
         path = mcmc.adapt_schedule(
-            ask,
-            FIRST * particles,
-            latent.size,
-            moves,
-            generator(seed, STREAM, 1),
-            bar.tempered,
+            log_likelihood,
+            particles=FIRST_RUN_FACTOR * particles,
+            size=latent.size,
+            moves=moves,
+            rng=generator(seed, STREAM, 1),
+            report=bar.tempered,
         )
-        logs, last_states = mcmc.evidences(
-            ask,
+        logs, last_particles = mcmc.evidences(
+            log_likelihood,
             path,
-            runs,
-            particles,
-            moves,
-            generator(seed, STREAM, 2),
-            lambda: bar.tell(moves_of_runs),
+            runs=runs,
+            particles=particles,
+            moves=moves,
+            rng=generator(seed, STREAM, 2),
+            report=lambda: bar.tell(moves_of_runs),
         )
     value, error, spread = mcmc.mean_of_logs(logs)
     if spread > SPREAD:
@@ -471,8 +484,12 @@ def evidence(
             f" trust the error; raise particles={particles} or moves={moves}",
             stacklevel=4,
         )
-    z = last_states[:: max(1, len(last_states) // QUADRATURE_PROBE_PARTICLES)]
-    quadrature_error = _moved_by(latent, shifted, data, z, ask)
+    stride = max(1, len(last_particles) // QUADRATURE_PROBE_PARTICLES)
+    z = last_particles[::stride]
+    quadrature_error = 0.0
+    if shifted:
+        height = log_likelihood(z)
+        quadrature_error = _moved_by(latent, shifted, data, z, height)
     return Estimate(value, combined(error, quadrature_error), frozenset([seed]))
 
 
@@ -481,11 +498,13 @@ def _moved_by(
     shifted: list[Latent],
     data: Observations,
     z: Array,
-    ask: mcmc.LogLikelihood,
+    height: Array,
 ) -> float:
     """The largest mean change of the log likelihood with the plans `shifted`.
 
-    They get the same normals z.
+    `height` are the log likelihoods of the normals z, (k, size), with the plan of
+    `latent`. The other plans get the same normals: their draws that this plan has too
+    are those of z, the others are new.
     """
     changes = [0.0]
     for other in shifted:
@@ -493,7 +512,7 @@ def _moved_by(
         assert positions is not None
         normals = np.random.default_rng(0).standard_normal((len(z), other.size))
         normals[:, positions] = z
-        change = np.abs(likelihood(other, data)(normals) - ask(z))
+        change = np.abs(likelihood(other, data)(normals) - height)
         changes.append(float(change.mean()))
     return float(np.max(changes))  # unlike max, it keeps NaN
 
@@ -583,7 +602,7 @@ class InfiniteHeads:
     seed: int
 
     def factors(self, most: float = math.inf) -> Iterator[Array]:
-        """C of the covariance C C^T of one head, for each draw."""
+        """C of the covariance C C^T of one head, for each of at most `most` draws."""
         rng = np.random.default_rng(self.seed)
         with one_blas_thread():
             for _ in range(int(min(self.draws, most))):
@@ -598,12 +617,12 @@ class InfiniteHeads:
 
     def updated(self, data: Observations) -> UpdatedProcess:
         """The process given data."""
-        kernel: Any = (
-            sum(columns @ columns.T for columns in self.factors()) / self.draws
-        )
-        mean, cov, root, z = _likelihood.updated(
-            np.zeros((1, len(kernel))), kernel[None], data
-        )
+        total: Any = 0.0
+        for columns in self.factors():
+            total = total + columns @ columns.T
+        kernel = total / self.draws
+        prior_mean = np.zeros((1, len(kernel)))
+        mean, cov, root, z = _likelihood.updated(prior_mean, kernel[None], data)
         return UpdatedProcess(kernel=kernel, mean=mean, cov=cov, root=root, z=z)
 
     def given(self, data: Observations, rows: Ints) -> tuple[Array, Array, float]:

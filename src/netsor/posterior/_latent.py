@@ -30,7 +30,7 @@ class Latent:
     """A plan as a function of standard normals.
 
     Each row of normals (replicas, size) gives the mean and the covariance of the
-    outputs of one replica.
+    outputs of one replica. `positions` are the columns of each random step.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class Latent:
                 "'float64': chains need double precision",
             )
         self.workers = cores() if workers is None else whole(workers, "workers")
-        # the normals of each random step, among those of a replica
         self.positions: dict[Step, slice] = {}
         self.size = 0  # normals of a replica
         for step in self.plan.steps:
@@ -66,10 +65,14 @@ class Latent:
         return max(1, min(CHUNK, BLOCK_BYTES // bytes_of_replica))
 
     def shape(self, step: Step) -> tuple[int, ...]:
-        """The shape of the normals behind a random step, in one replica."""
+        """The shape of the normals behind a random step, in one replica.
+
+        Variables χ of shape (…, k) are functions of normals (…, normals of k of them).
+        """
         if step.kind == "normals":
             return step.out.shape
-        return *step.out.shape[:-1], chi(step.params["freedom"], "float64").normals
+        normals = chi(step.params["freedom"], "float64").normals
+        return *step.out.shape[:-1], normals
 
     def given(self, z: Floats) -> tuple[Floats, Floats]:
         """Mean and coefficients C of the outputs given normals.
@@ -78,7 +81,10 @@ class Latent:
         covariance.
         """
         mean, columns = run(
-            self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy
+            self.plan,
+            lambda step: self._drawn(step, z),
+            lambda register: register.value,
+            in_numpy,
         )
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError(
@@ -110,11 +116,14 @@ class Latent:
     def on_device(
         self, function: Callable[[Any, Any, Any], Any]
     ) -> Callable[[Floats], Floats]:
-        """`function(library, mean, columns)` on the device, given normals."""
+        """The function of normals that evaluates `function(library, mean, columns)`.
+
+        It runs on the device, block by block; `mean` and `columns` are as in `given`.
+        """
         assert isinstance(self.backend, Device)
         bytes_of_replica = max(self.plan.bytes + 32 * self.entries**2, 1)
-        size = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
-        replicas = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
+        budget = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
+        replicas = self.backend.fits(self.plan, max(1, min(CHUNK, budget)))
         of_draws = self.backend.summary_of_draws(self.plan, function)
 
         def of_normals(z: Floats) -> Floats:
@@ -138,38 +147,39 @@ class Latent:
 
 
 def _blocks(z: Floats, replicas: int) -> list[Floats]:
+    """Consecutive rows of z, so many at a time; the last block may have fewer."""
     return [z[k : k + replicas] for k in range(0, len(z), replicas)]
 
 
 def matched(small: Latent, large: Latent) -> Ints | None:
-    """The positions of the normals of one plan among those of another.
+    """The positions of the normals of one plan among those of another, (small.size,).
 
     They are normals of steps with the same key. The result is None if the other plan
-    does not have them all.
+    does not have them all. A draw of the other plan may be larger: its first entries
+    along every axis match the smaller one. For example, a (2, 2) draw of `small` has
+    the positions 4, 5, 7 and 8 in `large` if that draw is (2, 3), at 4, …, 9.
     """
-    # A draw of the other plan may be larger: its first entries along every axis match
-    # the smaller one.
     step_of_key = {(step.kind, step.params["key"]): step for step in large.positions}
     positions = [np.zeros(0, dtype=np.intp)]
     for step in small.positions:
         shape = small.shape(step)
-        other = step_of_key.get((step.kind, step.params["key"]))
-        if other is None or len(large.shape(other)) != len(shape):
+        larger = step_of_key.get((step.kind, step.params["key"]))
+        if larger is None or len(large.shape(larger)) != len(shape):
             return None
-        of_other = np.arange(large.size)[large.positions[other]]
+        all_positions = np.arange(large.size)[large.positions[larger]]
         corner = tuple(slice(length) for length in shape)
-        of_step = of_other.reshape(large.shape(other))[corner]
-        if of_step.shape != shape:
+        positions_of_step = all_positions.reshape(large.shape(larger))[corner]
+        if positions_of_step.shape != shape:  # the other draw is smaller
             return None
-        positions.append(of_step.ravel())
+        positions.append(positions_of_step.ravel())
     return np.concatenate(positions)
 
 
 def embedding(small: Latent, large: Latent) -> Ints | None:
     """The positions of a plan's normals in those of a plan with more outputs.
 
-    The result is None if the outputs of the first plan are not the first ones of the
-    second.
+    They are those of `matched`, (small.size,). The result is None if the outputs of the
+    first plan are not the first ones of the second, as functions of the normals.
     """
     positions = matched(small, large)
     if positions is None:
@@ -184,6 +194,7 @@ def embedding(small: Latent, large: Latent) -> Ints | None:
     cov = columns @ np.swapaxes(columns, 1, 2)
     cov_in_large = first_columns @ np.swapaxes(first_columns, 1, 2)
     std = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
+    # rounding errors of equal functions are far below, differences of others far above
     same_mean = np.abs(all_means[:, :count] - mean).max() < 1e-7 * std
     same_cov = np.abs(cov_in_large - cov).max() < 1e-7 * std**2
     return positions if same_mean and same_cov else None

@@ -27,66 +27,77 @@ Generator = np.random.Generator
 LogLikelihood = Callable[[Array], Array]  # of points (k, size): (k,)
 Report = Callable[..., None]  # called after every step
 
-# most times that a bracket shrinks: each time by about a half, and doubles have 53 bits
+# The largest number of times that a bracket shrinks: each time by about a half, and
+# doubles have 53 bits.
 SHRINKS = 200
-# standard errors from which a mean, a variance or a correlation of particles differs
-# from the prior's
-SEEN = 4.0
-EACH = 4  # least number of particles for each coordinate whose covariances we estimate
-# share of variances that we add: coordinates may be nearly functions of each other
-ROUNDED = 1e-10
+# A mean, a variance or a correlation of particles differs from the prior's beyond this
+# many standard errors.
+SIGNIFICANT = 4.0
+# The least number of particles for each coordinate whose covariances we estimate.
+PARTICLES_PER_COORDINATE = 4
+# The share of variances that we add: coordinates may be nearly functions of each other.
+JITTER = 1e-10
 COVARIANCE_INFLATION = 1.2  # Σ over the covariance of the particles
 FREEDOM = 8.0  # ν
 
 
 class Reference(NamedTuple):
-    """Student's t with location μ and scale L L^T for some coordinates; the others have
+    """A law of z near the posterior, around which ellipses are drawn.
+
+    Some coordinates have Student's t with location μ and scale L L^T; the others have
     the prior's N(0, 1).
     """
 
-    places: npt.NDArray[np.intp]
-    mean: Array
-    lower: Array
+    coordinates: npt.NDArray[np.intp]  # those with Student's t, ascending
+    mean: Array  # μ
+    lower: Array  # L
 
 
 class Chains(NamedTuple):
-    """The points of chains, (chains, size); their log likelihoods; and the number of
-    all evaluations so far.
-    """
+    """The points of chains, (chains, size), and their log likelihoods, (chains,)."""
 
     z: Array
     height: Array
-    asked: int
+    evaluations: int  # of the log likelihood at a point, so far
 
 
 PRIOR = Reference(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)))
 
 
 def reference(z: Array) -> Reference:
-    """Student's t for the coordinates of particles (k, size) that the data inform."""
+    """The law that particles z, (particles, size), suggest as a reference.
+
+    Only coordinates whose mean, variance or correlations differ clearly from the
+    prior's have Student's t; it is the prior itself if there are none.
+    """
     # Covariances of many coordinates from few particles are noise, so we take only the
     # clearest. We do not shrink them: that would widen the directions that data make
     # narrow, and slow chains down.
-    count = len(np.unique(z[:, 0]))  # repeated particles add no information
+    distinct = len(np.unique(z[:, 0]))  # repeated particles add no information
     mean, std = z.mean(axis=0), z.std(axis=0)
-    ready = (z - mean) / np.where(std > 0, std, 1.0)
-    together = ready.T @ ready
-    np.abs(together, out=together)  # in place: it may be the largest array
-    together /= len(z)
-    np.fill_diagonal(together, 0.0)
-    off = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
-    clear = math.sqrt(count) * np.maximum(off, together.max(axis=1))
-    places = np.argsort(-clear, kind="stable")[: count // EACH]
-    places = np.sort(places[clear[places] > SEEN])
-    if not len(places):
+    standardised = (z - mean) / np.where(std > 0, std, 1.0)
+    correlation = standardised.T @ standardised
+    np.abs(correlation, out=correlation)  # in place: it may be the largest array
+    correlation /= len(z)
+    np.fill_diagonal(correlation, 0.0)
+    # the standard error of √½ (std² − 1) is that of the mean, 1/√particles
+    difference = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
+    difference = np.maximum(difference, correlation.max(axis=1))
+    in_errors = math.sqrt(distinct) * difference
+    clearest_first = np.argsort(-in_errors, kind="stable")
+    candidates = clearest_first[: distinct // PARTICLES_PER_COORDINATE]
+    coordinates = np.sort(candidates[in_errors[candidates] > SIGNIFICANT])
+    if not len(coordinates):
         return PRIOR
-    cov = np.atleast_2d(np.cov(z[:, places].T))
-    cov[np.diag_indices(len(places))] *= 1 + ROUNDED
+    cov = np.atleast_2d(np.cov(z[:, coordinates].T))
+    cov[np.diag_indices(len(coordinates))] *= 1 + JITTER
     try:
         lower = np.linalg.cholesky(COVARIANCE_INFLATION * cov)
     except np.linalg.LinAlgError:  # all particles are nearly the same
         return PRIOR
-    return Reference(places, mean[places], np.asarray(lower, dtype=np.float64))
+    return Reference(
+        coordinates, mean[coordinates], np.asarray(lower, dtype=np.float64)
+    )
 
 
 def init_chains(log_likelihood: LogLikelihood, z: Array) -> Chains:
@@ -101,52 +112,60 @@ def advance_chains(
     power: float = 1.0,
     around: Reference = PRIOR,
 ) -> Chains:
-    """One move of every chain on ellipses around a reference, with a power of the
-    likelihood for tempering.
+    """One move of every chain, on an ellipse around a reference.
+
+    It leaves N(z; 0, I) L(z)^power invariant; powers below 1 are for tempering.
     """
-    places, mean, lower = around
-    degrees = FREEDOM + len(places)
+    # Points w are points z in coordinates with location 0 and scale I in place of μ and
+    # L L^T. There the ellipse is w(θ) = start cos θ + other sin θ.
+    coordinates, mean, lower = around
+    degrees = FREEDOM + len(coordinates)
 
     def square(w: Array) -> Array:
-        return np.asarray(np.sum(w[:, places] ** 2, axis=1))
+        """|w|² over the coordinates of Student's t, for each chain."""
+        return np.asarray(np.sum(w[:, coordinates] ** 2, axis=1))
 
-    def level_of(z: Array, w: Array, height: Array) -> Array:
-        """The log ratio of target and reference up to a constant; w are coordinates
-        with location 0 and scale I.
-        """
-        return np.asarray(
-            power * height
-            + 0.5 * degrees * np.log1p(square(w) / FREEDOM)
-            - 0.5 * square(z)
-        )
+    def log_ratio(z: Array, w: Array, height: Array) -> Array:
+        """log of target over reference at each point, up to a constant."""
+        log_student = -0.5 * degrees * np.log1p(square(w) / FREEDOM)
+        log_prior = -0.5 * square(z)
+        return np.asarray(power * height - log_student + log_prior)
 
     count = len(chains.z)
-    z, height, calls = chains.z.copy(), chains.height.copy(), chains.asked
+    z, height = chains.z.copy(), chains.height.copy()
+    evaluations = chains.evaluations
     start = chains.z.copy()
-    start[:, places] = np.linalg.solve(lower, (chains.z[:, places] - mean).T).T
+    start[:, coordinates] = np.linalg.solve(
+        lower, (chains.z[:, coordinates] - mean).T
+    ).T
     other = rng.standard_normal(z.shape)
-    if len(places):
+    if len(coordinates):
+        # Student's t is a Gaussian of random scale: this is the scale given the start
         scale = (FREEDOM + square(start)) / rng.chisquare(degrees, count)
-        other[:, places] *= np.sqrt(scale)[:, None]
-    level = level_of(chains.z, start, height) + np.log(rng.uniform(size=count))
+        other[:, coordinates] *= np.sqrt(scale)[:, None]
+    level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
-    low, high = theta - 2 * math.pi, theta.copy()
-    left = np.arange(count)
+    low, high = theta - 2 * math.pi, theta.copy()  # the brackets of θ
+    moving = np.arange(count)  # chains that have no new point yet
     for _ in range(SHRINKS):
-        at = theta[left, None]
-        w = np.cos(at) * start[left] + np.sin(at) * other[left]
-        tried = w.copy()
-        tried[:, places] = mean + w[:, places] @ lower.T
-        tried_height = log_likelihood(tried)
-        calls += len(left)
-        inside = level_of(tried, w, tried_height) > level[left]
-        z[left[inside]], height[left[inside]] = tried[inside], tried_height[inside]
-        left = left[~inside]
-        if not len(left):
-            return Chains(z, height, calls)
-        low[left] = np.where(theta[left] < 0, theta[left], low[left])
-        high[left] = np.where(theta[left] < 0, high[left], theta[left])
-        theta[left] = rng.uniform(low[left], high[left])
+        angle = theta[moving, None]
+        w = np.cos(angle) * start[moving] + np.sin(angle) * other[moving]
+        proposal = w.copy()
+        proposal[:, coordinates] = mean + w[:, coordinates] @ lower.T
+        proposal_height = log_likelihood(proposal)
+        evaluations += len(moving)
+        accepted = log_ratio(proposal, w, proposal_height) > level[moving]
+        z[moving[accepted]] = proposal[accepted]
+        height[moving[accepted]] = proposal_height[accepted]
+        moving = moving[~accepted]
+        if not len(moving):
+            return Chains(z, height, evaluations)
+        # θ = 0 is the start: the rejected angle becomes the end on its side of 0
+        angle_of_moving = theta[moving]
+        is_low = angle_of_moving < 0
+        low[moving] = np.where(is_low, angle_of_moving, low[moving])
+        high[moving] = np.where(is_low, high[moving], angle_of_moving)
+        theta[moving] = rng.uniform(low[moving], high[moving])
     raise LawError(
         "posterior",
         "the likelihood has a jump, or is so steep that rounding hides it; give more"
@@ -154,50 +173,60 @@ def advance_chains(
     )
 
 
-# effective sample size after the weights of one step, over the number of particles
+# Tempering: particles of the laws N(z; 0, I) L(z)^β, from the prior, β = 0, to the
+# posterior, β = 1
+
+# The effective sample size after the weights of one step, over the number of particles.
 TARGET_ESS_FRACTION = 0.6
-# steps of the power for each factor e of growth: measured, right within a factor of 2
+# Steps of the power for each factor e of growth: measured, right within a factor of 2.
 STEPS = 2.2
-# least step of the power, and least step over the power: it always grows
-LEAST, SLOWEST = 1e-30, 1e-6
+# The least step of the power, and the least step over the power: it always grows.
+LEAST_STEP = 1e-30
+LEAST_RELATIVE_STEP = 1e-6
+HALVINGS = 60  # of the interval that holds a step: more than the bits of a double
 
 
 class Path(NamedTuple):
-    """Powers 0 = β_0 < … < 1, the reference for the moves at each power but the first,
-    and the last particles.
-    """
+    """Powers 0 = β_0 < … < β_m = 1 of tempering, and the particles at the end."""
 
-    powers: Array
-    around: list[Reference]
+    powers: Array  # (m + 1,)
+    references: list[Reference]  # for the moves at β_1, …, β_m
     chains: Chains
 
 
 def adapt_schedule(
-    ask: LogLikelihood,
+    log_likelihood: LogLikelihood,
     particles: int,
     size: int,
     moves: int,
     rng: Generator,
     report: Report = lambda power: None,
 ) -> Path:
-    """A first run, which finds powers whose steps keep an effective share
-    TARGET_ESS_FRACTION of the particles.
+    """The path of a first run of particles, each a point in R^size.
+
+    It takes powers whose steps keep the share TARGET_ESS_FRACTION of the particles
+    effective, makes `moves` moves of every particle at each of them, and calls
+    `report(power)`.
     """
-    chains = init_chains(ask, rng.standard_normal((particles, size)))
-    powers, around = [0.0], []
-    while powers[-1] < 1.0:
-        step = step_from(powers[-1], chains.height)
-        powers.append(min(1.0, powers[-1] + step))
+    chains = init_chains(log_likelihood, rng.standard_normal((particles, size)))
+    power = 0.0
+    powers = [power]
+    references = []
+    while power < 1.0:
+        step = step_from(power, chains.height)
+        power = min(1.0, power + step)
         chains = _resample(chains, step, 1, rng)
-        around.append(reference(chains.z))
+        around = reference(chains.z)
         for _ in range(moves):
-            chains = advance_chains(ask, chains, rng, powers[-1], around[-1])
-        report(powers[-1])
-    return Path(np.array(powers), around, chains)
+            chains = advance_chains(log_likelihood, chains, rng, power, around)
+        report(power)
+        powers.append(power)
+        references.append(around)
+    return Path(np.array(powers), references, chains)
 
 
 def evidences(
-    ask: LogLikelihood,
+    log_likelihood: LogLikelihood,
     path: Path,
     runs: int,
     particles: int,
@@ -205,127 +234,169 @@ def evidences(
     rng: Generator,
     report: Report,
 ) -> tuple[Array, Array]:
-    """The log evidence of each independent run along a path, and the last particles
-    (runs · particles, size).
+    """The log evidence of each independent run along a path, (runs,).
+
+    The second result are the last particles, (runs · particles, size). The evidence is
+    the product over steps of the mean of L^step over the particles of a run.
     """
-    chains = init_chains(
-        ask, rng.standard_normal((runs * particles, path.chains.z.shape[1]))
-    )
-    total = np.zeros(runs)
+    size = path.chains.z.shape[1]
+    chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, size)))
+    log_evidence = np.zeros(runs)
+    steps = np.diff(path.powers)
     for step, power, around in zip(
-        np.diff(path.powers), path.powers[1:], path.around, strict=True
+        steps, path.powers[1:], path.references, strict=True
     ):
-        total += log_mean(step * chains.height.reshape(runs, particles))
+        log_evidence += log_mean(step * chains.height.reshape(runs, particles))
         chains = _resample(chains, step, runs, rng)
         for _ in range(moves):
-            chains = advance_chains(ask, chains, rng, power, around)
+            chains = advance_chains(log_likelihood, chains, rng, power, around)
         report()
-    return total, chains.z
+    return log_evidence, chains.z
 
 
 def step_from(power: float, height: Array) -> float:
-    """The next step of the power, up to 1, for particles with these log likelihoods."""
+    """The next step of the power, up to 1, for particles with log likelihoods `height`.
 
-    def enough(step: float) -> bool:
+    It is the largest step after which enough particles are effective, by bisection.
+    """
+
+    def enough_effective(step: float) -> bool:
         w = np.exp(step * height - (step * height).max())
-        return bool(w.sum() ** 2 / np.sum(w**2) >= TARGET_ESS_FRACTION * len(w))
+        effective_size = w.sum() ** 2 / np.sum(w**2)
+        return bool(effective_size >= TARGET_ESS_FRACTION * len(w))
 
     low, high = 0.0, 1.0 - power
-    if enough(high):
+    if enough_effective(high):
         return high
-    for _ in range(60):
+    for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if enough(middle) else (low, middle)
-    return max(low, LEAST, SLOWEST * power)
+        if enough_effective(middle):
+            low = middle
+        else:
+            high = middle
+    return max(low, LEAST_STEP, LEAST_RELATIVE_STEP * power)
 
 
 def steps_after(first: float) -> int:
-    """The approximate number of steps after a first one: measured, proportional to its
-    logarithm.
+    """The approximate number of steps from the power `first` to 1.
+
+    Measured, it is proportional to the logarithm of `first`.
     """
     return math.ceil(-STEPS * math.log(first))
 
 
 def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
-    """Particles drawn by weight within each run, by systematic resampling."""
-    count = len(chains.z) // runs
-    weight = step * chains.height.reshape(runs, count)
-    ends = np.cumsum(scipy.special.softmax(weight, axis=1), axis=1)
-    at = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
-    chosen = np.concatenate(
-        [
-            r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1)
-            for r in range(runs)
-        ]
-    )
-    return Chains(chains.z[chosen], chains.height[chosen], chains.asked)
+    """Particles drawn with weights L^step within each run, by systematic resampling.
 
-
-def mean_of_logs(logs: Array) -> tuple[float, float, float]:
-    """log of the mean of exp over independent runs, its error, and their spread:
-    standard deviation over mean.
+    The particles of a run are consecutive. With k of them, one random number u moves
+    the points (u + 0)/k, …, (u + k − 1)/k; each picks the particle in whose share of
+    the cumulative weights it lies.
     """
+    count = len(chains.z) // runs
+    log_weight = step * chains.height.reshape(runs, count)
+    share_ends = np.cumsum(scipy.special.softmax(log_weight, axis=1), axis=1)
+    points = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
+    chosen_by_run = []
+    for run in range(runs):
+        in_run = np.searchsorted(share_ends[run], points[run])
+        in_run = np.minimum(in_run, count - 1)  # the last share may end below 1
+        chosen_by_run.append(run * count + in_run)
+    chosen = np.concatenate(chosen_by_run)
+    return Chains(chains.z[chosen], chains.height[chosen], chains.evaluations)
+
+
+class LogMean(NamedTuple):
+    """The log of a mean over independent runs."""
+
+    value: float
+    error: float
+    spread: float  # the standard deviation of the runs over their mean, without logs
+
+
+def mean_of_logs(logs: Array) -> LogMean:
+    """log of the mean of exp(logs), with its error and the spread of exp(logs)."""
     top = float(logs.max())
-    each = np.exp(logs - top)
-    spread = float(each.std(ddof=1) / each.mean())
+    scaled = np.exp(logs - top)
+    spread = float(scaled.std(ddof=1) / scaled.mean())
     # two errors cover the truth in 95 % of all cases, so one covers it in more than 68
     # %: in 74 % for eight runs
-    return (
-        top + math.log(each.mean()),
-        student(len(logs), 2.0) * spread / math.sqrt(len(logs)),
-        spread,
-    )
+    error = student(len(logs), 2.0) * spread / math.sqrt(len(logs))
+    return LogMean(top + math.log(scaled.mean()), error, spread)
+
+
+# Diagnostics of draws (chains, length, quantities), after Vehtari et al. (2021)
 
 
 def r_hat(draws: Array) -> Array:
-    """R-hat of each quantity: the larger of that of the ranks and that of the ranks of
-    distances to the median.
+    """R-hat of each quantity, (quantities,).
+
+    It is the larger of that of the ranks and that of the ranks of distances to the
+    median.
     """
     ratios = []
     for values in (draws, np.abs(draws - np.median(draws, axis=(0, 1)))):
-        x, within, between = _ranked(values)
+        scores, within, between = _normal_scores(values)
+        length = scores.shape[1]
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.sqrt(1 - 1 / x.shape[1] + between / within)
-        ratios.append(np.where(within > 0, ratio, np.where(between > 0, np.inf, 1.0)))
+            ratio = np.sqrt(1 - 1 / length + between / within)
+        of_constant_chains = np.where(between > 0, np.inf, 1.0)
+        ratios.append(np.where(within > 0, ratio, of_constant_chains))
     return np.maximum(*ratios)
 
 
 def effective(draws: Array) -> Array:
-    """The effective sample size for the mean of each quantity's ranks, after Geyer
-    (1992).
+    """The effective sample size for the mean of each quantity's ranks, (quantities,).
+
+    It is the number of draws over −1 + 2 Σ_t (ρ_2t + ρ_2t+1), with the autocorrelation
+    ρ at each lag; the sum ends where noise begins (Geyer 1992).
     """
-    x, within, between = _ranked(draws)
-    chains, length, _ = x.shape
+    scores, within, between = _normal_scores(draws)
+    chains, length, _ = scores.shape
     total = chains * length
-    spectrum = np.fft.rfft(x - x.mean(axis=1, keepdims=True), 2 * length, axis=1)
-    # (lags, quantities)
-    auto = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :length].mean(axis=0) / length
-    whole = within * (length - 1) / length + between
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    spectrum = np.fft.rfft(centred, 2 * length, axis=1)  # padded: no lag wraps around
+    lagged_products = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :length]
+    autocovariance = lagged_products.mean(axis=0) / length  # (lags, quantities)
+    variance = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
-        rho = np.where(
-            whole > 0, 1 - (within - auto * length / (length - 1)) / whole, 0.0
-        )
+        variogram = within - autocovariance * length / (length - 1)
+        rho = np.where(variance > 0, 1 - variogram / variance, 0.0)
     rho[0] = 1.0
-    pairs = rho[: length - length % 2].reshape(length // 2, 2, -1).sum(axis=1)
+    even_length = length - length % 2
+    pair_sums = rho[:even_length].reshape(length // 2, 2, -1).sum(axis=1)
     # sums of neighbours are positive and fall; from the first that does not, only noise
     # is left
-    pairs = np.minimum.accumulate(
-        np.where(np.cumprod(pairs > 0, axis=0) > 0, pairs, 0.0), axis=0
-    )
-    time = np.maximum(-1 + 2 * pairs.sum(axis=0), 1 / np.log10(max(total, 10)))
-    return np.asarray(np.minimum(total / time, total * np.log10(max(total, 10))))
+    positive_so_far = np.cumprod(pair_sums > 0, axis=0) > 0
+    pair_sums = np.where(positive_so_far, pair_sums, 0.0)
+    pair_sums = np.minimum.accumulate(pair_sums, axis=0)
+    # anticorrelated draws are worth more than independent ones; at most this many times
+    most = np.log10(max(total, 10))
+    correlation_time = np.maximum(-1 + 2 * pair_sums.sum(axis=0), 1 / most)
+    return np.asarray(np.minimum(total / correlation_time, total * most))
 
 
-def _ranked(draws: Array) -> tuple[Array, Array, Array]:
-    """Normal scores of the ranks over all chains, and their variances within chains and
-    of the means of chains.
+class NormalScores(NamedTuple):
+    """Normal scores of ranks, and their variances."""
+
+    scores: Array  # (half chains, half length, quantities)
+    within: Array  # the mean variance within a half chain, (quantities,)
+    between: Array  # the variance of the means of half chains, (quantities,)
+
+
+def _normal_scores(draws: Array) -> NormalScores:
+    """Normal scores of the ranks over all chains, (chains, length, quantities).
+
+    Scores always have a mean and a variance. Each chain is split in two halves: a chain
+    that drifts disagrees with itself.
     """
-    # scores always have a mean and a variance; split in two halves, a chain that drifts
-    # disagrees with itself
-    half = draws.shape[1] // 2
-    x = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
-    ranks = scipy.stats.rankdata(x.reshape(-1, x.shape[-1]), axis=0).reshape(x.shape)
-    x = np.asarray(
-        scipy.special.ndtri((ranks - 0.375) / (x.shape[0] * x.shape[1] + 0.25))
-    )
-    return x, x.var(axis=1, ddof=1).mean(axis=0), x.mean(axis=1).var(axis=0, ddof=1)
+    length = draws.shape[1]
+    half = length // 2
+    halves = np.concatenate([draws[:, :half], draws[:, length - half :]])
+    count = halves.shape[0] * half
+    flat_ranks = scipy.stats.rankdata(halves.reshape(count, draws.shape[-1]), axis=0)
+    ranks = flat_ranks.reshape(halves.shape)
+    # Blom's approximation of the expected normal of each rank
+    scores = np.asarray(scipy.special.ndtri((ranks - 0.375) / (count + 0.25)))
+    within = scores.var(axis=1, ddof=1).mean(axis=0)
+    between = scores.mean(axis=1).var(axis=0, ddof=1)
+    return NormalScores(scores, within, between)

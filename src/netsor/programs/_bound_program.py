@@ -33,7 +33,11 @@ NEGLIGIBLE = 1e-3
 def picked(
     argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]
 ) -> tuple[int, ...] | None:
-    """The coordinates in the given order; None if none were chosen."""
+    """The checked coordinates of the argument `coordinates`, in its order.
+
+    They are valid for all vectors among the outputs; negative ones count from the end.
+    None if the user chose none.
+    """
     if argument is None:
         return None
     chosen = _as_coordinates(argument)
@@ -43,13 +47,13 @@ def picked(
             "coordinates", argument, "left out: a scalar has no coordinates"
         )
     for width in widths:
-        infinite = math.isinf(width)
-        least = 0 if infinite else -int(width)  # infinitely many have no last one
+        if math.isinf(width):
+            least = 0  # infinitely many have no last one
+            allowed = "0 or more at infinite width"
+        else:
+            least = -int(width)
+            allowed = f"from {least} to {width - 1}"
         if not all(least <= coordinate < width for coordinate in chosen):
-            if infinite:
-                allowed = "0 or more at infinite width"
-            else:
-                allowed = f"from {least} to {width - 1}"
             raise ArgumentError("coordinates", argument, allowed)
         if len({coordinate % width for coordinate in chosen}) < len(chosen):
             raise ArgumentError(
@@ -63,11 +67,14 @@ def _as_coordinates(argument: Any) -> tuple[int, ...]:
     is_list = isinstance(argument, list | tuple | range)
     is_vector = isinstance(argument, np.ndarray) and argument.ndim == 1
     entries = argument if is_list or is_vector else [argument]
-    numbers = [as_whole(entry) for entry in entries]
-    coordinates = tuple(number for number in numbers if number is not None)
-    if not coordinates or len(coordinates) < len(numbers):
+    coordinates = []
+    for entry in entries:
+        coordinate = as_whole(entry)
+        if coordinate is not None:
+            coordinates.append(coordinate)
+    if not coordinates or len(coordinates) < len(entries):
         raise ArgumentError("coordinates", argument, "an integer or a list of integers")
-    return coordinates
+    return tuple(coordinates)
 
 
 @dataclass(frozen=True)

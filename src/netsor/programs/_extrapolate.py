@@ -73,9 +73,10 @@ LINEAR = 0.1
 
 # Decisions about the exponent γ
 
+NEARLY_CONSTANT = -0.1  # a larger exponent γ counts as no fall
 # A difference below this share of a number's noise adds less than noise to the limit,
 # even if the differences fall as slowly as n^(−1/10).
-SLOW = 2**0.1 - 1
+SLOW = 2**-NEARLY_CONSTANT - 1
 SIGNIFICANT = 3.0  # a difference beyond this many standard errors is not 0
 SLOWEST = -0.25  # the exponent γ of limits that are reached most slowly
 # The standard error of γ that tells SLOWEST from 0, by two errors to each side.
@@ -144,38 +145,51 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
 
 
 def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
-    """How the differences between widths grow, from the means and their covariance."""
+    """How the differences between neighbouring widths change.
+
+    `mean`, (widths,), are the means of a number at all widths, and `cov`, (widths,
+    widths), the covariance of their noise.
+    """
 
     def noise(weights: Array) -> float:
+        """The standard error of weights · mean."""
         return math.sqrt(max(float(weights @ cov @ weights), 0.0))
 
     at_width = np.eye(len(mean))
-    steps = np.diff(at_width, axis=0)
+    steps = np.diff(
+        at_width, axis=0
+    )  # weights of S(2n) − S(n), for each n but the last
     difference = steps @ mean
     error = np.array([noise(step) for step in steps])
     significant = np.abs(difference) > SIGNIFICANT * error + rounding
-    exponent = spread = math.nan
+    exponent = exponent_error = math.nan
     if significant[-1] and significant[-2]:
         ratio = difference[-1] / difference[-2]
         if ratio > 0:
             exponent = math.log2(ratio)
-            relative_errors = error[-1] / difference[-1], error[-2] / difference[-2]
-            spread = math.hypot(*relative_errors) / math.log(2)
+            last_error = error[-1] / difference[-1]  # relative to the difference
+            error_before = error[-2] / difference[-2]
+            exponent_error = math.hypot(last_error, error_before) / math.log(2)
 
     if math.isnan(exponent):  # does the last difference exceed the one before?
         sign = np.sign(difference)
         excess = sign[-1] * steps[-1] - sign[-2] * steps[-2]
         may_rise = excess @ mean > SIGNIFICANT * noise(excess)
     else:
-        may_rise = exponent - 2 * spread > SLOWEST or (
-            exponent > SLOWEST and exponent + 2 * spread > -0.1
-        )
+        may_rise = _may_not_fall(exponent, exponent_error)
     # If the last difference is far below the first, terms of opposite signs cancelled
     # in between, and the exponent means nothing.
-    still = abs(difference[-1]) > 2**SLOWEST * np.abs(difference[0])
+    still_large = abs(difference[-1]) > 2**SLOWEST * np.abs(difference[0])
     matters = abs(difference[-1]) > SLOW * noise(at_width[-1])
-    may_diverge = significant[-1] and may_rise and still and matters
-    return Growth(exponent, spread, may_diverge=bool(may_diverge))
+    may_diverge = significant[-1] and may_rise and still_large and matters
+    return Growth(exponent, exponent_error, may_diverge=bool(may_diverge))
+
+
+def _may_not_fall(exponent: float, error: float) -> bool:
+    """Whether differences ~ n^exponent may fall too slowly for a limit, or rise."""
+    surely_too_slow = exponent - 2 * error > SLOWEST
+    perhaps_constant = exponent + 2 * error > NEARLY_CONSTANT
+    return surely_too_slow or (exponent > SLOWEST and perhaps_constant)
 
 
 def _posterior_limit(
@@ -183,41 +197,36 @@ def _posterior_limit(
 ) -> Limit:
     """The posterior mean and error of a, for normal b_k.
 
-    The posteriors of all powers and sizes are averaged by their evidence.
+    `mean` and `cov` are as in `_growth`, from `count` blocks. There is one posterior
+    for each power and size of the prior; they are averaged by their evidence.
     """
     n = np.asarray(widths, dtype=float)
     # An estimate whose weights come from the estimated covariance has more noise than
     # that covariance says.
     free = count - len(n)
     cov = (count - 1) * (count - 2) / (free * (free - 1)) * cov
-    cov += np.eye(len(n)) * (
-        rounding**2 + ROUNDING * np.diag(cov).mean() + np.finfo(float).tiny
-    )
+    jitter = rounding**2 + ROUNDING * np.diag(cov).mean() + np.finfo(float).tiny
+    cov += np.eye(len(n)) * jitter
     steps = np.diff(np.eye(len(n)), axis=0)
     change = np.abs(mean - mean[-1]).max()
     noise_of_steps = math.sqrt(np.mean(np.diag(steps @ cov @ steps.T)))
     size = SIZES * max(change, noise_of_steps)
 
-    orders = np.arange(len(NEXT_TERMS)) + 1
-    prior_covs = []
-    for power in POWERS:
-        term = NEXT_TERMS * (n[:, None] / n[0]) ** (-power * orders)
-        prior_covs.append(size[:, None, None] ** 2 * (term @ term.T))
-    total = cov + np.array(prior_covs)  # (powers, sizes, n, n)
+    total = cov + _prior_covs(n, size)  # (powers, sizes, n, n)
     inverse = np.linalg.inv(total)
-    precision = inverse.sum(axis=(2, 3))
+    precision = inverse.sum(axis=(2, 3))  # of a, given a power and a size
     # numbers are relative to the mean at the largest width, here and below
     off = mean - mean[-1]
     value = inverse.sum(axis=2) @ off / precision
     residual = off - value[..., None]
+    # p: powers, s: sizes, i and j: widths
     misfit = np.einsum("psi,psij,psj->ps", residual, inverse, residual)
-    prior = np.log([*POWERS.values()])[:, None]
-    spreads = (np.linalg.slogdet(total)[1] + np.log(precision)) / 2
+    log_prior = np.log([*POWERS.values()])[:, None]
+    log_volume = (np.linalg.slogdet(total)[1] + np.log(precision)) / 2
     # a Student likelihood, because the noise is estimated too
-    evidence = (
-        prior - spreads - (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))
-    )
-    weight = np.exp(evidence - evidence.max())
+    log_student = (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))
+    log_evidence = log_prior - log_volume - log_student
+    weight = np.exp(log_evidence - log_evidence.max())
     weight /= weight.sum()
     limit = float(np.sum(weight * value))
     deviation = math.sqrt(np.sum(weight * (1 / precision + (value - limit) ** 2)))
@@ -225,6 +234,19 @@ def _posterior_limit(
         value=float(mean[-1]) + limit,
         error=student(free + 1, 2.0) * deviation + rounding,
     )
+
+
+def _prior_covs(n: Array, size: Array) -> Array:
+    """The covariances of Σ_k b_k n^(−kp) at the widths n, (powers p, sizes, n, n).
+
+    b_k has the standard deviation size · NEXT_TERMS[k − 1] at the smallest width.
+    """
+    orders = np.arange(len(NEXT_TERMS)) + 1
+    covs = []
+    for power in POWERS:
+        terms = NEXT_TERMS * (n[:, None] / n[0]) ** (-power * orders)
+        covs.append(size[:, None, None] ** 2 * (terms @ terms.T))
+    return np.array(covs)
 
 
 def _refuse_fixed_eps(values: Sequence[Value], finite: Sequence[AtWidths]) -> None:
@@ -246,28 +268,26 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
 
     Numbers at these widths would not tend to the limit.
     """
-    functions = [
-        value
-        for value in values
-        if isinstance(value.op, Apply | Nonlin) and value.op.f not in ARITHMETIC
-    ]
-    arguments = tuple(dict.fromkeys(x for value in functions for x in value.op.inputs))
+    functions = []
+    arguments: dict[Value, None] = {}  # each once, in order
+    for value in values:
+        if isinstance(value.op, Apply | Nonlin) and value.op.f not in ARITHMETIC:
+            functions.append(value)
+            arguments |= dict.fromkeys(value.op.inputs)
     if not arguments:
         return
-    sampling = Sampling(SCALE_DRAWS, progress=False)
-    by_width = [
-        replace(at, outputs=arguments, whole=arguments).unchecked(sampling)
-        for at in finite
-    ]
-    drawn = dict(zip(arguments, zip(*by_width, strict=True), strict=True))
+    draws_by_width = _draws_by_width(tuple(arguments), finite)
     for value in functions:
         op = value.op
         assert isinstance(op, Apply | Nonlin)
         ndim = op.leading + op.axes if isinstance(op, Apply) else value.ndim
         draws_of_inputs = []
         for x in op.inputs:
-            shape = (SCALE_DRAWS, *(1,) * (ndim - x.ndim), *drawn[x][0].shape[1:])
-            draws_of_inputs.append([draws.reshape(shape) for draws in drawn[x]])
+            # axes of length 1 after the replicas, so that the inputs broadcast
+            new_axes = tuple(range(1, 1 + ndim - x.ndim))
+            draws_of_inputs.append(
+                [np.expand_dims(draws, new_axes) for draws in draws_by_width[x]]
+            )
         if bends(op.f, draws_of_inputs):
             raise ExactError(
                 value,
@@ -278,6 +298,19 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
                     "take eps=0 in a norm, scores over n, or a function without a scale"
                 ),
             )
+
+
+def _draws_by_width(
+    values: tuple[Value, ...], finite: Sequence[AtWidths]
+) -> dict[Value, list[Array]]:
+    """Draws of each value, (SCALE_DRAWS, …), at each of some widths."""
+    sampling = Sampling(SCALE_DRAWS, progress=False)
+    draws_of: dict[Value, list[Array]] = {value: [] for value in values}
+    for at in finite:
+        draws_at_width = replace(at, outputs=values, whole=values).unchecked(sampling)
+        for value, draws in zip(values, draws_at_width, strict=True):
+            draws_of[value].append(draws)
+    return draws_of
 
 
 def _refuse_growing_steps(at: AtWidths) -> None:
@@ -308,26 +341,33 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
     if all((u == point.value).all() for u, point in pairs):
         return False  # nothing narrows or grows
 
-    def along_ray(t: float) -> list[Array]:
-        arguments_at_t = []
+    def arguments_at(t: float) -> list[Array]:
+        """c + t (u − c) for each argument; c + (u − c)/t for one that grows."""
+        result = []
         for u, point in pairs:
             factor = 1 / t if point.grows else t
-            arguments_at_t.append(point.value + factor * (u - point.value))
-        return arguments_at_t
+            result.append(point.value + factor * (u - point.value))
+        return result
 
     with np.errstate(all="ignore"):
         at_limit = np.asarray(f(*(point.value for point in points)))
         base = np.where(np.isfinite(at_limit), at_limit, 0.0)
-        distance = np.array([np.abs(f(*along_ray(t)) - base).mean(axis=0) for t in RAY])
+        distances = []  # D(t), for each entry
+        for t in RAY:
+            distances.append(np.abs(f(*arguments_at(t)) - base).mean(axis=0))
+        distance = np.array(distances)
         visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
-        gamma = np.log(distance[:-1] / distance[1:]) / np.log(RAY[0] / RAY[1])
-        known = visible[:-1] & visible[1:] & np.isfinite(gamma)
-        change = np.where(known, gamma - gamma[0], 0.0)
+        # exponents between neighbouring t
+        log_step = np.log(RAY[0] / RAY[1])
+        gamma = np.log(distance[:-1] / distance[1:]) / log_step
+        reliable = visible[:-1] & visible[1:] & np.isfinite(gamma)
+        change = np.where(reliable, gamma - gamma[0], 0.0)
     all_exact = all(point.exact for point in points)
     steepens = change > BEND
-    flattens = all_exact & (change < -BEND)
+    flattens = all_exact & (change < -BEND)  # or c is off, which also flattens D
     too_steep = np.abs(gamma[0]) > STEEP
-    return bool(((steepens | flattens | too_steep) & known[0]).any())
+    changes = steepens | flattens | too_steep
+    return bool((changes & reliable[0]).any())
 
 
 class LimitPoint(NamedTuple):
@@ -357,17 +397,20 @@ def _limit_point(by_width: Sequence[Array]) -> LimitPoint:
 
 
 def _grows(by_width: Sequence[Array]) -> bool:
-    """Whether draws of an argument grow with the width, without a limit."""
-    most = TAIL * np.median(np.abs(by_width[-1]))
+    """Whether the mean square of an argument grows with the width, without a limit.
+
+    `by_width` are draws at each width, each twice the one before.
+    """
+    bound = TAIL * np.median(np.abs(by_width[-1]))
     mean_squares = np.empty((len(by_width), BLOCKS))
-    for width, draws in enumerate(by_width):
+    for level, draws in enumerate(by_width):
         for block, draws_of_block in enumerate(np.array_split(draws, BLOCKS)):
-            clipped = draws_of_block.clip(-most, most)
-            mean_squares[width, block] = np.square(clipped).mean()
+            clipped = draws_of_block.clip(-bound, bound)
+            mean_squares[level, block] = np.square(clipped).mean()
     if not mean_squares[-1].mean() > mean_squares[0].mean():
         return False
-    doubling_widths = [2**k for k in range(len(by_width))]
-    return math.isinf(extrapolated(mean_squares.T, doubling_widths).error)
+    relative_widths = [2**level for level in range(len(by_width))]
+    return math.isinf(extrapolated(mean_squares.T, relative_widths).error)
 
 
 def _pooled(laws: Sequence[Any]) -> Any:
@@ -439,46 +482,60 @@ class ExtrapolatedLaw:
         centre and spread tend, and the error includes what that changes.
         """
         entries = self._extrapolated(statistic)
-        last = np.ravel(statistic(self._last))
-
-        def changes(laws: Sequence[Any]) -> Array:
-            """How much the statistic changes from the last law to each of these."""
-            return np.array([np.ravel(statistic(law)) - last for law in laws])
-
-        moves = changes(self._moved.fully)
-        parts = changes(self._moved.partly)
-        # a statistic that does not depend on centre and spread
-        moves[np.abs(moves) <= ROUNDING * np.abs(last)] = 0.0
-        change = np.array([entry.value for entry in entries]) - last
-        off = np.abs(moves - change)
-        # If a move changes the statistic less than the extrapolation does, what is
-        # beyond it is a change of shape. If the statistic is linear within the move,
-        # the extrapolation sees all of it.
-        beyond = (moves < np.minimum(0.0, change)) | (moves > np.maximum(0.0, change))
-        curved = np.abs(moves - parts / PART) > LINEAR * off
-        unseen = np.max(off, axis=0, where=beyond & curved, initial=0.0)
+        limits = np.array([entry.value for entry in entries])
+        unseen_changes = self._unseen_changes(statistic, limits)
         details = []
-        for entry, change_unseen in zip(entries, unseen, strict=True):
-            error = max(entry.error, float(change_unseen) / 2)
+        for entry, unseen_change in zip(entries, unseen_changes, strict=True):
+            error = max(entry.error, float(unseen_change) / 2)
             details.append(entry._replace(error=error))
         return details
 
-    def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
-        """Extrapolate the jackknife's values of a statistic.
+    def _unseen_changes(self, statistic: Statistic, limits: Array) -> Array:
+        """How far a statistic of moved laws is from its limits, (entries,).
 
-        A variance of few draws is biased, for example, and its limit would be too.
+        It is the largest distance among moves whose effect the extrapolation may not
+        see; 0 if there are none.
+        """
+        last = np.ravel(statistic(self._last))
+
+        def changes(laws: Sequence[Any]) -> Array:
+            """Changes of the statistic from the last law to others, (laws, entries)."""
+            return np.array([np.ravel(statistic(law)) - last for law in laws])
+
+        by_move = changes(self._moved.fully)
+        by_partial_move = changes(self._moved.partly)
+        # a statistic that does not depend on centre and spread
+        by_move[np.abs(by_move) <= ROUNDING * np.abs(last)] = 0.0
+        by_extrapolation = limits - last
+        distance = np.abs(by_move - by_extrapolation)
+        # If a move changes the statistic less than the extrapolation does, what is
+        # beyond it is a change of shape. If the statistic is linear within the move,
+        # the extrapolation sees all of it.
+        below = by_move < np.minimum(0.0, by_extrapolation)
+        above = by_move > np.maximum(0.0, by_extrapolation)
+        curvature = np.abs(by_move - by_partial_move / PART)
+        unseen = (below | above) & (curvature > LINEAR * distance)
+        return np.asarray(np.max(distance, axis=0, where=unseen, initial=0.0))
+
+    def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
+        """Extrapolate each entry of a statistic, from its jackknife pseudovalues.
+
+        With B blocks, that of block k is B S − (B − 1) S_k, where S is the statistic of
+        all blocks, and S_k that of all but k. Statistics of single blocks would be
+        biased, like a variance of few draws, and so would be their limits.
         """
         count = len(self.laws)
-        pseudovalues_by_width = []
-        for laws in zip(*self.laws, strict=True):
-            whole = np.ravel(statistic(_pooled(laws)))
+        by_width = []
+        for laws in zip(*self.laws, strict=True):  # of all blocks, at one width
+            of_all_blocks = np.ravel(statistic(_pooled(laws)))
             pseudovalues = []
             for k in range(count):
-                without = np.ravel(statistic(_pooled([*laws[:k], *laws[k + 1 :]])))
-                pseudovalues.append(count * whole - (count - 1) * without)
-            pseudovalues_by_width.append(pseudovalues)
-        values = np.array(pseudovalues_by_width, dtype=float)
-        by_entry = values.transpose(2, 1, 0)  # (entries, blocks, widths)
+                other_blocks = [*laws[:k], *laws[k + 1 :]]
+                without_k = np.ravel(statistic(_pooled(other_blocks)))
+                pseudovalues.append(count * of_all_blocks - (count - 1) * without_k)
+            by_width.append(pseudovalues)
+        values = np.array(by_width, dtype=float)  # (widths, blocks, entries)
+        by_entry = values.transpose(2, 1, 0)
         return [extrapolated(blocks, self.widths) for blocks in by_entry]
 
     def limit(self, statistic: Statistic) -> Estimate:
@@ -570,8 +627,8 @@ class ExtrapolatedLaw:
     def _moved(self) -> _MovedLaws:
         """The law at the largest width, moved to the limits of its centre and spread.
 
-        It moves there and two errors to each side. If centre or spread show no limit,
-        it moves as far again as from the smallest width to the largest.
+        It moves to two errors on each side of them: four laws. If centre or spread show
+        no limit, it moves as far again as from the smallest width to the largest.
         """
         last = _centres_and_spreads(self._last)
         first = _centres_and_spreads(_pooled([laws[0] for laws in self.laws]))
@@ -581,17 +638,18 @@ class ExtrapolatedLaw:
         has_limit = np.isfinite(error)
         value = np.where(has_limit, value, last)
         error = np.where(has_limit, error, np.abs(last - first) / 2)
-        targets = []
+        fully, partly = [], []
         for sides in product((-2.0, 2.0), repeat=2):  # of the centre and of the spread
-            targets.append(value + np.array(sides)[:, None] * error)
-        parts = [last + PART * (target - last) for target in targets]
-        return _MovedLaws(
-            fully=[self._move_to(target, last) for target in targets],
-            partly=[self._move_to(part, last) for part in parts],
-        )
+            target = value + np.array(sides)[:, None] * error
+            fully.append(self._move_to(target, last))
+            partly.append(self._move_to(last + PART * (target - last), last))
+        return _MovedLaws(fully, partly)
 
     def _move_to(self, target: Array, last: Array) -> Any:
-        """The last law, moved from its centres and spreads `last` to others."""
+        """The last law, moved from its centres and spreads `last` to `target`.
+
+        Both are (2, entries), as from `_centres_and_spreads`.
+        """
         centre, spread = target
         last_centre, last_spread = last
         random = last_spread > 0
@@ -628,11 +686,7 @@ def extrapolate(
             "draws", sampling.draws, f"{2 * BLOCKS} or more for method='extrapolate'"
         )
     values = topological_order(at.whole)
-    if asks_products_alone(values, at.bound):
-        first_width = FIRST_WIDTH_OF_PRODUCTS
-    else:
-        vectors = max(value.size for value in values if isinstance(value, Vector))
-        first_width = max(FIRST_WIDTH, 2 ** math.ceil(math.log2(8 * vectors)))
+    first_width = _first_width(values, at)
     widths = tuple(first_width * 2**level for level in range(LEVELS))
     finite = [_with_finite_widths(at, width) for width in widths]
     _refuse_fixed_eps(values, finite)
@@ -644,9 +698,18 @@ def extrapolate(
     draws = sampling.draws // BLOCKS
     laws: list[Any] = []
     for seed in seeds:
-        block = replace(sampling, draws=draws, seed=int(seed), progress=False)
-        laws.append(tuple(program.law(coordinates, block) for program in finite))
+        of_block = replace(sampling, draws=draws, seed=int(seed), progress=False)
+        laws.append(tuple(at_width.law(coordinates, of_block) for at_width in finite))
     return ExtrapolatedLaw(name, widths, tuple(laws))
+
+
+def _first_width(values: Sequence[Value], at: AtWidths) -> int:
+    """The smallest width of the extrapolation, a power of two (see `FIRST_WIDTH`)."""
+    if asks_products_alone(values, at.bound):
+        return FIRST_WIDTH_OF_PRODUCTS
+    vectors = max(value.size for value in values if isinstance(value, Vector))
+    power_of_two: int = 2 ** math.ceil(math.log2(8 * vectors))
+    return max(FIRST_WIDTH, power_of_two)
 
 
 def _with_finite_widths(at: AtWidths, finite_width: int) -> AtWidths:

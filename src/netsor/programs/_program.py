@@ -561,15 +561,17 @@ class Program:
 
     def _status(self, bound: Mapping[str, float]) -> str:
         """The status of the law at these widths; raises an error without a limit."""
-        infinite = [width == inf for width in bound.values()]
-        if all(infinite) and infinite:
-            status = self.check().verdict
-        elif any(infinite):
-            status = "conjectured"
-        else:
+        infinite_widths = [name for name, width in bound.items() if width == inf]
+        if not infinite_widths and self._gaussian:
+            status = "exact"
+        elif not infinite_widths:
             # Weights that are not Gaussian have the same limit, and another law at
             # finite width.
-            status = "exact" if self._gaussian else "same limit"
+            status = "same limit"
+        elif len(infinite_widths) == len(bound):
+            status = self.check().verdict
+        else:
+            status = "conjectured"
         if status == NO_LIMIT:
             reasons = "; ".join(self.check().reasons)
             raise NoLimitError(

@@ -127,19 +127,29 @@ def count_statuses(statuses: Sequence[str]) -> str:
 
 def to_text(document: Document, verbose: bool = False) -> str:
     """The document for a terminal of 80 columns: the verdict first, details only if
-    requested.
+    `verbose`.
     """
-    shown = ("always", "text", "verbose") if verbose else ("always", "text")
-    parts = [wrap(document.verdict), wrap(document.subject)]
+    shown = ["always", "text"]
+    if verbose:
+        shown.append("verbose")
+    texts = [wrap(document.verdict), wrap(document.subject)]
     for section in document.sections:
         if section.show in shown:
-            blocks = [text for text in map(_block_text, section.blocks) if text]
-            heading = [wrap(section.title)] if section.title and blocks else []
-            parts.append("\n".join([*heading, "\n\n".join(blocks)]))
-    return "\n\n".join(part for part in parts if part)
+            texts.append(_section_text(section))
+    return "\n\n".join(text for text in texts if text)
+
+
+def _section_text(section: Section) -> str:
+    """A section for a terminal: its title above its blocks; empty if these are."""
+    blocks = [_block_text(block) for block in section.blocks]
+    content = "\n\n".join(text for text in blocks if text)
+    if section.title and content:
+        return f"{wrap(section.title)}\n{content}"
+    return content
 
 
 def _block_text(block: Block) -> str:
+    """A block for a terminal; empty for figures and HTML."""
     match block:
         case Paragraph():
             label = "warning: " if block.kind == "warning" else ""
@@ -153,7 +163,9 @@ def _block_text(block: Block) -> str:
 
 
 def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
-    """The text in lines; a no-break space becomes a space at which no line breaks."""
+    """The text in lines of `width` columns; a no-break space becomes a space at which
+    no line breaks. `first` comes before the first line, and `rest` before the others.
+    """
     filled = textwrap.fill(
         text,
         width,
@@ -204,41 +216,44 @@ def _table_text(table: Table) -> str:
     the names again.
     """
     lines = _table_lines(table)
-    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
-    for columns in _columns_that_fit(sizes):
-        group = []
+    for columns in _columns_that_fit(widths):
+        text_lines = []
         for line in lines:
-            cells = [f"{line[0]:<{sizes[0]}}"]
-            cells += [f"{line[k]:>{sizes[k]}}" for k in columns]
-            group.append((" " * GAP).join(cells).rstrip())
-        texts.append("\n".join(group))
+            cells = [line[0].ljust(widths[0])]
+            cells += [line[k].rjust(widths[k]) for k in columns]
+            text_lines.append((" " * GAP).join(cells).rstrip())
+        texts.append("\n".join(text_lines))
     return "\n\n".join(texts)
 
 
 def _table_lines(table: Table) -> list[list[str]]:
-    """The texts of a table line by line: a long name takes several lines, and the
-    numbers stand in the last.
+    """The texts of the cells of a table, line by line: a long name takes several lines,
+    and the numbers stand in the last.
     """
     lines: list[list[str]] = []
     for row in (table.head, *table.rows):
         name, *texts = map(_cell_text, row)
-        *lines_above, last_line = wrap(name, rest="  ", width=FIRST).splitlines() or [
-            ""
-        ]
-        for line in lines_above:
+        name_lines = wrap(name, rest="  ", width=FIRST).splitlines() or [""]
+        for line in name_lines[:-1]:
             lines.append([line] + [""] * len(texts))
-        lines.append([last_line, *texts])
+        lines.append([name_lines[-1], *texts])
     return lines
 
 
-def _columns_that_fit(sizes: Sequence[int]) -> list[list[int]]:
-    """Groups of columns that fit side by side, next to the first column."""
+def _columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
+    """Groups of columns that fit side by side in WIDTH, next to the first column, from
+    the widths of all columns.
+
+    For example, columns of widths 34, 30, 10 and 10 give the groups [1, 2] and [3],
+    because 34 + 30 + 10 and two gaps fit, and the last column does not.
+    """
     groups: list[list[int]] = [[]]
-    for k in range(1, len(sizes)):
+    for k in range(1, len(widths)):
         columns = (0, *groups[-1], k)
-        width = sum(GAP + sizes[j] for j in columns) - GAP
-        if groups[-1] and width > WIDTH:
+        total = sum(GAP + widths[j] for j in columns) - GAP
+        if groups[-1] and total > WIDTH:
             groups.append([])
         groups[-1].append(k)
     return groups

@@ -106,16 +106,18 @@ def table(
     style = CELL + ("; font-family: monospace" if code else "")
 
     def line(cells: Sequence[str], tag: str) -> str:
-        markup = [
-            f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells
-        ]
-        return f"<tr>{''.join(markup)}</tr>"
+        """A row of the table, with cells that are <td> or <th>."""
+        markup = ""
+        for cell in cells:
+            markup += f'<{tag} style="{style}">{html.escape(cell)}</{tag}>'
+        return f"<tr>{markup}</tr>"
 
-    top = f"<thead>{line(head, 'th')}</thead>" if head else ""
+    content = ""
+    if head:
+        content = f"<thead>{line(head, 'th')}</thead>"
     body = "".join(line(row, "td") for row in rows)
-    return scrolled(
-        f'<table style="margin: 0.3em 0">{top}<tbody>{body}</tbody></table>'
-    )
+    content += f"<tbody>{body}</tbody>"
+    return scrolled(f'<table style="margin: 0.3em 0">{content}</table>')
 
 
 def scrolled(markup: str) -> str:
@@ -157,7 +159,9 @@ def publish_with_formula(markup: str, formula: str, plain: str) -> None:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two ends, in steps of 1, 2 or 5 times a power of ten."""
+    """At most `count` + 1 round numbers between two ends, in steps of 1, 2 or 5 times a
+    power of ten: 0, 0.2, 0.4, 0.6, 0.8 and 1 between 0 and 1.
+    """
     span = high - low
     if not (span > 0 and math.isfinite(span)):
         return [low]
@@ -180,8 +184,9 @@ def density(
     atoms: Sequence[tuple[float, float]],
     words: str,
 ) -> str:
-    """A small picture of a density, with its error as a band and a line for each atom
-    (position, relative height).
+    """A small picture, as SVG, of a density y at the points x, with its error as a band
+    and a line for each atom (position, height relative to the picture's). `words` is
+    its text for a screen reader.
 
     It is written here and not drawn by matplotlib, as figures of reports are, because a
     notebook shows it with every law: axes and letters take the colour of the page
@@ -191,14 +196,17 @@ def density(
     floor = HIGH - BELOW
 
     def pixels_across(position: Any) -> Any:
+        """The distance of positions x from the left, in pixels."""
         return (position - x[0]) / (x[-1] - x[0]) * WIDE
 
     def points(density: Floats) -> list[str]:
-        pixels_down = np.clip(floor * (1 - 0.95 * density / top), 0, floor)
-        pairs = zip(pixels_across(x).tolist(), pixels_down.tolist(), strict=True)
-        return [f"{across:.1f},{down:.1f}" for across, down in pairs]
+        """The points of a curve as pairs "across,down" in pixels."""
+        across = pixels_across(x).tolist()
+        down = np.clip(floor * (1 - 0.95 * density / top), 0, floor).tolist()
+        return [f"{a:.1f},{d:.1f}" for a, d in zip(across, down, strict=True)]
 
     def path(line: str, stroke: str, width: float) -> str:
+        """An SVG path that is a line."""
         return (
             f'<path d="{line}" fill="none" stroke="{stroke}" stroke-width="{width}"/>'
         )

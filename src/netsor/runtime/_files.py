@@ -39,25 +39,29 @@ def write(path: Path, content: bytes) -> None:
 
 
 def named(path: str | os.PathLike[str]) -> str:
-    """A file in messages: its whole path, shortened if it is very long."""
+    """A file in messages: its whole path in quotes, shortened in the middle if it is
+    very long.
+    """
     text = repr(str(path))
     if len(text) <= LONGEST:
         return text
-    return f"{text[: LONGEST // 2]}…{text[-LONGEST // 2 :]}"
+    half = LONGEST // 2
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading.
+    """Open a regular file for reading; the caller closes it.
 
-    A pipe without a writer would block, and a device may never end.
+    Raises ValueError for anything else: a pipe without a writer would block, and a
+    device may never end.
     """
-    at_once = getattr(os, "O_NONBLOCK", 0)
+    non_blocking = getattr(os, "O_NONBLOCK", 0)  # Windows lacks it
+
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | non_blocking)
+
     # ValueError: no file can have this name
     with suppress(IsADirectoryError, ValueError):
-
-        def without_waiting(name: str, flags: int) -> int:
-            return os.open(name, flags | at_once)
-
         file = open(path, "rb", opener=without_waiting)  # noqa: SIM115
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file  # the caller closes it
@@ -68,13 +72,15 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a regular file with at most this many bytes."""
+    """The content of a regular file, which may have at most `most` bytes."""
     with opened(path) as file:
         read = file.read(most + 1)
-    if len(read) > most:
-        size = f"{most >> 20} MiB" if most >= 2**20 else f"{most:,} bytes"
-        raise ValueError(f"{named(path)} has more than {size}")
-    return read
+    if len(read) <= most:
+        return read
+    size = f"{most:,} bytes"
+    if most >= 2**20:
+        size = f"{most >> 20} MiB"
+    raise ValueError(f"{named(path)} has more than {size}")
 
 
 def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str, Any]:
@@ -82,14 +88,14 @@ def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str
 
     It raises OSError if the file cannot be opened.
     """
-    kind = "TOML" if Path(path).suffix == ".toml" else "JSON"
-    return parsed(content(path, most), named(path), kind)
+    language = "TOML" if Path(path).suffix == ".toml" else "JSON"
+    return parsed(content(path, most), named(path), language)
 
 
-def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
-    """The fields of a text; `name` is the name of the text in messages."""
+def parsed(text: bytes, name: str, language: str = "JSON") -> dict[str, Any]:
+    """The fields of a text in JSON or TOML; `name` is its name in messages."""
     try:
-        if kind == "TOML":
+        if language == "TOML":
             import tomllib  # slow to import, and few files are TOML
 
             return tomllib.loads(text.decode())
@@ -97,7 +103,7 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{name} is nested too deeply") from None
     except ValueError as error:  # of the format or of its encoding
-        raise ValueError(f"{name} is not valid {kind}: {error}") from None
+        raise ValueError(f"{name} is not valid {language}: {error}") from None
     if not isinstance(parsed, dict):
         raise ValueError(
             f"{name} must hold an object with named fields, not {shown(parsed)}"
@@ -106,8 +112,11 @@ def parsed(text: bytes, name: str, kind: str = "JSON") -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; raises an error if it has a field twice."""
-    for key, count in Counter(key for key, _ in pairs).items():
+    """The fields and values of a JSON object as a dict; an error if it has a field
+    twice.
+    """
+    names = Counter(name for name, _ in pairs)
+    for name, count in names.items():
         if count > 1:
-            raise ValueError(f"it has the field {shown(key)} twice: remove one")
+            raise ValueError(f"it has the field {shown(name)} twice: remove one")
     return dict(pairs)

@@ -14,26 +14,30 @@ def memory() -> float:
     """The bytes that this process may use: the memory of the machine, of its container,
     or its resource limit.
     """
-    known = [math.inf]
+    limits = [math.inf]
     with suppress(ValueError, OSError, AttributeError):
-        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     # of control groups, versions 2 and 1
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
-            known.append(int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")))
+            text = Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")
+            limits.append(int(text))
     with suppress(ImportError):  # on Windows and in a browser
         import resource
 
-        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if soft != resource.RLIM_INFINITY:
-            known.append(soft)
-    return min(known)
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if soft_limit != resource.RLIM_INFINITY:
+            limits.append(soft_limit)
+    return min(limits)
 
 
-def check_memory(size: float, what: str, remedy: str) -> None:
-    """Raise an error, before any work, if an array does not fit in memory."""
+def check_memory(size: float, subject: str, remedy: str) -> None:
+    """Raise an error, before any work, if `size` bytes do not fit in memory.
+
+    `subject` is what needs them, and `remedy` the advice, both for the message.
+    """
     if size > memory():
         raise ValueError(
-            f"{what} would need {in_bytes(size)} of memory (available:"
+            f"{subject} would need {in_bytes(size)} of memory (available:"
             f" {in_bytes(memory())}); {remedy}"
         )

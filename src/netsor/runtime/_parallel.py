@@ -80,6 +80,7 @@ class _DaemonThreads(Executor):
             thread.start()
 
     def _serve(self) -> None:
+        """Do tasks in a thread until the queue has None in place of a task."""
         for future, work, args, kwargs in iter(self.tasks.get, None):
             if future.set_running_or_notify_cancel():
                 try:
@@ -100,7 +101,7 @@ class _DaemonThreads(Executor):
             thread.join(PATIENCE / len(self.threads))
 
 
-class _Shown:
+class _ProgressDisplay:
     """The progress of a run, as a bar on a terminal or as calls of a function."""
 
     def __init__(self, progress: Progress, total: int) -> None:
@@ -115,12 +116,12 @@ class _Shown:
 
     def update(self, draws: int) -> None:
         """Show this many draws; never fewer than before."""
-        now = min(self.total, max(self.shown, draws))
+        draws = min(self.total, max(self.shown, draws))
         if self.bar is not None:
-            self.bar.update(now - self.shown)
-        if callable(self.progress) and now > self.shown:
-            self.progress(now, self.total)
-        self.shown = now
+            self.bar.update(draws - self.shown)
+        if callable(self.progress) and draws > self.shown:
+            self.progress(draws, self.total)
+        self.shown = draws
 
     def close(self) -> None:
         """Remove the bar."""
@@ -136,17 +137,19 @@ def run(
     progress: Progress = True,
     together: int = 1,
 ) -> Iterator[tuple[range, T]]:
-    """Run the work for every chunk, and yield (chunk, result) as each finishes."""
-    # `work(chunk, tick)` calls `tick(draws)` after every block. This updates the
-    # progress bar, and raises once the run is cancelled: after an interrupt no thread
-    # works longer than one block. Executors with other processes report progress by
-    # whole chunks, and finish chunks that they have started. A task has up to
-    # `together` chunks.
+    """Run the work for every chunk, and yield (chunk, result) as each finishes.
+
+    A chunk is a range of draws. `work(chunk, tick)` calls `tick(draws)` after every
+    block of draws. This updates the progress bar, and raises once the run is cancelled:
+    after an interrupt no thread works longer than one block. Executors with other
+    processes report progress by whole chunks, and finish chunks that they have started;
+    a task of theirs has up to `together` chunks.
+    """
     check_progress(progress)
     check_executor(executor, "threads")
     slots = at_once(workers, executor)
-    # tasks in flight: enough to keep the workers busy, with bounded memory for results
-    ahead = 2 * slots
+    # enough to keep the workers busy, with bounded memory for results
+    tasks_in_flight = 2 * slots
     threads = None
     if executor is None:
         together = 1
@@ -155,30 +158,31 @@ def run(
     else:
         together = max(1, min(together, len(chunks) // (4 * slots)))
     pool = threads or executor or InlineExecutor()
-    sent = _sent_once(work, executor)
+    work_of_tasks = _sent_once(work, executor)
     starts = range(0, len(chunks), together)
     waiting = iter([chunks[start : start + together] for start in starts])
+    # future → the chunks of its task
     pending: dict[Future[list[T]], Sequence[range]] = {}
-    finished = 0
+    finished = 0  # number of draws
     tick = Tick()
-    shown = _Shown(progress, total=sum(map(len, chunks)))
+    display = _ProgressDisplay(progress, total=sum(map(len, chunks)))
     try:
         while True:
             for task in waiting:
-                pending[pool.submit(_work_on, sent, task, tick)] = task
-                if len(pending) >= ahead:
+                pending[pool.submit(_work_on, work_of_tasks, task, tick)] = task
+                if len(pending) >= tasks_in_flight:
                     break
             if not pending:
                 break
             completed, _ = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED)
             for future in completed:
                 finished += sum(map(len, pending[future]))
-            shown.update(max(finished, tick.draws))
+            display.update(max(finished, tick.draws))
             for future in completed:
                 yield from zip(pending.pop(future), _result(future), strict=True)
     finally:
         tick.cancelled.set()
-        shown.close()
+        display.close()
         for future in pending:
             future.cancel()
         if threads is not None:
@@ -217,6 +221,7 @@ def on_terminal() -> bool:
 
 
 def _result(future: Future[list[T]]) -> list[T]:
+    """The results of a finished task; an error of pickling gets a remedy."""
     try:
         return future.result()
     except (pickle.PicklingError, AttributeError, TypeError) as error:

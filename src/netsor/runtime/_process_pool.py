@@ -52,21 +52,16 @@ class Workers:
     def __init__(self, count: int) -> None:
         import multiprocessing  # slow to import
 
-        self.others, self.children = (
-            multiprocessing.active_children(),
-            multiprocessing.active_children,
-        )
+        self.children = multiprocessing.active_children
+        self.earlier_children = self.children()
         with _clean_environment():
             self.executor = process_pool(count, _init_worker)
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
-        """Begin some work."""
-        # a process starts when there is work for it
-        with (
-            nullcontext()
-            if isinstance(self.executor, InlineExecutor)
-            else _clean_environment()
-        ):
+        """Begin `work(*args)`."""
+        if isinstance(self.executor, InlineExecutor):
+            return self.executor.submit(work, *args)
+        with _clean_environment():  # a process starts when there is work for it
             return self.executor.submit(work, *args)
 
     def __enter__(self) -> Workers:
@@ -77,7 +72,7 @@ class Workers:
         if kind is not None:
             self.executor.shutdown(wait=False, cancel_futures=True)
             for child in self.children():
-                if child not in self.others:
+                if child not in self.earlier_children:
                     child.terminate()
         self.executor.shutdown()
 
@@ -97,13 +92,17 @@ def with_progress(
         for _ in tqdm(parts, what, count, unit="part"):
             pass
         return
-    start = shown = time.monotonic()
-    for done, _ in enumerate(parts, 1):
+    start = time.monotonic()
+    last_line = start
+    for number, _ in enumerate(parts, 1):
         if callable(progress):
-            progress(done, count)
-        elif shows and (now := time.monotonic()) - shown >= LINE_SECONDS:
-            shown = now
-            LOG.info("%s: %d of %d parts, %s", what, done, count, in_time(now - start))
+            progress(number, count)
+            continue
+        now = time.monotonic()
+        if shows and now - last_line >= LINE_SECONDS:
+            last_line = now
+            elapsed = in_time(now - start)
+            LOG.info("%s: %d of %d parts, %s", what, number, count, elapsed)
 
 
 @contextmanager
@@ -114,15 +113,20 @@ def _clean_environment() -> Iterator[None]:
     The current folder is not on their path, because it may have a `signal.py`. They do
     not import the caller's script.
     """
-    path, main = sys.path[:], sys.modules["__main__"]
-    before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    here = _place(".")
+    path = sys.path[:]
+    main = sys.modules["__main__"]
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    current_folder = _resolved(".")
     # the folder that netsor is imported from
     home = Path(__file__).resolve().parent.parent.parent
-    with _defer_sigint(), nullcontext() if here is not None else _elsewhere():
-        sys.path[:] = [
-            entry for entry in path if _place(entry) != here or _place(entry) == home
-        ]
+    in_folder = nullcontext() if current_folder is not None else _elsewhere()
+    with _defer_sigint(), in_folder:
+        clean_path = []
+        for entry in path:
+            folder = _resolved(entry)
+            if folder != current_folder or folder == home:
+                clean_path.append(entry)
+        sys.path[:] = clean_path
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ.update(ENVIRONMENT)
         try:
@@ -132,12 +136,12 @@ def _clean_environment() -> Iterator[None]:
             sys.modules["__main__"] = main
             for name in ENVIRONMENT:
                 os.environ.pop(name, None)
-            os.environ.update(before)
+            os.environ.update(environment)
 
 
-def _place(entry: str) -> Path | None:
-    """The path of a folder; None if it is relative to a current folder that was
-    removed.
+def _resolved(entry: str) -> Path | None:
+    """The absolute path of a folder; None if it is relative to a current folder that
+    was removed.
     """
     try:
         return Path(entry).resolve()
@@ -164,20 +168,23 @@ def _defer_sigint() -> Iterator[None]:
 
     The process inherits the blocked signal.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(
-        signal, "pthread_sigmask"
-    ):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    heard: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    interrupts: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        interrupts.append(number)
+
+    handler = signal.signal(signal.SIGINT, remember)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # one that waits comes here
         signal.signal(signal.SIGINT, handler)
-        if heard:
+        if interrupts:
             signal.raise_signal(signal.SIGINT)
 
 

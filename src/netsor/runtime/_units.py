@@ -4,20 +4,25 @@ from __future__ import annotations
 
 
 def in_time(seconds: float) -> str:
-    """A time as text, with two or more digits, in a suitable unit."""
-    units = (
-        (31_557_600.0, "years"),
-        (86_400.0, "days"),
-        (3_600.0, "h"),
-        (60.0, "min"),
-    )
-    number, name = seconds, "s"
-    for size, unit in units:
+    """A time as text with two or more digits, in the largest unit of which it has two.
+
+    For example, 90 seconds are "90 s" and 5400 seconds "90 min".
+    """
+    seconds_of_units = {
+        "years": 31_557_600.0,
+        "days": 86_400.0,
+        "h": 3_600.0,
+        "min": 60.0,
+    }
+    number = seconds
+    unit = "s"
+    for larger_unit, size in seconds_of_units.items():
         if seconds >= 2 * size:
-            number, name = seconds / size, unit
+            number = seconds / size
+            unit = larger_unit
             break
     digits = f"{number:.0f}" if 10 <= number < 1e6 else f"{number:.2g}"
-    return f"{digits} {name}"
+    return f"{digits} {unit}"
 
 
 def in_bytes(size: float) -> str:

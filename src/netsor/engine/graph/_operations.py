@@ -67,11 +67,11 @@ class Append(Operation):
         arrays: list[Register],
         coefficients: None,
     ) -> Register:
-        """The arrays end to end."""
+        """The arrays end to end along the last axis of the value."""
         return lowering.builder.step("join", *arrays, axis=value.ndim - 1)
 
     def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """The arrays end to end."""
+        """The arrays (*shape, blocks) end to end along the last axis of the shape."""
         return np.concatenate(arrays, axis=-2)
 
 
@@ -113,19 +113,19 @@ class Outer(Operation):
 
 
 class OuterProductSum(Operation):
-    """V: the same, with all coordinates of r and then x given as scalars."""
+    """V: the y of `Outer`, with known coordinates of r and x."""
 
     acts = VectorAccess.ON_COORDINATES
     left: Vector
-    given: Scalar
+    coordinates: Scalar  # all coordinates of r, then all of x, flat
     sizes: tuple[float, ...]
     eps: float
     optimiser: str  # its name, for errors
-    # of the coordinates of r and of x, (matrices, vectors, in)
+    # of the coordinates of r and of those of x: each (matrices, vectors, in)
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """All uses of a matrix."""
+        """Axis 0 of `left` is axis 0 of the result; all else is read whole."""
         return (0, None), (None,)
 
 

@@ -2,8 +2,12 @@
 parts of vectors by order.
 
 A vector is a combination of basis functions: (1, …, 1), Gaussian sources, data and
-outputs of nonlinearities. For each vector and block, an integer is the bit set of these
-functions. Each operation has one rule for sets and orders, which lowering uses too
+outputs of nonlinearities. The functions are numbered, and a Python integer is the set
+of those that a vector (or one block of it) contains: bit k stands for function k. With
+sources numbered 1 and 2, the sum of both has the set 0b110, and (1, …, 1) the set 0b1.
+Vectors without a common function have products of order n^(−1/2).
+
+Each operation has one rule for sets and orders, which lowering uses too
 (docs/theory.md, "Orders in n").
 """
 
@@ -46,7 +50,7 @@ from ...language.values._vector import Vector
 from ._operations import AdjointCorrection, Coefficients, EpsilonPart, Span
 
 # The order of each scalar of an array
-Array = npt.NDArray[np.int8]
+OrderArray = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
 
 # The basis functions of each block of each vector, (*shape, blocks), as integers
@@ -66,7 +70,7 @@ SUMS, PRODUCTS = (ADD, SUBTRACT, SUM, MEAN), (MULTIPLY, MATMUL)
 
 
 def bit_range(start: int, stop: int) -> int:
-    """A range of basis functions as a set."""
+    """The set of the basis functions from `start` up to, not including, `stop`."""
     return (1 << stop) - (1 << start)
 
 
@@ -81,7 +85,10 @@ def union(sets: Sets) -> int:
 
 
 def sets_of(marks: Bools) -> Sets:
-    """The set of marked positions in each row (…, positions)."""
+    """The set of marked positions in each row, from (…, positions) to (…,).
+
+    For example, the row [True, False, True] becomes 0b101.
+    """
     rows = np.packbits(marks, axis=-1, bitorder="little")
     sets = np.empty(rows.shape[:-1], dtype=object)
     for index in np.ndindex(sets.shape):
@@ -89,8 +96,13 @@ def sets_of(marks: Bools) -> Sets:
     return sets
 
 
-def mixed(counts: Bools, sets: Sets) -> Sets:
-    """The sets of Σ_j a[…, i, j] x[…, j], where `counts` marks the a that count."""
+def mixed(nonzero: Bools, sets: Sets) -> Sets:
+    """The sets of the combinations y[…, i] = Σ_j a[…, i, j] x[…, j], (…, i, blocks).
+
+    `nonzero` marks the coefficients a other than 0, (…, i, j); `sets` are those of x,
+    (…, j, blocks). For example, x_0 + x_1 of vectors with the sets 0b01 and 0b10 has
+    the set 0b11.
+    """
     # Most neighbouring vectors have equal sets, so a row of the result is described by
     # which distinct sets it has in which block.
     distinct, index = np.unique(sets, return_inverse=True)
@@ -98,7 +110,8 @@ def mixed(counts: Bools, sets: Sets) -> Sets:
     blocks = sets.shape[-1]
     flat = is_set.reshape(*sets.shape[:-1], blocks * len(distinct))
     # a sum of products of numbers is faster than a disjunction of conjunctions
-    has_set = np.asarray(counts.astype(np.float64) @ flat.astype(np.float64) > 0)
+    times_present = nonzero.astype(np.float64) @ flat.astype(np.float64)
+    has_set = np.asarray(times_present > 0)
     has_set = has_set.reshape(*has_set.shape[:-1], blocks, len(distinct))
     row_keys = sets_of(has_set)
     # equal rows have equal unions
@@ -112,7 +125,11 @@ def mixed(counts: Bools, sets: Sets) -> Sets:
 
 
 def meet(a: Sets, b: Sets) -> Bools:
-    """Whether vectors a[…, i] and b[…, j] share a basis function in some block."""
+    """Whether vectors a[…, i] and b[…, j] share a basis function in some block.
+
+    From sets (…, i, blocks) and (…, j, blocks) to (…, i, j).
+    """
+    # there are few distinct sets: compare these, and look the pairs up
     distinct_a, index_a = np.unique(a, return_inverse=True)
     distinct_b, index_b = np.unique(b, return_inverse=True)
     shares = np.zeros((len(distinct_a), len(distinct_b)), dtype=bool)
@@ -121,12 +138,17 @@ def meet(a: Sets, b: Sets) -> Bools:
             shares[i, j] = bool(bits_a & bits_b)
     rows = index_a.reshape(a.shape)[..., :, None, :]
     columns = index_b.reshape(b.shape)[..., None, :, :]
-    return np.asarray(shares[rows, columns].any(axis=-1))
+    meet_in_block = shares[rows, columns]
+    return np.asarray(meet_in_block.any(axis=-1))
 
 
 def align(sets: npt.NDArray[Any], x: Value, ndim: int) -> npt.NDArray[Any]:
-    """An array for the entries of x, with leading axes of size 1 added."""
-    return sets.reshape((1,) * (ndim - x.ndim) + sets.shape)
+    """An array (*x.shape, …) with axes of size 1 set in front.
+
+    It then broadcasts with arrays of values that have `ndim` axes.
+    """
+    new_axes = (1,) * (ndim - x.ndim)
+    return sets.reshape(new_axes + sets.shape)
 
 
 def _over_blocks(sets: Sets) -> Sets:
@@ -135,9 +157,9 @@ def _over_blocks(sets: Sets) -> Sets:
 
 
 def _elements(bits: int) -> Iterator[int]:
-    """The basis functions of a set, each as a set of its own."""
+    """The basis functions of a set, each as a set: 0b101 gives 0b001 and 0b100."""
     while bits:
-        element = bits & -bits
+        element = bits & -bits  # the lowest bit
         yield element
         bits ^= element
 
@@ -152,63 +174,73 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
     return vectors, scalars[0] if scalars else None
 
 
-def combined(x: Value, inputs: Sequence[Sets], counts: Any) -> Sets:
-    """The sets of the result of a linear operation.
+def combined(x: Value, inputs: Sequence[Sets], nonzero: Any) -> Sets:
+    """The sets of x, the result of a linear operation, (*x.shape, blocks).
 
-    `counts` marks the coefficients that count; None if there are none.
+    `inputs` are the sets of the vectors that it combines. `nonzero` marks the
+    coefficients other than 0; None if the operation has no coefficients.
     """
     sets: Sets | None
     if isinstance(x.op, Mix):  # faster than sampling, with the same result
-        sets = mixed(counts, inputs[0])
+        sets = mixed(nonzero, inputs[0])
     else:
-        sets = x.op.combine_sets(x, inputs, counts)
-    if sets is None:
-        sets = _sets_by_sampling(x, inputs, counts)
+        sets = x.op.combine_sets(x, inputs, nonzero)
+    if sets is None:  # the operation has no rule for sets
+        sets = _sets_by_sampling(x, inputs, nonzero)
     return np.broadcast_to(sets, (*x.shape, sets.shape[-1]))
 
 
 class _Indicators:
-    """For the rule `sample`, in place of arrays: numbers that mark what is nonzero.
+    """Arrays to call the rule `sample` of an operation with: marks in place of samples.
 
-    They are positive and random, so that no terms cancel.
+    An array, (1, *marks.shape), has a random number between 1 and 2 where an entry is
+    marked, and 0 elsewhere. These numbers are positive, so that no terms cancel: the
+    result is nonzero where a marked entry reaches it.
     """
 
-    def __init__(self, arrays: Mapping[Value, npt.NDArray[Any]]) -> None:
+    def __init__(self, marks_of: Mapping[Value, npt.NDArray[Any]]) -> None:
         rng = np.random.default_rng(0)
         self.widths: Mapping[str, float] = {}
-        self.arrays = {
-            x: np.where(marks, rng.uniform(1.0, 2.0, marks.shape), 0.0)[None]
-            for x, marks in arrays.items()
-        }
+        self.arrays: dict[Value, npt.NDArray[np.float64]] = {}
+        for x, marks in marks_of.items():
+            positive = rng.uniform(1.0, 2.0, marks.shape)
+            self.arrays[x] = np.where(marks, positive, 0.0)[None]
 
     def __getitem__(self, x: Value) -> npt.NDArray[np.float64]:
         return self.arrays[x]
 
     def align_axes(self, x: Value, ndim: int) -> npt.NDArray[np.float64]:
-        """The array with axes of size 1 set in front."""
+        """The array (1, *x.shape, …) with axes of size 1 before those of x: `ndim`
+        instead of `x.ndim`.
+        """
         array = self.arrays[x]
-        return array.reshape(1, *(1,) * (ndim - x.ndim), *array.shape[1:])
+        new_axes = (1,) * (ndim - x.ndim)
+        return array.reshape(1, *new_axes, *array.shape[1:])
 
     def normals(
         self, source: Source, member: int, *shape: int
     ) -> npt.NDArray[np.float64]:
-        """None: a linear operation draws nothing."""
+        """Raises an error, since a linear operation draws nothing."""
         raise TypeError("a linear operation draws no random numbers")
 
 
-def _sets_by_sampling(x: Value, inputs: Sequence[Sets], counts: Any) -> Sets:
-    """The sets of a linear operation, by its rule `sample` on indicators of sets.
+def _sets_by_sampling(x: Value, inputs: Sequence[Sets], nonzero: Any) -> Sets:
+    """The sets of x, the result of a linear operation, by its rule `sample`.
 
-    The distinct sets are the coordinates of each block.
+    The rule is applied to indicators: in place of its coordinates, each block of an
+    input has one number for each distinct set, which is nonzero if the block has this
+    set. A block of the result has the union of the sets that reach it. See `combined`
+    for the arguments.
     """
     vectors, coefficients = parts_of(x)
     distinct = np.unique(np.concatenate([sets.ravel() for sets in inputs]))
     arrays: dict[Value, npt.NDArray[Any]] = {}
     for vector, sets in zip(vectors, inputs, strict=True):
         is_set = sets[..., None] == distinct
-        arrays[vector] = is_set.reshape(*vector.shape, sets.shape[-1] * len(distinct))
+        blocks = sets.shape[-1]
+        arrays[vector] = is_set.reshape(*vector.shape, blocks * len(distinct))
     if coefficients is not None:
-        arrays[coefficients] = counts
+        arrays[coefficients] = nonzero
     sampled = x.op.sample(x, _Indicators(arrays))[0]
     has_set = (sampled != 0).reshape(*x.shape, -1, len(distinct))
     result = np.zeros(has_set.shape[:-1], dtype=object)
@@ -218,11 +250,15 @@ def _sets_by_sampling(x: Value, inputs: Sequence[Sets], counts: Any) -> Sets:
 
 
 def through(op: Apply, marks: Sequence[Bools]) -> Bools:
-    """Where a sum or product of scalars can be nonzero, given where its arguments
-    can.
+    """Where a sum or product of scalars can be nonzero.
+
+    `marks` says for each argument where it can be nonzero. For example, a product of
+    arguments with the marks [True, False] and [True, True] has [True, False].
     """
     ndim = max(p.ndim for p in op.scalars)
-    numbers = [align(m * 1.0, p, ndim) for m, p in zip(marks, op.scalars, strict=True)]
+    numbers = []
+    for p, nonzero in zip(op.scalars, marks, strict=True):
+        numbers.append(align(nonzero * 1.0, p, ndim))
     f = ADD if op.f is SUBTRACT else op.f  # terms must not cancel
     return np.asarray(f(*numbers) > 0)
 
@@ -230,7 +266,9 @@ def through(op: Apply, marks: Sequence[Bools]) -> Bools:
 class Orders:
     """The orders of scalars and the sets of vectors of a program, by its structure.
 
-    Each is found once, by the rule of the operation. Query values in program order.
+    Each is computed once, by the rule of the operation, when it is first asked for.
+    Rules read the results of inputs, and number new basis functions one after the
+    other: query values in program order.
 
     Attributes
     ----------
@@ -251,25 +289,27 @@ class Orders:
     def __init__(self, infinite: Callable[[Vector], bool]) -> None:
         self.infinite = infinite
         self._count = 1  # the basis functions so far; the first one is (1, …, 1)
-        # for each output of a nonlinearity, what it has products of order 1 with
+        # for each output of a nonlinearity, as the set of it alone: the set of the
+        # functions that it has products of order 1 with
         self._reach: dict[int, int] = {}
         self._outputs = 0  # the set of these outputs
-        # the results of `_related`: many vectors have the same set
+        # the results of `_related` by argument: many vectors have the same set
         self._expanded: dict[int, int] = {}
-        self._initial: dict[Source, Sets] = {}  # of initial vectors
+        self._initial: dict[Source, Sets] = {}  # the sources of initial vectors, (k, 1)
+        # the results of `bits`, `small_bits` and `of`
         self._bits: dict[Value, Sets] = {}
         self._small: dict[Value, Sets] = {}
-        self._orders: dict[Value, Array] = {}
+        self._orders: dict[Value, OrderArray] = {}
 
-    def of(self, c: Value) -> Array:
-        """ZERO, SMALL or ONE for each scalar of an array."""
+    def of(self, c: Value) -> OrderArray:
+        """ZERO, SMALL or ONE for each scalar of an array, (*c.shape,)."""
         if c not in self._orders:
             orders = np.asarray(self._order(c), dtype=np.int8)
             self._orders[c] = np.broadcast_to(orders, c.shape)
         return self._orders[c]
 
     def bits(self, x: Vector) -> Sets:
-        """The basis functions of each vector at order 1."""
+        """The basis functions of each vector at order 1, (*x.shape, blocks)."""
         if x not in self._bits:
             self._bits[x] = np.broadcast_to(self._sets(x), (*x.shape, x.width.factor))
         return self._bits[x]
@@ -279,10 +319,14 @@ class Orders:
 
         That is, without a constant and without outputs of nonlinearities.
         """
-        return not union(self.bits(x)) & (CONSTANT | self._outputs)
+        not_gaussian = CONSTANT | self._outputs
+        return not union(self.bits(x)) & not_gaussian
 
     def small_bits(self, x: Vector) -> Sets:
-        """The basis functions in the vanishing parts of each vector."""
+        """The basis functions in the parts of vectors of order n^(−1/2).
+
+        (*x.shape, blocks), as for `bits`.
+        """
         if x not in self._small:
             sets = np.zeros(1, dtype=object)
             if _is_linear(x):
@@ -291,7 +335,11 @@ class Orders:
         return self._small[x]
 
     def _small_sets_of_combination(self, x: Vector) -> Sets:
-        """c0 x1 + c1 x0: small parts of the vectors, and small coefficients."""
+        """The sets of c0 x1 + c1 x0, the small part of a linear combination.
+
+        c0 and x0 are of order 1, c1 and x1 small: small parts of the vectors with
+        coefficients of order 1, and small coefficients of parts of order 1.
+        """
         vectors, coefficients = parts_of(x)
         small = [self.small_bits(v) for v in vectors]
         if coefficients is None:
@@ -306,40 +354,48 @@ class Orders:
         return bool(self.small_bits(x).any())
 
     def adds_direction(self, x: Vector, known: Sequence[Vector]) -> Bools:
-        """Whether each vector x[…, i] can add a direction of order 1 to x[…, :i] and
-        the known ones.
+        """Whether x[…, i] can be independent, at order 1, of `known` and x[…, :i].
 
-        Each such vector needs its own basis function: this is a bipartite matching of
-        vectors and basis functions.
+        The result has the shape of x. A vector can be independent if each of these
+        vectors can have a basis function for itself: a bipartite matching of vectors
+        and functions. For example, of vectors with the sets 0b01, 0b11 and 0b11 the
+        third one cannot, since three vectors share two functions.
         """
         leading = x.shape[:-1]
         rows = []
         for v in (*known, x):
             sets = _over_blocks(self.bits(v))
             rows.append(np.broadcast_to(sets, (*leading, v.shape[-1])))
+        # one row of sets for each leading index: the known vectors, then those of x
         all_rows = np.concatenate(rows, axis=-1).reshape(math.prod(leading), -1)
         adds = np.zeros(all_rows.shape, dtype=bool)
-        for matrix, marks in zip(all_rows.tolist(), adds, strict=True):
+        for index, row in enumerate(all_rows.tolist()):
             owner: dict[int, int] = {}
-            for i in range(len(matrix)):
-                marks[i] = _matched(matrix, i, owner)
-        return adds[:, -x.shape[-1] :].reshape(x.shape)
+            for i in range(len(row)):
+                adds[index, i] = _matched(row, i, owner)
+        count = x.shape[-1]
+        return adds[:, -count:].reshape(x.shape)
 
     def directions(self, x: Vector, known: Sequence[Vector]) -> Sets:
-        """The sets of new directions, found from vectors x in order.
+        """The sets of the directions of x by Gram–Schmidt, (*x.shape, blocks).
 
-        That of x_i, and those of earlier directions that share a function with x_i.
+        The direction that x_i adds is x_i less its projections on the known directions
+        and on those of x_j, j < i. So its set is that of x_i, and those of all earlier
+        directions that share a function with x_i. For example, vectors with the sets
+        0b011 and 0b110 have directions with the sets 0b011 and 0b111.
         """
         leading, blocks = x.shape[:-1], self.bits(x).shape[-1]
         directions = np.zeros((*leading, 0, blocks), dtype=object)
         for v in known:
             sets = np.broadcast_to(self.bits(v), (*leading, v.shape[-1], blocks))
             directions = np.concatenate([directions, sets], axis=-2)
+        count_known = directions.shape[-2]
         for i in range(x.shape[-1]):
-            row = self.bits(x)[..., i : i + 1, :]
-            new = row | mixed(meet(row, directions), directions)
-            directions = np.concatenate([directions, new], axis=-2)
-        return directions[..., directions.shape[-2] - x.shape[-1] :, :]
+            sets_of_x = self.bits(x)[..., i : i + 1, :]
+            projections = mixed(meet(sets_of_x, directions), directions)
+            direction = sets_of_x | projections
+            directions = np.concatenate([directions, direction], axis=-2)
+        return directions[..., count_known:, :]
 
     def _new(self, shape: tuple[int, ...]) -> Sets:
         """New basis functions, one per entry."""
@@ -363,8 +419,10 @@ class Orders:
             case Span(y, known):
                 return self.directions(y, known)
         if _is_linear(x):
-            counts = None if coefficients is None else self.of(coefficients) == ONE
-            return combined(x, inputs, counts)
+            of_order_one = None
+            if coefficients is not None:
+                of_order_one = self.of(coefficients) == ONE
+            return combined(x, inputs, of_order_one)
         return self._sets_of_outputs(x, inputs)
 
     def _sets_of_initial_vectors(
@@ -374,7 +432,10 @@ class Orders:
         mean: npt.NDArray[np.float64],
         factor: npt.NDArray[np.float64],
     ) -> Sets:
-        """A function for each source, and the constant if there is a mean."""
+        """The sets of mean[i] (1, …, 1) + Σ_k factor[i, k] E_k, (*x.shape, 1).
+
+        There is one function for each E_k of `source`, (1, …, 1) if the mean is not 0.
+        """
         if source not in self._initial:  # several values may share a source
             self._initial[source] = self._new((*factor.shape[-1:], 1))
         has_source = factor.reshape(x.size, -1) != 0
@@ -383,9 +444,13 @@ class Orders:
         return np.asarray(sets | constant[..., None])
 
     def _sets_of_products(self, x: Vector, matrices: int, y: Vector) -> Sets:
-        """Each matrix has a source for each vector that it acts on."""
+        """The sets of products W y with so many matrices, (*x.shape, 1).
+
+        Each matrix has a source for each vector that it acts on. A product of
+        orthonormal vectors has its own source, other products have all those of their
+        matrix.
+        """
         sources = self._new((matrices, x.size // matrices))
-        # W of orthonormal vectors: one source per vector
         if isinstance(y.op, Span):
             adds = self.adds_direction(y.op.x, y.op.known)
             adds = adds.reshape(-1, sources.shape[1])
@@ -394,7 +459,11 @@ class Orders:
         return np.broadcast_to(of_matrix, sources.shape).reshape(*x.shape, 1)
 
     def _sets_of_outputs(self, x: Vector, inputs: Sequence[Sets]) -> Sets:
-        """A new function for each output of a nonlinearity, or vector of data."""
+        """A new function for each output of a nonlinearity, or vector of data, x.
+
+        `inputs` are the sets of its arguments. Notes what each output has products of
+        order 1 with: (1, …, 1), its arguments, and what these are related to.
+        """
         sets = self._new(x.shape)
         outputs = sets.ravel()
         for output in outputs:
@@ -411,8 +480,9 @@ class Orders:
         return sets[..., None]
 
     def _related(self, bits: int) -> int:
-        """A set, and the basis functions with which its nonlinearities have products of
-        order 1.
+        """The basis functions that have products of order 1 with one of a set.
+
+        These are the set itself, and what its outputs of nonlinearities depend on.
         """
         if bits not in self._expanded:
             related = bits
@@ -424,7 +494,10 @@ class Orders:
     # The orders of scalars, by operation
 
     def _order(self, c: Value) -> npt.ArrayLike:
-        """The orders of scalars, by the rule of their operation."""
+        """The orders of scalars, by the rule of their operation.
+
+        An array that broadcasts to the shape of c.
+        """
         match c.op:
             case Root():  # other width ratios are numbers at this point
                 return SMALL
@@ -450,19 +523,25 @@ class Orders:
         return ONE
 
     def _order_of_function(self, op: Apply) -> npt.ArrayLike:
-        """The orders of a function of scalars."""
+        """The orders of a function of scalars: known for sums, products and softmax.
+
+        Results of other functions count as being of order 1.
+        """
         if op.f is MASKED_SOFTMAX:
             _, allowed = op.scalars
             return np.where(self.of(allowed) == ZERO, ZERO, ONE)
         if op.f in (*SUMS, *PRODUCTS):
             orders = [self.of(p) for p in op.scalars]
-            nonzero = through(op, [order >= SMALL for order in orders])
-            of_order_one = through(op, [order >= ONE for order in orders])
-            return np.asarray(np.sum([nonzero, of_order_one], axis=0))
+            nonzero = through(op, [order != ZERO for order in orders])
+            of_order_one = through(op, [order == ONE for order in orders])
+            return np.select([of_order_one, nonzero], [ONE, SMALL], default=ZERO)
         return ONE
 
-    def products(self, x: Vector, y: Vector, ndim: int) -> Array:
-        """The orders of ⟨x[…, i], y[…, j]⟩/n."""
+    def products(self, x: Vector, y: Vector, ndim: int) -> OrderArray:
+        """The orders of ⟨x[…, i], y[…, j]⟩/n, an array with `ndim` axes.
+
+        ONE where x and y share a basis function, or functions that are related.
+        """
         if not self.infinite(x):
             return np.full(1, ONE, dtype=np.int8)
         related: Any = np.frompyfunc(self._related, 1, 1)
@@ -477,17 +556,19 @@ def _is_linear(x: Vector) -> bool:
 
 
 class _Request(NamedTuple):
-    """The row that requests a basis function on an augmenting path."""
+    """A row of sets that requests another basis function, on an augmenting path."""
 
     row: int
     gives_up: int  # the basis function that the row had; 0 for the new row
 
 
 def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
-    """Match row i with a basis function by an augmenting path (without recursion).
+    """Match row i with a basis function of its set, and change `owner` accordingly.
 
-    `owner` maps the basis functions that are matched to their rows. False if no path
-    exists.
+    `rows` are the sets of all rows; `owner` maps the basis functions that are matched
+    to their rows. If other rows own all functions of row i, they move to other
+    functions of theirs (an augmenting path, without recursion). Returns False, with
+    `owner` as it was, if there is no such path.
     """
     requests: dict[int, _Request] = {}  # by basis function
     pending = [_Request(i, gives_up=0)]
@@ -499,7 +580,9 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
         for function in _elements(new):
             requests[function] = request
             if function not in owner:
-                while function:  # every row on the path takes what it requests
+                # every row on the path takes what it requests, back to row i, which
+                # gives up 0
+                while function:
                     owner[function] = requests[function].row
                     function = requests[function].gives_up
                 return True
@@ -507,25 +590,21 @@ def _matched(rows: Sequence[int], i: int, owner: dict[int, int]) -> bool:
     return False
 
 
-# Vectors at infinite width as x = x0 + ε x1, ε = n^(−1/2), where x0 and x1 are vectors
-# of the program of order 1.
-#
-# Identity: W x = W x0 + ε W x1. A matrix that acts again needs the directions of its
-# inputs, and these come from parts of order 1 (docs/theory.md, equation 6). If a loss
-# reads all tokens with one vector r, the gradients of the tokens are multiples of r up
-# to terms of order ε. After a lazy optimiser step, activations equal the earlier ones
-# up to such terms. A later score reads W of these terms. So if vectors differ only by
-# such terms, W acts on x0 and on x1.
-#
-# The rules of dual numbers apply: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without
-# coefficients act on x0 and on x1 separately. `EpsilonPart` is c1, which lowering
-# computes.
-
-
 class SmallParts:
-    """The parts x0 and x1 of the vectors of a program.
+    """The parts x0 and x1 of vectors x = x0 + ε x1 at infinite width, ε = n^(−1/2).
 
-    Query values in program order.
+    x0 and x1 are vectors of the program of order 1. Query values in program order.
+
+    Identity: W x = W x0 + ε W x1. A matrix that acts again needs the directions of its
+    inputs, and these come from parts of order 1 (docs/theory.md, equation 6). If a loss
+    reads all tokens with one vector r, the gradients of the tokens are multiples of r
+    up to terms of order ε. After a lazy optimiser step, activations equal the earlier
+    ones up to such terms. A later score reads W of these terms. So if vectors differ
+    only by such terms, W acts on x0 and on x1.
+
+    The rules of dual numbers apply: c x = c0 x0 + ε (c0 x1 + c1 x0). Operations without
+    coefficients act on x0 and on x1 separately. `EpsilonPart` is c1, which lowering
+    computes.
     """
 
     def __init__(self, orders: Orders) -> None:
@@ -534,7 +613,7 @@ class SmallParts:
         self._small: dict[Value, Vector | None] = {}
 
     def main(self, x: Vector) -> Vector:
-        """x0, the part of order 1."""
+        """x0, the part of order 1; x itself if it has no other part."""
         if x not in self._mains:
             main = x
             if self.orders.has_small_part(x):
@@ -549,10 +628,11 @@ class SmallParts:
         return self._small[x]
 
     def _main_input(self, value: Value) -> Value:
+        """The part of order 1 of an input, a vector or scalars."""
         return self.main(value) if isinstance(value, Vector) else self._order_one(value)
 
     def _order_one(self, c: Value) -> Scalar:
-        """Scalars without those of order ε."""
+        """The same scalars, with 0 in place of those of order ε."""
         orders = self.orders.of(c)
         assert isinstance(c, Scalar)
         if (orders != SMALL).all():
@@ -560,24 +640,35 @@ class SmallParts:
         return constant((orders == ONE) * 1.0) * c
 
     def _split(self, x: Vector) -> Vector | None:
-        """x1 of a combination: c0 x1 + c1 x0."""
+        """x1 of a linear combination, c0 x1 + c1 x0; None if it has no terms."""
         assert _is_linear(x)
-        inputs = x.op.inputs
         terms = self._small_parts_of_vectors(x)
-        for c in inputs:
+        for c in x.op.inputs:
             if not isinstance(c, Scalar):
                 continue
             is_small = self.orders.of(c) == SMALL
             if is_small.any():
                 c1 = constant(is_small * 1.0) * Scalar(EpsilonPart(c, x.width), c.shape)
-                new_inputs = [
-                    self.main(v) if isinstance(v, Vector) else c1 for v in inputs
-                ]
-                terms.append(_on_inputs(x, new_inputs))
-        return sum(terms[1:], start=terms[0]) if terms else None
+                terms.append(self._with_coefficients(x, c1))
+        if not terms:
+            return None
+        return sum(terms[1:], start=terms[0])
+
+    def _with_coefficients(self, x: Vector, coefficients: Scalar) -> Vector:
+        """The combination x of parts of order 1, with other coefficients: c1 x0."""
+        inputs: list[Value] = []
+        for value in x.op.inputs:
+            inputs.append(
+                self.main(value) if isinstance(value, Vector) else coefficients
+            )
+        return _on_inputs(x, inputs)
 
     def _small_parts_of_vectors(self, x: Vector) -> list[Vector]:
-        """The terms c0 x1 of a combination."""
+        """The terms c0 x1 of the small part of a combination: none, one or several.
+
+        It is x of the small parts of its vectors, and 0 in place of vectors that have
+        none.
+        """
         inputs = x.op.inputs
         x1 = [self.small(v) if isinstance(v, Vector) else None for v in inputs]
         if isinstance(x.op, Add):
@@ -600,5 +691,5 @@ class SmallParts:
 
 
 def _on_inputs(x: Vector, inputs: Sequence[Value]) -> Vector:
-    """The operation of x on other inputs."""
+    """The result of the operation of x for other inputs, of the same shapes."""
     return replace(x, op=x.op.with_inputs(*inputs))

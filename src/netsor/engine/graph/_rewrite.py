@@ -70,8 +70,11 @@ class Context:
 def rewritten(
     outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]
 ) -> list[Value]:
-    """Rewrite a program: `change(old, new)` gets each value and its copy on rewritten
-    inputs, and returns what replaces it.
+    """The outputs of a rewritten program.
+
+    `change(old, new)` gets each value in program order, `old`, and its copy on
+    rewritten inputs, `new`, which is `old` itself if no input changed. It returns the
+    value that replaces `old`: `new` to leave it as it is.
     """
     new: dict[Value, Value] = {}  # only values that change, few in most passes
     for value in context.ordered(outputs):
@@ -106,23 +109,26 @@ def _inherit_origin(
 
 
 def key_of(value: Value) -> object:
-    """A key that is equal for values made by the same operation from the same
+    """A hashable key that is equal for values made by the same operation from the same
     inputs.
+
+    It contains the fields of the operation. Those of a weight are compared one by one,
+    and arrays by their contents.
     """
     key: list[object] = [type(value.op), value.shape]
-    names: tuple[str, ...] = value.op.__match_args__
-    for name in names:
+    for name in value.op.__match_args__:
         entry = getattr(value.op, name)
-        contents = [entry]
         if isinstance(entry, Weight):
-            contents = [
-                getattr(entry, field_name) for field_name in Weight.__match_args__
-            ]
-        for content in contents:
-            if isinstance(content, np.ndarray):
-                content = content_of(content)
-            key.append(content)
+            for field_name in Weight.__match_args__:
+                key.append(_hashable(getattr(entry, field_name)))
+        else:
+            key.append(_hashable(entry))
     return tuple(key)
+
+
+def _hashable(entry: object) -> object:
+    """A field of an operation; of an array, its contents."""
+    return content_of(entry) if isinstance(entry, np.ndarray) else entry
 
 
 def reads_small_parts(value: Value, context: Context) -> bool:
@@ -158,9 +164,10 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
 
 
 def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
-    """Group members, such as those of a weight, by their marks.
+    """Group members, such as those of a weight, that have the same set of marks.
 
-    `marked` gives each mark and the members that have it.
+    `marked` gives each mark and the members that have it. For example, the marks a of
+    members 0, 1 and 2, and b of member 2, give the groups [0, 1] and [2].
     """
     marks: dict[int, set[object]] = {}
     for mark, members in marked:
@@ -184,25 +191,26 @@ def by_classes(
     inputs: (vectors,), or (members, vectors) if each member has its own.
     """
     members = op.weight.members.ravel()
-    # sorted by member; a matrix may act several times
+    # the positions in order of their members, since a member may act several times
     by_member = np.argsort(members, kind="stable")
     x = op.x.reshape(len(members), -1) if op.each else op.x.reshape(-1)
     results: list[Vector] = []
-    order: list[int] = []
+    positions_of_results: list[int] = []
     for members_of_class in classes:
         in_class = np.isin(members[by_member], members_of_class)
         positions = by_member[in_class].tolist()
         if positions:
-            order += positions
+            positions_of_results += positions
             inputs = x[positions] if op.each else x
             results.append(act(members_of_class, positions, inputs))
     joined = join(results) if len(results) > 1 else results[0]
-    return joined[np.argsort(order)]
+    return joined[np.argsort(positions_of_results)]  # in the order of the operation
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, SourceSet]:
-    """For each vector, the values that it combines linearly: sources, data, outputs of
-    nonlinearities.
+    """For each vector, the values that it combines linearly.
+
+    They are sources, data and outputs of nonlinearities; such a value combines itself.
     """
     sources_of: dict[Value, SourceSet] = {}
     for value in values:
@@ -214,31 +222,35 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, SourceSet]:
                 " it `acts` on them"
             )
         if value.op.acts is VectorAccess.LINEARLY:
-            vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
-            sources_of[value] = frozenset[Value]().union(
-                *(sources_of[x] for x in vectors)
-            )
+            sources: set[Value] = set()
+            for x in value.op.inputs:
+                if isinstance(x, Vector):
+                    sources |= sources_of[x]
+            sources_of[value] = frozenset(sources)
         else:
             sources_of[value] = frozenset([value])
     return sources_of
 
 
 def asked(value: Value) -> tuple[Vector, ...]:
-    """The vectors whose products or coordinates an operation needs."""
-    if value.op.acts not in (
-        None,
-        VectorAccess.FRESH,
-        VectorAccess.LINEARLY,
-    ) or isinstance(value.op, Span):
-        return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
-    return ()
+    """The distinct vectors whose products or coordinates an operation needs.
+
+    None if it only combines vectors or makes fresh ones; but Gram–Schmidt, which is a
+    linear combination, has coefficients made of products.
+    """
+    needs_none = value.op.acts in (None, VectorAccess.FRESH, VectorAccess.LINEARLY)
+    if needs_none and not isinstance(value.op, Span):
+        return ()
+    vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
+    return tuple(dict.fromkeys(vectors))
 
 
 def asked_together(
     values: Sequence[Value], sources_of: Mapping[Value, SourceSet]
 ) -> dict[Value, set[Value]]:
-    """For each value that begins a linear section, the values whose inner products with
-    it some operation needs.
+    """For each source, the sources whose inner products with it some operation needs.
+
+    `sources_of`: see `linear_sources`.
     """
     pairs = _pairs_asked_for(values, sources_of)
     partners: dict[Value, set[Value]] = {}
@@ -246,10 +258,7 @@ def asked_together(
     # include the earlier ones: most pairs are parts of one of a few large pairs.
     large_pairs: list[tuple[SourceSet, SourceSet]] = []
     for a, b in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
-        is_known = any(
-            (a <= p and b <= q) or (a <= q and b <= p) for p, q in large_pairs
-        )
-        if is_known:
+        if any(_contains_pair(p, q, a, b) for p, q in large_pairs):
             continue
         for source in a:
             partners.setdefault(source, set()).update(b)
@@ -257,6 +266,11 @@ def asked_together(
             partners.setdefault(source, set()).update(a)
         large_pairs = [*large_pairs, (a, b)][:MAX_COMPARED_SETS]
     return partners
+
+
+def _contains_pair(p: SourceSet, q: SourceSet, a: SourceSet, b: SourceSet) -> bool:
+    """Whether all products of sources in a and b are products of sources in p and q."""
+    return (a <= p and b <= q) or (a <= q and b <= p)
 
 
 def _pairs_asked_for(
@@ -280,8 +294,9 @@ def _pairs_asked_for(
                 inputs = inputs_of_matrix.setdefault(weight.source, set())
                 inputs.update(sources_of[x])
             case _ if vectors := asked(value):
-                sources = frozenset[Value]().union(*(sources_of[x] for x in vectors))
+                sources = frozenset[Value]().union(*[sources_of[x] for x in vectors])
                 pairs[sources, sources] = None
-    for sources in map(frozenset, inputs_of_matrix.values()):
+    for inputs in inputs_of_matrix.values():
+        sources = frozenset(inputs)
         pairs[sources, sources] = None
     return pairs

@@ -129,7 +129,7 @@ def lower(
 
 
 def _lowered(state: State) -> Plan:
-    """Lower every value, in order, and what is asked of the outputs."""
+    """The plan of a program, whose values are lowered into a new state in order."""
     analysis, builder = state.analysis, state.builder
     for index, value in enumerate(analysis.values):
         try:
@@ -157,7 +157,11 @@ def _lowered(state: State) -> Plan:
 
 
 def _lower_value(state: State, value: Value, index: int) -> None:
-    """Lower one value, and rebase the frames of its group before or after."""
+    """Lower value number `index`, and rebase the frames of its group before or after.
+
+    Before, if it adds sources to frames with too many directions; after, if it is the
+    last nonlinearity of a group.
+    """
     if isinstance(value, Vector):
         if value in state.analysis.drawn:
             for group in state.groups_from(value):
@@ -242,19 +246,25 @@ def _normal(state: State, value: Scalar, op: ops.Normal) -> Register:
 
 
 def _apply(state: State, value: Scalar, op: ops.Apply) -> Register:
-    """A function of scalars."""
+    """A function of scalars, (*shape,).
+
+    If it only depends on the eigenvalues of Gram matrices, smaller ones take their
+    place.
+    """
     if state.analysis.infinite:
         check_jumps(state, value)
     arguments = [state.scalars[p] for p in op.scalars]
     if needs_spectrum(op.f):
         # a smaller Gram matrix with the same eigenvalues does as well
-        smaller = {p: products_of_coordinates(state, p) for p in op.scalars}
-        arguments = [smaller[p] or state.scalars[p] for p in op.scalars]
+        for k, p in enumerate(op.scalars):
+            smaller = products_of_coordinates(state, p)
+            if smaller is not None:
+                arguments[k] = smaller
     return lower_scalar(state, value, arguments)
 
 
 def _data(state: State, value: Vector, op: ops.Data) -> LoweredVector:
-    """Given vectors, by their coordinates in the standard basis."""
+    """Vectors of data, by their coordinates in the standard basis."""
     blocks = state.analysis.blocks[value]
     coordinates = op.vectors.reshape(*value.shape, blocks, -1)
     return LoweredVector(state.builder.constant(coordinates))

@@ -99,7 +99,7 @@ class ProgramAnalysis:
     fuse_parts : dict
         For each `Fuse`, the positions of the vectors of each member.
     with_vectors, with_sources : dict
-        For each value, the groups that hold its vectors and its sources.
+        For each value, the groups that contain its vectors, and its sources.
     scored : frozenset of FrameBatch
         At infinite width, the groups in which parts of order n^(−1/2) count.
     components : dict
@@ -124,6 +124,7 @@ class ProgramAnalysis:
         self.without = without
         self.names = names
 
+        # the order of the values, and what is asked of them
         values = _early_layers_first(outputs, context)
         sources_of = linear_sources(values)
         partners = asked_together(values, sources_of)
@@ -136,6 +137,7 @@ class ProgramAnalysis:
             self.leaves, values = leaves(values, partners, self.coordinates)
         values = _schedule_means_early(values)
 
+        # sources
         self.seed_key = _seed_keys(values, sources_of, context.origin)
         self.drawn = self._drawn_sources(values, sources_of, partners)
         self.factored = frozenset(
@@ -153,6 +155,7 @@ class ProgramAnalysis:
             value.op.x for value in values if isinstance(value.op, MatMul)
         )
 
+        # spaces and frames
         self.blocks, self.widths = blocks_of(self.values, context.bound)
         self.infinite = frozenset(
             value for value, width in self.widths.items() if math.isinf(width)
@@ -166,11 +169,10 @@ class ProgramAnalysis:
         self.with_sources = _groups_by_value(
             (group, group.slots) for group in self.groups
         )
-        self.scored = frozenset(
-            group
-            for factor in _factors_of_scores(values)
-            for group in self.with_vectors.get(factor, ())
-        )
+        scored: set[FrameBatch] = set()
+        for factor in _factors_of_scores(values):
+            scored.update(self.with_vectors.get(factor, ()))
+        self.scored = frozenset(scored)
         self.components = {
             group: _components(group, partners, "apart" not in without)
             for group in self.groups
@@ -179,19 +181,24 @@ class ProgramAnalysis:
     def _drawn_sources(
         self, values: Sequence[Value], sources_of: SourcesOf, partners: Partners
     ) -> frozenset[Value]:
-        """The sources to draw: those that some operation asks about."""
-        drawn = frozenset(
-            value
-            for value in values
-            if _is_source(value, sources_of)
-            and (value in partners or "undrawn" in self.without)
-        )
-        return drawn - self.merged_sources
+        """The sources to draw: those whose inner products some operation asks for.
+
+        All sources without the shortcut `undrawn`; none that a `Fuse` replaces.
+        """
+        drawn: set[Value] = set()
+        for value in values:
+            is_asked_for = value in partners or "undrawn" in self.without
+            if is_asked_for and _is_source(value, sources_of):
+                drawn.add(value)
+        return frozenset(drawn - self.merged_sources)
 
     def _sources_of_nonlinearities(
         self, values: Sequence[Value], sources_of: SourcesOf
     ) -> frozenset[Value]:
-        """The sources of which a nonlinearity needs the picked coordinate."""
+        """The sources of which a nonlinearity needs the picked coordinates.
+
+        All sources with coordinates without the shortcut `undrawn`.
+        """
         sources: set[Value] = set()
         for value in values:
             is_nonlinear = isinstance(value.op, Nonlin | OuterProductSum)
@@ -204,7 +211,7 @@ class ProgramAnalysis:
 
     @cached_property
     def needed_entries(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
-        """The entries of each value that the outputs depend on."""
+        """Which entries of each value the outputs depend on, (*shape,)."""
         return asked_entries(self.outputs)
 
     @cached_property
@@ -223,7 +230,11 @@ class ProgramAnalysis:
         )
 
     def _prefers_coordinates(self, group: FrameBatch) -> bool:
-        """Whether the normals for all coordinates cost less than the χ they replace."""
+        """Whether normals for all coordinates cost less than the χ they replace.
+
+        In a Bartlett frame of width m, source k of a cluster has min(k, m) normals and
+        a χ; in the standard basis it has m normals.
+        """
         prices = self.prices
         sources, most_vectors = 0, 0
         for value, slots in group.slots.items():
@@ -232,22 +243,27 @@ class ProgramAnalysis:
             vectors = self._vectors_of_matrix(value)
             sources += slots.shape[1] * vectors
             most_vectors = max(most_vectors, vectors)
+        if most_vectors < _cost_model.FEWEST:
+            return False
         # a full frame has no more χ: later sources have every coordinate in any frame
         norms = min(sources, int(group.width))
         more_normals = norms * group.width - norms * (norms - 1) / 2
-        return (
-            most_vectors >= _cost_model.FEWEST
-            and more_normals * (prices.normal + most_vectors * prices.product)
-            < norms * prices.chi
-        )
+        price_of_normal = prices.normal + most_vectors * prices.product
+        return more_normals * price_of_normal < norms * prices.chi
 
     def _vectors_of_matrix(self, value: Value) -> int:
-        """The sources of one matrix in a product W x; 1 for initial vectors."""
+        """The number of sources of one matrix in a product W x.
+
+        That is one for each input, at most the width of the inputs; 1 for initial
+        vectors.
+        """
         if not isinstance(value.op, MatMul):
             return 1
         x = value.op.x
         input_batch = value.op.weight.members.size if value.op.each else 1
-        return int(min(x.size // input_batch, self.blocks[x] * self.widths[x]))
+        inputs = x.size // input_batch
+        width = self.blocks[x] * self.widths[x]
+        return int(min(inputs, width))
 
 
 # The order of the values
@@ -256,18 +272,20 @@ class ProgramAnalysis:
 def _early_layers_first(outputs: Sequence[Value], context: Context) -> list[Value]:
     """All values in order, those of early outputs before those of late ones.
 
-    Then what an early output is made of need not be kept until the end.
+    Outputs are sorted by depth, the length of the longest path to them. Then what an
+    early output is made of need not be kept until the end.
     """
     depth: dict[Value, int] = {}
     for value in context.ordered(outputs):
-        depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
+        depths_of_inputs = [depth[x] for x in value.op.inputs]
+        depth[value] = 1 + max(depths_of_inputs, default=0)
     return context.ordered(sorted(outputs, key=depth.__getitem__))
 
 
 def leaves(
     values: list[Value], partners: Partners, with_coordinates: Collection[Value]
 ) -> tuple[frozenset[Value], list[Value]]:
-    """Sources that need no direction of their own, and the values in a suitable order.
+    """The sources that need no direction of their own, and the values in a new order.
 
     Coordinates that nothing asks about need not be drawn. The keys of a head are asked
     only for products with its queries, so with the queries first in the frame the
@@ -307,18 +325,20 @@ def leaves(
 def _ordered_with(
     values: Sequence[Value], must_precede: Mapping[Value, set[Value]]
 ) -> list[Value] | None:
-    """The values with some moved before others, else in their order; None if a cycle.
+    """The values in an order in which those in `must_precede[x]` come before x.
 
-    Each value also comes after its inputs.
+    Each value also comes after its inputs; apart from that, they stay in their order.
+    None if no such order exists.
     """
     program_position = {value: i for i, value in enumerate(values)}
-    sorter = TopologicalSorter(
-        {value: (*value.op.inputs, *must_precede.get(value, ())) for value in values}
-    )
+    sorter: TopologicalSorter[Value] = TopologicalSorter()
+    for value in values:
+        sorter.add(value, *value.op.inputs, *must_precede.get(value, ()))
     try:
         sorter.prepare()
     except CycleError:
         return None
+    # a heap: of the values that may come next, the first of the program comes next
     ready: list[int] = []
     order: list[Value] = []
     while sorter.is_active():
@@ -331,9 +351,9 @@ def _ordered_with(
 
 
 def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
-    """Move means of products to where their vectors exist.
+    """The values with means of products moved to right after their vectors.
 
-    The vectors need not be kept for them, and no frame rebased.
+    Then the vectors need not be kept for them, and no frame rebased.
     """
     position = {value: k for k, value in enumerate(values)}
     users = users_of(values)
@@ -344,12 +364,13 @@ def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
             case Dot(power=1):
                 early.add(value)
             case Take() if isinstance(value, Vector):
-                if early.issuperset(users.get(value, [value])):
+                readers = users.get(value)
+                if readers is not None and early.issuperset(readers):
                     early.add(value)
     for value in values:
         if value in early:
             position[value] = max(position[x] for x in value.op.inputs)
-    # stable, so that inputs stay before what uses them
+    # stable: a value with the position of its input stays behind it
     return sorted(values, key=lambda value: position[value])
 
 
@@ -368,7 +389,7 @@ def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value,
 
 
 def _is_source(value: Value, sources_of: SourcesOf) -> bool:
-    """Whether a value begins a linear section."""
+    """Whether a value is a vector that is no linear combination of others."""
     return value in sources_of and value in sources_of[value]
 
 
@@ -399,9 +420,10 @@ def _seed_keys(
 
 
 def ancestors(values: Sequence[Value], *stop: type[Operation]) -> dict[Vector, None]:
-    """The vectors that values are made of coordinate by coordinate.
+    """The vectors among the inputs of values, their inputs, and so on; an ordered set.
 
-    The search goes back to operations of the kinds `stop`.
+    The values themselves are included if they are vectors. The search goes back to
+    operations of the kinds `stop`, whose inputs are not visited.
     """
     vectors: dict[Vector, None] = {}
     pending = list(values)
@@ -418,17 +440,21 @@ def ancestors(values: Sequence[Value], *stop: type[Operation]) -> dict[Vector, N
 
 
 def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
-    """The coordinates α asked for, within a block of a group at finite width.
+    """The coordinates α asked for, as indices within a block, in order.
 
-    Each occurs once.
+    For example, the coordinates 0, 5 and 13 of blocks of width 8 are 0 and 5.
     """
-    return sorted({coordinate % int(group.width) for coordinate in picked})
+    width = int(group.width)
+    return sorted({coordinate % width for coordinate in picked})
 
 
 def _groups_by_value(
     tables: Iterable[tuple[FrameBatch, Mapping[Value, object]]],
 ) -> dict[Value, list[FrameBatch]]:
-    """For each value, the groups whose table has it."""
+    """For each value, the groups whose table contains it.
+
+    `tables` has a dict by value for each group.
+    """
     groups = defaultdict[Value, list[FrameBatch]](list)
     for group, table in tables:
         for value in table:
@@ -448,24 +474,27 @@ def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Comp
     """The nonlinearities of a group, as sets that need products with each other.
 
     A set with None needs products with linear vectors. Without the shortcut `apart`,
-    all are one set.
+    all are one set. They are the connected components of a graph, whose nodes are the
+    nonlinearities, and None for all linear vectors.
     """
     nonlinear = [v for v in group.nonlinear if isinstance(v.op, Nonlin)]
-    # the nodes of a graph: None for all linear vectors
     nodes: list[Value | None] = [None, *nonlinear]
     number = {node: k for k, node in enumerate(nodes)}
-    edges: list[tuple[int, int]] = []
+    starts: list[int] = []
+    ends: list[int] = []
     for value in nonlinear:
         for partner in partners.get(value, ()):
             node = partner if isinstance(partner.op, Nonlin) else None
             if node in number:
-                edges.append((number[value], number[node]))
-    if not apart:
-        edges += [(k, 0) for k in range(len(nodes))]
-    starts, ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
-    component_of_node = connected(len(nodes), starts, ends)
-    components = []
-    for number_of_component in np.unique(component_of_node):
-        in_component = np.flatnonzero(component_of_node == number_of_component)
-        components.append(frozenset(nodes[k] for k in in_component))
-    return components
+                starts.append(number[value])
+                ends.append(number[node])
+        if not apart:
+            starts.append(number[value])
+            ends.append(number[None])
+    least_in_component = connected(
+        len(nodes), np.array(starts, dtype=np.intp), np.array(ends, dtype=np.intp)
+    )
+    components: dict[int, set[Value | None]] = {}
+    for node, least in zip(nodes, least_in_component.tolist(), strict=True):
+        components.setdefault(least, set()).add(node)
+    return [frozenset(component) for component in components.values()]

@@ -79,32 +79,42 @@ class FrameBatch:
 def blocks_of(
     values: Sequence[Value], bound: Mapping[str, float]
 ) -> tuple[dict[Value, int], dict[Value, float]]:
-    """How many blocks the vectors of each value have, and how wide one is.
+    """How many blocks the vectors of each value have, and how wide one block is.
 
     A concatenation and its parts have blocks in common, and so has every vector that
-    can meet one of them. Vectors of the same width that never do are whole.
+    can meet one of them. Vectors of the same width that never do are whole. For
+    example, if x of width 2 n and y of width n are concatenated, x has two blocks of
+    width n, y one, and the result three.
     """
     vectors = [value for value in values if isinstance(value, Vector)]
-    number: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
-    edges = [(number[x], number[y]) for x, y in _pairs_of_one_space(values)]
-    starts, ends = np.array(edges, dtype=np.intp).reshape(-1, 2).T
-    labels = connected(len(vectors), starts, ends).tolist()
-    family = dict(zip(vectors, labels, strict=True))
+    families = _families(vectors, _pairs_of_one_space(values))
     # the widest block that every width of a family is a multiple of
     block_factor: dict[int, int] = {}
     for value in vectors:
-        so_far = block_factor.get(family[value], 0)
-        block_factor[family[value]] = math.gcd(so_far, value.width.factor)
+        family = families[value]
+        factor_so_far = block_factor.get(family, 0)
+        block_factor[family] = math.gcd(factor_so_far, value.width.factor)
     blocks: dict[Value, int] = {}
     widths: dict[Value, float] = {}
     for value in vectors:
-        blocks[value] = value.width.factor // block_factor[family[value]]
+        blocks[value] = value.width.factor // block_factor[families[value]]
         widths[value] = value.width.bind(bound) / blocks[value]
     return blocks, widths
 
 
+def _families(
+    vectors: Sequence[Value], pairs: Sequence[tuple[Value, Value]]
+) -> dict[Value, int]:
+    """The number of the family of each vector: vectors of a pair are in one family."""
+    number: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
+    starts = np.array([number[x] for x, _ in pairs], dtype=np.intp)
+    ends = np.array([number[y] for _, y in pairs], dtype=np.intp)
+    families = connected(len(vectors), starts, ends)
+    return dict(zip(vectors, families.tolist(), strict=True))
+
+
 def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
-    """Pairs of vectors whose blocks are the same."""
+    """Pairs of vectors in the same space, which therefore have the same blocks."""
     inputs: dict[Source, Value] = {}
     outputs: dict[Source, Value] = {}
     pairs: list[tuple[Value, Value]] = []
@@ -128,15 +138,17 @@ def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
 def connected(count: int, starts: Ints, ends: Ints) -> Ints:
     """The least number in the connected component of each number below `count`.
 
-    The edges of the graph are given by their two ends. Every number knows a smaller one
-    of its component, in the end the least. scipy has such a function, but is slow to
-    import, and every plan needs this.
+    `starts` and `ends` are the two ends of each edge of the graph. For example, five
+    numbers with the edges 1–3 and 3–4 give [0, 1, 2, 1, 1]. scipy has such a function,
+    but is slow to import, and every plan needs this.
     """
+    # for each number a smaller one of its component, or the number itself
     least = np.arange(count)
     while len(starts):
         least[np.maximum(starts, ends)] = np.minimum(starts, ends)
-        while np.any(least != least[least]):
+        while np.any(least != least[least]):  # follow the chains to their ends
             least = least[least]
+        # go on with the edges between numbers that are not yet in one component
         starts, ends = least[starts], least[ends]
         apart = starts != ends
         starts, ends = starts[apart], ends[apart]
@@ -157,7 +169,10 @@ class Clusters:
     members : dict
         The numbers of its sources, (members, blocks).
     parts : dict
-        For each `Fuse`, the flat positions of the vectors of each of its members.
+        For each `Fuse`, the flat positions of the vectors of each of its members,
+        (members, vectors).
+    blocks : dict
+        The number of blocks of the vectors of each value, see `blocks_of`.
     """
 
     def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
@@ -165,9 +180,11 @@ class Clusters:
         self.ids: dict[Value, Ints] = {}
         self.members: dict[Value, Ints] = {}
         self.parts: dict[Value, Ints] = {}
-        self._count = 0
-        self._edges: list[tuple[Ints, Ints]] = []
+        self._count = 0  # the numbers so far
+        # the result of the last call of `labels`, and the links added since: the two
+        # ends of each, in flat arrays
         self._labels = np.zeros(0, dtype=np.intp)
+        self._edges: list[tuple[Ints, Ints]] = []
         for value in values:
             if isinstance(value, Vector):
                 self.ids[value] = self._ids_of(value)
@@ -181,6 +198,7 @@ class Clusters:
         """The clusters, grouped by their structure.
 
         Clusters of a group have equally many vectors and sources of each value.
+        `widths` are the widths of the blocks of values.
         """
         entries = self._entries()
         splits = list(dict.fromkeys(entry.split for entry in entries))
@@ -202,10 +220,14 @@ class Clusters:
         return groups
 
     def labels(self) -> Ints:
-        """The component of every number so far."""
+        """The component of every number so far: the least number in it.
+
+        Components only grow, so those of the last call are extended by the links that
+        were added since.
+        """
         fresh = np.arange(len(self._labels), self._count)
         labels = np.concatenate([self._labels, fresh])
-        if self._edges:  # those since the last call
+        if self._edges:
             starts = np.concatenate([start for start, _ in self._edges])
             ends = np.concatenate([end for _, end in self._edges])
             labels = connected(self._count, labels[starts], labels[ends])[labels]
@@ -214,9 +236,9 @@ class Clusters:
         return labels
 
     def _entries(self) -> list[_Entry]:
-        """The vectors and the sources of each value, split by their clusters."""
+        """The vectors and the sources of each value, sorted by their clusters."""
         labels = self.labels() if self._count else np.zeros(0, np.intp)
-        # many values have their vectors in the same clusters
+        # by the labels, since many values have their vectors in the same clusters
         splits: dict[bytes, _Split] = {}
         entries: list[_Entry] = []
         for value in self.values:
@@ -231,7 +253,10 @@ class Clusters:
         return entries
 
     def _mark_inputs(self, groups: Sequence[FrameBatch]) -> None:
-        """Note what values do to the groups of their inputs, not to their own."""
+        """Mark the groups of inputs that a mean, or a value in another space, concerns.
+
+        `_add_vectors` marks the groups of the values themselves.
+        """
         position = {value: k for k, value in enumerate(self.values)}
 
         def groups_with(x: Value) -> list[FrameBatch]:
@@ -258,9 +283,8 @@ class Clusters:
         return np.arange(self._count - size, self._count).reshape(shape)
 
     def _link(self, ids: Ints, other_ids: Ints) -> None:
-        """Link numbers that broadcast to each other."""
-        # the outputs of one matrix have one number
-        apart = ids != other_ids
+        """Link the numbers of two arrays, entry by entry; the arrays are broadcast."""
+        apart = ids != other_ids  # the outputs of one matrix have one number already
         if apart.any():
             starts, ends = np.broadcast_arrays(ids, other_ids)
             self._edges.append((starts[apart], ends[apart]))
@@ -268,7 +292,7 @@ class Clusters:
     def _link_products(self, ndim: int, x: Vector, y: Vector) -> None:
         """Link the vectors of products ⟨x[…, i], y[…, j]⟩ in an array with `ndim` axes.
 
-        All x[…, i] and all y[…, j] of a batch are in one cluster.
+        For each leading index …, all x[…, i] and all y[…, j] are then in one cluster.
         """
 
         def aligned(vector: Vector) -> Ints:
@@ -283,9 +307,13 @@ class Clusters:
             self._link(x_ids[..., 0, :], y_ids[..., 0, :])
 
     def _link_whole_axes(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
-        """Link vectors that an operation reads whole along some axes, marked by None.
+        """Link the vectors along the axes of an argument that an operation reads whole.
 
-        Returns the numbers of the first ones, laid out along a result with `ndim` axes.
+        `ids`: (*shape of the argument, blocks). `axes` says for each axis of the
+        argument which axis of the result it is, or None if it is read whole. Returns
+        the numbers of the first vector along each whole axis, with the axes of the
+        result, which has `ndim` of them. For example, axes (1, None) with `ndim` 2 turn
+        (3, 5, blocks) into (1, 3, blocks).
         """
         for k, axis in enumerate(axes):
             if axis is None:
@@ -301,6 +329,7 @@ class Clusters:
     # The numbers of a vector value, by its operation
 
     def _ids_of(self, value: Vector) -> Ints:
+        """The numbers of the vectors of a value, (*shape, blocks), linked as needed."""
         vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
         rearranged = value.op.rearrange([self.ids[x] for x in vectors])
         if rearranged is not None:
@@ -335,21 +364,24 @@ class Clusters:
     def _ids_of_initial_vectors(
         self, value: Vector, factor: npt.NDArray[np.float64]
     ) -> Ints:
-        """Each vector meets the sources that it has a coefficient of."""
+        """Σ_k factor[…, k] E_k is linked to the E_k with a coefficient other than 0."""
         blocks, sources = self.blocks[value], factor.shape[-1]
         ids = self._new(*value.shape, blocks)
         members = self.members[value] = self._new(sources, blocks)
-        *_, vector, source = np.nonzero(factor.reshape(value.size, sources))
-        self._link(ids.reshape(value.size, blocks)[vector], members[source])
+        coefficients = factor.reshape(value.size, sources)
+        vector_of_link, source_of_link = np.nonzero(coefficients)
+        rows = ids.reshape(value.size, blocks)
+        self._link(rows[vector_of_link], members[source_of_link])
         return ids
 
     def _ids_of_fuse(self, value: Vector, x: Vector) -> Ints:
-        """A member of a `Fuse` replaces the sources of one cluster of its input."""
+        """A member of a `Fuse` replaces the sources of one cluster of its input x."""
         ids = self._new(*value.shape, self.blocks[value])
         x_ids = self.ids[x].ravel()
         labels = self.labels()[x_ids]
         clusters, counts = np.unique(labels, return_counts=True)
-        # unequal parts: one member holds them all, and so must one frame
+        # Clusters of unequal size do not fit one array (members, vectors): one member
+        # replaces all of them, and so x must have one frame.
         if len(set(counts.tolist())) > 1:
             clusters = clusters[:1]
             labels = np.full_like(labels, clusters[0])
@@ -357,11 +389,15 @@ class Clusters:
         by_cluster = np.argsort(labels, kind="stable")
         self.parts[value] = by_cluster.reshape(len(clusters), -1)
         members = self.members[value] = self._new(len(clusters), 1)
-        self._link(ids.ravel(), members[np.searchsorted(clusters, labels), 0])
+        member_of_vector = np.searchsorted(clusters, labels)
+        self._link(ids.ravel(), members[member_of_vector, 0])
         return ids
 
     def _ids_of_directions(self, value: Vector, vectors: Sequence[Vector]) -> Ints:
-        """Directions are in the cluster of the vectors that they are found from."""
+        """Gram–Schmidt directions are in the cluster of the vectors they are made of.
+
+        That is one cluster for each matrix, along the last axis of vectors.
+        """
         ids = self._new(*value.shape, self.blocks[value])
         for vector in vectors:
             rows = self.ids[vector]
@@ -372,12 +408,12 @@ class Clusters:
 
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
         """A function of vectors, coordinate by coordinate, is in their cluster."""
-        reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
-        ids_of_arguments = [
-            self._link_whole_axes(self.ids[x], axes, value.ndim)
-            for x, axes in reads
-            if isinstance(x, Vector)
-        ]
+        axes_of_inputs = value.op.reads(value.ndim)
+        ids_of_arguments: list[Ints] = []
+        for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):
+            if isinstance(x, Vector):
+                ids = self._link_whole_axes(self.ids[x], axes, value.ndim)
+                ids_of_arguments.append(ids)
         ids = ids_of_arguments[0]
         for ids_of_argument in ids_of_arguments[1:]:
             self._link(ids, ids_of_argument)
@@ -391,9 +427,24 @@ class Clusters:
 
 
 class _Split:
-    """The positions of an array of labels, by label."""
+    """The positions in an array of labels, sorted by label.
+
+    Attributes
+    ----------
+    labels : array
+        The distinct labels, increasing.
+    counts : array
+        How many positions have each of them.
+
+    Examples
+    --------
+    >>> split = _Split(np.array([7, 2, 7, 2]))
+    >>> split.labels.tolist(), split.counts.tolist(), split.rows([7]).tolist()
+    ([2, 7], [2, 2], [[0, 2]])
+    """
 
     def __init__(self, labels: Ints) -> None:
+        """From a flat array of labels."""
         self._order = np.argsort(labels, kind="stable")
         ordered = labels[self._order]
         begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
@@ -402,7 +453,10 @@ class _Split:
         self.counts = np.diff([*self._starts, len(labels)])
 
     def rows(self, labels: Sequence[int]) -> Ints:
-        """The positions of each of these labels, which have equally many."""
+        """The positions of each of these labels, (labels, positions).
+
+        The labels are increasing, and have equally many positions.
+        """
         if len(labels) == len(self.labels):  # all of them, as usual
             return self._order.reshape(len(labels), -1)
         positions = np.searchsorted(self.labels, labels)
@@ -412,7 +466,7 @@ class _Split:
 
 
 class _Entry(NamedTuple):
-    """The vectors of a value, or its sources, by cluster."""
+    """The vectors of a value, or its sources, sorted by their clusters."""
 
     value: Value
     is_source: bool
@@ -420,14 +474,18 @@ class _Entry(NamedTuple):
 
 
 def _clusters_of_one_structure(splits: Sequence[_Split]) -> list[list[int]]:
-    """The clusters in sets that have equally many vectors and sources of each value."""
-    counts: list[tuple[tuple[int, int], list[int]]] = []
+    """Lists of clusters that have equally many vectors and sources of each value.
+
+    A cluster is marked with its number of positions in each split that it occurs in;
+    clusters with equal marks are listed together.
+    """
+    marks: list[tuple[tuple[int, int], list[int]]] = []
     for number, split in enumerate(splits):
-        for cluster, count in zip(
-            split.labels.tolist(), split.counts.tolist(), strict=True
-        ):
-            counts.append(((number, count), [cluster]))
-    return alike(counts)
+        clusters, counts = split.labels.tolist(), split.counts.tolist()
+        for cluster, count in zip(clusters, counts, strict=True):
+            mark = number, count
+            marks.append((mark, [cluster]))
+    return alike(marks)
 
 
 def _positions_in_groups(
@@ -453,7 +511,10 @@ def _positions_in_groups(
 
 
 def _add_vectors(group: FrameBatch, value: Value, positions: Ints) -> None:
-    """Add the vectors of a value to a group, and note what they ask of its frames."""
+    """Add the vectors of a value to a group, at these positions, (frames, vectors).
+
+    Mark the group if they have a mean, are data, or are asked for all coordinates.
+    """
     group.positions[value] = positions
     if isinstance(value.op, Gaussian):
         group.constant |= bool(value.op.mean.any())

@@ -5,7 +5,11 @@ Lowering computes the parts of order 1. A score asks for ε parts, each computed
 the rule of its operation (see `_dual_rules`): ⟨x, y⟩/n = x · (I + ε N) · y with N
 symmetric, N_ab ~ N(0, 1) and N_aa ~ N(0, 2). Some ε parts are unknown: that of a
 function of scores depends on terms of order ε². Marks for unknown parts pass through
-the arithmetic (unknown · 0 = 0), and a score that reads one is refused.
+the arithmetic (unknown · 0 = 0), and a score that reads one is an error.
+
+Numbers are registers: results of steps of the plan, or constants. Where they can be
+other than 0 is known by structure: for vectors x, as the set of directions of each,
+(*shape, blocks), a bit set; for scalars, as an array of bools. See `Fluctuation`.
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ class Dual:
         """An ε part whose marks have the shape of the value."""
         shape = value.shape
         if not isinstance(value, Scalar):
-            shape = self.state.vectors[value].lead.shape[:-1]
+            shape = self.state.vectors[value].coordinates.shape[:-1]
         return replace(
             small,
             support=np.broadcast_to(small.support, shape),
@@ -84,16 +88,16 @@ class Dual:
         infinite = self.state.analysis.infinite
         if isinstance(op, MatMul):
             # W x = C E: E is exact, and C is if x is; the rule needs no ε part of x
-            rule = self.rule_of(op) if op.x in inexact else none
-            return rule, []
+            if op.x in inexact:
+                return self.rule_of(op), []
+            return none, []
         if value not in inexact:  # nothing that it depends on has an ε part
             return none, []
         match op:
             case Fuse():  # sampled from a covariance, whose ε part is not computed
                 return not_known, []
-            case Dot(
-                power=0.5
-            ):  # a score, n^(1/2) times a mean: that needs its ε² part
+            case Dot(power=0.5):
+                # a score is n^(1/2) times a mean: its ε part needs the mean's ε² part
                 return not_known, []
             case Dot(x) | Coefficients(x) | AdjointCorrection(g=x):
                 # the rules of products hold for vectors of infinite width
@@ -120,15 +124,19 @@ class Dual:
         from_normals = pairs_meet(x, _is_nonzero(x_sets), y, _is_nonzero(y_sets), ndim)
         from_x = pairs_meet(x, x_small.support, y, y_sets, ndim)
         from_y = pairs_meet(x, x_sets, y, y_small.support, ndim)
-        x_lead = state.vectors[x].lead
-        y_lead = state.vectors[y].lead
+        x_coordinates = state.vectors[x].coordinates
+        y_coordinates = state.vectors[y].coordinates
         terms = []
         if (from_normals & ~unknown).any():
             terms.append(crossed_products(state, x, y, ndim))
         if x_small.part is not None and from_x.any():
-            terms.append(paired_products(state, x_small.part, y_lead, x, y, ndim))
+            terms.append(
+                paired_products(state, x_small.part, y_coordinates, x, y, ndim)
+            )
         if y_small.part is not None and from_y.any():
-            terms.append(paired_products(state, x_lead, y_small.part, x, y, ndim))
+            terms.append(
+                paired_products(state, x_coordinates, y_small.part, x, y, ndim)
+            )
         part = self.sum(terms)
         if part is not None:
             part = builder.step("scale", part, by=1 / state.norm(x) ** 2)
@@ -136,29 +144,31 @@ class Dual:
         return Fluctuation(part, support, unknown, self.unit(x))
 
     def unit(self, x: Vector) -> Unit:
-        """The unit m^(−1/2) in which ε parts of x count.
+        """The unit m^(−1/2) of ε parts of x; m is the width of one block of its space.
 
-        m is the width of one of the blocks of its space.
+        For example, vectors of width 3 n in three blocks have the unit n^(−1/2).
         """
-        return x.width.name, x.width.factor / self.state.analysis.blocks[x]
+        blocks = self.state.analysis.blocks[x]
+        return Unit(x.width.name, x.width.factor / blocks)
 
     def converted(self, small: Fluctuation, unit: Unit | None) -> Fluctuation:
-        """An ε part in the units of another space.
+        """An ε part in the unit of another space.
 
-        Unknown if the widths go to infinity at different rates.
+        It becomes unknown if the widths go to infinity at different rates.
         """
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
-        if unit is None or small.unit[0] != unit[0] or small.part is None:
+        if unit is None or small.unit.width != unit.width or small.part is None:
             return unknown_along(small.unknown | small.support)
-        ratio = math.sqrt(unit[1] / small.unit[1])
+        ratio = math.sqrt(unit.factor / small.unit.factor)
         part = self.state.builder.step("scale", small.part, by=ratio)
         return replace(small, part=part, unit=unit)
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
-        """The sum of arrays; None without any.
+        """The sum of arrays; None if there are none.
 
-        Their last axes may end in zeros that are not written.
+        Arrays of coordinates may have fewer directions than others: those that they do
+        not have are 0.
         """
         if not terms:
             return None
@@ -188,14 +198,18 @@ def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 
 def _is_nonzero(sets: Sets) -> Sets:
-    """For each vector, a set that is the same for all that are not 0, (*shape, 1)."""
+    """The set {0} for each vector that is not 0, the empty set for others, (*shape, 1).
+
+    So all vectors that are not 0 share an element, whatever their directions.
+    """
     nonzero = (sets != 0).any(axis=-1, keepdims=True)
     return np.asarray(nonzero, dtype=object)
 
 
 def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
-    """Pairs of vectors along directions whose normals N have no known law; on nodes all
-    have one.
+    """Pairs x_i, y_j along directions whose normals N have no known law, (…, i, j).
+
+    The result has `ndim` axes. On nodes, all normals have a known law.
     """
     unknown = np.zeros(1, dtype=bool)
     for group in state.groups_of(x):
@@ -214,7 +228,11 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
 def _blocks_without_law(
     frame: InfiniteWidthFrame, x_directions: int, y_directions: int
 ) -> list[tuple[int, int]]:
-    """Pairs of sets of directions, of x and of y, whose normals N have no known law."""
+    """Pairs of sets of directions, of x and of y, whose normals N have no known law.
+
+    `x_directions` and `y_directions` are those that x and y have coordinates along. A
+    pair is a block of directions of x, and the union of the blocks of y without a law.
+    """
     x_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & x_directions]
     y_blocks = [k for k, b in enumerate(frame.blocks) if b.bits & y_directions]
     pairs = []
@@ -229,7 +247,7 @@ def _blocks_without_law(
 
 
 def _inside(state: State, x: Vector, group: FrameBatch) -> Sets:
-    """The sets of the vectors that lie in a group, and none for all others."""
+    """The sets of x, with empty sets for vectors that are not in a group."""
     sets = state.sets(x)
     positions = group.positions[x]
     inside = np.zeros(sets.shape, dtype=object)
@@ -277,6 +295,16 @@ class _SpanDerivative:
 
     Attributes
     ----------
+    value, x, known : Vector and tuple of Vector
+        D, the vectors x that they come from, and D' (no array, or one).
+    count : int
+        How many new directions D there are.
+    coordinates : Register
+        The coordinates of D.
+    mean_square : float
+        ⟨D_i, D_i⟩ in these coordinates: inner products divided by it are means.
+    products_ndim : int
+        The number of axes of products such as ⟨x, D⟩, (…, new, new).
     support, unknown : sets of directions
         Where D1 can be other than 0 so far, and where it is unknown.
     may_depend : array of bool
@@ -295,23 +323,25 @@ class _SpanDerivative:
         self.x = op.x
         self.known = op.known
         self.count = value.shape[-1]
-        self.lead = state.vectors[value].lead
+        self.coordinates = state.vectors[value].coordinates
         self.mean_square = state.norm(op.x) ** 2
         self.products_ndim = value.ndim + 1
-        directions = [*op.known, value]
-        sets = np.concatenate([state.sets(v) for v in directions], axis=-2)
+        # the new directions D come last
+        all_directions = [*op.known, value]
+        sets = np.concatenate([state.sets(v) for v in all_directions], axis=-2)
         self.apart = _apart(sets)[..., -self.count :, :]
+        # each D_i may depend on D' and on D_j, j ≤ i
         total = self.apart.shape[-1]
-        no_later = np.tri(self.count, total, total - self.count, dtype=bool)
-        self.may_depend = ~self.apart & no_later
+        not_later = np.tri(self.count, total, total - self.count, dtype=bool)
+        self.may_depend = ~self.apart & not_later
+        # D1 is unknown along these directions, and where their own ε parts are unknown
         inputs = [*op.known, op.x]
         unknown_of_inputs = np.concatenate([dual[v].unknown for v in inputs], axis=-2)
         self.unknown = mixed(self.may_depend, sets | unknown_of_inputs)
         self.support = dual[op.x].support
 
     def remainder(self) -> Register | None:
-        """x1 − C1 D' − C0 D'1."""
-        builder, state = self.builder, self.state
+        """x1 − C1 D' − C0 D'1, like x (…, new, blocks, ·)."""
         terms = []
         x_part = self.dual[self.x].part
         if x_part is not None:
@@ -319,76 +349,97 @@ class _SpanDerivative:
         start = 0
         for known in self.known:
             stop = start + known.shape[-1]
-            cross = self.apart[..., start:stop]
+            terms += self._small_coefficients(known, self.apart[..., start:stop])
+            terms += self._small_directions(known)
             start = stop
-            # C1 = ⟨x, D'⟩/n at order ε, where its law is known
-            c1 = self.dual.product(self.x, known, self.products_ndim)
-            sets = state.sets(known)
-            self.unknown = self.unknown | mixed(cross & c1.unknown, sets)
-            if c1.part is not None and (cross & c1.support).any():
-                minus_c1 = builder.step(
-                    "multiply", c1.part, builder.constant(-1.0 * cross)
-                )
-                terms.append(state.mix_rows(minus_c1, state.vectors[known].lead))
-                self.support = self.support | mixed(cross & c1.support, sets)
-            known_small = self.dual[known]
-            if known_small.part is not None:
-                inner = products(state, self.x, known, self.products_ndim, "")
-                minus_c0 = builder.step("scale", inner, by=-1.0 / self.mean_square)
-                terms.append(state.mix_rows(minus_c0, known_small.part))
-                meets = state.meets(self.x, known, self.products_ndim)
-                self.support = self.support | mixed(meets, known_small.support)
         return self.dual.sum(terms)
 
-    def solved(self, remainder: Register) -> tuple[Register, Register]:
-        """Y = L^(−1) · remainder, and what of the remainder is dropped: no direction of
-        order 1 holds it.
+    def _small_coefficients(self, known: Vector, apart: Bools) -> list[Register]:
+        """−C1 D', with C1 = ⟨x, D'⟩/n at order ε, where its law is known; [] for 0.
+
+        It is known where x is `apart` from the directions D', (…, new, known).
         """
         builder, state = self.builder, self.state
-        width = self.lead.shape[-1]
+        c1 = self.dual.product(self.x, known, self.products_ndim)
+        sets = state.sets(known)
+        self.unknown = self.unknown | mixed(apart & c1.unknown, sets)
+        if c1.part is None or not (apart & c1.support).any():
+            return []
+        minus_apart = builder.constant(-1.0 * apart)
+        minus_c1 = builder.step("multiply", c1.part, minus_apart)
+        self.support = self.support | mixed(apart & c1.support, sets)
+        return [state.mix_rows(minus_c1, state.vectors[known].coordinates)]
+
+    def _small_directions(self, known: Vector) -> list[Register]:
+        """−C0 D'1, with C0 = ⟨x, D'⟩/n and D'1 the ε part of D'; [] for 0."""
+        builder, state = self.builder, self.state
+        known_small = self.dual[known]
+        if known_small.part is None:
+            return []
+        inner = products(state, self.x, known, self.products_ndim, "")
+        minus_c0 = builder.step("scale", inner, by=-1.0 / self.mean_square)
+        meets = state.meets(self.x, known, self.products_ndim)
+        self.support = self.support | mixed(meets, known_small.support)
+        return [state.mix_rows(minus_c0, known_small.part)]
+
+    def solved(self, remainder: Register) -> tuple[Register, Register]:
+        """Y = L^(−1) · remainder, and the part of the remainder that is dropped.
+
+        Both have the shape of the coordinates of D. What is dropped lies along no
+        direction of order 1; a step checks when the plan runs that x has no part there.
+        """
+        builder, state = self.builder, self.state
+        width = self.coordinates.shape[-1]
         inner = products(state, self.x, self.value, self.products_ndim, "")
         lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
         rows = state.rows(remainder, width)
         columns = builder.step("transposed", rows)
         y = builder.step("transposed", builder.step("solve", lower, columns))
-        dropped = self._outside_directions(_less(builder, rows, lower, y), width)
-        x_rows = state.rows(state.vectors[self.x].lead, width)
-        dropped = builder.step("left_over", dropped, rows, x_rows)
-        y = builder.reshape(y, *self.lead.shape)
-        dropped = builder.reshape(dropped, *self.lead.shape)
-        compared = _same_width(state, dropped, state.vectors[self.x].lead)
+        unsolved = _less(builder, rows, lower, y)
+        outside = self._outside_directions(unsolved, width)
+        x_rows = state.rows(state.vectors[self.x].coordinates, width)
+        dropped = builder.step("left_over", outside, rows, x_rows)
+        y = builder.reshape(y, *self.coordinates.shape)
+        dropped = builder.reshape(dropped, *self.coordinates.shape)
+        compared = _same_width(state, dropped, state.vectors[self.x].coordinates)
         state.guards[builder.step("lost", *compared, later=True)] = None
         self.support = mixed(self.may_depend[..., -self.count :], self.support)
         return y, dropped
 
     def _outside_directions(self, rows: Register, width: int) -> Register:
-        """Rows less their part along the directions that each may depend on.
+        """Rows (…, new, ·) less their part along the directions each may depend on.
 
-        Unknown coefficients along these hold that part, so that it is not lost.
+        Unknown coefficients along these hold that part, so that it is not lost. Each
+        block of directions is cut or padded to `width`.
         """
         builder, state = self.builder, self.state
         start = 0
         for directions in (*self.known, self.value):
             stop = start + directions.shape[-1]
-            d = state.rows(state.vectors[directions].lead, width)
+            d = state.rows(state.vectors[directions].coordinates, width)
             mask = self.may_depend[..., start:stop] / self.mean_square
-            along = builder.step(
-                "multiply", builder.step("gram", rows, d), builder.constant(mask)
-            )
+            inner = builder.step("gram", rows, d)
+            along = builder.step("multiply", inner, builder.constant(mask))
             rows = _less(builder, rows, along, d)
             start = stop
         return rows
 
     def orthogonalised(self, y: Register | None) -> Register | None:
-        """D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0."""
+        """D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, given Y.
+
+        Φ takes pairs below the diagonal, here only of directions that are orthogonal by
+        structure: for all others D1 is unknown.
+        """
         builder, state, value = self.builder, self.state, self.value
         below = np.tri(self.count, k=-1, dtype=bool)
-        cross = self.apart[..., self.apart.shape[-1] - self.count :] & below
+        apart_from_new = self.apart[..., self.apart.shape[-1] - self.count :]
+        cross = apart_from_new & below
         if not cross.any():
             return y
         inner = crossed_products(state, value, value, self.products_ndim)
         if y is not None:
-            y_d = paired_products(state, y, self.lead, value, value, self.products_ndim)
+            ndim = self.products_ndim
+            y_d = paired_products(state, y, self.coordinates, value, value, ndim)
             inner = builder.step("add", inner, y_d)
             inner = builder.step("add", inner, builder.step("transposed", y_d))
         without_law = cross & unknown_pairs(state, value, value, self.products_ndim)
@@ -398,21 +449,23 @@ class _SpanDerivative:
         minus_phi = builder.step(
             "multiply", inner, builder.constant(-1.0 / self.mean_square * cross)
         )
-        correction = state.mix_rows(minus_phi, self.lead)
+        correction = state.mix_rows(minus_phi, self.coordinates)
         if y is None:
             return correction
         return builder.step("add", y, correction)
 
 
 def _less(builder: Builder, rows: Register, a: Register, b: Register) -> Register:
-    """rows − a b."""
+    """rows − a b, with the matrix product of a and b."""
     product = builder.step("product", a, b)
     return builder.step("add", rows, builder.step("scale", product, by=-1.0))
 
 
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
-    """Check whether x overlaps the O(ε) residual that these directions dropped; without
-    x, whether there is any.
+    """Add a check that x has no part along the ε parts that these directions dropped.
+
+    Without x: that they dropped nothing. The check is a step of the plan: a register in
+    `State.guards`, which is NaN in a replica where it fails.
     """
     state = dual.state
     # directions may be joined or indexed
@@ -422,14 +475,15 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
         dropped = dual[vector].dropped
         if dropped is None:
             continue
-        compared = dropped if x is None else state.vectors[x].lead
+        compared = dropped if x is None else state.vectors[x].coordinates
         rows = _same_width(state, dropped, compared)
         state.guards[state.builder.step("lost", *rows, later=False)] = None
 
 
 def _same_width(state: State, *arrays: Register) -> list[Register]:
-    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and
-    directions as the largest has.
+    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·) that broadcast.
+
+    Each gets as many axes and directions as the largest has.
     """
     width = max(array.shape[-1] for array in arrays)
     ndim = max(len(array.shape) for array in arrays)
@@ -441,12 +495,15 @@ def _same_width(state: State, *arrays: Register) -> list[Register]:
 
 
 def _apart(sets: Sets) -> Bools:
-    """Whether two of the vectors (…, vectors, blocks) are in different components of
-    those that share a direction.
+    """Whether vectors i and j share no direction, not even by way of others, (…, i, j).
+
+    From sets (…, vectors, blocks). For example, of vectors with the sets 0b001, 0b011
+    and 0b110 none are apart.
     """
-    near = meet(sets, sets)
-    while True:
-        wider = near.astype(np.float64) @ near.astype(np.float64) > 0
-        if (wider == near).all():
-            return ~near
-        near = wider
+    connected = meet(sets, sets)
+    while True:  # double the length of the paths
+        steps = connected.astype(np.float64)
+        within_two_steps = steps @ steps > 0
+        if (within_two_steps == connected).all():
+            return ~connected
+        connected = within_two_steps

@@ -1,7 +1,10 @@
 """Scores at infinite width, and the rules of dual numbers, one for each operation.
 
-A value is x0 + ε x1 with ε = n^(−1/2), and a rule gives x1 (docs/theory.md, "Orders in
-n").
+A value is x0 + ε x1 with ε = n^(−1/2), and a rule gives x1 as a `Fluctuation`: its
+numbers as far as they are known, and by structure where it can be other than 0, and
+where it is unknown (docs/theory.md, "Orders in n"). For vectors, "where" is a set of
+directions for each, an integer bit set; for scalars, an array of bools. `Dual` computes
+the x1 of each value once: `dual[value]`.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ from ._state import Fluctuation, State, Unit, unknown_along
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
-    """A ratio of widths that vanishes is an ε part and nothing else."""
+    """A ratio of widths that vanishes: its part of order 1 is 0."""
     ratio = vanishing_ratio(op, dual.state.analysis.bound)
     assert ratio is not None
     width, factor = ratio
@@ -66,20 +69,24 @@ def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
         part=dual.state.builder.constant(np.asarray(factor)),
         support=np.ones(value.shape, dtype=bool),
         unknown=np.zeros(value.shape, dtype=bool),
-        unit=(width.name, width.factor),
+        unit=Unit(width.name, width.factor),
     )
 
 
 def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
-    """Coefficients along directions: known where they are 0 at order 1 by structure."""
+    """Coefficients ⟨x_i, d_j⟩/n along directions d, (…, i, j).
+
+    Their ε parts are known where they are 0 at order 1 by structure, and otherwise
+    unknown; those along later directions are 0.
+    """
     state = dual.state
     builder = state.builder
     product = dual.product(op.x, op.y, value.ndim)
     order_one = state.order_one(value)
-    # along earlier directions, which come last
-    rows = op.x.shape[-1]
-    columns = op.y.shape[-1]
-    earlier = np.tri(rows, columns, columns - rows, dtype=bool)
+    # the last directions are those of x, one for each x_i
+    count = op.x.shape[-1]
+    total = op.y.shape[-1]
+    earlier = np.tri(count, total, total - count, dtype=bool)
     vanishing = ~order_one & earlier
     part = None
     if vanishing.any() and product.part is not None:
@@ -94,7 +101,7 @@ def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
 
 
 def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
-    """Both products of the correction, γ ⟨d, u⟩ − ⟨g, b⟩ in the units of g."""
+    """Both products of `AdjointCorrection`, γ ⟨d, u⟩ − ⟨g, b⟩, in the unit of g."""
     state = dual.state
     builder = state.builder
     terms = []
@@ -144,8 +151,8 @@ def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
     if op.f in SUMS + PRODUCTS:
         return _linear(dual, value, op)
     builder = dual.state.builder
-    p1 = arguments[0]  # of the only argument, if f has a slope
-    slope = _slope(op.f)
+    p1 = arguments[0]
+    slope = _slope(op.f)  # functions with a slope have one argument
     if slope is not None and p1.part is not None:
         slopes = builder.step(
             "apply",
@@ -171,7 +178,8 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
     sets = dual.state.sets(value)
     by_matrix = sets.reshape(op.weight.members.size, -1, sets.shape[-1])
     unions = np.bitwise_or.reduce(by_matrix, axis=1, keepdims=True)
-    return unknown_along(np.broadcast_to(unions, by_matrix.shape).reshape(sets.shape))
+    union_of_each = np.broadcast_to(unions, by_matrix.shape)
+    return unknown_along(union_of_each.reshape(sets.shape))
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
@@ -214,9 +222,10 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
 def _changed(
     dual: Dual, value: Vector, frame: LimitFrame, number: int, marks: Any
 ) -> int:
-    """The directions along which outputs of a nonlinearity change.
+    """The directions along which outputs change if one argument does, as a set.
 
-    They are those of changes of one argument, where `marks` has entries.
+    `number` is that of the argument, `frame` the frames of some outputs. `marks` says
+    where the argument changes: sets of directions if it is a vector, else bools.
     """
     x = value.op.inputs[number]
     feature = _feature(dual, value, frame)
@@ -229,7 +238,7 @@ def _changed(
 
 
 def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
-    """The features that a nonlinearity made in a frame."""
+    """The outputs of a nonlinearity in a frame, as functions of Gaussian vectors."""
     seed_key = dual.state.analysis.seed_key[value]
     for block in frame.blocks:
         if block.feature is not None and block.seed_key[:2] == seed_key:
@@ -237,8 +246,8 @@ def _feature(dual: Dual, value: Vector, frame: LimitFrame) -> ResidualFeatures:
     raise LookupError("a nonlinearity makes features in each of its frames")
 
 
-# of a central difference: its error is of order STEP², and rounding, in single
-# precision too, is small
+# The step of central differences: their error is of order STEP², and rounding, in
+# single precision too, is small
 STEP = 2.0**-12
 
 
@@ -251,10 +260,10 @@ class _NodeChange(NamedTuple):
 
 
 def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeChange:
-    """Σ_i ∂_i φ(x0) x1_i at nodes, a central difference.
+    """Σ_i ∂_i φ(x0) x1_i of outputs at nodes, (frames, vectors, nodes).
 
-    A change of an argument is unknown if x1_i is, or if φ has a kink: there φ' depends
-    on terms of order ε.
+    It is a central difference. A change of an argument is unknown if x1_i is, or if φ
+    has a kink: there φ' depends on terms of order ε.
     """
     state = dual.state
     builder = state.builder
@@ -266,7 +275,11 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
     changes: list[Register] = []
 
     def at_nodes(x: Value, array: Register) -> Register:
-        """Numbers of an argument at nodes, for each vector of the result."""
+        """The numbers of an argument at nodes, for each output.
+
+        `array` are its coordinates, or its numbers; the result is (frames, vectors,
+        nodes), or (frames, vectors, 1) for scalars.
+        """
         entries = state.argument_positions(x, value, positions)
         if isinstance(x, Vector):
             rows = state.gather(array, entries, nodes)
@@ -276,7 +289,7 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
         return builder.reshape(numbers, *positions.shape, 1)
 
     for number, x in enumerate(op.inputs):
-        small = dual[x]
+        small = dual[x]  # x1_i
         if not isinstance(x, Vector):
             small = dual.converted(small, dual.unit(value))
         changed = _changed(dual, value, frame, number, small.support)
@@ -290,7 +303,7 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
             unknown |= changed
         if is_smooth_in_x and small.part is not None:
             changes.append(at_nodes(x, small.part))
-        else:
+        else:  # 0, or unknown
             changes.append(builder.constant(np.zeros((1, 1, 1))))
         arguments.append(at_nodes(x, _main(state, x)))
     shape = (*positions.shape, nodes)
@@ -308,15 +321,16 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
 
 
 def _directional(f: Function, *arrays: Any) -> Any:
-    """The derivative of a function along changes of its arguments.
+    """The derivative Σ_i ∂_i f(x) Δ_i of f along changes of all its arguments.
 
-    `arrays` are the arguments, then a change for each.
+    `arrays` are x_1, …, x_k, Δ_1, …, Δ_k.
     """
     count = len(arrays) // 2
     arguments = arrays[:count]
     changes = arrays[count:]
 
     def moved(step: float) -> list[Any]:
+        """x + step Δ."""
         pairs = zip(arguments, changes, strict=True)
         return [x + step * change for x, change in pairs]
 
@@ -324,9 +338,9 @@ def _directional(f: Function, *arrays: Any) -> Any:
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
-    """A mean over coordinates fluctuates.
+    """The ε part of a mean over coordinates is unknown along the outputs themselves.
 
-    If l has an ε part, the sum may change along every direction.
+    If l has an ε part, the outputs may change along every direction.
     """
     state = dual.state
     unknown = state.sets(value).copy()
@@ -342,7 +356,10 @@ def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctu
 
 
 def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
-    """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
+    """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), for coefficients a, terms x.
+
+    Support and unknown parts follow the same rule.
+    """
     state = dual.state
     terms, coefficients = factors_of(value)
     unit = _unit(dual, value, op)
@@ -372,7 +389,7 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
 
 
 def _unit(dual: Dual, value: Value, op: Operation) -> Unit | None:
-    """The unit of the ε part of a linear operation.
+    """The unit of the ε part of the result of a linear operation.
 
     For scalars it is that of the first input with an ε part; None if there is none.
     """
@@ -386,7 +403,7 @@ def _unit(dual: Dual, value: Value, op: Operation) -> Unit | None:
 
 def _main(state: State, x: Value) -> Register:
     """The numbers of a value at order 1."""
-    return state.vectors[x].lead if isinstance(x, Vector) else state.scalars[x]
+    return state.vectors[x].coordinates if isinstance(x, Vector) else state.scalars[x]
 
 
 def _main_marks(state: State, x: Value) -> Any:
@@ -417,7 +434,10 @@ RULES: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
 
 
 def rule_of(op: Operation) -> Callable[[Dual, Any, Any], Fluctuation]:
-    """The rule of an operation: its row, or that of all linear operations."""
+    """The rule of an operation: its entry of RULES, or that of all linear operations.
+
+    An operation without a rule has unknown ε parts.
+    """
     rule = rule_in(RULES, op, "combine")
     if rule is not None:
         return rule
@@ -435,20 +455,24 @@ class UnknownEpsilonPart(Exception):
 
 
 def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
-    """The ε parts of scalars, in units of a width."""
+    """The ε parts of scalars c, in units of a width, (*shape,).
+
+    Raises an error if a needed one, of a scalar that is 0 at order 1, is unknown.
+    """
     dual = Dual(state, rule_of)
-    small = dual.converted(dual[op.c], (op.width.name, op.width.factor))
+    small = dual.converted(dual[op.c], Unit(op.width.name, op.width.factor))
     needed = state.analysis.needed_entries[value]
-    if (small.unknown & needed & ~state.order_one(op.c)).any():
+    vanishing = ~state.order_one(op.c)
+    if (small.unknown & needed & vanishing).any():
         raise UnknownEpsilonPart
     return small.part or state.builder.constant(np.zeros(value.shape))
 
 
 def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width, the ε part of ⟨x_i, y_j⟩/n.
+    """Scores n^(−1/2) ⟨x_i, y_j⟩ at infinite width: the ε parts of ⟨x_i, y_j⟩/n.
 
-    Only here a score is rejected: if its part of order 1 need not be 0, or its ε part
-    is unknown.
+    Raises an error if a part of order 1 need not be 0, or if an ε part is unknown. Only
+    here a program is rejected for its scores.
     """
     _check_main_part_is_zero(state, value, x, y)
     small = Dual(state, rule_of).product(x, y, value.ndim)
@@ -462,9 +486,15 @@ def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
 
 
 def _check_main_part_is_zero(state: State, value: Scalar, x: Vector, y: Vector) -> None:
-    """Reject a score with a part of order n^(1/2)."""
+    """Raise an error if a needed score has a part of order n^(1/2).
+
+    That is a part of order 1 of ⟨x_i, y_j⟩/n: not 0 by structure, nor by its numbers if
+    these are constants.
+    """
     meets = state.meets(x, y, value.ndim) & state.analysis.needed_entries[value]
-    if meets.any() and all(state.vectors[v].lead.value is not None for v in (x, y)):
+    x_is_constant = state.vectors[x].coordinates.value is not None
+    y_is_constant = state.vectors[y].coordinates.value is not None
+    if meets.any() and x_is_constant and y_is_constant:
         means = np.asarray(mean(state, value, x, y, SUM_RTOL).value)[0]
         meets = meets & (means != 0)
     if meets.any():
@@ -476,7 +506,11 @@ def _check_main_part_is_zero(state: State, value: Scalar, x: Vector, y: Vector) 
 
 
 def _reject_unknown_score(state: State, value: Scalar) -> NoReturn:
-    """Begin again on nodes, where more ε parts are known; or raise an error."""
+    """Raise an error for scores with unknown ε parts.
+
+    It is `NodesNeeded` if some groups are not on nodes yet: lowering then begins again
+    with these on nodes, where more ε parts are known.
+    """
     without_nodes = frozenset(
         group.number
         for group in state.analysis.groups

@@ -66,24 +66,28 @@ class Frame(ABC):
     def add_sources(
         self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
-        """The coordinates of new sources, so many in each frame; a leaf gets no
-        direction of its own.
+        """Add isotropic vectors; returns their coordinates, (frames, sources, ·).
+
+        `seed_key` is that of their value, `label` its name in the plan. Each has a
+        direction of its own, unless it is a `leaf`: a value whose sources are never
+        multiplied with each other.
         """
 
     def spanning(
         self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
-        """A frame that keeps the first `kept` directions and spans vectors, and their
-        coordinates in it.
+        """A new frame that spans vectors (frames, vectors, directions).
 
-        `outputs`: whether coordinates α of vectors are asked for; if not, the first
-        directions may stay.
+        Returns the frame, and the coordinates of the vectors in it. The first `kept`
+        directions stay the same. `outputs`: whether coordinates α of vectors are asked
+        for, so that the orientation of the new frame is needed; `kept` is then 0.
         """
         raise TypeError(f"{type(self).__name__} frames are not turned")
 
     def orientation(self) -> Register:
-        """The coordinates α of each direction that are asked for, (frames, asked,
-        directions).
+        """The coordinates α asked for, of a unit vector along each direction.
+
+        (frames, coordinates, directions).
         """
         raise TypeError(
             f"coordinates of {type(self).__name__} frames are not asked for"
@@ -91,10 +95,11 @@ class Frame(ABC):
 
 
 def spanned(frame: Frame, vectors: Register, kept: int) -> tuple[Register, Register]:
-    """Directions that span what vectors have beyond the first `kept` directions.
+    """Directions that span the parts of vectors beyond the first `kept` directions.
 
-    Returns the directions, and the coordinates of the vectors: those along the first
-    `kept`, and those along the new directions.
+    Returns the new directions, and the coordinates of the vectors: those along the
+    first `kept` directions, then those along the new ones. Both are arrays (frames,
+    vectors, ·).
     """
     builder = frame.builder
     beyond = builder.step("part", vectors, start=kept, stop=frame.directions)
@@ -130,6 +135,7 @@ class BartlettFrame(Frame):
         oriented: Register | None = None,
         orientations: int = 0,
     ) -> None:
+        """A frame without directions, except for that of (1, …, 1) if it is needed."""
         # (1, …, 1) is along the first direction, with its norm as coordinate
         norm_of_ones = math.sqrt(group.width) if group.constant else None
         super().__init__(group, builder, int(group.constant), norm_of_ones)
@@ -171,7 +177,9 @@ class BartlettFrame(Frame):
     def spanning(
         self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
-        """From the coordinates of the vectors: small ones keep their digits."""
+        """See `Frame`. Directions come from the coordinates of the vectors, not from
+        their Gram matrix: so small vectors keep their digits.
+        """
         orientation = self.orientation() if outputs else None
         basis, coordinates = spanned(self, vectors, kept)
         oriented = None
@@ -183,12 +191,13 @@ class BartlettFrame(Frame):
         return frame, coordinates
 
     def orientation(self) -> Register:
-        """The frame is uniformly oriented.
+        """See `Frame`: the directions have a uniformly random orientation.
 
-        The coordinates asked for are those of unit vectors along the directions. For
-        one unit vector the coordinates along the unknown directions and the complement
-        of the frame lie on a sphere; its radius is what the known ones leave of 1. For
-        several, they are uniform among those that keep the vectors orthonormal.
+        It is drawn for the directions that are new since the last call. The unit vector
+        of a coordinate α has components along all directions and in the complement of
+        the frame: those that are unknown lie uniformly on a sphere, whose squared
+        radius is what the known ones leave of 1. For several coordinates, they are
+        uniform among those that keep the unit vectors orthonormal.
         """
         known = self.oriented
         if known is None:
@@ -202,7 +211,10 @@ class BartlettFrame(Frame):
         return known
 
     def _with_unknown_directions(self, known: Register, unknown: int) -> Register:
-        """The coordinates asked for, also of the last directions."""
+        """The orientation, extended by that of the last `unknown` directions.
+
+        `known` is that of all directions before, (frames, coordinates, directions).
+        """
         builder, frames, count = self.builder, self.group.frames, len(self.picked)
         self.orientations += 1
         seed_key = (2**20, self.orientations, self.group.number)
@@ -229,8 +241,11 @@ class BartlettFrame(Frame):
     def _triangle(
         self, cross: Register, chi: Register, key: tuple[int, ...], label: str
     ) -> Register:
-        """Bartlett's rows: coordinates along known directions, normals along those of
-        earlier rows, and norms χ.
+        """Bartlett's rows [cross, T], (frames, vectors, directions).
+
+        `cross` are the coordinates along known directions. T is lower triangular, with
+        `chi` on its diagonal, (frames, new), and normals below it, which are drawn. If
+        there are fewer norms than rows, later rows have normals only.
         """
         builder = self.builder
         frames, count, d = cross.shape
@@ -251,8 +266,11 @@ class BartlettFrame(Frame):
 
 @lru_cache(maxsize=16)  # the layers of a deep network share it
 def _in_triangle(count: int, d: int, new: int) -> Ints:
-    """For Bartlett's rows, where each entry is among the given coordinates, the
-    normals, the norms and a last 0.
+    """For each entry of Bartlett's rows, its position among the numbers in them.
+
+    The numbers are, in this order: count · d coordinates, the normals below the
+    diagonal, `new` norms, and a 0. For example, with 2 rows, d = 1 and 2 norms, the
+    rows [[c0, χ0, 0], [c1, N0, χ1]] have the positions [0, 3, 5, 1, 2, 4].
     """
     below = np.tri(count, new, -1, dtype=bool)
     normals_start = count * d
@@ -285,7 +303,7 @@ class StandardBasis(Frame):
     def add_sources(
         self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
-        """All coordinates of new sources are normal."""
+        """All coordinates of new sources, which are normal: see `Frame`."""
         shape = self.group.frames, sources, self.directions
         key = (*seed_key, COORDINATES, 0)
         return self.builder.draw("normals", key, shape, f"{label}: all coordinates")
@@ -293,8 +311,10 @@ class StandardBasis(Frame):
     def spanning(
         self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
-        """By the Gram matrix, which is smaller than the vectors, and by these where it
-        is ill-conditioned.
+        """See `Frame`: a Bartlett frame, in which `kept` is 0.
+
+        The coordinates come from the Gram matrix, which is smaller than the vectors,
+        and from these where it is ill-conditioned.
         """
         builder = self.builder
         label = "products of the vectors still in use"
@@ -309,7 +329,7 @@ class StandardBasis(Frame):
         return BartlettFrame(self.group, builder, self.picked, oriented), coordinates
 
     def orientation(self) -> Register:
-        """Each is the coordinate along one direction."""
+        """See `Frame`: coordinate α is that along direction α."""
         is_picked = np.arange(self.directions) == np.reshape(self.picked, (-1, 1))
         rows = is_picked * 1.0
         return self.builder.constant(

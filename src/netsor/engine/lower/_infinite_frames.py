@@ -78,8 +78,15 @@ class Directions:
 
 
 class NodesNeeded(Exception):
-    """Groups whose expectations must be means over nodes: a nonlinearity acts on
-    another's outputs, or a score asks.
+    """Groups whose expectations must be means over nodes: lowering begins again.
+
+    In such a group a nonlinearity acts on another's outputs, or a score needs a
+    covariance without a formula.
+
+    Attributes
+    ----------
+    groups : frozenset of int
+        The numbers of these groups.
     """
 
     def __init__(self, groups: frozenset[int]) -> None:
@@ -88,8 +95,16 @@ class NodesNeeded(Exception):
 
 
 class LimitFrame(Frame):
-    """Frames at infinite width: the structure of their vectors, as sets of sources and
-    outputs of nonlinearities.
+    """Frames at infinite width, with the structure of their vectors.
+
+    A vector is a combination of basis functions: (1, …, 1), sources and outputs of
+    nonlinearities. They are numbered, and those that a vector may contain are a bit
+    set, such as 0b110 for functions 1 and 2.
+
+    Attributes
+    ----------
+    blocks : list of Directions
+        The basis functions so far, in ranges of those that came together.
     """
 
     def __init__(
@@ -99,6 +114,7 @@ class LimitFrame(Frame):
         directions: int,
         constant_entry: float | None,
     ) -> None:
+        """`constant_entry`: each coordinate of (1, …, 1), or None without it."""
         super().__init__(group, builder, directions, constant_entry)
         self.blocks: list[Directions] = []
         if constant_entry is not None:  # (1, …, 1) is the first basis function
@@ -111,9 +127,10 @@ class LimitFrame(Frame):
         feature: ResidualFeatures | None = None,
         along: int = 0,
     ) -> Directions:
-        """New basis functions that come together.
+        """Add `count` basis functions that come together.
 
-        `along`: the earlier ones that they can have coordinates along.
+        `along`: the set of earlier ones that they can have coordinates along. See
+        `Directions` for the other arguments.
         """
         start = 0
         if self.blocks:
@@ -129,10 +146,11 @@ class LimitFrame(Frame):
     def apply(
         self, new: ResidualFeatures, seed_key: SeedKey, linear: bool
     ) -> tuple[Register, int]:
-        """The outputs of a nonlinearity: coordinates (frames, k, directions), and their
-        set.
+        """Add the outputs of a nonlinearity.
 
-        `linear`: whether products with linear vectors are asked for.
+        Returns their coordinates, (frames, k, directions), and the set of basis
+        functions along which they can have some. `linear`: whether products with linear
+        vectors are asked for.
         """
 
     def features(
@@ -143,20 +161,22 @@ class LimitFrame(Frame):
         params: Sequence[Register],
         basis: ResidualBasis,
     ) -> ResidualFeatures:
-        """φ(u_1, …; p) for k vectors of each frame.
+        """φ(u_1, …; p) for k vectors of each frame, as a record of its structure.
 
-        `reached`: for each argument, the directions along which it can have
-        coordinates.
+        `rows` are the coordinates of each u, (frames, k, directions), and `reached` the
+        sets of basis functions along which they can have some. `params` are the p,
+        (frames, k) each.
         """
         ones = CONSTANT if self.group.constant else 0
         supports = []
         centred = []
         nested = False
         for directions in reached:
-            sources, linear = self.sources(directions)
+            sources, is_linear = self.sources(directions)
+            has_mean = bool(sources & ones)
             supports.append(sources & ~ones)
-            centred.append(linear and not sources & ones)
-            nested = nested or not linear
+            centred.append(is_linear and not has_mean)
+            nested = nested or not is_linear
         return ResidualFeatures(
             f=f,
             rows=tuple(rows),
@@ -168,19 +188,24 @@ class LimitFrame(Frame):
         )
 
     def sources(self, bits: int) -> tuple[int, bool]:
-        """For a set of basis functions: the sources (and the constant 1) that they
-        depend on, and whether the set consists of sources.
+        """The set of sources that a set of basis functions depends on.
+
+        It includes the constant 1. Also returns whether the functions are all sources,
+        and so linear in these.
         """
         sources = bits
-        outputs = [b for b in self.blocks if b.feature is not None and b.bits & bits]
-        for block in outputs:
-            assert block.feature is not None
-            sources = (sources & ~block.bits) | block.feature.reach
-        return sources, not outputs
+        is_linear = True
+        for block in self.blocks:
+            if block.feature is not None and block.bits & bits:
+                is_linear = False
+                sources = (sources & ~block.bits) | block.feature.reach
+        return sources, is_linear
 
     def along(self, factors: Sequence[SignFactor]) -> int:
-        """The basis functions so far that a product of functions of sources can have
-        products with.
+        """The set of basis functions that a product of functions of sources meets.
+
+        That is, with which its inner product need not be 0 by structure. `factors` are
+        the functions, by what they do when sources change their signs.
         """
         bits = slopes(factors)
         if self.group.constant and not has_mean_zero(factors):
@@ -193,16 +218,19 @@ class LimitFrame(Frame):
         return bits
 
     def changes(self, feature: ResidualFeatures, number: int, bits: int) -> int:
-        """Along what outputs change if argument `number` does.
+        """The set of basis functions along which outputs change if an argument does.
 
-        The change is a vector along the basis functions `bits`; a number has none.
+        The argument is that with this number. It changes by a vector along the basis
+        functions `bits`; 0 if it is a number.
         """
-        reach, linear = self.sources(bits)
+        sources, is_linear = self.sources(bits)
         ones = CONSTANT if self.group.constant else 0
+        has_mean = bool(sources & ones)
+        # a sum of sources changes its sign with them; a number does not
         change = SignFactor(
-            reach=reach & ~ones,
+            reach=sources & ~ones,
             odd=bits != 0,
-            fixed=not linear or bool(reach & ones),
+            fixed=not is_linear or has_mean,
         )
         along = 0
         for factors in feature.changes(number, change):
@@ -211,18 +239,22 @@ class LimitFrame(Frame):
 
 
 class InfiniteWidthFrame(LimitFrame):
-    """Frames whose directions are sources and outputs of nonlinearities, in blocks of
-    those that came together.
+    """Frames whose directions are sources, and residuals of outputs of nonlinearities.
+
+    A basis function is a direction here, so that sets of functions are sets of
+    directions.
     """
 
     def __init__(
         self, group: FrameBatch, builder: Builder, ones: bool, scored: bool
     ) -> None:
+        """`ones`: with (1, …, 1) first. `scored`: scores of these vectors are asked."""
         constant_entry = 1.0 if ones else None
         super().__init__(group, builder, int(ones), constant_entry)
         # no random numbers belong to its directions then
         self.can_rebase = not group.nonlinear and not scored
-        # normals between blocks; a `cache` would be garbage
+        # The results of `normals` by its arguments. With `functools.cache` there would
+        # be a cycle of references, which is garbage to collect.
         self._pairs: dict[tuple[int, int, bool], Register] = {}
         # how often the normals of a block with earlier ones were drawn, for seeds
         self._crossings = Counter[int]()
@@ -232,12 +264,15 @@ class InfiniteWidthFrame(LimitFrame):
     def add_sources(
         self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
-        """A direction for each source."""
+        """Add a direction for each source; the sources' coordinates along them."""
         self.add_block(sources, seed_key)
         return self._unit_rows()
 
     def _unit_rows(self) -> Register:
-        """The coordinates of vectors along the directions of the last block."""
+        """The unit vectors along the directions of the last block, (frames, k, all).
+
+        Extends the directions of the frame to that block.
+        """
         new = self.blocks[-1]
         count = new.stop - new.start
         self.directions = new.stop
@@ -250,12 +285,14 @@ class InfiniteWidthFrame(LimitFrame):
     def apply(
         self, new: ResidualFeatures, seed_key: SeedKey, linear: bool
     ) -> tuple[Register, int]:
-        """Features have coordinates along what they are functions of, and along new
-        directions.
+        """Add the outputs of a nonlinearity: see `LimitFrame.apply`.
+
+        They have coordinates along what they are functions of, and along new directions
+        for their residuals.
         """
         if new.nested or _jumps_along_a_surface(new):
             raise NodesNeeded(frozenset([self.group.number]))
-        along = self._coordinates(new, linear)
+        along = self._directions_of_features(new, linear)
         rows = new.basis.add(
             self.builder, new, seed_key, self.directions, linear, self.group.constant
         )
@@ -263,9 +300,8 @@ class InfiniteWidthFrame(LimitFrame):
         self._unit_rows()
         return rows, block.along
 
-    def _coordinates(self, new: ResidualFeatures, linear: bool) -> int:
-        """The directions so far along which new features of a component can have
-        coordinates.
+    def _directions_of_features(self, new: ResidualFeatures, linear: bool) -> int:
+        """The set of directions so far along which new features can have coordinates.
 
         Directions of features F are those of what earlier ones leave of them. So if new
         ones have no products with F, but they and F have coordinates along one earlier
@@ -283,8 +319,10 @@ class InfiniteWidthFrame(LimitFrame):
         return along
 
     def has_law(self, i: int, j: int) -> bool:
-        """Whether the normals of two blocks are independent of each other and of all
-        that were asked for before.
+        """Whether the normals N_ab of blocks i and j have a known law: are independent.
+
+        They must be independent of each other and of all normals that were asked for
+        before, so an answer True is remembered: it may make later ones False.
 
         Those of two sources are. Those of a source and features F are if the source
         comes after all that F depends on, in one order of the sources for all that is
@@ -309,16 +347,21 @@ class InfiniteWidthFrame(LimitFrame):
             must_precede |= self._before.get(k, 0)
         if must_precede & sources:
             return False
-        later = [k for k, before in self._before.items() if before & sources]
-        for k in {*_elements(sources), *later}:
+        # the sources, and all directions that come after one of them
+        after_reach = set(_elements(sources))
+        for k, before in self._before.items():
+            if before & sources:
+                after_reach.add(k)
+        for k in after_reach:
             self._before[k] = self._before.get(k, 0) | must_precede
         return True
 
     def normals(self, a: int, b: int, same: bool) -> Register:
-        """The normals N_ab between the directions of two blocks, (frames, a's, b's).
+        """The normals N between directions of the blocks numbered a and b.
 
-        Those of directions with themselves are N(0, 2); they are drawn if `same` asks
-        for them, else 0. All are drawn once.
+        (frames, directions of a, directions of b). N is symmetric. The normals of
+        directions with themselves are N(0, 2); they are only drawn if `same`, and 0
+        otherwise. All are drawn once.
         """
         key = a, b, same
         if key not in self._pairs:
@@ -367,13 +410,16 @@ class InfiniteWidthFrame(LimitFrame):
     def _symmetric(
         self, block: Directions, mask: Bools, stream: int, label: str, std: float = 1.0
     ) -> Register:
-        """Symmetric matrices (frames, k, k) with N(0, std²) where marked, and 0
-        elsewhere.
+        """Symmetric matrices (frames, k, k) with N(0, std²) where marked, else 0.
+
+        `mask`, (k, k), marks entries on or below the diagonal. `stream` tells several
+        draws for one block apart.
         """
         builder, count = self.builder, int(mask.sum())
         key = (*block.seed_key, OWN, stream)
         normals = builder.draw("normals", key, (self.group.frames, count), label)
-        positions = np.full(mask.shape, count)  # the last is a 0
+        # for each entry the number of its normal; `count` stands for a 0
+        positions = np.full(mask.shape, count)
         positions[mask] = np.arange(count)
         positions = np.minimum(positions, positions.T)
         scaled = builder.step("scale", normals, by=std)
@@ -384,7 +430,10 @@ class InfiniteWidthFrame(LimitFrame):
     def spanning(
         self, vectors: Register, outputs: bool, kept: int
     ) -> tuple[Frame, Register]:
-        """This frame, with other directions; `kept` is 1 for (1, …, 1), else 0."""
+        """This frame with new directions that span `vectors`, and their coordinates.
+
+        The first `kept` directions stay: 1 for (1, …, 1), else 0. See `Frame.spanning`.
+        """
         _, coordinates = spanned(self, vectors, kept)
         new = Directions(kept, coordinates.shape[-1], NO_VALUE)
         self.blocks = [*self.blocks[:kept], new]
@@ -407,7 +456,7 @@ def _jumps_along_a_surface(features: ResidualFeatures) -> bool:
 
 
 def _elements(bits: int) -> Iterator[int]:
-    """The directions of a set."""
+    """The numbers of the directions in a set: 0b101 gives 0 and 2."""
     while bits:
         yield lowest_bit(bits)
         bits &= bits - 1
@@ -416,10 +465,12 @@ def _elements(bits: int) -> Iterator[int]:
 def tie_equal_arguments(
     builder: Builder, f: Function, rows: Sequence[Register], arrays: Sequence[Register]
 ) -> list[Register]:
-    """The arrays of arguments, with the same numbers for those that are one vector.
+    """The arrays of arguments of f, made equal where arguments are one vector.
 
-    `rows` are the vectors; opposite ones get opposite numbers (see `_ops`). A product
-    of functions of one vector each does not tell equal arguments from others.
+    `rows` are the coordinates of the vectors, by which they are compared when the plan
+    runs. Rounding could make two arrays of one vector differ, which a function such as
+    sign(x − y) would notice; opposite vectors get opposite numbers (see `_ops`). For a
+    product of functions of one vector each, nothing needs to be equal.
     """
     tied, vectors = list(arrays), len(arrays)
     if f is MULTIPLY or _factors_have_one_vector(f, vectors):
@@ -435,9 +486,9 @@ def tie_equal_arguments(
 
 
 def _factors_have_one_vector(f: Function, vectors: int) -> bool:
-    """Whether a function is a product of functions of at most one vector each.
+    """Whether a function is a known product of functions of at most one vector each.
 
-    Its first arguments, so many, are vectors; the others are scalars.
+    Its first arguments are vectors, `vectors` of them; the others are scalars.
     """
     if not isinstance(f, Composed) or not f.factors:
         return False
@@ -465,7 +516,10 @@ class NodeFrame(LimitFrame):
     def add_sources(
         self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
-        """The values of Gaussian sources at the nodes."""
+        """Add Gaussian sources; their values at the nodes, (frames, sources, nodes).
+
+        These are quasi-random, and have new random shifts in each replica.
+        """
         builder = self.builder
         earlier = sum(row.shape[1] for row in self.rows)
         if earlier + sources > MAX_SOURCES:
@@ -495,7 +549,7 @@ class NodeFrame(LimitFrame):
     def apply(
         self, new: ResidualFeatures, seed_key: SeedKey, linear: bool
     ) -> tuple[Register, int]:
-        """The function at the nodes."""
+        """Add the outputs of a nonlinearity, its values at nodes: see `LimitFrame`."""
         builder = self.builder
         frames, count = new.rows[0].shape[:2]
         shape = frames, count, self.nodes
@@ -516,21 +570,26 @@ class NodeFrame(LimitFrame):
         return coordinates, self.add_outputs(new, seed_key)
 
     def add_outputs(self, new: ResidualFeatures, seed_key: SeedKey) -> int:
-        """The basis functions that the outputs of a nonlinearity are, and can have
-        products with.
+        """Add basis functions for the outputs of a nonlinearity.
+
+        Returns the set of these and of all that they can have products with.
         """
-        return self.add_block(new.count, seed_key, new, self.along(new.signs)).along
+        meets = self.along(new.signs)
+        block = self.add_block(new.count, seed_key, new, meets)
+        return block.along
 
     def white_noise(self) -> Register:
-        """√M ξ, (frames, 1, M), so that N[x y] is a sum over the coordinates of x and y
-        along the nodes.
+        """√M ξ, (frames, 1, M), with a normal ξ_α for each node, less their mean.
+
+        N[x y] is then Σ_α x_α √M ξ_α y_α, over the coordinates x_α and y_α. The noise
+        is drawn once.
         """
         if self.noise is None:
             self.noise = self._drawn_noise()
         return self.noise
 
     def _drawn_noise(self) -> Register:
-        """√M times normals, less their mean."""
+        """√M times normals less their mean, (frames, 1, M)."""
         builder, nodes = self.builder, self.nodes
         normals = builder.draw(
             "normals",

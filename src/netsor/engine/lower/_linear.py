@@ -51,31 +51,32 @@ def lower_linear(state: State, value: Value) -> LoweredVector:
     """A value made by a linear operation: its coordinates, samples and sets."""
     vectors, coefficients = parts_of(value)
     lowered = [state.vectors[x] for x in vectors]
-    leads = [x.lead for x in lowered]
+    arrays = [x.coordinates for x in lowered]
     weights = None if coefficients is None else state.scalars[coefficients]
-    lead = apply_linear(state, value, leads, weights)
-    if value in state.analysis.infinite and lead.value is not None:
-        sizes = [state.size_of_terms(x) for x in leads]
+    coordinates = apply_linear(state, value, arrays, weights)
+    if value in state.analysis.infinite and coordinates.value is not None:
+        sizes = [state.size_of_terms(array) for array in arrays]
         weight_sizes = None if weights is None else state.size_of_terms(weights)
         terms = apply_linear(state, value, sizes, weight_sizes)
-        lead = without_rounding(state, lead, terms, SUM_RTOL)
+        coordinates = without_rounding(state, coordinates, terms, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in lowered):
         samples = [state.sample(x) for x in vectors]
         sample = apply_linear(state, value, samples, weights)
     if value not in state.analysis.infinite:
-        return LoweredVector(lead, sample)
+        return LoweredVector(coordinates, sample)
     marks = None if coefficients is None else state.order_one(coefficients)
     sets = combined(value, [state.sets(x) for x in vectors], marks)
-    if lead.value is not None:
-        sets = sets & sets_of(np.asarray(lead.value)[0] != 0)
-    return LoweredVector(lead, sample, sets)
+    if coordinates.value is not None:
+        sets = sets & sets_of(np.asarray(coordinates.value)[0] != 0)
+    return LoweredVector(coordinates, sample, sets)
 
 
 def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Register:
-    """A function of scalars, or a rearrangement.
+    """The numbers of scalars that are sums, products or rearrangements of others.
 
-    Known sums are 0 where their terms cancel up to rounding.
+    `arrays` are the numbers of the inputs. At infinite width, constant sums are exactly
+    0 where their terms cancel up to rounding.
     """
     op = value.op
     result = apply_linear(state, value, arrays, None)
@@ -89,21 +90,24 @@ def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Reg
 def _size_of_result(
     state: State, value: Scalar, arrays: Sequence[Register]
 ) -> Register:
-    """The sum of the sizes of all terms of a known sum or product of scalars."""
+    """The size that rounding errors of a constant sum or product are relative to.
+
+    For a sum, the sum of the sizes of all its terms. For a product p q, the terms of p
+    times |q|, plus |p| times those of q: both factors have rounding errors.
+    """
     op = value.op
     term_sizes = [state.size_of_terms(state.scalars[p], p) for p in op.inputs]
-    added = value
-    terms = [term_sizes]
-    if isinstance(op, Apply) and op.f is SUBTRACT:
-        added = Scalar(replace(op, f=ADD), value.shape)
-    number_sizes = [state.size_of_terms(array) for array in arrays]
-    if isinstance(op, Apply) and op.f in PRODUCTS:
-        # both factors have rounding errors
-        terms = [[term_sizes[0], number_sizes[1]], [number_sizes[0], term_sizes[1]]]
     with np.errstate(over="ignore"):  # no number is 0 relative to such a size
-        return state.builder.fold(
-            "add", [apply_linear(state, added, sizes, None) for sizes in terms]
-        )
+        if isinstance(op, Apply) and op.f in PRODUCTS:
+            p_terms, q_terms = term_sizes
+            p_size, q_size = [state.size_of_terms(array) for array in arrays]
+            errors_of_p = apply_linear(state, value, [p_terms, q_size], None)
+            errors_of_q = apply_linear(state, value, [p_size, q_terms], None)
+            return state.builder.step("add", errors_of_p, errors_of_q)
+        added = value
+        if isinstance(op, Apply) and op.f is SUBTRACT:
+            added = Scalar(replace(op, f=ADD), value.shape)
+        return apply_linear(state, added, term_sizes, None)
 
 
 def without_rounding(
@@ -113,18 +117,20 @@ def without_rounding(
     rtol: float,
     keep: Value | None = None,
 ) -> Register:
-    """Known numbers, 0 if they are small relative to the size of their terms.
+    """Constants, with 0 in place of numbers that are only rounding errors.
 
-    That size is kept for the value `keep`, if given.
+    These are numbers below `rtol` times the sum of the sizes of their terms, `terms`.
+    This sum is stored for the value `keep`, if given.
     """
-    numbers, size = np.asarray(known.value)[0], np.asarray(terms.value)[0]
+    numbers = np.asarray(known.value)[0]
+    size = np.asarray(terms.value)[0]
     is_rounding = (np.abs(numbers) < rtol * size) & (size < np.inf)
-    zero = is_rounding | (numbers == 0)
-    if keep is not None:  # a zero is exact
-        state.terms[keep] = state.builder.constant(np.where(zero, 0.0, size))
-    if not numbers[zero].any():
+    is_zero = is_rounding | (numbers == 0)
+    if keep is not None:  # a zero is exact: it has no terms
+        state.terms[keep] = state.builder.constant(np.where(is_zero, 0.0, size))
+    if not numbers[is_zero].any():
         return known
-    return state.builder.constant(np.where(zero, 0.0, numbers))
+    return state.builder.constant(np.where(is_zero, 0.0, numbers))
 
 
 def apply_linear(
@@ -133,9 +139,10 @@ def apply_linear(
     arrays: Sequence[Register],
     coefficients: Register | None,
 ) -> Register:
-    """Apply the rule of a linear operation to arrays.
+    """The result of the operation of a value for other arrays.
 
-    They are in place of what it combines linearly, and of its coefficients.
+    `arrays` take the place of the vectors (or scalars) that it combines linearly,
+    `coefficients` that of its coefficients, if it has some.
     """
     if isinstance(value, Vector):
         width = max(array.shape[-1] for array in arrays)
@@ -147,9 +154,9 @@ def apply_linear(
 def factors_of(
     value: Value,
 ) -> tuple[Sequence[Vector] | Sequence[Scalar], Scalar | None]:
-    """What an operation combines linearly, and the coefficients, if any.
+    """The inputs that an operation combines linearly, and its coefficients or None.
 
-    Of a product of scalars, the coefficients are the second factor.
+    Coefficients are scalars. For a product of scalars, they are the second factor.
     """
     if isinstance(value, Vector):
         return parts_of(value)
@@ -162,16 +169,19 @@ def factors_of(
 def marks_of(
     value: Value, marks: Sequence[npt.NDArray[Any]], coefficients: Bools | None
 ) -> npt.NDArray[Any]:
-    """What a linear operation makes of sets of directions, or of marks of scalars.
+    """Sets of directions, or marks of scalars, of the result of a linear operation.
 
-    `coefficients` marks those that count.
+    `marks` has those of what it combines (see `factors_of`); `coefficients` marks the
+    coefficients other than 0.
     """
     if isinstance(value, Vector):
         return combined(value, marks, coefficients)
     if isinstance(value.op, Apply):
-        return through(
-            value.op, marks if coefficients is None else [*marks, coefficients]
-        )
+        arguments = list(marks)
+        if coefficients is not None:
+            arguments.append(coefficients)
+        return through(value.op, arguments)
+    # `rearrange` takes arrays with an axis of blocks
     rearranged = value.op.rearrange([m[..., None] for m in marks])
     assert rearranged is not None
     return rearranged[..., 0]
@@ -183,7 +193,10 @@ def marks_of(
 def mean(
     state: State, value: Scalar, x: Vector, y: Vector, rtol: float = SCALAR_RTOL
 ) -> Register:
-    """⟨x_i, y_j⟩/n; 0 where it is known and its terms cancel up to `rtol`."""
+    """⟨x_i, y_j⟩/n for scalars `value`; exactly 0 where constant terms cancel.
+
+    They cancel if the sum is below `rtol` times the sum of their sizes.
+    """
     builder = state.builder
     inner = products(state, x, y, value.ndim, "⟨x, x'⟩/n")
     scale = 1 / state.norm(x) ** 2
@@ -194,8 +207,8 @@ def mean(
     result = builder.step("scale", inner, by=scale)
     if x not in state.analysis.infinite or result.value is None:
         return result
-    x_size = state.size_of_terms(state.vectors[x].lead)
-    y_size = state.size_of_terms(state.vectors[y].lead)
+    x_size = state.size_of_terms(state.vectors[x].coordinates)
+    y_size = state.size_of_terms(state.vectors[y].coordinates)
     inner_size = paired_products(state, x_size, y_size, x, y, value.ndim)
     terms = builder.step("scale", inner_size, by=scale)
     # not a score or a correction that is made of it
@@ -204,12 +217,13 @@ def mean(
 
 
 def products(state: State, x: Vector, y: Vector, ndim: int, label: str) -> Register:
-    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·].
+    """The inner products of coordinates Σ x[…, i, ·, ·] y[…, j, ·, ·], (…, i, j).
 
-    The result has `ndim` axes.
+    The sum is over blocks and directions. The result has `ndim` axes.
     """
-    x_lead, y_lead = state.vectors[x].lead, state.vectors[y].lead
-    return paired_products(state, x_lead, y_lead, x, y, ndim, label)
+    x_coordinates = state.vectors[x].coordinates
+    y_coordinates = state.vectors[y].coordinates
+    return paired_products(state, x_coordinates, y_coordinates, x, y, ndim, label)
 
 
 def paired_products(
@@ -221,26 +235,30 @@ def paired_products(
     ndim: int,
     label: str = "",
 ) -> Register:
-    """`products` of arrays in place of the coordinates of x and y."""
+    """`products` of arrays in place of the coordinates of x and y, (…, i, j)."""
     width = min(x_array.shape[-1], y_array.shape[-1])  # beyond, one of them is 0
-    x_rows = state.align_axes(state.rows(x_array, width), x.ndim, ndim - 1)
-    y_rows = state.align_axes(state.rows(y_array, width), y.ndim, ndim - 1)
+
+    def aligned_rows(array: Register, vector: Vector) -> Register:
+        return state.align_axes(state.rows(array, width), vector.ndim, ndim - 1)
+
+    x_rows = aligned_rows(x_array, x)
+    y_rows = aligned_rows(y_array, y)
     return state.builder.step("gram", x_rows, y_rows, words=label)
 
 
 def products_of_coordinates(state: State, value: Scalar) -> Register | None:
-    """X^T X/n instead of the means X X^T/n of vectors with themselves.
+    """X^T X/n in place of scalars that are means X X^T/n of vectors with themselves.
 
-    They have the same eigenvalues, but for 0. None if X^T X is not smaller, or if the
-    value is not such means.
+    X are the vectors as rows. Both have the same eigenvalues, except for zeros. None if
+    X^T X is not smaller, or if the scalars are not such means at finite width.
     """
     op = value.op
     if not isinstance(op, Dot) or op.power != 1 or op.x is not op.y:
         return None
     if op.x in state.analysis.infinite:
         return None
-    lead = state.vectors[op.x].lead
-    x = state.rows(lead, lead.shape[-1])
+    coordinates = state.vectors[op.x].coordinates
+    x = state.rows(coordinates, coordinates.shape[-1])
     if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
         return None
     columns = state.builder.step("transposed", x)
@@ -252,11 +270,13 @@ def products_of_coordinates(state: State, value: Scalar) -> Register | None:
 
 
 def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
-    """Σ_ab x_a N_ab y_b, summed over blocks.
+    """Scores Σ_ab x_a N_ab y_b of vectors x_i and y_j, summed over blocks, (…, i, j).
 
-    The normals N act on the side with fewer vectors.
+    N_ab is one normal for each pair of directions. It acts on the side with fewer
+    vectors. The result has `ndim` axes.
     """
-    x_rows, y_rows = state.vectors[x].lead, state.vectors[y].lead
+    x_rows = state.vectors[x].coordinates
+    y_rows = state.vectors[y].coordinates
     if x.size <= y.size:
         start, stop = state.direction_range(y)
         x_rows = _crossed(state, x, y, start, stop)
@@ -269,9 +289,12 @@ def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
 
 
 def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Register:
-    """Σ_a x_a N_ab for the directions b of y in a range, in place of x."""
+    """Σ_a x_a N_ab for the directions b of y from start to stop.
+
+    It takes the place of the coordinates of x, (*shape of x, blocks, stop - start).
+    """
     builder = state.builder
-    lead = state.vectors[x].lead
+    coordinates = state.vectors[x].coordinates
     parts = []
     for group in state.groups_of(x):
         positions = group.positions[x]
@@ -281,15 +304,20 @@ def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Regis
         if not terms:
             terms.append(builder.constant(np.zeros((*positions.shape, 0))))
         parts.append((positions, builder.fold("add", terms)))
-    return state.scatter(parts, *lead.shape[:-1])
+    return state.scatter(parts, *coordinates.shape[:-1])
 
 
 def _crossed_in_group(
     state: State, x: Vector, y: Vector, group: FrameBatch, start: int, stop: int
 ) -> list[Register]:
-    """The terms of Σ_a x_a N_ab for the vectors of a group, (frames, vectors, ·)."""
+    """The terms of Σ_a x_a N_ab for the vectors of a group, (frames, vectors, ·).
+
+    There is a term for each pair of blocks of directions a and b that x and y use; none
+    if they use none.
+    """
     builder, frame = state.builder, state.frames[group]
-    rows = state.gather(state.vectors[x].lead, group.positions[x], frame.directions)
+    coordinates = state.vectors[x].coordinates
+    rows = state.gather(coordinates, group.positions[x], frame.directions)
     if isinstance(frame, NodeFrame):
         product = builder.step("multiply", rows, frame.white_noise())
         return [builder.pad_or_cut(product, stop)]
@@ -307,11 +335,11 @@ def _crossed_in_group(
             normals = frame.normals(i, j, squares)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
+            # from the directions of b to those from start to stop
             low, high = max(b.start, start), min(b.stop, stop)
             product = builder.step(
                 "part", product, start=low - b.start, stop=high - b.start
             )
-            terms.append(
-                builder.step("pad", product, before=low - start, after=stop - high)
-            )
+            padded = builder.step("pad", product, before=low - start, after=stop - high)
+            terms.append(padded)
     return terms

@@ -28,7 +28,7 @@ from ..passes.trained_weights import COORDINATES
 from ..plan._expectation_ops import NODES
 from ..plan._ir import Register
 from ..plan._ir_builder import named
-from ._components import FrameBatch, SeedKey
+from ._components import FrameBatch, Ints, SeedKey
 from ._dual_rules import ScoreError
 from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, tie_equal_arguments
 from ._residual_features import ResidualBasis, unnamed
@@ -57,10 +57,10 @@ JUMP = 1e-6
 
 
 def check_jumps(state: State, value: Vector | Scalar) -> None:
-    """Reject a function that jumps at the limit of its arguments as n → ∞.
+    """Raise an error if a function jumps at the limit of its arguments as n → ∞.
 
     Only arguments count that tend to fixed numbers and differ from them at finite
-    widths.
+    widths: see the comment above.
     """
     op = value.op
     assert isinstance(op, Apply | Nonlin)
@@ -86,14 +86,16 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
 
 
 def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> None:
-    """Reject an orthogonalised step along a gradient that vanishes as n → ∞.
+    """Raise an error if a step is orthogonalised along a gradient that tends to 0.
 
     The singular vectors of such a gradient are those of fluctuations.
     """
     if not (isinstance(op.f.f, partial) and op.f.f.func is orthogonalised):
         return
-    has_limit, varies = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
-    # the gradient is Σ_k l_k r_k^T, and the arguments are the Gram matrices of l and r
+    # the gradient is Σ_k l_k r_k^T, and the arguments are the Gram matrices of l and r;
+    # for each k: whether both l_k and r_k are of order 1, and whether one is random
+    has_limit = np.ones(1, dtype=bool)
+    varies = np.zeros(1, dtype=bool)
     for gram in op.scalars:
         of_order_one = state.order_one(gram)
         has_limit = has_limit & np.diagonal(of_order_one, axis1=-2, axis2=-1)
@@ -111,7 +113,7 @@ def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> No
 
 
 def _limits(state: State, x: Value) -> Floats:
-    """The limits of arguments, NaN for those that tend to no fixed number.
+    """The limits of arguments x as n → ∞, (*shape,); NaN for no fixed number.
 
     For vectors, the limit that all their coordinates have in common.
     """
@@ -126,14 +128,19 @@ def _limits(state: State, x: Value) -> Floats:
 
 
 def _limits_of_coordinates(state: State, x: Vector) -> Floats:
-    """0 for vectors that vanish, and c for multiples c · (1, …, 1); NaN for others."""
-    lead, sets = state.vectors[x].lead, state.sets(x)
+    """The limit of the coordinates of vectors, (*shape,).
+
+    0 for vectors that vanish, c for multiples c · (1, …, 1), and NaN for all others.
+    """
+    coordinates, sets = state.vectors[x].coordinates, state.sets(x)
     of_order_one = sets.astype(bool).any(axis=-1)
     limits = np.where(of_order_one, np.nan, 0.0)
-    if lead.value is not None and all(group.constant for group in state.groups_of(x)):
+    has_ones = all(group.constant for group in state.groups_of(x))
+    if coordinates.value is not None and has_ones:
         # coordinates along (1, …, 1), the first direction, in units of its length
-        along_ones = np.asarray(lead.value)[0][..., 0]
-        means = along_ones / np.asarray(state.ones(x).value)[0][..., 0]
+        along_ones = np.asarray(coordinates.value)[0][..., 0]
+        length = np.asarray(state.ones(x).value)[0][..., 0]
+        means = along_ones / length
         same_in_blocks = (means == means[..., :1]).all(axis=-1)
         is_constant = (sets <= CONSTANT).all(axis=-1) & same_in_blocks
         limits = np.where(is_constant & of_order_one, means[..., 0], limits)
@@ -141,7 +148,7 @@ def _limits_of_coordinates(state: State, x: Vector) -> Floats:
 
 
 def _varies(state: State, x: Value) -> Bools:
-    """Whether arguments differ from their limits at some widths."""
+    """Which arguments x differ from their limits at some widths, (*shape,)."""
     if x not in state.random:
         return np.zeros(x.shape, dtype=bool)
     if isinstance(x, Vector):
@@ -150,9 +157,10 @@ def _varies(state: State, x: Value) -> Bools:
 
 
 def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> bool:
-    """Whether a function jumps if the marked arguments leave their limits a little.
+    """Whether f changes if arguments with `moves` are moved a little from `limits`.
 
-    Arguments without a limit (NaN) are random numbers.
+    In both there is an array for each argument. Arguments without a limit (NaN) are
+    random numbers.
     """
     rng = np.random.default_rng(0)
     ndim = max(limit.ndim for limit in limits)
@@ -168,13 +176,13 @@ def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> boo
         ordinary = np.asarray(f(*ordinary_arguments))
         size = max(_largest_finite(at_base), _largest_finite(ordinary))
         for trial in range(TRIALS):
-            relative = 0.0 if trial % 2 else ROUNDED
-            moved = [
-                _moved(b, move, relative, rng)
-                for b, move in zip(base, moves, strict=True)
-            ]
+            relative_step = 0.0 if trial % 2 else ROUNDED
+            moved = []
+            for b, move in zip(base, moves, strict=True):
+                moved.append(_moved(b, move, relative_step, rng))
             change = np.abs(np.asarray(f(*moved)) - at_base)
-            if (np.isfinite(at_base) & ~(change <= JUMP * size)).any():
+            is_small = change <= JUMP * size  # False for NaN
+            if (np.isfinite(at_base) & ~is_small).any():
                 return True
     return False
 
@@ -182,7 +190,10 @@ def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> boo
 def _moved(
     base: Floats, move: Bools, relative: float, rng: np.random.Generator
 ) -> Floats:
-    """The array with its marked entries moved a little, in random directions."""
+    """The array with the entries in `move` moved a little, in random directions.
+
+    The size of the steps is `relative` times that of the entries, but at least TINY.
+    """
     step = np.maximum(TINY, relative * np.abs(base))
     away = base + step * rng.standard_normal(base.shape)
     return np.where(move, away, base)
@@ -208,34 +219,34 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     coordinates of h along the directions of its frames, from Gaussian expectations.
     """
     builder = state.builder
-    leads = [state.vectors[x].lead for x in op.vectors]
+    arguments = [state.vectors[x].coordinates for x in op.vectors]
     scalars = _scalar_arguments(state, value, op)
     if value not in state.analysis.infinite:
         width = int(state.analysis.widths[value])
-        arrays = [builder.pad_or_cut(lead, width) for lead in leads]
+        arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
         return LoweredVector(_apply(state, value, op, arrays, arrays, scalars))
     check_jumps(state, value)
     sample = None
     if value in state.analysis.coordinates:
-        directions = max(lead.shape[-1] for lead in leads)
+        directions = max(argument.shape[-1] for argument in arguments)
         count = len(state.analysis.picked)
         samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
-        rows = [builder.pad_or_cut(lead, directions) for lead in leads]
+        rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
         sample = _apply(state, value, op, rows, samples, scalars)
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
-    leads_by_position = []
+    by_position: list[tuple[Ints, Register]] = []
     for group in state.groups_of(value):
         positions = group.positions[value]
-        lead, directions_of_group = _features_in_group(state, value, op, group)
+        coordinates, directions_of_group = _features_in_group(state, value, op, group)
         sets.reshape(-1)[positions] = directions_of_group
-        leads_by_position.append((positions, lead))
-    return LoweredVector(state.scatter(leads_by_position, *sets.shape), sample, sets)
+        by_position.append((positions, coordinates))
+    return LoweredVector(state.scatter(by_position, *sets.shape), sample, sets)
 
 
 def _scalar_arguments(state: State, value: Vector, op: Nonlin) -> list[Register]:
-    """The scalar arguments of a nonlinearity, in shapes that broadcast to its values.
+    """The scalar arguments of a nonlinearity, in shapes that broadcast to its outputs.
 
-    The last two axes are those of blocks and coordinates.
+    Outputs are (*shape, blocks, coordinates): the last two axes have size 1.
     """
     scalars = []
     for p in op.scalars:
@@ -252,18 +263,19 @@ def _apply(
     arrays: Sequence[Register],
     scalars: Sequence[Register],
 ) -> Register:
-    """φ of arrays (*shape, blocks, ·) of some coordinates of the arguments.
+    """φ of some coordinates of the arguments, (*shape, blocks, ·).
 
-    `rows` are the vectors that these are coordinates of: arguments that are one vector
-    get the same numbers.
+    `arrays` are these coordinates, one array for each argument. `rows` are the vectors
+    that they belong to: two arguments that are one vector get the same coordinates.
     """
     builder = state.builder
 
     def aligned(registers: Sequence[Register]) -> list[Register]:
-        return [
-            state.align_axes(register, x.ndim, value.ndim)
-            for register, x in zip(registers, op.vectors, strict=True)
-        ]
+        """Arrays of the arguments that broadcast to the shape of the outputs."""
+        result = []
+        for register, x in zip(registers, op.vectors, strict=True):
+            result.append(state.align_axes(register, x.ndim, value.ndim))
+        return result
 
     arguments = tie_equal_arguments(builder, op.f, aligned(rows), aligned(arrays))
     if op.f is MULTIPLY and len(arguments) == 2:
@@ -293,11 +305,13 @@ def _features_in_group(
     builder, frame = state.builder, state.frames[group]
     assert isinstance(frame, LimitFrame)
     positions = group.positions[value]
-    rows, reached, params = [], [], []
+    rows: list[Register] = []
+    reached: list[int] = []
+    params: list[Register] = []
     for x in op.vectors:
         positions_of_x = state.argument_positions(x, value, positions)
-        lead = state.vectors[x].lead
-        rows.append(state.gather(lead, positions_of_x, frame.directions))
+        coordinates = state.vectors[x].coordinates
+        rows.append(state.gather(coordinates, positions_of_x, frame.directions))
         reached.append(union(state.sets(x).ravel()[positions_of_x]))
     for p in op.scalars:
         positions_of_p = state.argument_positions(p, value, positions)
@@ -316,10 +330,10 @@ def _features_in_group(
         basis=component.basis,
     )
     seed_key = _seed_key(state, value, group)
-    lead, directions = frame.apply(features, seed_key, component.meets_linear)
+    coordinates, directions = frame.apply(features, seed_key, component.meets_linear)
     if isinstance(frame, NodeFrame):  # ε parts may lie along these functions too
         state.epsilon_parts.clear()
-    return lead, directions
+    return coordinates, directions
 
 
 def _seed_key(state: State, value: Vector, group: FrameBatch) -> SeedKey:
@@ -331,13 +345,18 @@ def _seed_key(state: State, value: Vector, group: FrameBatch) -> SeedKey:
 
 
 def pooled(state: State, value: Scalar, op: Pool) -> Register:
-    """A function of all coordinates of some vectors, which are drawn whole."""
-    builder, lead = state.builder, state.vectors[op.x].lead
+    """A function of all coordinates of some vectors, which are drawn whole.
+
+    At infinite width only the coordinates themselves, at nodes: (count,) for a pool of
+    `count` coordinates in all.
+    """
+    builder, coordinates = state.builder, state.vectors[op.x].coordinates
     if op.x not in state.analysis.infinite:
-        coordinates = builder.pad_or_cut(lead, int(state.analysis.widths[op.x]))
+        width = int(state.analysis.widths[op.x])
+        all_coordinates = builder.pad_or_cut(coordinates, width)
         return builder.step(
             "apply",
-            builder.reshape(coordinates, coordinates.size),
+            builder.reshape(all_coordinates, all_coordinates.size),
             made=value.shape,
             words=f"{named(op.f)} of all coordinates",
             f=op.f,
@@ -346,14 +365,14 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
     if op.f is not COORDINATES:
         problem = f"a function of all coordinates, {op.f.name}, at width inf"
         raise ExactError(value, problem, instead="finite widths have a law")
-    # The values at some of the nodes of each block: not at their mirror images, where
-    # odd functions repeat. A plan with a quarter of the nodes (see `_expectation_ops`)
-    # repeats a quarter of these.
+    # The values at the first nodes of each block: not at their mirror images, where odd
+    # functions repeat. A plan with a quarter of the nodes (see `_expectation_ops`)
+    # takes a quarter of these, and repeats them.
     nodes = _nodes(state, op.x)
-    count = op.count // math.prod(lead.shape[:-1])
-    kept = min(count, max(1, count * nodes // NODES))
-    at_nodes = builder.pad_or_cut(lead, nodes)
-    values = builder.take(at_nodes, np.arange(count) % kept, axis=2)
+    count = op.count // math.prod(coordinates.shape[:-1])
+    distinct = min(count, max(1, count * nodes // NODES))
+    at_nodes = builder.pad_or_cut(coordinates, nodes)
+    values = builder.take(at_nodes, np.arange(count) % distinct, axis=2)
     scaled = builder.step("scale", values, by=nodes**0.5)
     return builder.reshape(scaled, op.count)
 
@@ -377,68 +396,100 @@ def _nodes(state: State, x: Vector) -> int:
 def outer_product_sum(
     state: State, value: Vector, op: OuterProductSum
 ) -> LoweredVector:
-    """A function of the entries of outer products, times vectors.
+    """y_α = (1/in) Σ_β f(Σ_k sizes_k l_kα r_kβ) x_β, with f(g) = g/(|g| + eps).
 
     It reads all coordinates of all of these vectors, or their values at all nodes.
     """
+    if value in state.analysis.infinite:
+        return _outer_product_sum_at_nodes(state, value, op)
+    width = int(state.analysis.widths[value])
+    l_coordinates = state.vectors[op.left].coordinates
+    return LoweredVector(_sum_at(state, value, op, l_coordinates, width))
+
+
+def _sum_at(
+    state: State, value: Vector, op: OuterProductSum, left: Register, width: int
+) -> Register:
+    """The y_α of an `OuterProductSum` for some α, (*shape, blocks, width).
+
+    `left`: the coordinates of l for these α, (…, blocks, width); zeros at the end of
+    the last axis may be missing.
+    """
     builder, blocks = state.builder, state.analysis.blocks[value]
-    right, x = _split_coordinates(state, op)
+    r, x = _split_coordinates(state, op)
+    padded = builder.pad_or_cut(left, width)
+    product = builder.step(
+        "outer",
+        builder.reshape(padded, *op.left.shape, blocks * width),
+        r,
+        x,
+        made=(*value.shape, blocks * width),
+        words="entries of the gradient",
+        sizes=op.sizes,
+        eps=op.eps,
+    )
+    return builder.reshape(product, *value.shape, blocks, width)
 
-    def result(left: Register, width: int) -> Register:
-        padded = builder.pad_or_cut(left, width)
-        shape = (*value.shape, blocks * width)
-        product = builder.step(
-            "outer",
-            builder.reshape(padded, *op.left.shape, blocks * width),
-            right,
-            x,
-            made=shape,
-            words="entries of the gradient",
-            sizes=op.sizes,
-            eps=op.eps,
-        )
-        return builder.reshape(product, *value.shape, blocks, width)
 
-    lead = state.vectors[op.left].lead
-    if value not in state.analysis.infinite:
-        return LoweredVector(result(lead, int(state.analysis.widths[value])))
-    nodes, varies = _nodes(state, op.left), _varies(state, op.left)
+def _outer_product_sum_at_nodes(
+    state: State, value: Vector, op: OuterProductSum
+) -> LoweredVector:
+    """An `OuterProductSum` at infinite width, where it is a sum of signs.
+
+    α runs over the nodes. Raises an error if the signs are those of a vanishing
+    gradient.
+    """
+    builder = state.builder
+    nodes = _nodes(state, op.left)
+    varies = _varies(state, op.left)
     vanishes = (_limits(state, op.left) == 0).all(axis=-1)
     if (vanishes & varies.any(axis=-1)).any():
         raise ExactError(value, vanishing_signs(op.optimiser))
     sample = None
     if value in state.analysis.coordinates:
-        sample = result(state.sample(op.left), len(state.analysis.picked))
+        l_sample = state.sample(op.left)
+        sample = _sum_at(state, value, op, l_sample, len(state.analysis.picked))
     sets = _sets_of_signs(state, value, op)
     state.epsilon_parts.clear()  # ε parts may lie along these functions too
-    at_nodes = builder.step("scale", builder.pad_or_cut(lead, nodes), by=nodes**0.5)
+    padded = builder.pad_or_cut(state.vectors[op.left].coordinates, nodes)
+    at_nodes = builder.step("scale", padded, by=nodes**0.5)
+    r, _ = _split_coordinates(state, op)
     checked = builder.step(
         "apply",
         at_nodes,
-        right,
+        r,
         made=at_nodes.shape,
         f=partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser),
         shape=at_nodes.shape,
     )
-    scaled = builder.step("scale", result(checked, nodes), by=nodes**-0.5)
+    sum_at_nodes = _sum_at(state, value, op, checked, nodes)
+    scaled = builder.step("scale", sum_at_nodes, by=nodes**-0.5)
     return LoweredVector(scaled, sample, sets)
 
 
 def _split_coordinates(state: State, op: OuterProductSum) -> list[Register]:
-    """The coordinates of the right factors r, and of the vectors x."""
+    """The coordinates of the right factors r, and of the vectors x, each in its shape.
+
+    The operation has all of them in one flat array.
+    """
     builder = state.builder
     arrays = []
     start = 0
     for shape in op.shapes:
         stop = start + math.prod(shape)
-        flat = builder.step("part", state.scalars[op.given], start=start, stop=stop)
+        flat = builder.step(
+            "part", state.scalars[op.coordinates], start=start, stop=stop
+        )
         arrays.append(builder.reshape(flat, *shape))
         start = stop
     return arrays
 
 
 def _sets_of_signs(state: State, value: Vector, op: OuterProductSum) -> Sets:
-    """New directions for the signs of the left factors, in frames of nodes."""
+    """The sets of a sum of signs of outer products, in frames of nodes.
+
+    Its basis functions are new: functions of those of the left factors.
+    """
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
     for group in state.groups_of(value):
         frame, positions = state.frames[group], group.positions[value]

@@ -30,8 +30,9 @@ class _Coordinate(NamedTuple):
 
 
 def results(state: State) -> tuple[Register, Register]:
-    """For all outputs, side by side: each coordinate is mean + coefficients · N(0, I).
+    """The mean and the coefficients of all outputs: mean + coefficients · N(0, I).
 
+    They are arrays (entries,) and (entries, variables), of all coordinates asked for.
     Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have
     none. Coordinates are i.i.d. given what is drawn as far as such sources go, so each
     has its own columns of coefficients (see `_column_blocks`). Entries are in numpy's
@@ -49,9 +50,11 @@ def results(state: State) -> tuple[Register, Register]:
             count = len(analysis.picked)
             if not analysis.picked_by_user:
                 _note_if_coordinates_differ(state, output)
-        coordinates = [_coordinate(state, output, k) for k in range(count)]
-        means_of_output = []
-        for coordinate in coordinates:
+        coordinates: list[_Coordinate] = []
+        means_of_output: list[Register] = []
+        for k in range(count):
+            coordinate = _coordinate(state, output, k)
+            coordinates.append(coordinate)
             means_of_output.append(builder.reshape(coordinate.mean, output.size, 1))
         columns_of_output = _columns(state, output, coordinates)
         size = output.size * count
@@ -59,6 +62,7 @@ def results(state: State) -> tuple[Register, Register]:
         means.append(builder.reshape(joined, size))
         joined = builder.step("join", *columns_of_output, axis=1)
         columns.append(builder.reshape(joined, size, joined.shape[-1]))
+    # guards are 0, or NaN in a replica without a law
     guards = [builder.reshape(guard, 1) for guard in state.guards]
     mean = builder.fold("add", [builder.step("join", *means, axis=0), *guards])
     return mean, builder.step("join", *columns, axis=0)
@@ -93,10 +97,12 @@ def _variables(state: State) -> int:
 
 
 def _column_blocks(state: State, output: Value) -> list[int]:
-    """For each coordinate asked for, which block of columns it has.
+    """For each coordinate asked for, the number of the block of columns that it has.
 
-    The same index in two concatenated blocks shares one row of the matrix, and so one
-    block of columns.
+    The variables of a block are those of one row of each matrix. Coordinates with the
+    same index in two concatenated blocks, W x and W x', share the row, and so the block
+    of columns. For example, with blocks of width 8, the coordinates 0, 5 and 13 have
+    the blocks of columns 0, 1 and 1.
     """
     analysis = state.analysis
     if output in state.scalars or output in analysis.infinite:
@@ -106,16 +112,17 @@ def _column_blocks(state: State, output: Value) -> list[int]:
 
 
 def _note_if_coordinates_differ(state: State, output: Value) -> None:
-    """Note, once, that the law depends on which coordinate is asked for."""
+    """Add a note, once, if the law depends on which coordinate is asked for."""
     if _coordinates_differ(state, output) and NOTE not in state.notes:
         state.notes.append(NOTE)
 
 
 def _coordinates_differ(state: State, output: Value) -> bool:
-    """Whether data or rotary positions in the space of an output tell coordinates
-    apart.
+    """Whether coordinates of an output differ in law.
+
+    They do if data or rotary positions in its space tell them apart.
     """
-    in_frame = state.vectors[output].lead.shape[-1] > 0
+    in_frame = state.vectors[output].coordinates.shape[-1] > 0
     if output in state.analysis.infinite or not in_frame:
         return False
     operations = [
@@ -130,7 +137,7 @@ def _coordinates_differ(state: State, output: Value) -> bool:
 
 
 def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
-    """Coordinate number k of those asked for."""
+    """Coordinate number k of those asked for, of all vectors of an output."""
     builder, analysis = state.builder, state.analysis
     variables = _variables(state)
     coefficients = builder.constant(np.zeros((output.size, variables)))
@@ -145,7 +152,7 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
     rows = np.arange(output.size) * blocks + block
 
     def in_block(array: Register) -> Register:
-        """Of (*shape, blocks, ·), the block that has the coordinate."""
+        """From (*shape, blocks, ·), the block that has the coordinate: (vectors, ·)."""
         flat = builder.reshape(array, output.size * blocks, array.shape[-1])
         return builder.take(flat, rows, axis=0)
 
@@ -158,26 +165,27 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
         mean = builder.reshape(known, output.size)
         never_drawn = builder.step("part", sample, start=count, stop=sample.shape[-1])
         coefficients = builder.pad_or_cut(never_drawn, variables)
-    if output not in analysis.infinite and vector.lead.shape[-1]:
-        drawn = _in_frame(state, output, in_block(vector.lead), rows, index)
+    if output not in analysis.infinite and vector.coordinates.shape[-1]:
+        drawn = _in_frame(state, output, in_block(vector.coordinates), rows, index)
         mean = builder.step("add", mean, drawn)
     return _Coordinate(mean, coefficients)
 
 
 def _in_frame(
-    state: State, output: Value, lead: Register, rows: Ints, index: int
+    state: State, output: Value, coordinates: Register, rows: Ints, index: int
 ) -> Register:
-    """A coordinate of vectors whose coordinates in a frame are known.
+    """Coordinate α = `index` of vectors that have coordinates in a frame, (vectors,).
 
-    It is the inner product with the orientation of the frame: that coordinate of each
-    direction.
+    It is the inner product of their coordinates in the frame, (vectors, directions),
+    with the coordinate α of each direction (see `Frame.orientation`). `rows` are the
+    flat positions of the vectors in the output.
     """
     builder = state.builder
     groups = state.groups_of(output)
     if all(state.frames[group].is_standard_basis for group in groups):
-        entry = builder.step("part", lead, start=index, stop=index + 1)
+        entry = builder.step("part", coordinates, start=index, stop=index + 1)
         return builder.reshape(entry, output.size)
-    directions_in_group = []
+    directions_in_group: list[tuple[Ints, Register]] = []
     for group in groups:
         positions = group.positions[output]
         orientation = state.frames[group].orientation()
@@ -187,10 +195,10 @@ def _in_frame(
         spread = builder.step("spread", row, shape=shape)
         directions_in_group.append((positions, spread))
     directions = builder.take(state.scatter(directions_in_group), rows, axis=0)
-    width = max(directions.shape[-1], lead.shape[-1])
+    width = max(directions.shape[-1], coordinates.shape[-1])
 
     def as_row(array: Register) -> Register:
         return builder.reshape(builder.pad_or_cut(array, width), output.size, 1, width)
 
-    inner = builder.step("gram", as_row(lead), as_row(directions))
+    inner = builder.step("gram", as_row(coordinates), as_row(directions))
     return builder.reshape(inner, output.size)

@@ -42,24 +42,36 @@ class _VectorsInUse(NamedTuple):
     """The vectors of a group that are still used."""
 
     values: list[Value]  # those that have coordinates
-    per_frame: int  # their number; (1, …, 1) counts too
+    per_frame: int  # the number of their vectors in a frame; (1, …, 1) counts too
+
+
+class _Replacement(NamedTuple):
+    """How many of the first directions of a frame stay, and how many are new."""
+
+    kept: int
+    new: int
 
 
 def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> None:
-    """Rebase the frames of a group after its last nonlinearity, the value `index`."""
+    """Rebase the frames of a group after its last nonlinearity, the value `index`.
+
+    Only frames in the standard basis, and only if later sources or mixtures then cost
+    less.
+    """
     if not state.frames[group].is_standard_basis or "turn" in state.analysis.without:
         return
     vectors = _vectors_in_use(state, group, index)
     if not vectors.values or not _has_room(state, group, vectors.per_frame):
         return
-    grows = _grows_after(state, group, index)
-    if grows:
-        must_stay = group in state.analysis.coordinates_cheaper
+    if _grows_after(state, group, index):
+        pays = group not in state.analysis.coordinates_cheaper
     else:
-        must_stay = _has_output(state, group)
-    if must_stay or not (grows or _is_mixed_after(state, group, index)):
+        # without new sources, it pays only for mixtures of vectors
+        is_mixed = _is_mixed_after(state, group, index)
+        pays = is_mixed and not _has_output(state, group)
+    if not pays:
         return
-    # else products with the new directions cost more than they save
+    # products with many new directions would cost more than they save
     is_small = vectors.per_frame < _cost_model.FEWEST
     if is_small or DIRECTIONS_PER_VECTOR * vectors.per_frame <= group.width:
         _span(state, group, vectors.values)
@@ -83,7 +95,7 @@ def _has_output(state: State, group: FrameBatch) -> bool:
 
 
 def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
-    """Whether a value after `index` draws sources in the group."""
+    """Whether a value after number `index` draws sources in the group."""
     return any(
         state.analysis.position[value] > index and value in state.analysis.drawn
         for value in group.slots
@@ -91,10 +103,7 @@ def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
 
 
 def _is_mixed_after(state: State, group: FrameBatch, index: int) -> bool:
-    """Whether vectors of the group are mixed after value `index`.
-
-    If not, and if no source follows, rebasing does not pay.
-    """
+    """Whether vectors of the group are mixed (see `Mix`) after value number `index`."""
     last = max(state.analysis.last_use[value] for value in group.positions)
     return any(
         isinstance(value.op, Mix) and value.op.x in group.positions
@@ -105,7 +114,7 @@ def _is_mixed_after(state: State, group: FrameBatch, index: int) -> bool:
 def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     """Rebase frames with many more directions than vectors, before value `index`.
 
-    The value adds sources to them. The first directions stay if most vectors lie in
+    That value adds sources to them. The first directions stay if most vectors lie in
     them: in a backward pass, those of the forward pass.
     """
     frame = state.frames[group]
@@ -114,11 +123,13 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     vectors = _vectors_in_use(state, group, index - 1)
     if not vectors.values:
         return
-    kept, new = int(group.constant), vectors.per_frame
-    if group.width < math.inf:
-        kept = 0
-        if not _has_output(state, group):
-            kept, new = _fewest_directions(state, group, vectors.values)
+    if group.width == math.inf:  # (1, …, 1) stays the first direction
+        replacement = _Replacement(kept=int(group.constant), new=vectors.per_frame)
+    elif _has_output(state, group):
+        replacement = _Replacement(kept=0, new=vectors.per_frame)
+    else:
+        replacement = _fewest_directions(state, group, vectors.values)
+    kept, new = replacement
     replaced = frame.directions - kept
     too_many = replaced > DIRECTIONS_PER_VECTOR * new
     if too_many and group.width > FULL_WIDTH_PER_VECTOR * new:
@@ -127,24 +138,29 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
 
 def _fewest_directions(
     state: State, group: FrameBatch, values: Sequence[Value]
-) -> tuple[int, int]:
-    """How many of the first directions to keep, and how many new ones replace the rest.
+) -> _Replacement:
+    """The replacement that leaves the fewest directions.
 
     There is a new direction for each vector that reaches beyond those that are kept.
+    For example, if ten vectors have coordinates along the first 8 directions only, and
+    two along all 100, then 8 directions are kept and 2 are new.
     """
     # for each number of directions, the vectors that reach so far and not farther
     vectors_of_reach = Counter[int]()
     for value in values:
-        reach = state.vectors[value].lead.shape[-1]
+        reach = state.vectors[value].coordinates.shape[-1]
         vectors_of_reach[reach] += group.positions[value].shape[1]
     constant = state.frames[group].constant
     if constant is not None:
         vectors_of_reach[constant.shape[-1]] += 1
 
     def vectors_beyond(kept: int) -> int:
-        return sum(
-            vectors for reach, vectors in vectors_of_reach.items() if reach > kept
-        )
+        """The vectors with coordinates beyond the first `kept` directions."""
+        beyond = 0
+        for reach, vectors in vectors_of_reach.items():
+            if reach > kept:
+                beyond += vectors
+        return beyond
 
     def cost(kept: int) -> tuple[int, int]:
         """The fewest directions in all; of these, most of the old ones."""
@@ -152,15 +168,18 @@ def _fewest_directions(
 
     candidates = [kept for kept in {0, *vectors_of_reach} if vectors_beyond(kept)]
     kept = min(candidates, key=cost)
-    return kept, vectors_beyond(kept)
+    return _Replacement(kept, new=vectors_beyond(kept))
 
 
 def _vectors_in_use(state: State, group: FrameBatch, index: int) -> _VectorsInUse:
-    """The vectors of a group that values after `index` read; others are let go."""
+    """The vectors of a group that values after number `index` read, or outputs.
+
+    All others are removed from `State.in_use`.
+    """
     last_use = state.analysis.last_use
     in_use = [value for value in state.in_use[group] if last_use[value] > index]
     state.in_use[group] = in_use
-    values = [value for value in in_use if state.vectors[value].lead.shape[-1]]
+    values = [value for value in in_use if state.vectors[value].coordinates.shape[-1]]
     count = sum(group.positions[value].shape[1] for value in values)
     if state.frames[group].constant is not None:
         count += 1
@@ -170,24 +189,24 @@ def _vectors_in_use(state: State, group: FrameBatch, index: int) -> _VectorsInUs
 def _span(
     state: State, group: FrameBatch, vectors: Sequence[Value], kept: int = 0
 ) -> None:
-    """Replace the directions after the first `kept` by as many as vectors need.
+    """Replace the directions of a frame after the first `kept`.
 
-    These are the vectors, and (1, …, 1), that reach beyond them.
+    The new ones span the vectors that reach beyond `kept`, (1, …, 1) among them. These
+    get new coordinates; all others stay.
     """
     builder, frame = state.builder, state.frames[group]
-    beyond = [v for v in vectors if state.vectors[v].lead.shape[-1] > kept]
-    rows = [
-        state.gather(state.vectors[v].lead, group.positions[v], frame.directions)
-        for v in beyond
-    ]
+    beyond = [v for v in vectors if state.vectors[v].coordinates.shape[-1] > kept]
+    rows: list[Register] = []
+    for v in beyond:
+        coordinates = state.vectors[v].coordinates
+        rows.append(state.gather(coordinates, group.positions[v], frame.directions))
     constant = frame.constant
     constant_moves = constant is not None and constant.shape[-1] > kept
     if constant is not None and constant_moves:
         padded = builder.pad_or_cut(constant, frame.directions)
         rows.append(builder.reshape(padded, group.frames, 1, frame.directions))
-    new_frame, spanned = frame.spanning(
-        builder.step("join", *rows, axis=1), _has_output(state, group), kept
-    )
+    joined = builder.step("join", *rows, axis=1)
+    new_frame, spanned = frame.spanning(joined, _has_output(state, group), kept)
     new_frame.directions = spanned.shape[-1]
     new_rows = _cut_like(state, spanned, rows)
     if constant_moves:
@@ -201,7 +220,10 @@ def _span(
 def _cut_like(
     state: State, spanned: Register, rows: Sequence[Register]
 ) -> list[Register]:
-    """Vectors in a new frame, split like `rows`, which were joined along axis 1."""
+    """Vectors in a new frame, `spanned`, split along axis 1 into the sizes of `rows`.
+
+    They are the `rows` in the old frame, end to end.
+    """
     new_rows = []
     start = 0
     for row in rows:
@@ -215,16 +237,20 @@ def _cut_like(
 def _replace_coordinates(
     state: State, value: Value, positions: Ints, coordinates: Register
 ) -> None:
-    """Give the vectors of a value at these positions new coordinates."""
+    """Give the vectors of a value at these positions, (frames, k), new coordinates.
+
+    `coordinates`: (frames, k, directions). At infinite width, the vectors may then have
+    coordinates along all new directions.
+    """
     vector = state.vectors[value]
-    lead, sets = vector.lead, vector.sets
-    count = math.prod(lead.shape[:-1])
+    old, sets = vector.coordinates, vector.sets
+    count = math.prod(old.shape[:-1])
     by_position = [(positions, coordinates)]
     if positions.size < count:  # vectors in other groups stay as they are
         others = np.setdiff1d(np.arange(count), positions)[None]
-        by_position.append((others, state.gather(lead, others, lead.shape[-1])))
+        by_position.append((others, state.gather(old, others, old.shape[-1])))
     if sets is not None:
         sets = sets.copy()
         sets.reshape(-1)[positions] = bit_range(0, coordinates.shape[-1])
-    new_lead = state.scatter(by_position, *lead.shape[:-1])
-    state.vectors[value] = replace(vector, lead=new_lead, sets=sets)
+    new = state.scatter(by_position, *old.shape[:-1])
+    state.vectors[value] = replace(vector, coordinates=new, sets=sets)

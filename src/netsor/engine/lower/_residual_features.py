@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
-from itertools import starmap
 from operator import call, or_
 from typing import Any, NamedTuple
 
@@ -28,22 +27,23 @@ from ..plan._ir import Register
 from ..plan._ir_builder import Builder, named
 from ._components import Ints, SeedKey
 
-# Functions, each with the numbers of its arguments
+# The factors of a product φ(u_0, u_1, …): functions, each with the numbers of its
+# arguments
 Factors = list[tuple[Function, tuple[int, ...]]]
 
 
 class Part(NamedTuple):
-    """Some factors of features, as one function."""
+    """Some factors of k features in each frame, as one function f(u; p)."""
 
-    arguments: Register  # (frames, k, arguments, directions)
+    arguments: Register  # u, (frames, k, arguments, directions)
     f: Function
-    params: tuple[Register, ...]
+    params: tuple[Register, ...]  # the scalar arguments p, (frames, k) each
 
 
 class SignFactor(NamedTuple):
-    """A factor of a function of sources, when these change their signs together."""
+    """What a factor of a product does when sources change their signs together."""
 
-    reach: int  # the sources
+    reach: int  # the sources that it depends on, a bit set
     odd: bool  # whether it changes its sign
     # whether it changes in another way: it is neither odd nor even, or its argument has
     # a mean
@@ -51,9 +51,11 @@ class SignFactor(NamedTuple):
 
 
 def _classes(factors: Sequence[SignFactor]) -> list[SignFactor]:
-    """Multiply the factors that have sources in common.
+    """Multiply the factors that have sources in common, also by way of other factors.
 
-    No two of the results have, so that the sources of each have signs of their own.
+    The results have no sources in common: each class of sources can change its signs
+    without the others. For example, factors of the sources {0}, {1} and {0, 2} become
+    two, of {1} and {0, 2}.
     """
     classes: list[SignFactor] = []
     for factor in factors:
@@ -67,18 +69,22 @@ def _classes(factors: Sequence[SignFactor]) -> list[SignFactor]:
                     fixed=merged.fixed or other.fixed,
                 )
         classes.append(merged)
-    return [c for c in classes if c.reach]
+    return [merged for merged in classes if merged.reach]
 
 
 def has_mean_zero(factors: Sequence[SignFactor]) -> bool:
-    """Whether the mean of a product is 0 by structure: it is odd in some sources."""
+    """Whether the mean of a product is 0 by structure.
+
+    It is if the product is odd in some sources: their signs are symmetric.
+    """
     return any(c.odd and not c.fixed for c in _classes(factors))
 
 
 def slopes(factors: Sequence[SignFactor]) -> int:
-    """The sources that a product can have coordinates along.
+    """The sources e with E[F e] ≠ 0 for a product F of factors, as a bit set.
 
-    If it is odd in one class of sources, only these; if in several, none.
+    If F is odd in one class of sources, only these; if in several, none. Otherwise all
+    sources in which it is not even.
     """
     classes = _classes(factors)
     odd = [c for c in classes if c.odd and not c.fixed]
@@ -86,7 +92,11 @@ def slopes(factors: Sequence[SignFactor]) -> int:
         return 0
     if odd:
         return odd[0].reach
-    return reduce(or_, (c.reach for c in classes if c.fixed), 0)
+    sources = 0
+    for c in classes:
+        if c.fixed:
+            sources |= c.reach
+    return sources
 
 
 # The factors of a product
@@ -131,54 +141,63 @@ class ResidualFeatures:
 
     @cached_property
     def reach(self) -> int:
-        """The directions that they are functions of."""
+        """The directions that they are functions of, a bit set."""
         return reduce(or_, self.supports)
 
     @cached_property
     def factors(self) -> Factors:
-        """The functions that these are products of, with the numbers of their arguments
-        (vectors, then scalars).
+        """The functions whose product φ is, each with the numbers of its arguments.
+
+        Vectors are numbered first, then scalars. φ itself, if it is no known product.
         """
         if isinstance(self.f, Composed) and self.f.factors:
             return list(self.f.factors)
-        return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
+        all_arguments = range(len(self.supports) + len(self.params))
+        return [(self.f, tuple(all_arguments))]
 
     def signs_of(self, arguments: tuple[int, ...], parity: int | None) -> Signs:
-        """A function of some arguments, with a parity if there is one argument."""
+        """What a function of these arguments does when sources change their signs.
+
+        `parity`: 1 if it is even, −1 if it is odd; it counts only for one argument.
+        """
         if len(arguments) > 1:
             parity = None
         signs = []
         for k in arguments:
-            if k >= len(self.supports):  # a scalar
+            if k >= len(self.supports):  # a scalar, which has no sources
                 continue
-            fixed = parity is None or not self.centred[k]
-            signs.append(SignFactor(self.supports[k], odd=parity == -1, fixed=fixed))
+            is_odd = parity == -1
+            has_no_symmetry = parity is None or not self.centred[k]
+            signs.append(SignFactor(self.supports[k], is_odd, fixed=has_no_symmetry))
         return signs
 
     @cached_property
     def signs(self) -> Signs:
-        """Their factors, by what these do when sources change their signs."""
+        """What all factors do when sources change their signs."""
         return self._signs_of_factors(self.factors)
 
     def _signs_of_factors(self, factors: Factors) -> Signs:
+        """What some factors do when sources change their signs."""
         signs: Signs = []
         for f, arguments in factors:
             signs += self.signs_of(arguments, f.parity)
         return signs
 
     def changes(self, number: int, b: SignFactor) -> Iterator[Signs]:
-        """How an output changes if an argument does, by a small vector b: ∂φ(x) b, a
-        term for each factor of φ.
+        """The change ∂φ(x) b of outputs if argument `number` changes by a small b.
 
+        By the product rule it has a term for each factor of φ that depends on the
+        argument; each is given by what its factors do when sources change their signs.
         Where a factor has a kink and its argument an atom, the change is another
         function of b.
         """
         for k, (f, arguments) in enumerate(self.factors):
             if number not in arguments:
                 continue
-            signs = self._signs_of_factors(self.factors[:k] + self.factors[k + 1 :])
+            other_factors = self.factors[:k] + self.factors[k + 1 :]
+            signs = self._signs_of_factors(other_factors)
             smooth = is_smooth(f)
-            if f is not IDENTITY:  # its derivative is 1
+            if f is not IDENTITY:  # whose derivative, 1, depends on nothing
                 derivative_parity = None
                 if smooth and f.parity is not None:
                     derivative_parity = -f.parity
@@ -190,27 +209,30 @@ class ResidualFeatures:
 
     @cached_property
     def slopes(self) -> int:
-        """The directions along which they can have coordinates: E[F e] ≠ 0 for a source
-        e.
+        """The sources e with E[F e] ≠ 0: directions along which F can have coordinates,
+        as a bit set.
         """
         return slopes(self.signs)
 
     def related(self, other: ResidualFeatures) -> bool:
-        """Whether products with other features can be other than 0."""
+        """Whether E[F F'] of these and of other features can be other than 0."""
         return not has_mean_zero([*self.signs, *other.signs])
 
     def part(self, builder: Builder, factors: Factors) -> Part:
-        """Some factors as features: arguments, function and parameters."""
-        vectors = len(self.supports)
+        """The product of some factors, as one function of the arguments it depends on.
+
+        It is a function of at least one vector.
+        """
         numbers: set[int] = set()
         for _, arguments in factors:
             numbers.update(arguments)
         in_order = sorted(numbers)
-        vector_numbers = [number for number in in_order if number < vectors]
-        params = tuple(self.params[n - vectors] for n in in_order if n >= vectors)
+        first_scalar = len(self.supports)  # vectors are numbered before scalars
+        vector_numbers = [n for n in in_order if n < first_scalar]
+        scalar_numbers = [n for n in in_order if n >= first_scalar]
+        params = tuple(self.params[n - first_scalar] for n in scalar_numbers)
         f = _product_of(factors, in_order)
-        # only scalars: a function of a vector that it does not look at
-        if not vector_numbers:
+        if not vector_numbers:  # only scalars: f ignores a vector in front of them
             vector_numbers = [0]
             f = Function(f.name, partial(_of_parameters, f))
         columns = []
@@ -228,14 +250,43 @@ class ResidualFeatures:
 
 
 def _product_of(factors: Factors, numbers: Sequence[int]) -> Function:
-    """The product of factors, as a function of the arguments with these numbers."""
-    if len(factors) == 1 and list(factors[0][1]) == numbers:
-        return factors[0][0]
+    """The product of factors, as a function of the arguments with these numbers.
+
+    For example, the factor f(u_3) with the numbers [1, 3] becomes a function of (u_1,
+    u_3), whose argument 1 is that of f.
+    """
+    if len(factors) == 1:
+        f, arguments = factors[0]
+        if list(arguments) == numbers:
+            return f
     position = {number: k for k, number in enumerate(numbers)}
     renumbered = []
     for f, arguments in factors:
-        renumbered.append((f, tuple(position[number] for number in arguments)))
+        positions = tuple(position[number] for number in arguments)
+        renumbered.append((f, positions))
     return Function("product", partial(_product, tuple(renumbered)))
+
+
+class _NewResiduals(NamedTuple):
+    """New features F and their residuals, before these have directions."""
+
+    features: ResidualFeatures
+    along_linear: Register  # coordinates along linear directions, (frames, k, old)
+    # coordinates along the K residuals so far, (frames, k, K); None if there are none
+    along_earlier: Register | None
+    gram: Register  # E[F_i F_j], (frames, k, k)
+    residual_gram: Register  # the same less the products of these coordinates
+
+    def reordered(self, builder: Builder, order: Ints) -> _NewResiduals:
+        """The same with the features in another order."""
+        features = self.features.reordered(builder, order)
+        along_linear = builder.take(self.along_linear, order, axis=1)
+        along_earlier = self.along_earlier
+        if along_earlier is not None:
+            along_earlier = builder.take(along_earlier, order, axis=1)
+        residual_gram = _reordered_matrix(builder, self.residual_gram, order)
+        gram = _reordered_matrix(builder, self.gram, order)
+        return _NewResiduals(features, along_linear, along_earlier, gram, residual_gram)
 
 
 @dataclass(eq=False)
@@ -271,53 +322,69 @@ class ResidualBasis:
         linear: bool,
         constant: bool,
     ) -> Register:
-        """The coordinates (frames, k, directions) of new features: along the `old`
-        directions, and one more for each.
+        """Add features; returns their coordinates, (frames, k, directions).
 
-        A feature that those before it are known to span adds no direction. Nearly
-        dependent features are taken in another order, in which rounding errors do not
-        grow.
+        These are along the `old` directions of the frame, and one more for each
+        feature, except for those that the features before them are known to span.
+        Nearly dependent features are taken in another order, in which rounding errors
+        do not grow.
 
-        `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is
-        the first direction.
+        `seed_key` identifies the features in all runs. `linear`: products with linear
+        vectors are asked for. `constant`: (1, …, 1) is the first direction.
         """
-        count, label = new.count, named(new.f)
-        along = _along_linear_directions(builder, new, old, linear, constant)
-        gram = _kernel(builder, new, new, constant, label)
-        residual_gram = gram
-        if linear:
-            residual_gram = _less(builder, gram, along, along)
-        below = None  # along the residuals so far
-        if self.factor is not None:
-            cross = self._products_with_features(builder, new, along, linear, constant)
-            below = builder.step("solve", self.factor, cross)
-            residual_gram = _less(builder, residual_gram, below, below)
-        order = builder.pivot_order(residual_gram, gram, seed_key)
-        reorders = not np.array_equal(order, np.arange(count))
+        residuals = self._residuals_of(builder, new, old, linear, constant)
+        order = builder.pivot_order(residuals.residual_gram, residuals.gram, seed_key)
+        reorders = not np.array_equal(order, np.arange(new.count))
         if reorders:
-            new = new.reordered(builder, order)
-            along = builder.take(along, order, axis=1)
-            if below is not None:
-                below = builder.take(below, order, axis=1)
-            residual_gram = _reordered_matrix(builder, residual_gram, order)
-            gram = _reordered_matrix(builder, gram, order)
-        label = f"coordinates of {label}"
-        fresh = builder.step("residual", residual_gram, gram, words=label)
-        coordinates = along
-        if below is not None:
-            spread = self._along_directions(builder, below, old)
-            coordinates = builder.step("add", along, spread)
+            residuals = residuals.reordered(builder, order)
+        # the triangular factor of what is left: coordinates along new directions
+        fresh = builder.step(
+            "residual",
+            residuals.residual_gram,
+            residuals.gram,
+            words=f"coordinates of {named(new.f)}",
+        )
+        coordinates = residuals.along_linear
+        if residuals.along_earlier is not None:
+            spread = self._along_directions(builder, residuals.along_earlier, old)
+            coordinates = builder.step("add", coordinates, spread)
+        # the columns of `fresh` that get a direction
         independent = builder.independent_columns(fresh, seed_key)
-        self._extend(builder, below, fresh, independent, old)
-        self.features.append(new)
-        self.along.append(along)
+        self._extend(builder, residuals.along_earlier, fresh, independent, old)
+        self.features.append(residuals.features)
+        self.along.append(residuals.along_linear)
         along_new = builder.take(fresh, independent, axis=2)
         coordinates = builder.step("join", coordinates, along_new, axis=2)
-        if len(independent) < count:  # a direction for what is left out
-            coordinates = self._with_direction_left_out(builder, coordinates, count)
-        if reorders:
+        if len(independent) < new.count:  # a direction for what is left out
+            coordinates = self._with_direction_left_out(builder, coordinates, new.count)
+        if reorders:  # back to the order of the caller
             coordinates = builder.take(coordinates, np.argsort(order), axis=1)
         return coordinates
+
+    def _residuals_of(
+        self,
+        builder: Builder,
+        new: ResidualFeatures,
+        old: int,
+        linear: bool,
+        constant: bool,
+    ) -> _NewResiduals:
+        """What new features have along linear directions and earlier residuals, and
+        what is left of them. See `add` for the arguments.
+        """
+        along_linear = _along_linear_directions(builder, new, old, linear, constant)
+        gram = _kernel(builder, new, new, constant, named(new.f))
+        residual_gram = gram
+        if linear:
+            residual_gram = _less(builder, gram, along_linear, along_linear)
+        along_earlier = None
+        if self.factor is not None:
+            products = self._products_with_features(
+                builder, new, along_linear, linear, constant
+            )
+            along_earlier = builder.step("solve", self.factor, products)
+            residual_gram = _less(builder, residual_gram, along_earlier, along_earlier)
+        return _NewResiduals(new, along_linear, along_earlier, gram, residual_gram)
 
     def _extend(
         self,
@@ -327,11 +394,10 @@ class ResidualBasis:
         independent: Ints,
         old: int,
     ) -> None:
-        """Extend the factor, and give its independent new columns directions from `old`
-        on.
+        """Add the rows of new residuals to the factor of the Gram matrix.
 
-        `below` are the coordinates of new residuals along the old ones, `fresh` their
-        own factor.
+        `below` are their coordinates along the residuals so far, `fresh` their own
+        factor. Its `independent` columns get the directions `old`, `old` + 1, ….
         """
         size = 0
         if self.factor is None or below is None:
@@ -350,8 +416,10 @@ class ResidualBasis:
         linear: bool,
         constant: bool,
     ) -> Register:
-        """E[F_i F'_j] of new features and all earlier ones, less those of their parts
-        along linear directions.
+        """E[F_i F'_j] of new and all earlier features, (frames, new, earlier).
+
+        With `linear`, less the products of their coordinates along linear directions:
+        the products of residuals. `along` are these coordinates of the new features.
         """
         frames, count, old = along.shape
         products: list[Register] = []
@@ -370,7 +438,10 @@ class ResidualBasis:
     def _along_directions(
         self, builder: Builder, below: Register, old: int
     ) -> Register:
-        """Coordinates along the residuals so far, laid out along all old directions."""
+        """Coordinates along the residuals so far, as coordinates along old directions.
+
+        From `below`, (frames, k, residuals), to (frames, k, old).
+        """
         # for each direction, its column among the residuals; the last column is a 0
         column = np.full(old, below.shape[-1])
         column[self.directions] = self.columns
@@ -380,9 +451,10 @@ class ResidualBasis:
     def _with_direction_left_out(
         self, builder: Builder, rows: Register, count: int
     ) -> Register:
-        """The coordinates of the last `count` features, with one direction more: 0.
+        """The coordinates of the last `count` features, with one direction more.
 
-        In a plan with a shift, how far each is from what all directions span.
+        They are 0 along it; in a plan with a shift, each feature's distance from what
+        all directions span.
         """
         # So a plan with a shift shows whether a law depends on what is left out. Along
         # a direction that others have, it would turn the directions of all that is
@@ -406,7 +478,11 @@ def _along_linear_directions(
     linear: bool,
     constant: bool,
 ) -> Register:
-    """The coordinates of features along linear directions, where they can have some."""
+    """The coordinates of features along linear directions, (frames, k, directions).
+
+    They are 0 by structure, or not needed, unless `linear` (products with linear
+    vectors are asked for) and features have a mean or slopes.
+    """
     has_mean = constant and not has_mean_zero(new.signs)
     if linear and (new.slopes or has_mean):
         return _regression(builder, new, constant, directions)
@@ -417,21 +493,19 @@ def _along_linear_directions(
 def _extended_factor(
     builder: Builder, factor: Register, below: Register, fresh: Register
 ) -> Register:
-    """The triangular factor with new rows below: coordinates along the old ones, and
-    their own factor.
-    """
+    """The triangular factor [[factor, 0], [below, fresh]] with rows for new vectors."""
     above = builder.step("pad", factor, before=0, after=fresh.shape[-1])
     rows = builder.step("join", below, fresh, axis=2)
     return builder.step("join", above, rows, axis=1)
 
 
 def _reordered_matrix(builder: Builder, gram: Register, order: Ints) -> Register:
-    """A Gram matrix of vectors in another order."""
+    """The Gram matrix of the same vectors in another order."""
     return builder.take(builder.take(gram, order, axis=1), order, axis=2)
 
 
 def _less(builder: Builder, gram: Register, a: Register, b: Register) -> Register:
-    """A Gram matrix less the products of rows."""
+    """gram − a b^T: a Gram matrix less that of coordinates a and b."""
     products = builder.step("gram", a, b)
     return builder.step("add", gram, builder.step("scale", products, by=-1.0))
 
@@ -443,19 +517,21 @@ def _kernel(
     constant: bool,
     words: str,
 ) -> Register:
-    """E[F_i F'_j], (frames, i, j): a product over the sets of factors that are
-    independent of each other.
+    """E[F_i F'_j] of features x and y, (frames, i, j).
+
+    It is a product over the sets of factors that are independent of each other.
     """
 
-    def expected(ours: Factors, theirs: Factors) -> Register:
-        if not theirs:
-            mean, _ = _mean_and_slopes(builder, x.part(builder, ours), constant)
+    def expected(factors: _FactorSet) -> Register:
+        """The expectation of the product of the factors in one set."""
+        if not factors.of_y:
+            mean, _ = _mean_and_slopes(builder, x.part(builder, factors.of_x), constant)
             return mean
-        if not ours:
-            mean, _ = _mean_and_slopes(builder, y.part(builder, theirs), constant)
+        if not factors.of_x:
+            mean, _ = _mean_and_slopes(builder, y.part(builder, factors.of_y), constant)
             return builder.step("transposed", mean)
-        u, f, p = x.part(builder, ours)
-        v, g, q = y.part(builder, theirs)
+        u, f, p = x.part(builder, factors.of_x)  # f(u; p)
+        v, g, q = y.part(builder, factors.of_y)  # g(v; q)
         width = max(u.shape[-1], v.shape[-1])
         return builder.step(
             "kernel",
@@ -471,14 +547,15 @@ def _kernel(
             words=f"E[{named(f)} {named(g)}] for {words}",
         )
 
-    return builder.fold("multiply", starmap(expected, independent(x, y)))
+    return builder.fold("multiply", map(expected, independent(x, y)))
 
 
 def _mean_and_slopes(
     builder: Builder, part: Part, constant: bool
 ) -> tuple[Register, Register]:
-    """E[f(u_i)], (frames, i, 1), and the coefficients of the regression on the
-    arguments, (frames, i, 1, r).
+    """E[f(u_i)], (frames, i, 1), and the slopes E[∂_r f(u_i)], (frames, i, 1, r).
+
+    The slopes are the coefficients of the regression on the r arguments.
     """
     u, f, params = part
     frames, count, r, _ = u.shape
@@ -493,12 +570,16 @@ def _mean_and_slopes(
 def _regression(
     builder: Builder, new: ResidualFeatures, constant: bool, directions: int
 ) -> Register:
-    """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions): of each
-    set, times the others' means.
+    """The regression E[F] 1 + β · u of features, (frames, k, directions).
+
+    If F is a product of independent sets of factors, E[F] is the product of their
+    means, and β u is a sum over the sets: that of the set, times the means of all
+    others. With `constant`, the first direction is (1, …, 1).
     """
-    means, rows = [], []
-    for factors, _ in independent(new, None):
-        part = new.part(builder, factors)
+    means: list[Register] = []
+    rows: list[Register] = []
+    for factors in independent(new, None):
+        part = new.part(builder, factors.of_x)
         mean, slopes = _mean_and_slopes(builder, part, constant)
         row = builder.step("product", slopes, part.arguments)
         means.append(mean)
@@ -508,9 +589,8 @@ def _regression(
         other_means = means[:k] + means[k + 1 :]
         terms.append(builder.fold("multiply", [row, *other_means]))
     total = builder.pad_or_cut(builder.fold("add", terms), directions)
-    # the first direction: the mean itself, instead of β times the means of the
-    # arguments
     if constant:
+        # along (1, …, 1): E[F] itself, instead of β times the means of the arguments
         random_part = builder.step("part", total, start=1, stop=directions)
         mean = builder.fold("multiply", means)
         total = builder.step("join", mean, random_part, axis=2)
@@ -518,64 +598,73 @@ def _regression(
 
 
 class _FactorSet(NamedTuple):
-    """Factors of two features that are functions of the same directions."""
+    """Factors of features x and y that are functions of the same directions."""
 
-    reach: int
-    ours: Factors
-    theirs: Factors
+    reach: int  # the directions, a bit set
+    of_x: Factors
+    of_y: Factors
 
 
-def independent(
-    x: ResidualFeatures, y: ResidualFeatures | None
-) -> list[tuple[Factors, Factors]]:
-    """The factors of x, and of y, in sets that have no direction in common; by
-    structure, not by drawn numbers.
+def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[_FactorSet]:
+    """The factors of x and of y, in sets that are independent of each other.
+
+    No two sets have a direction in common, by structure, not by drawn numbers.
     """
     sets: list[_FactorSet] = []
-    for factor in x.factors:
-        sets = _with_factor(sets, _FactorSet(_reach(x, factor[1]), [factor], []))
-    if y is not None:
-        for factor in y.factors:
-            sets = _with_factor(sets, _FactorSet(_reach(y, factor[1]), [], [factor]))
-    return [(factors.ours, factors.theirs) for factors in sets]
+    for f, arguments in x.factors:
+        reach = _reach(x, arguments)
+        sets = _with_factor(sets, _FactorSet(reach, of_x=[(f, arguments)], of_y=[]))
+    if y is None:
+        return sets
+    for f, arguments in y.factors:
+        reach = _reach(y, arguments)
+        sets = _with_factor(sets, _FactorSet(reach, of_x=[], of_y=[(f, arguments)]))
+    return sets
 
 
 def _reach(features: ResidualFeatures, arguments: Sequence[int]) -> int:
-    """The directions that a function of some arguments depends on."""
-    supports = features.supports
-    return reduce(or_, (supports[k] for k in arguments if k < len(supports)), 0)
+    """The directions that a function of some arguments depends on, a bit set."""
+    reach = 0
+    for k in arguments:
+        if k < len(features.supports):  # a vector, not a scalar
+            reach |= features.supports[k]
+    return reach
 
 
 def _with_factor(sets: Sequence[_FactorSet], new: _FactorSet) -> list[_FactorSet]:
-    """Sets without a direction in common, with one more factor.
+    """Sets without a direction in common, to which a set with one factor is added.
 
-    A factor that is not random goes with any one of the others.
+    It merges all sets that share a direction with it. A factor that is not random (its
+    reach is 0) has no set of its own: it joins the first one.
     """
     apart: list[_FactorSet] = []
     merged = new
-    is_number = not new.reach
+    is_number = new.reach == 0
     attached = False
     for other in sets:
-        shares = other.reach & merged.reach or not other.reach
-        if shares or (is_number and not attached):
+        shares_direction = bool(other.reach & merged.reach)
+        other_is_number = other.reach == 0
+        joins_first = is_number and not attached
+        if shares_direction or other_is_number or joins_first:
             attached = True
             merged = _FactorSet(
                 reach=merged.reach | other.reach,
-                ours=other.ours + merged.ours,
-                theirs=other.theirs + merged.theirs,
+                of_x=other.of_x + merged.of_x,
+                of_y=other.of_y + merged.of_y,
             )
         else:
             apart.append(other)
     return [*apart, merged]
 
 
-# Functions made of others, as partial functions of this module: steps of a plan are
-# equal if their arguments are
+# Functions made of others. They are partial functions of this module, not closures, so
+# that steps of a plan with equal arguments are equal
 
 
 def unnamed(f: Function) -> Function:
-    """The same function without its formulas: its values, its parity, and whether it is
-    smooth.
+    """The same function without its formulas for kernels and conditional means.
+
+    It has its values, its parity, and whether it is smooth.
     """
     breaks = () if is_smooth(f) else None
     if isinstance(f, Composed):
@@ -589,13 +678,14 @@ def unnamed(f: Function) -> Function:
 def _product(
     factors: Sequence[tuple[Function, tuple[int, ...]]], *arguments: Any
 ) -> Any:
-    """The product of functions, each of some of the arguments."""
+    """The product of functions, each of the arguments with some numbers."""
     product = 1.0
     for f, numbers in factors:
-        product = product * f(*(arguments[k] for k in numbers))
+        chosen = [arguments[k] for k in numbers]
+        product = product * f(*chosen)
     return product
 
 
 def _of_parameters(f: Function, u: Any, *params: Any) -> Any:
-    """A function of parameters alone, with an argument in front."""
+    """f of the parameters only, with the shape of u, which it ignores."""
     return f(*params) + 0.0 * u

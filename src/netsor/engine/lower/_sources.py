@@ -39,34 +39,46 @@ MIN_FACTORED_SOURCES, MIN_FACTORED_RATIO = 256, 3
 
 
 class Sources(NamedTuple):
-    """Fresh standard isotropic vectors E, k for each slot (member and block)."""
+    """Fresh standard isotropic vectors E, k for each slot.
 
-    lead: Register  # coordinates in the frames, (slots, k, directions)
+    A slot is one block of one member of a matrix; they are flat, (members · blocks,).
+    """
+
+    coordinates: Register  # along the directions of the frames, (slots, k, directions)
     sample: Register | None  # see `LoweredVector`, (slots, k, ·)
-    sets: Sets  # at infinite width, (slots, k, 1)
+    sets: Sets  # at infinite width, their directions, (slots, k, 1)
 
 
 # Fresh sources
 
 
 def _sources(state: State, value: Vector, slots: int, sources: int) -> Sources:
-    """Fresh standard isotropic vectors for a value, so many for each slot."""
+    """Fresh standard isotropic vectors for a value, `sources` for each slot.
+
+    They have coordinates only if they are drawn, and samples only if an output needs
+    them.
+    """
     analysis = state.analysis
     sets = np.zeros((slots, sources), dtype=object)
-    if slots and (value in analysis.drawn or value in analysis.merged_sources):
-        lead = _drawn_sources(state, value, sources, sets)
+    has_coordinates = value in analysis.drawn or value in analysis.merged_sources
+    if slots and has_coordinates:
+        coordinates = _drawn_sources(state, value, sources, sets)
     else:
-        lead = state.builder.constant(np.zeros((slots, sources, 0)))
+        coordinates = state.builder.constant(np.zeros((slots, sources, 0)))
     sample = None
     # at finite width, the coordinate of a drawn source follows from its frame
-    sampled = value in analysis.infinite or value not in analysis.drawn
-    if slots and sampled and value in analysis.coordinates:
+    needs_sample = value in analysis.infinite or value not in analysis.drawn
+    if slots and needs_sample and value in analysis.coordinates:
         sample = _sample_of_sources(state, value, slots, sources)
-    return Sources(lead, sample, sets[..., None])
+    return Sources(coordinates, sample, sets[..., None])
 
 
 def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Register:
-    """The coordinates of fresh sources; at infinite width, fills in their sets."""
+    """The coordinates of fresh sources of a value, (slots, sources, directions).
+
+    `sets`, (slots, sources): at infinite width, each source has a new direction, and
+    its set is filled in.
+    """
     by_slot = []
     for number, group in enumerate(state.groups_from(value)):
         slots, frame = group.slots[value], state.frames[group]
@@ -90,9 +102,10 @@ def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Reg
 def _sample_of_sources(
     state: State, value: Vector, slots: int, sources: int
 ) -> Register:
-    """The coordinate α of fresh sources, or a Gaussian variable that is never drawn.
+    """The sample of fresh sources (see `LoweredVector`), (slots, sources, ·).
 
-    It is drawn only if a nonlinearity needs it.
+    If a nonlinearity needs it, this is a normal for each coordinate asked for. If not,
+    it is never drawn: each source has a column of its own, in which it is 1.
     """
     builder, analysis = state.builder, state.analysis
     count = slots * sources
@@ -109,7 +122,8 @@ def _sample_of_sources(
         f"{state.label(value)}, {count} sources,",
         "take fewer vectors or a smaller width",
     )
-    unit = np.eye(count, state.columns + count, state.columns)
+    # the columns in use so far are 0, then comes the identity
+    unit = np.eye(count, state.columns + count, k=state.columns)
     state.columns = unit.shape[-1]
     return builder.constant(unit.reshape(slots, sources, -1))
 
@@ -118,24 +132,26 @@ def _sample_of_sources(
 
 
 def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
-    """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
+    """Initial vectors h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
     builder, blocks = state.builder, state.analysis.blocks[value]
     rank = op.factor.shape[-1]
     c, std = op.factor.reshape(1, value.size, rank), 1.0
-    # the builder leaves out products with the identity
+    # i.i.d. vectors, with a multiple of the identity as factor: scale the sources
+    # instead, since the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
         c, std = np.eye(rank)[None], float(c[0, 0, 0])
     fresh = _sources(state, value, rank * blocks, 1)
 
     def scaled(sources: Register) -> Register:
+        """std E_k, from (rank · blocks, 1, ·) to (1, rank, blocks · ·)."""
         rows = builder.reshape(sources, 1, rank, blocks * sources.shape[-1])
         return builder.step("scale", rows, by=std)
 
-    lead = scaled(fresh.lead)
+    coordinates = scaled(fresh.coordinates)
     sample = None
     if fresh.sample is not None:
         sample = scaled(fresh.sample)
-    sources = Sources(lead, sample, sets=fresh.sets.reshape(1, rank, blocks))
+    sources = Sources(coordinates, sample, sets=fresh.sets.reshape(1, rank, blocks))
     centred = _combined(state, value, builder.constant(c), sources, (1, 1))
     if not op.mean.any():
         return centred
@@ -145,18 +161,18 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
 def _shifted(
     state: State, value: Vector, x: LoweredVector, mean: Register
 ) -> LoweredVector:
-    """x + mean · (1, …, 1); the mean is (*shape, blocks or 1, 1)."""
+    """x + mean · (1, …, 1) for vectors x; the mean is (*shape, blocks or 1, 1)."""
     builder, ones = state.builder, state.ones(value)
-    width = max(ones.shape[-1], x.lead.shape[-1])
+    width = max(ones.shape[-1], x.coordinates.shape[-1])
     shift = builder.step("multiply", builder.pad_or_cut(ones, width), mean)
-    lead = builder.step("add", builder.pad_or_cut(x.lead, width), shift)
+    coordinates = builder.step("add", builder.pad_or_cut(x.coordinates, width), shift)
     if value not in state.analysis.infinite:
-        return LoweredVector(lead, x.sample, x.sets)
+        return LoweredVector(coordinates, x.sample, x.sets)
     sample = x.sample
     if value in state.analysis.coordinates:
         sample = _shifted_sample(state, x, mean)
     assert x.sets is not None
-    return LoweredVector(lead, sample, x.sets | CONSTANT)
+    return LoweredVector(coordinates, sample, x.sets | CONSTANT)
 
 
 def _shifted_sample(state: State, x: LoweredVector, mean: Register) -> Register:
@@ -166,7 +182,7 @@ def _shifted_sample(state: State, x: LoweredVector, mean: Register) -> Register:
     shift = builder.step("spread", mean, shape=shape)
     sample = x.sample
     if sample is None:
-        sample = builder.constant(np.zeros((*x.lead.shape[:-1], 1)))
+        sample = builder.constant(np.zeros((*x.coordinates.shape[:-1], 1)))
     return builder.step(
         "add",
         builder.pad_or_cut(sample, state.columns),
@@ -178,49 +194,70 @@ def _shifted_sample(state: State, x: LoweredVector, mean: Register) -> Register:
 
 
 def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
-    """(W x^1, …, W x^k) = C E, with C C^T = σ² G for the Gram matrix G of the inputs.
+    """(W x^1, …, W x^k) = C E, with C C^T = σ² G/n for the inner products G of inputs.
 
     E are fresh isotropic sources: one for each column of C.
     """
     builder, weight, x = state.builder, op.weight, op.x
     members, blocks = weight.members.size, state.analysis.blocks[value]
     slots = members, blocks
-    if isinstance(x.op, Span):  # orthonormal, so that C is the identity
+    if isinstance(x.op, Span):  # orthonormal inputs, so that C is the identity
         identity = builder.constant(np.eye(x.shape[-1])[None])
         sources = _sources(state, value, members * blocks, x.shape[-1])
         label = f"{state.label(value)} = C E"
         return _combined(state, value, identity, sources, slots, label)
-    vector = state.vectors[x].lead
-    start, _ = state.direction_range(x)
-    lead = builder.step("part", vector, start=start, stop=vector.shape[-1])
-    input_batch = members if op.each else 1
-    rows = state.rows(lead, lead.shape[-1], input_batch)
+    copies = members if op.each else 1
+    rows = _input_rows(state, x, copies)
     factor = _factor(state, value, x, rows)
     c = builder.step("scale", factor.c, by=weight.std / state.norm(x))
     sources = _sources(state, value, members * blocks, c.shape[-1])
-    in_standard_basis = all(
-        group in state.analysis.coordinates_cheaper
-        and state.frames[group].is_standard_basis
-        for group in state.groups_from(value)
-    )
-    common_inputs = rows.shape[0] == 1 < members
-    if common_inputs and in_standard_basis and value in state.analysis.drawn:
-        return _stacked_product(state, value, c, sources.lead, slots, factor.label)
+    shares_inputs = copies == 1 and members > 1
+    if shares_inputs and _draws_standard_basis(state, value):
+        return _stacked_product(
+            state, value, c, sources.coordinates, slots, factor.label
+        )
     return _combined(state, value, c, sources, slots, factor.label)
 
 
+def _input_rows(state: State, x: Vector, copies: int) -> Register:
+    """The inputs of a matrix as rows, (copies, vectors, directions).
+
+    `copies` is 1 if all members of the weight act on the same vectors. Directions
+    before the first one that x has coordinates along are left out.
+    """
+    coordinates = state.vectors[x].coordinates
+    start, _ = state.direction_range(x)
+    used = state.builder.step(
+        "part", coordinates, start=start, stop=coordinates.shape[-1]
+    )
+    return state.rows(used, used.shape[-1], copies)
+
+
+def _draws_standard_basis(state: State, value: Vector) -> bool:
+    """Whether sources of a value are drawn as i.i.d. coordinates in the standard basis,
+    because that is cheaper.
+    """
+    if value not in state.analysis.drawn:
+        return False
+    for group in state.groups_from(value):
+        if group not in state.analysis.coordinates_cheaper:
+            return False
+        if not state.frames[group].is_standard_basis:
+            return False
+    return True
+
+
 class _Factor(NamedTuple):
-    """C up to scale, (copies, vectors, sources), and how the plan names C E."""
+    """C up to a factor, (copies, vectors, sources), and how the plan names C E."""
 
     c: Register
     label: str
 
 
 def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
-    """The factor C of the Gram matrix of inputs.
+    """C with C C^T = X X^T for the inputs X of a matrix: X itself, or a smaller factor.
 
-    It is the inputs themselves, or a smaller one. `rows` are the inputs of each copy of
-    the matrix, (copies, vectors, directions).
+    `rows` are the inputs X of each copy of the matrix, (copies, vectors, directions).
     """
     analysis, label = state.analysis, state.label(value)
     copies, vectors, directions = rows.shape
@@ -241,9 +278,11 @@ def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
 
 
 def _prefers_reduced(state: State, value: Vector, x: Vector, rows: Register) -> bool:
-    """Whether fewer sources for W x than directions of its inputs, `rows`, cost less.
+    """Whether to replace the inputs of a matrix by a factor with fewer columns.
 
-    That ignores the cost of the factor of their Gram matrix (see `draws_matrix`).
+    `rows`: (copies, vectors, directions); the factor needs a source for each vector
+    instead of each direction. `draws_matrix` compares the cost of the factor with that
+    of the sources; this function decides where sources are never drawn.
     """
     analysis = state.analysis
     _, vectors, directions = rows.shape
@@ -254,19 +293,23 @@ def _prefers_reduced(state: State, value: Vector, x: Vector, rows: Register) -> 
         return True
     if value not in analysis.drawn and value not in analysis.merged_sources:
         return False
+    if value not in analysis.infinite:
+        return True
     # sources cost nothing where a direction at infinite width is all that they get
-    return value not in analysis.infinite or not all(
+    sources_are_free = all(
         state.frames[group].can_rebase for group in state.groups_from(value)
     )
+    return not sources_are_free
 
 
 def draws_matrix(
     state: State, value: Vector, copies: int, vectors: int, directions: int
 ) -> bool:
-    """Whether W x draws a source for each direction of x, and no factor.
+    """Whether W x draws a source for each direction of x, without a factor.
 
-    W has so many inputs, `vectors`, in each of some copies. The alternative is a source
-    for each input, and the factor of their Gram matrix.
+    The alternative is a source for each input, and the factor of their Gram matrix. The
+    inputs are an array (copies, vectors, directions); what is expected to take less
+    time is chosen.
     """
     analysis = state.analysis
     if value in analysis.infinite or value not in analysis.drawn:
@@ -277,9 +320,10 @@ def draws_matrix(
     prices = analysis.prices
 
     def seconds(sources: int) -> float:
-        """The cost of so many sources of each slot.
+        """The time for `sources` sources of each slot of the value.
 
-        That is their normals in all frames, and their part in all combinations.
+        They need normals along all directions of their frame, and are combined to
+        `vectors` products.
         """
         normals = 0.0
         for group in state.groups_from(value):
@@ -289,16 +333,17 @@ def draws_matrix(
         return float(sources * normals * (prices.normal + vectors * prices.product))
 
     # the factor is computed once for all matrices that act on these inputs
-    factor = (
-        prices.factor(copies, vectors, directions) / analysis.matrices_on[value.op.x]
-    )
-    return seconds(directions) < _cost_model.PREFERENCE * (factor + seconds(vectors))
+    sharing = analysis.matrices_on[value.op.x]
+    factor_seconds = prices.factor(copies, vectors, directions) / sharing
+    with_factor = factor_seconds + seconds(vectors)
+    return seconds(directions) < _cost_model.PREFERENCE * with_factor
 
 
 def _reduced(state: State, rows: Register, label: str) -> Register:
-    """A factor C with the inner products of the rows.
+    """A factor C of rows X, (…, vectors, directions), with C C^T = X X^T.
 
-    The rows themselves, or a factor of their Gram matrix if that takes fewer sources.
+    X itself, or if it has fewer vectors than directions, a factor of the Gram matrix,
+    (…, vectors, vectors); for one vector, its norm.
     """
     builder = state.builder
     if rows.shape[-1] <= rows.shape[-2]:
@@ -315,18 +360,20 @@ def _stacked_product(
     state: State,
     value: Vector,
     c: Register,
-    lead: Register,
+    coordinates: Register,
     slots: tuple[int, int],
     label: str,
 ) -> LoweredVector:
     """C E as one product for all matrices that act on the same vectors.
 
-    E has i.i.d. normal entries, so that its rows may be permuted.
+    `c`: (1, vectors, k), the same for all members. `coordinates`: those of E, (members
+    · blocks, k, directions). They are i.i.d. normals, so that they may be used in any
+    order.
     """
     builder = state.builder
     members, blocks = slots
-    directions = lead.shape[-1]
-    e = builder.reshape(lead, 1, members * blocks * directions, c.shape[-1])
+    directions = coordinates.shape[-1]
+    e = builder.reshape(coordinates, 1, members * blocks * directions, c.shape[-1])
     product = builder.step("gram", c, e, words=label)
     by_vector = builder.reshape(product, c.shape[-2], members, blocks * directions)
     by_member = builder.step("permute", by_vector, axes=(1, 0, 2))
@@ -342,9 +389,11 @@ def _combined(
     label: str = "",
     order: Ints | None = None,
 ) -> LoweredVector:
-    """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·).
+    """The vectors C E of a value, with their coordinates, samples and sets.
 
-    `order`: of its rows, if it is another than that of the value.
+    C is (members or 1, vectors, k) and E (members · blocks, k, ·); `slots` is (members,
+    blocks). The rows of the result are (member, vector, block) in this order; if those
+    of the value have another order, `order` gives for each the row of the result.
     """
     builder = state.builder
     members, blocks = slots
@@ -353,6 +402,8 @@ def _combined(
     count = math.prod(shape)
 
     def multiplied(e: Register, label: str = "") -> Register:
+        """C E for coordinates or samples of E, (*shape, ·)."""
+        # the blocks of a source end to end: C is the same for all of them
         e = builder.reshape(e, members, blocks, k, e.shape[-1])
         if blocks > 1:
             e = builder.step("permute", e, axes=(0, 2, 1, 3))
@@ -366,7 +417,8 @@ def _combined(
             rows = builder.take(rows, order, axis=0)
         return builder.reshape(rows, *shape, rows.shape[-1])
 
-    lead = multiplied(sources.lead, label if sources.lead.size else "")
+    label = label if sources.coordinates.size else ""
+    coordinates = multiplied(sources.coordinates, label)
     sets = None
     if value in state.analysis.infinite:
         sets = _combined_sets(c, sources, slots).ravel()
@@ -376,16 +428,20 @@ def _combined(
     sample = None
     if sources.sample is not None:
         sample = multiplied(sources.sample)
-    return LoweredVector(lead, sample, sets)
+    return LoweredVector(coordinates, sample, sets)
 
 
 def _combined_sets(c: Register, sources: Sources, slots: tuple[int, int]) -> Sets:
-    """The directions of C E at infinite width, (members, vectors, blocks)."""
+    """The sets of directions of C E at infinite width, (members, vectors, blocks).
+
+    See `_combined` for the arguments.
+    """
     members, blocks = slots
     k, last = c.shape[-1], sources.sets.shape[-1]
     by_slot = sources.sets.reshape(members, blocks, k, last)
+    # the blocks of a source end to end, as in `_combined`
     by_source = np.swapaxes(by_slot, 1, 2).reshape(members, k, blocks * last)
-    nonzero = np.ones(c.shape, dtype=bool)  # what is drawn is not 0
+    nonzero = np.ones(c.shape, dtype=bool)  # numbers that are drawn are not 0
     if c.value is not None:
         nonzero = np.asarray(c.value[0]) != 0
     return mixed(nonzero, by_source)
@@ -394,12 +450,10 @@ def _combined_sets(c: Register, sources: Sources, slots: tuple[int, int]) -> Set
 def materialised_matmul(
     state: State, value: Vector, op: MaterialisedMatMul
 ) -> LoweredVector:
-    """W x, or W^T x, by the entries of W and all coordinates of x."""
+    """W x, or W^T x, as products of the entries of W with all coordinates of x."""
     builder, x, blocks = state.builder, op.x, state.analysis.blocks[value]
-    lead = builder.pad_or_cut(state.vectors[x].lead, int(state.analysis.widths[x]))
-    rows = builder.reshape(
-        lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1]
-    )
+    width = int(state.analysis.widths[x])
+    rows = state.rows(state.vectors[x].coordinates, width, copies=x.size // x.shape[-1])
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
     instruction, formula = "product", "x E"
     if op.weight.transposed:
@@ -416,24 +470,25 @@ def materialised_matmul(
 
 
 def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
-    """Fresh sources for vectors that are linear in sources of their own.
+    """Vectors with the law of x, which are linear in sources without other use.
 
-    x = C E with C C^T their covariance.
+    They are C E with fresh sources E and C C^T the covariance of x, plus the mean of x.
+    So x is sampled from its covariance, with at most one source for each vector.
     """
     builder = state.builder
     positions = state.analysis.fuse_parts[value]  # (members, vectors of each)
-    lead = state.vectors[x].lead
-    rows = state.gather(lead, positions, lead.shape[-1])
+    coordinates = state.vectors[x].coordinates
+    rows = state.gather(coordinates, positions, coordinates.shape[-1])
     # the first direction is (1, …, 1)
     rows = builder.step("part", rows, start=1, stop=rows.shape[-1])
     c = _reduced(state, rows, "combined sources")
     sources = _sources(state, value, len(positions), c.shape[-1])
-    order = np.argsort(positions.ravel())
+    order = np.argsort(positions.ravel())  # rows are by member: back to those of x
     slots = len(positions), 1
     centred = _combined(state, value, c, sources, slots, order=order)
     if not any(group.constant for group in state.groups_of(x)):
         return centred
-    mean = builder.step("part", lead, start=0, stop=1)
+    mean = builder.step("part", coordinates, start=0, stop=1)
     return _shifted(state, value, centred, mean)
 
 
@@ -443,12 +498,14 @@ def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
 def span(
     state: State, value: Vector, x: Vector, known: tuple[Vector, ...]
 ) -> LoweredVector:
-    """Orthonormal directions for what vectors add to the known ones, of mean square
-    1.
+    """Gram–Schmidt: the directions that vectors x add to the known ones.
+
+    They are orthogonal to `known` (no array, or one array of such directions) and to
+    each other, with mean square 1; or 0 where a vector adds nothing.
     """
     builder = state.builder
     label = "what is new of the inputs of a matrix that acts again"
-    directions = max(state.vectors[v].lead.shape[-1] for v in (x, *known))
+    directions = max(state.vectors[v].coordinates.shape[-1] for v in (x, *known))
     rows = _rows_of_matrices(state, x, directions)
     if known:
         orthonormal = []
@@ -461,25 +518,34 @@ def span(
     else:
         factor = builder.step("factor", builder.step("gram", rows, rows))
         new = builder.step("spanned", factor, rows, words=label, by=state.norm(x))
-    lead = builder.reshape(new, *value.shape, state.analysis.blocks[value], directions)
+    coordinates = builder.reshape(
+        new, *value.shape, state.analysis.blocks[value], directions
+    )
     if value not in state.analysis.infinite:
-        return LoweredVector(lead)
-    sample = _sample_of_directions(state, value, x, known, lead)
-    return LoweredVector(lead, sample, state.orders.directions(x, known))
+        return LoweredVector(coordinates)
+    sample = _sample_of_directions(state, value, x, known, coordinates)
+    return LoweredVector(coordinates, sample, state.orders.directions(x, known))
 
 
 def _rows_of_matrices(state: State, x: Vector, directions: int) -> Register:
-    """Vectors as rows (matrices, vectors, ·), for the matrices that act on them."""
-    return state.rows(state.vectors[x].lead, directions, math.prod(x.shape[:-1]))
+    """Vectors as rows (matrices, vectors, ·), for the matrices that act on them.
+
+    The last axis of the shape of x counts vectors, all others count matrices.
+    """
+    return state.rows(state.vectors[x].coordinates, directions, math.prod(x.shape[:-1]))
 
 
 def _sample_of_directions(
-    state: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register
+    state: State,
+    value: Vector,
+    x: Vector,
+    known: tuple[Vector, ...],
+    coordinates: Register,
 ) -> Register | None:
-    """The sample of orthonormal directions: they are combinations of vectors.
+    """The sample of the directions D that x adds to the known directions D'.
 
-    With x = A D' + B D for the known directions D' and the new ones D, the sample of D
-    is B^(−1) times that of x − A D'.
+    With x = A D' + B D, the sample of D is B^(−1) times that of x − A D'. None if no
+    output needs samples. `coordinates` are those of D.
     """
     builder = state.builder
     vectors = (x, *known)
@@ -494,23 +560,25 @@ def _sample_of_directions(
         known_sample = state.rows(state.sample(v), width)
         along_known = builder.step("product", minus_a, known_sample)
         remainder = builder.step("add", remainder, along_known)
-    inner = paired_products(state, state.vectors[x].lead, lead, x, x, value.ndim + 1)
+    x_coordinates = state.vectors[x].coordinates
+    inner = paired_products(state, x_coordinates, coordinates, x, x, value.ndim + 1)
     b = builder.step("scale", inner, by=1 / mean_square)
     columns = builder.step("transposed", remainder)
     solved = builder.step("transposed", builder.step("solve", b, columns))
-    return builder.reshape(solved, *lead.shape[:-1], width)
+    return builder.reshape(solved, *coordinates.shape[:-1], width)
 
 
 def along(state: State, x: Vector, y: Vector) -> Register:
-    """⟨x_i, y_j⟩/n for directions y that span x."""
+    """⟨x_i, y_j⟩/n, (*shape of x, directions), for directions y that span x."""
     builder = state.builder
-    directions = max(state.vectors[v].lead.shape[-1] for v in (x, y))
-    arguments = [
-        _rows_of_matrices(state, x, directions),
-        _rows_of_matrices(state, y, directions),
-    ]
-    if x.shape[-1] == y.shape[-1]:  # y are the directions of x only
-        gram = builder.step("gram", arguments[0], arguments[0])
+    directions = max(state.vectors[v].coordinates.shape[-1] for v in (x, y))
+    x_rows = _rows_of_matrices(state, x, directions)
+    y_rows = _rows_of_matrices(state, y, directions)
+    arguments = [x_rows, y_rows]
+    if x.shape[-1] == y.shape[-1]:
+        # y are the directions of x only: the coefficients are the Cholesky factor of
+        # the Gram matrix, up to rounding
+        gram = builder.step("gram", x_rows, x_rows)
         arguments.append(builder.step("factor", gram))
     label = "⟨x, direction⟩ for a matrix that acts again"
     inner = builder.step("along", *arguments, words=label, by=1 / state.norm(y))
@@ -519,7 +587,10 @@ def along(state: State, x: Vector, y: Vector) -> Register:
 
 
 def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
-    """m^(−1/2) (γ n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
+    """m^(−1/2) (γ n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1, (…, i, k).
+
+    n is the width of d and u, and m that of g and b: see `AdjointCorrection`.
+    """
     if op.g in state.analysis.infinite:
         return _adjoint_at_infinite_width(state, value, op)
     builder, analysis = state.builder, state.analysis
@@ -538,7 +609,11 @@ def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
 def _adjoint_at_infinite_width(
     state: State, value: Scalar, op: AdjointCorrection
 ) -> Register:
-    """γ √(n/m) ⟨d_i, u_k⟩/n: g is fresh, so that its mean product with b is 0."""
+    """The limit γ √(n/m) ⟨d_i, u_k⟩/n of `adjoint` for m → ∞.
+
+    g is fresh, so that its mean product with b is 0. Raises an error if n and m are
+    different symbols.
+    """
     builder = state.builder
     d, u, g = op.d, op.u, op.g
     if d not in state.analysis.infinite or not state.meets(d, u, value.ndim).any():

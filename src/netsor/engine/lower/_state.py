@@ -24,8 +24,8 @@ from ..graph._operations import MaterialisedMatMul
 from ..graph._orders import (
     ONE,
     SMALL,
-    Array,
     Bools,
+    OrderArray,
     Orders,
     Sets,
     align,
@@ -43,8 +43,12 @@ from ._residual_features import ResidualBasis
 
 Ints = npt.NDArray[np.intp]
 
-# ε = (factor · width)^(−1/2), by the name of a width
-Unit = tuple[str | None, float]
+
+class Unit(NamedTuple):
+    """The unit ε = (factor · width)^(−1/2) of small numbers."""
+
+    width: str | None  # the name of the width
+    factor: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ class LoweredVector:
 
     Attributes
     ----------
-    lead : Register
+    coordinates : Register
         Coordinates in the frames, (*shape, blocks, directions).
     sample : Register or None
         What an output needs to know of the coordinates α asked for, (*shape, blocks,
@@ -64,7 +68,7 @@ class LoweredVector:
         order 1.
     """
 
-    lead: Register
+    coordinates: Register
     sample: Register | None = None
     sets: Sets | None = None
 
@@ -100,7 +104,10 @@ def unknown_along(marks: npt.NDArray[Any]) -> Fluctuation:
 
 
 def pairs_meet(x: Vector, x_sets: Sets, y: Vector, y_sets: Sets, ndim: int) -> Bools:
-    """Whether sets of vectors x[…, i] and of y[…, j] have a direction in common."""
+    """Whether vectors x[…, i] and y[…, j] have a direction in common.
+
+    `x_sets` and `y_sets` are their sets; the result has `ndim` axes.
+    """
     return meet(align(x_sets, x, ndim - 1), align(y_sets, y, ndim - 1))
 
 
@@ -121,7 +128,7 @@ class LoweredOrders(Orders):
         assert sets is not None
         return sets
 
-    def of(self, c: Value) -> Array:
+    def of(self, c: Value) -> OrderArray:
         """ZERO, SMALL or ONE for each scalar; known zeros are not of order 1."""
         if c not in self._orders:
             known = self.scalars[c].value
@@ -197,7 +204,7 @@ class State:
     >>> analysis = ProgramAnalysis(outputs, outputs, context, {}, frozenset(), None)
     >>> state = State(analysis, [], Builder(0), frozenset())
     >>> state.vectors[x] = gaussian(state, x, x.op)
-    >>> state.vectors[x].lead.shape  # three vectors, one block, three directions
+    >>> state.vectors[x].coordinates.shape  # three vectors, one block, three directions
     (3, 1, 3)
     >>> for step in state.builder.steps:
     ...     if step.words:
@@ -283,7 +290,7 @@ class State:
     def coordinates(self, x: Value) -> Register:
         """All coordinates of vectors of finite width, (*shape, 1, width)."""
         blocks, width = self.analysis.blocks[x], int(self.analysis.widths[x])
-        array = self.builder.pad_or_cut(self.vectors[x].lead, width)
+        array = self.builder.pad_or_cut(self.vectors[x].coordinates, width)
         return self.builder.reshape(array, *x.shape, 1, blocks * width)
 
     def shared(
@@ -297,23 +304,26 @@ class State:
     # Layouts of arrays
 
     def align_axes(self, array: Register, ndim: int, result_ndim: int) -> Register:
-        """An array of values with `ndim` axes, with axes of size 1 set in front.
+        """An array of a value with `ndim` axes, with axes of size 1 set in front.
 
-        It then broadcasts with arrays of values with `result_ndim` axes.
+        It then broadcasts with arrays of values with `result_ndim` axes. For example,
+        coordinates (tokens, blocks, ·) of a value with one axis become (1, tokens,
+        blocks, ·) for a result with two.
         """
         new_axes = (1,) * (result_ndim - ndim)
         return self.builder.reshape(array, *new_axes, *array.shape)
 
     def rows(self, array: Register, width: int, copies: int | None = None) -> Register:
-        """Vectors (…, blocks, ·) as rows (…, ·) or (copies, vectors, ·).
+        """Vectors (…, blocks, ·) as rows (…, blocks · width), their blocks end to end.
 
-        Each block is cut or padded to `width` directions.
+        Each block is cut or padded to `width` directions. With `copies`, all leading
+        axes become two, (copies, vectors), as for a batched product.
         """
         array = self.builder.pad_or_cut(array, width)
-        leading = array.shape[:-2]
+        *leading, blocks, _ = array.shape
         if copies is not None:
-            leading = copies, math.prod(leading) // copies
-        return self.builder.reshape(array, *leading, array.shape[-2] * width)
+            leading = [copies, math.prod(leading) // copies]
+        return self.builder.reshape(array, *leading, blocks * width)
 
     def mix_rows(self, coefficients: Register, vectors: Register) -> Register:
         """The combinations Σ_j a[…, i, j] x[…, j], of vectors (…, j, blocks, ·)."""
@@ -324,10 +334,12 @@ class State:
     def scatter(
         self, by_position: Sequence[tuple[Ints, Register]], *shape: int
     ) -> Register:
-        """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·).
+        """Arrays of several groups, (frames, k, …, ·), as one array in flat order.
 
-        Each array comes with the positions (frames, k) of its entries. The result has
-        another shape if one is given.
+        Each array comes with the positions (frames, k) of its entries, which together
+        are 0, 1, …, so that the result is (positions, …, ·); or (*shape, ·) if a shape
+        is given. The inverse of `gather`. For example, [[a, b]] at the positions
+        [[2, 0]] and [[c]] at [[1]] become [b, c, a].
         """
         builder = self.builder
         width = max(array.shape[-1] for _, array in by_position)
@@ -338,13 +350,17 @@ class State:
             flat.append(builder.pad_or_cut(rows, width))
         joined = builder.step("join", *flat, axis=0)
         positions = np.concatenate([positions.ravel() for positions, _ in by_position])
+        # row k of the result is the one whose position is k
         ordered = builder.take(joined, np.argsort(positions), axis=0)
         if not shape:
             shape = ordered.shape[:-1]
         return builder.reshape(ordered, *shape, width)
 
     def gather(self, array: Register, positions: Ints, width: int) -> Register:
-        """The vectors at these positions, (frames, vectors, directions)."""
+        """The vectors at flat positions (frames, k), as an array (frames, k, width).
+
+        From an array (…, ·), cut or padded to `width` along its last axis.
+        """
         builder = self.builder
         flat = builder.reshape(array, math.prod(array.shape[:-1]), array.shape[-1])
         chosen = builder.take(
@@ -353,28 +369,36 @@ class State:
         return builder.reshape(chosen, *positions.shape, width)
 
     def argument_positions(self, x: Value, value: Value, positions: Ints) -> Ints:
-        """The positions in an argument that belong to flat positions in a value."""
+        """The positions in an argument x that positions in a value are computed from.
+
+        The argument broadcasts to the value. Positions of vectors are flat over entries
+        and blocks, those of scalars over entries. For example, with x of shape (2, 1),
+        a value of shape (2, 3) and one block, the positions 0 … 5 become 0 0 0 1 1 1.
+        """
         blocks = self.analysis.blocks[value]
         entries, block = positions // blocks, positions % blocks
-        entry_of_x = np.arange(x.size).reshape(x.shape)
-        entry_of_x = np.broadcast_to(entry_of_x, value.shape).ravel()
+        entries_of_x = np.arange(x.size).reshape(x.shape)
+        entries_of_x = np.broadcast_to(entries_of_x, value.shape).ravel()[entries]
         if isinstance(x, Scalar):
-            return np.asarray(entry_of_x[entries])
-        return np.asarray(entry_of_x[entries] * blocks + block)
+            return np.asarray(entries_of_x)
+        return np.asarray(entries_of_x * blocks + block)
 
     # Vectors and scalars
 
     def sample(self, x: Value) -> Register:
-        """What an output needs to know of coordinates; 0 if that is nothing."""
+        """The `sample` of a vector (see `LoweredVector`), or one column of zeros if it
+        has none.
+        """
         vector = self.vectors[x]
         if vector.sample is not None:
             return vector.sample
-        return self.builder.constant(np.zeros((*vector.lead.shape[:-1], 1)))
+        return self.builder.constant(np.zeros((*vector.coordinates.shape[:-1], 1)))
 
     def size_of_terms(self, known: Register, p: Value | None = None) -> Register:
-        """Known numbers without their signs; for scalars p, the sum over their terms.
+        """The size that rounding errors of constants are relative to.
 
-        Rounding errors are relative to it.
+        For scalars p with a known sum of the sizes of their terms, this sum; otherwise
+        the absolute values of the numbers `known`.
         """
         if p in self.terms:
             return self.terms[p]
@@ -425,20 +449,21 @@ class State:
         return self.orders.bits(x)
 
     def direction_range(self, x: Value) -> tuple[int, int]:
-        """The range of directions along which vectors of a value can have coordinates.
+        """Start and stop of the directions along which vectors can have coordinates.
 
-        All of them at finite width, and for values at nodes.
+        All directions at finite width, and for values at nodes; from the first to the
+        last direction of their sets otherwise.
         """
         on_nodes = any(
             isinstance(self.frames[group], NodeFrame) for group in self.groups_of(x)
         )
         if x not in self.analysis.infinite or on_nodes:
-            return 0, self.vectors[x].lead.shape[-1]
+            return 0, self.vectors[x].coordinates.shape[-1]
         directions = union(self.sets(x))
         return lowest_bit(directions), directions.bit_length()
 
     def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
-        """Whether vectors x[…, i] and y[…, j] have a direction in common."""
+        """Whether x[…, i] and y[…, j] have a direction in common, with `ndim` axes."""
         return pairs_meet(x, self.sets(x), y, self.sets(y), ndim)
 
     def order_one(self, c: Value) -> Bools:
@@ -462,7 +487,10 @@ class State:
 def _depending_on(
     values: Iterable[Value], is_origin: Callable[[Value], bool]
 ) -> set[Value]:
-    """Of values in order, the origins and all that depends on them."""
+    """The values for which `is_origin` is true, and all that depend on them.
+
+    `values` are in program order: inputs come before the values that read them.
+    """
     depending: set[Value] = set()
     for value in values:
         if is_origin(value) or not depending.isdisjoint(value.op.inputs):

@@ -69,26 +69,29 @@ class _Expansion:
         return result
 
     def _expanded(self, value: Value, op: Outer) -> Vector:
-        """y, in closed form where there is one, else from coordinates."""
+        """The vectors y of an `Outer`, by the formula for the widths of x and of l."""
         left, right = self._of_order_one(op.left), self._of_order_one(op.right)
         op = replace(op, left=left, right=right)
-        width, one_use = self.context.width(op.x), op.right.shape[1] == 1
-        if math.isinf(width):
+        in_width = self.context.width(op.x)
+        one_use = op.right.shape[1] == 1
+        if math.isinf(in_width):
             if one_use:  # E[sign(r) x] sign(l)
                 return mix(mean_dot(op.x, _signs(op.right)), _signs(op.left))
             if self.orders.is_gaussian(op.right) and self.orders.is_gaussian(op.x):
                 return _of_gaussians(op)
-            if not self.orders.bits(op.right).any(axis=(-1, -2)).all():
+            has_limit = self.orders.bits(op.right).any(axis=(-1, -2))
+            if not has_limit.all():  # r = 0 in the limit, for some matrix
                 raise ExactError(value, vanishing_signs(op.optimiser))
-        elif math.isinf(self.context.width(op.left)) and (
-            one_use or self.orders.is_gaussian(op.left)
-        ):
-            return _mean_of_signs(op, int(width))
+            return _summed(value, op, self.context)
+        l_is_infinite = math.isinf(self.context.width(op.left))
+        if l_is_infinite and (one_use or self.orders.is_gaussian(op.left)):
+            return _mean_of_signs(op, int(in_width))
         return _summed(value, op, self.context)
 
     def _of_order_one(self, x: Vector) -> Vector:
-        """Vectors, or √n times those whose limit is 0; the sign does not depend on this
-        factor.
+        """√n times vectors whose limit is 0; all other vectors as they are.
+
+        The signs do not depend on this factor.
         """
         if not self.infinite or self.orders.bits(x).any():
             return x
@@ -99,25 +102,35 @@ class _Expansion:
 
 
 def _mean_of_signs(op: Outer, width: int) -> Vector:
-    """y with all coordinates of r and x as scalars, and l at infinite width."""
-    rights, inputs = coordinates(op.right, width), coordinates(op.x, width)
+    """y = (1/in) Σ_β x_β sign(Σ_k sizes_k r_kβ l_k), with r_kβ and x_β as scalars.
+
+    `width` is that of r and x, while l has infinite width.
+    """
+    r = coordinates(op.right, width)  # (matrices, K, in)
+    x = coordinates(op.x, width)  # (matrices, vectors, in)
     sizes = constant(np.asarray(op.sizes))
-    entries = mix(rights.transpose(0, 2, 1) * sizes, op.left)  # (matrices, in)
-    return mix(inputs / width, _signs(entries))
+    entries = mix(r.transpose(0, 2, 1) * sizes, op.left)  # (matrices, in)
+    return mix(x / width, _signs(entries))
 
 
 def _signs(x: Vector) -> Vector:
+    """The signs of all coordinates, as vectors."""
     return Vector(Nonlin(SIGN, (x,), ()), x.shape, x.width)
 
 
 def _summed(value: Value, op: Outer, context: Context) -> Vector:
-    """All coordinates of r and x as scalars; at infinite width, at some nodes of each
-    block of coordinates.
+    """y as an `OuterProductSum`, with coordinates of r and x as scalars.
+
+    All coordinates at finite width; at infinite width, their values at MEAN_NODES nodes
+    or about as many, equally many in each block of coordinates. Raises an error for
+    matrices with too many entries.
     """
     width, out = context.width(op.x), context.width(op.left)
     if math.isinf(width):
         blocks = op.x.width.factor
-        width = blocks * max(1, MEAN_NODES >> (blocks - 1).bit_length())
+        # divided by the number of blocks, rounded up to a power of 2
+        nodes_per_block = max(1, MEAN_NODES >> (blocks - 1).bit_length())
+        width = blocks * nodes_per_block
     count = int(width)
     vectors = join([op.right.reshape(-1), op.x.reshape(-1)])
     numbers = coordinates(vectors, count).reshape(-1)
@@ -136,28 +149,29 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
 
 
 def _of_gaussians(op: Outer) -> Vector:
-    """√(2/π) (l · c)/√(l^T B l), where l^T B l is the squared norm of L^T l and B = L
-    L^T.
+    """y = √(2/π) (l · c)/√(l^T B l) for Gaussian r and x of mean 0.
+
+    B = ⟨r, r⟩/in and c = ⟨r, x⟩/in, times the sizes of the outer products. With B = L
+    L^T, l^T B l is the squared norm of L^T l. This is E[sign(g) x] for each coordinate
+    of the l_k.
     """
     sizes = constant(np.asarray(op.sizes))
     gram = mean_dot(op.right, op.right)
     root = applied(ROOT, (gram,), gram.shape, axes=2).transpose(0, 2, 1)
     rows = mix(sizes * root, op.left)  # (matrices, K)
     along = mix(sizes * mean_dot(op.x, op.right), op.left)  # (matrices, vectors)
-    others = tuple(rows[:, k : k + 1] for k in range(rows.shape[1]))
+    each_row = [rows[:, k : k + 1] for k in range(rows.shape[1])]
     f = Function("over_length", _over_length, lipschitz=False)
-    return math.sqrt(2 / math.pi) * Vector(
-        Nonlin(f, (along, *others), ()), along.shape, along.width
-    )
+    quotient = Vector(Nonlin(f, (along, *each_row), ()), along.shape, along.width)
+    return math.sqrt(2 / math.pi) * quotient
 
 
 def _over_length(along: Any, *rows: Any) -> Any:
     """The first number divided by the norm of all others; 0 where that is 0."""
     xp = array_namespace(along, *rows)
     square = sum(row * row for row in rows)
-    return xp.where(
-        square > 0, along / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0 * along
-    )
+    norm = xp.sqrt(xp.where(square > 0, square, 1.0))
+    return xp.where(square > 0, along / norm, 0.0 * along)
 
 
 # The nodes at which entries are checked
@@ -168,7 +182,7 @@ CANCELLATION = 1e-12
 
 
 def vanishing_signs(optimiser: str) -> str:
-    """Why signs of a vanishing gradient have no known limit."""
+    """The message that signs of a vanishing gradient have no known limit."""
     return (
         f"{optimiser} takes the signs of a gradient whose limit is 0: as n → ∞ these"
         " are the signs of its fluctuations"
@@ -182,23 +196,26 @@ def checked_left(
     varies: npt.NDArray[np.bool_],
     optimiser: str,
 ) -> Any:
-    """Return l (…, uses, blocks, nodes); raise an error if an entry Σ_k l_kα r_kβ is 0
-    although its terms are not.
+    """`left`, unless an entry Σ_k sizes_k l_kα r_kβ is 0 only in the limit: an error.
 
-    A few nodes are enough: if entries cancel, they do so with probability of order 1.
-    If all terms are 0, as behind a ReLU, the entry is 0 at every width, unless some l_k
-    vary and are 0 only in the limit.
+    `left`: l at nodes, (…, uses, blocks, nodes). `right`: all coordinates of r, (…,
+    uses, in). `varies`: which l_k, (uses,), can be other than 0 at finite width.
+
+    An entry is 0 only in the limit if its terms cancel. If all terms are 0, as behind a
+    ReLU, it is 0 at every width, unless some l_k vary and are 0 in the limit. A few
+    nodes are enough: if entries cancel, they do so with probability of order 1.
     """
     xp = array_namespace(left, right)
     at_nodes = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
     sizes_of_uses = xp.asarray(sizes, dtype=left.dtype)[:, None]
     rows = xp.matrix_transpose(at_nodes * sizes_of_uses)
-    entries, terms = rows @ right, xp.abs(rows) @ xp.abs(right)
+    entries = rows @ right  # (…, nodes, in)
+    terms = xp.abs(rows) @ xp.abs(right)
     # uses with l = 0 in the limit only
     fluctuates = ~xp.any(left != 0, axis=(-1, -2)) & xp.asarray(varies)
     has_fluctuation = xp.any((right != 0) & fluctuates[..., None], axis=-2)
-    counts = (terms > 0) | has_fluctuation[..., None, :]
-    cancels = (xp.abs(entries) <= CANCELLATION * terms) & counts
+    nonzero_at_some_width = (terms > 0) | has_fluctuation[..., None, :]
+    cancels = (xp.abs(entries) <= CANCELLATION * terms) & nonzero_at_some_width
     vanishes = ~xp.any(left != 0, axis=(-1, -2, -3))
     if bool(xp.any(cancels)) or bool(xp.any(vanishes)):
         raise UnplacedError(

@@ -39,7 +39,7 @@ from ...language.values._vector import Vector
 from ..graph._rewrite import Context, rewritten, users_of, uses_of
 
 
-class _Place(NamedTuple):
+class _StackPosition(NamedTuple):
     """The position of the matrices of a weight in a stacked matrix."""
 
     stack: Source
@@ -76,19 +76,22 @@ class _Place(NamedTuple):
 class _Sum(NamedTuple):
     """A sum of which some terms become products with stacked matrices."""
 
-    stacks: list[list[Value]]  # the products with transposed matrices of each stack
+    # for each stack, the products W_b^T d_b that one product W^T d replaces
+    stacks: list[list[Value]]
     other_terms: list[Value]
 
 
 # For each sum over the matrices of a batch, the product that it sums
 BatchSums = dict[Value, Value]
-Places = dict[Source, _Place]
+Places = dict[Source, _StackPosition]
+# For each value, the values that read it
 Users = dict[Value, list[Value]]
 
 
 def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Replace each batch, and each group of weights, by one matrix where that is
-    allowed.
+    """Replace each batch of matrices, and each group of weights, by one matrix.
+
+    Only where the identity above holds, and saves vectors.
     """
     values = context.ordered(outputs)
     if not transposed(values):
@@ -100,12 +103,10 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     batch_sums, places = _stacked_batches(uses, users, context)
     sums, group_places = _stacked_groups(values, uses, users, batch_sums, context)
     places |= group_places  # a batch can be part of a larger stack
-    in_groups = {
-        product
-        for total in sums.values()
-        for stack in total.stacks
-        for product in stack
-    }
+    in_groups: set[Value] = set()
+    for group_sum in sums.values():
+        for stack in group_sum.stacks:
+            in_groups.update(stack)
     for total, product in batch_sums.items():
         if product not in in_groups:
             sums[total] = _Sum(stacks=[[product]], other_terms=[])
@@ -117,8 +118,8 @@ class _Stacking:
 
     def __init__(self, sums: Mapping[Value, _Sum], places: Places) -> None:
         self._sums, self._places = sums, places
-        self._new: dict[Value, Value] = {}
-        # the outputs of each stack, one for each of its matrices
+        self._new: dict[Value, Value] = {}  # what replaces each value so far
+        # for each stack and input, the outputs of its matrices, (matrices, vectors)
         self._outputs: dict[tuple[Source, Value], Vector] = {}
 
     def change(self, old: Value, copy: Value) -> Value:
@@ -141,20 +142,23 @@ class _Stacking:
     def _transposed_product(
         self, products: Sequence[Value], shape: tuple[int, ...]
     ) -> Value:
-        """W^T d = Σ_b W_b^T d_b over all matrices of a stack."""
+        """W^T d = Σ_b W_b^T d_b over all matrices of a stack, one product.
+
+        `products` are the W_b^T d_b of each of its weights.
+        """
         first = _weight(products[0])
-        place = self._places[first.source]
-        inputs = []
+        position = self._places[first.source]
+        inputs: list[Vector] = []  # the d_b of each weight, (matrices, …)
         for product in products:
             op = self._new[product].op
             assert isinstance(op, MatMul)
-            x = op.x if op.each else op.x[None]
-            inputs.append(place.rescaled(op.weight, x))
+            d_b = op.x if op.each else op.x[None]
+            inputs.append(position.rescaled(op.weight, d_b))
         d = concat(join(inputs), 0)
-        return (place.stacked(first) @ d).reshape(*shape)
+        return (position.stacked(first) @ d).reshape(*shape)
 
     def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:
-        """The products W_b x of a weight, as parts of the output of its stack."""
+        """The products W_b x of a weight, as parts of the output W x of its stack."""
         place, count = self._places[weight.source], weight.members.size
         key = place.stack, x
         if key not in self._outputs:
@@ -167,12 +171,16 @@ class _Stacking:
 
 
 def _weight(value: Value) -> Weight:
+    """The weight of a product."""
     assert isinstance(value.op, MatMul)
     return value.op.weight
 
 
 def _places_in_stack(weights: Sequence[Weight]) -> Places:
-    """The positions of several weights in one stacked matrix, end to end."""
+    """The positions of several weights in one stacked matrix, end to end.
+
+    For example, weights of 2 and 3 matrices start at 0 and 2 of a stack of size 5.
+    """
     same_std = len({weight.std for weight in weights}) == 1
     stack = Source(weights[0].source.name if len(weights) == 1 else None)
     size = sum(weight.members.size for weight in weights)
@@ -180,7 +188,7 @@ def _places_in_stack(weights: Sequence[Weight]) -> Places:
     places: Places = {}
     start = 0
     for weight in weights:
-        places[weight.source] = _Place(stack, start, size, std)
+        places[weight.source] = _StackPosition(stack, start, size, std)
         start += weight.members.size
     return places
 
@@ -191,7 +199,11 @@ def _places_in_stack(weights: Sequence[Weight]) -> Places:
 def _stacked_batches(
     uses: Mapping[Source, list[Value]], users: Users, context: Context
 ) -> tuple[BatchSums, Places]:
-    """Batches that can be stacked: the sums over their matrices, and their places."""
+    """Batches that can be stacked: the sums over their matrices, and their places.
+
+    `uses` has all products with each weight. A batch can be stacked if all products
+    with its transposed matrices are summed over the matrices.
+    """
     batch_sums: BatchSums = {}
     places: Places = {}
     for products in uses.values():
@@ -225,30 +237,40 @@ def _always_act_together(products: Sequence[Value], context: Context) -> bool:
         return False
     for product, weight in zip(products, weights, strict=True):
         assert isinstance(product.op, MatMul)
-        inner = weight.in_width if weight.transposed else weight.out_width
-        if (
-            weight.members.tolist() != first.members.tolist()
-            or product.op.each != weight.transposed
-            or not math.isfinite(inner.bind(context.bound))
-        ):
+        stacked_width = weight.in_width if weight.transposed else weight.out_width
+        is_finite = math.isfinite(stacked_width.bind(context.bound))
+        same_members = weight.members.tolist() == first.members.tolist()
+        # W_b x of common vectors x, or W_b^T d_b of separate ones
+        fits_stack = product.op.each == weight.transposed
+        if not (is_finite and same_members and fits_stack):
             return False
     return True
 
 
 def _sum_over_batch(product: Value, users: Users) -> Value | None:
-    """Σ_b of the products with each transposed matrix, if they have no other use."""
+    """The sum Σ_b W_b^T d_b of a product over its matrices, axis 0; None otherwise.
+
+    The product may have no other use. In the program, the sum is a `Mix` with the
+    constants [[1, …, 1]] over the last axis, so that products with more than one axis
+    have their axis 0 moved to the end first.
+    """
     summed, readers = product, users.get(product, [])
     if len(readers) == 1 and isinstance(readers[0].op, Take):
-        batch_last = np.moveaxis(np.arange(product.size).reshape(product.shape), 0, -1)
+        positions = np.arange(product.size).reshape(product.shape)
+        batch_last = np.moveaxis(positions, 0, -1)
         if not np.array_equal(readers[0].op.flat, batch_last):
             return None
-        summed, readers = readers[0], users.get(readers[0], [])
+        summed = readers[0]
+        readers = users.get(summed, [])
     elif product.ndim > 1:
         return None
-    match [reader.op for reader in readers]:
-        case [Mix(Scalar(op=Constant(numbers)), Vector() as x)] if x is summed:
-            sums_all = numbers.shape == (1, product.shape[0]) and (numbers == 1).all()
-            return readers[0] if sums_all else None
+    if len(readers) != 1:
+        return None
+    total = readers[0]
+    match total.op:
+        case Mix(Scalar(op=Constant(numbers)), Vector() as x) if x is summed:
+            if numbers.shape == (1, product.shape[0]) and (numbers == 1).all():
+                return total
     return None
 
 
@@ -262,20 +284,25 @@ def _stacked_groups(
     batch_sums: BatchSums,
     context: Context,
 ) -> tuple[dict[Value, _Sum], Places]:
-    """Sums with several products that can be stacked, and the places of the weights."""
+    """Sums with several products that can be stacked, and the places of their weights.
+
+    `uses` has all products with each weight; `batch_sums` those of `_stacked_batches`.
+    """
     sums: dict[Value, _Sum] = {}
     places: Places = {}
     for total, terms in _maximal_sums(values, users):
-        # products that can be stacked, by term, for each key
-        alike: dict[object, dict[Value, Value]] = {}
+        # for each key, the products that can be stacked, by their term of the sum
+        candidates: dict[object, dict[Value, Value]] = {}
         for term in terms:
             product = _product_behind(term, users, batch_sums)
-            key = None if product is None else _stacking_key(product, uses, context)
-            if product is not None and key is not None:
-                alike.setdefault((*key, term.shape), {})[term] = product
+            if product is None:
+                continue
+            key = _stacking_key(product, uses, context)
+            if key is not None:
+                candidates.setdefault((*key, term.shape), {})[term] = product
         stacks: list[list[Value]] = []
         stacked_terms: set[Value] = set()
-        for product_of_term in alike.values():
+        for product_of_term in candidates.values():
             if len(product_of_term) > 1:
                 stacks.append(list(product_of_term.values()))
                 stacked_terms.update(product_of_term)
@@ -290,7 +317,11 @@ def _stacked_groups(
 def _maximal_sums(
     values: Sequence[Value], users: Users
 ) -> Iterator[tuple[Value, list[Value]]]:
-    """Sums of vectors of equal shape that are no terms of another, and their terms."""
+    """Sums of vectors of equal shape that are no terms of another, and their terms.
+
+    For example, a + (b + c) is one sum with the terms a, b and c, unless b + c has
+    another use.
+    """
     inside: set[Value] = set()
     for total in reversed(values):
         is_sum = isinstance(total, Vector) and isinstance(total.op, Add)
@@ -312,9 +343,10 @@ def _maximal_sums(
 def _product_behind(
     term: Value, users: Users, batch_sums: Mapping[Value, Value]
 ) -> Value | None:
-    """The product with a transposed matrix, or over a batch, behind a term of a sum.
+    """The product W^T d, or the product of a batch, that a term of a sum consists of.
 
-    Only its shape may differ, and it has no other use.
+    The term may be a sum over the batch (see `batch_sums`), and have another shape than
+    the product. None if it is something else, or if any of these has another use.
     """
     while len(users[term]) == 1:
         if term in batch_sums:
@@ -332,13 +364,17 @@ def _product_behind(
 def _stacking_key(
     product: Value, uses: dict[Source, list[Value]], context: Context
 ) -> tuple[object, ...] | None:
-    """The key that weights which can be stacked have in common.
+    """The key that weights which can be stacked have in common: their input and widths.
 
-    None unless the weight acts once, and once transposed, at finite widths.
+    `product` is the one use of the weight as W^T. None unless there is one use as W, of
+    the same matrices, at finite widths.
     """
     weight = _weight(product)
-    match [value for value in uses[weight.source] if value is not product]:
-        case [Value(op=MatMul(other, x, False))] if not other.transposed:
+    other_uses = [value for value in uses[weight.source] if value is not product]
+    if len(other_uses) != 1:
+        return None
+    match other_uses[0].op:
+        case MatMul(other, x, False) if not other.transposed:
             widths = weight.in_width, weight.out_width
             finite = all(math.isfinite(width.bind(context.bound)) for width in widths)
             same_members = weight.members.tolist() == other.members.tolist()

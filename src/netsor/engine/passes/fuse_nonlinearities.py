@@ -32,17 +32,18 @@ Positions = Ints | None
 
 @dataclass(frozen=True)
 class Call:
-    """A function applied to expressions: calls, and indices of arguments, vectors
-    first.
+    """A function applied to expressions, which are calls or indices of arguments.
 
-    It is an object, not a closure, because programs must be picklable.
+    For example, x · sigmoid(y) is Call(MULTIPLY, (0, Call(SIGMOID, (1,)))), called with
+    the arrays x and y. It is an object, not a closure, because programs must be
+    picklable.
     """
 
     f: Function | Callable[..., Array]  # a nonlinearity, or `add`
     inputs: tuple[Any, ...]
 
     def __call__(self, *arguments: Array) -> Array:
-        """Its value."""
+        """The value of the expression for these arguments."""
         values = []
         for x in self.inputs:
             values.append(arguments[x] if isinstance(x, int) else x(*arguments))
@@ -54,8 +55,10 @@ Expression = Call | int
 
 @dataclass(frozen=True, eq=False)
 class Composed(Function):
-    """A composed function. If it is a product, `factors` lists functions and the
-    indices of their arguments.
+    """A composed function: its f is a `Call`.
+
+    If it is a product, `factors` has each factor, and the indices of the arguments that
+    it is a function of.
     """
 
     factors: tuple[tuple[Function, tuple[int, ...]], ...] = ()
@@ -64,6 +67,9 @@ class Composed(Function):
 def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Replace each nonlinearity of nonlinear vectors, at infinite width, by one
     function.
+
+    It becomes a function of the vectors that the nonlinear ones are made from. Linear
+    combinations are only expanded where that leaves fewer vectors.
     """
 
     def change(old: Value, new: Value) -> Value:
@@ -73,8 +79,10 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
                 fully_expanded = _Expander(new, whole=True)
                 if len(fully_expanded.vectors) < len(expanded.vectors):
                     expanded = fully_expanded
-                is_plain = f is not MULTIPLY and not any(map(_nonlinear, vectors))
-                if is_plain and len(expanded.vectors) == len(vectors):
+                composes = any(_nonlinear(x) for x in vectors)
+                has_fewer_vectors = len(expanded.vectors) != len(vectors)
+                # products too: a `Composed` function knows its factors
+                if not (composes or has_fewer_vectors or f is MULTIPLY):
                     return new
                 composed = expanded.function(f.name)
                 op = Nonlin(composed, expanded.vectors, expanded.scalars)
@@ -97,33 +105,46 @@ def _nonlinear(x: Value) -> bool:
 
 
 class _Expander:
-    """The expression of a nonlinearity in its arguments; with `whole`, linear vectors
-    are expanded too.
+    """The expression of a nonlinearity in terms of its leaves.
+
+    The leaves are the vectors that are not nonlinear, and scalars. With `whole`, linear
+    vectors are expanded too, into what they combine.
+
+    Attributes
+    ----------
+    vectors, scalars : tuple of Value
+        The leaves, in the order in which the expression uses them.
     """
 
     def __init__(self, value: Value, whole: bool) -> None:
         self.whole = whole
-        self.leaves: dict[Value, None] = {}
-        self.taken: dict[tuple[Value, bytes, tuple[int, ...]], Value] = {}
-        self.root = self._expand(value)
-        self.vectors = tuple(x for x in self.leaves if isinstance(x, Vector))
-        self.scalars = tuple(x for x in self.leaves if isinstance(x, Scalar))
+        self._leaves: dict[Value, None] = {}  # an ordered set
+        # values that are entries of another one: by that value, and by the positions
+        self._taken: dict[tuple[Value, bytes, tuple[int, ...]], Value] = {}
+        self._root = self._expand(value)
+        self.vectors = tuple(x for x in self._leaves if isinstance(x, Vector))
+        self.scalars = tuple(x for x in self._leaves if isinstance(x, Scalar))
 
     def _leaf(self, x: Any, positions: Positions) -> Any:
-        """Entries of a value, as a leaf of the expression."""
+        """A value, or its entries at some positions, as a leaf of the expression."""
         if positions is not None:
             key = x, positions.tobytes(), positions.shape
-            x = self.taken.setdefault(key, x.take(positions))
-        self.leaves[x] = None
+            x = self._taken.setdefault(key, x.take(positions))
+        self._leaves[x] = None
         return x
 
     def _expand(self, x: Any, positions: Positions = None) -> Any:
-        """A tree of Calls whose leaves are values, numbered once all are known;
-        `positions` selects entries.
+        """The expression of a value, or of its entries at some positions.
+
+        It is a tree of calls whose leaves are values. `function` replaces these by
+        their indices, once all leaves are known.
         """
 
         def expanded(*arguments: Value) -> list[Any]:
-            """Expand the arguments: vectors are expanded, scalars are leaves."""
+            """The expressions of arguments of x: vectors expanded, scalars as leaves.
+
+            They are those of the selected entries of x.
+            """
             expressions = []
             for v in arguments:
                 # an argument may have fewer axes than x
@@ -148,31 +169,31 @@ class _Expander:
                 if positions is not None:
                     flat = flat.ravel()[positions]
                 return self._expand(a, np.asarray(flat, order="C"))
-            case Take(a, flat):
-                self.taken.setdefault((a, flat.tobytes(), flat.shape), x)
+            case Take(a, flat):  # x is a leaf, and so are these entries elsewhere
+                self._taken.setdefault((a, flat.tobytes(), flat.shape), x)
         return self._leaf(x, positions)
 
     def function(self, name: str) -> Function:
-        """The function of the vectors, then the scalars."""
+        """The expression as a function of the vectors, then the scalars."""
         order: list[Value] = [*self.vectors, *self.scalars]
-        root = _with_leaves(self.root, order.index)
+        root = _with_leaves(self._root, order.index)
         plain = _plain(root, len(order))
         if plain is not None and plain is not MULTIPLY:
             return plain
         factors = tuple(_factor_function(factor) for factor in _factors(root))
-        return Composed(
-            name,
-            root,
-            parity=_parity(root),
-            factors=factors if len(factors) > 1 else (),
-        )
+        if len(factors) == 1:  # not a product
+            factors = ()
+        return Composed(name, root, parity=_parity(root), factors=factors)
 
 
 def _positions_in(
     argument: Value, shape: tuple[int, ...], positions: Positions
 ) -> Positions:
-    """The positions in an argument, which broadcasts to a shape, of some entries of
-    that shape.
+    """The positions in an argument that belong to positions in a result.
+
+    The argument broadcasts to `shape`, that of the result. For example, with a result
+    of shape (2, 3) and an argument of shape (3,), the positions [1, 4] become [1, 1].
+    None, for all entries, stays None.
     """
     if positions is None:
         return None
@@ -182,27 +203,25 @@ def _positions_in(
 
 
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
-    """The same expression on other leaves."""
+    """The same expression, with `new(leaf)` in place of each leaf."""
     if not isinstance(e, Call):
         return new(e)
     return Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs))
 
 
 def _plain(e: Expression, arguments: int) -> Function | None:
-    """The function of a single call on all arguments in order, if the expression is
-    one.
+    """The function f if the expression is f(0, 1, …) of all arguments in order.
+
+    None for all other expressions; `arguments` is the number of arguments.
     """
-    if (
-        isinstance(e, Call)
-        and isinstance(e.f, Function)
-        and e.inputs == tuple(range(arguments))
-    ):
-        return e.f
-    return None
+    if not isinstance(e, Call) or not isinstance(e.f, Function):
+        return None
+    in_order = e.inputs == tuple(range(arguments))
+    return e.f if in_order else None
 
 
 def _factors(e: Expression) -> list[Expression]:
-    """The expressions whose product an expression is; itself, if it is no product."""
+    """The factors of an expression; the expression itself, if it is no product."""
     if not isinstance(e, Call) or e.f not in (MULTIPLY, SIGN):
         return [e]
     factors: list[Expression] = []
@@ -217,7 +236,10 @@ def _arguments(e: Expression) -> set[int]:
     """The indices of the arguments that an expression depends on."""
     if isinstance(e, int):
         return {e}
-    return set[int]().union(*(_arguments(x) for x in e.inputs))
+    indices: set[int] = set()
+    for x in e.inputs:
+        indices |= _arguments(x)
+    return indices
 
 
 def _factor_function(e: Expression) -> tuple[Function, tuple[int, ...]]:
@@ -233,10 +255,11 @@ def _factor_function(e: Expression) -> tuple[Function, tuple[int, ...]]:
 
 
 def _parity(e: Expression) -> int | None:
-    """1 if an expression of one argument is even, −1 if it is odd; None if neither, or
-    unknown.
+    """1 if an expression of one argument is even, −1 if it is odd.
+
+    None if it is neither, if that is unknown, or if it has several arguments.
     """
-    if isinstance(e, int):
+    if isinstance(e, int):  # x itself is odd
         return -1
     if len(_arguments(e)) > 1:
         return None
@@ -253,26 +276,35 @@ def _parity(e: Expression) -> int | None:
     assert isinstance(e.f, Function)
     if len(parities) > 1:
         return None
+    # f of an even expression is even; f of an odd one has the parity of f
     return 1 if parities[0] == 1 else e.f.parity
 
 
 def is_smooth(f: Function) -> bool:
-    """Whether a function and all its parts are known to have a continuous derivative:
-    no kink, no jump.
+    """Whether a function is known to have a continuous derivative: no kink, no jump.
+
+    Known for functions without breaks, and for expressions of such functions.
     """
     if f is MULTIPLY or f.breaks == ():
         return True
     functions = _functions(f.f)
-    return functions is not None and all(map(is_smooth, functions))
+    if functions is None:
+        return False
+    return all(is_smooth(inner) for inner in functions)
 
 
 def jumps(f: Function) -> bool:
-    """Whether a function, or one of its parts, is known to be discontinuous."""
-    return f.lipschitz is False or any(map(jumps, _functions(f.f) or ()))
+    """Whether a function, or one in its expression, is known to be discontinuous."""
+    if f.lipschitz is False:
+        return True
+    functions = _functions(f.f)
+    if functions is None:
+        return False
+    return any(jumps(inner) for inner in functions)
 
 
 def _functions(e: Any) -> list[Function] | None:
-    """The functions in an expression; None if it is another function."""
+    """The functions in an expression; None for a callable that is no expression."""
     if isinstance(e, int):
         return []
     if not isinstance(e, Call):

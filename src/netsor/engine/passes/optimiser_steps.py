@@ -43,6 +43,7 @@ from ...language.values._graph import topological_order
 from ...language.values._parameters import Weight
 from ...language.values._scalar import ADD, Scalar, applied, constant
 from ...language.values._vector import Nonlin, Vector, mix
+from ...language.values._width import Width
 from ...optim import (
     Arithmetic,
     Coefficients,
@@ -58,6 +59,7 @@ from .simplify import vanishing_ratio
 from .step_arithmetic import (
     Combination,
     Order,
+    Powers,
     WidthFunction,
     largest,
     number_at,
@@ -69,8 +71,11 @@ from .trained_weights import DrawnWeight, Uses, is_drawn, rows_at
 
 
 def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Expand all steps. Sample matrices whose entries are needed and, unless "drawn" is
-    off, those that act often.
+    """Replace every use of a parameter after optimiser steps by operations without
+    steps.
+
+    Matrices whose entries are needed are sampled, and unless "drawn" is off, so are
+    those that act often; all others become initial matrices plus outer products.
     """
     values = context.ordered(outputs)
     if not any(
@@ -87,8 +92,9 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
                 return weights[op.weight.source].act(new, op)
             case SteppedParameter() as op:
                 before = states.get(old.op.x, {})  # type: ignore[attr-defined]
-                moved, states[old] = _Leaf(new, op, context).after(before)
-                return moved
+                stepped = _Leaf(new, op, context).after(before)
+                states[old] = stepped.states
+                return stepped.value
         return new
 
     expanded = rewritten(outputs, context, change)
@@ -101,8 +107,9 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
 def _stepped_weights(
     values: Sequence[Value], context: Context
 ) -> dict[Source, DrawnWeight]:
-    """The matrices of each weight that takes a step: sampled, or initial ones plus
-    outer products.
+    """How the matrices of each weight that takes a step are represented, by source.
+
+    They are sampled, or initial matrices plus outer products.
     """
     draw_often_used = "drawn" not in context.without
     weights: dict[Source, DrawnWeight] = {}
@@ -119,8 +126,10 @@ def _stepped_weights(
 def _unit_of_small_steps(
     output: Value, expanded: Sequence[Value], context: Context
 ) -> str | None:
-    """The width n such that steps change vectors by amounts of order n^(−1/2), if any;
-    raises an error if there are several.
+    """The name of the width n such that steps change vectors by order n^(−1/2).
+
+    None if there is no such step. Raises an error at `output` if there are several such
+    widths.
     """
     units: set[str] = set()
     for value in topological_order(expanded):
@@ -153,21 +162,33 @@ class _Input(NamedTuple):
     def sides(
         self, left: Vector, right: Vector, transposed: bool
     ) -> tuple[Vector, Vector]:
-        """l and r of the matrices as applied; W^T swaps them."""
-        left, right = rows_at(left, self.matrices), rows_at(right, self.matrices)
-        return (right, left) if transposed else (left, right)
+        """l and r of outer products l r^T, for the acting matrices.
+
+        `left` and `right` are those of the whole class, (1 or members, K). W^T has r
+        l^T: it swaps the two.
+        """
+        left = rows_at(left, self.matrices)
+        right = rows_at(right, self.matrices)
+        if transposed:
+            return right, left
+        return left, right
 
 
 class _Term(ABC):
-    """A term of W', as the linear map that it is; a `Combination` gives its
-    coefficient.
+    """A term of W', as the linear map that it is.
+
+    W' is a `Combination` of terms, which holds their coefficients.
     """
 
     @abstractmethod
     def act(
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
-        """The contribution of the term to W' x, one vector per order."""
+        """The contribution of the term to W' x, (matrices, vectors).
+
+        The result is a list of vectors to add: one for each order in n of the
+        coefficient.
+        """
 
 
 class _OuterProducts(DrawnWeight):
@@ -176,8 +197,10 @@ class _OuterProducts(DrawnWeight):
     """
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        """From all products with the weight."""
         super().__init__(uses, context)
-        # W x with the initial matrix: one value, hence one seed
+        # products W x with the initial matrix by their keys: equal products are one
+        # value, and so have one seed
         self._initial_products: dict[object, Vector] = {}
 
     def act(self, value: Value, op: Acting) -> Vector:
@@ -194,7 +217,10 @@ class _OuterProducts(DrawnWeight):
         positions: Sequence[int],
         x: Vector,
     ) -> Vector:
-        """Sum the contributions of all terms."""
+        """W' x for some matrices of a class: the sum of the contributions of all terms.
+
+        See `DrawnWeight.product`.
+        """
         if not self.op.each:
             x = x[None]
         inputs = _Input(x, matrices, positions)
@@ -206,8 +232,8 @@ class _OuterProducts(DrawnWeight):
     def initial_product(self) -> Vector:
         """W x with the initial matrices: (matrices of the operation, vectors)."""
         op, weight = self.op, self.op.weight
-        product: Vector = weight.each(op.x) if op.each else weight @ op.x
-        product = self._initial_products.setdefault(key_of(product), product)
+        new_product: Vector = weight.each(op.x) if op.each else weight @ op.x
+        product = self._initial_products.setdefault(key_of(new_product), new_product)
         return product.reshape(weight.members.size, -1)
 
     def at_widths(self, rate: WidthFunction) -> Combination:
@@ -215,33 +241,41 @@ class _OuterProducts(DrawnWeight):
         return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
 
     def orders(self, coefficient: Combination) -> list[Order]:
-        """The limit of a coefficient, by order."""
+        """The parts of a coefficient that are of order 1 or n^(−1/2)."""
         return coefficient.orders(self.value, self.op.steps[0].name)
 
     def acting_orders(
         self, coefficient: Combination, size: WidthFunction
     ) -> list[Order]:
-        """The same for an outer product of this size, including the gain of the
-        matrix.
+        """`orders` of coefficient · gain · size, with which an outer product acts.
+
+        `size` is the factor of the outer product, a function of the widths, and the
+        gain that of the matrix as it is applied.
         """
-        number = self.at_widths(lambda widths: self.gain(widths) * size(widths))
-        return self.orders(coefficient * number)
+
+        def factor(widths: Mapping[str, float]) -> float:
+            return self.gain(widths) * size(widths)
+
+        return self.orders(coefficient * self.at_widths(factor))
 
     def initial(self, weight: Weight, members: Sequence[int]) -> Combination:
         """The initial matrix."""
         return Combination.of(_InitialMatrix())
 
     def gradient(self, uses: Uses, members: Sequence[int]) -> Combination:
-        """G = Σ_i l_i r_i^T, with a size for every pair."""
+        """G = Σ_i size_i l_i r_i^T."""
         return Combination.of(_Gradient(uses))
 
     def elementwise(
         self, f: Callable[..., Any], *arguments: Combination
     ) -> Combination:
-        """g/(|g| + ε̂), entry by entry."""
+        """g/(|g| + ε̂), entry by entry, for a sum of gradients g.
+
+        Raises an error for other functions of entries, and for other matrices.
+        """
         g = arguments[0]
         of_gradients = all(isinstance(term, _Gradient) for term, _ in g.terms)
-        eps = sign_eps(f)
+        eps = sign_eps(f)  # None if f is another function
         if eps is None or not of_gradients:
             raise self._entries_error()
         summands = self._summands(g, absolute=eps > 0)
@@ -274,8 +308,10 @@ class _OuterProducts(DrawnWeight):
     def orthogonalised(
         self, g: Combination, iterations: Coefficients | None, eps: float
     ) -> Combination:
-        """l M r^T/√(out · in), with M from the Gram matrices of l and r, each divided
-        by its width.
+        """The orthogonalised sum of gradients g: l M r^T/√(out · in).
+
+        M is a function of the Gram matrices ⟨l, l⟩/out and ⟨r, r⟩/in of the outer
+        products in g; see `orthogonalised` in step_arithmetic.
         """
         summands = self._summands(g)
         left, right = summands.left, summands.right
@@ -287,23 +323,26 @@ class _OuterProducts(DrawnWeight):
             optimiser=type(self.optimiser).__name__,
         )
         f = Function("polar", polar_factor, lipschitz=False)
-        grams = mean_dot(left, left), mean_dot(right, right)
-        matrices = max(len(gram) for gram in grams)
-        middle = applied(f, grams, (matrices, *grams[0].shape[1:]), axes=2)
+        left_gram, right_gram = mean_dot(left, left), mean_dot(right, right)
+        matrices = max(len(left_gram), len(right_gram))
+        shape = (matrices, *left_gram.shape[1:])
+        middle = applied(f, (left_gram, right_gram), shape, axes=2)
         return Combination.of(_PolarFactor(left, right, middle))
 
     def _relative_eps(self, eps: float, summands: _Summands) -> float:
-        """The limit of eps in units of the gradient, divided by √(out · in) as the Gram
-        matrices are.
+        """The limit of eps relative to the factor of the largest outer product.
+
+        Also divided by √(out · in), since the Gram matrices are divided by the widths.
+        Raises an error if it grows with the widths, where the singular values vanish.
         """
 
-        def at_widths(w: Mapping[str, float]) -> float:
-            gram_size = (
-                summands.left.width.bind(w) * summands.right.width.bind(w)
-            ) ** 0.5
-            return float(eps / summands.unit(w) / gram_size)
+        def relative_at(widths: Mapping[str, float]) -> float:
+            out_width = summands.left.width.bind(widths)
+            in_width = summands.right.width.bind(widths)
+            gram_size = (out_width * in_width) ** 0.5
+            return float(eps / summands.unit(widths) / gram_size)
 
-        relative = self.at_widths(at_widths)
+        relative = self.at_widths(relative_at)
         for _, powers in relative.terms:
             if sum(power for _, power in powers) > 0:
                 optimiser = type(self.optimiser).__name__
@@ -311,12 +350,14 @@ class _OuterProducts(DrawnWeight):
         return float(_number_of_order_one(self.orders(relative)))
 
     def _summands(self, g: Combination, absolute: bool = False) -> _Summands:
-        """The outer products of a sum of gradients, with sizes relative to the largest
-        one, or absolute ones.
+        """All outer products of a sum of gradients g, with one size each.
+
+        Sizes are the limits of coefficient · size, relative to the largest factor
+        unless `absolute`. Parts that vanish in the limit have size 0.
         """
         all_uses: list[Uses] = [term.uses for term, _ in g.terms]
         sizes: list[WidthFunction] = []
-        counts: list[int] = []  # the number of uses of each size
+        counts: list[int] = []  # the number of outer products of each size
         for uses, coefficient in zip(all_uses, g.terms.values(), strict=True):
             for term, count in uses.terms:
                 sizes.append(_scaled_size(coefficient, term))
@@ -342,14 +383,17 @@ class _OuterProducts(DrawnWeight):
 class _Summands(NamedTuple):
     """The outer products Σ_k sizes_k l_k r_k^T of a sum of gradients."""
 
-    left: Vector  # (1 or matrices, K)
-    right: Vector
-    sizes: tuple[float, ...]
+    left: Vector  # l, (1 or matrices, K)
+    right: Vector  # r, (1 or matrices, K)
+    sizes: tuple[float, ...]  # K
     unit: WidthFunction  # the factor of the largest outer product
 
 
 def _scaled_size(coefficient: Any, term: GradientTerm) -> WidthFunction:
-    """The factor of an outer product in a sum of gradients."""
+    """The factor of outer products in a sum of gradients, a function of the widths.
+
+    `coefficient` is that of their gradient, `term` their term of it.
+    """
     return lambda widths: float(coefficient * term.size(widths))
 
 
@@ -380,27 +424,37 @@ class _Gradient(_Term):
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """Σ_i size_i ⟨r_i, x⟩ l_i."""
-        x, terms = inputs.x, self.uses.terms
+        x = inputs.x
         left, right = inputs.sides(
             self.uses.left, self.uses.right, weights.op.weight.transposed
         )
         products = mean_dot(x, right)  # (matrices, vectors, K)
-        # the coefficients of all terms, by order
-        coefficients: dict[str | None, list[Any]] = {}
-        for k, (term, _) in enumerate(terms):
-
-            def gram_size(w: Mapping[str, float], term: Any = term) -> float:
-                return float(term.size(w) * x.width.bind(w))
-
-            for order in weights.acting_orders(coefficient, gram_size):
-                numbers = coefficients.setdefault(order.unit, [0.0] * len(terms))
-                numbers[k] = order.number
-        counts = [count for _, count in terms]
+        pairs_of_terms = [term.pairs for term in self.uses.terms]
+        numbers_by_unit = self._numbers_of_terms(weights, x.width, coefficient)
         contributions = []
-        for unit, numbers in coefficients.items():
-            combination = mix(_repeated(numbers, counts) * products, left)
+        for unit, numbers in numbers_by_unit.items():
+            combination = mix(_repeated(numbers, pairs_of_terms) * products, left)
             contributions.append(Order(1.0, unit).times(combination))
         return contributions
+
+    def _numbers_of_terms(
+        self, weights: _OuterProducts, width: Width, coefficient: Combination
+    ) -> dict[str | None, list[Any]]:
+        """For each order (see `Order.unit`), the factor of each term l ⟨r, x⟩/width.
+
+        0 for terms that have no part of this order.
+        """
+        terms = self.uses.terms
+        numbers_by_unit: dict[str | None, list[Any]] = {}
+        for k, (term, _) in enumerate(terms):
+
+            def size_of_sum(w: Mapping[str, float], term: Any = term) -> float:
+                return float(term.size(w) * width.bind(w))
+
+            for order in weights.acting_orders(coefficient, size_of_sum):
+                numbers = numbers_by_unit.setdefault(order.unit, [0.0] * len(terms))
+                numbers[k] = order.number
+        return numbers_by_unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,7 +472,7 @@ class _Signs(_Term):
     def act(
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
-        """The matrix applied to x, as one operation, which a later pass expands."""
+        """The matrix applied to x, as one `Outer`, which a later pass expands."""
         x = inputs.x
         left, right = inputs.sides(self.left, self.right, weights.op.weight.transposed)
         if self.eps and math.inf in weights.context.bound.values():
@@ -441,13 +495,13 @@ class _PolarFactor(_Term):
     def act(
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
-        """Σ_ij ⟨r_j, x⟩ M_ij l_i."""
+        """Σ_ij ⟨r_j, x⟩ M_ij l_i/√(out · in)."""
         x, transposed = inputs.x, weights.op.weight.transposed
         left, right = inputs.sides(self.left, self.right, transposed)
         m = self.middle
         if len(m) > 1:
             m = m[list(inputs.matrices)]
-        if not transposed:
+        if not transposed:  # `sides` has swapped l and r for W^T
             m = m.transpose(0, 2, 1)
         coefficients = mean_dot(x, right) @ m
 
@@ -468,7 +522,10 @@ def entries_error(value: Value, optimiser: Optimiser, parameter: str) -> ExactEr
 
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
-    """Repeat the number of each gradient term for all its uses."""
+    """The number of each gradient term, repeated for its `counts` outer products.
+
+    From one number per term to (K,); a single number stays one, since it broadcasts.
+    """
     if len(numbers) == 1:
         return value_of(numbers[0])
     if not any(isinstance(number, Scalar) for number in numbers):
@@ -479,15 +536,26 @@ def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:
     return join(arrays)
 
 
+class _Stepped(NamedTuple):
+    """A parameter after a step."""
+
+    value: Value
+    states: dict[Any, Any]  # the states of its optimisers, by optimiser
+
+
 class _Leaf(Arithmetic):
-    """A step of an initial vector or of random scalars."""
+    """A step of an initial vector or of random scalars.
+
+    The optimiser's update runs with this object as its `Arithmetic`; parameters and
+    gradients are `Combination`s of values.
+    """
 
     def __init__(self, value: Value, op: SteppedParameter, context: Context) -> None:
         self.value, self.op, self.context = value, op, context
         self.infinite = math.inf in context.bound.values()
 
-    def after(self, states: Mapping[Any, Any]) -> tuple[Value, dict[Any, Any]]:
-        """The parameter after the step, and the states of its optimisers."""
+    def after(self, states: Mapping[Any, Any]) -> _Stepped:
+        """The parameter after the step, given the states of its optimisers."""
         op, optimiser = self.op, self.op.rule.optimiser
 
         def at_widths(rate: WidthFunction) -> Combination:
@@ -511,10 +579,10 @@ class _Leaf(Arithmetic):
             states.get(optimiser),
             rates,
         )
-        return self._realised(w), {**states, optimiser: state}
+        return _Stepped(self._realised(w), {**states, optimiser: state})
 
     def _realised(self, total: Combination, with_small_parts: bool = True) -> Any:
-        """A sum as a value, with or without parts of order n^(−1/2)."""
+        """A combination as a value, with or without its parts of order n^(−1/2)."""
         summands = []
         for x, coefficient in total.coefficients().items():
             for order in coefficient.orders(self.value, self.op.rule.name):
@@ -528,8 +596,11 @@ class _Leaf(Arithmetic):
     def elementwise(
         self, f: Callable[..., Any], *arguments: Combination
     ) -> Combination:
-        """A function of coordinates, or of scalars."""
-        eps = sign_eps(f)
+        """f of coordinates, or of scalars, entry by entry.
+
+        At infinite width, f must be a sign, which is that of the part of order 1.
+        """
+        eps = sign_eps(f)  # None if f is another function
         is_sign = eps is not None
         if self.infinite:
             if not is_sign:
@@ -558,13 +629,16 @@ class _Leaf(Arithmetic):
 
 
 def _of_order_one(gradient: Combination) -> Combination:
-    """A gradient times the power of n that makes its largest coefficient of order 1; a
-    sign does not depend on this factor.
+    """A gradient times the power of n that makes its largest coefficient of order 1.
+
+    A sign does not depend on this factor.
     """
-    largest_powers = max(
-        (powers for _, powers in gradient.terms),
-        key=lambda powers: sum(power for _, power in powers),
-    )
+
+    def total(powers: Powers) -> float:
+        return sum(power for _, power in powers)
+
+    all_powers = [powers for _, powers in gradient.terms]
+    largest_powers = max(all_powers, key=total)
     inverse = tuple((name, -power) for name, power in largest_powers)
     return gradient * Combination({(None, inverse): 1.0})
 
@@ -575,15 +649,19 @@ def _of_order_one(gradient: Combination) -> Combination:
 # not change. A score p changes by Σ_j ⟨δ_j, Δ_j⟩/n, with δ_j = √n ∂p/∂y_j its gradient
 # given earlier scores: the tangent kernel (Jacot, Gabriel and Hongler 2018). A matrix
 # from R^n to a space of finite width makes such scores, one per coordinate.
+
 MAX_PERTURBED_SCORES = 1024  # scores that change: each is differentiated separately
 
 
 def _expand_first_order(
     outputs: Sequence[Value], context: Context, unit: str
 ) -> list[Value]:
-    """Remove factors n^(−1/2), n the width named `unit`, and merge equal values."""
+    """Outputs without terms n^(−1/2) Δ, whose effect on scores is added instead.
+
+    `unit` is the name of the width n. See the comment above.
+    """
     without_small_parts = rewritten(outputs, context, _Perturbed(context, unit).change)
-    # at order 1 the network equals the one before the step
+    # at order 1 the network equals the one before the step: merge equal values
     distinct: dict[object, Value] = {}
 
     def merge(old: Value, new: Value) -> Value:
@@ -595,19 +673,23 @@ def _expand_first_order(
 
 
 class _Perturbed:
-    """A program in which some vectors change by n^(−1/2) Δ; n is the width named
-    `unit`.
+    """The rewrite of a program in which some vectors change by n^(−1/2) Δ.
+
+    n is the width named `unit`. The changes are dropped, and noted; each score then
+    gets the effect of the changes noted so far.
     """
 
     def __init__(self, context: Context, unit: str) -> None:
         self.context, self.unit = context, unit
         self.moved: dict[Value, Any] = {}  # y_j, each a separate value, and Δ_j
-        self.scores: list[Value] = []  # scores that changed
-        self.count = 0  # their number
+        self.scores: list[Value] = []  # the values that contain changed scores
+        self.count = 0  # the number of these scores
 
     def change(self, old: Value, new: Value) -> Value:
-        """Drop n^(−1/2) Δ from a value, and add the effect of earlier changes to a
-        score.
+        """What replaces a value, given its copy on rewritten inputs, `new`.
+
+        A sum loses its term n^(−1/2) Δ, and a score gains the effect of earlier
+        changes.
         """
         unmoved = self._without_small_term(new)
         if unmoved is not None:
@@ -627,12 +709,15 @@ class _Perturbed:
         It also notes the change Δ of y.
         """
         op: Any = new.op
-        if not (isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD)):
+        is_sum_of_scalars = isinstance(op, Apply) and op.f is ADD
+        if not isinstance(op, Add) and not is_sum_of_scalars:
             return None
-        for y, other in (op.inputs, op.inputs[::-1]):
+        x1, x2 = op.inputs
+        for y, other in ((x1, x2), (x2, x1)):
             delta = self._small_term(other)
             if delta is None:
                 continue
+            # a value that is y, but not the same one: other uses of y do not change
             every_entry = np.arange(y.size).reshape(y.shape)
             unmoved = replace(new, op=Take(y, every_entry), shape=y.shape)
             if unmoved.shape != new.shape:
@@ -667,26 +752,33 @@ class _Perturbed:
             )
 
     def _with_changes(self, old: Value, p: Any, moved: list[Value]) -> Any:
-        """Scores, or W x in a space of finite width, with the effect of the changes on
-        each entry or coordinate.
+        """Scores p with the effects of the changes of the vectors `moved`.
+
+        p can also be vectors W x of finite width: each coordinate of these is a score.
         """
         entries = p.reshape(-1)
         if isinstance(p, Scalar):
             one = constant(np.ones(()))
-            changed = [x + self._effect(old, x, one, moved) for x in entries]
+            changed = []
+            for score in entries:
+                changed.append(score + self._effect(old, score, one, moved))
             return stack(changed).reshape(*p.shape)
+        # p + Σ_i effect_i e_i with the unit vectors e_i; seeds have mean square 1
         size = int(self.context.width(p))
-        axes = Vector(Data(np.eye(size)), (size,), p.width)  # of mean square 1/size
-        units = [math.sqrt(size) * axes[i] for i in range(size)]
+        unit_vectors = Vector(Data(np.eye(size)), (size,), p.width)
+        seeds = [math.sqrt(size) * unit_vectors[i] for i in range(size)]
         effects = []
         for k in range(p.size):
-            for unit in units:
-                effects.append(self._effect(old, entries[k], unit, moved))
-        return p + mix(stack(effects).reshape(*p.shape, size), axes)
+            for seed in seeds:
+                effects.append(self._effect(old, entries[k], seed, moved))
+        return p + mix(stack(effects).reshape(*p.shape, size), unit_vectors)
 
     def _effect(self, old: Value, p: Value, seed: Value, moved: list[Value]) -> Any:
-        """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width; 0 for scalars
-        and finite spaces.
+        """Σ_j ⟨∂p/∂y_j, n^(−1/2) Δ_j⟩ = Σ_j √(width/n) ⟨δ_j, Δ_j⟩/width, a scalar.
+
+        p is a score, or a vector of which `seed`, a multiple of a unit vector, selects
+        a coordinate. The y_j are the vectors `moved`, the δ_j their cotangents. Scalars
+        and vectors of finite width have no such effect.
         """
         try:
             reverse = Reverse([(p, seed)], moved, constants=self.scores)

@@ -39,14 +39,14 @@ from ..graph._rewrite import Context, rewritten
 # Residual variance of N(r), for a variance of 1, that counts as rounding
 NEGLIGIBLE = 1e-13
 MAX_PANELS = 2**12  # of the quadrature for stretched frequencies
-# What makes a random vector: a member of a weight, or an initial vector
+# A random vector: the products with a member of a weight, or initial vectors (member 0)
 Leaf = tuple[Source, int]
 LINEAR_OR_ENTRYWISE = (Add, Join, Mix, Nonlin, Scale, Take)
 
 
 @dataclass(frozen=True)
 class Angles:
-    """The frequencies by which positions rotate, θ = base^(−u), at infinite width."""
+    """The frequencies by which positions rotate, θ = base^(−u), 0 < u < 1."""
 
     base: float
     fraction: float  # of the coordinates that are rotated
@@ -54,25 +54,26 @@ class Angles:
     interleaved: bool
 
     def kappa(self, r: Floats) -> Floats:
-        """κ(r) = 1 − fraction + fraction ∫₀¹ cos(r base^(−u)) du.
+        """κ(r) = 1 − fraction + fraction ∫₀¹ cos(r base^(−u)) du, for gaps r.
 
-        The integral is (Ci(r) − Ci(r/base))/log(base).
+        The integral is (Ci(r) − Ci(r/base))/log(base), unless frequencies are
+        stretched. κ is the covariance of N(s) and N(s + r), see the top of the file.
         """
         gap = np.abs(np.asarray(r, dtype=np.float64))
         if self.base == 1.0:
             mean_cosine = np.cos(gap)
         elif self.stretch is not None:
-            mean_cosine = self._stretched(self.stretch, gap)
+            mean_cosine = self._mean_stretched_cosine(self.stretch, gap)
         else:
             mean_cosine = _integral(gap, 1.0, 1 / self.base) / math.log(self.base)
         mean_cosine = np.where(gap > 0, mean_cosine, 1.0)
         return np.asarray(1.0 - self.fraction + self.fraction * mean_cosine)
 
-    def _stretched(self, stretch: Stretch, gap: Floats) -> Floats:
-        """The mean cosine of stretched frequencies.
+    def _mean_stretched_cosine(self, stretch: Stretch, gap: Floats) -> Floats:
+        """The mean cosine ∫ cos(r θ') dθ/θ / log(base) of stretched frequencies θ'.
 
-        It is exact where frequencies are kept or divided, and by Gauss–Legendre in
-        log θ between.
+        High frequencies are kept, θ' = θ, and low ones divided, θ' = θ/factor: these
+        integrals are exact. Between, it is a quadrature.
         """
         lowest = 1 / self.base
         per_turn = 2 * math.pi / stretch.original
@@ -81,25 +82,35 @@ class Angles:
         total = _integral(gap, 1.0, high)
         total = total + _integral(gap / stretch.factor, low, lowest)
         if low < high:
-            # at most half a turn in each panel
-            panels = 4 + math.ceil(float(gap.max(initial=0.0)) * high / math.pi)
-            if panels > MAX_PANELS:
-                raise ValueError(
-                    "rotary positions too far apart for the stretched frequencies of a"
-                    " limit"
-                )
-            edges = np.linspace(math.log(low), math.log(high), panels + 1)
-            x, w = np.polynomial.legendre.leggauss(16)
-            half = 0.5 * np.diff(edges)[:, None]
-            log_theta = edges[:-1, None] + half * (1 + x)
-            theta = stretch.of(np.exp(log_theta)).ravel()
-            total = total + np.cos(gap[..., None] * theta) @ (half * w).ravel()
+            total = total + _integral_by_quadrature(stretch, gap, low, high)
         return np.asarray(total / math.log(self.base))
+
+
+def _integral_by_quadrature(
+    stretch: Stretch, gap: Floats, low: float, high: float
+) -> Floats:
+    """∫ cos(r θ') dθ/θ from low to high, for stretched frequencies θ' and gaps r.
+
+    By Gauss–Legendre in log θ, with at most half a turn in each panel.
+    """
+    panels = 4 + math.ceil(float(gap.max(initial=0.0)) * high / math.pi)
+    if panels > MAX_PANELS:
+        raise ValueError(
+            "rotary positions too far apart for the stretched frequencies of a limit"
+        )
+    edges = np.linspace(math.log(low), math.log(high), panels + 1)
+    nodes, weights = np.polynomial.legendre.leggauss(16)  # on (−1, 1)
+    half_lengths = 0.5 * np.diff(edges)[:, None]
+    log_theta = edges[:-1, None] + half_lengths * (1 + nodes)
+    theta = stretch.of(np.exp(log_theta)).ravel()
+    cosines = np.cos(gap[..., None] * theta)
+    return np.asarray(cosines @ (half_lengths * weights).ravel())
 
 
 def _integral(r: Floats, top: float, bottom: float) -> Floats:
     """∫ cos(r θ) dθ/θ from bottom to top; r = 0 gives log(top/bottom)."""
     positive = np.where(r > 0, r, 1.0)
+    # the cosine integral Ci is the second result of sici
     _, at_top = scipy.special.sici(positive * top)
     _, at_bottom = scipy.special.sici(positive * bottom)
     return np.where(r > 0, at_top - at_bottom, math.log(top / bottom))
@@ -110,20 +121,32 @@ class Rotated:
     """R_{t_i} x_i: vectors before their rotation, and a position t_i for each."""
 
     x: Vector
-    positions: Floats
-    angles: Angles | None  # None if all positions are 0
+    positions: Floats  # with the shape of x
+    angles: Angles | None  # None if the vectors are not rotated
+
+
+class RotatedProduct(NamedTuple):
+    """A product of vectors of which at least one side is rotated."""
+
+    x: Rotated
+    y: Rotated
+    angles: Angles  # of both sides
 
 
 @dataclass
 class Process:
-    """N(r) of all scores with the same angles: the gaps r, and the root L of κ."""
+    """N(r) of all scores with the same angles: the gaps r, and the root L of κ.
+
+    Gaps are added to `gaps`; `factor` then computes the root.
+    """
 
     gaps: set[float] = field(default_factory=lambda: {0.0})
+    # the gaps in the order of the rows of the root
     ordered: Floats = field(default_factory=lambda: np.zeros(1))
     root: Floats = field(default_factory=lambda: np.ones((1, 1)))
 
     def factor(self, angles: Angles) -> None:
-        """Compute L with κ = L Lᵀ, by a Cholesky decomposition with pivots."""
+        """Compute L with κ(r − r') = L Lᵀ, by a Cholesky decomposition with pivots."""
         self.ordered = r = np.array([0.0, *sorted(self.gaps - {0.0})])
         residual = angles.kappa(r[:, None] - r)
         columns = []
@@ -136,7 +159,7 @@ class Process:
         self.root = np.stack(columns, axis=1)
 
     def rows(self, gap: Floats) -> Floats:
-        """The row of L for each gap."""
+        """The row of L for each gap, (*shape of gap, copies)."""
         return self.root[_positions_in(self.ordered, gap)]
 
 
@@ -147,7 +170,10 @@ def _positions_in(values: Floats, numbers: Floats) -> Ints:
 
 
 def expand_rotary(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Replace products of rotated vectors of infinite width."""
+    """Replace products of rotated vectors of infinite width.
+
+    See the top of the file for the identity.
+    """
     values = context.ordered(outputs)
     if not any(
         isinstance(value.op, Rotate) and math.isinf(context.width(value))
@@ -169,37 +195,51 @@ class _Link(NamedTuple):
 
 
 class _RotaryLimit:
-    """What is known about the rotations of one program."""
+    """The rotations of one program, collected first, and the rewrite without them.
+
+    Attributes
+    ----------
+    rotated : dict
+        The values that are rotations of other vectors.
+    scores : list of RotatedProduct
+        The scores of rotated vectors.
+    angles_of : dict
+        For each random vector, all angles of the scores that it is in.
+    copied : dict
+        For each random vector, whether scores take copies of it, or of the other side.
+    processes : dict
+        The gaps and the root for each kind of angles.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.rotated: dict[Value, Rotated] = {}
-        self.processes: dict[Angles, Process] = {}
-        self.scores: list[tuple[Rotated, Rotated, Angles]] = []
+        self.scores: list[RotatedProduct] = []
         self.angles_of: dict[Leaf, set[Angles]] = {}
-        self.copied: dict[Leaf, bool] = {}  # whether this side of a score is copied
+        self.copied: dict[Leaf, bool] = {}
+        self.processes: dict[Angles, Process] = {}
+        # by the original, and the number of the copy
         self._sources: dict[tuple[Source, int], Source] = {}
         self._copies: dict[tuple[Value, int], Value] = {}
 
     # First pass: which gaps are needed, and which side of each score to copy
 
     def collect(self, value: Value) -> None:
-        """Note a value of the program, whose inputs are known."""
+        """Note a rotation or a score of the program; call it in program order."""
         if isinstance(value, Vector):
             rotated = self._rotation(value)
             if rotated is not None:
                 self.rotated[value] = rotated
         elif isinstance(value.op, Dot) and value.op.power == 0.5:
-            factors = self._factors(value.op)
-            if factors is None:
+            score = self._rotated_product(value.op)
+            if score is None:
                 return
-            x, y, angles = factors
-            self.scores.append(factors)
-            for leaf in _leaves(x.x) + _leaves(y.x):
-                self.angles_of.setdefault(leaf, set()).add(angles)
+            self.scores.append(score)
+            for leaf in _leaves(score.x.x) + _leaves(score.y.x):
+                self.angles_of.setdefault(leaf, set()).add(score.angles)
 
     def prepare(self) -> None:
-        """Choose sides, and factor the covariances of all gaps."""
+        """Choose the sides to copy, and factor the covariances κ of all gaps."""
         self._choose_sides()
         for x, y, angles in self.scores:
             if self._has_law(x.x, y.x):
@@ -226,7 +266,11 @@ class _RotaryLimit:
                         pending.append(link.leaf)
 
     def _links(self) -> dict[Leaf, list[_Link]]:
-        """For each random vector, those that decide whether it is copied."""
+        """For each random vector, those whose copying decides about its own.
+
+        All random vectors of one side of a score are copied, or none; those of the
+        other side are not, or are.
+        """
         links: dict[Leaf, list[_Link]] = {}
 
         def connect(a: Leaf, b: Leaf, is_opposite: bool) -> None:
@@ -292,18 +336,23 @@ class _RotaryLimit:
         positions = np.concatenate([x.positions for x in rotated])
         return Rotated(unrotated, positions, angles)
 
-    def _factors(self, op: Dot) -> tuple[Rotated, Rotated, Angles] | None:
-        """The factors of a product, and their angles; None if neither is rotated or if
-        they are rotated by different angles.
+    def _rotated_product(self, op: Dot) -> RotatedProduct | None:
+        """The factors of a product, and their angles.
+
+        None if neither is rotated, or if they are rotated by different angles.
         """
-        sides = []
-        for factor in (op.x, op.y):
-            plain = Rotated(factor, np.zeros(factor.shape), None)
-            sides.append(self.rotated.get(factor, plain))
-        distinct_angles = {side.angles for side in sides if side.angles is not None}
-        if len(distinct_angles) != 1:
+
+        def side(factor: Vector) -> Rotated:
+            unrotated = Rotated(factor, np.zeros(factor.shape), angles=None)
+            return self.rotated.get(factor, unrotated)
+
+        x, y = side(op.x), side(op.y)
+        angles = x.angles if x.angles is not None else y.angles
+        if angles is None:
             return None
-        return sides[0], sides[1], distinct_angles.pop()
+        if y.angles is not None and y.angles != angles:
+            return None
+        return RotatedProduct(x, y, angles)
 
     # Second pass: the products
 
@@ -316,28 +365,35 @@ class _RotaryLimit:
             return new
         if not isinstance(new.op, Dot) or not isinstance(old.op, Dot):
             return new
-        factors = self._factors(new.op)
+        factors = self._rotated_product(new.op)
         if factors is None:
             return new
         x, y, angles = factors
         if new.op.power == 1.0:
             mean = cast(Scalar, replace(new, op=replace(new.op, x=x.x, y=y.x)))
             gap = y.positions[..., None, :] - x.positions[..., :, None]
-            return mean if not gap.any() else constant(angles.kappa(gap)) * mean
+            if not gap.any():
+                return mean
+            return constant(angles.kappa(gap)) * mean
         if not self._has_law(x.x, y.x):
             return new
         rows = self.processes[angles].rows(self._gaps(x, y))
         return self._score(new, new.op, x.x, y.x, rows)
 
     def _gaps(self, x: Rotated, y: Rotated) -> Floats:
-        """The gaps of all pairs: positions of the side that is kept, less those of the
-        side that is copied.
+        """The gaps r of all pairs of a score, (…, i, j) for x (…, i) and y (…, j).
+
+        Positions of the side that is kept, less those of the side that is copied.
         """
         gap = y.positions[..., None, :] - x.positions[..., :, None]
-        return gap if self.copied[_leaves(x.x)[0]] else -gap
+        copies_x = self.copied[_leaves(x.x)[0]]
+        return gap if copies_x else -gap
 
     def _has_law(self, x: Vector, y: Vector) -> bool:
-        """Whether copies of one factor give scores with the right joint law."""
+        """Whether copies of one factor give scores with the right joint law.
+
+        All random vectors of one factor must be copied, and none of the other.
+        """
         if not (_is_copyable(x) and _is_copyable(y)):
             return False
         x_leaves, y_leaves = _leaves(x), _leaves(y)
@@ -350,7 +406,10 @@ class _RotaryLimit:
     def _score(
         self, value: Value, op: Dot, x: Vector, y: Vector, rows: Floats
     ) -> Value:
-        """Σ_m L_rm ⟨x_m, y⟩, or Σ_m L_rm ⟨x, y_m⟩."""
+        """Σ_m L_rm ⟨x_m, y⟩, or Σ_m L_rm ⟨x, y_m⟩ if y is copied.
+
+        `rows`, (*shape of the scores, copies), has L_rm for the gap r of each score.
+        """
         copies_x = self.copied[_leaves(x)[0]]
         terms: list[Scalar] = []
         for m in range(rows.shape[-1]):
@@ -375,16 +434,20 @@ class _RotaryLimit:
         return self._copies[key]
 
     def _copied_operation(self, value: Value, m: int) -> Operation:
+        """The operation of a value with copies of its sources, or on copied inputs."""
         op = value.op
         if isinstance(op, MatMul):
             source = self._source(op.weight.source, m)
             return replace(op, weight=replace(op.weight, source=source))
         if isinstance(op, Gaussian):
             return replace(op, source=self._source(op.source, m))
-        inputs = (self._copy(x, m) if isinstance(x, Vector) else x for x in op.inputs)
+        inputs: list[Value] = []
+        for x in op.inputs:
+            inputs.append(self._copy(x, m) if isinstance(x, Vector) else x)
         return op.with_inputs(*inputs)
 
     def _source(self, source: Source, m: int) -> Source:
+        """Copy number m of a source: one with independent random numbers."""
         key = source, m
         if key not in self._sources:
             self._sources[key] = Source(source.name, source.std_factor)
@@ -392,7 +455,10 @@ class _RotaryLimit:
 
 
 def _leaves(x: Value) -> list[Leaf]:
-    """The random vectors that a vector is a function of, in its own space."""
+    """The random vectors that vectors are a function of, without those behind matrices.
+
+    They are products with members of weights, and initial vectors.
+    """
     leaves: dict[Leaf, None] = {}  # in order, so that seeds do not depend on hashes
     seen = {x}
     pending = [x]

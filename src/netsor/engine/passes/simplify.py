@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -42,16 +41,17 @@ from ..graph._rewrite import Context, asked, key_of, linear_sources, rewritten, 
 from ..linalg._gram_schmidt import LinalgBackend
 
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
 
 
 def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Compute each product W x once, however often it occurs: W x − W x is exactly 0.
-    Also W 0 is 0.
+    """Compute each product W x once, however often it occurs.
 
-    W[[0, 0, 1]] x computes only W[[0, 1]] x. Lowering relies on this: the members of
-    every weight are distinct.
+    Identity: equal products are equal on every draw, so that W x − W x is exactly 0,
+    and W 0 is 0. W[[0, 0, 1]] x computes only W[[0, 1]] x. Lowering relies on this: the
+    members of every weight are distinct.
     """
-    products: dict[Any, Value] = {}
+    products: dict[object, Value] = {}  # by key: see `key_of`
     # for vectors of which some are 0 at every width, which ones are
     zeros: dict[Value, Bools] = {}
 
@@ -72,7 +72,10 @@ def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def _product(value: Value, op: MatMul, zeros: Mapping[Value, Bools]) -> Value:
-    """W x by distinct members of W, and 0 where x is."""
+    """W x by distinct members of W, and 0 where x is 0 at every width.
+
+    `zeros` marks such vectors of some values.
+    """
     members = op.weight.members
     product = value
     if len(set(members.ravel().tolist())) < members.size:
@@ -83,16 +86,16 @@ def _product(value: Value, op: MatMul, zeros: Mapping[Value, Bools]) -> Value:
 
 
 def _zeros(value: Vector, known_zeros: Mapping[Value, Bools]) -> Bools:
-    """Which vectors are 0 at every width, given the zeros of the inputs.
+    """Which vectors of a value are 0 at every width, (*shape,), given those of inputs.
 
-    These are zero data and all that depends on them.
+    These are zero data and all that depends on them. () if there are none.
     """
     is_data = isinstance(value.op, ops.Data)
     if known_zeros.keys().isdisjoint(value.op.inputs) and not is_data:
         return np.zeros((), dtype=bool)
-    zeros = {
-        x: known_zeros.get(x, np.zeros(x.shape, dtype=bool)) for x in value.op.inputs
-    }
+    zeros: dict[Value, Bools] = {}
+    for x in value.op.inputs:
+        zeros[x] = known_zeros.get(x, np.zeros(x.shape, dtype=bool))
     is_zero: Any = False
     match value.op:
         case ops.Data(vectors):
@@ -104,30 +107,38 @@ def _zeros(value: Vector, known_zeros: Mapping[Value, Bools]) -> Bools:
         case MatMul(_, x) | ops.Scale(_, x):
             is_zero = zeros[x]
         case Nonlin(f, factors, ()) if f is MULTIPLY:
-            is_zero = functools.reduce(np.logical_or, (zeros[x] for x in factors))
+            is_zero = functools.reduce(np.logical_or, [zeros[x] for x in factors])
         case Nonlin(f, (x,), ()):
             is_zero = zeros[x] & (np.asarray(f(np.zeros(1)))[0] == 0)
     return np.broadcast_to(is_zero, value.shape)
 
 
 def _by_distinct_members(value: Value, weight: Weight, x: Vector, each: bool) -> Value:
-    """W x of repeated members, from products of distinct ones."""
+    """W x of members that occur several times, from products of distinct members.
+
+    If all members act on the same vectors, repeated members repeat their products. If
+    each has its own vectors, there is a product with all first occurrences of members,
+    one with all second occurrences, and so on: W[[0, 0, 1]] becomes W[[0, 1]], W[[0]].
+    """
     members = weight.members.ravel()
     if not each:
         distinct, index = np.unique(members, return_inverse=True)
         products = replace(weight, members=distinct) @ x
         return products[index.ravel()].reshape(*value.shape)
     rows = x.reshape(len(members), -1)
-    # first occurrences of members, second ones, …
-    occurrence = np.array(
-        [np.sum(members[:k] == member) for k, member in enumerate(members)]
-    )
-    rounds = [np.flatnonzero(occurrence == k) for k in range(occurrence.max() + 1)]
-    parts = [
-        replace(weight, members=members[positions]).each(rows[positions])
-        for positions in rounds
-    ]
-    return join(parts)[np.argsort(np.concatenate(rounds))].reshape(*value.shape)
+    # how often the member at each position occurs before it
+    occurrence = np.zeros(len(members), dtype=int)
+    for k, member in enumerate(members):
+        occurrence[k] = np.sum(members[:k] == member)
+    results: list[Vector] = []
+    positions_of_results: list[Ints] = []
+    for round_number in range(occurrence.max() + 1):
+        positions = np.flatnonzero(occurrence == round_number)
+        distinct_members = replace(weight, members=members[positions])
+        results.append(distinct_members.each(rows[positions]))
+        positions_of_results.append(positions)
+    in_order = np.argsort(np.concatenate(positions_of_results))
+    return join(results)[in_order].reshape(*value.shape)
 
 
 def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -138,44 +149,49 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     users = users_of(context.ordered(outputs))
 
+    def commutes(combined: Value, products: Vector, weight: Weight) -> bool:
+        """Whether W acts on combinations of its inputs instead, for fewer vectors."""
+        if users[products] != [combined] or products in outputs:
+            return False
+        if combined.size >= products.size:
+            return False
+        # the sum must run over vectors of one matrix, not over matrices, and add no
+        # leading axes
+        batch = weight.batch
+        over_vectors = products.ndim > len(batch)
+        same_axes = combined.ndim == products.ndim
+        same_batch = combined.shape[: len(batch)] == batch
+        return over_vectors and same_axes and same_batch
+
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
             case Mix(_, Vector(op=MatMul(weight)) as products), Mix(
                 a, Vector(op=MatMul(_, x, each))
-            ):
-                only_use = users[products] == [old] and products not in outputs
-                # the sum must run over vectors of one matrix, not over matrices, and
-                # add no leading axes
-                over_vectors = products.ndim > len(weight.batch)
-                same_axes = old.ndim == products.ndim
-                same_batch = old.shape[: len(weight.batch)] == weight.batch
-                fewer = old.size < products.size
-                if only_use and over_vectors and same_axes and fewer and same_batch:
-                    inputs = x if each else x[(None,) * len(weight.batch)]
-                    product = weight.each(mix(a, inputs).broadcast_to(old.shape))
-                    context.origin[product] = context.origin[products]
-                    return product
+            ) if commutes(old, products, weight):
+                inputs = x if each else x[(None,) * len(weight.batch)]
+                product = weight.each(mix(a, inputs).broadcast_to(old.shape))
+                context.origin[product] = context.origin[products]
+                return product
         return new
 
     return rewritten(outputs, context, change)
 
 
 def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Given its coefficients, a linear combination of independent Gaussian vectors is
-    Gaussian.
+    """Sample linear combinations of Gaussian vectors directly, if that needs fewer.
 
-    A value whose sources (such as a product and a bias) have no other use is sampled
-    directly, if that needs fewer.
+    Identity: given its coefficients, a linear combination of independent Gaussian
+    vectors is Gaussian. So a value whose sources (such as a product and a bias) have no
+    other use needs one source for each of its own vectors.
     """
     values = context.ordered(outputs)
     sources_of = linear_sources(values)
     # vectors whose products or coordinates an operation needs
     asked_for = dict.fromkeys(x for value in values for x in asked(value))
-    uses = Counter(
-        chain.from_iterable(
-            sources_of.get(x, ()) for x in asked_for | dict.fromkeys(outputs)
-        )
-    )
+    # how many of these vectors, and of the outputs, contain each source
+    uses: Counter[Value] = Counter()
+    for x in asked_for | dict.fromkeys(outputs):
+        uses.update(sources_of.get(x, ()))
 
     def change(old: Value, new: Value) -> Value:
         if old not in asked_for or old in outputs or old in sources_of[old]:
@@ -194,14 +210,15 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def _numbers(x: Value) -> int:
-    """The numbers that sources of these vectors need, in units of the width."""
+    """How many numbers sources for these vectors need, per unit of the width."""
     assert isinstance(x, Vector)
     return x.size * x.width.factor
 
 
 def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
-    """The infinite width m and the factor, if √(n/m) is a multiple of m^(−1/2); else
-    None.
+    """For a ratio √(n/m) = c m^(−1/2) of finite n and infinite m, the pair (m, c).
+
+    None for all other ratios. n and m may be products of widths.
     """
     infinite_over = [w for w in op.over if math.isinf(w.bind(bound))]
     infinite_under = [w for w in op.under if math.isinf(w.bind(bound))]
@@ -213,8 +230,9 @@ def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float]
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Replace known hyperparameters by numbers; without any, all are given when the
-    plan runs.
+    """Replace hyperparameters by their numbers.
+
+    If no numbers are known, hyperparameters stay: they are given when the plan runs.
     """
     if not context.numbers:
         return list(outputs)
@@ -228,8 +246,10 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
 
 
 def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Replace √(n/m) by a number. A ratio that vanishes like n^(−1/2) stays, since a
-    score may depend on it.
+    """Replace ratios of widths √(n/m) by numbers.
+
+    A ratio that vanishes like n^(−1/2) stays, since a score may depend on it. One that
+    is infinite, unknown or vanishes otherwise is an error.
     """
 
     def change(old: Value, new: Value) -> Value:
@@ -279,8 +299,9 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     users = users_of(context.ordered(outputs))
 
     def is_free(x: Vector, q: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W, used only here, with as many vectors q for
-        each matrix.
+        """Whether x is W z for a fresh W that only `dot`, the product with q, uses.
+
+        q must have the batch axes of W.
         """
         if not isinstance(x.op, MatMul) or x is q:
             return False
@@ -292,10 +313,12 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         match old.op, new.op:
             case Dot(a, b, power), Dot(x, y) if _is_output(old, users):
                 width = context.width(a)
-                if power != 0.5 and width == np.inf:
+                if power != 0.5 and width == np.inf:  # the limit of a mean is a number
                     return new
                 size = 1.0 if power == 0.5 else width**-0.5
-                a_is_free, b_is_free = is_free(a, b, old), is_free(b, a, old)
+                a_is_free = is_free(a, b, old)
+                b_is_free = is_free(b, a, old)
+                # if both are, the other one with fewer vectors is conditioned on
                 if b_is_free and (not a_is_free or a.size <= b.size):
                     return _coordinate(y, x, size, turned=True).reshape(old.shape)
                 if a_is_free:
@@ -332,11 +355,12 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
 
     def change(old: Value, new: Value) -> Value:
         if old in readout_of:
-            source, factor, _, turned = readout_of[old]
+            readout = readout_of[old]
             assert isinstance(new.op, Dot)
-            y = new.op.x if turned else new.op.y
-            coordinates = _read_out(y, factor, matrices[source])
-            return coordinates if turned else _last_axes_swapped(coordinates)
+            y = new.op.x if readout.turned else new.op.y
+            # (…, vectors y, vectors r)
+            coordinates = _read_out(y, readout.factor, matrices[readout.source])
+            return coordinates if readout.turned else _last_axes_swapped(coordinates)
         return _entries_of_coordinates(old, new)
 
     return rewritten(outputs, context, change)
@@ -345,7 +369,10 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
 def _readouts_to_replace(
     outputs: Sequence[Value], context: Context
 ) -> dict[Value, Readout]:
-    """The scores that are readouts by initial vectors with a matrix for each column."""
+    """The scores that `products_for_readouts` replaces, and how each is a readout.
+
+    They are outputs, and need a matrix for each column of their factor.
+    """
     values = context.ordered(outputs)
     users = users_of(values)
     products = [value for value in values if isinstance(value.op, ops.Acting)]
@@ -374,12 +401,16 @@ def _readouts_to_replace(
 
 
 def _matrix_of(product: Value) -> ops.Source:
+    """The weight that a product is made with."""
     assert isinstance(product.op, ops.Acting)
     return product.op.weight.source
 
 
 def _entries_of_coordinates(old: Value, new: Value) -> Value:
-    """The entries of a score that has become a coordinate of vectors, as vectors."""
+    """The entries of a score that has become a coordinate of vectors, as vectors.
+
+    `old` is a value, `new` its copy on rewritten inputs; all other values stay.
+    """
     match new.op:
         case Take(Vector() as x, flat) if isinstance(old, Scalar):
             return Vector(Take(x, flat), old.shape, x.width)
@@ -387,10 +418,11 @@ def _entries_of_coordinates(old: Value, new: Value) -> Value:
 
 
 def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
-    """The columns k with a nonzero factor[b, i, k] for some i, (…, columns), as many
-    for each index b.
+    """For each b, the columns k with factor[b, i, k] ≠ 0 for some i, (…, columns).
 
-    None if two indices b share a column, or if their numbers differ.
+    b stands for all leading axes. None if two b share a column, or if they have unequal
+    numbers of columns. For example, a factor of two b with one i each, [[[2, 3, 0, 0]],
+    [[0, 0, 1, 1]]], has the columns [[0, 1], [2, 3]].
     """
     is_used = factor.any(axis=-2)
     counts = is_used.sum(axis=-1)
@@ -402,8 +434,9 @@ def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
 
 
 def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) -> Vector:
-    """Vectors Σ_k factor[b, i, k] W^k y[b, j], (b, j, i), with a matrix W^k for each
-    column.
+    """Vectors Σ_k factor[b, i, k] W^k y[b, j], (b, j, i).
+
+    `source` is a weight with a matrix W^k for each column of the factor.
     """
     columns = _columns_of(factor)
     assert columns is not None
@@ -416,23 +449,24 @@ def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) ->
         count=factor.shape[-1],
         fan=y.width,
     )
-    # (b, i, columns)
+    # the coefficients other than 0, (b, i, columns)
     coefficients = np.take_along_axis(factor, columns[..., None, :], axis=-1)
     batch = np.broadcast_shapes(columns.shape[:-1], y.shape[:-1])
-    if columns[..., 0].size == 1:
+    count = columns.shape[-1]
+    # the products W^k y[b, j], (b, j, columns)
+    if columns[..., 0].size == 1:  # all b have the same matrices
         products = replace(matrices, members=columns.ravel()) @ y  # (columns, b, j)
         by_vector = products.transpose(*range(1, products.ndim), 0)
     else:
-        members = np.broadcast_to(columns, (*batch, columns.shape[-1]))
-        repeated = y[..., None, :].broadcast_to(
-            (*batch, columns.shape[-1], y.shape[-1])
-        )
+        members = np.broadcast_to(columns, (*batch, count))
+        repeated = y[..., None, :].broadcast_to((*batch, count, y.shape[-1]))
         products = replace(matrices, members=members).each(repeated)  # (b, columns, j)
         by_vector = _last_axes_swapped(products)
     return mix(constant(coefficients[..., None, :, :]), by_vector)
 
 
 def _last_axes_swapped(x: Vector) -> Vector:
+    """From (…, i, j) to (…, j, i)."""
     return x.transpose(*range(x.ndim - 2), -1, -2)
 
 
@@ -445,8 +479,10 @@ def _is_output(value: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
 
 
 def _coordinate(x: Vector, q: Vector, size: float, turned: bool) -> Vector:
-    """Vectors whose coordinates have the law of ⟨x, q⟩ given q, with x = W z: (…, x,
-    q), or transposed if `turned`.
+    """Vectors whose coordinates have the law of size · ⟨x, q⟩/√n given q, for x = W z.
+
+    See `condition_scores`. From x (…, i) and q (…, j) to (…, i, j), or to (…, j, i) if
+    `turned`.
     """
     assert isinstance(x.op, MatMul)
     weight, z, count = x.op.weight, x.op.x, q.shape[-1]
@@ -465,8 +501,8 @@ def _coordinate(x: Vector, q: Vector, size: float, turned: bool) -> Vector:
         products = copies.each(repeated)
     else:
         products = copies @ z
-    by_vector = _last_axes_swapped(products)  # from (…, count, x)
-    coordinates = mix(root[..., None, :, :], by_vector)  # (…, x, q)
+    by_vector = _last_axes_swapped(products)  # from (…, count, i) to (…, i, count)
+    coordinates = mix(root[..., None, :, :], by_vector)  # (…, i, j)
     return _last_axes_swapped(coordinates) if turned else coordinates
 
 
@@ -501,14 +537,11 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     √variance · N · Π χ_m/√m. Coordinates of data are bounded by the largest one.
     """
     values = context.ordered(outputs)
-    if not any(
-        isinstance(value.op, Nonlin)
-        and (value.op.f is known.IDENTITY or base(value.op.f) is CLIP)
-        for value in values
-    ):
+    if not any(_may_be_identity(value) for value in values):
         return list(outputs)
     widths = [width.bind(context.bound) for width in widths_of(values)]
     smallest_width = min(widths, default=math.inf)
+    # bounds on the coordinates of values so far
     sizes: dict[Value, Size | None] = {}
 
     def change(old: Value, new: Value) -> Value:
@@ -529,6 +562,14 @@ def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
+def _may_be_identity(value: Value) -> bool:
+    """Whether a value is an activation that is the identity, or a clip."""
+    if not isinstance(value.op, Nonlin):
+        return False
+    f = value.op.f
+    return f is known.IDENTITY or base(f) is CLIP
+
+
 def _note_that_clip_is_identity(
     context: Context, bound: float, exponent: float
 ) -> None:
@@ -543,8 +584,10 @@ def _note_that_clip_is_identity(
 
 
 def _tail(bound: float, size: Size, width: float) -> float:
-    """About −log P(|u| > bound) for u = fixed + √variance N Π χ_width/√width, with
-    factors − 1 of the χ.
+    """About −log P(|u| > bound), for a coordinate u with the bound `size`.
+
+    That is |u| ≤ fixed + √variance |N| Π χ_width/√width, with a standard normal N and
+    `factors` − 1 of the χ.
     """
     room = bound - size.fixed
     if room <= 0:
@@ -555,7 +598,8 @@ def _tail(bound: float, size: Size, width: float) -> float:
     chis = size.factors - 1
     if ratio <= 1 or chis <= 0 or width == math.inf:
         return ratio * ratio / 2
-    # large deviations: every χ/√m is r, at the cost m (r² − 1 − 2 log r)/2 each
+    # large deviations: every χ/√m is r, at the cost m (r² − 1 − 2 log r)/2 each, and N
+    # is what then remains; the r with the least total cost is the likely one
     r = np.geomspace(1, ratio, 500)
     cost_of_normal = (ratio / r**chis) ** 2 / 2
     cost_of_chis = chis * width * (r**2 - 1 - 2 * np.log(r)) / 2
@@ -563,9 +607,9 @@ def _tail(bound: float, size: Size, width: float) -> float:
 
 
 def _size(value: Value, sizes: Mapping[Value, Size | None]) -> Size | None:
-    """A bound on the coordinates of vectors, given those of its inputs.
+    """A bound on the coordinates of vectors, given those of the inputs.
 
-    None if no bound is known.
+    None if no bound is known, and for scalars.
     """
     if isinstance(value, Scalar):
         return None
@@ -582,7 +626,7 @@ def _size(value: Value, sizes: Mapping[Value, Size | None]) -> Size | None:
 
 
 def _size_of_function(op: Nonlin, inputs: Sequence[Size]) -> Size | None:
-    """A bound on a function of coordinates."""
+    """A bound on a function of coordinates with bounds `inputs`; None if unknown."""
     if op.scalars:
         return None
     if op.f in WITHIN_ONE:

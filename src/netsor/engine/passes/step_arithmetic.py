@@ -41,10 +41,10 @@ class Order(NamedTuple):
     """A number, or a number times n^(−1/2) for an infinite width n."""
 
     number: Number
-    unit: str | None = None
+    unit: str | None = None  # the name of n; None for a number of order 1
 
     def times(self, x: Any) -> Any:
-        """The product with a value."""
+        """The product with a value of the program, as a value."""
         is_one = isinstance(self.number, float) and self.number == 1
         product = x if is_one else value_of(self.number) * x
         if self.unit is None:
@@ -67,15 +67,23 @@ def largest(bound: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """Σ c n^p a over terms a (matrices or vectors) and powers p of infinite widths n; a
-    number has a = None.
+    """Σ c n^p a over terms a (matrices or vectors) and powers p of infinite widths n.
+
+    Combinations are added, and multiplied with numbers. A number that depends on the
+    widths is also a combination, Σ c n^p, whose term is None.
+
+    Attributes
+    ----------
+    terms : dict
+        The number c of each pair (a, powers). For example, 3 W − 2 n^(−1/2) G has the
+        terms {(W, ()): 3.0, (G, (("n", -0.5),)): -2.0}.
     """
 
     terms: Mapping[tuple[Any, Powers], Number]
 
     @classmethod
     def of(cls, term: Any) -> Combination:
-        """A single term."""
+        """A single term, with coefficient 1."""
         return cls({(term, ()): 1.0})
 
     def __add__(self, other: Combination | Number) -> Combination:
@@ -85,14 +93,14 @@ class Combination:
         return Combination(total)
 
     def __mul__(self, other: Combination | Number) -> Combination:
-        """One of the factors must be a number."""
+        """One of the factors must be a number: its terms are None."""
         product = Combination({})
+        factors = _combination(other).terms
         for (term, powers), number in self.terms.items():
-            for (other_term, other_powers), factor in _combination(other).terms.items():
-                key = (
-                    other_term if term is None else term,
-                    _product_of_powers(powers, other_powers),
-                )
+            for (factor_term, factor_powers), factor in factors.items():
+                term_of_product = factor_term if term is None else term
+                powers_of_product = _product_of_powers(powers, factor_powers)
+                key = term_of_product, powers_of_product
                 product = product + Combination({key: number * factor})
         return product
 
@@ -105,21 +113,25 @@ class Combination:
         return self * -1.0 + other
 
     def coefficients(self) -> dict[Any, Combination]:
-        """The coefficient of each term."""
-        numbers: dict[Any, dict[tuple[None, Powers], Number]] = {}
+        """The coefficient of each term a, a number that depends on the widths."""
+        coefficients: dict[Any, dict[tuple[None, Powers], Number]] = {}
         for (term, powers), number in self.terms.items():
-            numbers.setdefault(term, {})[None, powers] = number
-        return {term: Combination(number) for term, number in numbers.items()}
+            coefficient = coefficients.setdefault(term, {})
+            coefficient[None, powers] = number
+        return {term: Combination(terms) for term, terms in coefficients.items()}
 
     def orders(self, value: Value, of: str) -> list[Order]:
-        """The limit of a number; raises an error if it grows, and drops parts that
-        vanish faster than n^(−1/2).
+        """The parts of a number that are of order 1, or of order n^(−1/2).
+
+        Parts that vanish faster are dropped. Raises an error at `value` if the number
+        grows, or if a part has powers of several widths; `of` is the name of the
+        parameter that takes the step.
         """
         orders = []
         for (_, powers), number in self.terms.items():
-            total = sum(power for _, power in powers)
             if isinstance(number, float) and number == 0:
                 continue
+            total = sum(power for _, power in powers)
             if len(powers) > 1 or total > 0:
                 grows = " ".join(f"{name}^({power:g})" for name, power in powers)
                 raise GrowingStepError(
@@ -131,17 +143,24 @@ class Combination:
                         " or bind them to numbers"
                     ),
                 )
-            if not powers or total == -0.5:
-                orders.append(Order(number, powers[0][0] if powers else None))
+            if not powers:
+                orders.append(Order(number))
+            elif total == -0.5:
+                width, _ = powers[0]
+                orders.append(Order(number, unit=width))
         return orders
 
 
 def _combination(x: Combination | Number) -> Combination:
+    """A number as a combination; combinations as they are."""
     return x if isinstance(x, Combination) else Combination({(None, ()): x})
 
 
 def _product_of_powers(a: Powers, b: Powers) -> Powers:
-    """The product of two products of powers of widths, without powers 0."""
+    """The product of two products of powers of widths, without powers 0.
+
+    For example, n · n^(−1/2) m has the powers (("m", 1.0), ("n", 0.5)).
+    """
     exponents = Counter(dict(a))
     exponents.update(dict(b))
     return tuple(sorted((name, power) for name, power in exponents.items() if power))
@@ -150,7 +169,12 @@ def _product_of_powers(a: Powers, b: Powers) -> Powers:
 def number_at(
     rate: WidthFunction, bound: Mapping[str, float], value: Value, of: str
 ) -> Combination:
-    """Evaluate a number that depends on the widths, in a step of a parameter."""
+    """A number that depends on the widths, as c times powers of the infinite ones.
+
+    Each power is the slope of log |rate| against the log of the width, measured at very
+    large widths. Raises an error at `value` if the rate is not a power there; `of` is
+    the name of the parameter that takes the step.
+    """
     large = largest(bound)
     number = rate(large)
     powers: dict[str, float] = {}
@@ -158,8 +182,8 @@ def number_at(
     if number == 0:  # at every width
         infinite_widths = []
     for name in infinite_widths:
-        sizes = np.log2([abs(rate({**large, name: 2.0**k})) for k in LOG2_PROBE_WIDTHS])
-        slopes = np.diff(sizes) / np.diff(LOG2_PROBE_WIDTHS)
+        rates = [abs(rate({**large, name: 2.0**k})) for k in LOG2_PROBE_WIDTHS]
+        slopes = np.diff(np.log2(rates)) / np.diff(LOG2_PROBE_WIDTHS)
         power = round(2 * float(slopes[-1])) / 2  # a multiple of 1/2
         if np.abs(slopes - power).max() > 1e-6:
             raise ExactError(
@@ -214,10 +238,11 @@ def rates_of(
 # Dependent uses (a token that occurs twice) give eigenvalues 0, which are dropped. So
 # are singular values below 1e-5 of the largest, where the polar factor is
 # discontinuous.
+
 # |G|² relative to the squared sum of its terms' norms: below this, powers of M lose
 # their digits
 CANCELS = 1e-6
-# times the rounding error: smaller eigenvalues of correlations count as 0
+# Times the rounding error: smaller eigenvalues of correlations count as 0
 EIGENVALUE_ULPS = 1e4
 
 
@@ -229,11 +254,14 @@ def orthogonalised(
     eps: float = 0.0,
     optimiser: str = "",
 ) -> Array:
-    """M from Gram matrices (…, K, K): for the polar factor or, with `steps`, for its
-    Newton–Schulz polynomial.
+    """M of the orthogonalised G = Σ_k sizes_k l_k r_k^T, l M r^T/√(out · in).
 
-    `optimiser` is the name of the class that asks for it, for errors of lowering.
-    The polynomial starts from G divided by its norm, or by eps if that is larger. Gram
+    `a` and `b`, (…, K, K), are the Gram matrices ⟨l, l⟩/out and ⟨r, r⟩/in, and so is M.
+    Without `steps`, M gives the polar factor of G. With `steps`, the coefficients (c1,
+    c3, c5) of each step, it gives the Newton–Schulz polynomial, which starts from G
+    divided by its norm, or by eps if that is larger.
+
+    `optimiser` is the name of the class that asks for it, for errors of lowering. Gram
     matrices with NaN or infinity give NaN, which laws reject; numpy would raise a less
     helpful error.
     """
@@ -246,8 +274,8 @@ def orthogonalised(
     if steps is None:
         m = _between_bases(xp, a, b, size, steps, eps)
     else:
-        m, cancels = _powers(xp, a, b, size, steps, eps)
-        # arrays of JAX have no value yet
+        m, cancels = _newton_schulz_of_grams(xp, a, b, size, steps, eps)
+        # while JAX compiles, arrays have no value to test
         if type(cancels) is not np.ndarray or cancels.any():
             m = xp.where(cancels, _between_bases(xp, a, b, size, steps, eps), m)
     return xp.where(a_is_finite & b_is_finite, m, xp.nan)
@@ -256,26 +284,43 @@ def orthogonalised(
 def _between_bases(
     xp: Any, a: Array, b: Array, size: Array, steps: Coefficients | None, eps: float
 ) -> Array:
-    """M from the small matrix T, whose entries come from G and do not cancel."""
+    """M by way of the small matrix T, which is G in orthonormal bases.
+
+    T is orthogonalised as a matrix, so that terms of G may cancel. See `orthogonalised`
+    for the arguments, and the comment above it for T.
+    """
     left, right = _roots(xp, a), _roots(xp, b)
     sizes = (size * left.norms * right.norms)[..., None, :]
     t = (left.root * sizes) @ xp.matrix_transpose(right.root)
     if steps is None:
-        p, s, q = xp.linalg.svd(t, full_matrices=False)
-        least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
-        x = (p * xp.where(s > least, 1.0, 0.0)[..., None, :]) @ q
+        orthogonal = _polar_factor(xp, t)
     else:
-        norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
-        x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
-        for c1, c3, c5 in steps:
-            outer = x @ xp.matrix_transpose(x)
-            x = c1 * x + (c3 * outer + c5 * (outer @ outer)) @ x
-    middle = xp.matrix_transpose(left.inverse_root) @ x @ right.inverse_root
-    return (
-        _inverse(xp, left.norms)[..., :, None]
-        * middle
-        * _inverse(xp, right.norms)[..., None, :]
-    )
+        orthogonal = _newton_schulz(xp, t, steps, eps)
+    # back from the bases to l and r, which are not normalised
+    middle = xp.matrix_transpose(left.inverse_root) @ orthogonal @ right.inverse_root
+    rows = _inverse(xp, left.norms)[..., :, None]
+    columns = _inverse(xp, right.norms)[..., None, :]
+    return rows * middle * columns
+
+
+def _polar_factor(xp: Any, t: Array) -> Array:
+    """P Q of the singular value decomposition T = P Σ Q, without small singular
+    values.
+    """
+    p, s, q = xp.linalg.svd(t, full_matrices=False)
+    least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
+    keep = xp.where(s > least, 1.0, 0.0)
+    return (p * keep[..., None, :]) @ q
+
+
+def _newton_schulz(xp: Any, t: Array, steps: Coefficients, eps: float) -> Array:
+    """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X, from X = T/max(|T|, eps); 0 if T is."""
+    norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
+    x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
+    for c1, c3, c5 in steps:
+        outer = x @ xp.matrix_transpose(x)
+        x = c1 * x + (c3 * outer + c5 * (outer @ outer)) @ x
+    return x
 
 
 def _inverse(xp: Any, norms: Array) -> Array:
@@ -284,18 +329,21 @@ def _inverse(xp: Any, norms: Array) -> Array:
 
 
 class _Roots(NamedTuple):
-    """Of a Gram matrix with correlations C = U Λ U^T."""
+    """Norms of vectors, and roots of their correlations C = U Λ U^T."""
 
-    norms: Array  # the roots of the diagonal
-    root: Array  # Λ^(1/2) U^T
-    inverse_root: Array  # Λ^(−1/2) U^T
+    norms: Array  # (…, K)
+    root: Array  # Λ^(1/2) U^T, (…, K, K)
+    inverse_root: Array  # Λ^(−1/2) U^T, with 0 for eigenvalues 0
 
 
 def _roots(xp: Any, gram: Array) -> _Roots:
-    """The norms of vectors, and the roots of their correlations."""
+    """The norms of vectors, and the roots of their correlations, from a Gram matrix
+    (…, K, K).
+    """
     norms = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
     safe = xp.where(norms > 0, norms, 1.0)
-    values, vectors = xp.linalg.eigh(gram / (safe[..., :, None] * safe[..., None, :]))
+    correlations = gram / (safe[..., :, None] * safe[..., None, :])
+    values, vectors = xp.linalg.eigh(correlations)
     nonzero = values > EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
     root = xp.sqrt(xp.where(nonzero, values, 1.0))
     rows = xp.matrix_transpose(vectors)
@@ -306,18 +354,21 @@ def _roots(xp: Any, gram: Array) -> _Roots:
     )
 
 
-def _powers(
+def _newton_schulz_of_grams(
     xp: Any, a: Array, b: Array, size: Array, steps: Coefficients, eps: float
 ) -> tuple[Array, Any]:
-    """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: X X^T
-    X is l (M B M^T A M) r^T.
+    """M of the Newton–Schulz polynomial of G, and where it is unusable, (…, 1, 1).
 
-    It also returns where the terms of G cancel. There powers of the large M are
-    rounding errors, and M is set to 0.
+    X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X from X = G/|G|, with X = l M r^T: then X
+    X^T X is l (M B M^T A M) r^T, so that M alone is iterated, from diag(sizes)/|G|.
+    Where the terms of G cancel, that M is large and its powers are rounding errors: it
+    is set to 0. See `orthogonalised` for the arguments.
     """
+    # |G|² = Σ_kl s_k A_kl B_kl s_l, and the norms |l_k| |r_k| of its terms
     square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
-    lengths = xp.sqrt(xp.clip(xp.linalg.diagonal(a) * xp.linalg.diagonal(b), 0.0, None))
-    sum_of_norms = xp.sum(xp.abs(size) * lengths, axis=-1)[..., None, None]
+    squared_norms = xp.linalg.diagonal(a) * xp.linalg.diagonal(b)
+    norms = xp.sqrt(xp.clip(squared_norms, 0.0, None))
+    sum_of_norms = xp.sum(xp.abs(size) * norms, axis=-1)[..., None, None]
     cancels = square < CANCELS * sum_of_norms**2
     square = xp.clip(square, eps * eps, None)
     inverse_norm = 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0))

@@ -56,14 +56,20 @@ from ..plan import _cost_model
 from .step_arithmetic import WidthFunction, rates_of
 
 
-class Uses(NamedTuple):
-    """The uses of some matrices in one step: l and r (1 or matrices, K), and the term
-    of G of each.
-    """
+class TermUses(NamedTuple):
+    """A term of a gradient G, and how many pairs l, r it sums over."""
 
-    left: Vector
-    right: Vector
-    terms: tuple[tuple[GradientTerm, int], ...]  # with their numbers of uses
+    term: GradientTerm
+    pairs: int
+
+
+class Uses(NamedTuple):
+    """The gradients G = Σ_k size_k l_k r_k^T of some matrices in one step."""
+
+    left: Vector  # l, (1 or matrices, K)
+    right: Vector  # r, (1 or matrices, K)
+    # consecutive ranges of k that belong to one term, and so have one size
+    terms: tuple[TermUses, ...]
 
 
 class _Trained(NamedTuple):
@@ -77,8 +83,10 @@ class DrawnWeight(Arithmetic):
     """The matrices of one weight, whose entries (members, in, out) are numbers of the
     plan.
 
-    They are grouped into classes that take the same steps. A subclass represents W'
-    differently.
+    They are grouped into classes that take the same steps, and the optimiser's update
+    runs once for each class and step, with this object as its `Arithmetic`. A subclass
+    represents W' differently: its matrices are what its `initial` and `gradient`
+    return.
     """
 
     value: Value  # the product being expanded
@@ -86,36 +94,40 @@ class DrawnWeight(Arithmetic):
     optimiser: Optimiser  # of the step being taken
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
+        """From all products with the weight."""
         self.context, self.classes = context, _classes(uses)
-        self.vectors = _vectors(uses, self.classes)
+        self.vectors = _vectors_per_matrix(uses, self.classes)
         # by the first member of a class and the steps so far
         self._trained: dict[tuple[object, ...], _Trained] = {}
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """√(in/fan), the factor between the applied matrix and one with entries N(0,
-        σ²/in).
-        """
+        """√(in/fan): the matrix as it is applied, relative to entries N(0, σ²/in)."""
         weight = self.op.weight
-        return float(
-            (weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5
-        )
+        in_width = weight.drawn.in_width.bind(widths)
+        fan = weight.fan.bind(widths)
+        return float((in_width / fan) ** 0.5)
 
     def act(self, value: Value, op: Acting) -> Vector:
-        """W' x of an operation."""
+        """W' x of a product `value` with matrices after optimiser steps."""
         self.value, self.op = value, op
         members = op.weight.members.ravel()
 
         def product(
-            members_of_class: Sequence[int], at: list[int], x: Vector
+            members_of_class: Sequence[int], positions: list[int], x: Vector
         ) -> Vector:
+            """W' x for the matrices of one class, see `by_classes`."""
             w = self._after(op, members_of_class)
-            matrices = [members_of_class.index(member) for member in members[at]]
-            return self.product(w, matrices, at, x)
+            acting = members[positions]
+            matrices = [members_of_class.index(member) for member in acting]
+            return self.product(w, matrices, positions, x)
 
         return by_classes(op, self.classes, product).reshape(*value.shape)
 
     def _after(self, op: Any, members: Sequence[int]) -> Any:
-        """The matrices of a class after the steps of an operation."""
+        """The matrices of a class after the steps of an operation.
+
+        Each is computed once: operations after k steps share the first k.
+        """
         key = tuple[object, ...]((members[0],))
         if key not in self._trained:
             initial = self.initial(op.weight.drawn, members)
@@ -130,8 +142,9 @@ class DrawnWeight(Arithmetic):
     def _stepped(
         self, before: _Trained, op: Any, number: int, members: Sequence[int]
     ) -> _Trained:
-        """The matrices of a class after one more step: the same, if they have no
-        gradient.
+        """The matrices of a class after step `number` of an operation.
+
+        They stay as they are if they have no gradient in this step.
         """
         uses = _uses(op, number, members)
         if uses is None:
@@ -150,11 +163,12 @@ class DrawnWeight(Arithmetic):
         rows, columns = sizes(weight, self.context)
         source = Source(f"all entries of {weight.source.name or 'W'}")
         shape = (len(members), rows, columns)
-        return Scalar(Normal(source, weight.std / math.sqrt(rows), shape), shape)
+        std = weight.std / math.sqrt(rows)
+        return Scalar(Normal(source, std, shape), shape)
 
     def gradient(self, uses: Uses, members: Sequence[int]) -> Any:
-        """The gradient G of a class."""
-        factors: list[float] = []  # one per use
+        """The gradients G = Σ_k size_k l_k r_k^T of a class, (members, in, out)."""
+        factors: list[float] = []  # the size of each k
         for term, count in uses.terms:
             factors += [term.size(self.context.bound)] * count
         f = Function("outer", partial(_outer, sizes=tuple(factors)), lipschitz=False)
@@ -173,8 +187,9 @@ class DrawnWeight(Arithmetic):
         positions: Sequence[int],
         x: Vector,
     ) -> Vector:
-        """W' x for some matrices of a class, given by their positions in the class and
-        in the operation.
+        """W' x for some matrices W' of a class, (matrices, vectors).
+
+        `matrices` are their positions in the class, `positions` those in the operation.
         """
         act = MaterialisedMatMul(
             entries=w,
@@ -209,31 +224,42 @@ def rows_at(x: Vector, positions: Sequence[int]) -> Vector:
 
 
 def _classes(uses: Sequence[Value]) -> list[list[int]]:
-    """Group the members of a weight by the steps that they take."""
+    """Group the members of a weight by the steps that they take.
+
+    Members are in one class if the same terms of gradients update them. A mark, see
+    `alike`, is the step and the number of the term in it; all members have the mark
+    None.
+    """
     marked: list[tuple[object, Iterable[int]]] = []
     for value in uses:
         op: Any = value.op
         marked.append((None, op.weight.members.ravel().tolist()))
-        count: Counter[OptimiserStep] = Counter()
         if not isinstance(op, SteppedMatMul):
             continue
+        terms_of_step: Counter[OptimiserStep] = Counter()
         for term in op.parts:
             rule = op.steps[term.step]
-            count[rule] += 1
-            marked.append(((rule, count[rule]), term.members))
+            terms_of_step[rule] += 1
+            mark = rule, terms_of_step[rule]
+            marked.append((mark, term.members))
     return alike(marked)
 
 
 def _uses(op: SteppedMatMul, number: int, members: Sequence[int]) -> Uses | None:
-    """The uses of a class in one step; None if there are none."""
-    lefts, rights, terms = [], [], []
+    """The gradients of a class in step `number`; None if it has none."""
+    lefts: list[Vector] = []
+    rights: list[Vector] = []
+    terms: list[TermUses] = []
     for left, right, term in zip(op.left, op.right, op.parts, strict=True):
+        # the members of a class have the same terms
         if term.step == number and members[0] in term.members:
             positions = [term.members.index(member) for member in members]
             lefts.append(rows_at(left, positions))
             rights.append(rows_at(right, positions))
-            terms.append((term, left.shape[1]))
-    return Uses(pooled(lefts), pooled(rights), tuple(terms)) if lefts else None
+            terms.append(TermUses(term, pairs=left.shape[1]))
+    if not terms:
+        return None
+    return Uses(pooled(lefts), pooled(rights), tuple(terms))
 
 
 def is_drawn(uses: Sequence[Value], context: Context, draw_often_used: bool) -> bool:
@@ -246,22 +272,25 @@ def is_drawn(uses: Sequence[Value], context: Context, draw_often_used: bool) -> 
     for steps in steps_of_uses:
         optimisers = [rule.optimiser for rule in steps]
         for k, optimiser in enumerate(optimisers):
-            if optimiser.needs_entries(step=optimisers[: k + 1].count(optimiser)):
+            steps_taken = optimisers[: k + 1].count(optimiser)
+            if optimiser.needs_entries(step=steps_taken):
                 return True
     if not draw_often_used:
         return False
     rows, columns = sizes(uses[0].op.weight, context)  # type: ignore[attr-defined]
-    vectors = _vectors(uses, _classes(uses))
+    vectors = _vectors_per_matrix(uses, _classes(uses))
     return 2 * rows * columns < vectors * (rows + columns)
 
 
-def _vectors(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
-    """The number of vectors that each matrix acts on."""
-    return math.ceil(sum(value.size for value in uses) / sum(map(len, classes)))
+def _vectors_per_matrix(uses: Sequence[Value], classes: Sequence[Sequence[int]]) -> int:
+    """The number of vectors that each matrix acts on, on average."""
+    vectors = sum(value.size for value in uses)
+    matrices = sum(len(members) for members in classes)
+    return math.ceil(vectors / matrices)
 
 
 def sizes(weight: Weight, context: Context) -> tuple[int, int]:
-    """The widths of a matrix as it was sampled."""
+    """The numbers of rows (in) and columns (out) of a matrix as it was sampled."""
     rows = weight.drawn.in_width.bind(context.bound)
     columns = weight.drawn.out_width.bind(context.bound)
     return int(rows), int(columns)
@@ -277,6 +306,7 @@ def coordinates(x: Vector, width: int) -> Scalar:
 
 
 def _same(x: Any) -> Any:
+    """The identity."""
     return x
 
 
@@ -284,7 +314,7 @@ COORDINATES = Function("coordinates", _same)
 
 
 def _outer(right: Any, left: Any, sizes: tuple[float, ...]) -> Any:
-    """Σ_k s_k r_k l_k^T, (…, in, out)."""
+    """Σ_k s_k r_k l_k^T, (…, in, out), of r (…, K, in) and l (…, K, out)."""
     xp = array_namespace(right, left)
     factors = xp.asarray(sizes, dtype=right.dtype)
     return xp.matrix_transpose(right * factors[:, None]) @ left
@@ -301,7 +331,10 @@ ENTRIES = 2**28  # of all matrices sampled here: 2 GiB
 
 
 def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Sample the matrices that act often: their entries become scalars."""
+    """Sample the matrices that act often: their entries become scalars.
+
+    Identity: (W x)_α = Σ_β W_αβ x_β, with all coordinates of x.
+    """
     values = context.ordered(outputs)
     repeated_uses = {
         source: uses for source, uses in uses_of(values).items() if len(uses) > 1
@@ -324,11 +357,15 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
 def _weights_to_sample(
     values: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context
 ) -> Iterator[Source]:
-    """The weights of which sampling all entries costs less."""
+    """The weights of which sampling all entries costs less, as long as they fit.
+
+    `uses` has all products with each weight.
+    """
     sources_of = linear_sources(values)
-    needed_sources = {
-        source for value in values for x in asked(value) for source in sources_of[x]
-    }
+    needed_sources: set[Value] = set()
+    for value in values:
+        for x in asked(value):
+            needed_sources |= sources_of[x]
     directions = _directions_by_width(values)
     entries_left = ENTRIES
     for source, products in uses.items():
@@ -344,7 +381,8 @@ def _weights_to_sample(
             else:
                 on_w += value.size / members
         entries = members * math.prod(sizes(weights[0], context))
-        if not needed_sources >= set(products) or entries > entries_left:
+        all_needed = needed_sources >= set(products)
+        if not all_needed or entries > entries_left:
             continue
         if _is_cheaper(weights[0].drawn, on_w, on_w_transposed, directions, context):
             entries_left -= entries
@@ -352,8 +390,9 @@ def _weights_to_sample(
 
 
 def _directions_by_width(values: Sequence[Value]) -> Counter[Width]:
-    """The most directions that vectors of each width can have: the number of their
-    sources.
+    """The most directions that vectors of each width can have.
+
+    That is the number of their sources, or no limit where coordinates are asked for.
     """
     directions: Counter[Width] = Counter()
     for value in values:
@@ -373,8 +412,10 @@ def _is_cheaper(
     directions: Mapping[Width, int],
     context: Context,
 ) -> bool:
-    """Whether all entries cost less than sources for the directions of the inputs of W
-    and W^T.
+    """Whether all entries of a matrix cost less than sources for its inputs.
+
+    `on_w` and `on_w_transposed` are the numbers of vectors that W and W^T act on,
+    `directions` the most directions of each width.
     """
     prices = context.prices
     vectors = on_w + on_w_transposed
@@ -385,7 +426,7 @@ def _is_cheaper(
     outputs = min(columns, directions[weight.out_width])
     price = prices.normal + vectors * prices.product
     sources = (on_w * outputs + on_w_transposed * inputs) * price
-    factors = prices.factor(1, on_w, inputs) + prices.factor(
-        1, on_w_transposed, outputs
-    )
-    return rows * columns * price < _cost_model.PREFERENCE * (sources + factors)
+    factor_of_inputs = prices.factor(1, on_w, inputs)
+    factor_of_outputs = prices.factor(1, on_w_transposed, outputs)
+    without_entries = sources + (factor_of_inputs + factor_of_outputs)
+    return rows * columns * price < _cost_model.PREFERENCE * without_entries

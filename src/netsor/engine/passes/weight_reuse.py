@@ -41,21 +41,25 @@ from ..graph._rewrite import (
     uses_of,
 )
 
-# Matrices that act together, named by the first one, and whether they are transposed
+# Matrices that act together, as the weight and its first member, and their side: 0 for
+# W, 1 for W^T
 Side = tuple[Source, int, int]
 
 
 def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """Rewrite the program so that each matrix occurs in at most one MatMul."""
+    """Rewrite the program so that each matrix occurs in at most one MatMul.
+
+    An attempt finds out which matrices must act separately on the small parts of their
+    inputs; then there is another one, in which they do.
+    """
     split = frozenset[Side]()
     while True:
         attempt = _Elimination(outputs, context, split)
         without_reuse = rewritten(outputs, context, attempt.change)
-        new = frozenset(attempt.deficient) - split
-        if not new or not context.small_parts:
+        to_split = frozenset(attempt.deficient) - split
+        if not to_split or not context.small_parts:
             return without_reuse
-        # the next attempt splits the inputs of the matrices that this one noted
-        split |= new
+        split |= to_split
 
 
 class _Elimination:
@@ -67,7 +71,8 @@ class _Elimination:
         The matrices that act separately on the parts of order 1 and n^(−1/2) of their
         inputs: inputs of theirs differ only by small parts.
     deficient : set of Side
-        The matrices of which this attempt sees that they should.
+        The matrices that should act so: those of which inputs, in this attempt, differ
+        only by small parts.
     """
 
     def __init__(
@@ -79,12 +84,13 @@ class _Elimination:
         values = context.ordered(outputs)
         self._uses = uses_of(values)
         self._correlated = _correlated_matrices(outputs, self._uses, context)
-        # for each weight, its members in sets with the same uses
+        # for each weight that acts again, its members in sets with the same uses
         self._classes = {
             source: _classes_of_members(products)
             for source, products in self._uses.items()
             if len(products) > 1 or source in self._correlated
         }
+        # by weight and first member of each such set
         self._matrices: dict[tuple[Source, int], _Matrices] = {}
         self._orders: Orders | None = None
         if self._classes and any(reads_small_parts(v, context) for v in values):
@@ -108,7 +114,7 @@ class _Elimination:
         return result
 
     def _product(self, value: Value, op: MatMul) -> Value:
-        """W x by matrices that act once."""
+        """W x of a program, by matrices that act once."""
         weight = op.weight
         gain = _checked_gain(value, weight, self.context)
         if weight.source in self._classes:
@@ -129,7 +135,10 @@ class _Elimination:
         positions: Sequence[int],
         x: Vector,
     ) -> Vector:
-        """W x for members of a weight that always act together."""
+        """W x for members of a weight that always act together, (members, vectors).
+
+        See `by_classes` for `members`, `positions` and x. W has entries N(0, gain²/in).
+        """
         key = (weight.source, members[0])
         side = int(weight.transposed)
         times = _times_used(self._uses[weight.source], members[0])
@@ -138,9 +147,9 @@ class _Elimination:
             forward = acting.T if acting.transposed else acting
             self._matrices[key] = _Matrices(forward, times)
         matrices = self._matrices[key]
-        again = times > 1 or weight.source in self._correlated
-        orders = self._orders if again else None
-        if orders and matrices.deficient(x, side, orders, self.context):
+        needs_directions = times > 1 or weight.source in self._correlated
+        orders = self._orders if needs_directions else None
+        if orders is not None and matrices.deficient(x, side, orders, self.context):
             self.deficient.add((*key, side))
         if self._small is not None and (*key, side) in self.split:
             small = self._small.small(x)
@@ -150,8 +159,9 @@ class _Elimination:
                 x1 = self._small.main(small)
                 main = matrices.act(x0, side, gain, self.context)
                 fluctuation = matrices.act(x1, side, gain, self.context)
-                return main + Scalar(Root((), (x.width,)), ()) * fluctuation
-        if again:
+                epsilon = Scalar(Root((), (x.width,)), ())
+                return main + epsilon * fluctuation
+        if needs_directions:
             return matrices.act(x, side, gain, self.context)
         return matrices.fresh(x, side, gain)
 
@@ -175,8 +185,9 @@ def _times_used(products: Sequence[Value], member: int) -> int:
 
 
 def _checked_gain(value: Value, weight: Weight, context: Context) -> float:
-    """The size of W x relative to a matrix with entries N(0, 1/in); rejected if not
-    finite.
+    """The size of W x relative to that of a matrix with entries N(0, 1/in).
+
+    Raises an error at `value` if it is not finite at these widths.
     """
     gain = weight.gain(context.bound)
     if math.isfinite(gain):
@@ -250,14 +261,14 @@ def _matrices_in_both_factors(
             case Dot(x, y, power) if context.width(x) == math.inf:
                 # a mean square has order 1
                 if x is not y or power == 0.5:
-                    matrices |= _matrices_in(sources_of[x]) & _matrices_in(
-                        sources_of[y]
-                    )
+                    of_x = _matrices_in(sources_of[x])
+                    of_y = _matrices_in(sources_of[y])
+                    matrices |= of_x & of_y
     return matrices
 
 
 def _matrices_in(sources: SourceSet) -> set[Source]:
-    """The matrices whose products are among the sources of a vector."""
+    """The matrices whose products are among some sources."""
     return {
         source.op.weight.source for source in sources if isinstance(source.op, MatMul)
     }
@@ -288,17 +299,21 @@ class _Matrices:
         self.has_small_part = [False, False]
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
-        """W x or W^T x, (matrices, vectors), with entries N(0, gain²/in)."""
+        """W x or W^T x, (matrices, vectors), for W with entries N(0, gain²/in).
+
+        x = Σ_j c_j D_j over earlier directions D_j and new ones, and W x = Σ_j c_j E_j
+        with their images E_j; both are kept for later inputs.
+        """
         self.uses_left -= 1
         widths = self.weight.in_width, self.weight.out_width
         infinite = any(math.isinf(width.bind(context.bound)) for width in widths)
-        x, known = self._known(x, side)
+        x, earlier = self._with_earlier_directions(x, side)
         # no later use needs directions, and the correction is linear in D
-        if not known and not self.uses_left and not infinite:
+        if not earlier and not self.uses_left and not infinite:
             return self._corrected(self.fresh(x, side, gain), x, side, gain)
-        new = Vector(Span(x, known), x.shape, x.width)
+        new = Vector(Span(x, earlier), x.shape, x.width)
         image = self._corrected(self.fresh(new, side), new, side)
-        directions = _extended(known[0] if known else None, new)
+        directions = _extended(earlier[0] if earlier else None, new)
         self.directions[side] = directions
         images = _extended(self.images[side], image)
         self.images[side] = images
@@ -313,8 +328,11 @@ class _Matrices:
         return mix(scale * coefficients, images)
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
-        """Whether inputs differ from each other, or from earlier ones, only by their
-        small parts.
+        """Whether inputs x differ from each other, or from earlier ones, only by small
+        parts.
+
+        Then they do not all add a direction of order 1, although W x differ by more
+        than W of these directions. False if no input so far has a small part.
         """
         self.has_small_part[side] |= orders.has_small_part(x)
         widths = self.weight.in_width, self.weight.out_width
@@ -322,29 +340,31 @@ class _Matrices:
         # widths with several rates are rejected later
         if not self.has_small_part[side] or len(rates) != 1:
             return False
-        x, known = self._known(x, side)
-        return not orders.adds_direction(x, known).all()
+        x, earlier = self._with_earlier_directions(x, side)
+        return not orders.adds_direction(x, earlier).all()
 
-    def _known(self, x: Vector, side: int) -> tuple[Vector, tuple[Vector, ...]]:
-        """x and the earlier directions, if any.
+    def _with_earlier_directions(
+        self, x: Vector, side: int
+    ) -> tuple[Vector, tuple[Vector, ...]]:
+        """x, and the earlier directions of its side: no array, or one.
 
-        Both have an axis of matrices if either has one.
+        Both are (K,) or (matrices, K): they get an axis of matrices if either has one.
         """
-        known = self.directions[side]
-        if known is None:
+        earlier = self.directions[side]
+        if earlier is None:
             return x, ()
-        if x.ndim != known.ndim:
+        if x.ndim != earlier.ndim:
             matrices = self.weight.members.size
             if x.ndim != 2:
                 x = x.broadcast_to((matrices, *x.shape))
-            if known.ndim != 2:
-                known = known.broadcast_to((matrices, *known.shape))
-        return x, (known,)
+            if earlier.ndim != 2:
+                earlier = earlier.broadcast_to((matrices, *earlier.shape))
+        return x, (earlier,)
 
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
         """g: fresh matrices with entries N(0, gain²/in), applied to new directions."""
         matrices = self.weight.members.size
-        # the transpose only has the widths of this side: the fresh matrix is none
+        # W^T only for its widths: the fresh matrix itself is not a transpose
         weight = self.weight if side == 0 else self.weight.T
         fresh_weight = replace(
             weight,
@@ -362,19 +382,25 @@ class _Matrices:
     def _corrected(
         self, g: Vector, new: Vector, side: int, gain: float = 1.0
     ) -> Vector:
-        """E times the gain of g: g corrected by what the other side knows of W."""
-        known = self.directions[1 - side]
-        images = self.images[1 - side]
-        if known is None or images is None:
+        """The images of new directions: g, made consistent with the other side.
+
+        With directions B_k of the other side and their images U_k, the result is g +
+        Σ_k c_k B_k, so that ⟨B_k, W D⟩ = ⟨W^T B_k, D⟩ = ⟨U_k, D⟩: c_k is an
+        `AdjointCorrection`. `gain` is that of g.
+        """
+        b = self.directions[1 - side]
+        u = self.images[1 - side]
+        if b is None or u is None:
             return g
-        shape = (*g.shape, known.shape[-1])  # (matrices, new, known)
-        correction = Scalar(AdjointCorrection(new, images, g, known, gain), shape)
-        return g + mix(correction, known)
+        shape = (*g.shape, b.shape[-1])  # (matrices, new, known)
+        correction = Scalar(AdjointCorrection(new, u, g, b, gain), shape)
+        return g + mix(correction, b)
 
 
-def _extended(known: Vector | None, new: Vector) -> Vector:
-    """The known vectors, and the new ones after them."""
-    if known is None:
+def _extended(earlier: Vector | None, new: Vector) -> Vector:
+    """The earlier vectors, if any, and the new ones after them along the last axis."""
+    if earlier is None:
         return new
-    shape = (*new.shape[:-1], known.shape[-1] + new.shape[-1])
-    return Vector(Append((known, new)), shape, new.width)
+    *leading, count = new.shape
+    shape = (*leading, earlier.shape[-1] + count)
+    return Vector(Append((earlier, new)), shape, new.width)

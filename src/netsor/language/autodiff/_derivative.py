@@ -56,7 +56,10 @@ Rule = Callable[[Any, Any, Any, Wants], Cotangents]
 
 
 def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
-    """√(n_1 … / (m_1 …)); a number if all symbols cancel."""
+    """√(n_1 … / (m_1 …)); a number if all symbols cancel.
+
+    For example, widths 4n over n give 2.0, and n over d the scalar √(n/d).
+    """
     numerator = math.prod(float(width.factor) for width in over)
     denominator = math.prod(float(width.factor) for width in under)
     number = math.sqrt(numerator / denominator)
@@ -78,19 +81,19 @@ def scale(c: Scalar | float, x: Any) -> Any:
 
 
 def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
-    """n^(−1/2) ⟨δ_i, x_j⟩ in the given units, for the same pairs as `dot`."""
+    """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs, (…, i, j), in each of the given units."""
     products: Units = {}
     for unit in units:
         if unit is None:
             products[unit] = dot(d, x)
-        else:
+        else:  # over √m for a unit √m: √(n/m) ⟨δ_i, x_j⟩/n
             ratio = width_ratio((d.width,), (Width(unit),))
             products[unit] = scale(ratio, mean_dot(d, x))
     return products
 
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
-    """The same for matching vectors: n^(−1/2) ⟨δ_i, x_i⟩."""
+    """n^(−1/2) ⟨δ_i, x_i⟩ for matching vectors, in each of the given units."""
     pairs = inner(d[..., None], x[..., None], units)
     return {unit: p[..., 0, 0] for unit, p in pairs.items()}
 
@@ -120,19 +123,19 @@ def _nonlin(op: ops.Nonlin, result: Vector, d: Vector, wants: Wants) -> Cotangen
             yield k, arguments[1 - k] * d
             continue
         slope = _slope(op.f, k, "nonlin")
+        if slope == 0:
+            continue
+        is_vector = k < len(op.vectors)
         if isinstance(slope, Function):
-            derivatives = nonlin(slope, *arguments)
-        elif slope == 0:
-            continue
-        elif k < len(op.vectors):
+            slopes = nonlin(slope, *arguments)
+            if is_vector:
+                yield k, slopes * d
+        elif is_vector:
             yield k, scale(float(slope), d)
-            continue
         else:
-            derivatives = scale(float(slope), ones(d.width))
-        if k < len(op.vectors):
-            yield k, derivatives * d
-        else:
-            yield k, along(d, derivatives.broadcast_to(d.shape), wants(k))
+            slopes = scale(float(slope), ones(d.width))
+        if not is_vector:
+            yield k, along(d, slopes.broadcast_to(d.shape), wants(k))
 
 
 def _dot(op: ops.Dot, result: Scalar, d: Units, wants: Wants) -> Cotangents:
@@ -161,11 +164,12 @@ def dot_unit(op: ops.Dot) -> Unit:
 
 
 def _apply(op: ops.Apply, result: Scalar, d: Units, wants: Wants) -> Cotangents:
-    for unit, part in d.items():
+    """q = f(p, …) of scalars: ∂p in each unit from ∂q in the same unit."""
+    for unit, cotangent_of_result in d.items():
         for k in range(len(op.scalars)):
             if unit not in wants(k):
                 continue
-            cotangent = _cotangent_of_argument(op, result, part, k)
+            cotangent = _cotangent_of_argument(op, result, cotangent_of_result, k)
             if cotangent is not None:
                 yield k, {unit: cotangent}
 
@@ -182,7 +186,9 @@ def _cotangent_of_argument(
     slope = _slope(op.f, k, "apply")
     if isinstance(slope, Function):
         return d * apply(slope, *op.scalars)
-    cotangent: Scalar | None = scale(float(slope), d) if slope else None
+    if slope == 0:
+        return None
+    cotangent: Scalar = scale(float(slope), d)
     return cotangent
 
 
@@ -275,6 +281,7 @@ FUNCTIONS: dict[Any, Callable[[ops.Apply, Scalar, Scalar, int], Scalar]] = {
 
 
 def _slope(f: Function, k: int, operation: str) -> Function | float:
+    """∂f/∂x_k as a function of the same arguments, or a constant."""
     slope = derivative(f, k)
     if slope is None:
         raise TraceError(
@@ -286,9 +293,10 @@ def _slope(f: Function, k: int, operation: str) -> Function | float:
 
 
 def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
-    """The user's derivative of a function of whole axes.
+    """The cotangent of argument k of a function of whole axes.
 
-    It is applied to the arguments and to d = ∂p/∂f.
+    The user declares it as a function of the arguments and of d = ∂p/∂f, whose last
+    axes, after the `leading` ones of the operation, have the function's output shape.
     """
     f, axes = op.f, op.axes
     declared = f.derivative
@@ -300,24 +308,31 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
             f"the derivative of {f.name} is unknown: give ns.apply(…, axes={axes},"
             " derivative=g)",
         )
-    core = d.shape[op.leading :]
-    cores = [*(p.shape[p.ndim - axes :] for p in op.scalars), core]
-    # checks the function
-    infer_output_shape(Function(f"{f.name}'", declared), "apply", cores)
-    # give d as many axes as the arguments
-    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)
-    pulled = Function(
-        f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes)
+    output_shape = d.shape[op.leading :]
+    argument_shapes = [p.shape[p.ndim - axes :] for p in op.scalars]
+    # it raises an error if the declared function does not work on these shapes
+    infer_output_shape(
+        Function(f"{f.name}'", declared), "apply", [*argument_shapes, output_shape]
     )
-    return apply(pulled, *op.scalars, flat, axes=axes)
+    # `apply` needs the same number of axes of all arguments, so d becomes (…, 1, …, 1,
+    # size), and gets its shape back before the user's function sees it
+    flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)
+    pulled_back = partial(
+        _with_output_shape, f=declared, output_shape=output_shape, axes=axes
+    )
+    return apply(Function(f"{f.name}'", pulled_back), *op.scalars, flat, axes=axes)
 
 
-def _with_axes(
-    *arguments: Any, f: Callable[..., Any], core: tuple[int, ...], axes: int
+def _with_output_shape(
+    *arguments: Any, f: Callable[..., Any], output_shape: tuple[int, ...], axes: int
 ) -> Any:
-    """Call a user's derivative, with the cotangent in the shape of its function."""
+    """Call a user's derivative f, with the cotangent in the shape that it expects.
+
+    The cotangent is the last of the `arguments`, flat along its last `axes` axes.
+    """
     *scalars, d = arguments
-    return f(*scalars, d.reshape((*d.shape[: d.ndim - axes], *core)))
+    leading = d.shape[: d.ndim - axes]
+    return f(*scalars, d.reshape((*leading, *output_shape)))
 
 
 class Backward:
@@ -362,10 +377,13 @@ def cotangents_of_inputs(
 
 
 def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
-    """Sum over the axes along which an input of this shape was broadcast."""
-    lead = d.ndim - len(shape)
-    axes = list(range(lead))
-    for axis, size in enumerate(shape, start=lead):
+    """Sum over the axes along which an input of this shape was broadcast.
+
+    For example, a cotangent (5, 3, 4) becomes (3, 1), summed over the axes 0 and 2.
+    """
+    added_axes = d.ndim - len(shape)
+    axes = list(range(added_axes))
+    for axis, size in enumerate(shape, start=added_axes):
         if size == 1 and d.shape[axis] > 1:
             axes.append(axis)
     if axes:

@@ -49,7 +49,11 @@ from ._derivative import (
 
 
 class Contribution(NamedTuple):
-    """A term of a cotangent, at some entries of a value."""
+    """A term of the cotangent of a value, at some of its entries.
+
+    For example, x[[0, 2]] with the cotangent d contributes `Contribution([0, 2], d)` to
+    x. An entry may occur more than once; its terms are added.
+    """
 
     positions: Ints  # the entries: flat positions in the value
     cotangent: Any  # in the shape of the positions
@@ -87,17 +91,18 @@ class Reverse:
         self.chosen = chosen
         self.constants = set(constants)
         self.uses: list[Use] = []
-        # values that depend on a leaf or on a chosen matrix
-        self._passing: set[Value] = set()
-        # units of each cotangent; none if no leaf and no matrix asks for it
+        # values below which there is a leaf or a chosen matrix
+        self._on_path: set[Value] = set()
+        # units in which the cotangent of each value is needed; none if no leaf and no
+        # chosen matrix depends on it
         self._units: dict[Value, tuple[Unit, ...]] = {}
         for value in self.values:
             self._units[value] = ()
-            if self._passes(value):
-                self._passing.add(value)
-            if value in self._passing or value in self.leaves:
+            if self._reaches_parameter(value):
+                self._on_path.add(value)
+            if value in self._on_path or value in self.leaves:
                 self._units[value] = tuple(self._possible_units(value))
-        # what cotangents are sums of, by value and unit
+        # the terms of the cotangent of each value in each unit
         self._contributions: defaultdict[tuple[Value, Unit], list[Contribution]] = (
             defaultdict(list)
         )
@@ -106,15 +111,19 @@ class Reverse:
             self.units |= dict.fromkeys(self._units[p])
             self._add_seed(p, weights, unit)
         for value in reversed(self.values):
-            self._pass(value)
+            self._propagate(value)
 
     def _add_seed(self, p: Value, weights: Any, unit: Unit | EllipsisType) -> None:
-        """Begin with the cotangent of a seed, in the units of the seed that count."""
+        """Begin with the cotangent `weights` of a seed p, in its units that count.
+
+        Those are all units for `...`, each with the cotangent weights/√unit; otherwise
+        it is `unit`, with `weights` themselves, which gives √unit times the gradient.
+        """
         for seed_unit in self._units[p]:
             if unit not in (seed_unit, ...):
                 continue
             seed = weights
-            if seed_unit is not None and seed_unit != unit:
+            if unit is ... and seed_unit is not None:
                 seed = scale(width_ratio((), (Width(seed_unit),)), weights)
             self._contribute(p, seed_unit, p._positions(), seed.broadcast_to(p.shape))
 
@@ -124,17 +133,17 @@ class Reverse:
         """Add a term to the cotangent of some entries of a value."""
         self._contributions[x, unit].append(Contribution(positions, cotangent))
 
-    def _passes(self, value: Value) -> bool:
+    def _reaches_parameter(self, value: Value) -> bool:
         """Whether a cotangent of a value reaches a leaf or a chosen matrix below it."""
         op = value.op
         if value in self.constants or (isinstance(op, ScaledGradient) and op.stops):
             return False
-        if isinstance(op, ops.Acting) and self._counts(op):
+        if isinstance(op, ops.Acting) and self._is_chosen(op):
             return True
         return any(self._units[x] for x in op.inputs)
 
     def _possible_units(self, value: Value) -> dict[Unit, None]:
-        """The units of a cotangent, in order."""
+        """The units of the cotangent of a value, in order, as the keys of a dict."""
         units: dict[Unit, None] = {}
         if isinstance(value, Vector) or value in self.leaves:
             units[None] = None
@@ -157,13 +166,16 @@ class Reverse:
         """The terms of the cotangent of a leaf, each with its entries."""
         return self._contributions.get((leaf, None), [])
 
-    def _counts(self, op: ops.Acting) -> bool:
-        """Whether a product contributes to the gradient of a chosen matrix."""
+    def _is_chosen(self, op: ops.Acting) -> bool:
+        """Whether a matrix product contributes to the gradient of a chosen matrix."""
         return not op.weight.frozen and self.chosen(op)
 
-    def _pass(self, value: Value) -> None:
-        """Propagate a cotangent from a value to its inputs."""
-        if value not in self._passing:
+    def _propagate(self, value: Value) -> None:
+        """Propagate the cotangent of a value to its inputs, in all of its units.
+
+        Only a box of entries that has all contributions is computed.
+        """
+        if value not in self._on_path:
             return
         terms_by_unit: dict[Unit, list[Contribution]] = {}
         for unit in self._units[value]:
@@ -175,14 +187,15 @@ class Reverse:
         box, input_boxes = demand(value, _box_of(value, terms_by_unit))
         d = {unit: _summed(value, box, terms) for unit, terms in terms_by_unit.items()}
         if isinstance(value.op, ops.Take):
-            self._pass_index(value.op, box, d)
+            self._propagate_index(value.op, box, d)
             return
         positions_of_input = [
             entries_in(x._positions(), input_box) for x, input_box in input_boxes
         ]
         cotangents: Iterable[tuple[int, Any]]
         if isinstance(value.op, ops.Join):
-            cotangents = _split_join([len(rows) for rows in positions_of_input], d)
+            lengths = [len(positions) for positions in positions_of_input]
+            cotangents = _split_join(lengths, d)
         else:
             cotangents = self._cotangents(value, box, input_boxes, d)
         for k, cotangent in cotangents:
@@ -190,11 +203,14 @@ class Reverse:
             self._contribute_by_unit(x, positions_of_input[k], cotangent)
 
     def _contribute_by_unit(self, x: Value, positions: Ints, cotangent: Any) -> None:
-        """Add a cotangent by unit, or one without a unit, in the units that x needs."""
+        """Add a cotangent of x in the units that x needs.
+
+        It is a dict by unit, of scalars, or one cotangent in the unit None, of vectors.
+        """
         by_unit = cotangent if isinstance(cotangent, dict) else {None: cotangent}
-        for unit, in_unit in by_unit.items():
+        for unit, cotangent_in_unit in by_unit.items():
             if unit in self._units[x]:
-                in_shape = unbroadcast(in_unit, positions.shape)
+                in_shape = unbroadcast(cotangent_in_unit, positions.shape)
                 self._contribute(x, unit, positions, in_shape)
 
     def _cotangents(
@@ -204,13 +220,14 @@ class Reverse:
         input_boxes: Sequence[tuple[Value, Box]],
         d: dict[Unit, Any],
     ) -> Iterable[tuple[int, Any]]:
-        """The cotangent of each input, by the rule of the operation.
+        """Pairs of the index of an input and its cotangent, by the operation's rule.
 
-        A matrix that counts is noted as a use.
+        They are for the entries in `box`, with the cotangent d of these by unit. The
+        use of a chosen matrix is added to `uses`.
         """
         inputs = [_entries(x, input_box) for x, input_box in input_boxes]
         op = value.op.restricted_to(box).with_inputs(*inputs)
-        if isinstance(value.op, ops.Acting) and self._counts(value.op):
+        if isinstance(value.op, ops.Acting) and self._is_chosen(value.op):
             use = Use(
                 value=cast(Vector, value), op=cast(ops.Acting, op), cotangent=d[None]
             )
@@ -222,17 +239,17 @@ class Reverse:
         result = _entries(value, box)
         return cotangents_of_inputs(op, result, cotangent, units_of_inputs.__getitem__)
 
-    def _pass_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
-        """Pass each entry back to where it came from.
+    def _propagate_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
+        """Propagate the cotangents d of indexed entries to where they came from.
 
-        An index of an index passes through, unless a gradient is asked for between.
+        An index of an index is skipped, unless a gradient is asked for, or stops,
+        there: for y = x[[5, 6, 7]][[0, 2]], the entries 5 and 7 of x get a
+        contribution.
         """
         x, positions = op.x, entries_in(op.flat, box)
-        while (
-            isinstance(x.op, ops.Take)
-            and x not in self.leaves
-            and x not in self.constants
-        ):
+        while isinstance(x.op, ops.Take):
+            if x in self.leaves or x in self.constants:
+                break
             positions = x.op.flat.ravel()[positions]
             x = x.op.x
         for unit, cotangent in d.items():
@@ -262,17 +279,19 @@ def _entries(x: Value, box: Box) -> Value:
 
 
 def _box_of(value: Value, terms_by_unit: Mapping[Unit, Sequence[Contribution]]) -> Box:
-    """The smallest box of entries that contributions concern."""
-    positions = [
-        term.positions.ravel() for terms in terms_by_unit.values() for term in terms
-    ]
+    """The smallest box with all entries of a value that have contributions."""
+    positions = []
+    for terms in terms_by_unit.values():
+        positions += [term.positions.ravel() for term in terms]
     return smallest_box(np.concatenate(positions), value.shape)
 
 
-class _SortedContributions:
-    """Contributions to the same cotangent, sorted by the entry that they belong to.
+class _SortedContribution:
+    """A contribution, sorted by the entries of the value that its terms belong to.
 
-    `counts` are how many there are for each of the entries asked for.
+    `counts` are the numbers of terms for each of `entries`, which are flat positions in
+    the value. For example, the positions [7, 2, 7] have one term for entry 2 and two
+    for entry 7.
     """
 
     def __init__(self, contribution: Contribution, entries: Ints) -> None:
@@ -283,7 +302,8 @@ class _SortedContributions:
         self.counts = np.searchsorted(in_order, entries, "right") - self._starts
 
     def sums(self, selected: Ints, count: int) -> Any:
-        """The sums for selected entries, which have `count` contributions each."""
+        """The sums for entries[selected], which have `count` terms each."""
+        # (selected, count) flat positions in the cotangent
         rows = self._order[self._starts[selected, None] + np.arange(count)]
         terms = self._cotangent.take(rows)
         if count == 1:
@@ -292,28 +312,32 @@ class _SortedContributions:
 
 
 def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> Any:
-    """Sum contributions over a box of entries; entries without any are 0."""
+    """The cotangent of the entries of a value in a box, in the shape of the box.
+
+    It is the sum of all contributions; entries without any have the cotangent 0.
+    """
     box_positions = entries_in(value._positions(), box)
     merged = _merged(contributions)
     first = merged[0]
     if len(merged) == 1 and np.array_equal(first.positions, box_positions):
         return first.cotangent
     entries = box_positions.ravel()
-    groups = [_SortedContributions(term, entries) for term in merged]
-    # Entries that get the same number of contributions from each group are summed
-    # together.
+    contributions_by_entry = [_SortedContribution(term, entries) for term in merged]
+    # Entries with the same number of terms from each contribution are summed together:
+    # `patterns` has one column of such numbers for each set of entries.
     patterns, pattern_of_entry = np.unique(
-        [group.counts for group in groups], axis=1, return_inverse=True
+        [contribution.counts for contribution in contributions_by_entry],
+        axis=1,
+        return_inverse=True,
     )
     pattern_of_entry = pattern_of_entry.ravel()
     sums: list[Any] = []
-    for pattern, count_of_group in enumerate(patterns.T):
+    for pattern, counts in enumerate(patterns.T.tolist()):
         selected = np.flatnonzero(pattern_of_entry == pattern)
-        terms = [
-            group.sums(selected, count)
-            for group, count in zip(groups, count_of_group.tolist(), strict=True)
-            if count
-        ]
+        terms = []
+        for contribution, count in zip(contributions_by_entry, counts, strict=True):
+            if count:
+                terms.append(contribution.sums(selected, count))
         if not terms:
             terms = [zeros_like(first.cotangent.take(np.zeros_like(selected)))]
         sums.append(reduce(operator.add, terms))
@@ -390,11 +414,11 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     indexed_leaves = [_leaf(x, values) for x in listed]
     seed = factors.broadcast_to(p.shape)
     reverse = Reverse([(p, seed)], [leaf for leaf, _ in indexed_leaves])
-    gradients = tuple(
-        reverse.cotangent(leaf).take(positions) for leaf, positions in indexed_leaves
-    )
+    gradients = []
+    for leaf, positions in indexed_leaves:
+        gradients.append(reverse.cotangent(leaf).take(positions))
     if several:
-        return gradients
+        return tuple(gradients)
     return gradients[0]
 
 
@@ -418,7 +442,10 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
 
 
 def _leaf(x: object, values: Container[Value]) -> tuple[Value, Ints]:
-    """The value among those of p to differentiate by, and the entries that x has."""
+    """The value of p that x indexes, and flat positions of the entries that x has.
+
+    `values` are the values of p. It is x itself with all of its positions if p uses x.
+    """
     if not isinstance(x, Value) or isinstance(x.op, ops.Constant):
         raise TraceError(
             "grad", "wrt", x, "a vector or a scalar of the program, or a list of them"
@@ -439,8 +466,9 @@ Parameter = Weight | Vector | Scalar
 class Parameters:
     """The parameters that a user chose, by default all matrices.
 
-    These are matrices (`members` has the chosen ones of each batch), and `leaves`:
-    initial vectors and random scalars, after the last step that they have taken.
+    These are matrices (`members` are the indices of the chosen ones in the batch of
+    each source), and `leaves`: initial vectors and random scalars, after the last step
+    that they have taken.
     """
 
     def __init__(self, argument: Any, values: Sequence[Value], operation: str) -> None:
@@ -481,13 +509,13 @@ class Parameters:
                     raise TraceError(operation, "weights", parameter, allowed)
 
     def counts(self, op: ops.Acting) -> bool:
-        """Whether any acting matrix is among them."""
+        """Whether any matrix of a product is among them."""
         chosen = self.members.get(op.weight.source, set())
         return not chosen.isdisjoint(op.weight.members.ravel().tolist())
 
 
 def _latest_versions(values: Sequence[Value]) -> dict[Value, Value]:
-    """For each initial value, the same parameter after most steps."""
+    """The parameter that each initial value has become after the most steps."""
     latest: dict[Value, Value] = {}
     most_steps: dict[Value, int] = {}
     for value in values:
@@ -502,8 +530,8 @@ def _latest_versions(values: Sequence[Value]) -> dict[Value, Value]:
 class Term:
     """A term of a gradient, ∂p_output/∂W_b = Σ_k scale · l[b, k] r[b, k]^T + …
 
-    It has one matrix b for each entry of `members`. If all share l or r, its first axis
-    has size 1.
+    It has one matrix b for each entry of `members`, the indices in the batch. The
+    vectors are (matrices, k), or (1, k) where all matrices share them.
     """
 
     output: int
@@ -518,9 +546,10 @@ class Term:
 def terms_of(
     output: int, use: Use, chosen: Parameters, unit: Unit = None
 ) -> list[Term]:
-    """The terms of a gradient from one use of a matrix or of a batch of matrices.
+    """The terms of ∂p_output from one use of a matrix or of a batch of matrices.
 
-    All matrices are in one term, unless some are not chosen or act twice.
+    All matrices are in one term, unless some are not chosen or act twice: then each
+    chosen one has its own.
     """
     weight = use.op.weight
     members = weight.members.ravel()

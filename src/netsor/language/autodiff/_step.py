@@ -268,11 +268,11 @@ def _with_updated_parameters(
     lr_factor: float | Scalar,
 ) -> list[Value]:
     """The outputs of a program whose parameters have taken one more step."""
-    matrix_updates = {
-        source: _update_of(terms[0].used.drawn, optimisers, lr_factor)
-        for source, terms in gradient.terms.items()
-    }
-    new: dict[Value, Value] = {}
+    matrix_updates = {}
+    for source, terms in gradient.terms.items():
+        matrix = terms[0].used.drawn
+        matrix_updates[source] = _update_of(matrix, optimisers, lr_factor)
+    new: dict[Value, Value] = {}  # each value in the program after the step
     for leaf, cotangents in gradient.leaves.items():
         update = _update_of(leaf, optimisers, lr_factor)
         new[leaf] = _stepped_parameter(leaf, update, cotangents)
@@ -283,7 +283,7 @@ def _with_updated_parameters(
         if isinstance(op, ops.SteppedParameter):  # one that takes no step now
             new[value] = value
             continue
-        # of a product after earlier steps, the gradients of these stay as they are
+        # the other inputs are gradients of earlier steps, which stay as they are
         current = ops.current_inputs(op)
         past = op.inputs[len(current) :]
         new[value] = value.with_inputs(*(new[x] for x in current), *past)
@@ -518,10 +518,10 @@ def _without_memory(
         options = {"eps": eps, **options}
     for name, option in options.items():
         if option is not None and name not in NAMED[optimiser_name].takes:
-            owner = next(key for key, named in NAMED.items() if name in named.takes)
+            takers = [key for key, named in NAMED.items() if name in named.takes]
             raise TraceError(
                 "step",
-                f"{name}={shown(option)} is for optimiser={owner!r}, got"
+                f"{name}={shown(option)} is for optimiser={takers[0]!r}, got"
                 f" {optimiser_name!r}",
             )
     return NAMED[optimiser_name].first_step(
@@ -545,10 +545,12 @@ def _adjustment(scale: Any) -> Callable[[float, float], float]:
 
 def _newton_schulz(argument: Any) -> Any:
     """The coefficients of each Newton–Schulz step, from the argument of `step`."""
-    coefficients, steps = argument, 5
+    coefficients = argument
+    steps = 5
     count = as_whole(argument)
     if count is not None:
-        coefficients, steps = Muon.ns_coefficients, count
+        coefficients = Muon.ns_coefficients
+        steps = count
     allowed = (
         f"a number of steps with Muon's coefficients, 1 to {MAX_NS_STEPS}; three"
         " coefficients for five steps"
@@ -558,7 +560,7 @@ def _newton_schulz(argument: Any) -> Any:
 
 
 def _source(parameter: Weight | Value) -> Any:
-    """The identity of a matrix, or of an initial value before its steps."""
+    """The source of a matrix, or of an initial value before its steps: its identity."""
     if isinstance(parameter, Weight):
         return parameter.source
     drawn: Any = ops.initial_value(parameter)[0].op

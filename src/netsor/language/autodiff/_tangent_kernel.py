@@ -105,7 +105,11 @@ def ntk(
 
 
 def _sum_over_uses(terms: Sequence[Term], outputs: int) -> Floats:
-    """The matrix (outputs, K) that sums over the K vectors that belong to an output."""
+    """The matrix (outputs, K) of 0 and 1 that sums the K vectors of terms by output.
+
+    For example, terms of the outputs 0 and 1 with two and one vectors have the rows
+    [1, 1, 0] and [0, 0, 1].
+    """
     vectors_of_term = [max(term.left.shape[1], term.right.shape[1]) for term in terms]
     output_of_vector = np.repeat([term.output for term in terms], vectors_of_term)
     return np.eye(outputs)[:, output_of_vector]
@@ -188,8 +192,9 @@ def _products(
 ) -> Iterator[_TermProducts]:
     """⟨l, l'⟩ ⟨r, r'⟩ for all pairs of uses of one weight.
 
-    There is one array for each group of matrices that the same terms belong to. Without
-    `q_terms`, these are products of the terms of p with each other.
+    There is one array for each group of matrices that the same terms belong to, as each
+    term has one or all chosen matrices of the batch. Without `q_terms`, these are
+    products of the terms of p with each other.
     """
     all_terms = p_terms if q_terms is None else [*p_terms, *q_terms]
     if len({term.members for term in all_terms}) > 1:
@@ -312,25 +317,29 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
             terms.setdefault(use.op.weight.source, []).extend(use_terms)
         for leaf in chosen.leaves:
             d = reverse.cotangent(leaf)
-            tied = _tied(leaf)
-            if tied is not None:
-                d = mix(constant(tied), d.reshape(-1)).reshape(*leaf.shape)
+            equal = _equal_vectors(leaf)
+            if equal is not None:
+                d = mix(constant(equal), d.reshape(-1)).reshape(*leaf.shape)
             leaves.setdefault(leaf, []).append((unit, d))
     return Gradients(terms, leaves, latest)
 
 
-def _tied(leaf: Value) -> Floats | None:
+def _equal_vectors(leaf: Value) -> Floats | None:
     """Which initial vectors are equal, as a matrix of 0 and 1; None if all differ.
 
-    Equal vectors are one parameter, as for a token that occurs twice.
+    Equal vectors are one parameter, as for a token that occurs twice. For example,
+    three vectors of which the first two are equal have the rows [1, 1, 0], [1, 1, 0]
+    and [0, 0, 1].
     """
     law = initial_value(leaf)[0].op
     if not isinstance(law, Gaussian):
         return None
-    rows = np.column_stack([law.mean.ravel(), law.factor.reshape(leaf.size, -1)])
+    # vector i is mean_i + Σ_k factor_ik E_k: equal rows are equal vectors
+    factor = law.factor.reshape(leaf.size, -1)
+    rows = np.column_stack([law.mean.ravel(), factor])
     _, group = np.unique(rows, axis=0, return_inverse=True)
     group = group.ravel()
-    cov = rows[:, 1:] @ rows[:, 1:].T
+    cov = factor @ factor.T
     variance = np.diagonal(cov)
     # biases that start at equal numbers are separate parameters
     equal = (group[:, None] == group) & (variance > 0)
@@ -382,9 +391,9 @@ def _squared_norm(leaf: Value, cotangents: Sequence[tuple[str | None, Any]]) -> 
         squares = mean_dot(d[:, None], d[:, None])[:, 0, 0]
     else:
         squares = d * d
-    tied = _tied(leaf)
-    if tied is not None:
-        squares = squares * (1.0 / tied.sum(axis=1))
+    equal = _equal_vectors(leaf)
+    if equal is not None:
+        squares = squares * (1.0 / equal.sum(axis=1))
     return squares.sum()
 
 

@@ -150,7 +150,10 @@ def as_function(
     name: str | None,
     **declared: Any,
 ) -> Function:
-    """Wrap a callable in a Function with its declared properties."""
+    """Wrap a callable in a Function with its declared properties, and check them.
+
+    `arguments` is the number of arguments that it is called with.
+    """
     if not isinstance(f, Function):
         if name is None:
             own_name = getattr(f, "__name__", None)
@@ -171,9 +174,7 @@ def as_function(
     one_of(f.lipschitz, "lipschitz", operation, (True, False, None))
     if not callable(f.f):
         raise TraceError(operation, f"needs a function, got f={shown(f.f)}")
-    slopes = f.derivative if isinstance(f.derivative, tuple) else (f.derivative,)
-    known = all(g is None or isinstance(g, float) or callable(g) for g in slopes)
-    if not known or (f.derivative is not None and len(slopes) != arguments):
+    if not _is_derivative(f.derivative, arguments):
         needed = "a function"
         if arguments != 1:
             needed = f"a tuple of {arguments} functions, one for each argument"
@@ -181,3 +182,18 @@ def as_function(
             operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}"
         )
     return f
+
+
+def _is_derivative(derivative: Any, arguments: int) -> bool:
+    """Whether it is a derivative of a function of so many arguments, or None.
+
+    With several arguments it is a tuple with one for each.
+    """
+    if derivative is None:
+        return True
+    slopes = derivative if isinstance(derivative, tuple) else (derivative,)
+    if len(slopes) != arguments:
+        return False
+    return all(
+        slope is None or isinstance(slope, float) or callable(slope) for slope in slopes
+    )

@@ -70,16 +70,19 @@ class Concat(Entrywise):
         arrays: list[Register],
         coefficients: None,
     ) -> Register:
-        """The values along an axis become blocks of one."""
+        """The values along an axis become blocks of one.
+
+        With axis 0, (count, …, blocks, ·) becomes (…, count · blocks, ·).
+        """
         (array,) = arrays
         order = [k for k in range(len(array.shape)) if k != self.axis]
-        order.insert(len(order) - 2, self.axis)
+        order.insert(len(order) - 2, self.axis)  # before the axis of blocks
         moved = lowering.builder.step("permute", array, axes=tuple(order))
         *leading, count, blocks, directions = moved.shape
         return lowering.builder.reshape(moved, *leading, count * blocks, directions)
 
     def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """The same for arrays."""
+        """The same for arrays (*shape, blocks)."""
         moved = np.moveaxis(arrays[0], self.axis, -2)
         *leading, count, blocks = moved.shape
         return moved.reshape(*leading, count * blocks)
@@ -88,7 +91,9 @@ class Concat(Entrywise):
         """Parts in R^d of a vector in R^(count·d): the scales are √d and √(count·d)."""
         count = self.x.shape[self.axis]
         parts = split(d, count, self.axis)
-        return [(0, parts if count == 1 else count**-0.5 * parts)]
+        if count == 1:
+            return [(0, parts)]
+        return [(0, count**-0.5 * parts)]
 
     def bounded(self, inputs: bool | None) -> bool | None:
         """If the parts are."""
@@ -139,14 +144,18 @@ class Split(Entrywise):
         arrays: list[Register],
         coefficients: None,
     ) -> Register:
-        """The blocks of a value become values along a new axis."""
+        """The blocks of a value become values along a new axis.
+
+        With axis 0, (…, count · blocks, ·) becomes (count, …, blocks, ·).
+        """
         (array,) = arrays
         *leading, blocks, directions = array.shape
         parts = lowering.builder.reshape(
             array, *leading, self.count, blocks // self.count, directions
         )
         order = list(range(len(parts.shape)))
-        order.insert(self.axis, order.pop(len(leading)))
+        axis_of_parts = order.pop(len(leading))
+        order.insert(self.axis, axis_of_parts)
         return lowering.builder.step("permute", parts, axes=tuple(order))
 
     def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -158,8 +167,10 @@ class Split(Entrywise):
 
     def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
         """The inverse of that of a concatenation."""
-        joined = concatenated(d, self.axis)
-        return [(0, joined if self.count == 1 else self.count**0.5 * joined)]
+        whole = concatenated(d, self.axis)
+        if self.count == 1:
+            return [(0, whole)]
+        return [(0, self.count**0.5 * whole)]
 
     def bounded(self, inputs: bool | None) -> bool | None:
         """If the whole is."""
@@ -188,9 +199,12 @@ def concatenated(x: Vector, axis: int) -> Vector:
 def split(x: Vector, count: int, axis: int) -> Vector:
     """Split vectors of width count·d along a new axis, the inverse of `concat`."""
     factor = x.width.factor // count
-    part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
+    if x.width.name is None:
+        part_width = Width(factor)
+    else:
+        part_width = Width(x.width.name, factor)
     shape = (*x.shape[:axis], count, *x.shape[axis:])
-    return Vector(Split(x, axis, count), shape, part)
+    return Vector(Split(x, axis, count), shape, part_width)
 
 
 class Dot(Entrywise):
@@ -204,13 +218,11 @@ class Dot(Entrywise):
     power: float  # 1/2 for a score, 1 for a mean
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """All pairs along the last axes."""
-        batch = ndim - 2
-        rows, columns = ndim - 2, ndim - 1
-        return (
-            (*align_axes(self.x.ndim - 1, batch), rows),
-            (*align_axes(self.y.ndim - 1, batch), columns),
-        )
+        """All pairs along the last axes: x_i for row i, and y_j for column j."""
+        row_axis, column_axis = ndim - 2, ndim - 1
+        batch_axes_of_x = align_axes(self.x.ndim - 1, ndim - 2)
+        batch_axes_of_y = align_axes(self.y.ndim - 1, ndim - 2)
+        return (*batch_axes_of_x, row_axis), (*batch_axes_of_y, column_axis)
 
     def sample(self, value: Value, samples: Samples) -> Floats:
         """Matrix products over all coordinates."""
@@ -374,8 +386,10 @@ class OptimiserStep:
 
     def of(self, rate: Rate | Scalar, widths: Mapping[str, float]) -> float:
         """A rate at these widths; 1 for a scalar of the program."""
+        if isinstance(rate, Scalar):
+            return 1.0
         if not callable(rate):
-            return 1.0 if isinstance(rate, Scalar) else rate
+            return rate
         sizes = (self.in_width.bind(widths), self.out_width.bind(widths))
         try:
             with np.errstate(all="ignore"):
@@ -429,9 +443,9 @@ class SteppedMatMul(Acting):
     steps: tuple[OptimiserStep, ...]
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
-        """All uses in earlier steps."""
-        earlier = ((None,) * v.ndim for v in self.inputs[1:])
-        return align_axes(self.x.ndim, ndim), *earlier
+        """One x, and all vectors of earlier steps."""
+        whole = [(None,) * vectors.ndim for vectors in self.inputs[1:]]
+        return align_axes(self.x.ndim, ndim), *whole
 
 
 class SteppedParameter(Operation):
@@ -454,17 +468,25 @@ class SteppedParameter(Operation):
     def sizes(self, widths: Mapping[str, float]) -> list[float]:
         """The factor of each d in G."""
         width = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
-        units = [1.0 if unit is None else widths[unit] for unit in self.units]
-        return [float((width * unit) ** -0.5) for unit in units]
+        sizes = []
+        for unit in self.units:
+            unit_width = 1.0 if unit is None else widths[unit]
+            sizes.append(float((width * unit_width) ** -0.5))
+        return sizes
 
 
 def scalars_of(
     op: SteppedMatMul | SteppedParameter, number: int = 0
 ) -> list[Scalar | float]:
-    """The factors of η and λ in a step that are scalars of the program, or 1."""
+    """The factors of η and λ in a step: scalars of the program, or 1.
+
+    `number` counts the steps of a matrix from 0.
+    """
     steps = op.steps if isinstance(op, SteppedMatMul) else (op.rule,)
     # all steps share one tuple of scalars, without the numbers 1
-    position = sum(sum(rule.scalars) for rule in steps[:number])
+    position = 0
+    for earlier_step in steps[:number]:
+        position += sum(earlier_step.scalars)
     factors: list[Scalar | float] = []
     for is_scalar in steps[number].scalars:
         if is_scalar:

@@ -42,17 +42,18 @@ def readouts(
 ) -> dict[Value, Readout]:
     """The scores among the values of a program that are readouts.
 
-    An initial vector r counts only if `returned` holds for every score that uses it:
-    whether the score reaches only outputs.
+    An initial vector r counts only if every use of it is such a score, and reaches only
+    outputs (`returned`, as from `functions_of_outputs`).
     """
     selected = _selected(values)
     uses = _uses(values, selected)
-    vectors = {
-        initial.source: initial.factor.shape[-1] for initial, _ in selected.values()
-    }
-    returned_sources = {
-        selected[output].initial.source for output in outputs if output in selected
-    }
+    vectors: dict[Source, int] = {}  # the number of vectors E_k of each source
+    for initial, _ in selected.values():
+        vectors[initial.source] = initial.factor.shape[-1]
+    returned_sources: set[Source] = set()
+    for output in outputs:
+        if output in selected:
+            returned_sources.add(selected[output].initial.source)
     result: dict[Value, Readout] = {}
     read_out: set[Source] = set()  # initial vectors that are the y of a readout
     # If two initial vectors multiply each other, r is the one with more vectors, so
@@ -61,14 +62,15 @@ def readouts(
         scores = uses[source]
         if source in returned_sources or source in read_out:
             continue
-        if not all(map(returned, scores)) or not result.keys().isdisjoint(scores):
+        taken = not result.keys().isdisjoint(scores)  # by another initial vector
+        if taken or not all(map(returned, scores)):
             continue
         of_source: dict[Value, Readout] = {}
         for score in scores:
             readout = _readout(score, source, selected)
             if readout is not None:
                 of_source[score] = readout
-        if len(of_source) < len(scores):
+        if len(of_source) < len(scores):  # it has other uses
             continue
         result |= of_source
         for readout in of_source.values():
@@ -80,7 +82,10 @@ def readouts(
 def _uses(
     values: Sequence[Value], selected: dict[Value, _Selected]
 ) -> dict[Source, list[Value]]:
-    """What reads each initial vector, other than indices of it."""
+    """The values that read each initial vector or an index of it, by its source.
+
+    Indices of it do not count.
+    """
     uses: dict[Source, list[Value]] = {}
     for value in values:
         if value in selected:
@@ -111,13 +116,16 @@ def _readout(
     """A value as a readout by the initial vector of this source, or None."""
     if not isinstance(score.op, Dot) or score.op.power != 0.5:
         return None
-    by_source = [
-        x in selected and selected[x].initial.source is source for x in score.op.inputs
-    ]
-    if all(by_source):
+
+    def is_by_source(x: Value) -> bool:
+        return x in selected and selected[x].initial.source is source
+
+    r, y = score.op.x, score.op.y
+    turned = is_by_source(y)
+    if turned and is_by_source(r):  # ⟨r_i, r_j⟩ is no readout
         return None
-    turned = by_source[1]
-    r, y = (score.op.y, score.op.x) if turned else (score.op.x, score.op.y)
+    if turned:
+        r, y = y, r
     initial, positions = selected[r]
     if initial.mean.any() or not initial.factor.any():
         return None
@@ -127,12 +135,14 @@ def _readout(
 
 
 def functions_of_outputs(values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Whether a value reaches only outputs, itself or through functions of scalars."""
+    """Whether a value reaches only outputs, itself or through functions of scalars.
+
+    `values` are those of the program, in topological order.
+    """
     inside: set[Value] = set()  # values that a vector or a score depends on
     for value in reversed(values):
-        scalar_function = isinstance(value, Scalar) and isinstance(
-            value.op, Take | Join | Apply
-        )
-        if value in inside or not scalar_function:
+        is_function = isinstance(value.op, Take | Join | Apply)
+        is_function_of_scalars = isinstance(value, Scalar) and is_function
+        if value in inside or not is_function_of_scalars:
             inside |= set(value.op.inputs)
     return lambda value: value not in inside

@@ -56,10 +56,11 @@ class Stretch(NamedTuple):
     original: float
 
     def of(self, theta: Any) -> Any:
-        """The scaled frequencies."""
-        turns = theta * self.original / (2 * math.pi)
-        kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
-        return theta * (kept + (1.0 - kept) / self.factor)
+        """The scaled frequencies of an array of frequencies θ."""
+        turns = theta * self.original / (2 * math.pi)  # c
+        # 0 for low frequencies, 1 for high ones
+        share_kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
+        return theta * (share_kept + (1.0 - share_kept) / self.factor)
 
 
 class Rotate(Entrywise):
@@ -113,12 +114,14 @@ class Rotate(Entrywise):
         """Multiply pairs of coordinates, as complex numbers, by e^(i t θ)."""
         x = samples[self.x]  # (replicas, …, tokens, width)
         angles = self.angles(x.shape[-1])
-        coordinates = np.arange(2 * angles.shape[-1])
+        rotated_coordinates = np.arange(2 * angles.shape[-1])
+        # the first and the second coordinates of all pairs
         if self.interleaved:
-            real, imaginary = coordinates.reshape(-1, 2).T
+            real, imaginary = rotated_coordinates.reshape(-1, 2).T
         else:
-            real, imaginary = coordinates.reshape(2, -1)
-        turned = (x[..., real] + 1j * x[..., imaginary]) * np.exp(1j * angles)
+            real, imaginary = rotated_coordinates.reshape(2, -1)
+        pairs = x[..., real] + 1j * x[..., imaginary]
+        turned = pairs * np.exp(1j * angles)
         rotated: Floats = x.copy()
         rotated[..., real] = turned.real
         rotated[..., imaginary] = turned.imag
@@ -130,6 +133,7 @@ class Rotate(Entrywise):
         width = x.shape[-1]
 
         def cos_and_sin() -> tuple[Register, ...]:
+            """Registers (tokens, 1, r/2) of the cosines and sines of all angles."""
             angles = self.angles(width)[:, None, :]
             constant = lowering.builder.constant
             return constant(np.cos(angles)), constant(np.sin(angles))
@@ -246,11 +250,10 @@ def rotary(
 
 
 def checked_stretch(stretch: Any, name: str, operation: str = "") -> Stretch:
-    """Check the numbers of a RoPE scaling."""
+    """Check the numbers of a RoPE scaling: a `Stretch`, or a tuple in its order."""
     if isinstance(stretch, tuple) and len(stretch) == 4:
-        checked = Stretch(
-            *(real(number, name, operation, above=0) for number in stretch)
-        )
+        fields = [real(number, name, operation, above=0) for number in stretch]
+        checked = Stretch(*fields)
         if checked.low < checked.high:
             return checked
     raise refused(

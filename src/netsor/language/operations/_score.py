@@ -123,6 +123,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     x = as_vector(x, "rms_norm")
     eps = real(eps, "eps", "rms_norm", least=0)
     one = x[..., None]
+    mean_square = mean_dot(one, one)[..., 0, 0]
     # the reciprocal root is Lipschitz away from 0, so for eps > 0
     f = Function(
         "rsqrt",
@@ -131,7 +132,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
         lipschitz=eps > 0,
         parameters=(eps,),
     )
-    normed = applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
+    normed = applied(f, (mean_square,), x.shape) * x
     gain = scale(gain, "gain", "rms_norm")
     return normed if gain == 1 else gain * normed
 
@@ -194,14 +195,17 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
     (2, 3)
     """
     parts, axis = _aligned(values, axis, "stack")
-    key = (slice(None),) * axis + (None,)
-    return join([part[key] for part in parts], axis)
+    with_new_axis = (slice(None),) * axis + (None,)  # x[:, …, :, None]
+    return join([part[with_new_axis] for part in parts], axis)
 
 
 def _aligned(
     values: Sequence[V], axis: int, operation: str
 ) -> tuple[tuple[V, ...], int]:
-    """Check arrays that are to be joined or stacked, and the axis."""
+    """Check arrays that are to be joined or stacked, and the axis.
+
+    They are returned as a tuple, and the axis counted from 0.
+    """
     try:
         parts = tuple(values)
     except Exception:  # iterating over a user's object may raise anything
@@ -211,9 +215,9 @@ def _aligned(
     if not parts:
         raise TraceError(operation, f"needs at least one value, got {shown(values)}")
     vectors = [part for part in parts if isinstance(part, Vector)]
-    if (vectors and len(vectors) < len(parts)) or not all(
-        isinstance(part, Value) for part in parts
-    ):
+    only_values = all(isinstance(part, Value) for part in parts)
+    mixed = 0 < len(vectors) < len(parts)
+    if mixed or not only_values:
         raise TraceError(
             operation, f"needs only vectors or only scalars, got {shown(list(parts))}"
         )
@@ -225,9 +229,7 @@ def _aligned(
     if new:
         fits = len(shapes) == 1
     else:
-        other_axes = {(s[:axis], s[axis + 1 :]) for s in shapes if len(s) > axis}
-        same_ndim = len({len(s) for s in shapes}) == 1
-        fits = same_ndim and len(other_axes) == 1
+        fits = _agree_outside_axis(shapes, axis)
     if not fits:
         raise TraceError(
             operation,
@@ -235,6 +237,15 @@ def _aligned(
             f" {axis}",
         )
     return parts, axis
+
+
+def _agree_outside_axis(shapes: Sequence[tuple[int, ...]], axis: int) -> bool:
+    """Whether shapes differ at most along one axis, which the first of them has."""
+    ndim = len(shapes[0])
+    if any(len(shape) != ndim for shape in shapes):
+        return False
+    other_axes = {(shape[:axis], shape[axis + 1 :]) for shape in shapes}
+    return len(other_axes) == 1
 
 
 class Pool(Operation):

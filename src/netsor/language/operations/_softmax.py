@@ -39,7 +39,9 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     if mask is None:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
     allowed = checked_mask(mask, p.shape, "softmax")
-    allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
+    # the whole last axis, over which the softmax runs; other axes may be broadcast
+    shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
+    allowed = np.broadcast_to(allowed, shape)
     numbers = constant(_mask_numbers(allowed.shape, allowed.tobytes()))
     return applied(MASKED_SOFTMAX, (p, numbers), p.shape, axes=1)
 
@@ -98,8 +100,13 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool]:
      [0 1 1]]
     """
     tokens = whole(tokens, "tokens", "causal", most=MAX_TOKENS)
-    far = tokens if window is None else whole(window, "window", "causal")
-    return np.asarray(np.tri(tokens, dtype=bool) & ~np.tri(tokens, k=-far, dtype=bool))
+    if window is None:
+        window = tokens
+    else:
+        window = whole(window, "window", "causal")
+    not_later = np.tri(tokens, dtype=bool)
+    too_far = np.tri(tokens, k=-window, dtype=bool)
+    return np.asarray(not_later & ~too_far)
 
 
 @lru_cache(maxsize=4)  # masks are large, and layers share them

@@ -57,9 +57,12 @@ class ScaledGradient(Entrywise):
     def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
         """That of the result, times the factors."""
         factors = constant(self.factors)
-        if isinstance(d, dict):  # of scalars, by unit
-            return [(0, {unit: factors * part for unit, part in d.items()})]
-        return [(0, factors * d)]
+        if not isinstance(d, dict):
+            return [(0, factors * d)]
+        by_unit = {}  # of scalars
+        for unit, cotangent in d.items():
+            by_unit[unit] = factors * cotangent
+        return [(0, by_unit)]
 
     def bounded(self, inputs: bool | None) -> bool | None:
         """If x is."""
@@ -73,8 +76,7 @@ class ScaledGradient(Entrywise):
 
 
 def stop_gradient(x: Stopped) -> Stopped:
-    """The same values as constants of every derivative, like `detach` in PyTorch and
-    `stop_gradient` in JAX.
+    """The same values as constants of every derivative, like PyTorch's `detach`.
 
     `ns.grad`, `ns.ntk`, `ns.grad_norm`, `ns.step` and `ns.train` treat the result as
     given. Laws, draws and random numbers do not change.
@@ -107,7 +109,9 @@ def stop_gradient(x: Stopped) -> Stopped:
 def scaled_gradient(x: V, factors: npt.ArrayLike) -> V:
     """The same values, with cotangents multiplied by numbers that broadcast to x."""
     numbers = np.array(np.broadcast_to(np.asarray(factors, dtype=float), x.shape))
-    return x if (numbers == 1).all() else x._like(ScaledGradient(x, numbers), x.shape)
+    if (numbers == 1).all():
+        return x
+    return x._like(ScaledGradient(x, numbers), x.shape)
 
 
 def computed_by(value: Value) -> Value:

@@ -55,7 +55,7 @@ LIMITS = (
     r" } p \text{ to } \mathring p:"
 )
 FORMULA = "As the widths go to infinity (%s), in distribution:"
-# prefixes of factors that are 1 if two matrices are the same
+# The prefixes of factors that are 1 if two matrices are the same, else 0.
 EQUAL = (r"\delta", r"\mathbf 1")
 
 
@@ -71,10 +71,12 @@ def latex(
 
     It is a document, or without `document` the body of one.
     """
-    results = narrow(without_stops([*outputs, *(probe.value for probe in probes)]))
+    probed = [probe.value for probe in probes]
+    results = narrow(without_stops([*outputs, *probed]))  # the outputs, then the probes
     returned = results[: len(outputs)]
     writer = Writer(topological_order(results), paper)
     names = [writer.ref(value, tex.letters(value.shape)) for value in results]
+    names_of_probes = names[len(outputs) :]
     program_title = "Network" if paper else "Program"
     law_title = "Limit" if paper else "Limit law"
     sentence = PAPER if paper else FULL
@@ -87,10 +89,9 @@ def latex(
         tex.gathered(writer.program_lines()),
     ]
     if probes:
-        watched = [
-            f"{probe.name} ${probe_name}$"
-            for probe, probe_name in zip(probes, names[len(outputs) :], strict=True)
-        ]
+        watched = []
+        for probe, probe_name in zip(probes, names_of_probes, strict=True):
+            watched.append(f"{probe.name} ${probe_name}$")
         body.append(f"Watched: {', '.join(watched)}.")
     body.append(rf"\paragraph{{{law_title}}}")
     body.append(_status(report, sentence, tex.escape))
@@ -137,14 +138,18 @@ def _plain(text: str) -> str:
 
 
 class _Sum(NamedTuple):
-    """Σ over letters of a product of factors and one expectation."""
+    """Σ over letters of a product of factors and one expectation, as a formula.
+
+    For example, over ("k",), with the factors ("2", "c_k") and the core "E[Z^x Z^y]",
+    it is "2 \\sum_{k} c_k E[Z^x Z^y]".
+    """
 
     over: tuple[str, ...]
     factors: tuple[str, ...]
     core: str
 
     def times(self, *factors: str, over: tuple[str, ...] = ()) -> _Sum:
-        """Multiply by more factors (those that are not 1, written "") and add sums."""
+        """Multiply by more factors, where "" is 1, and sum over more letters."""
         new_factors = [factor for factor in factors if factor]
         return _Sum(
             over=(*over, *self.over),
@@ -153,6 +158,7 @@ class _Sum(NamedTuple):
         )
 
     def __str__(self) -> str:
+        """Numbers, the sum, equalities, other factors and the expectation."""
         numbers: list[str] = []
         # each of these is 1 or 0, so one of each is enough
         equalities: dict[str, None] = {}
@@ -180,12 +186,14 @@ class Writer:
     """
 
     def __init__(self, values: Sequence[Value], paper: bool) -> None:
-        self.values, self.paper = values, paper
+        self.values = values
+        self.paper = paper
         self.names = names_of(values)
+        # how many values each letter names
         self.letters = Counter(self.names[value][0] for value in values)
         # sources whose matrices also act transposed
         self.transposed = transposed(values)
-        self.uses: dict[Source, list[Any]] = {}  # the outputs of each matrix
+        self.uses: dict[Source, list[Any]] = {}  # the values W x of each matrix
         # vectors that depend on positions of coordinates
         self.rotated: set[Value] = set()
         # values that depend on scores or random scalars, hence random in the limit
@@ -215,9 +223,11 @@ class Writer:
 
     # Names
 
-    def given(self, *values: Value) -> str:
-        """The condition of an expectation of these values."""
-        return "" if self.random.isdisjoint(values) else rf" \mid {self.known}"
+    def condition(self, *values: Value) -> str:
+        """The condition of an expectation of these values, if some are random."""
+        if self.random.isdisjoint(values):
+            return ""
+        return rf" \mid {self.known}"
 
     def ref(self, value: Value, indices: Indices) -> str:
         """A value with its indices.
@@ -248,9 +258,10 @@ class Writer:
         return rf"\mathring{{{name[0]}}}{name[1:]}"
 
     def matrix(self, weight: Weight, indices: Indices) -> str:
-        """A matrix of a batch: W^Q_1 becomes W^{Q,(1)}."""
+        """A matrix of a batch: W^Q_1 becomes W^{Q,(1)}, and W_out W^{\\mathrm{out}}."""
         name = self.names[weight.source]
         subscript = tex.below(indices, weight.batch)
+        # a letter, an exponent after ^ and a number or word after _
         match = re.fullmatch(
             r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", name
         )
@@ -270,18 +281,18 @@ class Writer:
         return letter + subscript
 
     def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
-        """1 if two matrices of a batch are equal, else 0.
+        """The factor that is 1 if entries i and j of batches are one matrix, else 0.
 
-        In the paper style it is Kronecker's δ where each matrix occurs once.
+        It is "" if they are the same anyway. In the paper style it is Kronecker's δ
+        where each matrix occurs once: δ_{a a'} for the heads a and a'.
         """
-        distinct = (
-            weight.members is other.members
-            and weight.members.size == np.unique(weight.members).size
-        )
-        if self.paper and len(i) == len(j) and distinct:
-            deltas = [
-                rf"\delta_{{{a} {b}}}" for a, b in zip(i, j, strict=True) if a != b
-            ]
+        same_batch = weight.members is other.members
+        each_once = weight.members.size == np.unique(weight.members).size
+        if self.paper and len(i) == len(j) and same_batch and each_once:
+            deltas = []
+            for index, other_index in zip(i, j, strict=True):
+                if index != other_index:
+                    deltas.append(rf"\delta_{{{index} {other_index}}}")
             return " ".join(deltas)
         name = self.matrix(weight, i)
         other_name = self.matrix(other, j)
@@ -292,9 +303,11 @@ class Writer:
     # The program
 
     def program(self, value: Value) -> list[str]:
-        """The line of a value; the first use of a weight introduces it."""
-        op, i = value.op, tex.letters(value.shape)
-        name, where = self.ref(value, i), _index_ranges(value, i)
+        """The lines of a value; the first use of a weight introduces it."""
+        op = value.op
+        i = tex.letters(value.shape)
+        name = self.ref(value, i)
+        where = _index_ranges(value, i)
         match op:
             case Constant() if value.size == 1:
                 return []
@@ -308,10 +321,10 @@ class Writer:
             case ops.Gaussian(_, mean, factor) if isinstance(value, Vector):
                 space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
                 if not factor.any():
-                    centre, given = tex.constant_vectors(mean, i)
+                    centre, definition = tex.constant_vectors(mean, i)
                     return [
                         rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
-                        rf" {where}{given}"
+                        rf" {where}{definition}"
                     ]
                 return [
                     rf"{space} \text{{ with independent coordinates }}"
@@ -319,8 +332,8 @@ class Writer:
                 ]
             case ops.Normal(std=std):
                 return [rf"{name} {tex.normal(std)} {where}"]
-            case ops.Hyperparameter(given):
-                return [rf"{name} = \text{{{tex.escape(given)}}} \text{{ given}}"]
+            case ops.Hyperparameter(symbol):
+                return [rf"{name} = \text{{{tex.escape(symbol)}}} \text{{ given}}"]
             case ops.Root(over, under):
                 numerator = " ".join(map(tex.dimension, over)) or "1"
                 denominator = " ".join(map(tex.dimension, under)) or "1"
@@ -334,8 +347,9 @@ class Writer:
         return [line]
 
     def positions(self, op: ops.Take) -> str:
-        """The name of the positions that an index selects; equal selections share
-        it.
+        """The name π_k of the positions that an index selects.
+
+        Equal selections share a name.
         """
         key = op.x.shape, op.flat.shape, op.flat.tobytes()
         number = self.selections.setdefault(key, len(self.selections) + 1)
@@ -344,9 +358,9 @@ class Writer:
     def _product_lines(
         self, op: Acting, value: Value, i: Indices, where: str
     ) -> list[str]:
-        """W x, after the law of W at its first use.
+        """The lines of W x: at the first use of W, its law, and then the product.
 
-        After steps, it is W' x and the sums of l r^T that changed W.
+        After optimiser steps, they are W' x and the sums of l r^T that changed W.
         """
         weight = op.weight.drawn
         matrix = self.matrix(weight, i[: len(weight.batch)])
@@ -397,10 +411,11 @@ class Writer:
             return lines + self.shared(self.values)
         laws = list(chain.from_iterable(map(self.law, outputs)))
         lines = []
-        lines_for = -1  # the number of values whose limits `lines` was written for
-        # a value that a line mentions needs its own line
-        while lines_for < len(self.needed):
-            lines_for = len(self.needed)
+        # A value that a line mentions needs its own line, which may mention others: the
+        # lines are written again until they mention no new value.
+        count_before = -1
+        while count_before < len(self.needed):
+            count_before = len(self.needed)
             needed = [value for value in self.values if value in self.needed]
             inner = [value for value in needed if value not in outputs]
             lines = list(chain.from_iterable(map(self.limit, inner)))
@@ -411,11 +426,14 @@ class Writer:
         return [*lines, rf"\boxed{{\begin{{gathered}} {inside} \end{{gathered}}}}"]
 
     def limit(self, value: Value) -> list[str]:
-        """The law of the limit of a value, by the rule of Definition 3.1 for its
-        operation.
+        """The lines of the limit of a value, by the rule of Definition 3.1.
+
+        A covariance is between its entries i and j.
         """
-        op, i = value.op, tex.letters(value.shape)
-        z, j = self.z(value, i), tex.primed(i)
+        op = value.op
+        i = tex.letters(value.shape)
+        j = tex.primed(i)
+        z = self.z(value, i)
         match op:
             case Constant() | Data() | ops.Hyperparameter() | ops.Root():
                 return []
@@ -443,23 +461,24 @@ class Writer:
                 return [f"{product} = {self.expanded(value, i, value, j)}"]
         # its inputs are needed, also if the limit is not known
         formula = op.latex(value, i, tex.Notation(self.z, self.positions))
-        if isinstance(op, Pool) or op.acts not in (
+        same_for_all_coordinates = op.acts in (
             None,
             VectorAccess.LINEARLY,
             VectorAccess.ON_COORDINATES,
-        ):
+        )
+        if isinstance(op, Pool) or not same_for_all_coordinates:
             return [rf"{z} \text{{ is not known}}"]
         return [f"{z} = {formula}"]
 
     def law(self, value: Value) -> list[str]:
-        """The line of an output in the box of the paper style."""
+        """The lines of an output in the box of the paper style."""
         source = tex.matrix_source(value)
         is_gaussian = source is not None and source not in self.transposed
         if not isinstance(value, Vector) or not is_gaussian:
             return self.limit(value)
         i = tex.letters(value.shape)
         j = tex.primed(i)
-        condition = self.given(value)
+        condition = self.condition(value)
         z, other = self.z(value, i), self.z(value, j)
         if z == other:
             cov = rf"\operatorname{{Var}}({z}{condition})"
@@ -474,17 +493,21 @@ class Writer:
         ]
 
     def gaussian(self, value: Any, i: Indices) -> str:
-        """The Gaussian part of Z^{Wx}: all of it, unless the matrix also acts
-        transposed.
+        """The Gaussian part of Z^{Wx}.
+
+        It is all of it, unless the matrix also acts transposed.
         """
         z = self.z(value, i)
         return rf"\hat {z}" if value.op.weight.source in self.transposed else z
 
     def _both_ways(self, value: Any) -> list[str]:
-        """Z^{Wx} if W also acts transposed: a Gaussian part, and by Stein's lemma a
-        part from the W^T y in x.
+        """The lines of Z^{Wx} if W also acts transposed.
+
+        It has a Gaussian part, and by Stein's lemma a part σ² E[∂Z^x/∂Ẑ^{W^T y}] Z^y
+        from every W^T y, on which x may depend.
         """
-        weight, i = value.op.weight, tex.letters(value.shape)
+        weight = value.op.weight
+        i = tex.letters(value.shape)
         terms = [self.gaussian(value, i)]
         for other in self.uses[weight.source]:
             if other.op.weight.transposed == weight.transposed:
@@ -492,7 +515,9 @@ class Writer:
             z_of_x = self.z(value.op.x, tex.read_indices(value, i)[0])
             j = tex.primed(tex.letters(other.shape))
             over = ",".join(index for index in j if index != "1")
-            total = rf"\sum_{{{over}}} " if over else ""
+            total = ""
+            if over:
+                total = rf"\sum_{{{over}}} "
             z_of_y = self.z(other.op.x, tex.read_indices(other, j)[0])
             slope = (
                 rf"\mathbb{{E}}\left[\frac{{\partial {z_of_x}}}{{\partial"
@@ -505,10 +530,10 @@ class Writer:
         ]
 
     def covariance(self, value: Any, other: Any) -> str:
-        """The line of Cov(Z^{Wx}, Z^{Wx'})."""
+        """The line of Cov(Z^{Wx}, Z^{Wx'}) for `value` and `other`, maybe the same."""
         i = tex.letters(value.shape)
         j = tex.primed(tex.letters(other.shape))
-        condition = self.given(value, other)
+        condition = self.condition(value, other)
         z, other_z = self.gaussian(value, i), self.gaussian(other, j)
         cov = rf"\operatorname{{Cov}}({z}, {other_z}{condition})"
         line = f"{cov} = {self._images(value, i, other, j)}"
@@ -517,13 +542,16 @@ class Writer:
         return line
 
     def shared(self, values: Sequence[Value]) -> list[str]:
-        """The covariances between outputs of one matrix; W x and W^T v have independent
-        Gaussian parts.
+        """The lines of covariances between different products W x with one matrix.
+
+        Only products among `values` count. W x and W^T v have independent Gaussian
+        parts.
         """
-        among = set(values)
+        listed = set(values)
         lines = []
         for uses in self.uses.values():
-            for x, y in combinations([use for use in uses if use in among], 2):
+            products = [use for use in uses if use in listed]
+            for x, y in combinations(products, 2):
                 if x.op.weight.transposed == y.op.weight.transposed:
                     lines.append(self.covariance(x, y))
         return lines
@@ -531,8 +559,10 @@ class Writer:
     def _score_covariance(
         self, value: Value, x: Vector, y: Vector, i: Indices, j: Indices
     ) -> str:
-        """The covariance of two scores ⟨x, y⟩, by Wick's formula unless their factors
-        have rotary positions.
+        """The covariance of the scores i and j of ⟨x, y⟩.
+
+        It is by Wick's formula, E[x_i x_j] E[y_i y_j] + E[x_i y_j] E[y_i x_j], unless
+        their factors have rotary positions.
         """
         x1, y1 = tex.read_indices(value, i)
         x2, y2 = tex.read_indices(value, j)
@@ -559,18 +589,22 @@ class Writer:
     # E[Z^x Z^y]
 
     def expectation(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
-        """E[Z^x Z^y] given the scores; for data, the mean over coordinates."""
+        """E[Z^x Z^y] of entries i and j, given the scores; of data, ⟨x, y⟩/n."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
             return (
                 rf"{tex.grouped(x.width)}^{{-1}} \langle {self.ref(x, i)},"
                 rf" {self.ref(y, j)} \rangle"
             )
-        return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.given(x, y)}]"
+        return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.condition(x, y)}]"
 
     def product(
         self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()
     ) -> _Sum:
-        """E[Z^x Z^y]; in the paper style, with linear operations expanded."""
+        """E[Z^x Z^y] of entries i of x and j of y.
+
+        In the paper style, linear operations are expanded. `used` are the summation
+        letters of the sums around it.
+        """
         if self.paper:
             return self.expanded(x, i, y, j, used)
         return _Sum((), (), self.expectation(x, i, y, j))
@@ -583,18 +617,19 @@ class Writer:
         j: Indices,
         used: tuple[str, ...] = (),
     ) -> _Sum:
-        """E[Z^{Wx} Z^{Wy}] = σ_W² E[Z^x Z^y] for products with one weight; 0 between
-        different matrices.
+        """E[Z^{Wx} Z^{Wy}] = σ_W² E[Z^x Z^y] for two products with one weight.
+
+        Between different matrices of a batch it is 0.
         """
-        a: Any = value.op
-        b: Any = other.op
-        member = i[: len(a.weight.batch)]
-        other_member = j[: len(b.weight.batch)]
-        same = self.same(a.weight, member, b.weight, other_member)
+        op: Any = value.op
+        other_op: Any = other.op
+        member = i[: len(op.weight.batch)]
+        other_member = j[: len(other_op.weight.batch)]
+        same = self.same(op.weight, member, other_op.weight, other_member)
         x_entry = tex.read_indices(value, i)[0]
         y_entry = tex.read_indices(other, j)[0]
-        inner = self.product(a.x, x_entry, b.x, y_entry, used)
-        return inner.times(tex.variance(a.weight), same)
+        inner = self.product(op.x, x_entry, other_op.x, y_entry, used)
+        return inner.times(tex.variance(op.weight), same)
 
     def expanded(
         self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()
@@ -603,28 +638,13 @@ class Writer:
 
         `used` are the summation letters of the sums around it.
         """
-        a, b = x.op, y.op
-        weights = [op.weight.source for op in (a, b) if isinstance(op, MatMul)]
-        if (
-            len(weights) == 2
-            and weights[0] is weights[1]
-            and weights[0] not in self.transposed
-        ):
+        if self._have_one_matrix(x, y):
             return self._images(x, i, y, j, used)
         letters_in_use = "".join((*i, *j, *used))
-        unused = (letter for letter in LETTERS if letter not in letters_in_use)
-        letter = next(unused, None)
-        # (1/n) Σ_α over the joint space is the mean over its parts
-        if isinstance(a, ops.Concat) and x is y and letter:
-            count = a.x.shape[a.axis]
-            k = letter if count > 1 else "1"
-            part_entry = tex.read_indices(x, i, k)[0]
-            other_entry = tex.read_indices(x, j, k)[0]
-            # in the full style the part has its own line
-            inner = self.product(a.x, part_entry, a.x, other_entry, (*used, k))
-            if count == 1:
-                return inner
-            return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,))
+        unused = [letter for letter in LETTERS if letter not in letters_in_use]
+        letter = unused[0] if unused else None
+        if isinstance(x.op, ops.Concat) and x is y and letter:
+            return self._expanded_concat(x, i, j, letter, used)
         terms = self._combination(x, i, letter)
         if terms is not None:
             x, i = terms.vector, terms.entry
@@ -636,12 +656,37 @@ class Writer:
         inner = self.expanded(x, i, y, j, (*used, *terms.over))
         return inner.times(terms.factor, over=terms.over)
 
+    def _have_one_matrix(self, x: Vector, y: Vector) -> bool:
+        """Whether both are products with one weight, which only acts one way."""
+        if not isinstance(x.op, MatMul) or not isinstance(y.op, MatMul):
+            return False
+        source = x.op.weight.source
+        return source is y.op.weight.source and source not in self.transposed
+
+    def _expanded_concat(
+        self, x: Vector, i: Indices, j: Indices, letter: str, used: tuple[str, ...]
+    ) -> _Sum:
+        """E[Z^x_i Z^x_j] for a concatenation x: the mean over its parts.
+
+        (1/n) Σ_α over the joint space is the mean of those over the parts.
+        """
+        op: Any = x.op
+        count = op.x.shape[op.axis]
+        k = letter if count > 1 else "1"
+        entry = tex.read_indices(x, i, k)[0]
+        other_entry = tex.read_indices(x, j, k)[0]
+        # in the full style the part has its own line
+        inner = self.product(op.x, entry, op.x, other_entry, (*used, k))
+        if count == 1:
+            return inner
+        return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,))
+
     def _combination(
         self, value: Vector, i: Indices, letter: str | None
     ) -> _Terms | None:
-        """A vector as Σ over letters of a factor times an entry of another vector.
+        """Entry i of a vector as Σ over `letter` of factors times another vector.
 
-        None if it is not such a combination.
+        None if it is not such a combination, or if there is no letter for the sum.
         """
         match value.op:
             case ops.Mix(c, x) if letter and x.shape[-1] > 1:
@@ -667,12 +712,11 @@ class _Terms(NamedTuple):
 
 
 def _index_ranges(value: Value, i: Indices) -> str:
-    """The ranges of the indices of a value, i ≤ 3, after its formula."""
-    ranges = [
-        rf"{index} \le {size}"
-        for index, size in zip(i, value.shape, strict=True)
-        if size > 1
-    ]
+    """The ranges of the indices of a value, (i ≤ 3), after its formula."""
+    ranges = []
+    for index, size in zip(i, value.shape, strict=True):
+        if size > 1:
+            ranges.append(rf"{index} \le {size}")
     if not ranges:
         return ""
     return rf"\qquad ({', '.join(ranges)})"

@@ -58,7 +58,8 @@ def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
 
 def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> ProgramText:
     """The parts of the text of a program."""
-    results = narrow([*outputs, *(probe.value for probe in probes)])
+    probed = [probe.value for probe in probes]
+    results = narrow([*outputs, *probed])  # the outputs, then the probes
     values = topological_order(results)
     names = names_of(values)
     rows: list[tuple[str, str, str]] = []
@@ -78,12 +79,13 @@ def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> Progr
     if symbols:
         head += f", widths {', '.join(dict.fromkeys(symbols))}"
 
-    # results are the outputs, then the probes
     references = [_reference(value, names) for value in results]
+    returned = references[: len(outputs)]
+    watched = references[len(outputs) :]
     last = []
-    for probe, reference in zip(probes, references[len(outputs) :], strict=True):
+    for probe, reference in zip(probes, watched, strict=True):
         last.append(f"probe {probe.name}: {reference}")
-    last.append(f"return {', '.join(references[: len(outputs)])}")
+    last.append(f"return {', '.join(returned)}")
     return ProgramText(head, rows, "\n".join(last))
 
 
@@ -110,8 +112,9 @@ def _is_single_number(value: Value) -> bool:
 
 def _reference(value: Value, names: dict[Value | Source, str]) -> str:
     """The name of a value; single numbers are written out."""
-    if isinstance(value.op, Constant) and value.size == 1:
-        return f"{value.op.numbers.ravel()[0]:g}"
+    if _is_single_number(value):
+        number: float = value.op.numbers.item()  # type: ignore[attr-defined]
+        return f"{number:g}"
     return names[value]
 
 
@@ -166,13 +169,13 @@ def gathered(lines: list[str]) -> str:
 
 
 def letters(shape: Shape) -> list[str]:
-    """An index letter per axis; 1 for an axis of length 1."""
+    """An index letter per axis; 1 for an axis of length 1. (3, 1, 2): i, 1, j."""
     unused = iter(LETTERS)
     return ["1" if size == 1 else next(unused) for size in shape]
 
 
 def primed(indices: Indices) -> list[str]:
-    """The indices of another entry of the same array."""
+    """The indices of another entry of the same array: i', 1, j' for i, 1, j."""
     return [i if i == "1" else f"{i}'" for i in indices]
 
 
@@ -226,9 +229,9 @@ def decimal(number: float) -> str:
 
 
 def gaussian_law(mean: Floats, factor: Floats) -> str:
-    """The law of the coordinates of initial vectors.
+    """The law of the coordinates of initial vectors with mean and covariance F F^T.
 
-    The covariance matrix of a few vectors is written out.
+    F is `factor`, (*shape of mean, k). The covariance of a few vectors is written out.
     """
     rows = factor.reshape(mean.size, factor.shape[-1])
     cov = rows @ rows.T
@@ -330,8 +333,9 @@ def selection(op: ops.Take, name: str) -> str:
     subscript = _varying(letters(op.flat.shape))
     if op.flat.size > MAX_LISTED_POSITIONS:
         return rf"{name} \text{{ given}}"
+    indices = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))
     axes = [axis for axis, size in enumerate(op.x.shape) if size > 1]
-    positions = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))[axes].T + 1
+    positions = 1 + indices[axes].T  # (selected entries, axes)
     entries = [",".join(map(str, position)) for position in positions]
     if len(axes) != 1:
         entries = [f"({entry})" for entry in entries]
@@ -357,11 +361,11 @@ class Notation:
 
     def inputs(self, value: Value, i: Indices, whole: str = r"\cdot") -> list[str]:
         """The entries of all inputs that entry i of a value reads."""
+        entries = []
         indices = read_indices(value, i, whole)
-        return [
-            self.entry(x, index)
-            for x, index in zip(value.op.inputs, indices, strict=True)
-        ]
+        for x, index in zip(value.op.inputs, indices, strict=True):
+            entries.append(self.entry(x, index))
+        return entries
 
     def taken(self, op: ops.Take, i: Indices) -> str:
         """Entry i of an index, by a named selection if no formula describes it."""

@@ -36,12 +36,10 @@ def content_of(array: NumpyArray) -> Content:
     entry = _content_cache.get(id(array))
     if entry is not None and entry[0]() is array:
         return entry[1]
-    key = (
-        array.shape,
-        array.dtype.str,
-        hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest(),
-    )
-    if not array.flags.writeable and array.base is None:
+    digest = hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
+    key = array.shape, array.dtype.str, digest
+    never_changes = not array.flags.writeable and array.base is None
+    if never_changes:
         identity = id(array)
 
         def forget(_: ref[NumpyArray]) -> None:
@@ -69,15 +67,27 @@ def content(value: Any) -> Any:
             keywords = tuple((name, content(x)) for name, x in value.keywords.items())
             return content(value.func), arguments, keywords
         case FunctionType():
-            captured = [*(value.__defaults__ or ())]
-            captured += (value.__kwdefaults__ or {}).values()
-            try:
-                captured += [cell.cell_contents for cell in value.__closure__ or ()]
-            except ValueError:  # a variable that has no value yet
-                return value
-            keys = tuple(map(_captured, captured))
-            return value.__code__, id(value.__globals__), keys
+            return _content_of_function(value)
     return value
+
+
+def _content_of_function(function: FunctionType) -> Any:
+    """A key by the code, defaults and captured variables of a Python function.
+
+    It is the function itself if a captured variable has no value yet.
+    """
+    captured: list[Any] = []
+    if function.__defaults__ is not None:
+        captured += function.__defaults__
+    if function.__kwdefaults__ is not None:
+        captured += function.__kwdefaults__.values()
+    if function.__closure__ is not None:
+        try:
+            captured += [cell.cell_contents for cell in function.__closure__]
+        except ValueError:
+            return function
+    keys = tuple(map(_captured, captured))
+    return function.__code__, id(function.__globals__), keys
 
 
 def _captured(value: Any) -> Any:
@@ -150,10 +160,11 @@ def is_builtin(f: Function) -> bool:
 def infer_output_shape(
     f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0
 ) -> Shape:
-    """The shape that f returns for arguments with these last axes.
+    """The last axes of what f returns, for arguments with the last axes `cores`.
 
-    A user's function is checked on the way. The last `scalars` arguments have one
-    number per row.
+    For example, the softmax of rows has the shape (3,) for `cores=[(3,)]`, and their
+    sum (). A user's function is checked on the way. The last `scalars` arguments have
+    one number per row.
     """
     if is_builtin(f):
         return _shape_of_builtin(f, cores)
@@ -166,6 +177,7 @@ def infer_output_shape(
 
 
 def _shape_of_builtin(f: Function, cores: Sequence[Shape]) -> Shape:
+    """`infer_output_shape` of a built-in function, as declared or by calling it."""
     output_shape: Callable[..., Shape] | None = getattr(base(f), "output_shape", None)
     if output_shape is not None:
         return output_shape(*cores)
@@ -264,7 +276,8 @@ class _Trial:
         if not _same(result, self.call(x)):
             self.refuse(AGAIN)
         for rearrange in REARRANGED:
-            if not _same(rearrange(result), self.call([rearrange(a) for a in x])):
+            rearranged = [rearrange(argument) for argument in x]
+            if not _same(rearrange(result), self.call(rearranged)):
                 self.refuse_positions(
                     "it gives other numbers when its arguments stand elsewhere in the"
                     " array"
@@ -308,10 +321,11 @@ class _Trial:
         return result.copy()
 
     def refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
+        """Raise an error with the name of the function."""
         raise TraceError(self.operation, f"{self.name} {problem}") from cause
 
     def refuse_positions(self, symptom: str) -> NoReturn:
-        """The result at one position of the array depends on other positions."""
+        """Reject a result whose entry at a position depends on other positions."""
         if self.operation == "nonlin":
             remedy = "ns.mean_dot and ns.layer_norm are for what needs all coordinates"
             self.refuse(f"is not coordinatewise: {symptom}; {remedy}")
@@ -333,5 +347,6 @@ def _same(result: NumpyArray, expected: NumpyArray) -> bool:
     if a.shape != b.shape:
         return False
     largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
-    tolerance = (SINGLE_TOLERANCE if single else TOLERANCE) * largest
+    relative_tolerance = SINGLE_TOLERANCE if single else TOLERANCE
+    tolerance = relative_tolerance * largest
     return np.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True)

@@ -31,8 +31,9 @@ class Table(NamedTuple):
 class Expansion:
     """The columns, and the rows (coefficients) of each vector. Column 0 is (1, …, 1).
 
-    `matrix` is the number of the matrix of each column, or −1. E_k has one too: it has
-    the law of W (1, …, 1).
+    `rows` are sparse arrays (vectors, columns), one for each array of vectors. `matrix`
+    is the number of the matrix of each column, or −1. E_k has one too: it has the law
+    of W (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
@@ -44,10 +45,10 @@ class Expansion:
             terms = value.op.fixed_terms(value)
             if terms is not None:
                 self.combinations[value] = terms
-        tables = self._columns(vectors, total)
-        keys = np.unique(
-            np.concatenate([[-total], *(table.keys for table in tables.values())])
-        )
+        tables = self._irreducible_vectors(vectors, total)
+        key_of_ones = -total
+        keys_of_tables = [table.keys for table in tables.values()]
+        keys = np.unique(np.concatenate([[key_of_ones], *keys_of_tables]))
         self.matrix: Ints = keys // total
         self.rows: dict[Value, scipy.sparse.csr_array] = {}
         for value in vectors:
@@ -80,43 +81,37 @@ class Expansion:
             (np.ones(int(has_matrix.sum())), entries), shape=shape
         )
 
-    def _columns(self, vectors: Sequence[Vector], total: int) -> dict[Value, Table]:
-        """The irreducible vectors.
+    def _irreducible_vectors(
+        self, vectors: Sequence[Vector], total: int
+    ) -> dict[Value, Table]:
+        """The coefficients of the vectors that are no combinations, by column key.
 
-        W x has the key matrix·total + x, with x a number per vector; (1, …, 1) is 0.
+        The key matrix · total + x is W x, where x is a number of the vector from 1 to
+        total − 1, or 0 for (1, …, 1). Vectors without a matrix have the matrix −1.
         """
         tables: dict[Value, Table] = {}
         # number of the first matrix of a weight, or of E_0 of an initial vector
         first: dict[Source, int] = {}
         # a number per vector, unchanged by indexing and stacking
-        identity: dict[Value, Ints] = {}
-        count, matrices = 1, 0
+        numbers: dict[Value, Ints] = {}
+        count = 1
+        matrices = 0
         for value in vectors:
-            identity[value] = count + np.arange(value.size).reshape(value.shape)
+            numbers[value] = count + np.arange(value.size).reshape(value.shape)
             count += value.size
             match value.op:
                 case Take(x, flat):
-                    identity[value] = identity[x].ravel()[flat]
+                    numbers[value] = numbers[x].ravel()[flat]
                 case Join(parts):
-                    identity[value] = np.concatenate([identity[part] for part in parts])
+                    numbers[value] = np.concatenate([numbers[part] for part in parts])
             if value in self.combinations:
                 continue
             match value.op:
-                case Gaussian(source, mean, factor):
+                case Gaussian(source, _, factor):
                     if source not in first:
                         first[source] = matrices
                         matrices += factor.shape[-1]
-                    # mean · (1, …, 1) + Σ_k factor_k E_k
-                    coefficients = np.column_stack(
-                        [mean.ravel(), factor.reshape(value.size, -1)]
-                    )
-                    position, column = np.nonzero(coefficients)
-                    numbers = first[source] + np.arange(factor.shape[-1])
-                    keys = total * np.append(-1, numbers)
-                    tables[value] = Table(
-                        position, keys[column], coefficients[position, column]
-                    )
-                    continue
+                    tables[value] = _initial_vectors(value.op, first[source], total)
                 case MatMul(weight, x) if weight.source not in self.transposed:
                     if weight.source not in first:
                         first[weight.source] = matrices
@@ -124,18 +119,15 @@ class Expansion:
                     further_axes = (1,) * (value.ndim - len(weight.batch))
                     members = weight.members.reshape(weight.batch + further_axes)
                     matrix = first[weight.source] + members
-                    keys = matrix * total + np.broadcast_to(identity[x], value.shape)
+                    keys = matrix * total + np.broadcast_to(numbers[x], value.shape)
                     nonzero: Any = np.full(value.shape, weight.std > 0)
+                    tables[value] = _single_columns(keys, nonzero)
                 case Data(coordinates):
-                    keys = identity[value] - total
                     nonzero = coordinates.any(axis=-1)
+                    tables[value] = _single_columns(numbers[value] - total, nonzero)
                 case _:
-                    keys = identity[value] - total
                     nonzero = np.ones(value.shape, dtype=bool)
-            position = np.flatnonzero(nonzero)
-            tables[value] = Table(
-                position, keys.ravel()[position], np.ones(len(position))
-            )
+                    tables[value] = _single_columns(numbers[value] - total, nonzero)
         return tables
 
     def _combination(self, value: Vector) -> scipy.sparse.csr_array:
@@ -152,3 +144,20 @@ class Expansion:
         result = scipy.sparse.csr_array(total)
         result.eliminate_zeros()
         return result
+
+
+def _single_columns(keys: Ints, nonzero: npt.NDArray[np.bool_]) -> Table:
+    """The table of vectors that are the columns with these keys, or 0."""
+    positions = np.flatnonzero(nonzero)
+    return Table(positions, keys.ravel()[positions], np.ones(len(positions)))
+
+
+def _initial_vectors(op: Gaussian, first_matrix: int, total: int) -> Table:
+    """The table of mean · (1, …, 1) + Σ_k factor_k E_k; E_0 has the first matrix."""
+    count = op.factor.shape[-1]
+    factor = op.factor.reshape(op.mean.size, count)
+    coefficients = np.column_stack([op.mean.ravel(), factor])
+    matrix_of_column = np.append(-1, first_matrix + np.arange(count))
+    keys = total * matrix_of_column
+    positions, columns = np.nonzero(coefficients)
+    return Table(positions, keys[columns], coefficients[positions, columns])

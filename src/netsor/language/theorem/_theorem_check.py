@@ -139,6 +139,7 @@ class Report:
 
 
 def _html_row(point: Point) -> str:
+    """A row of the table: whether a point holds, its name and its findings."""
     mark = verdict(MARKS[point.verdict], COLOURS[point.verdict])
     text = "<br>".join(map(html.escape, (point.name, *point.findings)))
     return (
@@ -226,16 +227,21 @@ class _Checker:
         self.fixed = self._fixed_values()
         self.used = self._used_values()
 
-        factors = list(chain.from_iterable(op.inputs for op in self.scores.values()))
-        columns = (self.expansion.columns(x) for x in factors)
-        self.factor_columns = set(chain.from_iterable(c.tolist() for c in columns))
+        factors: list[Value] = []
+        for op in self.scores.values():
+            factors += op.inputs
+        # columns and matrices of the expansion that occur in the factors of scores
+        self.factor_columns: set[int] = set()
+        for factor in factors:
+            self.factor_columns.update(self.expansion.columns(factor).tolist())
         self.factor_matrices = self._matrices_of(factors) - {-1}
         # E_k has the law of W (1, …, 1), so that the expansion gives it a matrix
-        self.initial_matrices = self._matrices_of(
-            [v for v in self.values if isinstance(v.op, Gaussian)]
-        )
+        initial_vectors = [x for x in self.values if isinstance(x.op, Gaussian)]
+        self.initial_matrices = self._matrices_of(initial_vectors)
         self.score_inputs = self._score_inputs()
-        self.findings: dict[str, list[str]] = {point: [] for point in POINTS}
+        self.findings: dict[str, list[str]] = {}
+        for point in POINTS:
+            self.findings[point] = []
 
     @property
     def theorem(self) -> str:
@@ -275,11 +281,11 @@ class _Checker:
         """Whether each value is bounded; None if that is not known."""
         bounded: dict[Value, bool | None] = {}
         for value in self.values:
-            known = {bounded[x] for x in value.op.inputs}
+            of_inputs = {bounded[x] for x in value.op.inputs}
             inputs_bounded: bool | None = True
-            if False in known:
+            if False in of_inputs:
                 inputs_bounded = False
-            elif None in known:
+            elif None in of_inputs:
                 inputs_bounded = None
             bounded[value] = value.op.bounded(inputs_bounded)
         return bounded
@@ -304,8 +310,10 @@ class _Checker:
 
     def _matrices_of(self, vectors: Sequence[Value]) -> set[int]:
         """The matrices that made the vectors, with −1 if one has another origin."""
-        numbers = (self.expansion.matrices(x).tolist() for x in vectors)
-        return set(chain.from_iterable(numbers))
+        numbers: set[int] = set()
+        for x in vectors:
+            numbers.update(self.expansion.matrices(x).tolist())
+        return numbers
 
     def _score_inputs(self) -> dict[Value, None]:
         """The inputs x of the factors W x of all scores, in order."""
@@ -344,18 +352,22 @@ class _Checker:
     def correlation_findings(self, correlated: Correlated) -> list[str]:
         """The findings against uncorrelated factors, as the engine finds them."""
         diverging = correlated(self.outputs, list(self.scores))
-        return [
-            f"{self._located(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and"
-            " n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a limit"
-            for score in self.scores
-            if score in diverging
-        ]
+        findings = []
+        for score in self.scores:
+            if score in diverging:
+                findings.append(
+                    f"{self._located(score)}: its factors are correlated, E[Z^x Z^y] ≠"
+                    " 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a"
+                    " limit"
+                )
+        return findings
 
     def _located(self, value: Value) -> str:
         """The name of a value, and the line that made it."""
         return f"{self.names[value]} ({value.where})"
 
     def _add(self, point: str, value: Value, finding: str) -> None:
+        """Add a finding about a value against a point."""
         self.findings[point].append(f"{self._located(value)}{finding}")
 
     def _check_bounded(self, x: Value) -> None:
@@ -370,6 +382,7 @@ class _Checker:
         self._add("bounded", x, f" is not {property_}; {why}")
 
     def _check_operation(self, value: Value) -> None:
+        """Check the operation that made a value, against all points that concern it."""
         op = value.op
         if not op.covered:
             point, finding = op.open_point()
@@ -410,6 +423,7 @@ class _Checker:
             )
 
     def _check_score(self, score: Value, op: Dot) -> None:
+        """Check that the factors of a score are outputs of different matrices."""
         for factor in dict.fromkeys((op.x, op.y)):
             # a vector made by a matrix that acts transposed counts as none of these
             if -1 in self.expansion.matrices(factor):
@@ -428,6 +442,7 @@ class _Checker:
             )
 
     def _check_mean(self, mean: Value) -> None:
+        """Check where a mean is used, and that its vectors are bounded."""
         if self.scores and mean in self.used:
             self._add(
                 "mean",
@@ -443,6 +458,7 @@ class _Checker:
             )
 
     def _check_transpose(self, value: Value, op: MatMul) -> None:
+        """Check that no matrix acts transposed in a program with scores."""
         if self.scores and op.weight.transposed:
             matrix = self.names[op.weight.source]
             self._add(
@@ -482,7 +498,9 @@ class _Checker:
         asked = self._asked[score]
         if not asked.any():
             return False
+        # (vectors of x, vectors of y): in how many matrices a pair agrees
         share_a_matrix = self.expansion.used(x) @ self.expansion.used(y).T
+        # the flat positions in x and y of the two factors of each entry of the score
         rows = np.arange(x.size).reshape(x.shape)[..., :, None]
         columns = np.arange(y.size).reshape(y.shape)[..., None, :]
         asked_rows = np.broadcast_to(rows, score.shape)[asked]

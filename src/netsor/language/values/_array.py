@@ -84,6 +84,7 @@ def index_text(key: object) -> str:
 
 
 def _slice_end_text(end: object) -> str:
+    """One end of a slice; nothing if it is left out."""
     return "" if end is None else str(end)
 
 
@@ -134,13 +135,18 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
 
 
 def _selected_positions(shape: Shape, key: Any) -> Ints:
-    """The flat positions that an index selects; numpy's errors if it is invalid."""
+    """The flat positions that an index selects; numpy's errors if it is invalid.
+
+    For example, [:, 1] selects [1, 4] from the shape (2, 3).
+    """
     size = math.prod(shape)
     if key is ... or size <= MAX_ENUMERATED_ENTRIES:
         return np.asarray(np.arange(size).reshape(shape)[key])
-    grids = np.ogrid[tuple(map(slice, shape))]
-    indices = tuple(np.broadcast_to(grid, shape)[key] for grid in grids)
-    return np.asarray(np.ravel_multi_index(indices, shape), dtype=np.intp)
+    # the index of every entry along each axis, without memory for all entries
+    ranges = np.ogrid[tuple(slice(length) for length in shape)]
+    selected_indices = [np.broadcast_to(axis, shape)[key] for axis in ranges]
+    positions = np.ravel_multi_index(tuple(selected_indices), shape)
+    return np.asarray(positions, dtype=np.intp)
 
 
 def _index_problem(error: Exception, shape: Shape) -> str:
@@ -193,7 +199,11 @@ def _box_around_mask(mask: npt.NDArray[np.bool_]) -> Box:
 
 
 def positions_in_box(positions: Ints, shape: Shape, box: Box) -> Ints:
-    """Convert flat positions in an array to flat positions in a box of it."""
+    """Convert flat positions in an array of this shape to those in a box of it.
+
+    For example, in the box of the rows 0 and 2 and the column 1 of a (3, 2) array, the
+    entry at position 5 is at position 1.
+    """
     if not shape:
         return positions
     indices_in_box = []
@@ -369,8 +379,9 @@ class Notation(Protocol):
 
 
 class Size(NamedTuple):
-    """A bound on coordinates: |u| ≤ fixed + |v|, where v is a Gaussian of this variance
-    times `factors` of χ/√m.
+    """A bound on coordinates u: |u| ≤ fixed + |v|.
+
+    v is a Gaussian of this variance, times `factors` random factors χ_m/√m.
     """
 
     fixed: float
@@ -395,7 +406,8 @@ class FixedTerms(NamedTuple):
     """The vectors of an input in fixed combinations, as a sparse matrix.
 
     Result `rows[t]` contains `coefficients[t]` times vector `columns[t]` of the input,
-    both as flat positions.
+    both as flat positions. For example, y = (2 x_1, x_0 − x_1) has the rows (0, 1, 1),
+    the columns (1, 0, 1) and the coefficients (2, 1, −1).
     """
 
     rows: Ints
@@ -477,8 +489,9 @@ class Operation:
 
     @property
     def is_linear(self) -> bool:
-        """Whether its result is linear in its vectors, so that sums of centred Gaussian
-        vectors stay such sums.
+        """Whether its result is linear in its vectors.
+
+        Then sums of centred Gaussian vectors stay such sums.
         """
         return self.acts is VectorAccess.LINEARLY
 
@@ -524,7 +537,7 @@ class Operation:
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, in the order of `inputs`."""
         fields = []
-        start = 0  # number of inputs that earlier fields have
+        start = 0  # the number of inputs in earlier fields
         for name in self.__match_args__:
             entry = getattr(self, name)
             if isinstance(entry, Value):
@@ -634,7 +647,11 @@ class Operation:
 
 
 def entry_subscript(op: Operation, value: Value, i: Index) -> str:
-    """The subscript that selects entry i of a result along axes computed together."""
+    """The subscript of entry i of a result, for the axes that are computed together.
+
+    For example, "_{j}" for the entry (i, j) of softmax(p_i), whose last axis is one
+    function; "" if there are no such axes.
+    """
     indices = [i[axis] for axis in op.unsliceable_axes(value.ndim)]
     return f"_{{{','.join(indices)}}}" if indices else ""
 
@@ -982,30 +999,46 @@ def taken_indices(
 ) -> list[str] | None:
     """The indices that a Take reads: ["j", "3"] for u[i, j] = x[j, 3].
 
-    Positions count from `first`, 0 or 1. The result is None if no formula fits.
+    `index_letters` name the axes of the result. Numbers count from `first`, 0 or 1. The
+    result is None if no formula fits.
     """
     if not op.x.shape:
         return []
-    ramps = np.ogrid[tuple(map(slice, op.flat.shape))] if op.flat.ndim else ()
-    indices: list[str] = []
-    for positions in np.unravel_index(op.flat, op.x.shape):
-        start = int(np.ravel(positions)[0])
-        if (positions == start).all():
-            indices.append(str(start + first))
-            continue
-        for letter, ramp in zip(index_letters, ramps, strict=False):
-            if (positions == start + ramp).all():
-                indices.append(f"{letter}+{start}" if start > 0 else letter)
-                break
-        else:
+    indices = []
+    for read_index in np.unravel_index(op.flat, op.x.shape):  # along one axis of x
+        index = _index_formula(read_index, index_letters, first)
+        if index is None:
             return None
+        indices.append(index)
     return indices
+
+
+def _index_formula(
+    read_index: Ints, index_letters: Sequence[str], first: int
+) -> str | None:
+    """The index along one axis of x that each entry of a result reads, as a formula.
+
+    It is a number, or an index of the result plus a number: [[2, 3], [2, 3]] is "j+2".
+    """
+    start = int(np.ravel(read_index)[0])
+    if (read_index == start).all():
+        return str(start + first)
+    shape = read_index.shape
+    for axis, letter in zip(range(len(shape)), index_letters, strict=False):
+        index_of_result = np.arange(shape[axis])
+        aligned = index_of_result.reshape(-1, *(1,) * (len(shape) - 1 - axis))
+        if (read_index == start + aligned).all():
+            return f"{letter}+{start}" if start > 0 else letter
+    return None
 
 
 def broadcast_terms(
     x: Value, value: Value, coefficients: npt.ArrayLike = 1.0
 ) -> FixedTerms:
-    """Fixed multiples of the vectors of an input that broadcasts to the result."""
+    """Fixed multiples of the vectors of an input x that broadcasts to the result.
+
+    `coefficients` broadcast to the shape of the result, too.
+    """
     columns = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape)
     factors = np.broadcast_to(np.asarray(coefficients, dtype=float), value.shape)
     return FixedTerms(np.arange(value.size), columns.ravel(), factors.ravel())

@@ -191,7 +191,7 @@ def _index_of(value: Value, x: Value, flat: Ints) -> Value:
 def indexed_value(x: Value, values: Container[Value]) -> tuple[Value, Ints] | None:
     """The value among these that x is, or is an index of, and the positions of x in it.
 
-    None if there is none.
+    For x = y[2:4] and `values` with y, it is (y, [2, 3]). None if there is none.
     """
     positions = np.arange(x.size).reshape(x.shape)
     while x not in values:
@@ -273,9 +273,8 @@ class _Narrowing:
         shape = value.shape
         if box is not whole_box(value.shape):
             shape = box_shape(box)
-        same_inputs = len(inputs) == len(value.op.inputs) and all(
-            map(operator.is_, inputs, value.op.inputs)
-        )
+        same_number = len(inputs) == len(value.op.inputs)
+        same_inputs = same_number and all(map(operator.is_, inputs, value.op.inputs))
         result = value
         if shape != value.shape or not same_inputs:
             result = self._restricted(value, inputs, shape)
@@ -301,11 +300,12 @@ class _Narrowing:
         computed = self.boxes[x]
         if needed is computed:  # the usual case
             return self.new[x]
-        box_in_new = tuple(
-            needed_axis[computed_axis]
-            for needed_axis, computed_axis in zip(needed, computed, strict=True)
-        )
-        key = x, b"".join(axis.tobytes() for axis in box_in_new)
+        # along each axis, which of the computed indices are needed
+        masks = []
+        for needed_axis, computed_axis in zip(needed, computed, strict=True):
+            masks.append(needed_axis[computed_axis])
+        box_in_new = tuple(masks)
+        key = x, b"".join(mask.tobytes() for mask in masks)
         if key not in self._slices:
             new = self.new[x]
             if not is_whole(box_in_new):
@@ -315,9 +315,11 @@ class _Narrowing:
 
 
 def demand(value: Value, box: Box) -> tuple[Box, list[tuple[Value, Box]]]:
-    """The entries to compute if these are needed, and what they need of each input.
+    """The entries of a value to compute if those in a box are needed.
 
-    More are computed than needed if an axis cannot be sliced.
+    More are computed than needed if an axis cannot be sliced. The second result are
+    pairs of an input and the box of its entries that these need; an input of a Join of
+    which nothing is needed is left out.
     """
     op = value.op
     needs_all = box is whole_box(value.shape)  # the usual case
@@ -362,7 +364,7 @@ def _input_box(shape: Shape, axes: Axes, box: Box) -> Box:
 
 
 def _split(joined: Bools, values: Sequence[Value]) -> list[Bools]:
-    """Split an array like a Join of these values, along its first axis."""
+    """Split an array with the first axis of a Join of these values, by value."""
     ends = np.cumsum([len(value) for value in values])
     return np.split(joined, ends[:-1])
 
@@ -394,7 +396,10 @@ def asked_entries(outputs: Sequence[Value]) -> dict[Value, Bools]:
 
 
 def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
-    """The scores that these entries of a masked softmax depend on."""
+    """The scores that the marked entries of a masked softmax depend on.
+
+    All have the shape of the softmax; `allowed` is positive at unmasked entries.
+    """
     live = np.broadcast_to(allowed > 0, mask.shape)  # a masked entry is 0
     row_is_asked = (mask & live).any(axis=-1, keepdims=True)
     has_a_choice = live.sum(axis=-1, keepdims=True) > 1  # the only entry of a row is 1

@@ -253,10 +253,10 @@ class Apply(Entrywise):
     ) -> Register:
         """f of all arguments; of a product, the second factor is `coefficients`."""
         arguments = arrays if coefficients is None else [*arrays, coefficients]
-        aligned = [
-            lowering.align_axes(argument, p.ndim, self.leading + self.axes)
-            for argument, p in zip(arguments, self.scalars, strict=True)
-        ]
+        ndim = self.leading + self.axes
+        aligned = []
+        for argument, p in zip(arguments, self.scalars, strict=True):
+            aligned.append(lowering.align_axes(argument, p.ndim, ndim))
         return lowering.builder.step(
             "apply",
             *aligned,
@@ -284,7 +284,8 @@ def named(f: Function) -> str:
     """The name of a function with its parameters, as printed in plans."""
     if not f.parameters:
         return f.name
-    return f"{f.name}({', '.join(map('{:g}'.format, f.parameters))})"
+    parameters = ", ".join(f"{parameter:g}" for parameter in f.parameters)
+    return f"{f.name}({parameters})"
 
 
 def function_is_bounded(f: Function, inputs: bool | None) -> bool | None:
@@ -334,11 +335,15 @@ def call_latex(
 def _arguments(
     f: Function, inputs: Sequence[str], scalars: int, shown: Callable[[float], str]
 ) -> str:
-    """The inputs and parameters of a function."""
-    count = len(inputs) - scalars
-    listed = ", ".join([*inputs[:count], *map(shown, f.parameters)])
+    """The inputs and parameters of a function, as in "x, 100; p".
+
+    The last `scalars` inputs follow a semicolon; `shown` writes a parameter.
+    """
+    vectors = len(inputs) - scalars
+    parameters = [shown(parameter) for parameter in f.parameters]
+    listed = ", ".join([*inputs[:vectors], *parameters])
     if scalars:
-        listed += f"; {', '.join(inputs[count:])}"
+        listed += f"; {', '.join(inputs[vectors:])}"
     return listed
 
 
@@ -385,8 +390,9 @@ def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
 def applied(
     f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0
 ) -> Scalar:
-    """f of scalars, a value of the given shape; evaluated immediately if all are
-    numbers.
+    """f of scalars as a value of the given shape; a constant if all are numbers.
+
+    f is elementwise but for the last `axes` axes. The shapes are not checked.
     """
     ndim = max(p.ndim for p in scalars)
     arrays = []

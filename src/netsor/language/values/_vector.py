@@ -165,6 +165,7 @@ class Gaussian(Entrywise):
         assert isinstance(value, Vector)
         width = int(value.width.bind(samples.widths))
         e = samples.normals(self.source, 0, self.factor.shape[-1], width)
+        # r: replicas, k: the vectors E_k, m: coordinates
         combined: Floats = np.einsum("...k,rkm->r...m", self.factor, e)
         return self.mean[..., None] + combined
 
@@ -186,11 +187,15 @@ class Gaussian(Entrywise):
         means = self.mean.ravel()
         factor = self.factor.reshape(means.size, self.factor.shape[-1])
         cov = factor @ factor.T
-        mean = f"{means[0]:g}" if (means == means[0]).all() else "mean"
+        mean_text = "mean"
+        if (means == means[0]).all():
+            mean_text = f"{means[0]:g}"
         if not cov.any():
-            return f"{mean}·(1, …, 1)"
-        is_multiple = np.array_equal(cov, cov[0, 0] * np.eye(len(cov)))
-        return f"N({mean}, {f'{cov[0, 0]:g}' if is_multiple else 'cov'})"
+            return f"{mean_text}·(1, …, 1)"
+        cov_text = "cov"
+        if np.array_equal(cov, cov[0, 0] * np.eye(len(cov))):
+            cov_text = f"{cov[0, 0]:g}"
+        return f"N({mean_text}, {cov_text})"
 
 
 class Nonlin(Entrywise):
@@ -207,7 +212,8 @@ class Nonlin(Entrywise):
     def sample(self, value: Value, samples: Samples) -> Floats:
         """φ of all coordinates."""
         arrays = [samples.align_axes(x, value.ndim) for x in self.vectors]
-        arrays += [samples.align_axes(p, value.ndim)[..., None] for p in self.scalars]
+        for p in self.scalars:  # the same number for all coordinates
+            arrays.append(samples.align_axes(p, value.ndim)[..., None])
         return np.asarray(self.f(*arrays))
 
     def bounded(self, inputs: bool | None) -> bool | None:
@@ -401,15 +407,15 @@ class Mix(Entrywise):
         if not isinstance(self.a.op, Constant):
             return None
         numbers = self.a.op.numbers
-        shape = (*value.shape, numbers.shape[-1])
+        count = numbers.shape[-1]  # of the vectors x_j in each combination
+        shape = (*value.shape, count)
         positions: Ints = np.arange(self.x.size).reshape(self.x.shape)
-        return [
-            FixedTerms(
-                rows=np.repeat(np.arange(value.size), numbers.shape[-1]),
-                columns=np.broadcast_to(positions[..., None, :], shape).ravel(),
-                coefficients=np.broadcast_to(numbers, shape).ravel(),
-            )
-        ]
+        terms = FixedTerms(
+            rows=np.repeat(np.arange(value.size), count),
+            columns=np.broadcast_to(positions[..., None, :], shape).ravel(),
+            coefficients=np.broadcast_to(numbers, shape).ravel(),
+        )
+        return [terms]
 
     def size(self, sizes: Sequence[Size]) -> Size | None:
         """Times the largest sum of coefficients; weights of a softmax add up to 1."""

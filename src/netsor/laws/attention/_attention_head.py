@@ -30,11 +30,17 @@ MAX_KEPT = 64  # most rules of sums that a head keeps, 100 KB each
 class Head:
     """The law of w: a rule (nodes and weights) for each of several independent samples,
     for the error.
-    """
 
-    # `moments` are E[w], E[w²], … if formulas give them. `tail` makes a sample that has
-    # rare large values of w: w and log weights, both (sets, points). Without it we use
-    # the rules themselves.
+    Parameters
+    ----------
+    rules : sequence of Rule
+        One rule for each sample; the class calls a sample a *set*.
+    moments : numpy.ndarray, optional
+        E[w], E[w²], … if formulas give them.
+    tail : callable, optional
+        Makes a sample that has rare large values of w: w and log weights, both (sets,
+        points). Without it, the rules themselves are used.
+    """
 
     def __init__(
         self,
@@ -99,13 +105,15 @@ class Head:
         w = arrays["head_tail"]
         log_weight = arrays["head_tail_weights"]
         moments = arrays.get("head_moments")
+        moments_are_valid = moments is None or _is_list_of_moments(moments)
         if not (
-            _is_list_of_rules(nodes, weights, sizes)
+            moments_are_valid
+            and _is_list_of_rules(nodes, weights, sizes)
             and _is_tail(w, log_weight)
-            and (moments is None or _is_list_of_moments(moments))
         ):
             raise ValueError("the rules of a head are not nodes above 0 with weights")
-        starts = np.cumsum(sizes)[:-1]  # of all rules but the first
+        # the rules lie one after the other; where all but the first begin:
+        starts = np.cumsum(sizes)[:-1]
         split_nodes = np.split(nodes, starts)
         split_weights = np.split(weights, starts)
         rules = list(zip(split_nodes, split_weights, strict=True))
@@ -141,13 +149,12 @@ def _are_positive(numbers: Array) -> bool:
 
 
 def power_moments(head: Head, count: int, order: int) -> Array:
-    """E[(Σ_a w_a / H)^order] for H = count, by sets.
+    """E[(Σ_a w_a / H)^order] for H = count independent heads: (sets,).
 
     It is a coefficient of a power of the generating function of w/H.
     """
     largest = head.nodes.max()
-    orders = np.arange(order + 1)[:, None]
-    # E[(w / largest)^k], an array (orders, sets)
+    # E[(w / largest)^k] for k = 0, 1, …: (order + 1, sets)
     raw = np.empty((order + 1, len(head.nodes)))
     for k in range(order + 1):
         raw[k] = np.sum(head.weights * (head.nodes / largest) ** k, axis=1)
@@ -156,15 +163,17 @@ def power_moments(head: Head, count: int, order: int) -> Array:
         exact = min(order, len(head.moments))  # number of moments that formulas give
         scale = largest ** np.arange(1, exact + 1)
         raw[1 : exact + 1] = (head.moments[:exact] / scale)[:, None]
+    exponents = np.arange(order + 1)[:, None]
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        sums = moments_of_sum(raw / float(count) ** orders, count)
+        sums = moments_of_sum(raw / float(count) ** exponents, count)
         return np.asarray(sums[order] * largest**order)
 
 
 def moments_of_sum(moments: Array, count: int) -> Array:
     """The moments of a sum of `count` i.i.d. variables, from those of one.
 
-    Orders 0, 1, … lie along the first axis.
+    Orders 0, 1, … lie along the first axis, of both arrays. For example, the moments 1,
+    1/2, 1/2 of a fair coin (0 or 1) become 1, 1, 3/2 for the sum of two coins.
     """
     # Moments over factorials are the coefficients of a power series. The series of the
     # sum is a power of it, computed by repeated squaring.
@@ -173,8 +182,12 @@ def moments_of_sum(moments: Array, count: int) -> Array:
     factorial = factorial.reshape(-1, *[1] * (moments.ndim - 1))
 
     def product(a: Array, b: Array) -> Array:
-        """The product of two power series."""
-        return np.stack([np.sum(a[: k + 1] * b[k::-1], axis=0) for k in range(len(a))])
+        """The product of two power series: Σ_i a_i b_(k−i) for each order k."""
+        coefficients = []
+        for k in range(len(a)):
+            b_reversed = b[k::-1]  # b_k, …, b_0
+            coefficients.append(np.sum(a[: k + 1] * b_reversed, axis=0))
+        return np.stack(coefficients)
 
     power = moments / factorial  # the 1st, 2nd, 4th, … power of the series
     result = np.zeros_like(moments)
@@ -188,33 +201,32 @@ def moments_of_sum(moments: Array, count: int) -> Array:
 
 
 def head_rule(sample: Array, moments: Array | None = None) -> Rule:
-    """A rule of few nodes for a sample of w.
+    """A rule of few nodes for a sample of w: nodes and weights of sum 1, (nodes,) each.
 
-    It has the given moments of w, by a control variate for each.
+    With `moments` E[w], E[w²], … it has these moments, as many as positive weights
+    allow, by a control variate for each.
     """
     # In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k
     # (E[p_k] − mean of p_k over the sample) p_k(nodes)). We do not take the means of
     # the rule instead: wide cells change its high moments, which is no error of the
     # sample, and correcting it would move mass to and from the smallest nodes.
     _, nodes, weights = compress(sample)
-    var = 0.0 if moments is None else moments[1] - moments[0] ** 2
-    if moments is None or var <= 1e-12 * moments[0] ** 2:
-        return nodes, weights / weights.sum()
+    plain = nodes, weights / weights.sum()
+    if moments is None:
+        return plain
     mean = moments[0]
+    var = moments[1] - mean**2
+    if var <= 1e-12 * mean**2:  # w is constant up to rounding
+        return plain
     unit = np.sqrt(var)
-    raw = np.concatenate([[1.0], moments])
-    count = min(len(raw), len(nodes))
+    count = min(1 + len(moments), len(nodes))  # orders 0, 1, … that are matched
     # E[z^k] minus the sample's mean of z^k, for z = (w − mean)/unit
     lack = np.zeros(count)
     standardised = (sample - mean) / unit
     power = np.ones_like(sample)
     for k in range(1, count):
         power *= standardised
-        binomial_terms = (
-            math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)
-        )
-        central_moment = sum(binomial_terms) / unit**k
-        lack[k] = central_moment - power.mean()
+        lack[k] = _central_moment(moments, k) / unit**k - power.mean()
     # columns of q are √weights · p_k(nodes), and lack = r^T (E[p_k] − mean of p_k)
     root = np.sqrt(weights)
     standardised_nodes = (nodes - mean) / unit
@@ -226,7 +238,17 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rule:
         changed = np.asarray(weights + root * (q[:, :matched] @ amounts))
         if (changed > 0).all():
             return nodes, changed / changed.sum()
-    return nodes, weights / weights.sum()
+    return plain
+
+
+def _central_moment(moments: Array, order: int) -> float:
+    """E[(w − E[w])^order] from E[w], E[w²], … by the binomial theorem."""
+    mean = moments[0]
+    total = 0.0
+    for i in range(order + 1):
+        raw_moment = moments[i - 1] if i else 1.0
+        total += math.comb(order, i) * raw_moment * (-mean) ** (order - i)
+    return float(total)
 
 
 MAX_CELL = 0.1  # widest cell in log w
@@ -235,12 +257,15 @@ NEGLIGIBLE = 1e-26
 
 
 def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
-    """The law of a sum of `count` i.i.d. variables by repeated squaring.
+    """The law of a sum of `count` i.i.d. variables by repeated squaring, as a rule.
 
-    Every sum on the way is compressed.
+    Every sum on the way is compressed to few nodes, of cells of width `cell` in log w.
+    For example, 5 variables (101 in binary) are the sum of one and of four, and four
+    are twice two.
     """
 
     def compressed(nodes: Array, weights: Array, variables: int) -> Rule:
+        """The rule of a sum of so many variables, with fewer nodes."""
         # m variables are a share m/count of the sum, so their cells may be wider by
         # √(count/m): the errors of all parts (a fourth power each) still fall with m
         width = min(max(MAX_CELL, cell), cell * math.sqrt(count / variables))
@@ -274,12 +299,15 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
 
 
 def joined(rules: Sequence[Rule], scale: float) -> GaussianMixture1D:
-    """The rules of all sets as one rule with weights (nodes, sets) of total sum 1."""
-    nodes = np.concatenate([nodes for nodes, _ in rules])
-    weights = np.concatenate([weights for _, weights in rules])
+    """The rules of all sets as one mixture of centred Gaussians: its variances are
+    `scale` times the nodes, and its weights (nodes, sets) have the total sum 1.
+    """
+    sets = len(rules)
+    nodes = np.concatenate([rule_nodes for rule_nodes, _ in rules])
+    weights = np.concatenate([rule_weights for _, rule_weights in rules])
     sizes = [len(rule_nodes) for rule_nodes, _ in rules]
-    labels = np.repeat(np.arange(len(rules)), sizes)
-    return compress(scale * nodes, weights / len(rules), Blocks(labels, len(rules)))
+    set_of_node = np.repeat(np.arange(sets), sizes)
+    return compress(scale * nodes, weights / sets, Blocks(set_of_node, sets))
 
 
 MOMENTS = 8  # the number of moments of w that have a formula
@@ -293,45 +321,58 @@ def alike(k: Array) -> bool:
 
 
 def exchangeable_moments(scores: Array, values: Array) -> Array | None:
-    """E[w^k] for k = 1 … MOMENTS if tokens are exchangeable; otherwise None.
+    """E[w^k] for k = 1 … MOMENTS if tokens are exchangeable; None if they are not, or
+    if the integrands are too steep.
 
-    They are one-dimensional integrals.
+    `scores` (tokens, tokens) is the covariance of the scores, `values` the kernel K.
+    The moments are one-dimensional integrals.
     """
     # Then the scores are τ z_j plus a common part, and w = (v − c) q + c with q = Σ_j
     # a_j², v the kernel of a token with itself and c that of two tokens. With S = Σ_j
     # e^{τ z_j}, q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the
     # weight e^{−tS} the sum of the e^{2τ z_j} has the moments of a sum of independent
     # variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
-    s = len(values)
+    tokens = len(values)
     if not alike(values) or not alike(scores):
         return None
     v = values[0, 0]
     c = tau = 0.0
-    if s > 1:
+    if tokens > 1:
         c = values[0, 1]
         tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
     if tau > 2:  # the integrands are too steep for the rules below
         return None
-    z, dz = np.linspace(-14, 14, 1401, retstep=True)
-    density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    # t = e^u
-    u, du = np.linspace(-16 - 14 * tau - np.log(s), 5 + 14 * tau, 2401, retstep=True)
-    decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
-    of_one_token = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
-    sums = moments_of_sum(np.stack(of_one_token), s)
-    q = [1.0]  # E[q^k] for k = 0, 1, …
-    for k in range(1, MOMENTS + 1):
-        integral = du * float(np.sum(np.exp(2 * k * u) * sums[k]))
-        q.append(integral / math.factorial(2 * k - 1))
+    q = _moments_of_square(tau, tokens)
 
     def moment(k: int) -> float:
-        """E[((v − c) q + c)^k] by the binomial theorem."""
-        terms = (
-            math.comb(k, i) * (v - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)
-        )
-        return float(sum(terms))
+        """E[w^k] = E[((v − c) q + c)^k] by the binomial theorem."""
+        total = 0.0
+        for i in range(k + 1):
+            total += math.comb(k, i) * (v - c) ** i * c ** (k - i) * q[i]
+        return float(total)
 
     return np.array([moment(k) for k in range(1, MOMENTS + 1)])
+
+
+def _moments_of_square(tau: float, tokens: int) -> list[float]:
+    """E[q^k] for k = 0 … MOMENTS, where q = Σ_j a_j² for the softmax a of i.i.d. scores
+    N(0, τ²).
+    """
+    # trapezium rules over z, and over u with t = e^u: t^(2k−1) dt = e^(2ku) du
+    z, dz = np.linspace(-14, 14, 1401, retstep=True)
+    density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    lowest_u = -16 - 14 * tau - np.log(tokens)
+    highest_u = 5 + 14 * tau
+    u, du = np.linspace(lowest_u, highest_u, 2401, retstep=True)
+    # rows of E[e^{2mτz} exp(−t e^{τz})] for m = 0, 1, …: (MOMENTS + 1, points u)
+    decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
+    of_one_token = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
+    sums = moments_of_sum(np.stack(of_one_token), tokens)
+    result = [1.0]
+    for k in range(1, MOMENTS + 1):
+        integral = du * float(np.sum(np.exp(2 * k * u) * sums[k]))
+        result.append(integral / math.factorial(2 * k - 1))
+    return result
 
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
@@ -348,14 +389,16 @@ def lazy_head(
 ) -> Callable[[], Head]:
     """A function that computes the law of one head when it is called.
 
-    `scores` is the covariance of the head's scores, and `values` the kernel of the
-    values.
+    `scores` (tokens, tokens) is the covariance of the head's scores, and `values`
+    (tokens, tokens) the kernel of the values. `points` is the number of sampled w; by
+    default it falls with the number of tokens.
     """
     if not points:
         # with exact moments fewer points give all digits
         has_moments = function is row_softmax and alike(scores) and alike(values)
-        most = 19 if has_moments else 21
-        points = 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, most))
+        largest_exponent = 19 if has_moments else 21
+        exponent = np.clip(np.log2(2**24 / len(values)), 12, largest_exponent)
+        points = 2 ** int(exponent)
     return partial(head_law, scores.tobytes(), values.tobytes(), function, points)
 
 
@@ -366,45 +409,46 @@ def head_law(
     """The law of w = Σ_jk a_j K_jk a_k in one head; cached.
 
     `scores` is the covariance of the head's scores and `values` is K, both as bytes of
-    doubles.
+    doubles (tokens, tokens), which the cache can hash.
     """
-    s = math.isqrt(len(values) // 8)
-    covariance = np.frombuffer(scores).reshape(s, s)
-    gram = np.frombuffer(values).reshape(s, s)
-    head = _HeadSampler(covariance, gram, function)
-    moments = exchangeable_moments(covariance, gram) if head.is_softmax else None
+    tokens = math.isqrt(len(values) // 8)
+    covariance = np.frombuffer(scores).reshape(tokens, tokens)
+    gram = np.frombuffer(values).reshape(tokens, tokens)
+    sampler = _HeadSampler(covariance, gram, function)
+    moments = exchangeable_moments(covariance, gram) if sampler.is_softmax else None
     rules = []
     for number in range(SETS):
-        pieces = normals(head.dimension, points // SETS, number)
-        sample = np.concatenate([head(z) for z in pieces])
+        batches = normals(sampler.dimension, points // SETS, number)
+        sample = np.concatenate([sampler(z) for z in batches])
         rules.append(head_rule(sample, moments))
-    return Head(rules, moments, head.rare)
+    return Head(rules, moments, sampler.rare)
 
 
 class _HeadSampler:
-    """Maps normals z to w: scores are F z, with F F^T their covariance.
+    """Maps standard normals z (points, dimension) to w (points,).
 
-    A common part of all scores cancels in a softmax, so F leaves it out: one dimension
-    less.
+    Scores are F z, with F F^T their covariance. A common part of all scores cancels in
+    a softmax, so F leaves it out: one dimension less.
     """
 
     def __init__(
         self, scores: Array, values: Array, function: Callable[[Array], Array]
     ) -> None:
-        s = len(values)
+        tokens = len(values)
         self.values = values
         self.function = function
         self.is_softmax = function is row_softmax
-        # without their common part, scores of exchangeable tokens are independent: F is
-        # a number
-        self.is_iid = self.is_softmax and s > 64 and alike(scores) and alike(values)
+        # Without their common part, scores of exchangeable tokens are independent: F is
+        # a number. For few tokens we prefer the dimension less.
+        is_exchangeable = alike(scores) and alike(values)
+        self.is_iid = self.is_softmax and tokens > 64 and is_exchangeable
         if self.is_iid:
             self.spread = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
-            self.dimension = s
+            self.dimension = tokens
             return
-        centre = np.eye(s)
+        centre = np.eye(tokens)
         if self.is_softmax:
-            centre = np.eye(s) - 1 / s
+            centre = np.eye(tokens) - 1 / tokens  # takes away the mean over tokens
         eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
         keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
         factor = vectors[:, keep] * np.sqrt(eigenvalues[keep])
@@ -412,7 +456,8 @@ class _HeadSampler:
         self.dimension = self.factor.shape[1]
 
     def __call__(self, z: Array) -> Array:
-        """w for rows of normals."""
+        """w = a^T K a for rows of normals."""
+        # in the einsums, r are rows and i tokens
         if self.is_iid:
             a = self.function(self.spread * z)
             off_diagonal = self.values[0, 1]
@@ -432,10 +477,7 @@ class _HeadSampler:
         each point.
         """
         d = self.dimension
-        directions = self._rare_directions()
-        length = np.linalg.norm(directions, axis=1, keepdims=True)
-        unit = (directions / np.where(length > 0, length, 1.0))[length[:, 0] > 0]
-        moves = np.concatenate([np.zeros((1, d)), *[t * unit for t in SHIFTS]])
+        shifts = self._rare_shifts()
         points = int(2 ** np.clip(np.log2(2**22 / max(d, 1)), 8, np.log2(RARE)))
         w = np.empty((SETS, points))
         log_weight = np.empty((SETS, points))
@@ -443,23 +485,32 @@ class _HeadSampler:
             start = 0
             for z in normals(d + 1, points, SETS + number):
                 uniform = scipy.special.ndtr(z[:, 0])
-                move = (uniform * len(moves)).astype(np.intp)
-                move = np.minimum(move, len(moves) - 1)
-                shifted = z[:, 1:] + moves[move]
+                chosen = (uniform * len(shifts)).astype(np.intp)
+                chosen = np.minimum(chosen, len(shifts) - 1)  # if uniform is 1
+                shifted = z[:, 1:] + shifts[chosen]
                 stop = start + len(z)
                 w[number, start:stop] = self(shifted)
                 # log of the mixture's density over that of the normals
-                exponent = shifted @ moves.T - 0.5 * (moves**2).sum(axis=1)
+                exponent = shifted @ shifts.T - 0.5 * (shifts**2).sum(axis=1)
                 log_ratio = log_mean(exponent)
                 log_weight[number, start:stop] = -math.log(points) - log_ratio
                 start = stop
         return w, log_weight
 
-    def _rare_directions(self) -> Array:
-        """Directions of normals in which w becomes large.
+    def _rare_shifts(self) -> Array:
+        """Shifts of normals (shifts, dimension): none, and SHIFTS in each direction."""
+        directions = self._rare_directions()
+        length = np.linalg.norm(directions, axis=1, keepdims=True)
+        unit = directions / np.where(length > 0, length, 1.0)
+        unit = unit[length[:, 0] > 0]
+        no_shift = np.zeros((1, self.dimension))
+        return np.concatenate([no_shift, *(distance * unit for distance in SHIFTS)])
 
-        They are each token's own score, or for functions other than softmax the main
-        axes.
+    def _rare_directions(self) -> Array:
+        """Directions of normals in which w becomes large: (directions, dimension).
+
+        They are those of the score of each token, or for functions other than softmax
+        the main axes of the scores; at most 16.
         """
         axes = np.eye(self.dimension)
         if self.is_iid:
@@ -471,18 +522,18 @@ class _HeadSampler:
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
-    """Standard normals (points, dimension), in pieces.
+    """Standard normals (points, dimension) of the set `number`, in batches of rows.
 
     They are quasi-random, a scrambled Sobol set, or random above its largest dimension.
     """
     rng = np.random.default_rng([2020, number])
     rows = min(points, max(2**4, 2**21 // max(dimension, 1)))
-    piece = 2 ** int(np.log2(rows))
+    batch_size = 2 ** int(np.log2(rows))
     sobol = None
     if dimension <= MAX_DIMENSION:
         sobol = Sobol(max(dimension, 1), rng)
-    for start in range(0, points, piece):
-        count = min(piece, points - start)
+    for start in range(0, points, batch_size):
+        count = min(batch_size, points - start)
         if sobol is None:
             yield rng.standard_normal((count, dimension))
         else:

@@ -189,35 +189,37 @@ class Attention:
         points, a power of 2; by default at most 2^15.
         """
         k: Array = np.asarray(self.kernel)
+        tokens = len(k)
+        if points is None:
+            exponent = math.log2(WORK / (6 * tokens**3))
+            points = 2 ** int(np.clip(exponent, 6, 15))
+        points = _checked_points(points, "infinite_heads", SETS) or 0
+        # scores P = σ_Q σ_K L N L^T with K = L L^T and standard normals N
         eigenvalues, vectors = np.linalg.eigh(k)
         root = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
-        s = len(k)
-        if points is None:
-            points = 2 ** int(np.clip(math.log2(WORK / (6 * s**3)), 6, 15))
-        points = _checked_points(points, "infinite_heads", SETS) or 0
-        means = []
+        scaled_root = self.sigma_q * self.sigma_k * root
+        means = []  # E[A K A^T] by each set of points
         for number in range(SETS):
-            total = np.zeros((s, s))
-            for noise in normals(s * s, points // SETS, number):
-                # P = σ_Q σ_K L N L^T
-                scaled_root = self.sigma_q * self.sigma_k * root
-                scores = scaled_root @ noise.reshape(-1, s, s) @ root
+            total = np.zeros((tokens, tokens))
+            for noise in normals(tokens**2, points // SETS, number):
+                scores = scaled_root @ noise.reshape(-1, tokens, tokens) @ root
                 a = self.function(self._masked(scores))
                 total += (a @ k @ np.swapaxes(a, 1, 2)).sum(axis=0)
             means.append(total / (points // SETS))
         value = np.mean(means, axis=0)
         # relative to the root of the variances: an error ε of the diagonal bounds the
         # error of any combination
-        size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
+        variances = np.diag(value)
+        unit = np.sqrt(np.outer(variances, variances))
         spread = Replicas(SETS).spread(np.array(means))
-        relative = np.divide(spread, size, out=np.zeros_like(size), where=size > 0)
+        relative = np.divide(spread, unit, out=np.zeros_like(unit), where=unit > 0)
         origin = Provenance(
             "proved",
             "infinitely many heads (Hron et al. 2020)",
             quadrature_error=float(np.max(relative)),
         )
         cov = (self.sigma_o * self.sigma_v) ** 2 * value[None]
-        return Joint(np.zeros((1, s)), cov, origin)
+        return Joint(np.zeros((1, tokens)), cov, origin)
 
     @one_blas_thread()
     def linear_scaling(self, tied: bool = False) -> Joint:
@@ -226,7 +228,9 @@ class Attention:
         Scores are 0, or σ_Qσ_K K_ij if queries and keys are `tied`.
         """
         k: Array = np.asarray(self.kernel)
-        scores = self.sigma_q * self.sigma_k * k if tied else np.zeros_like(k)
+        scores = np.zeros_like(k)
+        if tied:
+            scores = self.sigma_q * self.sigma_k * k
         a = self.function(self._masked(scores))
         cov = (self.sigma_o * self.sigma_v) ** 2 * a @ k @ a.T
         origin = Provenance("proved", "1/n scaling (Yang 2019)")
@@ -240,7 +244,10 @@ class Attention:
 
 
 def _checked_points(points: Any, operation: str, least: int) -> int | None:
-    """Check a number of points: Sobol points are balanced if it is a power of 2."""
+    """A number of points after checks; None stays None.
+
+    It must be a power of 2, for which Sobol points are balanced.
+    """
     if points is None:
         return None
     count = as_whole(points)
@@ -316,35 +323,45 @@ def attention_std(
                 scale,
                 "None at head_dim=inf: scores have variance 1",
             )
-        factor, sizes = 1.0, [(np.ones(1), np.ones(1))] * 2
+        factor = 1.0
+        rough_rule = np.ones(1), np.ones(1)  # |q|²/d is 1
+        fine_rule = rough_rule
     else:
         width = whole(head_dim, "head_dim", "attention_std")
         scale_of_scores = width**-0.5 if scale is None else scale
         scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
         factor = width**0.5 * scale_of_scores
-        sizes = [_squares(width, nodes) for nodes in NODES]
+        rough_nodes, fine_nodes = NODES
+        rough_rule = _rule_for_squares(width, rough_nodes)
+        fine_rule = _rule_for_squares(width, fine_nodes)
     common = real(correlation, "correlation", "attention_std", least=0.0, most=1.0)
     one_of(causal, "causal", "attention_std", (True, False))
-    largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
+    largest_square = float(fine_rule[0].max())
+    largest = factor * math.sqrt((1 - common) * largest_square)
     if largest > MAX_SCORE_STD:
         problem = (
             f"scale={shown(scale)} makes scores of standard deviation {largest:.3g},"
             f" above {MAX_SCORE_STD:g}"
         )
         raise TraceError("attention_std", problem)
-    estimates = []
-    for step, (squares, weights) in zip(STEPS, sizes, strict=True):
-        share = 0.0
+
+    def std(rule: tuple[Array, Array], step: float) -> float:
+        """The standard deviation by a rule for |q|²/d and a step of u."""
+        squares, weights = rule
+        mean_square = 0.0  # E Σ_j a_j² over q
         for square, weight in zip(squares.tolist(), weights.tolist(), strict=True):
             tau = factor * math.sqrt((1 - common) * square)
-            share += weight * _share(count, tau, step, bool(causal))
-        estimates.append(math.sqrt((1 - common) * share + common))
-    rough, value = estimates
+            mean_square += weight * _mean_sum_of_squares(count, tau, step, bool(causal))
+        return math.sqrt((1 - common) * mean_square + common)
+
+    rough_step, fine_step = STEPS
+    rough = std(rough_rule, rough_step)
+    value = std(fine_rule, fine_step)
     return Estimate(value, abs(value - rough) + STD_RTOL * value)
 
 
-def _squares(width: int, nodes: int) -> tuple[Array, Array]:
-    """Nodes and weights of a Gauss rule for |q|²/d ~ χ²_d/d.
+def _rule_for_squares(width: int, nodes: int) -> tuple[Array, Array]:
+    """Nodes and weights of a Gauss rule for |q|²/d ~ χ²_d/d, where d is the width.
 
     By Golub and Welsch, the nodes are eigenvalues of the Jacobi matrix, which has the
     recurrence of the Laguerre polynomials.
@@ -356,12 +373,16 @@ def _squares(width: int, nodes: int) -> tuple[Array, Array]:
     jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     eigen = np.linalg.eigh(jacobi)
     weights = eigen.eigenvectors[0] ** 2
-    kept = weights > 1e-17  # a share is at most 1
+    kept = weights > 1e-17  # the integrand Σ_j a_j² is at most 1
     return eigen.eigenvalues[kept] / (width / 2), weights[kept]
 
 
-def _share(s: int, tau: float, step: float, causal: bool) -> float:
-    """E Σ_j a_j² over s keys, or its mean over the tokens of a causal input."""
+def _mean_sum_of_squares(s: int, tau: float, step: float, causal: bool) -> float:
+    """E Σ_j a_j² of a softmax a over s keys with independent scores N(0, τ²).
+
+    For a causal input of s tokens it is the mean over tokens i, which see i keys.
+    `step` is the step of u, and of τz unless τ is small.
+    """
     if s == 1:
         return 1.0
     low = -20.0 - TRUNCATION_STD * tau - math.log(s)
@@ -382,31 +403,37 @@ def _share(s: int, tau: float, step: float, causal: bool) -> float:
     x = np.minimum(x, 700.0)  # exp(−e^x) is 0 well before
 
     def expectation(f: Array) -> Array:
+        """E[f(u + τz)] over z for each u, from f at the points x."""
         return np.convolve(f, weight, "valid") if on_grid else f @ weight
 
-    f2 = expectation(np.exp(2 * x - np.exp(x)))
-    less = expectation(-np.expm1(-np.exp(x)))  # 1 − f_0, without cancellation
-    others = _causal(s, less) if causal else s * _power(less, s - 1)
-    return float(step * np.sum(f2 * others))
+    f_2 = expectation(np.exp(2 * x - np.exp(x)))
+    one_minus_f_0 = expectation(-np.expm1(-np.exp(x)))  # without cancellation
+    if causal:
+        other_keys = _causal_power(s, one_minus_f_0)
+    else:
+        other_keys = s * _power(one_minus_f_0, s - 1)
+    return float(step * np.sum(f_2 * other_keys))
 
 
-def _power(less: Array, exponent: float) -> Array:
-    """(1 − less)^exponent."""
+def _power(x: Array, exponent: float) -> Array:
+    """(1 − x)^exponent, accurate for small x."""
     with np.errstate(divide="ignore"):
-        return np.exp(exponent * np.log1p(-np.minimum(less, 1.0)))
+        return np.exp(exponent * np.log1p(-np.minimum(x, 1.0)))
 
 
-def _causal(s: int, less: Array) -> Any:
-    """(1/s) Σ_{i ≤ s} i r^{i−1} with r = 1 − less.
+def _causal_power(s: int, x: Array) -> Any:
+    """(1/s) Σ_{i ≤ s} i r^{i−1} with r = 1 − x, the mean over the tokens of a causal
+    input.
 
-    In closed form, or by its series if that would cancel.
+    It is in closed form, or for small x, where that would cancel, the power series of x
+    with the terms (k + 1) C(s + 1, k + 2) (−x)^k/s.
     """
-    small = s * less < 1e-2
+    is_small = s * x < 1e-2
     series: Any = 0.0
-    term = np.full_like(less, (s + 1) / 2)  # C(s + 1, 2)/s
+    term = np.full_like(x, (s + 1) / 2)  # C(s + 1, 2)/s
     for k in range(6):
         series = series + (k + 1) * term
-        term = -term * less * (s - 1 - k) / (k + 3)
-    safe = np.where(small, 1.0, less)
-    closed = (1 - _power(safe, s) * (1 + s * safe)) / (s * safe**2)
-    return np.where(small, series, closed)
+        term = -term * x * (s - 1 - k) / (k + 3)
+    divisor = np.where(is_small, 1.0, x)
+    closed = (1 - _power(divisor, s) * (1 + s * divisor)) / (s * divisor**2)
+    return np.where(is_small, series, closed)

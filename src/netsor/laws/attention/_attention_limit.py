@@ -90,6 +90,7 @@ class HeadSum(Law):
         self.heads = int(heads)
         self.scale = float(scale)
         self.origin = origin
+        # either may be a function that makes it: `head` and `mixture` call it
         self._head = head
         self._mixture = mixture
 
@@ -103,9 +104,9 @@ class HeadSum(Law):
     @cached_property
     def mixture(self) -> Mixture | None:
         """The same law as a mixture over replicas; None if no program made the law."""
-        mixture: Mixture | None = (
-            self._mixture() if callable(self._mixture) else self._mixture
-        )
+        if not callable(self._mixture):
+            return self._mixture
+        mixture: Mixture | None = self._mixture()
         return mixture
 
     def with_heads(self, heads: int) -> HeadSum:
@@ -136,8 +137,11 @@ class HeadSum(Law):
         return correction(layer, self.heads, self.scale)
 
     def _moment(self, order: int) -> Estimate:
-        if order % 2 or order == 0:
-            return Estimate(float(order == 0), 0.0)
+        """E[Y^order]; without an error if it follows from exact moments of w."""
+        if order == 0:
+            return Estimate(1.0, 0.0)
+        if order % 2:  # the law is symmetric
+            return Estimate(0.0, 0.0)
         k = order // 2
         # E[Y^2k] = E[v^k] E[Z^2k] with a standard normal Z
         with np.errstate(over="ignore"):
@@ -160,24 +164,28 @@ class HeadSum(Law):
         return self.std()
 
     def _shape(self) -> tuple[Estimate, Estimate]:
-        # the kurtosis is 3 Var[v]/E[v]² = (3/H) Var[w]/E[w]²
-        moments = self.head.moments
-        if moments is not None:
-            relative_variance = np.array([moments[1] / moments[0] ** 2 - 1])
-        else:
-            nodes = self.head.nodes
-            weights = self.head.weights
-            mean = (weights * nodes).sum(axis=1, keepdims=True)
-            relative_variance = (weights * (nodes / mean - 1) ** 2).sum(axis=1)
-        kurtosis = 3 * relative_variance / self.heads
-        # its change if each v moves by ±ε of itself, over ε
+        """Skewness and excess kurtosis."""
+        # the excess kurtosis is 3 Var[v]/E[v]² = (3/H) Var[w]/E[w]²
+        kurtosis = 3 * self._relative_variances() / self.heads
+        sampling = Replicas(len(kurtosis)).spread(kurtosis)
+        # Quadrature may move each v by ±ε of itself. In units in which E[v] = 1, the
+        # kurtosis 3 E[v²]/E[v]² then changes by up to ε E|6 v² − 2 E[3 v²] v|.
         v = self._rule.var / self.var()
         weight = self._rule.weight.mean(axis=1)
         worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)
-        sampling = Replicas(len(kurtosis)).spread(kurtosis)
         error = combined(sampling, self.origin.quadrature_error * float(worst))
         skewness = Estimate(0.0, 0.0)  # the law is symmetric
         return skewness, Estimate(float(kurtosis.mean()), error)
+
+    def _relative_variances(self) -> Array:
+        """Var[w]/E[w]² by sets: (sets,), or (1,) if the moments of w are exact."""
+        moments = self.head.moments
+        if moments is not None:
+            return np.array([moments[1] / moments[0] ** 2 - 1])
+        nodes = self.head.nodes
+        weights = self.head.weights
+        mean = (weights * nodes).sum(axis=1, keepdims=True)
+        return np.asarray((weights * (nodes / mean - 1) ** 2).sum(axis=1))
 
     # The law as Gaussians over a few variances, by sets
 
@@ -196,12 +204,13 @@ class HeadSum(Law):
 
     @property
     def _sets(self) -> Replicas:
+        """Averages over the sets, with their errors."""
         return Replicas(len(self.head.nodes))
 
-    def _logs(self, y: Array, tail: int) -> Array:
-        """log f(y), or with `tail` log P(Y > |y|), an array (points, sets).
+    def _logs(self, y: Array, tail: bool) -> Array:
+        """log f(y), or with `tail` log P(Y > |y|): (points, sets) for y (points,).
 
-        Tilted rules give it in the tails.
+        The plain rule gives it near the centre, and tilted rules in the tails.
         """
         size = np.abs(y)
         sets = len(self.head.nodes)
@@ -216,13 +225,19 @@ class HeadSum(Law):
         return logs
 
     def _densities(self, y: Array) -> Replicated:
-        return Replicated(np.exp(self._logs(y, 0)).T, self._sets.weights)
+        """f(y) by sets: rows (sets, points)."""
+        densities = np.exp(self._logs(y, tail=False)).T
+        return Replicated(densities, self._sets.weights)
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        tail = np.exp(self._logs(y, 1)).T
+        """P(Y ≤ y) by sets: rows (sets, points). The law has no atoms, so that both
+        sides are the same.
+        """
+        tail = np.exp(self._logs(y, tail=True)).T
         return Replicated(np.where(y > 0, 1 - tail, tail), self._sets.weights)
 
     def _estimate(self, sets: Replicated) -> Estimate:
+        """The mean over sets, with the errors of sampling and of wide cells."""
         value = sets.rows.mean(axis=0)
         sampling = self._sets.spread(sets.rows)
         return Estimate(value, combined(sampling, self._coarse * value))
@@ -240,18 +255,22 @@ class HeadSum(Law):
         return (width / 2) ** 4 / 6 * squarings
 
     def _pdf(self, y: Array) -> Estimate:
+        """f(y), for y (points,)."""
         value, error = self._estimate(self._densities(y))
+        # With one head, f(0) ∝ E[1/√w] may be infinite, which samples do not show. We
+        # assume it if the smallest w of the samples differ much.
         lowest = self.head.nodes.min(axis=1)
-        # unbounded at 0, and samples do not show it
         if self.heads == 1 and lowest.max() > UNRESOLVED * lowest.min():
             error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
         return Estimate(value, error)
 
     def _cdf(self, y: Array) -> Estimate:
+        """P(Y ≤ y), for y (points,)."""
         # the error is that of the smaller tail: in the other, differences are lost in
         # rounding
-        tail = Replicated(np.exp(self._logs(y, 1)).T, self._sets.weights)
-        return Estimate(self._distribution(y), self._estimate(tail).error)
+        tail = np.exp(self._logs(y, tail=True)).T
+        of_tail = self._estimate(Replicated(tail, self._sets.weights))
+        return Estimate(self._distribution(y), of_tail.error)
 
     def _distribution(self, y: Array) -> Array:
         return np.asarray(self._distributions(y).rows.mean(axis=0))
@@ -260,26 +279,26 @@ class HeadSum(Law):
         return self._distribution(-y)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        # once for both sides, as the law is symmetric
-        tail = np.exp(self._logs(y, 1)).mean(axis=1)
-        return (
-            np.where(y > 0, 1 - tail, tail),
-            np.where(y < 0, 1 - tail, tail),
-            self._density(y),
-        )
+        """P(Y ≤ y), P(Y > y) and f(y), for y (points,)."""
+        # one tail for both sides, as the law is symmetric
+        tail = np.exp(self._logs(y, tail=True)).mean(axis=1)
+        below = np.where(y > 0, 1 - tail, tail)
+        above = np.where(y < 0, 1 - tail, tail)
+        return below, above, self._density(y)
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
 
     def _logpdf(self, y: Array) -> Array:
-        return log_mean(self._logs(y, 0))
+        return log_mean(self._logs(y, tail=False))
 
     def _log_tail(self, y: Array, sign: int) -> Array:
-        return log_mean(self._logs(y, 1))
+        return log_mean(self._logs(y, tail=True))
 
     def _log_error(self, y: Array) -> Array:
+        """The error of log f(y): the relative error of f(y), for y (points,)."""
         # in the tails the density may underflow, but not the ratios of its sets
-        logs = self._logs(y, 0)
+        logs = self._logs(y, tail=False)
         largest = np.maximum(logs.max(axis=1, keepdims=True), -1e300)
         ratios = np.exp(logs - largest).T
         mean = ratios.mean(axis=0)
@@ -289,11 +308,15 @@ class HeadSum(Law):
         return np.where(near, super()._log_error(y), relative + self._coarse)
 
     def _scales(self) -> tuple[Array, Array]:
+        """Centres and widths of the features of the density: all are at 0."""
         std = np.sqrt(self._rule.var)
         scales = np.geomspace(std.min(), std.max(), 9)
         return np.zeros(len(scales)), scales
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
+        """One pair: the law with all variances larger, and smaller, by a share of
+        `error`.
+        """
         up = HeadSum(self.head, self.heads, self.scale * (1 + error), origin)
         down = HeadSum(self.head, self.heads, self.scale * (1 - error), origin)
         return [(up, down)]
@@ -307,11 +330,11 @@ class HeadSum(Law):
     # E[e^(θv)] is a power of that of one head. One θ serves all points near a rung of a
     # ladder.
 
-    def _tail_logs(self, y: Array, tail: int) -> Array:
-        """`_logs` for large y > 0."""
+    def _tail_logs(self, y: Array, tail: bool) -> Array:
+        """`_logs` for y > 0 in the tail: (points, sets)."""
         # beyond END, the logarithm grows like y²
         end = END * self._std
-        beyond = np.maximum(y / end, 1.0)[:, None]
+        beyond_end = np.maximum(y / end, 1.0)[:, None]
         y = np.minimum(y, end)
         start = CENTRAL * self._std
         rungs = np.rint(np.log(y / start) / math.log(RUNG)).astype(np.intp)
@@ -320,25 +343,13 @@ class HeadSum(Law):
             on_rung = rungs == rung
             key = (self.heads, self.scale, rung)
             tilted = self.head.kept(key, partial(self._tilted, start * RUNG**rung))
-            rule = tilted.variances
-            std = np.sqrt(rule.var)
-            z = y[on_rung, None] / std
-            if tail:
-                log_normal = scipy.special.log_ndtr(-z)
-            else:
-                log_normal = -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
-            exponent = log_normal - tilted.tilt * rule.var
-            largest = exponent.max(axis=1, keepdims=True)
-            total = weighted(np.exp(exponent - largest), rule.weight)
-            with np.errstate(divide="ignore"):
-                log_total = np.log(np.maximum(total, 0.0))
-            logs[on_rung] = tilted.log_scale + largest + log_total
+            logs[on_rung] = _logs_of_tilted(tilted, y[on_rung], tail)
         with np.errstate(over="ignore"):
-            return np.asarray(logs * beyond**2)
+            return np.asarray(logs * beyond_end**2)
 
     def _tilted(self, y: float) -> _TiltedRule:
         """The rule for points near y, tilted to the saddle point there."""
-        w, log_weight = self.head.plain
+        w, log_weight = self.head.plain  # both (sets, points)
         largest_v = self.scale * float(w.max())
         if y * y / (2 * largest_v * self.heads) >= MAX_UNTILTED_EXPONENT:
             w, log_weight = self.head.tail  # the tilt needs rare values
@@ -354,10 +365,12 @@ class HeadSum(Law):
         else:
             log_psi = scipy.special.logsumexp(exponent, axis=1)
         mean_log_psi = float(log_psi.mean())
-        near = exponent > exponent.max(axis=1, keepdims=True) - 42
-        weights = np.where(near, np.exp(exponent - log_psi[:, None]), 0.0)
+        # e^(−42) is below half a unit in the last place of a double
+        is_large = exponent > exponent.max(axis=1, keepdims=True) - 42
+        weights = np.where(is_large, np.exp(exponent - log_psi[:, None]), 0.0)
         cell = min(0.01, 0.1 * math.sqrt(v) / y)
-        # the sets differ in ψ^H
+        # The sets differ in ψ^H, which becomes a factor of their weights. 700 is close
+        # to the logarithm of the largest double.
         log_ratios = self.heads * (log_psi - mean_log_psi)
         ratios = np.exp(np.minimum(log_ratios, 700.0)) * len(w)
         rules = []
@@ -373,14 +386,15 @@ class HeadSum(Law):
     def _saddle_point(self, y: float, w: Array, log_weight: Array) -> float:
         """v*, the mean of v under the tilt θ = y²/2v*², in one set.
 
-        It is found by bisection to 9 digits, which is enough: any tilt gives the right
-        law.
+        w, log_weight: (points,). Bisection gives 9 digits, which is enough, because any
+        tilt gives the right law.
         """
         low = 0.0
         high = self.scale * float(w.max())
         for _ in range(30):
             v = (low + high) / 2
-            exponent = log_weight + y**2 / (2 * v**2) * self.scale / self.heads * w
+            head_tilt = y**2 / (2 * v**2) * self.scale / self.heads
+            exponent = log_weight + head_tilt * w
             tilted = np.exp(exponent - exponent.max())
             mean = self.scale * float(np.sum(tilted * w) / tilted.sum())
             if mean > v:  # the mean falls as v grows
@@ -390,7 +404,10 @@ class HeadSum(Law):
         return v
 
     def _cf(self, t: Array) -> Estimate:
-        # equation (9), ψ(σ² t²/2H)^H
+        """E[e^(itY)] = ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)], equation (9); t (points,).
+
+        Its error is that of the magnitude.
+        """
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             u = self.scale * t[:, None] ** 2 / (2 * self.heads)
         excess = []  # ψ − 1 of each set
@@ -420,12 +437,17 @@ class HeadSum(Law):
         )
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        # a variance of the rule times a normal
+        """`size` draws √v Z, with a variance v of the rule and a standard normal Z."""
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def _arrays(self) -> dict[str, Any]:
+        """The law for a file, as arrays by name: the inverse of `_from_arrays`.
+
+        Those of its correction and of its mixture have the prefixes `correction_` and
+        `mixture_`.
+        """
         arrays: dict[str, Any] = {
             "heads": str(self.heads),
             "scale": self.scale,
@@ -444,20 +466,11 @@ class HeadSum(Law):
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> HeadSum:
+        """The law that `_arrays` wrote, after checks."""
         mixture = None
         mixture_arrays = _with_prefix(arrays, "mixture_")
         if mixture_arrays:
-            seed = mixture_arrays.pop("seed", None)
-            random_numbers = mixture_arrays.pop("random_numbers", None)
-            quadrature_error = mixture_arrays.pop("quadrature_error", None)
-            replicas = Provenance(
-                status=origin.status,
-                method=f"replicas of: {origin.method}",
-                random_numbers=int(random_numbers or 0),
-                seed=None if seed is None else int(seed),
-                quadrature_error=float(quadrature_error or 0.0),
-            )
-            mixture = Mixture(origin=replicas, **mixture_arrays)
+            mixture = _mixture_from_arrays(mixture_arrays, origin)
         heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
         scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
         law = cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
@@ -466,6 +479,42 @@ class HeadSum(Law):
             layer = LayerFluctuations.from_arrays(**layer_arrays)
             law._fluctuations = lambda: layer
         return law
+
+
+def _mixture_from_arrays(arrays: dict[str, Any], origin: Provenance) -> Mixture:
+    """The mixture over replicas of the law with this origin, from a file's arrays."""
+    arrays = dict(arrays)
+    seed = arrays.pop("seed", None)
+    random_numbers = arrays.pop("random_numbers", None)
+    quadrature_error = arrays.pop("quadrature_error", None)
+    origin_of_replicas = Provenance(
+        status=origin.status,
+        method=f"replicas of: {origin.method}",
+        random_numbers=int(random_numbers or 0),
+        seed=None if seed is None else int(seed),
+        quadrature_error=float(quadrature_error or 0.0),
+    )
+    return Mixture(origin=origin_of_replicas, **arrays)
+
+
+def _logs_of_tilted(tilted: _TiltedRule, y: Array, tail: bool) -> Array:
+    """log f(y), or with `tail` log P(Y > y), from a tilted rule: (points, sets).
+
+    f(y) = E[e^(θv)] E_θ[e^(−θv) N(y; v)], and the same for P(Y > y).
+    """
+    rule = tilted.variances
+    std = np.sqrt(rule.var)
+    z = y[:, None] / std
+    if tail:
+        log_normal = scipy.special.log_ndtr(-z)
+    else:
+        log_normal = -(z**2) / 2 - np.log(np.sqrt(2 * np.pi) * std)
+    exponent = log_normal - tilted.tilt * rule.var
+    largest = exponent.max(axis=1, keepdims=True)
+    total = weighted(np.exp(exponent - largest), rule.weight)
+    with np.errstate(divide="ignore"):
+        log_total = np.log(np.maximum(total, 0.0))
+    return np.asarray(tilted.log_scale + largest + log_total)
 
 
 def _with_prefix(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

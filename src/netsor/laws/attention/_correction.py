@@ -56,27 +56,25 @@ class LayerFluctuations:
     # rows of B, where B Bᵀ is the limit of the Gram matrix K of the query (first row)
     # and of the tokens it attends to
     tokens: Array
-    # symmetric matrices S along the first axis: the generator of the fluctuations of K
-    # is Σ ∂_V² over the directions V = B S Bᵀ
+    # symmetric matrices S, (directions, d, d) for tokens of d coordinates: the
+    # generator of the fluctuations of K is Σ ∂_V² over the directions V = B S Bᵀ
     directions: Array
     temperature: float  # the scores have the covariance temperature · K_qq K
-    shares: Array  # n over the width of the queries, and n over that of the values
+    # two numbers: n over the width of the queries, and n over that of the values
+    shares: Array
 
     @classmethod
     def from_arrays(
         cls, tokens: Any, directions: Any, temperature: Any, shares: Any
     ) -> LayerFluctuations:
-        """From a file."""
+        """From the arrays of a file, which are checked."""
         tokens = numbers(tokens, "correction", "tokens")
         directions = numbers(directions, "correction", "directions")
         shares = numbers(shares, "correction", "shares")
+        has_tokens = tokens.ndim == 2 and len(tokens) >= 2
         dimensions = tokens.shape[1:]
-        if (
-            tokens.ndim != 2
-            or len(tokens) < 2
-            or directions.shape != (len(directions), *dimensions, *dimensions)
-            or shares.shape != (2,)
-        ):
+        matrices_fit = directions.shape == (len(directions), *dimensions, *dimensions)
+        if not has_tokens or not matrices_fit or shares.shape != (2,):
             raise LawError(
                 "correction",
                 f"tokens {tokens.shape}, directions {directions.shape} and shares"
@@ -160,7 +158,11 @@ class Correction:
 
 
 def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction:
-    """The correction, with errors from leaving out each set of nodes in turn."""
+    """The correction, with errors from leaving out each set of nodes in turn.
+
+    The limit is N(0, v) with v = (scale/heads) Σ_a w_a, and w_a = |aᵀB|² for the
+    softmax of head a.
+    """
     grid, sets, total_spread = _sets_of_amounts(layer, heads)
 
     # The first estimate is the result; each of the others leaves out one set.
@@ -168,7 +170,7 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     estimates = [all_sets]
     for one_set in sets:
         estimates.append((SETS * all_sets - one_set) / (SETS - 1))
-    amounts = np.array([_mean_over_heads(x, heads, grid) for x in estimates])
+    amounts = np.array([_mean_over_heads(rows, heads, grid) for rows in estimates])
 
     # E[F(v)] changes by (a · F' + b · F'')/n, summed over the grid
     v = np.exp(grid)
@@ -186,6 +188,7 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     rounding = 1e-12 * mean[0] * (1 + total_spread**2)
 
     def estimate(values: Array, unresolved: float, unit: float = 1.0) -> Estimate:
+        """The first of the values (estimates,), times `unit`, with its total error."""
         error = _error(values) + interpolation * abs(values[0]) + unresolved
         return Estimate(float(unit * values[0]), float(unit * error))
 
@@ -218,19 +221,21 @@ class SetsOfAmounts(NamedTuple):
 
 def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
     """The law of w for one head and its derivatives, from each set of nodes."""
+    # unit: the longest token has length 1
     longest = _longest_token(layer)
     tokens = layer.tokens / longest
     # The softmax depends only on the tokens less their mean. A rotation gives these
     # nonzero entries in few columns only, the first ones.
     centred = tokens[1:] - tokens[1:].mean(axis=0)
     _, sizes, rotation = np.linalg.svd(centred)
-    spread = (
-        math.sqrt(layer.temperature) * longest**2 * np.linalg.norm(tokens[0]) * sizes
-    )
+    # standard deviations of the scores along the axes of the rotation
+    query_length = np.linalg.norm(tokens[0])
+    spread = math.sqrt(layer.temperature) * longest**2 * query_length * sizes
     spread = spread[spread > NO_SPREAD]
     variables = len(spread)
     tokens = tokens @ rotation.T
     directions = rotation @ layer.directions @ rotation.T
+    # the scores less a common part are root @ z, z standard normals (variables,)
     root = spread * (centred @ rotation.T)[:, :variables] / sizes[:variables]
 
     grid = np.arange(LOWEST, CELL, CELL)
@@ -248,45 +253,56 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
             rows = rows[:3]  # the others connect different heads
         by_set.append(_on_grid(log_w, weight * rows, grid))
 
+    # drop the empty ends of the grid, but leave the four points that cubic
+    # interpolation needs
     occupied = np.flatnonzero(np.any(by_set, axis=(0, 1)))
     used = slice(
-        min(occupied[0], len(grid) - 4),  # cubic interpolation needs four points
+        min(occupied[0], len(grid) - 4),
         max(occupied[-1] + 1, occupied[0] + 4),
     )
-    sets, grid = np.array(by_set)[..., used], grid[used]
+    sets = np.array(by_set)[..., used]
+    grid = grid[used]
     if heads > 1 and len(grid) > MAX_CELLS:
-        fine = grid
-        grid = np.linspace(fine[0], fine[-1], MAX_CELLS)
-        sets = np.array([_on_grid(fine, rows, grid) for rows in sets])
+        fine_grid = grid
+        grid = np.linspace(fine_grid[0], fine_grid[-1], MAX_CELLS)
+        sets = np.array([_on_grid(fine_grid, rows, grid) for rows in sets])
     return SetsOfAmounts(grid, sets, spread.sum())
 
 
 def _error(estimates: Array) -> Array:
-    """Jackknife error of the first estimate; twice this error covers 95 %."""
+    """Jackknife error of the first estimate; twice this error covers 95 %.
+
+    estimates: (1 + SETS, …), those after the first without one set each.
+    """
     spread = estimates[1:].std(axis=0)
     return np.asarray(STUDENT * math.sqrt(SETS - 1) * spread)
 
 
 def _relative_error(g: Array, typical: float) -> Array:
-    """The error of g relative to it, or to a typical density where that is larger."""
+    """The error of |g|, relative to |g| or to `typical` where that is larger.
+
+    g: (1 + SETS, points), and the result has the shape (points,).
+    """
     return np.asarray(_error(g) / np.maximum(np.abs(g[0]), typical))
 
 
 def _node_sets(spread: Array) -> Iterator[tuple[Array, Array]]:
-    """Sets of nodes z ~ N(0, I), (points, variables), and their weights.
+    """SETS times nodes (points, variables) and weights (points,) of sum 1.
 
-    They integrate functions of the softmax of scores spread · z.
+    Each set integrates functions of the softmax of scores spread · z over z ~ N(0, I).
     """
     # The poles of the softmax are at a distance of π/spread from the real line: a grid
     # of such a spacing, or smaller, converges exponentially. The shifted grids have the
     # nodes of a finer one.
     variables = len(spread)
     steps = 1 / np.maximum(1.0, spread)
+    # the number of cells of these steps in a ball: its volume over that of a cell
     ball = (
         (math.sqrt(math.pi) * RADIUS) ** variables
         / math.gamma(variables / 2 + 1)
         / np.prod(steps)
     )
+    # the factor of the steps with which all sets together have POINTS nodes
     spacing = (SETS * ball / POINTS) ** (1 / max(variables, 1))
     quasi_random = spacing > MAX_SPACING
     if quasi_random and spread[0] > MAX_SPREAD:
@@ -306,16 +322,24 @@ def _quasi_random_nodes(number: int, variables: int) -> tuple[Array, Array]:
     sobol = Sobol(variables, np.random.default_rng([number, variables]))
     uniform = sobol.random(POINTS // (2 * SETS))
     half = scipy.special.ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
-    return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
+    nodes = np.concatenate([half, -half])
+    return nodes, np.full(len(nodes), 1 / len(nodes))
 
 
 def _grid_nodes(number: int, steps: Array) -> tuple[Array, Array]:
-    """One shifted grid in the ball, with weights by the density of N(0, I)."""
-    z = np.zeros((1, 0))
+    """The nodes of one shifted grid in the ball of RADIUS, and their weights.
+
+    The weights are the density of N(0, I), normalised. The axes have the spacings
+    `steps`; there are at most as many as SHIFTS, by MAX_SPACING.
+    """
+    z = np.zeros((1, 0))  # nodes on the axes so far: (points, axes)
     for step, shift in zip(steps, SHIFTS, strict=False):
         end = math.ceil(RADIUS / step)
-        x = step * (np.arange(-end, end) + shift * (number + 0.25) / SETS % 1)
-        z = np.column_stack([np.repeat(z, len(x), axis=0), np.tile(x, len(z))])
+        offset = shift * (number + 0.25) / SETS % 1  # of this grid, in steps
+        axis = step * (np.arange(-end, end) + offset)
+        # all pairs of a node so far and a point of this axis
+        earlier = np.repeat(z, len(axis), axis=0)
+        z = np.column_stack([earlier, np.tile(axis, len(z))])
         z = z[(z**2).sum(axis=1) < RADIUS**2]
     weight = np.exp(-0.5 * (z**2).sum(axis=1))
     return z, weight / weight.sum()
@@ -326,10 +350,16 @@ def _derivatives(
 ) -> tuple[Array, Array]:
     """w = |aᵀB|² at nodes z, for the softmax a of the scores root · z and tokens B.
 
-    With it, rows of numbers at the nodes: 1, Σ ∂²w, Σ (∂w)², and each ∂_V w.
+    With w (points,) come rows (3 + directions, points): 1, Σ ∂²w, Σ (∂w)², and ∂_V w
+    for each direction V. The first token is the query.
+
+    tokens: (1 + tokens, d), root: (tokens, variables), directions: (directions, d, d),
+    z: (points, variables).
     """
-    # points are last: sums are faster
-    query, keys = tokens[0], tokens[1:].T
+    # Points are last, because sums over the other axes are faster then. In the einsums,
+    # p are points, t tokens, v variables and i coordinates of tokens.
+    query = tokens[0]
+    keys = tokens[1:].T
     z = np.ascontiguousarray(z.T)
     a = np.ascontiguousarray(row_softmax((root @ z).T).T)
     y = keys @ a
@@ -345,7 +375,8 @@ def _derivatives(
     squares = shares[1] * w**2  # from the width of the values
     derivatives = []
     # yᵀy₂ = Σ a (p − Σ a p) yᵀkeys = Σ force · p for the second derivative
-    # p = p₁² + p₂ of the scores
+    # p = p₁² + p₂ of the scores, with p₁ their first derivative less its mean under a,
+    # and p₂ = root · (k − S)² · z/(−4)
     force = a * (keys.T @ y - w)
     for k, s in zip(slopes, matrices, strict=True):
         unit = k * np.eye(len(z))
@@ -353,11 +384,8 @@ def _derivatives(
         p_1 = (root @ (unit + scores_part) / 2) @ z
         p_1 -= np.einsum("tp,tp->p", a, p_1)
         forced = np.einsum("tp,tp->p", force, p_1**2)
-        forced += np.einsum(
-            "vp,vp->p",
-            (root @ (unit - scores_part) @ (unit - scores_part) / -4).T @ force,
-            z,
-        )
+        curvature = root @ (unit - scores_part) @ (unit - scores_part) / -4
+        forced += np.einsum("vp,vp->p", curvature.T @ force, z)
         y_1 = keys @ (a * p_1)
         s_y = s @ y
         derivative = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
@@ -369,9 +397,12 @@ def _derivatives(
 
 
 def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
-    """Amounts (rows, points) at values of log w, spread over the points of a grid.
+    """Amounts (rows, points) at values of log w, spread over an even grid.
 
-    Each goes to the four nearest points with the weights of cubic interpolation.
+    Each amount goes to the four nearest grid points with the weights of cubic
+    interpolation, so that sums of amount · F(log w) stay the same for smooth F. For
+    example, the amount 1 halfway between two grid points becomes −1/16, 9/16, 9/16 and
+    −1/16 at the points around it. The result has the shape (rows, grid).
     """
     position = (log_w - grid[0]) / (grid[1] - grid[0])
     below = np.clip(position.astype(np.intp), 1, len(grid) - 3)
@@ -382,71 +413,76 @@ def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
         -t * (t + 1) * (t - 2) / 2,
         t * (t**2 - 1) / 6,
     )
-    result = []
-    for row in rows:
-        parts = (
-            np.bincount(below + offset, row * weight, len(grid))
-            for offset, weight in enumerate(weights, start=-1)
-        )
-        result.append(sum(parts))
-    return np.array(result)
+    result = np.zeros((len(rows), len(grid)))
+    for row, on_grid in zip(rows, result, strict=True):
+        for offset, weight in enumerate(weights, start=-1):
+            on_grid += np.bincount(below + offset, row * weight, len(grid))
+    return result
 
 
 def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
-    """1, Σ ∂²v and Σ (∂v)² for the mean v of w over heads.
+    """The rows 1, Σ ∂²v and Σ (∂v)² for the mean v of w over heads: (3, grid).
 
-    `rows` are those of one head, with its ∂_V w.
+    `rows` (…, grid) are the same three for w of one head, and ∂_V w for each direction
+    if there are several heads.
     """
     if heads == 1:
         return rows
     w = np.exp(grid)
 
-    def mean(share: float, *pairs: Array) -> Array:
-        """Amounts for share · w + (1 − share) · w′ from those for pairs (w, w′)."""
+    def mean_of_two(share: float, *pairs: Array) -> Array:
+        """Amounts at v = share · w + (1 − share) · w′ from those at pairs (w, w′).
+
+        pairs: arrays (grid, grid). The result has a row (grid,) for each.
+        """
         v = np.add.outer(share * w, (1 - share) * w)
         flat = np.array(pairs).reshape(len(pairs), -1)
         return _on_grid(np.log(v).ravel(), flat, grid)
 
     one_head, second_derivative, square, *derivatives = rows
-    # the law of the mean over so many heads
-    law_of_mean: dict[int, Array] = {0: np.eye(1, len(grid))[0], 1: one_head}
+    # number of heads → the law of the mean of w over them
+    laws_of_mean: dict[int, Array] = {0: np.eye(1, len(grid))[0], 1: one_head}
 
-    def power(count: int) -> Array:
+    def law_of_mean(count: int) -> Array:
         """The law of the mean over `count` heads, by halving."""
-        if count not in law_of_mean:
+        if count not in laws_of_mean:
             half = count // 2
-            pairs = np.outer(power(half), power(count - half))
-            (law_of_mean[count],) = mean(half / count, pairs)
-        return law_of_mean[count]
+            pairs = np.outer(law_of_mean(half), law_of_mean(count - half))
+            (laws_of_mean[count],) = mean_of_two(half / count, pairs)
+        return laws_of_mean[count]
 
-    # ∂v has a product of derivatives of two different heads; the others follow
-    (product,) = mean(0.5, np.transpose(derivatives) @ derivatives)
-    (product,) = mean(2 / heads, np.outer(product, power(heads - 2)))
-    others = power(heads - 1)
-    second_derivative, square = mean(
-        1 / heads, np.outer(second_derivative, others), np.outer(square, others)
+    # (∂v)² = (Σ_a ∂w_a)²/H² has squares of one head and products of two different
+    # heads a and b: first the law of these two, then the other heads
+    (product,) = mean_of_two(0.5, np.transpose(derivatives) @ derivatives)
+    pairs = np.outer(product, law_of_mean(heads - 2))
+    (product,) = mean_of_two(2 / heads, pairs)
+    other_heads = law_of_mean(heads - 1)
+    second_derivative, square = mean_of_two(
+        1 / heads,
+        np.outer(second_derivative, other_heads),
+        np.outer(square, other_heads),
     )
     square = square / heads + (1 - 1 / heads) * product
-    return np.array([power(heads), second_derivative, square])
+    return np.array([law_of_mean(heads), second_derivative, square])
 
 
 def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
-    """f and g (estimates, points) at y."""
-    parts = []
+    """The density f of the limit and its correction g at y, both (estimates, points).
+
+    y: (points,), v: (variances,), amounts: (estimates, 3, variances).
+    """
+    batches = []
     for points in np.array_split(y, 1 + len(y) * len(v) // 2**20):  # bounds memory
         t = points[:, None] ** 2 / v
         normal = np.exp(-t / 2) / np.sqrt(2 * math.pi * v)
         by_v = normal * (t - 1) / (2 * v)  # its first derivative by v
         by_v_twice = normal * (t**2 - 6 * t + 3) / (4 * v**2)
-        parts.append(
-            [
-                amounts[:, 0] @ normal.T,
-                amounts[:, 1] @ by_v.T,
-                amounts[:, 2] @ by_v_twice.T,
-            ]
-        )
-    f, from_slopes, from_curvatures = np.concatenate(parts, axis=2)
-    return f, from_slopes + from_curvatures
+        from_normals = amounts[:, 0] @ normal.T
+        from_slopes = amounts[:, 1] @ by_v.T
+        from_curvatures = amounts[:, 2] @ by_v_twice.T
+        batches.append([from_normals, from_slopes + from_curvatures])
+    f, g = np.concatenate(batches, axis=2)
+    return f, g
 
 
 class Distances(NamedTuple):
@@ -458,39 +494,52 @@ class Distances(NamedTuple):
 
 
 def _distances(v: Array, amounts: Array) -> Distances:
-    """Distances to the limit, by the trapezium rule in log y over y > 0."""
+    """Distances to the limit, by the trapezium rule in log y over y > 0.
+
+    v: (variances,), amounts: (estimates, 3, variances). Both densities are even, so ½ ∫
+    over all y is ∫ over y > 0.
+    """
     log_start = math.log(INNER**2 * v[0]) / 2
     log_stop = math.log(TAIL**2 * v[-1]) / 2
     y = np.exp(np.arange(log_start, log_stop, LOG_STEP))
     f, g = _densities(y, v, amounts)
 
-    # Begin where g is resolved.
+    # Begin where g is resolved: after the last point at which its error is more than
+    # half of it, or of its mean density over y > std/4.
     std = math.sqrt(amounts[0, 0] @ v)
-    outer = np.abs(g[0]) @ (LOG_STEP * y * (y > std / 4))
-    unresolved = np.flatnonzero(_relative_error(g, outer / std) > 0.5)
+    outer_mass = np.abs(g[0]) @ (LOG_STEP * y * (y > std / 4))
+    unresolved = np.flatnonzero(_relative_error(g, outer_mass / std) > 0.5)
     start = unresolved[-1] + 1 if len(unresolved) else 0
     resolved = slice(min(start, len(y) - 2), None)
-    y, f, g = y[resolved], f[..., resolved], g[..., resolved]
+    y = y[resolved]
+    f = f[..., resolved]
+    g = g[..., resolved]
 
     step = LOG_STEP * y
     step[0] = y[0] + step[0] / 2  # both densities are constant between 0 and there
-    # Where g changes its sign, the trapezia of |g| are wrong to second order: there,
-    # and by the jump of its slope
-    height = g * y
-    near = height[:, :-1]
-    far = height[:, 1:]
-    crossed = near * far < 0
-    gap = np.abs(near - far)
-    excess_of_cell = np.abs(near * far) / np.where(crossed, gap, 1.0) - gap / 6
-    excess = np.where(crossed, excess_of_cell, 0.0)
     is_large = f * y > NEGLIGIBLE * (f * y).max()
     ratio = np.divide(g, f, out=np.zeros_like(f), where=is_large)
+    below_start = np.zeros(2)
     if start > 0:
         below_start = y[0] * np.abs(g[0, 0]) * np.array([1.0, np.abs(ratio[0, 0])])
-    else:
-        below_start = np.zeros(2)
     return Distances(
-        total_variation=np.abs(g) @ step - LOG_STEP * excess.sum(axis=1),
+        total_variation=np.abs(g) @ step - LOG_STEP * _excess_at_zeros(g * y),
         kl=(ratio * g) @ step,
         unresolved=below_start,
     )
+
+
+def _excess_at_zeros(height: Array) -> Array:
+    """How much more than ∫ |h| the trapezium rule gives, in steps, for each row of h.
+
+    height: h at evenly spaced points, (estimates, points). In a cell with a change of
+    sign from a to −b, the trapezium ½ (a + b) exceeds the two triangles by ab/(a + b).
+    The other cells give (a + b)/6 too little: the error of the rule is h²/12 times the
+    integral of the second derivative, which is minus the jump of the slope at the zero.
+    """
+    left = height[:, :-1]
+    right = height[:, 1:]
+    changes_sign = left * right < 0
+    gap = np.abs(left - right)
+    excess = np.abs(left * right) / np.where(changes_sign, gap, 1.0) - gap / 6
+    return np.asarray(np.where(changes_sign, excess, 0.0).sum(axis=1))

@@ -36,25 +36,26 @@ from ._probed_program import KINDS, ProbedProgram
 HEAD_NAMES = ("W^L", "head")  # names of the matrix of the logits, after the last block
 
 
-class Owned(NamedTuple):
-    """A parameter: matrices with the same entries.
+class Parameter(NamedTuple):
+    """A parameter: a batch of matrices, with the same entries wherever it is used.
 
-    If several parameters start with the same entries, `owner` says whose these are.
+    Copies of a parameter start with the same entries, and so have the same source, but
+    have gradients of their own: `owner` tells them apart.
     """
 
     source: Source
     owner: str | None
 
 
-class Part(NamedTuple):
-    """Some of the matrices of a parameter."""
+class Batch(NamedTuple):
+    """Some of the matrices of a parameter, by their positions."""
 
-    of: Owned
+    parameter: Parameter
     members: tuple[int, ...]
 
 
-class Size(NamedTuple):
-    """The squared gradient of some matrices, and the mean of Σ |W|² over them."""
+class SquaredGradient(NamedTuple):
+    """|∂L/∂W|² summed over some matrices W, and the mean of Σ |W|²."""
 
     square: Scalar
     mean_square_of_weights: float | Scalar
@@ -63,13 +64,14 @@ class Size(NamedTuple):
 class Gradients:
     """Squared gradients of a loss.
 
-    `rows` has a scalar for each block, whose entries are called `names`: the mean
-    square of the gradient by the stream, and for each kind of matrix that of its
+    `rows` has a scalar (names,) for each block, whose entries are called `names`: the
+    mean square of the gradient by the stream, and for each kind of matrix that of its
     weights, also relative to the weights themselves. `final` has those of embeddings
     and logits, called `final_names`.
 
-    `widths` belong to the real model; `vocabulary` is the number of table rows.
-    `copies`: blocks with the same matrices are copies, each with parameters of its own.
+    `widths` belong to the real model. `vocabulary` is the number of rows of the tables
+    of embeddings, or None if there are no tables. `copies` says that blocks with the
+    same matrices are copies, each with parameters of its own.
     """
 
     def __init__(
@@ -80,24 +82,29 @@ class Gradients:
         vocabulary: int | None = None,
         copies: bool = False,
     ) -> None:
-        self.net, self.widths = net, widths
-        # the block of each product, if blocks are copies
-        self._copies: dict[Value, str] = {}
+        self.net = net
+        self.widths = widths
+        # if blocks are copies: product with a matrix → its block, as an owner
+        self._owner_of_copy: dict[Value, str] = {}
         if copies:
             for k, block in enumerate(net.matrices):
-                self._copies |= dict.fromkeys(_flat(block.values()), f"block {k}")
+                for product in _flat(block.values()):
+                    self._owner_of_copy[product] = f"block {k}"
+        # the values that the loss depends on
         self.reached = set(topological_order([value for value, _ in loss.seeds]))
         tables = _embedding_tables(net) if vocabulary else []
-        leaves = map(self._reshaped, (*net.starts, *net.streams, *tables))
-        reached = [leaf for leaf in leaves if leaf in self.reached]
+        leaves = [self._reshaped(x) for x in (*net.starts, *net.streams, *tables)]
         self.back = Reverse(
-            loss.seeds, reached, lambda op: True, constants=loss.constants
+            loss.seeds,
+            [leaf for leaf in leaves if leaf in self.reached],
+            lambda op: True,
+            constants=loss.constants,
         )
-        self.uses: dict[Owned, list[Use]] = {}
+        self.uses: dict[Parameter, list[Use]] = {}
         for use in self.back.uses:
-            self.uses.setdefault(self._owned(use.value), []).append(use)
+            self.uses.setdefault(self._parameter(use.value), []).append(use)
         # Gram matrices whose products are |∂L/∂W|²
-        self._known: dict[Part, tuple[Scalar, Scalar]] = {}
+        self._gram_pairs: dict[Batch, tuple[Scalar, Scalar]] = {}
         self._make_rows(net)
         self._make_final(net, loss, tables, vocabulary or 0)
 
@@ -106,101 +113,111 @@ class Gradients:
 
         Ratios to the mean of |W|² are left out for kinds with a zero matrix.
         """
-        kinds = []
+        trained_kinds = []
         for kind in KINDS:
             products = _flat(block.get(kind, ()) for block in net.matrices)
-            if any(self._moves(product) for product in products):
-                kinds.append(kind)
-        sized = []
-        for kind in kinds:
+            if any(_is_trained(product) for product in products):
+                trained_kinds.append(kind)
+        kinds_with_ratio = []
+        for kind in trained_kinds:
             sizes = [self._size(block.get(kind, ())) for block in net.matrices]
             if all(size != 0 for size in sizes):
-                sized.append(kind)
+                kinds_with_ratio.append(kind)
         names = ["grad_mean_square"]
-        for kind in kinds:
+        for kind in trained_kinds:
             names.append(f"grad_{kind}")
-            if kind in sized:
+            if kind in kinds_with_ratio:
                 names.append(f"grad_{kind}_ratio")
         self.names = tuple(names)
         self.rows = []
         for stream, block in zip(net.streams, net.matrices, strict=True):
             row = stack([self._mean_square(stream)])
-            if kinds:
-                by_kind = {kind: block.get(kind, []) for kind in kinds}
-                row = join([row, self._norms(by_kind, sized)])
+            if trained_kinds:
+                products_by_kind = {kind: block.get(kind, []) for kind in trained_kinds}
+                row = join([row, self._norms(products_by_kind, kinds_with_ratio)])
             self.rows.append(row)
 
     def _make_final(
         self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int
     ) -> None:
         """Set the names and the row of the ends of the network."""
-        embedding = self._embedding(net, loss, tables, words)
-        head = self._head(net, loss)
+        gradients = {
+            "embedding": self._embedding(net, loss, tables, words),
+            "head": self._head(net, loss),
+        }
         final = {"grad_input": self._mean_square(net.starts[0])}
-        for kind, size in (("embedding", embedding), ("head", head)):
-            if size is None:
+        for kind, gradient in gradients.items():
+            if gradient is None:
                 continue
-            final[f"grad_{kind}"] = size.square
-            if size.mean_square_of_weights != 0:
-                final[f"grad_{kind}_ratio"] = size.square / size.mean_square_of_weights
+            square, size = gradient
+            final[f"grad_{kind}"] = square
+            if size != 0:
+                final[f"grad_{kind}_ratio"] = square / size
         self.final_names = tuple(final)
         self.final = stack(list(final.values()))
 
     def _embedding(
         self, net: ProbedProgram, loss: Loss, tables: Sequence[Vector], words: int
-    ) -> Size | None:
-        """The gradient of the matrices, or else of the tables, of the embeddings."""
+    ) -> SquaredGradient | None:
+        """The gradient of the matrices, or else of the tables, of the embeddings.
+
+        `words` is the number of rows of a table. None if there are neither, or none is
+        trained.
+        """
         matrices = [value for value in net.values[0] if isinstance(value.op, MatMul)]
         if matrices:
-            if not any(self._moves(product) for product in matrices):
+            if not any(_is_trained(product) for product in matrices):
                 return None
             square = self._norms({"embedding": matrices})[0]
-            return Size(square, self._size(matrices))
-        moved = [
+            return SquaredGradient(square, self._size(matrices))
+        trained_tables = [
             table for table in tables if self.back.contributions(self._reshaped(table))
         ]
-        if not moved:
+        if not trained_tables:
             return None
-        square = self._square(moved[0]).sum()
-        for table in moved[1:]:
+        square = self._square(trained_tables[0]).sum()
+        for table in trained_tables[1:]:
             square = square + self._square(table).sum()
         if loss.tied and loss.head is not None:
+            # words that are not in the program have a gradient from the logits
             square = square + loss.head
         size: float | Scalar = 0.0
-        for table in moved:
+        for table in trained_tables:
             size = size + words * _variance(table) * table.width.bind(self.widths)
-        return Size(square, size)
+        return SquaredGradient(square, size)
 
-    def _head(self, net: ProbedProgram, loss: Loss) -> Size | None:
-        """The gradient of the matrix of the logits."""
+    def _head(self, net: ProbedProgram, loss: Loss) -> SquaredGradient | None:
+        """The gradient of the matrix of the logits; None if it has none of its own."""
         if loss.head is not None and not loss.tied:
-            return Size(loss.head, loss.head_size)
-        inside = {value for value in net.values[0] if isinstance(value.op, MatMul)}
-        for kinds in net.matrices:
-            inside.update(_flat(kinds.values()))
+            return SquaredGradient(loss.head, loss.head_size)
+        before_head = {value for value in net.values[0] if isinstance(value.op, MatMul)}
+        for products_by_kind in net.matrices:
+            before_head.update(_flat(products_by_kind.values()))
         heads = []
         for uses in self.uses.values():
             for use in uses:
                 name = use.op.weight.source.name
-                if use.value not in inside and name in HEAD_NAMES:
+                if use.value not in before_head and name in HEAD_NAMES:
                     heads.append(use.value)
         if not heads:
             return None
-        return Size(self._norms({"head": heads})[0], self._size(heads))
+        return SquaredGradient(self._norms({"head": heads})[0], self._size(heads))
 
     def _reshaped(self, x: Vector) -> Vector:
-        """The vectors that x only reshapes, if the loss depends on them."""
+        """The vectors with the same entries that x was reshaped from, if the loss
+        depends on them; otherwise x.
+        """
         indexed = indexed_value(x, self.reached)
         if indexed is None:
             return x
         base, positions = indexed
-        same_entries = np.array_equal(positions.ravel(), np.arange(base.size))
-        return base if isinstance(base, Vector) and same_entries else x
+        has_same_entries = np.array_equal(positions.ravel(), np.arange(base.size))
+        return base if isinstance(base, Vector) and has_same_entries else x
 
     def _square(self, x: Vector) -> Scalar:
-        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector.
+        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector, in the shape of x.
 
-        A table with a scalar std uses the scaled vectors.
+        It is 0 if the loss does not depend on x.
         """
         x = self._reshaped(x)
         if x not in self.reached:
@@ -208,96 +225,113 @@ class Gradients:
         cotangent = self.back.cotangent(x)[..., None]
         square = mean_dot(cotangent, cotangent)[..., 0, 0]
         std = x.op.source.std_factor if isinstance(x.op, Gaussian) else None
-        return square if std is None else square / (std * std)
+        if std is not None:
+            # the program uses the scaled vectors of a table: ∂L/∂(std·x) is ∂L/∂x over
+            # std
+            square = square / (std * std)
+        return square
 
     def _mean_square(self, x: Vector) -> Scalar:
+        """The mean over vectors and coordinates of (∂L/∂x)²."""
         return self._square(x).mean() / x.width.bind(self.widths)
 
     def _norms(
-        self, products: Mapping[str, Sequence[Value]], sized: Collection[str] = ()
+        self,
+        products_by_kind: Mapping[str, Sequence[Value]],
+        kinds_with_ratio: Collection[str] = (),
     ) -> Scalar:
-        """Σ |∂L/∂W|² over the matrices of each kind, from the products with them.
+        """Σ |∂L/∂W|² over the matrices W of each kind, from the products with them.
 
-        For `sized` kinds its ratio to the mean of Σ |W|² follows.
+        The result (numbers,) has a number for each kind. For a kind with ratio, its
+        ratio to the mean of Σ |W|² follows.
         """
-        grams: list[Scalar] = []
-        # factors, and positions of the Gram matrices of cotangents
+        grams: list[Scalar] = []  # pairs, of `_grams`, one after the other
+        # for each number: a factor, and the positions of its pairs of Gram matrices
         sums: list[tuple[float, tuple[int, ...]]] = []
-        scalar_sizes: list[Scalar | None] = []
-        for kind, values in products.items():
+        # for each number: a denominator that is random, or None
+        denominators: list[Scalar | None] = []
+        for kind, products in products_by_kind.items():
             positions = []
-            for part in self._parts(values):
-                if part.of in self.uses:
+            for batch in self._batches(products):
+                if batch.parameter in self.uses:
                     positions.append(len(grams))
-                    grams += self._grams(part)
+                    grams += self._grams(batch)
             sums.append((1.0, tuple(positions)))
-            scalar_sizes.append(None)
-            if kind in sized:
-                size = self._size(values)
-                if isinstance(size, Scalar):
-                    sums.append((1.0, tuple(positions)))
-                    scalar_sizes.append(size)
-                else:
-                    sums.append((1 / size, tuple(positions)))
-                    scalar_sizes.append(None)
+            denominators.append(None)
+            if kind not in kinds_with_ratio:
+                continue
+            size = self._size(products)
+            if isinstance(size, Scalar):
+                sums.append((1.0, tuple(positions)))
+                denominators.append(size)
+            else:
+                sums.append((1 / size, tuple(positions)))
+                denominators.append(None)
         if not grams:
             return constant(np.zeros(len(sums)))
         norms = apply(
             partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs"
         )
-        if all(size is None for size in scalar_sizes):
+        if all(size is None for size in denominators):
             return norms
-        denominators = [
-            constant(np.ones(())) if size is None else size for size in scalar_sizes
-        ]
-        return norms / stack(denominators)
+        one = constant(np.ones(()))
+        return norms / stack([one if size is None else size for size in denominators])
 
-    def _grams(self, part: Part) -> tuple[Scalar, Scalar]:
-        """Gram matrices (matrices, uses, uses) of l and r.
+    def _grams(self, batch: Batch) -> tuple[Scalar, Scalar]:
+        """Gram matrices (matrices, uses, uses) of l and of r.
 
-        ∂L/∂W = Σ l r^T over the uses of each matrix.
+        ∂L/∂W = Σ l r^T over the uses of each matrix W, so that |∂L/∂W|² is the sum of
+        the products of their entries.
         """
-        if part not in self._known:
-            lefts, rights = [], []
-            for use in self.uses[part.of]:
-                factors = self._factors(use, part.members)
+        if batch not in self._gram_pairs:
+            parameter, members = batch
+            lefts = []
+            rights = []
+            for use in self.uses[parameter]:
+                factors = self._factors(use, members)
                 if factors is not None:
-                    lefts.append(factors[0])
-                    rights.append(factors[1])
-            left, right = pooled(lefts), pooled(rights)
-            size = self.uses[part.of][0].op.weight.drawn.in_width.bind(self.widths)
-            square = size * mean_dot(left, left)
-            std = part.of.source.std_factor
+                    left, right = factors
+                    lefts.append(left)
+                    rights.append(right)
+            all_left = pooled(lefts)
+            all_right = pooled(rights)
+            size = self.uses[parameter][0].op.weight.drawn.in_width.bind(self.widths)
+            square = size * mean_dot(all_left, all_left)
+            std = parameter.source.std_factor
             if std is not None:  # ∂L/∂(std·W) is ∂L/∂W over std
                 square = square / (std * std)
-            self._known[part] = square, mean_dot(right, right)
-        return self._known[part]
+            self._gram_pairs[batch] = square, mean_dot(all_right, all_right)
+        return self._gram_pairs[batch]
 
     def _factors(
         self, use: Use, members: tuple[int, ...]
     ) -> tuple[Vector, Vector] | None:
         """√out l and r of one use for these matrices, (matrices or 1, vectors).
 
-        None if the use has none of the matrices.
+        A use is a product y = W x with a batch of matrices, and adds (∂L/∂y) x^T to
+        ∂L/∂W. None if the use has none of the matrices.
         """
         weight = use.op.weight
         weight_members = _members(weight)
-        d = use.cotangent.reshape(len(weight_members), -1)
+        cotangent = use.cotangent.reshape(len(weight_members), -1)
+        # each matrix acts on its own vectors, or all on the same
         x = use.op.x.reshape(len(weight_members) if use.op.each else 1, -1)
         if weight_members != members:
             common = [k for k, member in enumerate(weight_members) if member in members]
             if not common:
                 return None
-            # The part is one matrix, which may act several times: see `_parts`.
-            d = d[common].reshape(1, -1)
+            # `members` is one matrix, which may act several times: see `_batches`.
+            cotangent = cotangent[common].reshape(1, -1)
             x = x[common] if use.op.each else x[[0] * len(common)]
             x = x.reshape(1, -1)
         if weight.transposed:  # y = W^T x: l is x, and r is ∂L/∂y
             in_width = weight.in_width.bind(self.widths)
             out_width = weight.out_width.bind(self.widths)
-            left, right = math.sqrt(in_width / out_width) * x, d
+            left = math.sqrt(in_width / out_width) * x
+            right = cotangent
         else:
-            left, right = d, x
+            left = cotangent
+            right = x
         # the factor of W in the product
         fan = weight.fan.bind(self.widths)
         factor = math.sqrt(weight.drawn.in_width.bind(self.widths) / fan)
@@ -305,63 +339,70 @@ class Gradients:
             left = factor * left
         return left, right
 
-    def _parts(self, values: Iterable[Value]) -> list[Part]:
-        """The parameters of some products, with each matrix once.
+    def _batches(self, values: Iterable[Value]) -> list[Batch]:
+        """The matrices of some products, each once, in batches.
 
-        They are whole batches if all products with them are of these, and single
-        matrices otherwise.
+        If all products with a parameter are with the same batch of different matrices,
+        it is that batch. Otherwise each matrix is a batch: products with the batches
+        (0, 1) and (1, 2) of a parameter give (0,), (1,) and (2,).
         """
-        acting: dict[Owned, set[tuple[int, ...]]] = {}
+        acting: dict[Parameter, set[tuple[int, ...]]] = {}
         for value in values:
             if isinstance(value.op, MatMul):
-                batches = acting.setdefault(self._owned(value), set())
-                batches.add(_members(value.op.weight))
-        parts: list[Part] = []
-        for owned, batches in acting.items():
-            uses = self.uses.get(owned, ())
-            all_batches = batches | {_members(use.op.weight) for use in uses}
-            batch = next(iter(batches))
-            if len(all_batches) == 1 and len(set(batch)) == len(batch):
-                parts.append(Part(owned, batch))
-            else:
-                members = {member for batch in batches for member in batch}
-                parts += [Part(owned, (member,)) for member in sorted(members)]
-        return parts
+                of_parameter = acting.setdefault(self._parameter(value), set())
+                of_parameter.add(_members(value.op.weight))
+        batches: list[Batch] = []
+        for parameter, members_of_values in acting.items():
+            uses = self.uses.get(parameter, ())
+            members_of_uses = {_members(use.op.weight) for use in uses}
+            one_batch = next(iter(members_of_values))
+            is_only_batch = len(members_of_values | members_of_uses) == 1
+            if is_only_batch and len(set(one_batch)) == len(one_batch):
+                batches.append(Batch(parameter, one_batch))
+                continue
+            matrices = sorted(set().union(*members_of_values))
+            batches += [Batch(parameter, (matrix,)) for matrix in matrices]
+        return batches
 
-    def _owned(self, value: Value) -> Owned:
+    def _parameter(self, value: Value) -> Parameter:
         """The parameter of a product."""
         assert isinstance(value.op, Acting)
         weight = value.op.weight
-        return Owned(weight.source, self._copies.get(value, weight.owner))
-
-    def _moves(self, value: Value) -> bool:
-        """Whether a product contributes to the gradient of its matrix."""
-        return isinstance(value.op, MatMul) and not value.op.weight.frozen
+        owner = self._owner_of_copy.get(value, weight.owner)
+        return Parameter(weight.source, owner)
 
     def _size(self, values: Iterable[Value]) -> float | Scalar:
-        """The mean of Σ |W|²: a number, or a scalar if the std of W is one."""
-        total: float | Scalar = 0.0
+        """The mean of Σ |W|² over the matrices of these products.
+
+        It is a number, or a scalar if the std of a matrix is one.
+        """
         values = list(values)
-        weights = {
-            self._owned(value): value.op.weight
-            for value in values
-            if isinstance(value.op, MatMul)
-        }
-        for part in self._parts(values):
-            w = weights[part.of]
-            size = w.std**2 * len(part.members) * w.drawn.out_width.bind(self.widths)
-            std = w.source.std_factor
+        weights: dict[Parameter, Weight] = {}
+        for value in values:
+            if isinstance(value.op, MatMul):
+                weights[self._parameter(value)] = value.op.weight
+        total: float | Scalar = 0.0
+        for batch in self._batches(values):
+            weight = weights[batch.parameter]
+            out_width = weight.drawn.out_width.bind(self.widths)
+            size = weight.std**2 * len(batch.members) * out_width
+            std = weight.source.std_factor
             total = total + (size if std is None else size * (std * std))
         return total
 
 
+def _is_trained(value: Value) -> bool:
+    """Whether a value is a product that contributes to the gradient of its matrix."""
+    return isinstance(value.op, MatMul) and not value.op.weight.frozen
+
+
 def _embedding_tables(net: ProbedProgram) -> list[Vector]:
-    """The tables of embeddings in the program."""
-    return [
-        x
-        for x in dict.fromkeys(net.values[0])
-        if isinstance(x, Vector) and _parameter_name(x) == "embedding"
-    ]
+    """The tables of embeddings in the program, each once."""
+    tables: dict[Vector, None] = {}
+    for value in net.values[0]:
+        if isinstance(value, Vector) and _parameter_name(value) == "embedding":
+            tables[value] = None
+    return list(tables)
 
 
 def _parameter_name(x: Vector) -> str | None:
@@ -375,15 +416,20 @@ def _parameter_name(x: Vector) -> str | None:
 
 
 def _members(weight: Weight) -> tuple[int, ...]:
+    """The positions in their parameter of the matrices that a weight consists of."""
     return tuple(weight.members.ravel().tolist())
 
 
 def _flat(groups: Iterable[Iterable[Value]]) -> list[Value]:
+    """The values of all groups, one group after the other."""
     return [value for group in groups for value in group]
 
 
 def _variance(table: Vector) -> float | Scalar:
-    """The mean of |x|²/n of a row of the table."""
+    """The mean of |x|²/n of a row of the table.
+
+    It is a number, or a scalar if the std of the table is one.
+    """
     if isinstance(table.op, Nonlin):
         assert isinstance(table.op.f, Quantile)
         return table.op.f.mean_square

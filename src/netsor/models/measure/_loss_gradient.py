@@ -65,37 +65,44 @@ from ._probed_program import ProbedProgram
 
 
 class HeadParts(NamedTuple):
-    """Where the result of `of_head` has its parts."""
+    """The slices of the last axis of the result of `of_head`, for t vectors."""
 
-    logits: slice  # the numbers of `of_logits`
-    products: slice  # Σ_w c_iw noise_jw
-    squares: slice  # Σ_w c_iw c_jw
-    known: slice  # c of the known words
+    logits: slice  # the 3 numbers of `of_logits`
+    products: slice  # Σ_w c_iw noise_jw, of a (t, t) matrix
+    squares: slice  # Σ_w c_iw c_jw, of a (t, t) matrix
+    known: slice  # c_iw of the known words, of a (t, known words) matrix
 
 
-def parts(t: int, known: int) -> HeadParts:
-    """The parts of the result of `of_head` for t vectors and some known words."""
-    products = 3
-    squares = products + t * t
-    of_known = squares + t * t
+def head_parts(t: int, known_words: int) -> HeadParts:
+    """The slices for t vectors and so many known words.
+
+    For example, 2 vectors and 5 known words have 3 + 4 + 4 + 10 numbers.
+    """
+    logits_end = 3
+    products_end = logits_end + t * t
+    squares_end = products_end + t * t
+    known_end = squares_end + t * known_words
     return HeadParts(
-        logits=slice(0, products),
-        products=slice(products, squares),
-        squares=slice(squares, of_known),
-        known=slice(of_known, of_known + t * known),
+        logits=slice(0, logits_end),
+        products=slice(logits_end, products_end),
+        squares=slice(products_end, squares_end),
+        known=slice(squares_end, known_end),
     )
 
 
 def _head_output_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the result of `of_head`, which takes seconds to find by a call."""
+    """The shape of the result of `of_head`, which takes seconds to find by a call.
+
+    The arguments are the shapes of those of `of_head`.
+    """
     vectors = argument_shapes[0][-2]
-    only_noise = len(argument_shapes) == 2
-    known_words = 0 if only_noise else argument_shapes[0][-1]
-    return (parts(vectors, known_words).known.stop,)
+    has_known_words = len(argument_shapes) != 2
+    known_words = argument_shapes[0][-1] if has_known_words else 0
+    return (head_parts(vectors, known_words).known.stop,)
 
 
 def _state_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of packed sums, from those of a first piece of words."""
+    """The shape of packed sums, from those of the arguments of `first_head`."""
     vectors = argument_shapes[0][-2]
     return (vectors, 4 + 2 * vectors)  # of each vector: 4 moments, products, squares
 
@@ -116,71 +123,80 @@ def _ends_shape(
 
 @declares(output_shape=_head_output_shape)
 def of_head(*arrays: Array, targets: Sequence[int], cap: float | None = None) -> Array:
-    """The ends of backward passes, in the last axis as in `HeadParts`.
+    """The numbers from which backward passes begin: (…, numbers), as in `HeadParts`.
 
-    The arrays are known logits (…, t, k), the root (…, t, t) and noise (…, t, words);
-    known logits, or root and noise, may be missing. The targets, one per vector, are
-    columns of the known logits or, without these, of the noise. With the softmax p,
-    c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
+    The arrays are known logits (…, t, known words), or root (…, t, t) and noise (…, t,
+    words) of the other logits root · noise, or all three in this order. The targets,
+    one per vector, are columns of the known logits or, without these, of the noise.
+    With the softmax p, c_iw = (p_iw − 1[w is the target of i]) slope_iw/t.
     """
     return _head_ends(_HeadSums.of(*arrays, cap=cap), arrays, targets, cap)
 
 
 class _HeadSums:
-    """Sums over the words seen so far, with s = p · slope.
+    """Sums over the words so far, with s_iw = e^(logit_iw − top_i) · slope_iw.
 
-    These are their moments (`seen`), Σ_w s_iw noise_jw and Σ_w s_iw s_jw.
+    These are the moments of the logits, and the (…, t, t) matrices of products Σ_w s_iw
+    noise_jw and of squares Σ_w s_iw s_jw. The largest logit of a row is `moments.top`.
     """
 
-    def __init__(self, seen: LogitMoments, products: Array, squares: Array) -> None:
-        self.seen = seen
+    def __init__(self, moments: LogitMoments, products: Array, squares: Array) -> None:
+        self.moments = moments
         self.products = products
         self.squares = squares
 
     @classmethod
     def of(cls, *arrays: Array, cap: float | None) -> _HeadSums:
-        """The sums over the words of the arrays of `of_head`."""
+        """The sums over the words of the arrays of `of_head`.
+
+        Known words have a part only in the moments.
+        """
         xp = array_namespace(*arrays)
         t = arrays[0].shape[-2]
-        nothing = xp.zeros((t, t), dtype=arrays[0].dtype)
-        sums = cls(LogitMoments(), nothing, nothing)
-        if len(arrays) != 2:
-            sums.seen.add(capped(arrays[0], cap) + 0.0)
-        if len(arrays) > 1:
-            sums.add(arrays[-2], arrays[-1], cap)
+        zeros = xp.zeros((t, t), dtype=arrays[0].dtype)
+        sums = cls(LogitMoments(), zeros, zeros)
+        has_known_words = len(arrays) != 2
+        has_noise = len(arrays) > 1
+        if has_known_words:
+            sums.moments.add(capped(arrays[0], cap) + 0.0)  # a copy: `add` overwrites
+        if has_noise:
+            root, noise = arrays[-2:]
+            sums.add(root, noise, cap)
         return sums
 
     def add(self, root: Array, noise: Array, cap: float | None) -> None:
-        """Add the words of this noise."""
+        """Add the words of this noise (…, t, words)."""
         transpose = array_namespace(root, noise).matrix_transpose
         for logits, noise_of_batch in batches(root, noise, cap):
             slope = _slope(logits, cap)
-            # e^(logit − top), which is p up to the sum of its row
-            p, shrunk = self.seen.add(logits)
+            s, shrunk = self.moments.add(logits)
             if cap is not None:
-                p = p * slope
-            self.products = self.products * shrunk + p @ transpose(noise_of_batch)
+                s = s * slope
+            self.products = self.products * shrunk + s @ transpose(noise_of_batch)
             shrunk_squares = self.squares * (shrunk * transpose(shrunk))
-            self.squares = shrunk_squares + p @ transpose(p)
+            self.squares = shrunk_squares + s @ transpose(s)
 
     def packed(self) -> Array:
         """All of these but the count of words, as one array (…, t, 4 + 2 t)."""
-        return joined(self.seen.packed(), self.products, self.squares)
+        return joined(self.moments.packed(), self.products, self.squares)
 
     @classmethod
     def unpacked(cls, state: Array, count: int) -> _HeadSums:
         """The sums that were packed after so many words."""
         t = state.shape[-2]
         return cls(
-            LogitMoments.unpacked(state[..., :4], count),
-            state[..., 4 : 4 + t],
-            state[..., 4 + t :],
+            moments=LogitMoments.unpacked(state[..., :4], count),
+            products=state[..., 4 : 4 + t],
+            squares=state[..., 4 + t :],
         )
 
 
 @declares(output_shape=_state_shape)
 def first_head(*arrays: Array, cap: float | None) -> Array:
-    """The packed sums of known logits, if any, and the first piece of other words."""
+    """The packed sums of known logits, if any, and the first piece of other words.
+
+    The arrays are those of `of_head`.
+    """
     return _HeadSums.of(*arrays, cap=cap).packed()
 
 
@@ -188,7 +204,10 @@ def first_head(*arrays: Array, cap: float | None) -> Array:
 def more_head(
     state: Array, root: Array, noise: Array, *, count: int, cap: float | None
 ) -> Array:
-    """The packed sums of `count` words and those of a further piece."""
+    """Packed sums (…, t, 4 + 2 t) after the words root · noise of a further piece.
+
+    `state` are those of the first `count` words.
+    """
     sums = _HeadSums.unpacked(state, count)
     sums.add(root, noise, cap)
     return sums.packed()
@@ -208,41 +227,49 @@ def ends_of_head(
 def _head_ends(
     sums: _HeadSums, arrays: Sequence[Array], targets: Sequence[int], cap: float | None
 ) -> Array:
-    """The result of `of_head`; the targets are among the words of these arrays."""
+    """The result of `of_head`, from the sums over all words.
+
+    The targets are among the words of `arrays`, which are those of `of_head`.
+    """
     xp = array_namespace(*arrays)
     transpose = xp.matrix_transpose
     t = arrays[0].shape[-2]
-    seen = sums.seen
-    known = len(arrays) != 2
-    products = sums.products / seen.mass
-    squares = sums.squares / (seen.mass * transpose(seen.mass))
-    if known:
+    moments = sums.moments
+    has_known_words = len(arrays) != 2
+    # with p · slope in place of s
+    products = sums.products / moments.mass
+    squares = sums.squares / (moments.mass * transpose(moments.mass))
+    if has_known_words:
+        # the targets are known words, which have no part in products and squares
         logits = capped(arrays[0], cap)
         is_target = np.equal.outer(targets, np.arange(logits.shape[-1]))
         one_hot = xp.asarray(is_target, dtype=logits.dtype)
-        p = xp.exp(logits - seen.top) / seen.mass
+        p = xp.exp(logits - moments.top) / moments.mass
         c = (p - one_hot) * _slope(logits, cap) / t
+        of_known = [flat(c)]
     else:
+        # Subtract 1[w is the target of i] from p. All matrices are (…, t, t), and
+        # column j belongs to the target of vector j.
         root, noise = arrays
-        # column j belongs to the target of vector j
         noise = xp.take(noise, xp.asarray(targets), axis=-1)
         logits = capped(root @ noise, cap)
         slope = _slope(logits, cap) + 0.0 * logits
-        own_slope = xp.linalg.diagonal(slope)[..., None]
-        p = xp.exp(logits - seen.top) / seen.mass
-        across = p * slope * transpose(own_slope)
-        same_target = xp.asarray(np.equal.outer(targets, targets), dtype=noise.dtype)
-        products = products - own_slope * transpose(noise)
-        squares = squares + same_target * (own_slope * transpose(own_slope))
-        squares = squares - across - transpose(across)
-    numbers = [seen.ends(), flat(products / t), flat(squares / t**2)]
-    if known:
-        numbers.append(flat(c))
-    return joined(*numbers)
+        slope_at_target = xp.linalg.diagonal(slope)[..., None]
+        p = xp.exp(logits - moments.top) / moments.mass
+        # c_iw c_jw at the target w of j, or of i, or of both
+        at_one_target = p * slope * transpose(slope_at_target)
+        has_same_target = np.equal.outer(targets, targets)
+        same_target = xp.asarray(has_same_target, dtype=noise.dtype)
+        at_both_targets = slope_at_target * transpose(slope_at_target)
+        products = products - slope_at_target * transpose(noise)
+        squares = squares + same_target * at_both_targets
+        squares = squares - at_one_target - transpose(at_one_target)
+        of_known = []
+    return joined(moments.ends(), flat(products / t), flat(squares / t**2), *of_known)
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
-    """The derivative of a softcap, from its result."""
+    """The derivative of a softcap, from its results `logits`; 1 without a softcap."""
     return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
 
 
@@ -257,10 +284,10 @@ class Logits(NamedTuple):
     """The logits of the last t vectors, before a softcap.
 
     Known words have vectors in the program. The logits of the others are root · noise:
-    jointly N(0, root²) over the vectors and
-    independent between words. There are as many as the vocabulary, drawn in pieces, and
-    `ends` never has all of them in memory. Words are exchangeable, so if there are
-    several pieces the targets are the first words of the first.
+    jointly N(0, root²) over the vectors and independent between words. There are as
+    many as the vocabulary, drawn in pieces, and `ends` never has all of them in memory.
+    Words are exchangeable, so if there are several pieces the targets are the first
+    words of the first.
     """
 
     y: Vector  # (t,), the input of the matrix of logits
@@ -280,20 +307,20 @@ class Logits(NamedTuple):
     def columns(self, ids: Sequence[int]) -> list[int]:
         """The columns of these targets, one per vector.
 
-        They are columns of the known words or of the first piece.
+        They are columns of the known words or, without these, of the first piece. With
+        several pieces, the targets 7, 9 and 7 become the columns 0, 1 and 0.
         """
         if self.column is not None:
             return [self.column[target] for target in ids]
         if len(self.noise) < 2:
             return list(ids)
-        # targets are the first words of the first piece
-        different = list(dict.fromkeys(ids))
-        return [different.index(target) for target in ids]
+        different_ids = list(dict.fromkeys(ids))
+        return [different_ids.index(target) for target in ids]
 
     def of(self, ids: Sequence[int]) -> Scalar:
         """The logit of one id for each vector, (t,).
 
-        The id must occur if logits are tied.
+        If logits are tied, the ids must be among the known words.
         """
         vectors = np.arange(len(ids))
         columns = np.array(self.columns(ids))
@@ -303,7 +330,10 @@ class Logits(NamedTuple):
         return self._capped(self.known[vectors, columns])
 
     def first(self, count: int) -> Logits:
-        """The logits of the first vectors, if their number was passed to `words`."""
+        """The logits of the first `count` vectors.
+
+        The number must be that which was passed to `words` as `first`.
+        """
         known = None if self.known is None else self.known[:count]
         noise = tuple(piece[:count] for piece in self.noise)
         root = None if self.root is None else self.root[:count, :count]
@@ -324,7 +354,7 @@ class Logits(NamedTuple):
                 axes=2,
                 name="of_logits",
             )
-        state = apply(
+        state_of_first = apply(
             partial(first_words, cap=self.cap),
             self.root,
             self.noise[0],
@@ -332,15 +362,16 @@ class Logits(NamedTuple):
             axes=2,
             name="of_logits",
         )
-        state, count = self.accumulated(more_words, state)
+        state, count = self.accumulated(more_words, state_of_first)
         return apply(partial(of_words, count=count), state, axes=2, name="of_logits")
 
     def accumulated(
         self, more: Callable[..., Any], state: Scalar
     ) -> tuple[Scalar, int]:
-        """The state after all pieces, from that after the first, and the words' number.
+        """The state after all pieces, from that after the first; and the number of
+        words.
 
-        `more` adds a piece to the state.
+        `more` adds a piece to the state: `more_words` or `more_head`.
         """
         count = self.noise[0].shape[-1]
         if self.known is not None:
@@ -364,7 +395,7 @@ class Logits(NamedTuple):
 def words(
     model: Description, traced: Trace, y: Vector, limit: bool, first: int | None = None
 ) -> Logits:
-    """The logits of the last vectors y.
+    """The logits of the last vectors y (t,) of a model with a vocabulary.
 
     `limit` means n = ∞, where tied logits of occurring ids keep their fluctuation. At
     the width of the model ⟨e_t, y⟩ fluctuates like the logits of other words
@@ -377,22 +408,22 @@ def words(
         y = normed(model, ACTIVATIONS[model.activation](hidden))
     if model.logit_scale != 1:
         y = model.logit_scale * y
-    others = model.vocabulary or 0
-    known, column = None, None
+    other_words = model.vocabulary or 0  # words without a vector in the program
+    known = None
+    column = None
     if model.tied:
         assert traced.table is not None
-        ids = traced.table.ids
         known = _tied_logits(model, traced, y, limit)
-        others -= known.shape[-1]
-        column = {token: k for k, token in enumerate(ids)}
-    if not others:
+        other_words -= known.shape[-1]
+        column = {token: k for k, token in enumerate(traced.table.ids)}
+    if not other_words:
         return Logits(
             y, known=known, root=None, noise=(), cap=model.logit_cap, column=column
         )
     gram = mean_dot(y, y)
-    factor = root(gram)
+    root_of_gram = root(gram)
     if first is not None:
-        factor = apply(
+        root_of_gram = apply(
             partial(_split_root, first=first),
             gram,
             axes=2,
@@ -404,17 +435,18 @@ def words(
     return Logits(
         y,
         known=known,
-        root=std * factor,
-        noise=_pieces(y.size, others),
+        root=std * root_of_gram,
+        noise=_pieces(y.size, other_words),
         cap=model.logit_cap,
         column=column,
     )
 
 
 def _tied_logits(model: Description, traced: Trace, y: Vector, limit: bool) -> Scalar:
-    """The logits ⟨e_t, y⟩ of the ids t that occur, and 0 of padding.
+    """The logits ⟨e_t, y⟩ (vectors, words) of the ids t that occur, and of padding.
 
-    The vector of padding is 0. Its logits come last unless its id occurs.
+    The vector of padding is 0, and so are its logits. They come last unless the id of
+    padding occurs.
     """
     assert traced.table is not None
     ids = traced.table.ids
@@ -427,15 +459,16 @@ def _tied_logits(model: Description, traced: Trace, y: Vector, limit: bool) -> S
 
 
 def _pieces(vectors: int, words: int) -> tuple[Scalar, ...]:
-    """The normals of all words, in as few pieces as memory allows.
+    """The normals (vectors, words) of all words, in as few pieces as memory allows.
 
     The first piece has room for the target of each vector.
     """
-    size = max(vectors, PIECE_NUMBERS // vectors)
-    starts = range(0, words, size)
-    return tuple(
-        normal((vectors, min(size, words - start)), name="words") for start in starts
-    )
+    words_in_piece = max(vectors, PIECE_NUMBERS // vectors)
+    pieces = []
+    for start in range(0, words, words_in_piece):
+        count = min(words_in_piece, words - start)
+        pieces.append(normal((vectors, count), name="words"))
+    return tuple(pieces)
 
 
 def _split_root(gram: Any, first: int) -> Any:
@@ -457,13 +490,17 @@ def _split_root(gram: Any, first: int) -> Any:
 
 
 def inverse_root(gram: Any) -> Any:
-    """The symmetric G^(−1/2) of semidefinite matrices; 0 on their null space."""
+    """The symmetric G^(−1/2) of semidefinite matrices (…, s, s); 0 on their null
+    space.
+    """
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
     largest = xp.max(xp.abs(values), axis=-1, keepdims=True)
-    positive = values > EIGENVALUE_RTOL * xp.finfo(gram.dtype).eps * largest
-    inverse = xp.where(positive, 1.0 / xp.sqrt(xp.where(positive, values, 1.0)), 0.0)
-    return (vectors * inverse[..., None, :]) @ xp.matrix_transpose(vectors)
+    smallest = EIGENVALUE_RTOL * xp.finfo(gram.dtype).eps * largest
+    is_positive = values > smallest
+    roots = xp.sqrt(xp.where(is_positive, values, 1.0))
+    inverse_roots = xp.where(is_positive, 1.0 / roots, 0.0)
+    return (vectors * inverse_roots[..., None, :]) @ xp.matrix_transpose(vectors)
 
 
 class Loss(NamedTuple):
@@ -489,14 +526,18 @@ def readout(y: Vector) -> Loss:
 def cross_entropy(
     model: Description, words: Logits, targets: Sequence[int]
 ) -> tuple[Loss, Scalar]:
-    """The initial loss for one target id per vector, and `Logits.ends`."""
+    """The initial loss for one target id per vector, and `Logits.ends`.
+
+    With c_iw = ∂L/∂(logit of word w for vector i), the squared gradient of the vectors
+    of some words is n Σ_ij Σ_w c_iw c_jw ⟨y_i, y_j⟩/n.
+    """
     y = words.y
     t = y.size
-    sums = _head_sums(words, tuple(words.columns(targets)))
+    numbers = _head_numbers(words, tuple(words.columns(targets)))
     known_words = 0 if words.known is None else words.known.shape[-1]
-    where = parts(t, known_words)
-    products = sums[where.products].reshape(t, t)
-    squares = sums[where.squares].reshape(t, t)
+    positions = head_parts(t, known_words)
+    products = numbers[positions.products].reshape(t, t)
+    squares = numbers[positions.squares].reshape(t, t)
     gram = mean_dot(y, y)
     seeds: list[tuple[Value, Value]] = []
     head = None
@@ -506,20 +547,21 @@ def cross_entropy(
         gradient = _gradient(y, gram, products, squares)
         seeds.append((y, sigma_of(std, model.width) * gradient))
     if words.known is not None:
-        c = sums[where.known].reshape(t, known_words)
+        c = numbers[positions.known].reshape(t, known_words)
         seeds.append((words.known, c))
         # the vector of padding is 0 but has a gradient
         if model.padding is not None and words.column is not None:
-            of_padding = c[:, words.column.get(model.padding, len(words.column))]
-            padded = model.width * (of_padding[:, None] * of_padding * gram).sum()
-            head = padded if head is None else head + padded
+            column = words.column.get(model.padding, len(words.column))
+            c_padding = c[:, column]
+            of_padding = model.width * (c_padding[:, None] * c_padding * gram).sum()
+            head = of_padding if head is None else head + of_padding
     head_size = (model.vocabulary or 0) * model.width * model.std_logits**2
     loss = Loss(tuple(seeds), head=head, head_size=head_size, tied=model.tied)
-    return loss, sums[where.logits]
+    return loss, numbers[positions.logits]
 
 
-def _head_sums(words: Logits, columns: tuple[int, ...]) -> Scalar:
-    """The result of `of_head`, for targets in these columns."""
+def _head_numbers(words: Logits, columns: tuple[int, ...]) -> Scalar:
+    """The result of `of_head`, (numbers,), for targets in these columns."""
     arrays = [] if words.known is None else [words.known]
     if words.root is not None:
         arrays += [words.root, words.noise[0]]
@@ -542,18 +584,25 @@ def _head_sums(words: Logits, columns: tuple[int, ...]) -> Scalar:
 
 
 def _gradient(y: Vector, gram: Scalar, products: Scalar, squares: Scalar) -> Vector:
-    """√n ∂L/∂y over σ from the words outside the program (the equation above)."""
-    q = mix(apply(inverse_root, gram, axes=2, bounded=False, lipschitz=False), y)
+    """√n ∂L/∂y over σ from the words outside the program: the equation at the top of
+    this file.
+
+    `gram` are ⟨y_i, y_j⟩/n, `products` c N^T and `squares` c c^T, all (t, t).
+    """
+    root_inverse = apply(inverse_root, gram, axes=2, bounded=False, lipschitz=False)
+    q = mix(root_inverse, y)  # orthonormal, up to √n
+    # (c c^T)^(1/2) g, which still has a part along the q
     u = mix(root(squares), gaussian(y.width, y.size, name="W^L"))
-    return u + mix(width_ratio((), (y.width,)) * products - mean_dot(u, q), q)
+    along_q = width_ratio((), (y.width,)) * products - mean_dot(u, q)
+    return u + mix(along_q, q)
 
 
 class End(NamedTuple):
-    """The end of a network."""
+    """The end of a network: its logits and its loss."""
 
-    row: dict[str, Scalar]  # its quantities, by name
-    logits: tuple[Scalar, ...]  # all logits, in parts
-    loss: Loss | None  # with gradients
+    row: dict[str, Scalar]  # its quantities, by name; empty without logits or a loss
+    logits: tuple[Scalar, ...]  # all logits, in parts; empty unless their range is due
+    loss: Loss | None  # None without gradients
 
 
 @dataclass
@@ -579,16 +628,22 @@ class ModelEnd:
         )
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The logits, their loss and the seeds of its gradient; `limit` means n = ∞."""
+        """The logits, their loss and the seeds of its gradient; `limit` means n = ∞.
+
+        `ranges` asks for the logits of all tokens.
+        """
         y = self.traced.output
         if not self.model.vocabulary:
-            return End({}, (), readout(y) if gradients else None)
-        # the last token has logits too, although it has no target
-        if ranges and self._next:
-            all_logits = words(self.model, self.traced, y, limit, y.size - 1)
-            logits = all_logits.first(y.size - 1)
+            loss = readout(y) if gradients else None
+            return End(row={}, logits=(), loss=loss)
+        if ranges and self._predicts_next:
+            # the last token has logits too, although it has no target
+            with_target = y.size - 1
+            all_logits = words(self.model, self.traced, y, limit, first=with_target)
+            logits = all_logits.first(with_target)
         else:
-            all_logits = logits = self.logits(limit)
+            logits = self.logits(limit)
+            all_logits = logits
         if gradients and limit and self.model.tied:
             raise ExactError(
                 logits.y,
@@ -614,16 +669,16 @@ class ModelEnd:
         y = self.traced.output
         if self.model.readout == "class":
             y = y[:1]
-        elif self._next:
+        elif self._predicts_next:
             y = y[:-1]
         return words(self.model, self.traced, y, limit)
 
     @property
-    def _next(self) -> bool:
+    def _predicts_next(self) -> bool:
         """Whether tokens predict the next token."""
-        return self.model.readout != "class" and (
-            self.model.causal or self.model.decoder_layers > 0
-        )
+        if self.model.readout == "class":
+            return False
+        return self.model.causal or self.model.decoder_layers > 0
 
     @property
     def targets(self) -> tuple[int, ...]:
@@ -634,15 +689,16 @@ class ModelEnd:
         if self.model.readout == "class":
             return (0,)
         ids = self.inputs.decoder_ids or self.inputs.ids
-        return ids[1:] if self._next else ids
+        return ids[1:] if self._predicts_next else ids
 
 
 def program_loss(
     net: ProbedProgram, seeds: list[tuple[Value, Value]], widths: Mapping[str, float]
 ) -> Loss:
-    """The loss of a program whose logits have the cotangents `seeds`.
+    """The loss of a program whose logits or loss have the cotangents `seeds`.
 
-    Vectors whose logits were sampled without their matrix get cotangents too.
+    Vectors whose logits were sampled without their matrix get cotangents too. Without
+    seeds, it is the loss of random readouts.
     """
     if not seeds:
         output = net.program.outputs[0]
@@ -652,13 +708,16 @@ def program_loss(
     drawn = _words_outside_blocks(net, seeds)
     backward = Reverse(seeds, drawn, constants=drawn)
     all_seeds = list(seeds)
-    head, head_size = constant(np.zeros(())), 0.0
+    head = constant(np.zeros(()))
+    head_size = 0.0
     for value, words in drawn.items():
-        y, std = words.y, words.std
-        # ∂L/∂logits and their normals
-        c, noise = backward.cotangent(value), words.noise
+        y = words.y
+        std = words.std
+        c = backward.cotangent(value)  # ∂L/∂logits
+        noise = words.noise
         if words.transposed:
-            c, noise = c.transpose(), noise.transpose()
+            c = c.transpose()
+            noise = noise.transpose()
         squares = c @ c.transpose()
         gram = mean_dot(y, y)
         if std:
@@ -680,7 +739,7 @@ def program_loss(
 def _words_outside_blocks(
     net: ProbedProgram, seeds: list[tuple[Value, Value]]
 ) -> dict[Value, DrawnWords]:
-    """The logits without their matrix that the loss depends on, but no block."""
+    """The logits without their matrix on which the loss depends, but no block does."""
     in_blocks = set(topological_order(net.streams))
     drawn: dict[Value, DrawnWords] = {}
     for value in topological_order([value for value, _ in seeds]):
@@ -706,7 +765,9 @@ class DrawnWords(NamedTuple):
 
 
 def drawn_words(value: Value) -> DrawnWords | None:
-    """The logits that a value is, if it is such a product."""
+    """The logits that a value is, if it is a product of normals and the root of a Gram
+    matrix, in either order; None for any other value.
+    """
     match value.op:
         case Apply(
             f, (Scalar(op=Apply(g, (Scalar(op=Dot(y, z)),))), Scalar() as noise)

@@ -44,9 +44,11 @@ ROUTED = ("largest_load", "least_load")  # if there are experts
 def _forward_row(
     before: Vector, block: Block, branches: Sequence[str], *, routed: bool
 ) -> Scalar:
-    """The row of a block; `branches` has the branches of all blocks.
+    """The forward quantities of a block, (numbers,), from its probes and the stream
+    before it.
 
-    `routed`: some of the blocks have experts. Others count as one expert.
+    `branches` are the branches of any block. `routed` says that some blocks have
+    experts; one without experts counts as one expert, with even loads.
     """
     row = [of_stream(value_of(block, "stream"))]
     if "scores" in block or "weights" in block:
@@ -62,28 +64,40 @@ def _forward_row(
 
 
 def _attention_numbers(block: Block) -> Scalar:
-    """The numbers of `ATTENTION` for the probed ones of scores and weights."""
+    """The numbers of `ATTENTION` for scores and weights, or for the one that is probed.
+
+    All heads of the block count together.
+    """
     allowed = mask_of(block)
-    probed = [name for name in ATTENTION if name in block]
-    # If only one of scores and weights is probed, it replaces the other, whose half of
-    # the numbers is dropped.
-    scores_and_weights = []
-    for name in (probed[0], probed[-1]):
-        heads = [probe.value.reshape(-1, *allowed.shape) for probe in block[name]]
-        scores_and_weights.append(_joined(heads))
+    # "scores" or "weights" → scalars (heads, queries, keys)
+    arrays: dict[str, Any] = {}
+    for name in ATTENTION:
+        if name in block:
+            heads = [probe.value.reshape(-1, *allowed.shape) for probe in block[name]]
+            arrays[name] = _joined(heads)
+    # If only one of them is probed, it replaces the other, whose half of the numbers is
+    # dropped.
+    scores: Any = arrays.get("scores", arrays.get("weights"))
+    weights: Any = arrays.get("weights", scores)
     numbers = apply(
         partial(of_attention, allowed=allowed),
-        *scores_and_weights,
+        scores,
+        weights,
         axes=3,
         name="of_attention",
     )
-    if len(probed) == 2:
-        return numbers
-    return numbers[:2] if probed == ["scores"] else numbers[2:]
+    if "weights" not in arrays:
+        return numbers[:2]
+    if "scores" not in arrays:
+        return numbers[2:]
+    return numbers
 
 
 def _shares(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
-    """How much each branch adds to the stream, 0 for those that the block lacks."""
+    """The share of each branch in the stream after the block, (branches,).
+
+    It is 0 for those that the block lacks, for example attention to an encoder.
+    """
     in_block = [name for name in branches if name in block]
     if not in_block:
         return constant(np.zeros(len(branches)))
@@ -94,11 +108,12 @@ def _shares(before: Vector, block: Block, branches: Sequence[str]) -> Scalar:
     shares = apply(of_shares, *arguments, axes=1)
     if len(in_block) == len(branches):
         return shares
-    # no attention to an encoder
     padded = []
     for name in branches:
-        in_row = name in in_block
-        padded.append(shares[in_block.index(name)] if in_row else 0.0 * shares[0])
+        if name in in_block:
+            padded.append(shares[in_block.index(name)])
+        else:
+            padded.append(0.0 * shares[0])
     return stack(padded)
 
 
@@ -120,7 +135,7 @@ def _square(x: Vector) -> Scalar:
 
 
 class Section(NamedTuple):
-    """Some outputs of the metric program."""
+    """Some outputs of the metric program: rows of named numbers."""
 
     part: str  # "block", "input", "end" or "ranges"
     names: tuple[str, ...]  # of the numbers in a row
@@ -199,6 +214,7 @@ class Probes:
         return self._build(limit=False)
 
     def _program(self, sections: Sequence[Section]) -> Program:
+        """A program whose outputs are the rows of all sections, in this order."""
         rows = tuple(row for section in sections for row in section.rows)
         program = Program(rows, f"probes of {self.model.name}")
         program._gaussian = self._gaussian
@@ -214,6 +230,7 @@ class Probes:
         return self.source.program._gaussian
 
     def _names(self, part: str) -> tuple[str, ...]:
+        """The names of the quantities in sections of this part."""
         names: list[str] = []
         for section in self._sections:
             if section.part == part:
@@ -274,7 +291,10 @@ class Probes:
         return self.named(draws_of_rows)
 
     def named(self, outputs: Sequence[Floats]) -> dict[str, Floats]:
-        """Name the outputs of `program.draw` or `limit.draw`, as `measure` does."""
+        """Name the outputs of `program.draw` or `limit.draw`, as `measure` does.
+
+        The outputs are rows (draws, numbers), in the order of the sections.
+        """
         measured: dict[str, Floats] = {}
         remaining = list(outputs)
         for section in self._sections:
@@ -282,9 +302,10 @@ class Probes:
                 break
             rows = remaining[: len(section.rows)]
             remaining = remaining[len(section.rows) :]
-            columns = rows[0] if section.whole else np.stack(rows, axis=1)
+            # (draws, numbers) of the network, or (draws, blocks, numbers)
+            numbers = rows[0] if section.whole else np.stack(rows, axis=1)
             for i, name in enumerate(section.names):
-                measured[name] = np.ascontiguousarray(columns[..., i])
+                measured[name] = np.ascontiguousarray(numbers[..., i])
         return measured
 
     @no_garbage_collection()
@@ -300,6 +321,7 @@ class Probes:
         end = self.source.end(limit, self.gradients, with_ranges)
         sections = [self._blocks()]
         prefixes = ("input_", "decoder_input_")
+        # without a decoder there is only one start
         for prefix, start in zip(prefixes, net.starts, strict=False):
             names = tuple(prefix + name for name in STREAM)
             sections.append(Section("input", names, [of_stream(start)], whole=True))
@@ -314,16 +336,16 @@ class Probes:
                 vocabulary=self.model.vocabulary,
                 copies=isinstance(self.source, ModelEnd) and self.source.model.shared,
             )
-            sections.append(
-                Section("block", gradients.names, gradients.rows, whole=False)
-            )
-            sections.append(
-                Section("end", gradients.final_names, [gradients.final], whole=True)
-            )
+            of_blocks = Section("block", gradients.names, gradients.rows, whole=False)
+            final = [gradients.final]
+            of_ends = Section("end", gradients.final_names, final, whole=True)
+            sections += [of_blocks, of_ends]
         if with_ranges:
-            of_blocks, of_ends = ranges(net, end.logits)
-            sections.append(Section("ranges", *of_blocks, whole=False))
-            sections.append(Section("ranges", *of_ends, whole=True))
+            block_ranges, end_ranges = ranges(net, end.logits)
+            names, rows = block_ranges
+            sections.append(Section("ranges", names, rows, whole=False))
+            names, rows = end_ranges
+            sections.append(Section("ranges", names, rows, whole=True))
         return sections
 
     def _blocks(self) -> Section:
@@ -336,12 +358,12 @@ class Probes:
             if probe in probed:
                 names += attention_names
         names += [f"{branch}_share" for branch in branches]
-        if "experts" in probed:
+        routed = "experts" in probed
+        if routed:
             names += ROUTED
-        rows = [
-            _forward_row(before, block, branches, routed="experts" in probed)
-            for before, block in zip(net.before, net.blocks, strict=True)
-        ]
+        rows = []
+        for before, block in zip(net.before, net.blocks, strict=True):
+            rows.append(_forward_row(before, block, branches, routed=routed))
         return Section("block", tuple(names), rows, whole=False)
 
 
@@ -359,11 +381,11 @@ class ProgramModel:
         longer: Sequence[Program] = (),
         ids: Sequence[int] | None = None,
     ) -> None:
-        self.program, self.name = program, program.name
+        self.program = program
+        self.name = program.name
         self.ids = None if ids is None else tuple(map(int, ids))
-        self.values = topological_order(
-            [*program.outputs, *(watched.value for watched in program.probes)]
-        )
+        probed = [probe.value for probe in program.probes]
+        self.values = topological_order([*program.outputs, *probed])
         bound = bind_widths(widths_of(self.values), widths, allow_inf=False)
         self._widths = {width: int(size) for width, size in bound.items()}
         self.net = net = ProbedProgram(program)
@@ -373,17 +395,19 @@ class ProgramModel:
         self.vocabulary = None
         if "logits" in net.ends:
             self.vocabulary = value_of(net.ends, "logits").shape[-1]
-        counts = [
-            sum(probe.value.shape[-1] for probe in block.get("experts", ()))
-            for block in net.blocks
-        ]
-        self.experts = max(counts) or None
+        # the largest number of experts in a block; None if no block has any
+        self.experts: int | None = None
+        for block in net.blocks:
+            experts = sum(probe.value.shape[-1] for probe in block.get("experts", ()))
+            if experts > (self.experts or 0):
+                self.experts = experts
         if self.tokens < 2:
             raise ValueError(
                 f"{self.name} has one token: quantities of an audit need two or more"
             )
-        others = [ProgramModel(each, widths) for each in longer]
-        self._lengths = {model.tokens: model for model in (self, *others)}
+        longer_models = [ProgramModel(program, widths) for program in longer]
+        # number of tokens → the network on so many
+        self._lengths = {model.tokens: model for model in (self, *longer_models)}
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -436,26 +460,29 @@ class ProgramModel:
         return Probes(self if tokens is None else self.on(tokens), gradients, ranges)
 
     def end(self, limit: bool, gradients: bool, ranges: bool) -> End:
-        """The probed loss, or that of the logits.
+        """The probed loss, or else that of the probed logits.
 
         The loss of the logits is that of the targets, or averaged over all words.
+        `limit` and `ranges` make no difference: `Transformer.probes` uses them.
         """
         row: dict[str, Scalar] = {}
-        seeds: list[tuple[Value, Value]] = []
+        seeds: list[tuple[Value, Value]] = []  # values and their cotangents
         logits: tuple[Any, ...] = ()
-        for probe in self.net.ends.get("logits", ()):  # at most one
-            p = cast(Scalar, probe.value)
+        if "logits" in self.net.ends:
+            (probe,) = self.net.ends["logits"]
+            p = cast(Scalar, probe.value)  # (tokens, words)
+            tokens, words = p.shape
             logits = (p,)
             target: Any = probe.mask  # the correct words, or shares of them
             if target is None:
-                target = np.full(p.shape, 1 / p.shape[1])
+                target = np.full(p.shape, 1 / words)
             ends = apply(of_logits, p, axes=2)
             row = {
                 "logit_std": ends[0],
-                "loss": ends[1] - (target * p).sum() / p.shape[0],
+                "loss": ends[1] - (target * p).sum() / tokens,
                 "max_probability": ends[2],
             }
-            seeds = [(p, (softmax(p) - target) / p.shape[0])]
+            seeds = [(p, (softmax(p) - target) / tokens)]
         if "loss" in self.net.ends:
             row["loss"] = value_of(self.net.ends, "loss")
             seeds = [(row["loss"], constant(np.ones(())))]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._array_api import Array, Bools, array_namespace, eigenvalues
+from ..._array_api import Array, Bools, Ints, array_namespace, eigenvalues
 from ...language import Scalar, Value, Vector, apply, join
 from ...language.operations._score import pooled
 from ...language.theorem._check_function import declares
@@ -31,16 +31,15 @@ LOGITS_PER_BATCH = 2**17
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
-    s = gram.shape[-1]
-    diagonal = xp.linalg.diagonal(gram)
-    scale = xp.sqrt(xp.clip(diagonal, 0.0, None))
-    sizes = scale[..., :, None] * scale[..., None, :]
-    cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
-    of_pairs = xp.sum(cosines, axis=(-2, -1)) - xp.sum(
-        xp.linalg.diagonal(cosines), axis=-1
-    )
-    cosine = of_pairs / (s * (s - 1))
-    return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
+    tokens = gram.shape[-1]
+    squares = xp.linalg.diagonal(gram)
+    lengths = xp.sqrt(xp.clip(squares, 0.0, None))
+    products = lengths[..., :, None] * lengths[..., None, :]
+    cosines = xp.where(products > 0, gram / xp.where(products > 0, products, 1.0), 0.0)
+    total = xp.sum(cosines, axis=(-2, -1))
+    of_same_token = xp.sum(xp.linalg.diagonal(cosines), axis=-1)
+    mean_cosine = (total - of_same_token) / (tokens * (tokens - 1))
+    return xp.stack([xp.mean(squares, axis=-1), mean_cosine], axis=-1)
 
 
 @declares(numbers=1, of_spectrum=True)
@@ -51,7 +50,8 @@ def effective_rank(gram: Array) -> Array:
     tokens are parallel, and s if they are orthogonal with equal norms.
     """
     xp = array_namespace(gram)
-    spectrum = xp.clip(eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    symmetric = 0.5 * (gram + xp.matrix_transpose(gram))
+    spectrum = xp.clip(eigenvalues(symmetric), 0.0, None)
     total = xp.sum(spectrum, axis=-1, keepdims=True)
     shares = spectrum / xp.where(total > 0, total, 1.0)
     return xp.exp(_entropy(shares))[..., None]
@@ -59,23 +59,26 @@ def effective_rank(gram: Array) -> Array:
 
 @declares(numbers=4)
 def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
-    """(…, heads, s, t) → (…, 4): the numbers of scores and weights.
+    """(…, heads, s, t) → (…, 4): the numbers of scores and weights of s queries and t
+    keys.
 
     They are the standard deviation and the largest of the scores, the entropy, and the
-    largest weight, over heads and allowed pairs. The entropy of a row is divided by
-    that of the uniform row over its allowed entries, and averaged. Entropy and largest
-    weight skip rows with one allowed entry, which have no choice; if all rows are like
-    this (a window of one token), both are 1.
+    largest weight, over heads and the pairs in `allowed` (s, t). The entropy of a row
+    is divided by that of the uniform row over its allowed entries, and averaged.
+    Entropy and largest weight skip rows with one allowed entry, which have no choice;
+    if all rows are like this (a window of one token), both are 1.
     """
     if type(scores) is type(weights) is np.ndarray:
         heads = _of_heads_in_batches(scores, weights, allowed)
     else:
-        heads = _of_head(scores, weights, allowed)
+        heads = _of_heads(scores, weights, allowed)
     xp = array_namespace(heads)
-    # in the order of `_of_head`
-    mean, variance = heads[..., 0], heads[..., 1]
+    # in the order of `_of_heads`
+    mean = heads[..., 0]
+    variance = heads[..., 1]
     largest_score = heads[..., 2]
-    entropy, largest_weight = heads[..., 3], heads[..., 4]
+    entropy = heads[..., 3]
+    largest_weight = heads[..., 4]
     # over all heads: the variance within heads, and that of their means
     between = mean - xp.mean(mean, axis=-1, keepdims=True)
     std = xp.sqrt(xp.mean(variance + between * between, axis=-1))
@@ -89,39 +92,40 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
 
 
 def _of_heads_in_batches(scores: Array, weights: Array, allowed: Bools) -> Array:
-    """`_of_head` of numpy arrays, a few heads at a time."""
+    """`_of_heads` of numpy arrays, a few heads at a time."""
     shape = np.broadcast_shapes(scores.shape, weights.shape)
-    scores = np.broadcast_to(scores, shape).reshape(-1, *shape[-2:])
-    weights = np.broadcast_to(weights, shape).reshape(-1, *shape[-2:])
-    size = max(1, LOGITS_PER_BATCH // allowed.size)
+    leading = shape[:-2]
+    rows_and_columns = shape[-2:]
+    scores = np.broadcast_to(scores, shape).reshape(-1, *rows_and_columns)
+    weights = np.broadcast_to(weights, shape).reshape(-1, *rows_and_columns)
+    heads_at_a_time = max(1, LOGITS_PER_BATCH // allowed.size)
     results = []
-    for start in range(0, len(scores), size):
-        batch = slice(start, start + size)
-        results.append(_of_head(scores[batch], weights[batch], allowed))
-    return np.concatenate(results).reshape(*shape[:-2], 5)
+    for start in range(0, len(scores), heads_at_a_time):
+        batch = slice(start, start + heads_at_a_time)
+        results.append(_of_heads(scores[batch], weights[batch], allowed))
+    return np.concatenate(results).reshape(*leading, 5)
 
 
-def _of_head(scores: Array, weights: Array, allowed: Bools) -> Array:
+def _of_heads(scores: Array, weights: Array, allowed: Bools) -> Array:
     """(…, s, t) → (…, 5): the numbers of each head.
 
     They are mean, variance and largest of the allowed scores, entropy, largest weight.
     """
     xp = array_namespace(scores, weights)
     pairs = np.flatnonzero(allowed)
-    entries = allowed.sum(axis=-1)
     allowed_scores = xp.take(flat(scores), xp.asarray(pairs), axis=-1)
-    free = np.flatnonzero(entries > 1)  # the rows with a choice
-    if len(free):
-        start, stop = free[0], free[-1] + 1
-        if len(free) == stop - start:
-            rows = weights[..., start:stop, :]
-        else:
-            rows = xp.take(weights, xp.asarray(free), axis=-2)
-        uniform_entropy = xp.asarray(np.log(entries[free]), dtype=rows.dtype)
+    allowed_in_row = allowed.sum(axis=-1)
+    rows_with_choice = np.flatnonzero(allowed_in_row > 1)
+    if len(rows_with_choice):
+        rows = _take_rows(weights, rows_with_choice)
+        uniform_entropy = np.log(allowed_in_row[rows_with_choice])
+        uniform_entropy = xp.asarray(uniform_entropy, dtype=rows.dtype)
         entropy = xp.mean(_entropy(rows) / uniform_entropy, axis=-1)
         largest = xp.max(rows, axis=(-2, -1))
     else:
-        entropy = largest = xp.ones_like(xp.max(weights, axis=(-2, -1)))
+        ones = xp.ones_like(xp.max(weights, axis=(-2, -1)))
+        entropy = ones
+        largest = ones
     return _stacked(
         xp.mean(allowed_scores, axis=-1),
         xp.var(allowed_scores, axis=-1),
@@ -129,6 +133,18 @@ def _of_head(scores: Array, weights: Array, allowed: Bools) -> Array:
         entropy,
         largest,
     )
+
+
+def _take_rows(matrices: Array, rows: Ints) -> Array:
+    """These rows, at least one and increasing, of matrices (…, s, t); as a view if they
+    are consecutive.
+    """
+    start = rows[0]
+    stop = rows[-1] + 1
+    if len(rows) == stop - start:
+        return matrices[..., start:stop, :]
+    xp = array_namespace(matrices)
+    return xp.take(matrices, xp.asarray(rows), axis=-2)
 
 
 def _stacked(*arrays: Array) -> Array:
@@ -142,7 +158,7 @@ def _stacked(*arrays: Array) -> Array:
 
 
 def flat(scores: Array) -> Array:
-    """Merge the last two axes."""
+    """Merge the last two axes: (…, s, t) → (…, s · t)."""
     *leading, rows, columns = scores.shape
     return array_namespace(scores).reshape(scores, (*leading, rows * columns))
 
@@ -152,20 +168,33 @@ def of_logits(*arrays: Array, cap: float | None = None) -> Array:
     """Logits (…, t, words) → (…, 3): the numbers of all logits.
 
     They are the standard deviation, the mean of log Σ e^logit, and the largest
-    probability. The arguments are an array of logits, or the factors root (…, t, t)
-    and noise (…, t, words) of others, or all three.
+    probability. The arguments are an array of known logits (…, t, words); or the root
+    (…, t, t) and the noise (…, t, words) whose product are the logits of other words;
+    or root, noise and known logits, in this order.
     """
-    seen = LogitMoments()
     if len(arrays) == 1:
-        (known,) = arrays
-        seen.add(capped(known, cap) + 0.0)
-        return seen.ends()
-    root, noise, *known_logits = arrays
+        moments = LogitMoments()
+        moments.add(_own_copy(capped(arrays[0], cap)))
+    else:
+        moments = _moments_of(*arrays, cap=cap)
+    return moments.ends()
+
+
+def _moments_of(
+    root: Array, noise: Array, *known_logits: Array, cap: float | None
+) -> LogitMoments:
+    """The moments of known logits, if any, and of the logits root · noise."""
+    moments = LogitMoments()
     for known in known_logits:
-        seen.add(capped(known, cap) + 0.0)
+        moments.add(_own_copy(capped(known, cap)))
     for logits, _ in batches(root, noise, cap):
-        seen.add(logits)
-    return seen.ends()
+        moments.add(logits)
+    return moments
+
+
+def _own_copy(logits: Array) -> Array:
+    """A new array with the same entries, which `LogitMoments.add` may overwrite."""
+    return logits + 0.0
 
 
 # A large vocabulary is drawn in pieces, so that memory does not grow with tokens times
@@ -182,7 +211,7 @@ def _first_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
 def _state_shape(
     state: tuple[int, ...], *argument_shapes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The shape of packed moments after a further piece: that before it."""
+    """The shape of packed moments after a further piece, which is that before it."""
     return state
 
 
@@ -190,26 +219,23 @@ def _state_shape(
 def first_words(*arrays: Array, cap: float | None) -> Array:
     """The packed moments (…, t, 4) of the first piece and of known logits, if any.
 
-    The arguments are root and noise, and the known logits.
+    The arguments are root and noise, and the known logits, as for `of_logits`.
     """
-    seen = LogitMoments()
-    root, noise, *known_logits = arrays
-    for known in known_logits:
-        seen.add(capped(known, cap) + 0.0)
-    for logits, _ in batches(root, noise, cap):
-        seen.add(logits)
-    return seen.packed()
+    return _moments_of(*arrays, cap=cap).packed()
 
 
 @declares(output_shape=_state_shape)
 def more_words(
     state: Array, root: Array, noise: Array, *, count: int, cap: float | None
 ) -> Array:
-    """The packed moments (…, t, 4) of `count` words, and those of a further piece."""
-    seen = LogitMoments.unpacked(state, count)
+    """Packed moments (…, t, 4) after the words root · noise of a further piece.
+
+    `state` are those of the first `count` words.
+    """
+    moments = LogitMoments.unpacked(state, count)
     for logits, _ in batches(root, noise, cap):
-        seen.add(logits)
-    return seen.packed()
+        moments.add(logits)
+    return moments.packed()
 
 
 @declares(numbers=3)
@@ -219,48 +245,58 @@ def of_words(state: Array, *, count: int) -> Array:
 
 
 def joined(*arrays: Array) -> Array:
-    """Join arrays along their last axis; they broadcast along the others."""
+    """Join arrays along their last axis; they broadcast along the others.
+
+    For example, shapes (5, 1, 2) and (7, 3) become (5, 7, 5).
+    """
     xp = array_namespace(*arrays)
     shape = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
-    return xp.concat(
-        [xp.broadcast_to(array, (*shape, array.shape[-1])) for array in arrays], axis=-1
-    )
+    broadcast = []
+    for array in arrays:
+        broadcast.append(xp.broadcast_to(array, (*shape, array.shape[-1])))
+    return xp.concat(broadcast, axis=-1)
 
 
 def capped(logits: Array, cap: float | None) -> Array:
-    """cap · tanh(logits/cap)."""
-    return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
+    """cap · tanh(logits/cap); the same logits if there is no softcap."""
+    if cap is None:
+        return logits
+    return cap * array_namespace(logits).tanh(logits / cap)
 
 
 def batches(
     root: Array, noise: Array, cap: float | None
 ) -> Iterator[tuple[Array, Array]]:
-    """The logits root · noise and the noise, batch by batch over the words.
+    """The capped logits root · noise and the noise, batch by batch over the words.
 
+    root: (…, t, t), noise: (…, t, words), and both results: (…, t, words of the batch).
     In numpy a batch fits in a cache, and the logits of all words are never in memory.
+    Other libraries take all words at once.
     """
     words = noise.shape[-1]
-    rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
-    size = max(1, LOGITS_PER_BATCH // rows) if isinstance(noise, np.ndarray) else words
-    for start in range(0, words, size):
-        noise_of_batch = noise[..., start : start + size]
+    words_at_a_time = words
+    if isinstance(noise, np.ndarray):
+        rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
+        words_at_a_time = max(1, LOGITS_PER_BATCH // rows)
+    for start in range(0, words, words_at_a_time):
+        noise_of_batch = noise[..., start : start + words_at_a_time]
         yield capped(root @ noise_of_batch, cap), noise_of_batch
 
 
 class LogitMoments:
     """Moments and log Σ e^x of rows (…, t, words) that come in pieces.
 
-    They are merged as in Chan et al. (1979).
+    They are merged as in Chan et al. (1979). All arrays have the shape (…, t, 1).
     """
 
-    count = 0  # of words seen
+    count = 0  # number of words so far
     top: Array  # the largest entry of each row
     mean: Array
     square: Array  # the sum of squared distances from the mean
     mass: Array  # Σ e^(x − top)
 
     def packed(self) -> Array:
-        """(…, t, 4): all that was seen, except the count."""
+        """(…, t, 4): all of them, except the count."""
         return joined(self.top, self.mean, self.square, self.mass)
 
     @classmethod
@@ -275,10 +311,10 @@ class LogitMoments:
         return moments
 
     def add(self, x: Array) -> tuple[Array, Array]:
-        """Add a piece, which is overwritten if the library can do so.
+        """Add a piece x (…, t, words), which is overwritten if the library can do so.
 
         Returns e^(x − top), with `top` the largest entry of each row so far, and
-        e^(previous top − top).
+        e^(previous top − top), the factor of sums of the earlier exponentials.
         """
         xp = array_namespace(x)
         count = x.shape[-1]
@@ -293,14 +329,13 @@ class LogitMoments:
         step = mean - self.mean
         previous_top = self.top
         x -= mean
-        self.square = (
-            self.square
-            + xp.vecdot(x, x)[..., None]
-            + step * step * (self.count * count / total)
-        )
+        square_of_piece = xp.vecdot(x, x)[..., None]
+        between_means = step * step * (self.count * count / total)
+        self.square = self.square + square_of_piece + between_means
         self.mean = self.mean + step * (count / total)
         self.top = xp.maximum(previous_top, top)
         self.count = total
+        # x is now the distance from its mean: make it that from the top
         shift = self.top - mean
         if shift.shape[:-1] != x.shape[:-1]:  # earlier pieces have more replicas
             x = x + 0.0 * shift
@@ -313,14 +348,13 @@ class LogitMoments:
     def ends(self) -> Array:
         """(…, 3): standard deviation over all, mean of log Σ e^x, largest e^x/Σ e^x."""
         xp = array_namespace(self.mean)
-        axes = (-2, -1)
+        rows = (-2, -1)  # the axes of rows
         between = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
-        std = xp.sqrt(xp.mean(self.square / self.count + between * between, axis=axes))
-        return _stacked(
-            std,
-            xp.mean(self.top + xp.log(self.mass), axis=axes),
-            1.0 / xp.min(self.mass, axis=axes),
-        )
+        variance = xp.mean(self.square / self.count + between * between, axis=rows)
+        log_sum = xp.mean(self.top + xp.log(self.mass), axis=rows)
+        # the largest entry of a row has the probability e^0/Σ e^(x − top)
+        largest_probability = 1.0 / xp.min(self.mass, axis=rows)
+        return _stacked(xp.sqrt(variance), log_sum, largest_probability)
 
 
 def of_router(logits: Array, *, chosen: int) -> Array:
@@ -329,19 +363,21 @@ def of_router(logits: Array, *, chosen: int) -> Array:
     The shares of all others are 0.
     """
     xp = array_namespace(logits)
-    least = xp.sort(logits, axis=-1)[..., -chosen, None]
+    smallest_chosen = xp.sort(logits, axis=-1)[..., -chosen, None]
     exponentials = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-    exponentials = xp.where(logits >= least, exponentials, 0.0)
+    exponentials = xp.where(logits >= smallest_chosen, exponentials, 0.0)
     return exponentials / xp.sum(exponentials, axis=-1, keepdims=True)
 
 
 def of_experts(weights: Array) -> Array:
     """(…, tokens, experts) → (…, 2): the largest and the smallest load of an expert.
 
-    They are relative to an even load.
+    The load of an expert is the number of tokens that give it a weight, relative to an
+    even load.
     """
     xp = array_namespace(weights)
-    loads = xp.sum(xp.astype(weights != 0, weights.dtype), axis=-2)
+    is_used = xp.astype(weights != 0, weights.dtype)
+    loads = xp.sum(is_used, axis=-2)
     even = xp.mean(loads, axis=-1)
     largest = _ratio(xp.max(loads, axis=-1), even)
     smallest = _ratio(xp.min(loads, axis=-1), even)
@@ -349,36 +385,45 @@ def of_experts(weights: Array) -> Array:
 
 
 def of_shares(squares: Array, *middle: Array) -> Array:
-    """(…, 1 + branches) → (…, branches): the share of each branch in the sum.
+    """(…, 1 + branches) → (…, branches): the share of each branch in the mean square of
+    the stream after the block.
 
-    The argument has the mean squares of the stream and of the branches. With a norm
-    after each sum, `middle` (…, 1) is the mean square before the last branch, after
-    that norm.
+    The argument has the mean squares of the stream before the block and of the
+    branches. With a norm after each sum, `middle` (…, 1) is the mean square before the
+    last branch, after that norm. For example, the squares 1, 1 and 2 give the shares
+    1/4 and 1/2.
     """
     xp = array_namespace(squares, *middle)
-    before = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
-    before_last = middle[0] if middle else before
-    total = before_last + squares[..., -1:]
-    earlier = _ratio(squares[..., 1:-1], before) * _ratio(before_last, total)
-    return xp.concat([earlier, _ratio(squares[..., -1:], total)], axis=-1)
+    earlier = squares[..., 1:-1]  # of all branches but the last
+    last = squares[..., -1:]
+    sum_before_last = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
+    before_last = middle[0] if middle else sum_before_last
+    after = before_last + last
+    earlier_shares = _ratio(earlier, sum_before_last) * _ratio(before_last, after)
+    return xp.concat([earlier_shares, _ratio(last, after)], axis=-1)
 
 
 def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
     """Pairs of Gram matrices (…, matrices, s, s) → (…, sums).
 
-    Each of `sums` is a factor and the positions of its pairs, whose entrywise products
-    are summed.
+    The two matrices of a pair follow each other. Each of `sums` is a factor and the
+    positions of the first matrices of its pairs, whose entrywise products are summed.
+    For example, `sums=[(0.5, [0, 2])]` gives 0.5 (Σ G_0 G_1 + Σ G_2 G_3).
     """
     xp = array_namespace(*grams)
-    products: dict[int, Array] = {}
+    all_entries = (-3, -2, -1)  # the axes of matrices, rows and columns
+    products: dict[int, Array] = {}  # by the position of the first matrix
     for _, positions in sums:
         for k in positions:
             if k not in products:
-                products[k] = xp.sum(grams[k] * grams[k + 1], axis=(-3, -2, -1))
-    zero = 0.0 * xp.sum(grams[0], axis=(-3, -2, -1))
+                products[k] = xp.sum(grams[k] * grams[k + 1], axis=all_entries)
+    zero = 0.0 * xp.sum(grams[0], axis=all_entries)  # of the right shape and library
     totals = []
     for factor, positions in sums:
-        totals.append(factor * sum((products[k] for k in positions), zero))
+        total = zero
+        for k in positions:
+            total = total + products[k]
+        totals.append(factor * total)
     return xp.stack(totals, axis=-1)
 
 
@@ -408,11 +453,14 @@ class Format(NamedTuple):
 
     name: str
     title: str
-    largest: float
+    largest: float  # its largest number
     smallest: int  # the exponent of the smallest power of two; subnormal numbers count
 
     def scale(self, largest: Array) -> Array:
-        """The exponent of the largest power of two by which values stay in range."""
+        """The exponent of the largest power of two by which values stay in range.
+
+        `largest` are their largest absolute values, of any shape.
+        """
         xp = array_namespace(largest)
         magnitude = xp.log2(xp.where(largest > 0, largest, 1.0))
         return xp.floor(math.log2(self.largest) - magnitude)
@@ -446,23 +494,29 @@ ENDS = ("embedding", "logits")
 
 
 def of_range(numbers: Array) -> Array:
-    """(…, numbers) → (…, COLUMNS)."""
+    """(…, numbers) → (…, COLUMNS): the largest absolute value, and the shares below the
+    smallest number of each format, before and after scaling.
+    """
     xp = array_namespace(numbers)
     size = xp.abs(numbers)
     largest = xp.max(size, axis=-1)
+    # exponents of the smallest number that a format represents: as they are, (…), and
+    # for numbers that are scaled before the conversion
     exponents = [f.smallest + 0.0 * largest for f in FORMATS]
     exponents += [f.smallest - f.scale(largest) for f in FORMATS]
     shares = []
     for exponent in exponents:
-        is_small = (size < (2.0**exponent)[..., None]) & (size > 0)
-        shares.append(xp.mean(xp.astype(is_small, size.dtype), axis=-1))
+        smallest = (2.0**exponent)[..., None]
+        is_lost = (size < smallest) & (size > 0)
+        shares.append(xp.mean(xp.astype(is_lost, size.dtype), axis=-1))
     return xp.stack([largest, *shares], axis=-1)
 
 
 def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
-    """The numbers of `COLUMNS`, over all coordinates of vectors or over scalars.
+    """The numbers of `COLUMNS`, (COLUMNS,), over all entries of values of one type.
 
-    `allowed` marks the entries of scalars that count.
+    For vectors these are all coordinates; for scalars (…, s, t) the entries that
+    `allowed` (s, t) marks, or all.
     """
     if all(isinstance(value, Vector) for value in values):
         vectors: Any = join([value.reshape(-1) for value in values])
@@ -475,14 +529,17 @@ def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
 
 
 class Ranges(NamedTuple):
-    """Names and rows of ranges."""
+    """The ranges of some activations."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the numbers of a row, such as "query_largest"
     rows: list[Scalar]
 
 
 def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> tuple[Ranges, Ranges]:
-    """The ranges with a row for each block, and those of embeddings and logits."""
+    """The ranges with a row for each block, and those of embeddings and logits.
+
+    The second have one row, without logits if there are none.
+    """
     in_blocks = [name for name in BLOCK if name in net.blocks[0]]
     rows = [_ranges_of_block(block, in_blocks) for block in net.blocks]
     ends: dict[str, Sequence[Value]] = {"embedding": net.starts}

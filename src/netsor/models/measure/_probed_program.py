@@ -21,7 +21,7 @@ from ...language.values._graph import topological_order
 from ...language.values._probe import Probe
 from ...programs._program import Program
 
-Block = dict[str, list[Probe]]
+Block = dict[str, list[Probe]]  # name → the probes of this name, in order
 ONCE = ("stream", "attention", "cross", "middle", "mlp")  # at most once per block
 ENDS = ("logits", "loss")  # outside the blocks
 MATRIX_NAMES = {
@@ -51,25 +51,31 @@ class ProbedProgram:
     """
 
     def __init__(self, program: Program) -> None:
-        self.program, self.name = program, program.name
+        self.program = program
+        self.name = program.name
         self.starts: list[Vector] = []
         self.blocks: list[Block] = []
         self.ends: Block = {}
         self.layers = 0
         self._read(program.probes)
-        self.tokens, self.width = self.starts[0].shape[0], self.starts[0].width
+        self.tokens = self.starts[0].shape[0]
+        self.width = self.starts[0].width
         self.streams: list[Vector] = [
             value_of(block, "stream") for block in self.blocks
         ]
         self.before = [self.starts[0], *self.streams[:-1]]
-        # the decoder starts from its own embeddings
-        self.before[self.layers : self.layers + 1] = self.starts[1:]
+        if len(self.starts) == 2:  # the decoder starts from its own embeddings
+            self.before[self.layers] = self.starts[1]
         self._check_blocks_alike()
         self._check_tokens()
 
     def _read(self, probes: Sequence[Probe]) -> None:
-        """Sort the probes into embeddings, blocks and ends."""
-        block: Block = {}  # since the last stream
+        """Sort the probes into embeddings, blocks and ends.
+
+        For example, the probes embedding, query, stream, query, stream and logits are
+        two blocks with a query and a stream each.
+        """
+        block: Block = {}  # the probes since the last stream
         for probe in probes:
             if probe.name == "embedding":
                 self._read_embedding(probe, block)
@@ -81,25 +87,31 @@ class ProbedProgram:
             if probe.name == "stream":
                 self.blocks.append(block)
                 block = {}
-        decoder_starts_late = self.layers and len(self.starts) == 1
-        if not self.starts or not self.blocks or decoder_starts_late:
+        # a first embedding after a stream
+        block_before_embedding = self.layers and len(self.starts) == 1
+        if not self.starts or not self.blocks or block_before_embedding:
             raise ValueError(
                 f"{self.name} must name its streams for an audit:"
                 " ns.probe('embedding', x) before the first block, and"
                 " ns.probe('stream', x) after each"
             )
-        if block or self.layers == len(self.blocks):
-            last = next(iter(block), "embedding")
+        decoder_has_no_block = self.layers == len(self.blocks)
+        if block or decoder_has_no_block:
+            name = next(iter(block)) if block else "embedding"
             raise ValueError(
-                f"{self.name} has the probe {last!r} after its last stream, outside any"
+                f"{self.name} has the probe {name!r} after its last stream, outside any"
                 " block"
             )
         if not self.layers:
             self.layers = len(self.blocks)
 
     def _read_embedding(self, probe: Probe, block: Block) -> None:
-        """Begin the encoder or, between two blocks, the decoder."""
-        within_block = bool(block) or bool(self.starts and not self.blocks)
+        """Begin the encoder or, between two blocks, the decoder.
+
+        `block` are the probes since the last stream.
+        """
+        within_first_block = bool(self.starts) and not self.blocks
+        within_block = bool(block) or within_first_block
         if len(self.starts) == 2 or within_block:
             raise ValueError(
                 f"{self.name} has the probe 'embedding' twice: once is allowed, and"
@@ -120,14 +132,16 @@ class ProbedProgram:
 
     def _check_blocks_alike(self) -> None:
         """Every block must have the same probes, but of cross-attention and experts."""
-        not_in_every_block = {"cross", "experts"}
-        first = self.blocks[0].keys() - not_in_every_block
-        for k, block in enumerate(self.blocks, 1):
-            self._refuse_missing(first - block.keys(), present=1, absent=k)
-            additional = block.keys() - first - not_in_every_block
-            self._refuse_missing(additional, present=k, absent=1)
+        optional = {"cross", "experts"}
+        names_of_first = self.blocks[0].keys() - optional
+        for number, block in enumerate(self.blocks, 1):
+            missing = names_of_first - block.keys()
+            self._refuse_missing(missing, present=1, absent=number)
+            additional = block.keys() - names_of_first - optional
+            self._refuse_missing(additional, present=number, absent=1)
 
     def _refuse_missing(self, names: set[str], present: int, absent: int) -> None:
+        """Raise an error if there are probes that only one of two blocks has."""
         if names:
             raise ValueError(
                 f"{self.name} has the probe {min(names)!r} in block {present} but not"
@@ -136,8 +150,10 @@ class ProbedProgram:
 
     def _check_tokens(self) -> None:
         """All streams of the encoder, or of the decoder, must have the same tokens."""
-        stacks = (self.streams[: self.layers], self.streams[self.layers :])
-        for start, streams in zip(self.starts, stacks, strict=False):
+        encoder = self.streams[: self.layers]
+        decoder = self.streams[self.layers :]
+        # a network without a decoder has only one start
+        for start, streams in zip(self.starts, (encoder, decoder), strict=False):
             shapes = sorted({start.shape, *(x.shape for x in streams)})
             if len(shapes) > 1:
                 raise ValueError(
@@ -147,29 +163,32 @@ class ProbedProgram:
 
     @cached_property
     def values(self) -> tuple[list[Value], list[list[Value]]]:
-        """The values of the embeddings and of each block, in topological order."""
+        """The values of the embeddings, and a list of those of each block, all in
+        topological order.
+        """
         return values_by_block(self.starts, self.streams, self.layers)
 
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
-        """The matrix products in each block, by the kind of matrix."""
+        """For each block, the matrix products by the kind of matrix, as in KINDS."""
+        _, values_of_blocks = self.values
         return [
             self._matrices_of(block, values)
-            for block, values in zip(self.blocks, self.values[1], strict=True)
+            for block, values in zip(self.blocks, values_of_blocks, strict=True)
         ]
 
     def _matrices_of(
         self, block: Block, values: Sequence[Value]
     ) -> dict[str, list[Vector]]:
         """The matrix products among the values of a block, by the kind of matrix."""
-        probed: dict[Value, str] = {}
+        kind_by_probe: dict[Value, str] = {}
         for name, kind in KINDS_OF_PROBES.items():
             for probe in block.get(name, ()):
-                probed[probe.value] = kind
+                kind_by_probe[probe.value] = kind
         products: dict[str, list[Vector]] = {}
         for value in values:
             if isinstance(value, Vector) and isinstance(value.op, MatMul):
-                kind = matrix_kind(value.op, self.width, probed.get(value))
+                kind = matrix_kind(value.op, self.width, kind_by_probe.get(value))
                 products.setdefault(kind, []).append(value)
         return products
 
@@ -182,60 +201,80 @@ def value_of(block: Block, name: str) -> Any:
 def values_by_block(
     starts: Sequence[Vector], streams: Sequence[Vector], layers: int
 ) -> tuple[list[Value], list[list[Value]]]:
-    """The values of the embeddings and of each block, in topological order."""
+    """The values of the embeddings, and a list of those of each block.
+
+    A block has the values that its stream needs and that no earlier block or embedding
+    has, in topological order. `layers` is the number of blocks before the decoder.
+    """
+    # in the order of the network, so that the values of a root follow those of the
+    # roots before
     roots = [starts[0], *streams[:layers], *starts[1:], *streams[layers:]]
     values = topological_order(roots)
-    stop = {value: k for k, value in enumerate(values, 1)}
-    by_root: dict[Value, list[Value]] = {}
+    stop = {value: position for position, value in enumerate(values, 1)}
+    values_of_root: dict[Value, list[Value]] = {}
     start = 0
     for root in roots:
-        # encoder and decoder may start from the same value
-        by_root.setdefault(root, values[start : stop[root]])
+        # encoder and decoder may start from the same value: the first has it
+        if root not in values_of_root:
+            values_of_root[root] = values[start : stop[root]]
         start = max(start, stop[root])
-    embedding = [value for root in dict.fromkeys(starts) for value in by_root[root]]
-    return embedding, [by_root[stream] for stream in streams]
+    embedding: list[Value] = []
+    for root in dict.fromkeys(starts):
+        embedding += values_of_root[root]
+    return embedding, [values_of_root[stream] for stream in streams]
 
 
 def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
-    """The kind of a matrix of a block.
+    """The kind of the matrix of a product in a block, as in KINDS.
 
-    It is known from its name, else from the probe of its product, else from its widths,
-    which tell the matrices of a perceptron.
+    It is known from the name of the matrix; else it is `probed`, the kind by the probe
+    of the product; else a matrix of the perceptron, "in" if it acts on the width of the
+    stream, and "out" if it does not.
     """
     name = op.weight.source.name or ""
     if name in MATRIX_NAMES:
         return MATRIX_NAMES[name]
     if name in KINDS:
         return name
-    return probed or ("in" if op.weight.in_width == stream else "out")
+    if probed is not None:
+        return probed
+    return "in" if op.weight.in_width == stream else "out"
 
 
 def mask_of(block: Block) -> Bools:
-    """The entries of scores and weights that take part, in all heads of a block.
+    """The entries of scores and weights that take part, (queries, keys), which must be
+    the same in all heads of a block.
 
-    They are those of the mask of a probe, or of the softmax.
+    They are those of the mask of a probe, or of the softmax; without a mask they are
+    all, and without scores and weights a single one.
     """
     mask: Bools | None = None
     probes = (*block.get("scores", ()), *block.get("weights", ()))
     for probe in probes:
         shape = probe.value.shape[-2:]
-        for other in _masks_of(probe):
-            mask = other if mask is None else mask
-            if not np.array_equal(mask, other):
+        for mask_of_head in _masks_of(probe):
+            if mask is None:
+                mask = mask_of_head
+            if not np.array_equal(mask, mask_of_head):
                 raise _different_masks(probe)
         if mask is not None and mask.shape != shape:
             raise _different_masks(probe)
     if mask is not None:
         return mask
-    return np.ones(probes[0].value.shape[-2:] if probes else (1, 1), bool)
+    shape = probes[0].value.shape[-2:] if probes else (1, 1)
+    return np.ones(shape, bool)
 
 
 def _masks_of(probe: Probe) -> list[Bools]:
-    """The masks of the heads of scores or weights; none if all entries take part."""
+    """The masks (queries, keys) of the heads of scores or weights.
+
+    The list is empty if no mask is known.
+    """
     if probe.mask is not None:
         return [probe.mask]
     shape = probe.value.shape[-2:]
     match computed_by(probe.value).op:
+        # weights that are a masked softmax of scores, whose mask is a constant
         case Apply(f, (_, Scalar(op=Constant(numbers)))) if f is MASKED_SOFTMAX:
             visible = np.broadcast_to(numbers > 0, (*numbers.shape[:-2], *shape))
             return list(visible.reshape(-1, *shape))
@@ -243,6 +282,7 @@ def _masks_of(probe: Probe) -> list[Bools]:
 
 
 def _different_masks(probe: Probe) -> ValueError:
+    """The error for scores or weights of a block with several masks."""
     return ValueError(
         f"{probe.name} have different masks: an audit needs one mask for all heads of a"
         " block"
