@@ -355,8 +355,8 @@ def rearranged(call: Call, x: Tensor) -> Tensor:
     image = x
     if not isinstance(image, Interleaved):
         image = Interleaved.of(_vectors_in_order(call, x))
-    rows, columns = 1.0 + image.origins, np.ones(image.shape)
-    result, counts = call.computed(rows), call.computed(columns)
+    result = call.computed(np.asarray(image.origins + 1, dtype=np.float64))
+    counts = call.computed(np.ones(image.shape))
     refuse_if(
         not np.isin(counts, (0.0, 1.0)).all(),
         "an operation on positions that adds entries to each other",
@@ -514,9 +514,9 @@ def group_norm(
 
 def _with_channels(call: Call, x: Tensor) -> Vectors:
     """The argument as vectors whose coordinates are the channels."""
-    x = call.vectors(x)
-    refuse_if(x.axis != 1, "the channels must be the coordinates of vectors")
-    return x
+    vectors = call.vectors(x)
+    refuse_if(vectors.axis != 1, "the channels must be the coordinates of vectors")
+    return vectors
 
 
 def _standardised(x: ns.Vector, over: Any, eps: float) -> ns.Vector:
