@@ -240,7 +240,9 @@ def test_program_of_network_matches_module(name):
 
 
 def _squared_gradient(loss, value):
-    """The squared norm of the gradient of a loss by vectors."""
+    """The squared norm of the gradient of a loss by vectors, or by scalars."""
+    if isinstance(value, ns.Scalar):
+        return (ns.grad(loss, value) ** 2).sum()
     gradient = ns.grad(loss, value).reshape(-1, 1)
     return ns.mean_dot(gradient, gradient).sum()
 
@@ -255,7 +257,9 @@ def _gradients(loss, draws):
     for name, by_span in draws._columns.items():
         vectors[name] = [x for columns in by_span.values() for x in columns.drawn]
     for name, drawn in vectors.items():
-        squares[name] = sum(_squared_gradient(loss, x) for x in drawn)
+        squares[name] = sum(
+            _squared_gradient(loss, draws.twins.get(x, x)) for x in drawn
+        )
     return squares
 
 
