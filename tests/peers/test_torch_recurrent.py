@@ -543,7 +543,7 @@ def test_recurrence_without_stand_ins_is_exact():
 )
 def test_audit_of_recurrence_predicts_the_next_token(name):
     network = read_network(BUILDS[name], (IDS,))
-    assert network.targets == tuple(IDS[0, 1:].tolist())
+    assert network.targets.words == tuple(IDS[0, 1:].tolist())
     report = ns.audit(network.program, quick=True, gradients=True, progress=False)
     assert report.finding("loss").verdict in ("ok", "undecided")
 
@@ -551,7 +551,7 @@ def test_audit_of_recurrence_predicts_the_next_token(name):
 def test_network_that_sees_later_tokens_predicts_the_token_itself():
     build = partial(Convolution, kernel_size=3, padding=1)
     network = read_network(build, (IDS,))
-    assert network.targets == tuple(IDS[0].tolist())
+    assert network.targets.words == tuple(IDS[0].tolist())
 
 
 @pytest.mark.slow

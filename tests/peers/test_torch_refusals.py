@@ -134,8 +134,8 @@ HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
         ),
         # a channel shuffle
         (
-            lambda x: x.unflatten(-1, (2, 4)).mT.flatten(-2),
-            "a view that cuts across axes",
+            lambda x: x + x.unflatten(-1, (2, 4)).mT.flatten(-2),
+            "the coordinates of vectors are interleaved",
         ),
         (lambda x: (_turned(x) * torch.linspace(1, 2, 8)).relu(), "by one angle each"),
     ],

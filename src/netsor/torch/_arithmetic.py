@@ -30,6 +30,7 @@ from ._axes import (
     same_vectors,
     settled,
 )
+from ._interleaved import ZERO, Interleaved
 from ._layout import Expand, Index, Permute, Reshape
 from ._random_parameters import MOST_ENTRIES, Draws, Random, has_few_coordinates
 
@@ -41,7 +42,7 @@ MASKED = -1e4
 NEVER = -1e30
 MAX_POWER = 8  # of coordinates
 Tensor = Any  # Vectors, Scalars, Linear, Random, an array or a number
-VALUES = (Vectors, Scalars, Linear, Random)
+VALUES = (Vectors, Scalars, Linear, Random, Interleaved)
 
 
 class Call(NamedTuple):
@@ -50,11 +51,20 @@ class Call(NamedTuple):
     draws: Draws  # the random objects of the program
     shapes: list[Shape]  # of the tensors that the operation returns
     eps: float  # the distance from 1 to the next number of their type
+    # the operation of the framework, as a function of an array in place of its first
+    # argument; None if others are random too
+    of_array: Callable[[Floats], Floats] | None = None
 
     @property
     def shape(self) -> Shape:
         """The shape of the result."""
         return self.shapes[0]
+
+    def computed(self, x: Floats) -> Floats:
+        """What the framework computes from given numbers in place of the argument."""
+        if self.of_array is None:
+            raise Refusal("other arguments are random too")
+        return self.of_array(x)
 
     def vectors(self, x: Tensor) -> Vectors:
         """The argument as vectors.
@@ -76,6 +86,8 @@ class Call(NamedTuple):
             return self.draws.vectors(x)
         if isinstance(x, Linear):
             return settled(x)
+        if isinstance(x, Interleaved):
+            raise Refusal("the coordinates of vectors are interleaved with positions")
         return x
 
     def ranked(self, first: Tensor, second: Tensor) -> list[Tensor]:
@@ -115,7 +127,8 @@ class Call(NamedTuple):
 
     def _of_one_kind(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
         """Vectors and scalars that differ along their coordinates: both of one kind."""
-        if x.last and not has_few_coordinates(x) and y.shown is None:
+        is_one_number = x.shape[x.axis] == 1
+        if x.last and not (is_one_number or has_few_coordinates(x)) and y.shown is None:
             return x, vectors_of_scalars(y)
         return self.draws.scalars(x), y
 
@@ -166,6 +179,7 @@ def kind(x: Tensor) -> str:
         Scalars: "scalars",
         Linear: "coordinates",
         Random: "a parameter",
+        Interleaved: "coordinates that are interleaved with positions",
     }
     return names.get(type(x), "numbers")
 
@@ -224,6 +238,8 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     a, b = call.ranked(a, b)
     if not is_random(b):
         b = numbers(b)
+    if not is_random(a):
+        return numbers(a) + b
     if isinstance(a, Scalars):
         return _add_to_scalars(a, b)
     if isinstance(b, Scalars):
@@ -380,6 +396,9 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
     """
 
     def operation(call: Call, x: Tensor) -> Tensor:
+        if isinstance(x, Interleaved):
+            refuse_if((x.origins == ZERO).any(), "a function of zeros beside images")
+            return x.mapped(f)
         x = call.settled(x)
         if isinstance(x, Scalars):
             return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
@@ -402,6 +421,17 @@ def apply_function(f: Function, call: Call, x: Tensor) -> Tensor:
 EXP = Function(
     "exp", exponential, bounded=False, lipschitz=False, derivative=exponential
 )
+
+
+def _root(x: Any) -> Any:
+    return x**0.5
+
+
+def _slope_of_root(x: Any) -> Any:
+    return 0.5 * x**-0.5
+
+
+SQUARE_ROOT = Function("sqrt", _root, derivative=_slope_of_root)
 
 
 def _log_of_sum(x: Any, y: Any) -> Any:
@@ -585,12 +615,14 @@ def _mean_of_coordinates(
 
 def norm(
     call: Call, x: Tensor, order: Any = 2, axes: Any = None, keepdims: bool = False
-) -> Scalars:
-    """The Euclidean norm of vectors."""
+) -> Tensor:
+    """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
-    if float(order) != 2 or axes is None or not _only_coordinates(x, axes):
-        raise Refusal("norms are read if they are Euclidean, and of vectors")
-    return raised(total(call, multiply(call, x, x), axes, keepdims), 0.5)
+    refuse_if(float(order) != 2 or axes is None, "norms are read if they are Euclidean")
+    squares = total(call, multiply(call, x, x), axes, keepdims)
+    if isinstance(squares, Scalars):
+        return raised(squares, 0.5)
+    return apply_function(SQUARE_ROOT, call, squares)
 
 
 def _only_coordinates(x: Vectors, axes: Any) -> bool:
@@ -645,6 +677,9 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         not isinstance(weight, Random),
         f"multiplies by {kind(weight)}: a matrix must be a parameter",
     )
+    if isinstance(x, Interleaved):
+        product = _product_of_flattened(call, x, weight)
+        return product if bias is None else add(call, product, bias)
     given = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
@@ -653,6 +688,20 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     )
     product = call.draws.product(weight, x.plain, given)
     return product if bias is None else add(call, product, bias)
+
+
+def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:
+    """W x for images x that were flattened channel by channel.
+
+    The columns of W are sorted by positions, and then W acts on one vector.
+    """
+    vectors = x.channels_first()
+    if vectors is None:
+        raise Refusal("the coordinates of vectors are interleaved with positions")
+    outputs, channels = weight.shape[0], x.width
+    by_channel = weight.viewed(Reshape((outputs, channels, vectors.shape[-1])))
+    by_position = by_channel.viewed(Permute((0, 2, 1)))
+    return call.draws.product(by_position, ns.concat(vectors, axis=-1))
 
 
 def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ import numpy as np
 from .. import language as ns
 from ..functions.recurrence import SOFTPLUS
 from . import _arithmetic as arithmetic
+from . import _convolution as convolution
 from . import _rearrangement as rearrangement
 from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalised
-from ._axes import Scalars, refuse_if
+from ._axes import Refusal, Scalars, refuse_if
 from ._einsum import einsum
 from ._graph import Node, name_of
 
@@ -213,6 +214,24 @@ def _leaky_relu(call: Call, x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return entrywise(partial(ns.leaky_relu, slope=negative_slope))(call, x)
 
 
+@reads("hardtanh")
+def _hardtanh(
+    call: Call, x: Tensor, min_val: float = -1.0, max_val: float = 1.0
+) -> Tensor:
+    return arithmetic.clamp(call, x, least=min_val, most=max_val)
+
+
+@reads("hardsigmoid")
+def _hardsigmoid(call: Call, x: Tensor) -> Tensor:
+    shifted = arithmetic.add(call, arithmetic.multiply(call, x, 1 / 6), 0.5)
+    return arithmetic.clamp(call, shifted, least=0.0, most=1.0)
+
+
+@reads("hardswish")
+def _hardswish(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.multiply(call, x, _hardsigmoid(call, x))
+
+
 @reads("clamp", "clamp_min", "clamp_max")
 def _clamp(call: Call, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return arithmetic.clamp(call, x, least=min, most=max)
@@ -350,6 +369,97 @@ def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     return arithmetic.softmax(call, x, dim)
 
 
+# Convolutions, pooling, norms of channels
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+MAPS_OF_POSITIONS = (
+    *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+# what only moves entries, leaves some out, or adds zeros
+MOVES = ("roll", "rot90", "unfold", "movedim", "moveaxis", "im2col", "col2im")
+OPS |= dict.fromkeys(CONVOLUTIONS, convolution.convolution)
+OPS |= dict.fromkeys(MAPS_OF_POSITIONS, convolution.map_of_positions)
+OPS |= dict.fromkeys(MOVES, convolution.rearranged)
+OPS |= {
+    "batch_norm": convolution.batch_norm,
+    "instance_norm": convolution.instance_norm,
+    "group_norm": convolution.group_norm,
+}
+OPS |= {f"max_pool{n}d": convolution.max_pool for n in (1, 2, 3)}
+
+
+@reads("_native_batch_norm_legit_no_training")
+def _batch_norm_by_running_statistics(
+    call: Call,
+    x: Tensor,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    running_mean: Tensor = None,
+    running_var: Tensor = None,
+    eps: float = 1e-5,
+) -> list[Tensor]:
+    """The normalised tensor; the other results are not read."""
+    normalised = convolution.batch_norm(
+        call, x, weight, bias, running_mean, running_var, eps=eps
+    )
+    return [normalised]
+
+
+@reads("_native_batch_norm_legit", "_batch_norm_with_update")
+def _batch_norm_by_batch(
+    call: Call, x: Tensor, weight: Tensor = None, bias: Tensor = None, eps: float = 1e-5
+) -> list[Tensor]:
+    """The normalised tensor; the other results are not read."""
+    return [convolution.batch_norm(call, x, weight, bias, training=True, eps=eps)]
+
+
+@reads("native_group_norm")
+def _native_group_norm(
+    call: Call,
+    x: Tensor,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    group: int = 1,
+    eps: float = 1e-5,
+) -> list[Tensor]:
+    """The normalised tensor; the other results are not read."""
+    return [convolution.group_norm(call, x, group, weight, bias, eps)]
+
+
+@reads(*(f"max_pool{n}d_with_indices" for n in (2, 3)))
+def _max_pool_with_indices(
+    call: Call,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> list[Tensor]:
+    """The pooled tensor; the indices are not read."""
+    return [convolution.max_pool(call, x, kernel_size, stride, padding, dilation)]
+
+
+@reads("amax")
+def _amax(call: Call, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return convolution.maximum_over(call, x, dim, keepdim)
+
+
+@reads("max")
+def _max(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> list[Tensor]:
+    """The largest numbers; their indices are not read."""
+    return [convolution.maximum_over(call, x, dim, keepdim)]
+
+
+@reads(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
+def _adaptive_max_pool(call: Call, x: Tensor) -> list[Tensor]:
+    """The pooled tensor; the indices are not read."""
+    return [convolution.adaptive_max_pool(call, x)]
+
+
 # Rearrangements
 
 # other shapes, other orders of the axes, and parts
@@ -425,7 +535,10 @@ def _select(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
 
 @reads("index")
 def _index(call: Call, x: Tensor, indices: Any) -> Tensor:
-    return rearrangement.indexed(call, x, indices)
+    try:
+        return rearrangement.indexed(call, x, indices)
+    except Refusal:
+        return convolution.rearranged(call, x)
 
 
 @reads("split", "split_with_sizes", "chunk")

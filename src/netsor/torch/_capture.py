@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
-from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -39,13 +38,10 @@ from ._laws import Parameters
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._recurrent_cells import PLAIN_RECURRENCES
-from ._sequence_convolution import CONVOLUTION as CONVOLUTION_OF_SEQUENCES
-from ._sequence_convolution import convolution_by_taps
 
 EINSUM = torch.ops.aten.einsum.default
 # functions of torch that are replaced while a module is captured
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-CONVOLUTION = torch.nn.functional.conv2d
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 APPLY = torch.autograd.Function.__dict__["apply"]
 # functions that register a hook on the gradient of a tensor
@@ -282,7 +278,7 @@ def _refuse_missing_rows(graph: Graph, node: Node) -> None:
 
 
 class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Computes attention, and convolutions that cut an image into patches, by products.
+    """Computes attention by products.
 
     What a module computes without gradients (`torch.no_grad`, `.data`) is detached.
     """
@@ -489,33 +485,9 @@ def _attention(
     return torch.softmax(scores, -1) @ value
 
 
-def _patches(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """`conv2d` by a product, if its kernels cut the image into patches."""
-    kernel = tuple(weight.shape[2:])
-    options = (stride, padding, dilation, groups)
-    # otherwise patches overlap, or are padded
-    if tuple(map(_pair, options)) != (kernel, (0, 0), (1, 1), (1, 1)):
-        return CONVOLUTION(x, weight, bias, *options)
-    # (batch, patches, numbers)
-    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).mT
-    embedded = torch.nn.functional.linear(patches, weight.flatten(1), bias)
-    rows, columns = x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]
-    return embedded.mT.unflatten(-1, (rows, columns))
-
-
 # functions of torch that are computed by others while a module is captured
 REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
-    CONVOLUTION: _patches,
-    CONVOLUTION_OF_SEQUENCES: convolution_by_taps,
     **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}

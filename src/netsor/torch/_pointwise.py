@@ -43,6 +43,8 @@ COMPARISONS = (
 )
 # the derivatives that a function of torch has: its Hessian has none of its own
 DERIVATIVES = 2
+# operations that torch does not tag
+ALSO_POINTWISE = ("hardswish", "log_sigmoid")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,8 @@ class PointwiseFunction:
 
 def is_pointwise(node: Node) -> bool:
     """Whether an operation acts on each entry in the same way, and draws nothing."""
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or name_of(node) in ALSO_POINTWISE
 
 
 def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:

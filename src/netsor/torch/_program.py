@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
 from ._arithmetic import VALUES, Call, vectors_of_scalars
-from ._aten_ops import MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
+from ._aten_ops import CONVOLUTIONS, MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._capture import captured
+from ._convolution import Convolution
 from ._deferred import Deferred, can_be_deferred
 from ._fresh_modules import ModuleOrFactory
 from ._graph import (
@@ -37,6 +39,7 @@ from ._graph import (
     path_of,
     refused,
     schema_of,
+    shape_of,
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
@@ -213,11 +216,36 @@ class Reader:
             if name in REARRANGEMENTS and user.op == "call_function":
                 yield from self._factors(user)
                 continue
+            if name in CONVOLUTIONS:
+                yield self._windows_of_pixels(user)
+                continue
             position = MATRICES.get(name)
             factor = None
             if position is not None and user.args[position] is matrix:
                 factor = self.env.get(user.args[position - 1])
             yield factor if isinstance(factor, torch.Tensor) else None
+
+    def _windows_of_pixels(self, node: Node) -> Any:
+        """The windows of given pixels that a kernel multiplies; None if not given.
+
+        Groups have kernels of their own, which are not drawn column by column.
+        """
+        pixels = self.env.get(node.args[0])
+        if not isinstance(pixels, torch.Tensor):
+            return None
+        names = [argument.name for argument in schema_of(node).arguments]
+        options = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        convolution = Convolution.of(
+            kernel=shape_of(options["weight"])[2:],
+            result=shape_of(node),
+            stride=options.get("stride", 1),
+            padding=options.get("padding", 0),
+            dilation=options.get("dilation", 1),
+            groups=options.get("groups", 1),
+        )
+        if convolution.groups > 1:
+            return None
+        return torch.from_numpy(convolution.of_pixels(as_arrays(pixels)))
 
     def program(self) -> Program:
         """The whole program."""
@@ -324,10 +352,12 @@ class Reader:
         their rule in the table of ATen operations, or, if it does not apply and all
         arguments are scalars or a few coordinates, torch computes them later.
         """
-        call = Call(self.draws, *_shapes_and_eps(node.meta.get("val")))
         random = self._random_inputs(node)
         if all(_is_given(self.env[x]) for x in node.all_input_nodes):
             return self._of_constants(node)
+        shapes, eps = _shapes_and_eps(node.meta.get("val"))
+        of_array = partial(self._of_array, node) if len(random) == 1 else None
+        call = Call(self.draws, shapes, eps, of_array)
         is_deferred = any(isinstance(x, Deferred) for x in random)
         if is_deferred and can_be_deferred(node, random):
             return self._deferred(node, call)
@@ -369,6 +399,16 @@ class Reader:
         result = pointwise(call, node, args, kwargs)
         self._check_kind(node, result)
         return result
+
+    def _of_array(self, node: Node, x: Any) -> Any:
+        """What torch computes from an array in place of the first argument."""
+
+        def value_of(argument: Node) -> Any:
+            return self.env[argument]
+
+        _, *others = torch.fx.node.map_arg(node.args, value_of)
+        kwargs = torch.fx.node.map_arg(node.kwargs, value_of)
+        return as_arrays(node.target(torch.from_numpy(x.copy()), *others, **kwargs))
 
     def _random_inputs(self, node: Node) -> list[Any]:
         """The random arguments of an operation."""

@@ -85,7 +85,9 @@ class Span(NamedTuple):
 class Part:
     """The entries of a parameter that a matrix is made of.
 
-    A part and its transpose are equal: its first stride is the larger one.
+    A part and its transpose are equal: its first stride is the larger one. A part with
+    more than two axes is a matrix with the entries of all axes but the first as its
+    columns: that of a convolution, (outputs, *kernel, inputs).
     """
 
     shape: Shape
@@ -94,7 +96,7 @@ class Part:
 
     @classmethod
     def of(cls, w: Random) -> Self:
-        """The part that a view with two axes shows."""
+        """The part that a view shows."""
         layout = w.layout.permuted((1, 0)) if _is_turned(w) else w.layout
         return cls(layout.shape, layout.strides, layout.offset)
 
@@ -113,6 +115,8 @@ class Part:
             return False
         if self.strides != other.strides:
             return True
+        if len(self.shape) > 2 or len(other.shape) > 2:
+            return True
         # the same entry: r·s + c·t + offset for rows r and columns c of both
         rows = max(self.shape[0], other.shape[0])
         columns = max(self.shape[1], other.shape[1])
@@ -127,11 +131,14 @@ class Part:
     def entries(self, numbers: Any) -> Any:
         """The matrix, of the numbers of the whole parameter."""
         layout = Layout(self.shape, self.strides, self.offset)
-        return np.ravel(numbers)[layout.all_positions]
+        positions = layout.all_positions.reshape(self.shape[0], -1)
+        return np.ravel(numbers)[positions]
 
 
 def _is_turned(w: Random) -> bool:
-    """Whether a view with two axes shows the transpose of its `Part`."""
+    """Whether a view shows the transpose of its `Part`."""
+    if len(w.shape) > 2:
+        return False
     rows, columns = zip(w.layout.strides, w.shape, strict=True)
     return rows < columns
 
@@ -320,6 +327,7 @@ class Draws:
     ) -> Vectors | Scalars:
         """W x for a parameter W of shape (out, in); `given` are the numbers of x.
 
+        A parameter with more axes, (out, …), is a matrix with all others as columns.
         For a table whose rows were looked up these are tied logits.
         """
         if w.name in self.ids:
@@ -328,13 +336,13 @@ class Draws:
         if given is not None and w.name in self.of_given_numbers:
             return self._sum_of_columns(w, given)
         refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
-        self._stand_in(law, w.shape[1])
+        out, into = w.shape[0], math.prod(w.shape[1:])
+        self._stand_in(law, into)
         refuse_if(
             law.zero_rows,
             f"the matrix {w.name} has rows of zeros:"
             f" {', '.join(map(str, law.zero_rows[:8]))}",
         )
-        out, into = w.shape
         refuse_if(
             not all(w.layout.strides),
             f"the matrix {w.name} repeats its rows or columns",
@@ -393,7 +401,7 @@ class Draws:
     def _is_whole(self, w: Random) -> bool:
         """Whether a view is the whole parameter, and not transposed."""
         shape = self.laws[w.name].shape
-        in_order = w.layout.strides == (w.shape[1], 1)
+        in_order = w.layout.strides == (w.shape[-1], 1)
         return in_order and w.layout.size == math.prod(shape)
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:

@@ -28,6 +28,7 @@ from ._axes import (
     refuse_if,
     same_vectors,
 )
+from ._interleaved import Interleaved, settled_rearrangement
 from ._layout import Expand, Index, Permute, Rearrangement, Reshape
 from ._random_parameters import Random
 
@@ -38,9 +39,17 @@ def rearranged(call: Call, x: Tensor, rearrangement: Rearrangement) -> Tensor:
     """The same entries in another shape, or with the axes in another order."""
     if not is_random(x):
         return rearrangement.of_array(numbers(x))
-    if not isinstance(x, Random):
+    if isinstance(x, Random):
+        return x.viewed(rearrangement)
+    if not isinstance(x, Interleaved):
         x = call.settled(x)
-    return x.viewed(rearrangement)
+        try:
+            return x.viewed(rearrangement)
+        except Refusal:
+            if not isinstance(x, Vectors):
+                raise
+        x = Interleaved.of(x)
+    return settled_rearrangement(x.by(rearrangement.of_array))
 
 
 def reshape(call: Call, x: Tensor, shape: Shape) -> Tensor:
@@ -86,6 +95,8 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
     if isinstance(x, Patchwork):
         part = x.unchanged(axis, index)
         return pick(call, x.joined(call), axis, index) if part is None else part
+    if isinstance(x, Interleaved):
+        return rearranged(call, x, Index(axis, index))
     if isinstance(x, Random | Scalars):
         return x.viewed(Index(axis, index))
     if not isinstance(x, Linear) or axis != len(x.shape) - 1:
