@@ -23,6 +23,7 @@ from ._aten_ops import (
     ACTIVATIONS,
     ALONG_TOKENS,
     CHOICES,
+    CONVOLUTIONS,
     MATRICES,
     NORMS,
     SAME_STREAM,
@@ -464,6 +465,8 @@ def _mixes_tokens(graph: Graph, node: Node, tokens: int) -> bool:
     if name in ("einsum", *SCORE_PRODUCTS):
         operands = node.args[1] if name == "einsum" else node.args
         return not any(_is_parameter(graph, x) for x in operands)
+    if name in CONVOLUTIONS:
+        return max(shape_of(node.args[1])[2:]) > 1
     return name in ("pad", "constant_pad_nd")
 
 
