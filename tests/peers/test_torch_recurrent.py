@@ -548,6 +548,15 @@ def test_audit_of_recurrence_predicts_the_next_token(name):
     assert report.finding("loss").verdict in ("ok", "undecided")
 
 
+def test_batch_of_causal_convolutions_matches_module_and_predicts_next_tokens():
+    batch = torch.cat([IDS, IDS.flip(1)])
+    ((real, ours),) = literal.outputs(CausalConvolution, (batch,))
+    assert np.abs(real - ours).max() < 1e-6 * np.abs(real).max()
+    network = read_network(CausalConvolution, (batch,))
+    assert network.targets.rows == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
+    assert network.targets.words == tuple(batch[:, 1:].flatten().tolist())
+
+
 def test_network_that_sees_later_tokens_predicts_the_token_itself():
     build = partial(Convolution, kernel_size=3, padding=1)
     network = read_network(build, (IDS,))
