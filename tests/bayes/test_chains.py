@@ -47,7 +47,13 @@ WRONG = Reference(
 )
 
 
-@pytest.mark.parametrize("around", [PRIOR, WRONG], ids=["prior", "another Gaussian"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        pytest.param(PRIOR, id="prior", marks=pytest.mark.slow),
+        pytest.param(WRONG, id="another Gaussian"),
+    ],
+)
 @pytest.mark.parametrize(
     ("far", "noise"),
     keep([(0.0, 0.2), (0.0, 2.0), (100.0, 0.2), (100.0, 2.0)], (100.0, 0.2)),

@@ -88,7 +88,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "logit_cap"), [*CASES, (*TIED, None)])
+@pytest.mark.parametrize(
+    ("name", "changes", "logit_cap"),
+    [*CASES, pytest.param(*TIED, None, marks=pytest.mark.slow)],
+)
 def test_pieces_do_not_change_the_law(name, changes, logit_cap, monkeypatch):
     """Loss, size of logits and all gradients, with a word that is a target twice, and
     one of the last words.

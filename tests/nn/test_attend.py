@@ -174,7 +174,7 @@ def test_attend_law_matches_literal_draws(name):
 
 @pytest.mark.parametrize(
     "name",
-    keep(sorted(set(CASES) - {"norm, then rotary", "linear"}), "all", "two groups"),
+    keep(sorted(set(CASES) - {"norm, then rotary", "linear"}), "two groups"),
 )
 def test_infinite_width_matches_a_large_width(name):
     """Kolmogorov–Smirnov against widths of 1,000, level 1e-5 each; a shift of O(1/1000)
