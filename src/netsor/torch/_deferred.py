@@ -68,6 +68,9 @@ OF_MASKED_SCORES = (
     "topk",
 )
 
+# operations of parameters that torch does not differentiate: their rules refuse them
+CHANGING_PARAMETERS = ("embedding_renorm",)
+
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
@@ -421,6 +424,8 @@ def _called_back_by_jax(
 def can_be_deferred(node: Node, random: Iterable[Any]) -> bool:
     """Whether torch can compute an operation, given its random arguments."""
     if schema_of(node) is None and name_of(node) != "getitem":
+        return False
+    if name_of(node) in CHANGING_PARAMETERS:
         return False
     for x in random:
         if not isinstance(x, Deferred | Scalars):
