@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm explore-static lint bench docs docs-serve dist clean
+.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm coverage explore-static lint bench docs docs-serve dist clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -85,6 +85,10 @@ test-browser: $(VENV)/stamp-browser .pyodide docs explore-static  ## the explore
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers -s' tests/peers
+
+# Classes that are in docs/coverage.csv with these versions are not tried again.
+coverage: $(VENV)/stamp-peers  ## which classes of transformers are read, into docs/coverage.md; an interrupted run resumes
+	$(ONE_THREAD) $(BIN)/python -m tests.peers.coverage
 
 lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/ruff format --check .

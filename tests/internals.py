@@ -741,6 +741,7 @@ _MODULES = (
     "netsor.studies.audit._plots as audit_plots",
     "netsor.studies.audit._request",
     "netsor.torch._fresh_modules",
+    "netsor.torch._network as torch_network",
     "netsor.torch._program",
 )
 

@@ -2,6 +2,7 @@
 depends on the clock.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -668,3 +669,13 @@ def test_audit_interrupt_keeps_finished_draws(kept, tmp_path):
         assert "Traceback" not in error
         run.gone()
     assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_unknown_model_type_names_what_to_install(tmp_path):
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("PyTorch is installed")
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "olmoe"}')
+    done = netsor("audit", str(path))
+    assert "model_type='olmoe' must be one of bert, gemma2, " in done.stderr
+    assert "pip install torch transformers" in done.stderr

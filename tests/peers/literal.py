@@ -29,7 +29,8 @@ def given_numbers(draws, module):
             if not drawn_matrix.as_part:
                 entries = entries.T
             scale = matrix.std / np.sqrt(matrix.in_width.factor)
-            numbers[matrix.source, 0] = entries / scale
+            # a matrix that starts at 0 has any N(0, 1) variables
+            numbers[matrix.source, 0] = entries / scale if scale else entries
     for name, drawn_columns in draws._columns.items():
         for span, columns in drawn_columns.items():
             part = named[name].ravel()[span.start : span.start + span.size]
@@ -43,7 +44,7 @@ def given_numbers(draws, module):
     for name, table in draws._embeddings.items():
         numbers[table.vectors] = named[name][table.known]
     for name, known in draws._rows.items():
-        rows = named[name].reshape(-1, known.length)[list(known.index_of_row)]
+        rows = known.of_storage(named[name])
         for vectors in known.drawn:
             numbers[vectors] = rows[: len(vectors)]
             rows = rows[len(vectors) :]
@@ -69,8 +70,12 @@ def outputs(build, args, seed=5):
     with mock.patch.object(_program, "Draws", record):
         net = ns.torch.program(build, args)
     torch.manual_seed(seed)
-    module = build().eval().double()
-    real = module(*args)
+    module = build().eval()
+    try:
+        module.double()
+        real = module(*(x.double() if x.is_floating_point() else x for x in args))
+    except RuntimeError:  # it makes tensors of single precision itself
+        real = module.float()(*args)
     literal = drawn(list(net.outputs), {}, given_numbers(created[0], module))
     real = real if isinstance(real, tuple) else (real,)
     return [

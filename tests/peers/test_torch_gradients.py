@@ -134,6 +134,23 @@ class Aside(Layer):
         return added
 
 
+class Sign(torch.autograd.Function):
+    """A function of entries with a slope of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class OwnSlope(Layer):
+    def activation(self, h):
+        return Sign.apply(h)
+
+
 class StraightThrough(Layer):
     def activation(self, h):
         return h + (torch.relu(h) - h).detach()
@@ -166,6 +183,7 @@ MODULES = {
     "scales and gates": lambda: Network(GivenScale),
     "no_grad in forward": lambda: Network(Aside),
     "straight through": lambda: Network(StraightThrough),
+    "a slope of its own": lambda: Network(OwnSlope),
     "checkpoints": lambda: Network(Checkpointed),
     "one block twice": lambda: Network(shared=True),
     "tied logits": lambda: Network(tied=True),
@@ -262,19 +280,21 @@ def test_detached_matrix_passes_gradients_to_its_input():
     assert ns.step(moved, moved, lr=1.0) is not moved
 
 
-class Sign(torch.autograd.Function):
+class Reversed(torch.autograd.Function):
+    """The gradient of each entry goes to another one."""
+
     @staticmethod
     def forward(ctx, x):
         return x.sign()
 
     @staticmethod
     def backward(ctx, grad):
-        return grad
+        return grad.flip(-1)
 
 
 class Custom(Layer):
     def activation(self, h):
-        return Sign.apply(h)
+        return Reversed.apply(h)
 
 
 class InPlace(Layer):
@@ -302,8 +322,8 @@ class Crossed(Network):
         (
             lambda: Network(Custom),
             (
-                r"Sign\.apply: the backward pass of a torch\.autograd\.Function is not"
-                r" read"
+                r"Reversed\.apply: the backward pass of a torch\.autograd\.Function is"
+                r" read if it multiplies by a slope"
             ),
         ),
         (

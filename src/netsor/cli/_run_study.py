@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from click import UsageError
 from .._validate import counted, shown
 from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
+from ..models._transformer import UnknownFamilyError
 from ..models.measure._metric_program import ProgramModel
 from ..optim import NAMED
 from ..report._document import wrap
@@ -24,7 +26,7 @@ from ..runtime._units import in_bytes, in_time
 from ..studies import Cost, Study
 from ..studies import Request as StudyRequest
 from ..studies._training import call_build, is_function, subject_of
-from ..studies.audit import AuditStudy
+from ..studies.audit import AuditStudy, read_from_module
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._request import Request
 from ..studies.audit._request import sweep as sweep_of
@@ -183,6 +185,17 @@ def model_of(option: str, source: str) -> Transformer:
             raise ValueError(reason(error)) from None
 
 
+def unknown_family(source: str) -> UnknownFamilyError | None:
+    """A configuration of a type that netsor does not describe; None for all others."""
+    try:
+        read(source)
+    except UnknownFamilyError as unknown:
+        return unknown if isinstance(unknown.config.get("model_type"), str) else None
+    except (ValueError, OSError):  # `model_of` says what is wrong
+        return None
+    return None
+
+
 def _described(source: str, changes: Sequence[str], layers: int | None) -> Transformer:
     """MODEL with the changes of --set and --layers."""
     model = changed(model_of("MODEL", source), "--set", changes)
@@ -304,10 +317,15 @@ class _AuditSubjects:
     binds: Sequence[str]
     arguments: Sequence[str]  # --arg
 
+    @cached_property
+    def unknown(self) -> UnknownFamilyError | None:
+        """MODEL, if it is a configuration of a type that netsor does not describe."""
+        return None if is_target(self.model) else unknown_family(self.model)
+
     @property
     def is_program(self) -> bool:
-        """Whether MODEL is FILE:PROGRAM."""
-        return is_target(self.model)
+        """Whether MODEL is FILE:PROGRAM, or a configuration read from its module."""
+        return is_target(self.model) or self.unknown is not None
 
     def check(self) -> None:
         """Reject options that are for other kinds of models, or contradict another."""
@@ -318,7 +336,9 @@ class _AuditSubjects:
             "--compare-recipe": self.recipes,
         }
         of_programs = {"--bind": self.binds, "--arg": self.arguments}
-        if self.is_program:
+        if self.unknown is not None:
+            self._check_read_from_module({**of_models, **of_programs})
+        elif self.is_program:
             for option, value in of_models.items():
                 if value:
                     raise UsageError(
@@ -333,6 +353,18 @@ class _AuditSubjects:
                 "--sweep and --compare cannot be combined: a sweep compares MODEL with"
                 " itself"
             )
+
+    def _check_read_from_module(self, others: Mapping[str, Any]) -> None:
+        """Reject options that a model read from its module does not take."""
+        assert self.unknown is not None
+        others = {**others, "--layers": self.layers, "--sweep": self.swept}
+        for option, value in others.items():
+            if value:
+                raise UsageError(
+                    f"{option} is for models that netsor describes itself:"
+                    f" {self.unknown.config['model_type']} is read from its module;"
+                    " change its config.json instead"
+                )
 
 
 def _audit_request(options: dict[str, Any]) -> Request:
@@ -439,9 +471,7 @@ def _program(
     that a function's PyTorch module becomes with the token ids or numbers of `inputs`.
     """
     if not is_target(target):
-        raise UsageError(
-            f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is"
-        )
+        return _from_module(target, inputs)
     loaded = find(target, arguments)
     module = module_factory(loaded)
     if module is not None:
@@ -461,6 +491,18 @@ def _program(
     widths = bound_widths(net, binds)
     with usage_errors(f"FILE:PROGRAM {shown(target)}"):
         return ProgramModel(net, widths)
+
+
+def _from_module(source: str, inputs: Mapping[str, Any]) -> ProgramModel:
+    """A configuration of a type that netsor does not describe, read from its module."""
+    unknown = unknown_family(source)
+    if unknown is None:
+        raise UsageError(
+            f"--compare {shown(source)} must be a FILE:PROGRAM, or a configuration that"
+            " is read from its module, as MODEL is"
+        )
+    with usage_errors(f"MODEL {shown(source)}"):
+        return read_from_module(unknown, inputs["ids"], inputs["tokens"])
 
 
 def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> None:

@@ -333,14 +333,27 @@ def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
     return ArgumentError("model", str(source), allowed)
 
 
+class UnknownFamilyError(ValueError):
+    """A configuration of a model type that netsor does not describe.
+
+    An audit reads it from the module that transformers makes of the configuration.
+    """
+
+    def __init__(self, config: Mapping[str, Any], name: str | None) -> None:
+        super().__init__(
+            f"model_type={shown(config.get('model_type'))} of the configuration must be"
+            f" one of {', '.join(sorted(READERS))}; audits read others from the module"
+            " that transformers makes"
+        )
+        self.config = config
+        self.name = name
+
+
 def _build(config: dict[str, Any], name: str | None = None) -> Transformer:
     """The model of a configuration of Hugging Face."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in READERS:
-        raise ValueError(
-            f"model_type={shown(family)} of the configuration must be one of"
-            f" {', '.join(sorted(READERS))}"
-        )
+        raise UnknownFamilyError(config, name)
     return Transformer(
         name=name or config.get("_name_or_path") or family,
         family=family,

@@ -3,7 +3,8 @@
 A module goes through these files: `_fresh_modules` and `_parameters` read the laws of
 its parameters, `_capture` records its graph, `_program` reads the graph as a program by
 the axis rule of `_axes`, `_structure` finds its blocks, and `_network` and
-`_check_init` are what studies and users do with them.
+`_check_init` are what studies and users do with them. `_from_config` begins with a
+configuration of transformers.
 
 Examples
 --------

@@ -18,6 +18,7 @@ from .. import language as ns
 from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
+from ..functions.recurrence import UNIT_LOWER_INVERSE
 from ..models._training import exponential
 from ._axes import (
     Linear,
@@ -29,8 +30,9 @@ from ._axes import (
     same_vectors,
     settled,
 )
-from ._layout import Expand, Permute, Reshape
-from ._random_parameters import Draws, Random
+from ._interleaved import ZERO, Interleaved
+from ._layout import Expand, Index, Permute, Reshape
+from ._random_parameters import MOST_ENTRIES, Draws, Random, has_few_coordinates
 
 # numbers up to this one that meet scores are masks: for scores of usual size, e^(−10⁴)
 # is 0
@@ -40,7 +42,7 @@ MASKED = -1e4
 NEVER = -1e30
 MAX_POWER = 8  # of coordinates
 Tensor = Any  # Vectors, Scalars, Linear, Random, an array or a number
-VALUES = (Vectors, Scalars, Linear, Random)
+VALUES = (Vectors, Scalars, Linear, Random, Interleaved)
 
 
 class Call(NamedTuple):
@@ -49,11 +51,20 @@ class Call(NamedTuple):
     draws: Draws  # the random objects of the program
     shapes: list[Shape]  # of the tensors that the operation returns
     eps: float  # the distance from 1 to the next number of their type
+    # the operation of the framework, as a function of an array in place of its first
+    # argument; None if others are random too
+    of_array: Callable[[Floats], Floats] | None = None
 
     @property
     def shape(self) -> Shape:
         """The shape of the result."""
         return self.shapes[0]
+
+    def computed(self, x: Floats) -> Floats:
+        """What the framework computes from given numbers in place of the argument."""
+        if self.of_array is None:
+            raise Refusal("other arguments are random too")
+        return self.of_array(x)
 
     def vectors(self, x: Tensor) -> Vectors:
         """The argument as vectors.
@@ -63,6 +74,8 @@ class Call(NamedTuple):
         x = self.settled(x)
         if isinstance(x, np.ndarray) and x.ndim and np.issubdtype(x.dtype, np.floating):
             return Vectors.of(ns.data(x))
+        if isinstance(x, Scalars) and x.shown is None and x.shape:
+            return vectors_of_scalars(x)
         if not isinstance(x, Vectors):
             raise Refusal(f"needs vectors, got {kind(x)}")
         return x
@@ -73,13 +86,85 @@ class Call(NamedTuple):
             return self.draws.vectors(x)
         if isinstance(x, Linear):
             return settled(x)
+        if isinstance(x, Interleaved):
+            raise Refusal("the coordinates of vectors are interleaved with positions")
         return x
 
-    def ranked(self, *pair: Tensor) -> list[Tensor]:
-        """Both settled: vectors before scalars, and scalars before numbers."""
+    def ranked(self, first: Tensor, second: Tensor) -> list[Tensor]:
+        """Two operands: vectors before scalars, and scalars before numbers.
+
+        The coordinates of two vectors lie along the same axis of the result, and those
+        along which the other operand has indices are scalars.
+        """
         rank = {Vectors: 0, Scalars: 1}
-        arguments = [self.settled(x) for x in pair]
-        return sorted(arguments, key=lambda x: rank.get(type(x), 2))
+        pair = self._settled_pair(first, second)
+        return sorted(pair, key=lambda x: rank.get(type(x), 2))
+
+    def _settled_pair(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = self.beside(first, second), self.beside(second, first)
+        if isinstance(first, Vectors) and isinstance(second, Vectors):
+            return self._along_one_axis(first, second)
+        for x, y in ((first, second), (second, first)):
+            is_mixed = isinstance(x, Vectors) and isinstance(y, Scalars)
+            if is_mixed and _varies_along(y, x.from_end):
+                return self._of_one_kind(x, y)
+        return first, second
+
+    def beside(self, x: Tensor, other: Tensor) -> Tensor:
+        """`settled` for an operand: a parameter takes the axis of coordinates it meets.
+
+        If it has one entry there, its entries are scalars.
+        """
+        if not isinstance(x, Random) or isinstance(other, Random):
+            return self.settled(x)
+        other = self.settled(other)
+        if not isinstance(other, Vectors) or len(x.shape) < -other.from_end:
+            return self.settled(x)
+        size = x.shape[other.from_end]
+        if size == other.shape[other.axis]:
+            return self.draws.vectors(x, other.from_end)
+        return self.draws.entries_of_parameter(x)
+
+    def _of_one_kind(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
+        """Vectors and scalars that differ along their coordinates: both of one kind."""
+        is_one_number = x.shape[x.axis] == 1
+        if x.last and not (is_one_number or has_few_coordinates(x)) and y.shown is None:
+            return x, vectors_of_scalars(y)
+        return self.draws.scalars(x), y
+
+    def _along_one_axis(self, a: Vectors, b: Vectors) -> tuple[Tensor, Tensor]:
+        """Two operands, at most one of which has coordinates that the other has not.
+
+        Coordinates along which the other operand has indices become scalars; of two
+        vectors that make a product of all coordinates with all, the shorter ones.
+        """
+        if a.from_end == b.from_end:
+            sizes = a.shape[a.axis], b.shape[b.axis]
+            if sizes[0] == sizes[1]:
+                return a, b
+            # one coordinate beside many
+            if sizes[0] == 1:
+                return self.draws.entries(a), b
+            return a, self.draws.entries(b)
+        a_is_indexed = _varies_along(b, a.from_end)
+        b_is_indexed = _varies_along(a, b.from_end)
+        if not a_is_indexed and not b_is_indexed:
+            sizes = a.shape[a.axis], b.shape[b.axis]
+            a_is_indexed = sizes[0] < sizes[1] or (sizes[0] == sizes[1] and b.last)
+            b_is_indexed = not a_is_indexed
+        first = self.draws.entries(a) if a_is_indexed else a
+        second = self.draws.entries(b) if b_is_indexed else b
+        return first, second
+
+
+def vectors_of_scalars(x: Scalars) -> Vectors:
+    """Scalars along the last axis as the coordinates of vectors: Σ_i x_i e_i."""
+    size = x.shape[-1]
+    refuse_if(
+        size > MOST_ENTRIES,
+        f"vectors of {size} scalars: at most {MOST_ENTRIES} are read",
+    )
+    return Vectors.of(x.value @ ns.data(np.eye(size)))
 
 
 def is_random(x: Tensor) -> bool:
@@ -94,6 +179,7 @@ def kind(x: Tensor) -> str:
         Scalars: "scalars",
         Linear: "coordinates",
         Random: "a parameter",
+        Interleaved: "coordinates that are interleaved with positions",
     }
     return names.get(type(x), "numbers")
 
@@ -108,7 +194,7 @@ def _varies_along(x: Tensor, axis_from_end: int) -> bool:
     return len(x.shape) >= -axis_from_end and x.shape[axis_from_end] != 1
 
 
-def _beside(a: Vectors, b: Tensor) -> Any:
+def values_beside(a: Vectors, b: Tensor) -> Any:
     """The tensor b as an operand of `a.plain`.
 
     The result has vectors, or a scalar or a number for each vector.
@@ -152,19 +238,18 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     a, b = call.ranked(a, b)
     if not is_random(b):
         b = numbers(b)
+    if not is_random(a):
+        return numbers(a) + b
     if isinstance(a, Scalars):
         return _add_to_scalars(a, b)
     if isinstance(b, Scalars):
         b = b.before(a.shape)
-        is_for_entries = _varies_along(b, a.from_end)
-    else:
-        is_for_entries = not is_random(b) and bool((b <= MASKED).any())
-    if is_for_entries:
-        # one for each coordinate, or a mask: relative positions of heads
+    elif not is_random(b) and (b <= MASKED).any() and call.draws.can_be_scores(a):
+        # a mask: relative positions of heads
         return add(call, call.draws.scalars(a), b)
     if not is_random(b) and not b.any():
         return _expanded(a, b.shape)
-    return Vectors.of(a.plain + _beside(a, b), a.from_end)
+    return Vectors.of(a.plain + values_beside(a, b), a.from_end)
 
 
 def subtract(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
@@ -213,7 +298,7 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
         return square
     if isinstance(b, Scalars):
         return _multiply_by_scalars(a, b.before(a.shape))
-    return Vectors.of(a.plain * _beside(a, b), a.from_end)
+    return Vectors.of(a.plain * values_beside(a, b), a.from_end)
 
 
 def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
@@ -225,12 +310,14 @@ def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
     is_own_root = root is not None and root.power == -0.5 and root.vectors is a
     if root is not None and is_own_root and b.shape == one_for_each:
         return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
-    return Vectors.of(_beside(a, b) * a.plain, a.from_end)
+    return Vectors.of(values_beside(a, b) * a.plain, a.from_end)
 
 
 def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
     """A random tensor times given numbers."""
     is_one_number = c.size == 1 and c.ndim <= len(a.shape)
+    if c.size > 1 and not c.any():
+        return np.zeros(call.shape)
     if isinstance(a, Scalars):
         if is_one_number:
             return _scaled(a, float(c.ravel()[0]))
@@ -240,7 +327,7 @@ def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
     if is_one_number and float(c.ravel()[0]) == 1.0:
         return a
     a = call.vectors(a)
-    factors = _beside(a, c)
+    factors = values_beside(a, c)
     if isinstance(factors, ns.Vector):  # they differ from coordinate to coordinate
         if a.last:
             return Linear.scaled(a, c)
@@ -309,6 +396,9 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
     """
 
     def operation(call: Call, x: Tensor) -> Tensor:
+        if isinstance(x, Interleaved):
+            refuse_if((x.origins == ZERO).any(), "a function of zeros beside images")
+            return x.mapped(f)
         x = call.settled(x)
         if isinstance(x, Scalars):
             return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
@@ -331,6 +421,47 @@ def apply_function(f: Function, call: Call, x: Tensor) -> Tensor:
 EXP = Function(
     "exp", exponential, bounded=False, lipschitz=False, derivative=exponential
 )
+
+
+def _root(x: Any) -> Any:
+    return x**0.5
+
+
+def _slope_of_root(x: Any) -> Any:
+    return 0.5 * x**-0.5
+
+
+SQUARE_ROOT = Function("sqrt", _root, derivative=_slope_of_root)
+
+
+def _log_of_sum(x: Any, y: Any) -> Any:
+    return array_namespace(x, y).logaddexp(x, y)
+
+
+def _share_of_first(x: Any, y: Any) -> Any:
+    """The derivative of log(e^x + e^y) by x."""
+    xp = array_namespace(x, y)
+    return xp.exp(x - xp.logaddexp(x, y))
+
+
+def _share_of_second(x: Any, y: Any) -> Any:
+    return _share_of_first(y, x)
+
+
+LOG_OF_SUM = Function(
+    "logaddexp",
+    _log_of_sum,
+    bounded=False,
+    lipschitz=True,
+    derivative=(_share_of_first, _share_of_second),
+)
+
+
+def log_of_sum(call: Call, x: Tensor, y: Tensor) -> Vectors:
+    """log(e^x + e^y) of vectors."""
+    a, b = call.ranked(x, y)
+    refuse_if(not isinstance(b, Vectors), "the logarithm of a sum of other numbers")
+    return Vectors.of(ns.nonlin(LOG_OF_SUM, a.plain, b.plain), a.from_end)
 
 
 class Bounds(NamedTuple):
@@ -484,12 +615,14 @@ def _mean_of_coordinates(
 
 def norm(
     call: Call, x: Tensor, order: Any = 2, axes: Any = None, keepdims: bool = False
-) -> Scalars:
-    """The Euclidean norm of vectors."""
+) -> Tensor:
+    """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
-    if float(order) != 2 or axes is None or not _only_coordinates(x, axes):
-        raise Refusal("norms are read if they are Euclidean, and of vectors")
-    return raised(total(call, multiply(call, x, x), axes, keepdims), 0.5)
+    refuse_if(float(order) != 2 or axes is None, "norms are read if they are Euclidean")
+    squares = total(call, multiply(call, x, x), axes, keepdims)
+    if isinstance(squares, Scalars):
+        return raised(squares, 0.5)
+    return apply_function(SQUARE_ROOT, call, squares)
 
 
 def _only_coordinates(x: Vectors, axes: Any) -> bool:
@@ -544,6 +677,9 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         not isinstance(weight, Random),
         f"multiplies by {kind(weight)}: a matrix must be a parameter",
     )
+    if isinstance(x, Interleaved):
+        product = _product_of_flattened(call, x, weight)
+        return product if bias is None else add(call, product, bias)
     given = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
@@ -554,23 +690,71 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     return product if bias is None else add(call, product, bias)
 
 
+def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:
+    """W x for images x that were flattened channel by channel.
+
+    The columns of W are sorted by positions, and then W acts on one vector.
+    """
+    vectors = x.channels_first()
+    if vectors is None:
+        raise Refusal("the coordinates of vectors are interleaved with positions")
+    outputs, channels = weight.shape[0], x.width
+    by_channel = weight.viewed(Reshape((outputs, channels, vectors.shape[-1])))
+    by_position = by_channel.viewed(Permute((0, 2, 1)))
+    return call.draws.product(by_position, ns.concat(vectors, axis=-1))
+
+
 def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     """The product of two tensors.
 
     Vectors with vectors give scores, scalars with vectors combinations, and a parameter
-    is a linear layer.
+    is a linear layer. Coordinates that meet indices are used one by one.
     """
     if isinstance(other, Random) and len(other.shape) == 2:
         return linear(call, x, transposed(other))
-    x, y = call.settled(x), call.settled(other)
+    if isinstance(other, Random) and len(other.shape) == 3 and is_random(x):
+        return _product_of_batch(call, x, other)
+    y = call.settled(other)
+    is_matrix = isinstance(x, Random) and len(x.shape) == 2
+    if is_matrix and isinstance(y, Vectors) and y.from_end == -2:  # W y
+        return transposed(linear(call, transposed(y), x))
+    x = call.settled(x)
+    if is_zero(x) or is_zero(y):
+        return np.zeros(call.shape)
+    if len(y.shape) == 1 and isinstance(y, Vectors | Scalars):
+        # a product with one column
+        column = y.viewed(Reshape((y.shape[0], 1)))
+        whole = call._replace(shapes=[(*call.shape, 1)])
+        return matmul(whole, x, column).viewed(Reshape(call.shape))
+    are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
+    if are_vectors and x.last and y.from_end == -2:
+        return Scalars(ns.dot(x.plain, transposed(y).plain), math.sqrt(x.shape[-1]))
+    return _combination(call, x, y)
+
+
+def is_zero(x: Tensor) -> bool:
+    """Whether a tensor is given, and 0."""
+    return not is_random(x) and not np.any(x)
+
+
+def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
+    """x @ y, where coordinates of at most one of the two stay: sums over indices."""
+    if isinstance(y, Vectors) and y.from_end == -2:
+        y = call.draws.entries(y)
+    if isinstance(x, Vectors) and x.last:
+        x = call.draws.entries(x)
+    if isinstance(x, Vectors) and isinstance(y, Vectors):
+        # all coordinates of one times all of the other: the shorter ones are scalars
+        if x.from_end != -2 or y.from_end != -1:
+            raise Refusal("a product of vectors along axes of the batch")
+        if x.shape[-2] < y.shape[-1]:
+            x = call.draws.entries(x)
+        else:
+            y = call.draws.entries(y)
     if isinstance(x, Vectors):
-        refuse_if(not isinstance(y, Vectors), "vectors multiply scalars from the left")
-        y = transposed(y)
-        refuse_if(
-            not (x.last and y.last),
-            "a product of vectors that does not sum over their coordinates",
-        )
-        return Scalars(ns.dot(x.plain, y.plain), math.sqrt(x.shape[-1]))
+        # (yᵀ xᵀ)ᵀ: the scalars come first
+        turned = [transposed(z) if is_random(z) else numbers(z).mT for z in (y, x)]
+        return transposed(_combination(call, *turned))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if isinstance(y, Scalars):
         return Scalars(scalars @ y.value)
@@ -580,6 +764,39 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
         not y.last, "scalars multiply the coordinates of vectors, not the vectors"
     )
     return Vectors.of(scalars @ y.plain)
+
+
+def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
+    """The product with a parameter of three axes: one matrix for each entry of a batch.
+
+    So blocks of coordinates have matrices of their own.
+    """
+    x = call.vectors(x)
+    refuse_if(
+        len(x.shape) != 3 or x.shape[0] != matrices.shape[0] or not x.last,
+        "a parameter of three axes multiplies from the right, one matrix for each entry"
+        " of a batch",
+    )
+    products = []
+    for number in range(x.shape[0]):
+        matrix = transposed(matrices.viewed(Index(0, number)))
+        product = call.vectors(linear(call, x.pick(0, number), matrix))
+        products.append(product.plain[None])
+    return Vectors.of(ns.join(products))
+
+
+def solve_unit_lower(call: Call, system: Tensor, right: Tensor) -> Vectors:
+    """The solution of a lower triangular system of scalars, with ones on the diagonal.
+
+    The right sides are vectors, which the inverse of the system combines.
+    """
+    right = call.settled(right)
+    refuse_if(
+        not isinstance(system, Scalars) or not isinstance(right, Vectors),
+        "a triangular system of other numbers than scalars, for vectors",
+    )
+    inverse = ns.apply(UNIT_LOWER_INVERSE, system.value, axes=2)
+    return call.vectors(matmul(call, Scalars(inverse), right))
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -628,11 +845,12 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
     """
     if isinstance(condition, Scalars):
         return _chosen_by_scalars(call, condition, chosen, other)
-    if is_random(condition) or is_random(chosen) == is_random(other):
-        raise Refusal(
-            "a condition that is random, or a choice between two random tensors"
-        )
+    if is_random(condition):
+        raise Refusal("a condition that is random")
     kept = numbers(condition).astype(bool)
+    if is_random(chosen) and is_random(other):
+        first = multiply(call, chosen, kept.astype(float))
+        return add(call, first, multiply(call, other, 1.0 - kept))
     if is_random(chosen):
         x, fill = chosen, numbers(other)
     else:

@@ -14,11 +14,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from .. import language as ns
+from ..functions.recurrence import SOFTPLUS
 from . import _arithmetic as arithmetic
+from . import _convolution as convolution
 from . import _rearrangement as rearrangement
 from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalised
-from ._axes import Scalars, refuse_if
+from ._axes import Refusal, Scalars, refuse_if
+from ._einsum import einsum
+from ._graph import Node, name_of
 
 Operation = Callable[..., Any]
 OPS: dict[str, Operation] = {}
@@ -106,6 +112,56 @@ OPS |= {
 }
 
 
+@reads("softplus")
+def _softplus(
+    call: Call, x: Tensor, beta: float = 1.0, threshold: float = 20.0
+) -> Tensor:
+    # torch replaces larger arguments by themselves, which changes nothing beyond 20
+    refuse_if(beta != 1.0 or threshold < 20.0, "softplus with other parameters")
+    return apply_function(SOFTPLUS, call, x)
+
+
+@reads("pad", "constant_pad_nd")
+def _pad(
+    call: Call, x: Tensor, pad: list[int], mode: str = "constant", value: float = 0.0
+) -> Tensor:
+    refuse_if(mode != "constant", f"mode={mode!r}: only constant padding is read")
+    return rearrangement.pad(call, x, pad, float(value or 0.0))
+
+
+@reads("cumsum")
+def _cumsum(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.sums_up_to(call, x, dim)
+
+
+@reads("logcumsumexp")
+def _logcumsumexp(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.running(call, x, dim, arithmetic.log_of_sum)
+
+
+@reads("cumprod")
+def _cumprod(call: Call, x: Tensor, dim: int) -> Tensor:
+    return rearrangement.running(call, x, dim, arithmetic.multiply)
+
+
+@reads("flip")
+def _flip(call: Call, x: Tensor, dims: list[int]) -> Tensor:
+    for axis in dims:
+        order = np.arange(x.shape[axis])[::-1]
+        x = rearrangement.pick(call, x, axis, order)
+    return x
+
+
+@reads("tril")
+def _tril(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    return arithmetic.multiply(call, x, np.tril(np.ones(x.shape[-2:]), diagonal))
+
+
+@reads("triu")
+def _triu(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    return arithmetic.multiply(call, x, np.triu(np.ones(x.shape[-2:]), diagonal))
+
+
 @reads("rsub")
 def _rsub(call: Call, x: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
     return arithmetic.add(call, arithmetic.multiply(call, x, -float(alpha)), other)
@@ -156,6 +212,24 @@ def _gelu(call: Call, x: Tensor, approximate: str = "none") -> Tensor:
 @reads("leaky_relu")
 def _leaky_relu(call: Call, x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return entrywise(partial(ns.leaky_relu, slope=negative_slope))(call, x)
+
+
+@reads("hardtanh")
+def _hardtanh(
+    call: Call, x: Tensor, min_val: float = -1.0, max_val: float = 1.0
+) -> Tensor:
+    return arithmetic.clamp(call, x, least=min_val, most=max_val)
+
+
+@reads("hardsigmoid")
+def _hardsigmoid(call: Call, x: Tensor) -> Tensor:
+    shifted = arithmetic.add(call, arithmetic.multiply(call, x, 1 / 6), 0.5)
+    return arithmetic.clamp(call, shifted, least=0.0, most=1.0)
+
+
+@reads("hardswish")
+def _hardswish(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.multiply(call, x, _hardsigmoid(call, x))
 
 
 @reads("clamp", "clamp_min", "clamp_max")
@@ -218,6 +292,22 @@ def _where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor
     return arithmetic.where(call, condition, self, other)
 
 
+@reads("index_put")
+def _index_put(
+    call: Call, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`x[mask] = values`, with one value, or one vector, for all entries."""
+    (mask, *others) = indices
+    is_mask = isinstance(mask, np.ndarray) and mask.dtype == bool
+    same_for_all = len(values.shape) <= len(x.shape) - mask.ndim if is_mask else False
+    refuse_if(
+        accumulate or others or not is_mask or not same_for_all,
+        "entries are replaced at a given mask alone, by the same values",
+    )
+    new_axes = (1,) * (len(x.shape) - mask.ndim)
+    return arithmetic.where(call, mask.reshape(*mask.shape, *new_axes), values, x)
+
+
 @reads("masked_fill")
 def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     if arithmetic.is_random(mask):
@@ -255,9 +345,119 @@ def _baddbmm(
     return arithmetic.add_matmul(call, x, batch1, batch2, beta=beta, alpha=alpha)
 
 
+@reads("linalg_solve_triangular")
+def _solve_triangular(
+    call: Call,
+    x: Tensor,
+    B: Tensor,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    is_read = left and unitriangular and not upper
+    refuse_if(not is_read, "only lower systems with ones on the diagonal")
+    return arithmetic.solve_unit_lower(call, x, B)
+
+
+@reads("einsum")
+def _einsum(call: Call, equation: str, tensors: list[Tensor]) -> Tensor:
+    return einsum(call, equation, tensors)
+
+
 @reads(*SOFTMAX)
 def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
     return arithmetic.softmax(call, x, dim)
+
+
+# Convolutions, pooling, norms of channels
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+MAPS_OF_POSITIONS = (
+    *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+# what only moves entries, leaves some out, or adds zeros
+MOVES = ("roll", "rot90", "unfold", "movedim", "moveaxis", "im2col", "col2im")
+OPS |= dict.fromkeys(CONVOLUTIONS, convolution.convolution)
+OPS |= dict.fromkeys(MAPS_OF_POSITIONS, convolution.map_of_positions)
+OPS |= dict.fromkeys(MOVES, convolution.rearranged)
+OPS |= {
+    "batch_norm": convolution.batch_norm,
+    "instance_norm": convolution.instance_norm,
+    "group_norm": convolution.group_norm,
+}
+OPS |= {f"max_pool{n}d": convolution.max_pool for n in (1, 2, 3)}
+
+
+@reads("_native_batch_norm_legit_no_training")
+def _batch_norm_by_running_statistics(
+    call: Call,
+    x: Tensor,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    running_mean: Tensor = None,
+    running_var: Tensor = None,
+    eps: float = 1e-5,
+) -> list[Tensor]:
+    """The normalised tensor; the other results are not read."""
+    normalised = convolution.batch_norm(
+        call, x, weight, bias, running_mean, running_var, eps=eps
+    )
+    return [normalised]
+
+
+@reads("_native_batch_norm_legit", "_batch_norm_with_update")
+def _batch_norm_by_batch(
+    call: Call, x: Tensor, weight: Tensor = None, bias: Tensor = None, eps: float = 1e-5
+) -> list[Tensor]:
+    """The normalised tensor; the other results are not read."""
+    return [convolution.batch_norm(call, x, weight, bias, training=True, eps=eps)]
+
+
+@reads("native_group_norm")
+def _native_group_norm(
+    call: Call,
+    x: Tensor,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    group: int = 1,
+    eps: float = 1e-5,
+) -> list[Tensor]:
+    """The normalised tensor; the other results are not read."""
+    return [convolution.group_norm(call, x, group, weight, bias, eps)]
+
+
+@reads(*(f"max_pool{n}d_with_indices" for n in (2, 3)))
+def _max_pool_with_indices(
+    call: Call,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> list[Tensor]:
+    """The pooled tensor; the indices are not read."""
+    return [convolution.max_pool(call, x, kernel_size, stride, padding, dilation)]
+
+
+@reads("amax")
+def _amax(call: Call, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    return convolution.maximum_over(call, x, dim, keepdim)
+
+
+@reads("max")
+def _max(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> list[Tensor]:
+    """The largest numbers; their indices are not read."""
+    return [convolution.maximum_over(call, x, dim, keepdim)]
+
+
+@reads(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
+def _adaptive_max_pool(call: Call, x: Tensor) -> list[Tensor]:
+    """The pooled tensor; the indices are not read."""
+    return [convolution.adaptive_max_pool(call, x)]
 
 
 # Rearrangements
@@ -335,7 +535,10 @@ def _select(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
 
 @reads("index")
 def _index(call: Call, x: Tensor, indices: Any) -> Tensor:
-    return rearrangement.indexed(call, x, indices)
+    try:
+        return rearrangement.indexed(call, x, indices)
+    except Refusal:
+        return convolution.rearranged(call, x)
 
 
 @reads("split", "split_with_sizes", "chunk")
@@ -425,6 +628,8 @@ def _embedding_renorm(call: Call, x: Tensor) -> None:
 MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
 # products of vectors with vectors: scores, and weights times values
 SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
+# operations along one axis, and the position of the axis among the arguments
+ALONG_TOKENS = {"cumsum": 1, "flip": 1, "select": 1, "slice": 1, "unbind": 1}
 # operations that choose among experts
 CHOICES = ("topk", "sort", "argsort", "argmax", "max", "gumbel_softmax")
 # operations through which a parameter, or ids, can still be recognised
@@ -439,6 +644,15 @@ REARRANGEMENTS = (
     "_to_copy",
     "detach",
 )
+
+
+def viewed(node: Node) -> Node:
+    """The node that a node is a view of."""
+    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
+        node = node.args[0]
+    return node
+
+
 # operations that leave the stream as it is
 SAME_STREAM = (
     "to",

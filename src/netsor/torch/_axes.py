@@ -167,13 +167,23 @@ class Vectors(View):
         return self.from_end == -1
 
     @cached_property
+    def _starts(self) -> Ints:
+        """Where the vectors begin in their values, by the other axes of the tensor."""
+        width = self.value.width.factor
+        positions = self.layout.positions(without=self.axis)
+        return np.asarray(positions * width // max(width, 2))
+
+    @property
+    def piece(self) -> int:
+        """The length of the longest pieces of coordinates that stay together."""
+        divisors = self.shape[self.axis], self.value.width.factor
+        return math.gcd(*divisors, int(np.gcd.reduce(self._starts, axis=None)))
+
+    @cached_property
     def plain(self) -> Vector:
         """The vectors, in the shape of the tensor without the axis of coordinates."""
         size, width = self.shape[self.axis], self.value.width.factor
-        positions = self.layout.positions(without=self.axis)
-        starts = positions * width // max(width, 2)
-        # the longest pieces of coordinates that stay together in every vector
-        piece = math.gcd(size, width, int(np.gcd.reduce(starts, axis=None)))
+        starts, piece = self._starts, self.piece
         pieces = self.value
         if piece != width:
             pieces = split(self.value, width // piece, self.value.ndim)

@@ -12,30 +12,36 @@ import inspect
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
-from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
+from ._aten_ops import MATRICES, REARRANGEMENTS, viewed
+from ._axes import Refusal
+from ._einsum import Equation
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._graph import Graph, Node, UnsupportedError, name_of, refused, schema_of
+from ._graph import Graph, Node, UnsupportedError, name_of, refused
+from ._in_place import is_in_place, replace_in_place
 from ._laws import Parameters
+from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._recurrent_cells import PLAIN_RECURRENCES
 
 EINSUM = torch.ops.aten.einsum.default
 # functions of torch that are replaced while a module is captured
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-CONVOLUTION = torch.nn.functional.conv2d
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 APPLY = torch.autograd.Function.__dict__["apply"]
 # functions that register a hook on the gradient of a tensor
@@ -76,17 +82,18 @@ def captured(
         for name, p in instance.named_parameters(remove_duplicate=False)
         if p.requires_grad
     }
+    placeholders = _Placeholders(exported, instance, args, kwargs)
+    nodes = list(exported.graph.nodes)
     graph = Graph(
         name=type(instance).__name__,
-        laws=laws,
-        nodes=list(exported.graph.nodes),
+        laws=_with_zero_matrices(laws, placeholders, nodes),
+        nodes=nodes,
         parameters={},
         constants={},
         outputs=[],
         inputs=set(),
         frozen={*laws} - trainable,
     )
-    placeholders = _Placeholders(exported, instance, args, kwargs)
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -129,12 +136,17 @@ class _Placeholders:
         }
         self._tensors = {**exported.state_dict, **exported.constants}
 
+    def parameter(self, node: Node) -> str:
+        """The name of the parameter, or of the input, that a placeholder stands for."""
+        target = str(self._specs[node.name].target)
+        return self._names.get(target, target)
+
     def read(self, graph: Graph, node: Node) -> None:
         """Enter a placeholder in the graph, as a parameter, an input or a constant."""
         kind, target = self._specs[node.name].kind, self._specs[node.name].target
         is_random_buffer = target in graph.laws and node.users
         if kind is InputKind.PARAMETER or is_random_buffer:
-            name = self._names.get(target, target)
+            name = self.parameter(node)
             graph.parameters[node] = name
             law = graph.laws.get(name)
             if law is not None and not law.random:
@@ -146,10 +158,50 @@ class _Placeholders:
             graph.constants[node] = self._tensors[target]
 
 
+def _with_zero_matrices(
+    laws: Parameters, placeholders: _Placeholders, nodes: list[Node]
+) -> Parameters:
+    """The laws, with matrices that start at 0 as random ones of standard deviation 0.
+
+    Unlike given numbers, they have a gradient.
+    """
+    with_zeros = Parameters(laws, laws.samples)
+    for node in nodes:
+        if node.op != "placeholder":
+            continue
+        name = placeholders.parameter(node)
+        law = laws.get(name)
+        starts_at_0 = law is not None and law.law == "constant" and law.value == 0
+        if (
+            law is not None
+            and starts_at_0
+            and len(law.shape) == 2
+            and _multiplies(node)
+        ):
+            with_zeros[name] = replace(law, law="normal", std=0.0, value=None)
+    return with_zeros
+
+
+def _multiplies(parameter: Node) -> bool:
+    """Whether a parameter, or a view of it, is the matrix of all operations on it."""
+    for user in parameter.users:
+        name = name_of(user)
+        if name in REARRANGEMENTS and user.op == "call_function":
+            if not _multiplies(user):
+                return False
+        elif name not in MATRICES or user.args[MATRICES[name]] is not parameter:
+            return False
+    return bool(parameter.users)
+
+
 def _compute_if_constant(graph: Graph, node: Node) -> None:
     """Have torch compute a node if it depends on no random number."""
     _refuse_random_numbers(node)
     constants = graph.constants
+    if _is_empty(node):
+        value = node.meta["val"]
+        constants[node] = torch.zeros(value.shape, dtype=value.dtype)
+        return
     if name_of(node) == "embedding" and node.args[1] in constants:
         _refuse_missing_rows(graph, node)
     only_shape: set[Node] = set()
@@ -169,6 +221,14 @@ def _compute_if_constant(graph: Graph, node: Node) -> None:
     constants[node] = node.target(*args, **kwargs)
     if name_of(node) in EMPTY and constants[node].is_floating_point():
         constants[node].fill_(math.nan)
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a node is a tensor without entries, such as a part of size 0."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    return all(isinstance(size, int) for size in value.shape) and value.numel() == 0
 
 
 def _refuse_random_numbers(node: Node) -> None:
@@ -218,7 +278,7 @@ def _refuse_missing_rows(graph: Graph, node: Node) -> None:
 
 
 class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """Computes attention, and convolutions that cut an image into patches, by products.
+    """Computes attention by products.
 
     What a module computes without gradients (`torch.no_grad`, `.data`) is detached.
     """
@@ -245,6 +305,8 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         # parameters have no gradients here, and so code skips the hooks that it guards
         if attribute is torch.Tensor.requires_grad and _registers_hooks(_caller()):
             return True
+        if _changes_nothing(func, args):
+            return args[0]
         function = self._replaced.get(func, func)
         self.made_pairs |= function is _complex_pairs
         result = function(*args, **(kwargs or {}))
@@ -330,6 +392,14 @@ class ComplexPairs(NamedTuple):
         return int(self.real.ndim)
 
 
+def _changes_nothing(func: Any, args: Any) -> bool:
+    """Whether a tensor is multiplied or divided in place by 1."""
+    is_scaling = getattr(func, "__name__", "") in ("mul_", "div_")
+    return (
+        is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
+    )
+
+
 def _complex_pairs(x: Any) -> Any:
     """`view_as_complex` by real tensors."""
     coordinates = x.flatten(-2)
@@ -367,17 +437,20 @@ def _set_grad_enabled(mode: bool) -> None:
 
 
 def _applied(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.autograd.Function.apply`, for gradient checkpoints only.
+    """`torch.autograd.Function.apply`, for gradient checkpoints and simple functions.
 
-    These change no gradient. Other functions have a backward pass of their own.
+    Checkpoints change no gradient. Functions of each entry may have a slope of their
+    own.
     """
     if function is CheckpointFunction:
         run, _preserve, *inputs = args
         return run(*inputs)
+    if not kwargs and (result := with_own_slope(function, args)) is not None:
+        return result
     name = function.__name__
     raise UnsupportedError(
-        f"{name}.apply: the backward pass of a torch.autograd.Function is not read; use"
-        " operations of torch"
+        f"{name}.apply: the backward pass of a torch.autograd.Function is read if it"
+        " multiplies by a slope for each entry; use operations of torch"
     )
 
 
@@ -412,35 +485,12 @@ def _attention(
     return torch.softmax(scores, -1) @ value
 
 
-def _patches(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """`conv2d` by a product, if its kernels cut the image into patches."""
-    kernel = tuple(weight.shape[2:])
-    options = (stride, padding, dilation, groups)
-    # otherwise patches overlap, or are padded
-    if tuple(map(_pair, options)) != (kernel, (0, 0), (1, 1), (1, 1)):
-        return CONVOLUTION(x, weight, bias, *options)
-    # (batch, patches, numbers)
-    patches = torch.nn.functional.unfold(x, kernel, stride=kernel).mT
-    embedded = torch.nn.functional.linear(patches, weight.flatten(1), bias)
-    rows, columns = x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]
-    return embedded.mT.unflatten(-1, (rows, columns))
-
-
 # functions of torch that are computed by others while a module is captured
-REPLACED = {
+REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
-    CONVOLUTION: _patches,
-    torch.view_as_complex: _complex_pairs,
+    **PLAIN_RECURRENCES,
 }
-REPLACED_BUT_COMPLEX = {ATTENTION: _attention, CONVOLUTION: _patches}
+REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 
 
 def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -451,6 +501,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         try:
             exported = _export(shadow, inputs)
             _refuse_hooks(shadow)  # which forward may have registered
+            replace_in_place(exported.graph)
             exported = _decomposed(exported)
             exported.graph.eliminate_dead_code()
             return exported
@@ -546,16 +597,40 @@ def _plain_torch() -> Iterator[None]:
 
 
 def _decomposed(exported: Any) -> Any:
-    """An exported program without `einsum`, and without operations in place."""
+    """An exported program without operations in place, and with few of `einsum`.
+
+    An `einsum` stays if it multiplies no parameter and is no product of matrices.
+    """
     nodes = exported.graph.nodes
-    in_place = any(getattr(schema_of(node), "is_mutable", False) for node in nodes)
-    if not in_place and not any(node.target is EINSUM for node in nodes):
+    in_place = any(is_in_place(node) for node in nodes)
+    sums = [node for node in nodes if node.target is EINSUM]
+    if not in_place and not sums:
         return exported
-    # outside `PlainFunctions`, which would detach every result
-    with torch.no_grad():
-        return exported.run_decompositions(
-            {EINSUM: torch.export.default_decompositions()[EINSUM]}
-        )
+    kept = {node.args[0] for node in sums if _is_batched(node)}
+    kept -= {node.args[0] for node in sums if not _is_batched(node)}
+    decompose = torch.export.default_decompositions()[EINSUM]
+
+    def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
+        if equation in kept:
+            return NotImplemented
+        return decompose(equation, operands)
+
+    # outside `PlainFunctions`, which would detach every result; torch copies what it
+    # itself calls deprecated
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return exported.run_decompositions({EINSUM: decomposed_einsum})
+
+
+def _is_batched(node: Node) -> bool:
+    """Whether an `einsum` is no product of matrices, and multiplies no parameter."""
+    text, operands = node.args[:2]
+    try:
+        equation = Equation.read(text)
+    except Refusal:
+        return False
+    of_parameters = any(viewed(x).op == "placeholder" for x in operands)
+    return not equation.is_product_of_matrices and not of_parameters
 
 
 def _not_captured(module: Module, error: Exception) -> UnsupportedError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,13 +54,14 @@ from ._init_tests import (
     InitFinding,
     Reference,
     correlation_tests,
+    has_batch,
     holm,
     parameter_tests,
     pass_tests,
     reference_of,
 )
 from ._laws import Parameter, Parameters, with_declared
-from ._network import inputs_of
+from ._network import Targets, inputs_of
 from ._structure import Block, Structure, structure
 
 # prefixes of the quantities of the stream before the first block of each stack
@@ -390,7 +392,8 @@ def check_init(
         torch_seed(seed)
         real = new_module(module)
     if reference is None:
-        reference = _own_reference(module, real)
+        is_batch = has_batch(inputs_of(real, args), kwargs or {})
+        reference = _own_reference(module, real, is_batch)
     is_own = reference is module
     if weights is not None:
         load_weights(real, Path(weights))
@@ -587,17 +590,20 @@ def _read_tensors(path: Path) -> dict[str, Any]:
     return tensors
 
 
-def _own_reference(module: Any, real: Any) -> Any:
+def _own_reference(module: Any, real: Any, is_batch: bool = False) -> Any:
     """The reference of a module for which none is given.
 
-    It is the configuration of the module, or a function that makes the module again.
+    It is the configuration of the module, or a function that makes the module again:
+    for batches, which configurations do not describe.
     """
     if hasattr(real, "config"):
-        try:
-            return read(real.config)
-        except (ValueError, TypeError):
-            if isinstance(module, torch.nn.Module):
-                return lambda: type(real)(real.config)
+        described = None
+        with suppress(ValueError, TypeError):
+            described = read(real.config)
+        if described is not None and not is_batch:
+            return described
+        if isinstance(module, torch.nn.Module):
+            return lambda: type(real)(real.config)
     if isinstance(module, torch.nn.Module):
         raise ArgumentError(
             "reference",
@@ -698,21 +704,30 @@ def _compare_masks(
     compared = 0
     blocks = zip(net.blocks, weights, masks, strict=True)
     for k, (block, attention, mask) in enumerate(blocks):
-        if attention is None or attention.shape[-2:] != mask.shape:
+        if attention is None or not _fits(mask, attention):
             continue
         compared += 1
-        used = np.any(attention > 0, axis=0)
+        used = attention > 0
+        if mask.ndim == 2:
+            used = np.any(used, axis=0)
+        else:  # rows of padding attend to nothing that counts
+            used = used & mask.any(axis=-1, keepdims=True)
         pairs = np.argwhere(used != mask)
         if not len(pairs):
             continue
-        i, j = pairs[0]
-        if used[i, j]:
+        i, j = pairs[0, -2:]
+        if used[tuple(pairs[0])]:
             text = f"expected token {i} not to attend to token {j}, found that it does"
         else:
             text = f"expected token {i} to attend to token {j}, found that it does not"
         text += f"; {len(pairs)} pairs of tokens differ"
         wrong[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
     return MaskComparison(wrong, compared)
+
+
+def _fits(mask: Bools, attention: Floats) -> bool:
+    """Whether a mask is one for these weights (heads, tokens, tokens)."""
+    return mask.shape in (attention.shape, attention.shape[-2:])
 
 
 def _checked(compared: Iterable[tuple[str, int]]) -> str:
@@ -769,7 +784,7 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
 def forward_backward(
     net: Structure,
     numbers: Mapping[str, Any],
-    targets: Sequence[int] | None,
+    targets: Targets | None,
     masks: Sequence[Bools | None],
 ) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
     """The quantities of a pass, and the attention weights of each block.
@@ -787,7 +802,10 @@ def forward_backward(
     for prefix, stack in zip(STARTS, net.stacks, strict=False):
         names = [prefix + name for name in STREAM]
         _record(
-            quantities, 0, names, _stream_quantities(_rows(values[stack[0].before]))
+            quantities,
+            0,
+            names,
+            _stream_quantities(_tokens(net, stack[0], values[stack[0].before])),
         )
     weights = [
         _record_block(quantities, net, number, values, masks)
@@ -815,6 +833,11 @@ def _rows(x: Any, axes: int = 1) -> Floats:
     return rows
 
 
+def _tokens(net: Structure, block: Block, x: Any) -> Floats:
+    """The rows of a tensor (batch, tokens, …) that are tokens and no padding."""
+    return _rows(x)[net.tokens_of(block)]
+
+
 def _stream_quantities(tokens: Floats) -> Floats:
     """The quantities `STREAM` of a stream."""
     gram = tokens @ tokens.T / tokens.shape[-1]
@@ -835,13 +858,14 @@ def _record_block(
         scores = _of_heads([values[softmax.args[0]] for softmax in block.softmaxes])
         weights = _of_heads([values[softmax] for softmax in block.softmaxes])
         mask = masks[k] if k < len(masks) else None
-        if mask is not None and mask.shape == weights.shape[-2:]:
+        if mask is not None and _fits(mask, weights):
             _record(quantities, k, SCORES, of_attention(scores, weights, allowed=mask))
-    shares = _shares(block, values)
+    shares = _shares(net, block, values)
     for name in BRANCHES:
         if any(name in other.branches for other in net.blocks):
             quantities[f"{name}_share", k] = shares.get(name, 0.0)
-    _record(quantities, k, STREAM, _stream_quantities(_rows(values[block.stream])))
+    tokens = _tokens(net, block, values[block.stream])
+    _record(quantities, k, STREAM, _stream_quantities(tokens))
     return weights
 
 
@@ -850,11 +874,13 @@ def _of_heads(tensors: Sequence[Any]) -> Floats:
     return np.concatenate([_rows(x, 2) for x in tensors])
 
 
-def _shares(block: Block, values: Mapping[Node, Any]) -> dict[str, float]:
+def _shares(
+    net: Structure, block: Block, values: Mapping[Node, Any]
+) -> dict[str, float]:
     """The share of each branch of a block in its update of the stream."""
 
     def mean_square(node: Node) -> Any:
-        return np.mean(_rows(values[node]) ** 2)
+        return np.mean(_tokens(net, block, values[node]) ** 2)
 
     names = [name for name in BRANCHES if name in block.branches]
     summands = [block.before, *(block.branches[name] for name in names)]
@@ -865,7 +891,7 @@ def _shares(block: Block, values: Mapping[Node, Any]) -> dict[str, float]:
     return {name: float(share) for name, share in zip(names, shares, strict=True)}
 
 
-def _loss(quantities: Quantities, logits: Any, targets: Sequence[int] | None) -> Any:
+def _loss(quantities: Quantities, logits: Any, targets: Targets | None) -> Any:
     """Enter the quantities `END` of the logits; the result is the loss.
 
     Without targets it is the mean loss over all words.
@@ -874,8 +900,8 @@ def _loss(quantities: Quantities, logits: Any, targets: Sequence[int] | None) ->
     if targets is None:
         right = logits.mean(-1)
     else:
-        logits = logits[: len(targets)]
-        right = logits[range(len(targets)), list(targets)]
+        logits = logits[list(targets.rows)]
+        right = logits[range(len(targets.rows)), list(targets.words)]
     loss = (torch.logsumexp(logits, -1) - right).mean()
     std, _, largest = of_logits(logits.detach().numpy())
     _record(quantities, 0, END, (std, loss.item(), largest))
@@ -891,12 +917,12 @@ def _record_gradients(
     """Enter the squares of the gradients of streams and parameters."""
     for k, block in enumerate(net.blocks):
         stream = values[block.stream]
-        quantities["grad_mean_square", k] = _gradient(stream) / stream.numel()
+        quantities["grad_mean_square", k] = _mean_gradient(net, block, stream)
         for kind, names in block.matrices.items():
             square = sum(_gradient(parameters[name]) for name in names)
             quantities[f"grad_{kind}", k] = float(square)
-    start = values[net.stacks[0][0].before]
-    quantities["grad_input", 0] = _gradient(start) / start.numel()
+    first = net.stacks[0][0]
+    quantities["grad_input", 0] = _mean_gradient(net, first, values[first.before])
     table = net.words.table if net.words else None
     if table is not None:
         quantities["grad_embedding", 0] = _gradient(parameters[table])
@@ -949,6 +975,13 @@ def _remedy_of_types(parameters: Mapping[str, Any]) -> str:
     if types == {"float32"}:
         return ""
     return f": its parameters are {' and '.join(sorted(types))}; make it with .float()"
+
+
+def _mean_gradient(net: Structure, block: Block, x: Any) -> float:
+    """The mean square of the gradients of a stream, over its tokens."""
+    if x.grad is None:
+        return 0.0
+    return float(np.mean(_tokens(net, block, x.grad) ** 2))
 
 
 def _gradient(x: Any) -> float:

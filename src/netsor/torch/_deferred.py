@@ -57,7 +57,19 @@ REARRANGING = (*VIEWS, *TURNS, *PARTS, *CONVERSIONS, "expand", "expand_as")
 # a tensor with so many uses becomes scalars once, and not once for each use
 SHARED_BY = 3
 # operations of scores that take a mask as −∞
-OF_MASKED_SCORES = ("amax", "max", "logsumexp", "topk", "sort", "argmax", "argsort")
+OF_MASKED_SCORES = (
+    "amax",
+    "argmax",
+    "argsort",
+    "exp",
+    "logsumexp",
+    "max",
+    "sort",
+    "topk",
+)
+
+# operations of parameters that torch does not differentiate: their rules refuse them
+CHANGING_PARAMETERS = ("embedding_renorm",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +263,7 @@ class TorchFunction:
 
         for step in self.steps:
             args, kwargs = pytree.tree_map(value_of, (step.args, step.kwargs))
-            results.append(_operation(step.operation)(*args, **kwargs))
+            results.append(torch_operation(step.operation)(*args, **kwargs))
         return results[-1].to(precision)
 
 
@@ -334,12 +346,19 @@ def _in_precision(x: Any, precision: Any) -> Any:
     return x
 
 
-def _operation(name: str) -> Callable[..., Any]:
+def torch_operation(name: str) -> Callable[..., Any]:
     """An operation by its name."""
     if name == "getitem":
         return operator.getitem
+    if name == "aten.copy.default":
+        return _copied
     found: Any = operator.attrgetter(name)(torch.ops)
     return found  # type: ignore[no-any-return]
+
+
+def _copied(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`aten.copy`, which has no derivative: the source in the shape of x."""
+    return source.expand_as(x).to(x.dtype)
 
 
 # Arrays of other libraries
@@ -405,6 +424,8 @@ def _called_back_by_jax(
 def can_be_deferred(node: Node, random: Iterable[Any]) -> bool:
     """Whether torch can compute an operation, given its random arguments."""
     if schema_of(node) is None and name_of(node) != "getitem":
+        return False
+    if name_of(node) in CHANGING_PARAMETERS:
         return False
     for x in random:
         if not isinstance(x, Deferred | Scalars):

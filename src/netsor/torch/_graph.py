@@ -84,6 +84,23 @@ def paths_of(node: Node) -> list[str]:
     return [str(path) for path, _ in stack.values() if path]
 
 
+class ModuleCall(NamedTuple):
+    """One of the calls of a module."""
+
+    path: str
+    number: str  # "" for the first call, and then "1", "2", …
+
+
+def calls_of(node: Node) -> list[ModuleCall]:
+    """The calls of modules around an operation, outermost first; not the root."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [
+        ModuleCall(str(path), str(key).partition("@")[2])
+        for key, (path, _) in stack.items()
+        if path
+    ]
+
+
 def path_of(node: Node) -> str:
     """The path of the module that an operation belongs to; "" for the root."""
     return ["", *paths_of(node)][-1]

@@ -27,7 +27,7 @@ from ..runtime._units import in_time
 from ._fresh_modules import new_module
 from ._graph import UnsupportedError
 from ._laws import DECLARED, SEEN, Parameter, Parameters
-from ._network import read_network
+from ._network import Targets, read_network
 from ._parameters import parameters
 from ._structure import Place, Structure
 
@@ -48,7 +48,7 @@ class Reference:
 
     name: str
     probes: Probes | None  # the quantities of a pass; None if they are not known
-    targets: tuple[int, ...] | None
+    targets: Targets | None
     laws: Parameters | None  # by the names of parameters
     stds: dict[Place, float]  # of the entries of matrices, by their places
     tied: bool
@@ -135,15 +135,37 @@ def reference_of(
     stds[Place(None, "embedding")] = model.std_embedding
     if not model.tied:
         stds[Place(None, "head")] = model.std_logits
+    targets = None
+    if model.vocabulary:
+        targets = Targets.of_first_rows(probes.source.targets)
+    is_batch = has_batch(args, kwargs)
     return Reference(
         model.name,
-        probes,
-        targets=probes.source.targets if model.vocabulary else None,
+        None if is_batch else probes,
+        targets=targets,
         laws=None,
         stds=stds,
         tied=model.tied,
         padding=model.padding,
+        why_no_probes=OF_ONE_SEQUENCE if is_batch else "",
     )
+
+
+OF_ONE_SEQUENCE = (
+    "a configuration describes the pass of one sequence: for a batch, or padding, the"
+    " reference is a function that makes a module"
+)
+
+
+def has_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the inputs are several sequences, or one with padding."""
+    for x in (*args, *kwargs.values()):
+        if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.ndim < 2:
+            continue
+        is_mask = bool(((x == 0) | (x == 1)).all()) and bool((x == 0).any())
+        if x.shape[0] > 1 or is_mask:
+            return True
+    return False
 
 
 def _reference_module(

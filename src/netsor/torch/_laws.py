@@ -317,6 +317,8 @@ def _with_drawn_law(
 
 def _law_without_randomness(name: str, shape: Shape, sample: Floats) -> Parameter:
     """The law of a parameter that is the same in every sample."""
+    if not sample.size:
+        return Parameter(name, shape, "constant", value=0.0)
     if np.ptp(sample) == 0:
         return Parameter(name, shape, "constant", value=float(sample.flat[0]))
     if sample.shape != shape:

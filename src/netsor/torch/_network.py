@@ -11,13 +11,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from .._validate import ArgumentError, Shape, listed, whole
-from ..language import mean_dot
+from ..language import TraceError, data, dot, grad, mean_dot
 from ..language.operations._operation import MatMul
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
@@ -52,8 +52,10 @@ def network(
 
     Blocks are recognised by numbered paths, such as `model.layers.0`, and branches as
     terms of the stream. If the module returns logits, the loss predicts the next token
-    (the token itself without a mask; a class for one row of logits). The parameters are
-    those of `program`; the inputs are one sequence, or one image.
+    (the token itself if later tokens have an effect; a class for one row of logits).
+    The parameters are those of `program`; the inputs are sequences of one length, or
+    one image. Tokens that an input `attention_mask` (1 for tokens) or
+    `key_padding_mask` (True for padding) takes out are left out of all quantities.
 
     Examples
     --------
@@ -77,36 +79,52 @@ def inputs_of(
     # return logits of one token.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
-    if args is not None and not isinstance(args, torch.Tensor):
-        args = _token_ids(args)
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
-    if args is None:
-        args = _different_ids(instance, tokens, most_by_default)
-    ids = args if isinstance(args, torch.Tensor) else torch.tensor(list(args))
-    if ids.ndim == 1 and not ids.is_floating_point():
-        ids = ids[None]
+    ids = token_ids(instance, args, tokens, most_by_default)
     names = list(inspect.signature(instance.forward).parameters)
     return (ids, ids) if names[1:2] == ["targets"] else (ids,)
 
 
+def token_ids(
+    module: Module, ids: Any, tokens: int | None, most_by_default: int = TOKENS
+) -> Any:
+    """The tensor of one sequence of ids: those given, or different ones."""
+    if ids is None:
+        ids = torch.tensor([*_different_ids(module, tokens, most_by_default)])
+    elif not isinstance(ids, torch.Tensor):
+        ids = torch.tensor(_sequence(ids))
+    if ids.ndim == 1 and not ids.is_floating_point():
+        return ids[None]
+    return ids
+
+
 def _different_ids(module: Module, tokens: int | None, most_by_default: int) -> range:
-    """Ids 1, 2, … of rows of the module's first embedding."""
+    """Ids 1, 2, … of rows of the module's table of words, or of its first embedding."""
     name = type(module).__name__
-    tables = [
-        part.num_embeddings
-        for part in module.modules()
-        if isinstance(part, torch.nn.Embedding)
-    ]
-    if not tables:
+    table = _table_of_words(module)
+    if table is None:
         raise ValueError(
             f"{name} has no torch.nn.Embedding for token ids: give its inputs in"
             " Python, args="
         )
-    most = tables[0] - 1  # without 0, which often is the padding
+    most = table.num_embeddings - 1  # without 0, which often is the padding
     if tokens is not None and tokens > most:
-        rows = f"its embedding has {tables[0]} rows, and id 0 is left out; or give ids"
+        rows = (
+            f"its embedding has {table.num_embeddings} rows, and id 0 is left out; or"
+            " give ids"
+        )
         raise ArgumentError("tokens", tokens, f"at most {most} for {name}: {rows}")
     return range(1, min(tokens or most_by_default, most) + 1)
+
+
+def _table_of_words(module: Module) -> Any:
+    """The embedding that a module of transformers names, or the first one; or None."""
+    if hasattr(module, "get_input_embeddings"):
+        table = module.get_input_embeddings()
+        if isinstance(table, torch.nn.Embedding):
+            return table
+    tables = (x for x in module.modules() if isinstance(x, torch.nn.Embedding))
+    return next(tables, None)
 
 
 def networks(
@@ -115,19 +133,23 @@ def networks(
     tokens: int | Sequence[int] | None,
 ) -> list[Program]:
     """`network` on ids, or at one or several numbers of tokens, the smallest first."""
-    if ids is not None and tokens is not None:
-        raise ArgumentError(
-            "tokens", tokens, "left out: the ids say how many tokens there are"
-        )
-    lengths: Sequence[int | None] = [None] if tokens is None else _lengths(tokens)
+    lengths = lengths_of(ids, tokens)
     laws = parameters(module)
     return [
         network(module, inputs_of(module, ids, length), laws=laws) for length in lengths
     ]
 
 
-def _lengths(tokens: int | Sequence[int]) -> list[int]:
-    """Numbers of tokens, sorted, each once."""
+def lengths_of(
+    ids: Sequence[int] | None, tokens: int | Sequence[int] | None
+) -> Sequence[int | None]:
+    """Numbers of tokens, sorted, each once; None for the default, or for given ids."""
+    if tokens is None:
+        return [None]
+    if ids is not None:
+        raise ArgumentError(
+            "tokens", tokens, "left out: the ids say how many tokens there are"
+        )
     counts = tokens if isinstance(tokens, list | tuple) else [tokens]
     lengths = sorted(
         whole(count, "tokens", least=2, why=": an audit compares tokens")
@@ -138,7 +160,7 @@ def _lengths(tokens: int | Sequence[int]) -> list[int]:
     return lengths
 
 
-def _token_ids(sequence: Any) -> list[int]:
+def _sequence(sequence: Any) -> list[int]:
     """One sequence of two or more token ids."""
     entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
     ids = [whole(entry, "ids", least=0) for entry in entries]
@@ -147,13 +169,26 @@ def _token_ids(sequence: Any) -> list[int]:
     return ids
 
 
+class Targets(NamedTuple):
+    """The right words of some rows of the logits, whose other axes are flattened."""
+
+    rows: tuple[int, ...]
+    words: tuple[int, ...]
+
+    @classmethod
+    def of_first_rows(cls, words: Sequence[int]) -> Self:
+        """The targets of the first rows."""
+        return cls(tuple(range(len(words))), tuple(words))
+
+
 class Network(NamedTuple):
     """A program with the probes of an audit, and the graph that it was read from."""
 
     program: Program
     structure: Structure
-    targets: tuple[int, ...] | None  # the right words of the first rows of the logits
-    masks: list[Any]  # of each block, which pairs of tokens attend
+    targets: Targets | None
+    # of each block, which pairs of tokens attend: of all heads, or of each
+    masks: list[Any]
     # all that the module returns, scalars (…, words); of a network to train, vectors;
     # None: none
     logits: Any
@@ -176,17 +211,16 @@ def read_network(
     except UnsupportedError:
         Reader(graph).program()  # an operation that cannot be read is a better reason
         raise
+    streams = _streams(parts)
     if trained:
-        reader = Reader(graph, parts.streams, trained=True, whole_matrices=True)
+        reader = Reader(graph, streams, trained=True, whole_matrices=True)
     else:
         names = _names_of_kinds(parts)
         head = None if parts.head in _tables(graph) else parts.head
-        reader = Reader(
-            graph, parts.streams, names=names, head=head, whole_matrices=True
-        )
+        reader = Reader(graph, streams, names=names, head=head, whole_matrices=True)
     program = reader.program()
     probes, masks = _probes(reader, parts)
-    targets = _targets(parts, masks)
+    targets = _targets(parts, _is_causal(reader, parts, masks))
     logits: Any = None
     if parts.logits is not None:
         logits = reader.value(reader.env[parts.logits])
@@ -194,6 +228,16 @@ def read_network(
             probes.append(_probe_of_logits(logits, targets))
     labelled = reader.draws.label(Program(program.output, graph.name, probes))
     return Network(labelled, parts, targets=targets, masks=masks, logits=logits)
+
+
+def _streams(parts: Structure) -> dict[Any, Any]:
+    """The rows of each stream that are tokens."""
+    streams: dict[Any, Any] = {}
+    for block in parts.blocks:
+        rows = parts.tokens_of(block)
+        streams[block.before] = rows
+        streams[block.stream] = rows
+    return streams
 
 
 def _tables(graph: Graph) -> set[str]:
@@ -219,85 +263,162 @@ def _names_of_kinds(parts: Structure) -> dict[str, str]:
     return names
 
 
-def _probe_of_logits(logits: Any, targets: tuple[int, ...] | None) -> Probe:
+def _probe_of_logits(logits: Any, targets: Targets | None) -> Probe:
     """The logits of the tokens that have a target, which is marked."""
     rows = logits.reshape(-1, logits.shape[-1])
     if targets is None:
         return Probe("logits", rows, None)
     words = rows.shape[1]
-    if max(targets, default=0) >= words:
+    if max(targets.words, default=0) >= words:
         raise ValueError(
-            f"the id {max(targets)} of a token has no logit: the head has {words}"
+            f"the id {max(targets.words)} of a token has no logit: the head has {words}"
         )
-    is_target = np.equal.outer(targets, np.arange(words))
-    return Probe("logits", rows[: len(targets)], is_target)
+    is_target = np.equal.outer(targets.words, np.arange(words))
+    if targets.rows == tuple(range(len(targets.rows))):
+        return Probe("logits", rows[: len(targets.rows)], is_target)
+    return Probe("logits", rows[np.array(targets.rows)], is_target)
 
 
 def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
     """The probes of all blocks: streams, branches and attention; and their masks.
 
-    A mask is one for all heads of a block.
+    The mask of a block is one for all heads, or one for each.
     """
-
-    def probe(name: str, node: Any) -> Probe:
-        return Probe(name, reader.value(reader.env[node]).reshape(-1))
-
     first_blocks = [stack[0] for stack in parts.stacks]
-    probes: list[Probe] = []
+    of_blocks: list[list[Probe]] = []
     masks: list[Any] = []
     for block in parts.blocks:
-        if any(block is first for first in first_blocks):
-            probes.append(probe("embedding", block.before))
-        attention, mask = _probes_of_attention(reader, block)
-        probes += attention
+        rows = parts.tokens_of(block)
+        probes, mask = _probes_of_attention(reader, parts, block)
         masks.append(mask)
         for gates in block.gates:
-            probes.append(Probe("experts", reader.value(reader.env[gates])))
-        nodes = {**block.branches, "middle": block.middle, "stream": block.stream}
-        probes += [
-            probe(name, node) for name, node in nodes.items() if node is not None
-        ]
-    return probes, masks
+            shares = reader.value(reader.env[gates])
+            probes.append(Probe("experts", _of_rows(shares, rows)))
+        for name, node in {**block.branches, "middle": block.middle}.items():
+            if node is not None:
+                vectors = reader.vectors(node).reshape(-1)
+                probes.append(Probe(name, _of_rows(vectors, rows)))
+        probes.append(Probe("stream", reader.tokens[block.stream]))
+        of_blocks.append(probes)
+    # An audit has the same quantities for every block: those of attention are left out
+    # where some blocks have a recurrence instead, and those of branches where some
+    # blocks have others.
+    names = [{probe.name for probe in probes} for probes in of_blocks]
+    reported = set.intersection(*names) | {"cross", "experts"}
+    every: list[Probe] = []
+    for block, probes in zip(parts.blocks, of_blocks, strict=True):
+        if any(block is first for first in first_blocks):
+            every.append(Probe("embedding", reader.tokens[block.before]))
+        every += [probe for probe in probes if probe.name in reported]
+    return every, masks
 
 
-def _probes_of_attention(reader: Reader, block: Block) -> tuple[list[Probe], Any]:
-    """The scores and weights of a block, and the mask of all its heads."""
-    mask: Any = None
+def _of_rows(value: Any, rows: Any) -> Any:
+    """The entries at these indices of the first axis."""
+    return value if len(rows) == value.shape[0] else value[rows]
+
+
+def _probes_of_attention(
+    reader: Reader, parts: Structure, block: Block
+) -> tuple[list[Probe], Any]:
+    """The scores and weights of a block, and the masks of its heads.
+
+    They are those of all sequences, one after the other. Rows of padding are masked.
+    """
     probes: list[Probe] = []
+    all_pairs: list[Any] = []
     for softmax in block.softmaxes:
         for name, value, allowed in reader.attention(softmax):
             size: Any = value.shape[-2:]
             pairs = np.ones(value.shape, dtype=bool)
             if allowed is not None:
                 pairs = np.broadcast_to(allowed, value.shape)
-            of_heads = pairs.reshape(-1, *size)
-            if mask is None:
-                mask = of_heads[0]
-            if (of_heads != mask).any():
-                raise UnsupportedError(
-                    f"the heads of {block.path} have different masks: an audit takes"
-                    " one per block"
-                )
-            probes.append(Probe(name, value.reshape(-1, *size), mask))
-    return probes, mask
+            pairs = _without_padding(pairs.reshape(-1, *size), parts, block)
+            all_pairs.append(pairs)
+            probes.append(Probe(name, value.reshape(-1, *size), pairs))
+    if not probes:
+        return probes, None
+    if len({pairs.shape[-2:] for pairs in all_pairs}) > 1:
+        raise UnsupportedError(
+            f"the heads of {block.path} have scores of different shapes: an audit takes"
+            " one per block"
+        )
+    first = all_pairs[0][0]
+    if all((pairs == first).all() for pairs in all_pairs):
+        return [probe._replace(mask=first) for probe in probes], first
+    return probes, np.concatenate(all_pairs[::2])  # those of scores
 
 
-def _targets(parts: Structure, masks: list[Any]) -> tuple[int, ...] | None:
+def _without_padding(pairs: Any, parts: Structure, block: Block) -> Any:
+    """Masks (heads, tokens, tokens) without the rows of padding."""
+    batch, length = shape_of(block.stream)[:2]
+    rows = parts.tokens_of(block)
+    if len(rows) == batch * length or pairs.shape[1] != length:
+        return pairs
+    is_token = np.isin(np.arange(batch * length), rows).reshape(batch, length)
+    heads = len(pairs) // batch
+    return pairs & np.repeat(is_token, heads, axis=0)[:, :, None]
+
+
+def _is_causal(reader: Reader, parts: Structure, masks: list[Any]) -> bool:
+    """Whether later tokens have no effect on earlier ones, by masks if there are any.
+
+    In a network without masks: in one draw, the gradient of the last stream of the
+    first token with respect to the first stream is 0 at all other tokens.
+    """
+    if any(mask is not None for mask in masks):
+        return any(_hides_tokens(mask) for mask in masks)
+    first: Any = reader.tokens[parts.blocks[0].before]
+    last: Any = reader.tokens[parts.blocks[-1].stream]
+    if first.size < 2 or first.size != last.size:
+        return False
+    direction = np.random.default_rng(0).standard_normal(last.width.factor)
+    try:
+        gradient = grad(dot(data(direction), last[0]), first)
+    except TraceError:  # of a function without a known derivative
+        return False
+    column = gradient[:, None]
+    squares = Program(mean_dot(column, column).reshape(-1)).draw(draws=1, rng=0)[0]
+    return bool(squares[0] > 0 and (squares[1:] <= 1e-20 * squares[0]).all())
+
+
+def _targets(parts: Structure, is_causal: bool) -> Targets | None:
     """The right words, by the convention of audits.
 
-    Each token predicts the next one; without a mask it predicts itself.
+    Each token predicts the next one of its sequence; in a network that is not causal,
+    itself.
     """
     if parts.logits is None:
         return None
-    rows = math.prod(shape_of(parts.logits)[:-1])
-    if rows == 1:
-        return (0,)  # of a class: all are equal
+    shape = shape_of(parts.logits)[:-1]
+    if math.prod(shape) == 1:
+        return Targets((0,), (0,))  # of a class: all are equal
     ids = () if parts.words is None else tuple(parts.words.ids.tolist())
-    if not rows or len(ids) != rows:
+    if not ids or len(ids) != math.prod(shape):
         return None
-    has_mask = any(mask is not None and not mask.all() for mask in masks)
-    predicts_itself = len(parts.stacks) == 1 and not has_mask
-    return ids if predicts_itself else ids[1:]
+    rows = parts.tokens_of(parts.blocks[-1])
+    if len(rows) > len(ids):
+        return None
+    if len(parts.stacks) == 1 and not is_causal:
+        return Targets(tuple(rows.tolist()), tuple(ids[row] for row in rows))
+    length = shape[-1]
+    tokens = {*rows.tolist()}
+    predicting = [
+        row for row in rows.tolist() if row + 1 in tokens and (row + 1) % length
+    ]
+    return Targets(tuple(predicting), tuple(ids[row + 1] for row in predicting))
+
+
+def _hides_tokens(mask: Any) -> bool:
+    """Whether a token does not attend to another one that some token attends to."""
+    if mask is None:
+        return False
+    for pairs in mask if mask.ndim == 3 else mask[None]:
+        tokens = pairs.any(axis=1)
+        of_tokens = pairs[tokens]
+        if (of_tokens.any(axis=0) & ~of_tokens.all(axis=0)).any():
+            return True
+    return False
 
 
 def training(
@@ -352,18 +473,19 @@ def _loss(factory: Callable[[], Module], args: tuple[Any, ...]) -> Program:
     """The loss of the first step."""
     net = read_network(factory, args, trained=True)
     parts, targets, name = net.structure, net.targets, net.program.name
-    if parts.words is None or targets is None or len(targets) < 2:
+    if parts.words is None or targets is None or len(targets.rows) < 2:
         raise UnsupportedError(
             f"{name} returns no logits for the tokens of one sequence: training needs"
             " them"
         )
-    logits = net.logits.reshape(-1)[: len(targets)]
-    size, ids = logits.width.factor, parts.words.ids.tolist()[: len(targets)]
+    rows = np.array(targets.rows)
+    logits = net.logits.reshape(-1)[rows]
+    size, ids = logits.width.factor, parts.words.ids[rows].tolist()
     words = unit_vectors(ids, size) if parts.head == parts.words.table else None
-    loss = cross_entropy_of(logits, unit_vectors(targets, size), words)
+    loss = cross_entropy_of(logits, unit_vectors(targets.words, size), words)
     watched = [probe for probe in net.program.probes if probe.name in WATCHED]
     # of the words that a step moves by order 1
-    batch = unit_vectors(sorted({*ids, *targets}), size)
+    batch = unit_vectors(sorted({*ids, *targets.words}), size)
     of_batch = size * mean_dot(logits[:, None], batch[None, :])
     ends = [Probe("logits", of_batch.reshape(-1)), Probe("vocabulary", logits)]
     step = Program(loss, name, [*watched, *ends])

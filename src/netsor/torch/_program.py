@@ -7,23 +7,27 @@ node by node, by the table of operations in `_aten_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from .._array_api import Ints
 from .._validate import Shape
-from ..language import TraceError, Value, data
+from ..language import Scalar, TraceError, Value, data, join
 from ..language.values._array import Take
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
-from ._arithmetic import VALUES, Call
-from ._aten_ops import MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
+from ._arithmetic import VALUES, Call, vectors_of_scalars
+from ._aten_ops import CONVOLUTIONS, MATRICES, REARRANGEMENTS, SOFTMAX, apply_op
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._capture import captured
+from ._convolution import Convolution
 from ._deferred import Deferred, can_be_deferred
 from ._fresh_modules import ModuleOrFactory
 from ._graph import (
@@ -35,9 +39,11 @@ from ._graph import (
     path_of,
     refused,
     schema_of,
+    shape_of,
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
+from ._pointwise import COMPARISONS, is_pointwise, pointwise
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
 
@@ -101,7 +107,8 @@ def program(
 class Reader:
     """Computes the values of the nodes of a graph, one after the other.
 
-    `streams` are nodes that become values of their own, so that they have a gradient.
+    `streams` are nodes that become values of their own, so that they have a gradient;
+    for each, the rows of it that are tokens and no padding. Their values are `tokens`.
     With `whole_matrices` every matrix is one random object: those that multiply given
     numbers are not drawn column by column. The other options are those of `Draws`.
     """
@@ -109,7 +116,7 @@ class Reader:
     def __init__(
         self,
         graph: Graph,
-        streams: Iterable[Node] = (),
+        streams: Mapping[Node, Ints] | None = None,
         *,
         names: Mapping[str, str] | None = None,
         head: str | None = None,
@@ -117,7 +124,8 @@ class Reader:
         whole_matrices: bool = False,
     ) -> None:
         self.graph = graph
-        self.streams = set(streams)
+        self.streams = streams or {}
+        self.tokens: dict[Node, Value] = {}  # of each stream, one axis of tokens
         self.trained = trained
         # the values that are known so far
         self.env: dict[Node, Any] = dict(graph.constants)
@@ -208,11 +216,36 @@ class Reader:
             if name in REARRANGEMENTS and user.op == "call_function":
                 yield from self._factors(user)
                 continue
+            if name in CONVOLUTIONS:
+                yield self._windows_of_pixels(user)
+                continue
             position = MATRICES.get(name)
             factor = None
             if position is not None and user.args[position] is matrix:
                 factor = self.env.get(user.args[position - 1])
             yield factor if isinstance(factor, torch.Tensor) else None
+
+    def _windows_of_pixels(self, node: Node) -> Any:
+        """The windows of given pixels that a kernel multiplies; None if not given.
+
+        Groups have kernels of their own, which are not drawn column by column.
+        """
+        pixels = self.env.get(node.args[0])
+        if not isinstance(pixels, torch.Tensor):
+            return None
+        names = [argument.name for argument in schema_of(node).arguments]
+        options = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        convolution = Convolution.of(
+            kernel=shape_of(options["weight"])[2:],
+            result=shape_of(node),
+            stride=options.get("stride", 1),
+            padding=options.get("padding", 0),
+            dilation=options.get("dilation", 1),
+            groups=options.get("groups", 1),
+        )
+        if convolution.groups > 1:
+            return None
+        return torch.from_numpy(convolution.of_pixels(as_arrays(pixels)))
 
     def program(self) -> Program:
         """The whole program."""
@@ -252,10 +285,7 @@ class Reader:
                 name = f"{path}.{probe.name}" if path else probe.name
                 self.probes.append(probe._replace(name=name))
         if node in self.streams:
-            stream: Any = self.value(self.env[node])
-            # a value of its own, which has a gradient, and not entries of another
-            if isinstance(stream.op, Take):
-                self.env[node] = Vectors.of(1.0 * stream)
+            self._make_stream(node, self.streams[node])
         result = self.env[node]
         has_value = isinstance(result, Vectors | Scalars) or (
             isinstance(result, Deferred) and result.is_tensor
@@ -263,6 +293,25 @@ class Reader:
         if returned_by and has_value:
             value = self.value(self.env[node])
             self.probes += [Probe(path, value) for path in returned_by]
+
+    def _make_stream(self, node: Node, rows: Ints) -> None:
+        """Make the tokens of a stream a value of their own, which has a gradient."""
+        stream = self.vectors(node)
+        if len(rows) == stream.size:
+            is_part = isinstance(stream.op, Take)  # entries of another value
+            if is_part:
+                stream = 1.0 * stream
+            if is_part or isinstance(self.env[node], Scalars | Deferred):
+                self.env[node] = Vectors.of(stream)
+            self.tokens[node] = stream.reshape(-1)
+            return
+        flat = stream.reshape(-1)
+        others = np.setdiff1d(np.arange(stream.size), rows)
+        tokens = 1.0 * flat[rows]
+        order = np.argsort(np.concatenate([rows, others]))
+        whole = join([tokens, flat[others]])[order]
+        self.env[node] = Vectors.of(whole.reshape(*stream.shape))
+        self.tokens[node] = tokens
 
     def _why_constant(self) -> str:
         """Why no output depends on a random parameter."""
@@ -303,20 +352,32 @@ class Reader:
         their rule in the table of ATen operations, or, if it does not apply and all
         arguments are scalars or a few coordinates, torch computes them later.
         """
-        call = Call(self.draws, *_shapes_and_eps(node.meta.get("val")))
         random = self._random_inputs(node)
+        if all(_is_given(self.env[x]) for x in node.all_input_nodes):
+            return self._of_constants(node)
+        shapes, eps = _shapes_and_eps(node.meta.get("val"))
+        of_array = partial(self._of_array, node) if len(random) == 1 else None
+        call = Call(self.draws, shapes, eps, of_array)
         is_deferred = any(isinstance(x, Deferred) for x in random)
         if is_deferred and can_be_deferred(node, random):
             return self._deferred(node, call)
         try:
             result = apply_op(name_of(node), call, self._arguments(node, call))
             self._check_kind(node, result)
-            return result
+            return as_tensor(result, node)
         except (Refusal, TraceError) as reason:
-            try:
-                return self._computed_from_scalars(node, call, random)
-            except Refusal:
-                raise reason from None
+            for other_way in (self._computed_from_scalars, self._computed_pointwise):
+                with suppress(Refusal):
+                    return other_way(node, call, random)
+            raise reason from None
+
+    def _of_constants(self, node: Node) -> Any:
+        """The value of an operation on tensors that turned out not to be random."""
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), self.env.__getitem__
+        )
+        with torch.no_grad():
+            return node.target(*args, **kwargs)
 
     def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
         """The value of an operation whose random arguments can all be scalars."""
@@ -331,6 +392,24 @@ class Reader:
         self._check_kind(node, result)
         return result
 
+    def _computed_pointwise(self, node: Node, call: Call, random: list[Any]) -> Any:
+        """The value of an operation that acts on each coordinate in the same way."""
+        refuse_if(not is_pointwise(node), "not pointwise")
+        args, kwargs = self._values_of_arguments(node, call)
+        result = pointwise(call, node, args, kwargs)
+        self._check_kind(node, result)
+        return result
+
+    def _of_array(self, node: Node, x: Any) -> Any:
+        """What torch computes from an array in place of the first argument."""
+
+        def value_of(argument: Node) -> Any:
+            return self.env[argument]
+
+        _, *others = torch.fx.node.map_arg(node.args, value_of)
+        kwargs = torch.fx.node.map_arg(node.kwargs, value_of)
+        return as_arrays(node.target(torch.from_numpy(x.copy()), *others, **kwargs))
+
     def _random_inputs(self, node: Node) -> list[Any]:
         """The random arguments of an operation."""
         values = [self.env[x] for x in node.all_input_nodes]
@@ -343,7 +422,7 @@ class Reader:
                 x = settled(x)
             except Refusal:
                 return x
-        if isinstance(x, Vectors) and has_few_coordinates(x.value):
+        if isinstance(x, Vectors) and has_few_coordinates(x):
             return self.draws.entries(x)
         if isinstance(x, Random):
             return self.draws.entries_of_parameter(x)
@@ -371,6 +450,17 @@ class Reader:
 
         `scalar`: the random ones are scalars.
         """
+        args, kwargs = self._values_of_arguments(node, call, scalar)
+        names = ["self", "index"]  # of `getitem`, which has no schema
+        schema = schema_of(node)
+        if schema is not None:
+            names = [argument.name for argument in schema.arguments]
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def _values_of_arguments(
+        self, node: Node, call: Call, scalar: bool = False
+    ) -> tuple[Any, Any]:
+        """The arguments of an operation by position, and those by name."""
 
         def value_of(x: Node) -> Any:
             value = self._as_scalars(self.env[x]) if scalar else self.env[x]
@@ -381,11 +471,7 @@ class Reader:
             return as_arrays(value)
 
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
-        names = ["self", "index"]  # of `getitem`, which has no schema
-        schema = schema_of(node)
-        if schema is not None:
-            names = [argument.name for argument in schema.arguments]
-        return {**dict(zip(names, args, strict=False)), **kwargs}
+        return args, kwargs
 
     @staticmethod
     def _check_kind(node: Node, result: Any) -> None:
@@ -393,8 +479,9 @@ class Reader:
         expected = node.meta.get("val")
         if not isinstance(result, VALUES) or not isinstance(expected, torch.Tensor):
             return
+        is_comparison = name_of(node) in COMPARISONS
         refuse_if(
-            not expected.dtype.is_floating_point,
+            not expected.dtype.is_floating_point and not is_comparison,
             f"makes {expected.dtype} of random numbers: only floating point is read",
         )
         shape, torch_shape = tuple(result.shape), tuple(expected.shape)
@@ -402,6 +489,13 @@ class Reader:
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",
         )
+
+    def vectors(self, node: Node) -> Any:
+        """The result of a node as vectors, also where it was read as single numbers."""
+        value = self.value(self.env[node])
+        if isinstance(value, Scalar):
+            value = vectors_of_scalars(Scalars(value)).plain
+        return value
 
     def value(self, x: Any) -> Value:
         """Vectors or scalars in the language."""
@@ -416,6 +510,22 @@ class Reader:
         elif isinstance(x, Linear):
             x = settled(x)
         return x.plain if isinstance(x, Vectors) else x.value
+
+
+def _is_given(x: Any) -> bool:
+    """Whether a value is a tensor, or several, of given numbers."""
+    leaves = x if isinstance(x, list | tuple) else [x]
+    return all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def as_tensor(result: Any, node: Node) -> Any:
+    """A result that turned out to be given as a tensor of torch, like other constants.
+
+    Values stay as they are.
+    """
+    if not isinstance(result, np.ndarray):
+        return result
+    return torch.from_numpy(result).to(node.meta["val"].dtype)
 
 
 def as_arrays(x: Any) -> Any:

@@ -34,7 +34,7 @@ from ..language import (
     stop_gradient,
     weight,
 )
-from ..language.operations._operation import MatMul
+from ..language.operations._operation import MatMul, split
 from ..language.operations._stop_gradient import ScaledGradient, scaled_gradient
 from ..language.values._array import Take
 from ..models._training import unit_vectors
@@ -85,7 +85,9 @@ class Span(NamedTuple):
 class Part:
     """The entries of a parameter that a matrix is made of.
 
-    A part and its transpose are equal: its first stride is the larger one.
+    A part and its transpose are equal: its first stride is the larger one. A part with
+    more than two axes is a matrix with the entries of all axes but the first as its
+    columns: that of a convolution, (outputs, *kernel, inputs).
     """
 
     shape: Shape
@@ -94,7 +96,7 @@ class Part:
 
     @classmethod
     def of(cls, w: Random) -> Self:
-        """The part that a view with two axes shows."""
+        """The part that a view shows."""
         layout = w.layout.permuted((1, 0)) if _is_turned(w) else w.layout
         return cls(layout.shape, layout.strides, layout.offset)
 
@@ -113,6 +115,8 @@ class Part:
             return False
         if self.strides != other.strides:
             return True
+        if len(self.shape) > 2 or len(other.shape) > 2:
+            return True
         # the same entry: r·s + c·t + offset for rows r and columns c of both
         rows = max(self.shape[0], other.shape[0])
         columns = max(self.shape[1], other.shape[1])
@@ -127,11 +131,14 @@ class Part:
     def entries(self, numbers: Any) -> Any:
         """The matrix, of the numbers of the whole parameter."""
         layout = Layout(self.shape, self.strides, self.offset)
-        return np.ravel(numbers)[layout.all_positions]
+        positions = layout.all_positions.reshape(self.shape[0], -1)
+        return np.ravel(numbers)[positions]
 
 
 def _is_turned(w: Random) -> bool:
-    """Whether a view with two axes shows the transpose of its `Part`."""
+    """Whether a view shows the transpose of its `Part`."""
+    if len(w.shape) > 2:
+        return False
     rows, columns = zip(w.layout.strides, w.shape, strict=True)
     return rows < columns
 
@@ -153,6 +160,23 @@ class DrawnRows:
     drawn: list[Vector] = field(default_factory=list)  # in the order of the indices
     # for columns of a matrix: it is stored row by row
     row_major: bool = True
+    # from one entry of a row to the next one in storage
+    step: int = 1
+
+    def numbers_of(self, starts: Ints) -> tuple[Ints, Ints]:
+        """The numbers of the rows that begin at some positions of the storage.
+
+        Also the places of these positions in their rows, which are 0.
+        """
+        block, within = np.divmod(starts, self.length * self.step)
+        place, offset = np.divmod(within, self.step)
+        return block * self.step + offset, place
+
+    def of_storage(self, numbers: Any) -> Any:
+        """The rows, in the order in which they were drawn, of the whole parameter."""
+        blocks = np.ravel(numbers).reshape(-1, self.length, self.step)
+        rows = blocks.swapaxes(-1, -2).reshape(-1, self.length)
+        return rows[list(self.index_of_row)]
 
     @property
     def joined(self) -> Vector:
@@ -239,7 +263,8 @@ class Draws:
         self._rows: dict[str, DrawnRows] = {}
         self._rows_of_vectors: dict[Vector, Rows] = {}
         self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
-        self._entries: dict[Vector, Scalar] = {}  # coordinates as scalars
+        # coordinates as scalars, by the size and the numbers of their pieces
+        self._entries: dict[tuple[Vector, int, tuple[int, ...]], Scalar] = {}
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""
@@ -302,6 +327,7 @@ class Draws:
     ) -> Vectors | Scalars:
         """W x for a parameter W of shape (out, in); `given` are the numbers of x.
 
+        A parameter with more axes, (out, …), is a matrix with all others as columns.
         For a table whose rows were looked up these are tied logits.
         """
         if w.name in self.ids:
@@ -310,13 +336,13 @@ class Draws:
         if given is not None and w.name in self.of_given_numbers:
             return self._sum_of_columns(w, given)
         refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
-        self._stand_in(law, w.shape[1])
+        out, into = w.shape[0], math.prod(w.shape[1:])
+        self._stand_in(law, into)
         refuse_if(
             law.zero_rows,
             f"the matrix {w.name} has rows of zeros:"
             f" {', '.join(map(str, law.zero_rows[:8]))}",
         )
-        out, into = w.shape
         refuse_if(
             not all(w.layout.strides),
             f"the matrix {w.name} repeats its rows or columns",
@@ -375,7 +401,7 @@ class Draws:
     def _is_whole(self, w: Random) -> bool:
         """Whether a view is the whole parameter, and not transposed."""
         shape = self.laws[w.name].shape
-        in_order = w.layout.strides == (w.shape[1], 1)
+        in_order = w.layout.strides == (w.shape[-1], 1)
         return in_order and w.layout.size == math.prod(shape)
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
@@ -468,15 +494,17 @@ class Draws:
             result = result + moves.astype(float) * (rows - stop_gradient(rows))
         return result  # type: ignore[no-any-return]
 
-    def vectors(self, x: Random) -> Vectors:
-        """A parameter as vectors, its last axis the coordinates.
+    def vectors(self, x: Random, axis: int = -1) -> Vectors:
+        """A parameter as vectors, with their coordinates along one of its axes.
 
-        Such are biases, learned positions, and a class token.
+        Such are biases, learned positions, a class token, and the taps of a depthwise
+        convolution.
         """
         law = self._law_for(x.name, "vectors")
-        size = x.shape[-1]
-        starts = x.layout.positions(without=-1)
-        known = self._rows.setdefault(x.name, DrawnRows(law, length=size))
+        axis %= len(x.shape)
+        size, step = x.shape[axis], x.layout.strides[axis] if x.shape[axis] > 1 else 1
+        starts = x.layout.positions(without=axis)
+        known = self._rows.setdefault(x.name, DrawnRows(law, length=size, step=step))
         if law.distribution is None:
             self._stand_in(law, None)
         refuse_if(
@@ -484,31 +512,39 @@ class Draws:
             f"the parameter {x.name}, which is added to vectors, has rows of zeros",
         )
         length = known.length
-        scattered = size > 1 and x.layout.strides[-1] != 1
+        numbers, first = known.numbers_of(starts)
         refuse_if(
-            scattered or size % length or (starts % length).any(),
+            (step != known.step and size > 1)
+            or size % length
+            or first.any()
+            or (size != length and step > 1),
             f"the parameter {x.name} is used in pieces that are not rows of {length}"
             " entries",
         )
-        rows = starts[..., None] // length + np.arange(size // length)
+        rows = numbers[..., None] + np.arange(size // length)
         known.add([int(row) for row in np.unique(rows)])
-        if len(known.drawn) == 1:
+        if len(known.drawn) == 1 and known.step == 1:
             of_drawn = np.array(list(known.index_of_row))
             self._rows_of_vectors[known.drawn[0]] = Rows(x.name, of_drawn)
         vectors = known.joined[known.indices(rows)]
         vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
-        return Vectors.of(stop_gradient(vectors) if x.frozen else vectors)
+        vectors = stop_gradient(vectors) if x.frozen else vectors
+        return Vectors.of(vectors, axis)
+
+    def can_be_scores(self, x: Vectors) -> bool:
+        """Whether a mask may meet vectors: they are rows of a parameter, or few."""
+        base = _base_of(x.value, self._rows_of_vectors)
+        return base in self._rows_of_vectors or has_few_coordinates(x)
 
     def scalars(self, x: Vectors) -> Scalars:
-        """The entries of rows as scalars, where they are added to scores.
+        """The coordinates of vectors as scalars, where others meet them one by one.
 
-        Such are relative positions, with one number for each head.
+        Rows of a parameter, such as relative positions with one number for each head,
+        are drawn as scalars.
         """
         base = _base_of(x.value, self._rows_of_vectors)
-        refuse_if(
-            base not in self._rows_of_vectors,
-            "only rows of a parameter can be scalars, and not coordinates of vectors",
-        )
+        if base not in self._rows_of_vectors:
+            return self.entries(x)
         name, rows = self._rows_of_vectors[base]
         law = self.laws[name]
         if base not in self.twins:
@@ -525,14 +561,27 @@ class Draws:
 
         The vectors themselves can still be used.
         """
+        size = x.shape[x.axis]
+        refuse_if(
+            size > MOST_ENTRIES,
+            f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
+        )
         width = x.value.width.factor
-        if x.value not in self._entries:
-            units = data(np.eye(width))
-            products: Scalar = width * mean_dot(x.value.reshape(-1), units)
-            self._entries[x.value] = products.reshape(-1)
-        storage_width = max(width, 2)
-        vectors, coordinates = np.divmod(x.layout.all_positions, storage_width)
-        return Scalars(self._entries[x.value].take(vectors * width + coordinates))
+        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
+        # only the pieces of coordinates that the view shows
+        piece = x.piece
+        pieces = vectors * (width // piece) + coordinates // piece
+        used, index_of = np.unique(pieces, return_inverse=True)
+        key = x.value, piece, tuple(used.tolist())
+        if key not in self._entries:
+            parts = x.value
+            if piece != width:
+                parts = split(x.value, width // piece, x.value.ndim)
+            units = data(np.eye(piece))
+            products: Scalar = piece * mean_dot(parts.take(used), units)
+            self._entries[key] = products.reshape(-1)
+        positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
+        return Scalars(self._entries[key].take(positions))
 
     def entries_of_parameter(self, x: Random) -> Scalars:
         """The entries of a parameter, or of a view of it, as scalars."""
@@ -551,28 +600,31 @@ class Draws:
 MOST_ENTRIES = 1024
 
 
-def has_few_coordinates(value: Vector) -> bool:
+def has_few_coordinates(x: Vectors) -> bool:
     """Whether the coordinates of vectors may be used one by one, as those of a router.
 
-    They are those of matrices with fewer outputs than inputs, and of functions of these
-    and of biases.
+    They are outputs of matrices with more inputs, and functions of these and of biases.
+    A part of the outputs of a larger matrix may also be few.
     """
-    if value.width.factor > MOST_ENTRIES:
+    if x.shape[x.axis] > MOST_ENTRIES:
         return False
-    pending: list[Vector] = [value]
+    # those of all heads together
+    positions = x.layout.all_positions % max(x.value.width.factor, 2)
+    count = np.unique(positions).size
+    pending: list[Vector] = [x.value]
     seen: set[Value] = set()
     is_made_by_matrix = False
     while pending:
-        x = pending.pop()
-        if x in seen:
+        value = pending.pop()
+        if value in seen:
             continue
-        seen.add(x)
-        if isinstance(x.op, MatMul):
-            if x.op.weight.out_width.factor >= x.op.weight.in_width.factor:
+        seen.add(value)
+        if isinstance(value.op, MatMul):
+            if count >= value.op.weight.in_width.factor:
                 return False
             is_made_by_matrix = True
         else:
-            pending += [y for y in x.op.inputs if isinstance(y, Vector)]
+            pending += [y for y in value.op.inputs if isinstance(y, Vector)]
     return is_made_by_matrix
 
 

@@ -7,7 +7,7 @@ operation of a module, whatever framework the module is written in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,7 @@ from ._axes import (
     refuse_if,
     same_vectors,
 )
+from ._interleaved import Interleaved, settled_rearrangement
 from ._layout import Expand, Index, Permute, Rearrangement, Reshape
 from ._random_parameters import Random
 
@@ -38,9 +39,17 @@ def rearranged(call: Call, x: Tensor, rearrangement: Rearrangement) -> Tensor:
     """The same entries in another shape, or with the axes in another order."""
     if not is_random(x):
         return rearrangement.of_array(numbers(x))
-    if not isinstance(x, Random):
+    if isinstance(x, Random):
+        return x.viewed(rearrangement)
+    if not isinstance(x, Interleaved):
         x = call.settled(x)
-    return x.viewed(rearrangement)
+        try:
+            return x.viewed(rearrangement)
+        except Refusal:
+            if not isinstance(x, Vectors):
+                raise
+        x = Interleaved.of(x)
+    return settled_rearrangement(x.by(rearrangement.of_array))
 
 
 def reshape(call: Call, x: Tensor, shape: Shape) -> Tensor:
@@ -86,6 +95,8 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
     if isinstance(x, Patchwork):
         part = x.unchanged(axis, index)
         return pick(call, x.joined(call), axis, index) if part is None else part
+    if isinstance(x, Interleaved):
+        return rearranged(call, x, Index(axis, index))
     if isinstance(x, Random | Scalars):
         return x.viewed(Index(axis, index))
     if not isinstance(x, Linear) or axis != len(x.shape) - 1:
@@ -149,6 +160,64 @@ def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     plain_axis = axis - 1 if axis > coordinates else axis
     joined = ns.join([part.plain for part in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
+
+
+def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
+    """A tensor with given numbers before and after it along its last axes.
+
+    `sizes` are those before and after along the last axis, then along the one before
+    it, and so on; negative ones cut the tensor.
+    """
+    for number in range(len(sizes) // 2):
+        axis = len(x.shape) - 1 - number
+        before, after = sizes[2 * number : 2 * number + 2]
+        size = x.shape[axis]
+        if before < 0 or after < 0:
+            x = pick(call, x, axis, slice(max(-before, 0), size - max(-after, 0)))
+        parts = []
+        for count in (before, after):
+            shape = list(x.shape)
+            shape[axis] = max(count, 0)
+            parts.append(np.full(shape, value))
+        shape[axis] = size + before + after
+        whole = call._replace(shapes=[tuple(shape)])
+        x = concatenate(whole, [parts[0], x, parts[1]], axis)
+    return x
+
+
+def sums_up_to(call: Call, x: Tensor, axis: int) -> Tensor:
+    """The sum of the entries up to each index of an axis."""
+    x = call.settled(x)
+    axis %= len(x.shape)
+    refuse_if(
+        not isinstance(x, Vectors) or axis == x.axis,
+        "cumulative sums are read along an axis of indices",
+    )
+    coordinates = x.axis
+    at_end = x.moved(coordinates, -1)
+    axis -= axis > coordinates
+    last = at_end.moved(axis, -2)
+    lower = np.tril(np.ones((x.shape[axis if axis < coordinates else axis + 1],) * 2))
+    sums = Vectors.of(lower @ last.plain).moved(-2, axis)
+    return sums.moved(-1, coordinates)
+
+
+def running(
+    call: Call, x: Tensor, axis: int, combine: Callable[[Call, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The entries up to each index of an axis, combined one after the other."""
+    x = call.settled(x)
+    axis %= len(x.shape)
+    refuse_if(
+        not isinstance(x, Vectors) or axis == x.axis,
+        "cumulative functions are read along an axis of indices",
+    )
+    total = pick(call, x, axis, slice(0, 1))
+    parts = [total]
+    for index in range(1, x.shape[axis]):
+        total = combine(call, total, pick(call, x, axis, slice(index, index + 1)))
+        parts.append(total)
+    return concatenate(call, parts, axis)
 
 
 def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:

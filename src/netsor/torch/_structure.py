@@ -8,6 +8,7 @@ a branch has a kind (query, gate, …), by what its products are used for.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,22 +16,28 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from .._array_api import Bools, Ints
 from ._aten_ops import (
     ACTIVATIONS,
+    ALONG_TOKENS,
     CHOICES,
+    CONVOLUTIONS,
     MATRICES,
     NORMS,
-    REARRANGEMENTS,
     SAME_STREAM,
     SCORE_PRODUCTS,
     SOFTMAX,
+    viewed,
 )
 from ._graph import (
     Graph,
+    ModuleCall,
     Node,
     UnsupportedError,
+    calls_of,
     name_of,
-    outputs_of_modules,
     path_of,
     paths_of,
     shape_of,
@@ -75,6 +82,10 @@ class Part(NamedTuple):
     end: Node | None  # what the module returns; None if the part is no module
 
 
+class NotABlockError(Exception):
+    """Why a part of the graph is not a block; the message begins with its path."""
+
+
 @dataclass(frozen=True)
 class Structure:
     """The parts of a network."""
@@ -83,6 +94,18 @@ class Structure:
     stacks: tuple[Stack, ...]  # one, or those of an encoder and a decoder
     head: str | None  # the parameter of the logits
     logits: Node | None
+
+    def tokens_of(self, block: Block) -> Ints:
+        """The rows of the stream of a block that are tokens, and no padding.
+
+        Its axes (batch, tokens) are flattened.
+        """
+        rows = math.prod(shape_of(block.stream)[:-1])
+        stack = next(k for k, stack in enumerate(self.stacks) if block in stack)
+        is_token = _given_tokens(self.graph, len(self.stacks), stack)
+        if is_token is None or is_token.size != rows:
+            return np.arange(rows)
+        return np.flatnonzero(is_token)
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -120,11 +143,31 @@ class Structure:
         for node in [start, *_back(graph, start)]:
             if name_of(node) == "embedding":
                 table, ids = node.args[:2]
-                if _viewed(ids) in graph.inputs and table in graph.parameters:
+                if viewed(ids) in graph.inputs and table in graph.parameters:
                     return Words(
                         graph.parameters[table], graph.constants[ids].reshape(-1)
                     )
         return None
+
+
+# names of inputs that say which tokens are padding
+OF_TOKENS = ("attention_mask", "decoder_attention_mask")  # 1 for tokens
+OF_PADDING = ("padding_mask", "key_padding_mask", "src_key_padding_mask")
+
+
+def _given_tokens(graph: Graph, stacks: int, stack: int) -> Bools | None:
+    """Which entries of the batch are tokens, from the inputs; None if all are."""
+    of_encoder = stacks == 2 and stack == 0
+    names = OF_TOKENS if stacks == 1 else OF_TOKENS[:1] if of_encoder else OF_TOKENS[1:]
+    for node in graph.inputs:
+        mask = graph.constants[node]
+        if getattr(mask, "ndim", 0) != 2:
+            continue
+        if node.name in names:
+            return np.asarray(mask != 0)
+        if node.name in OF_PADDING and stacks == 1 and str(mask.dtype) == "torch.bool":
+            return np.asarray(~mask)
+    return None
 
 
 def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
@@ -143,37 +186,66 @@ def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
 
 def structure(graph: Graph) -> Structure:
     """The parts of a captured module."""
-    stacks = _stacks_of_modules(graph) or _stacks_of_loops(graph) or _whole(graph)
+    problems: list[str] = []
+    stacks: list[Stack] = []
+    for find in (_stacks_of_modules, _stacks_of_loops, _whole):
+        stacks = stacks or find(graph, problems)
     if not 1 <= len(stacks) <= 2:
-        needed = (
-            "an audit needs modules layers.0, layers.1, …, which add branches to a"
-            " stream (1, tokens, width)"
-        )
-        raise UnsupportedError(
-            f"no blocks were found: {needed}; stacks of such modules: {len(stacks)}"
-        )
+        raise UnsupportedError(_no_blocks(len(stacks), problems))
     order = {node: position for position, node in enumerate(graph.nodes)}
     stacks.sort(key=lambda stack: order[stack[0].stream])
     head, logits = _head(graph, stacks[-1][-1].stream)
     return Structure(graph, tuple(stacks), head=head, logits=logits)
 
 
-def _stacks_of_modules(graph: Graph) -> list[Stack]:
-    """Blocks that are modules with numbered paths."""
-    ends = {
-        path: node
-        for node, paths in outputs_of_modules(graph.nodes).items()
-        for path in paths
-    }
-    nodes_of: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        for path in paths_of(node):
-            nodes_of.setdefault(path, []).append(node)
+def _no_blocks(stacks: int, problems: Sequence[str]) -> str:
+    """Why a network has no blocks, or too many stacks of them."""
+    needed = (
+        "an audit needs modules layers.0, layers.1, …, which add branches to a stream"
+        " (batch, tokens, width)"
+    )
+    if stacks:
+        return f"{stacks} stacks of blocks were found, and at most two are read"
+    if problems:
+        return f"no blocks were found: {problems[0]}; {needed}"
+    return f"no blocks were found: {needed}"
+
+
+def _stacks_of_modules(graph: Graph, problems: list[str]) -> list[Stack]:
+    """Blocks that are modules with numbered paths.
+
+    A module that is called several times is as many blocks, in the order of the calls.
+    """
+    calls = _calls(graph)
+    order = {node: position for position, node in enumerate(graph.nodes)}
     stacks: list[Stack] = []
-    for paths in _numbered(nodes_of):
-        parts = [Part(path, nodes_of[path], ends.get(path)) for path in paths]
-        stacks += _stack(graph, _stream_into(graph, parts[0]), parts)
+    for paths in _numbered(calls):
+        parts = [part for path in paths for part in calls[path]]
+        parts.sort(key=lambda part: order[part.nodes[0]])
+        stacks += _stack(graph, _stream_into(graph, parts[0]), parts, problems)
     return stacks
+
+
+def _calls(graph: Graph) -> dict[str, list[Part]]:
+    """The calls of each module that has random nodes, by its path."""
+    nodes_of: dict[ModuleCall, list[Node]] = {}
+    for node in graph.nodes:
+        for call in calls_of(node):
+            nodes_of.setdefault(call, []).append(node)
+    calls: dict[str, list[Part]] = {}
+    for call, nodes in nodes_of.items():
+        part = Part(call.path, nodes, _end_of(nodes))
+        calls.setdefault(call.path, []).append(part)
+    return calls
+
+
+def _end_of(nodes: list[Node]) -> Node | None:
+    """What a call of a module returns: the last of its nodes that is used outside."""
+    inside = set(nodes)
+    for node in reversed(nodes):
+        if any(user not in inside for user in node.users):
+            return node
+    return None
 
 
 def _stream_into(graph: Graph, part: Part) -> Node | None:
@@ -189,7 +261,7 @@ def _stream_into(graph: Graph, part: Part) -> Node | None:
     return None
 
 
-def _stacks_of_loops(graph: Graph) -> list[Stack]:
+def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
     """Blocks that a loop of the module itself adds up, `for attend, mlp in layers`.
 
     A block extends from the first node of one number to the first node of the next.
@@ -210,11 +282,11 @@ def _stacks_of_loops(graph: Graph) -> list[Stack]:
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
         before = next((x for x in inputs if graph.is_random(x)), None)
-        stacks += _stack(graph, before, parts)
+        stacks += _stack(graph, before, parts, problems)
     return stacks
 
 
-def _whole(graph: Graph) -> list[Stack]:
+def _whole(graph: Graph, problems: list[str]) -> list[Stack]:
     """A module without numbered paths as one block.
 
     It begins with the module's input, or with its first embedding.
@@ -235,19 +307,43 @@ def _whole(graph: Graph) -> list[Stack]:
     if not starts:
         return []
     nodes = graph.nodes[graph.nodes.index(starts[0]) :]
-    return _stack(graph, starts[0], [Part("", nodes, None)])
+    return _stack(graph, starts[0], [Part("", nodes, None)], problems)
 
 
-def _stack(graph: Graph, before: Node | None, parts: Iterable[Part]) -> list[Stack]:
-    """The blocks in order, as one stack; empty if one of the parts is not a block."""
+def _stack(
+    graph: Graph, before: Node | None, parts: Iterable[Part], problems: list[str]
+) -> list[Stack]:
+    """The blocks in order, as one stack; empty if one of the parts is not a block.
+
+    `problems` are the reasons why parts are not blocks. A block that does not add to
+    the stream of the one before begins with its own input.
+    """
     blocks: list[Block] = []
     for part in parts:
-        block = None if before is None else _block(graph, part, before)
-        if block is None:
+        try:
+            block = _block_after(graph, part, before)
+        except NotABlockError as problem:
+            problems.append(str(problem))
             return []
         blocks.append(block)
         before = block.stream
     return [tuple(blocks)]
+
+
+def _block_after(graph: Graph, part: Part, before: Node | None) -> Block:
+    """The block that a part of the graph is, after a stream or after its own input."""
+    starts = [before]
+    if part.end is not None:
+        starts.append(_stream_into(graph, part))
+    problem = NotABlockError(f"{part.path or 'the module'} has no stream as its input")
+    for start in dict.fromkeys(starts):
+        if start is None:
+            continue
+        try:
+            return _block(graph, part, start)
+        except NotABlockError as error:
+            problem = error
+    raise problem
 
 
 def _numbered(paths: Iterable[str]) -> list[list[str]]:
@@ -283,31 +379,24 @@ class Sums(NamedTuple):
     last: Node | None  # the last sum
 
 
-def _block(graph: Graph, part: Part, before: Node) -> Block | None:
-    """The parts of a block; None if nothing is added to a stream in it."""
+def _block(graph: Graph, part: Part, before: Node) -> Block:
+    """The parts of a block."""
     shape = shape_of(before)
-    if len(shape) != 3 or shape[0] != 1:
-        return None
+    path = part.path or "the module"
+    if len(shape) != 3:
+        raise NotABlockError(f"{path} has an input of shape {shape}")
     sums = _sums(graph, part.nodes, before)
     if not sums.terms or sums.last is None:
-        return None
-    branches: dict[str, Node] = {}
-    attention_softmaxes: tuple[Node, ...] = ()
-    inside = set(part.nodes)
-    for term in sums.terms:
-        found = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
-        nodes_of_branches = term.branches
-        if len({name for name, _ in found}) < len(found):
-            # branches of one kind are one branch: shared and routed experts
-            found = [_branch(graph, term.node, sums.carriers, inside)]
-            nodes_of_branches = [term.node]
-        for node, (name, softmaxes) in zip(nodes_of_branches, found, strict=True):
-            if name in branches:
-                return None
-            branches[name] = node
-            if name == "attention":
-                attention_softmaxes = softmaxes
-
+        raise NotABlockError(f"{path} adds nothing to its input")
+    branches = _named_branches(graph, sums, set(part.nodes))
+    named_nodes: dict[str, Node] = {}
+    for branch in branches:
+        if branch.name in named_nodes:
+            raise NotABlockError(
+                f"{path} adds two branches of the kind {branch.name} to its stream"
+            )
+        named_nodes[branch.name] = branch.node
+    attention = next((x for x in branches if x.name == "attention"), None)
     stream = part.end if part.end in sums.carriers else sums.last
     nodes = part.nodes
     if part.end is None:  # later nodes are not part of the block
@@ -316,12 +405,74 @@ def _block(graph: Graph, part: Part, before: Node) -> Block | None:
         path=part.path,
         before=before,
         stream=stream,
-        branches=branches,
+        branches=named_nodes,
         middle=sums.middle,
-        softmaxes=attention_softmaxes,
+        softmaxes=attention.softmaxes if attention is not None else (),
         gates=tuple(node for node in nodes if _is_gates_of_experts(graph, node)),
-        matrices=_matrices(graph, nodes, branches, sums.carriers, width=shape[-1]),
+        matrices=_matrices(graph, nodes, named_nodes, sums.carriers, width=shape[-1]),
     )
+
+
+class Branch(NamedTuple):
+    """What a block adds to its stream, and the softmaxes in it."""
+
+    name: str  # "attention", "cross" or "mlp"
+    node: Node
+    softmaxes: tuple[Node, ...]
+
+
+def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch]:
+    """The branches of a block; several have one name if they are of one kind.
+
+    In a block without a softmax, the first branch that mixes tokens counts as
+    attention: a recurrence, or a convolution. If none is known to mix tokens, the first
+    of several branches counts.
+    """
+
+    def mixes(branch: Branch) -> bool:
+        """Whether a branch mixes tokens without a softmax."""
+        nodes = [branch.node, *_back(graph, branch.node, sums.carriers, inside)]
+        tokens = shape_of(branch.node)[1]
+        return any(_mixes_tokens(graph, node, tokens) for node in nodes)
+
+    branches: list[Branch] = []
+    for term in sums.terms:
+        parallel = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
+        names = {branch.name for branch in parallel}
+        mixers = [x for x in parallel if x.name == "mlp" and mixes(x)]
+        # branches of one kind are one branch: shared and routed experts, or attention
+        # beside a recurrence
+        if len(names) < len(parallel) or ("attention" in names and mixers):
+            parallel = [_branch(graph, term.node, sums.carriers, inside)]
+        branches += parallel
+    if all(branch.name == "mlp" for branch in branches):
+        unknown = branches[0] if len(branches) > 1 else None
+        mixer = next((branch for branch in branches if mixes(branch)), unknown)
+        branches = [
+            branch._replace(name="attention") if branch is mixer else branch
+            for branch in branches
+        ]
+    return branches
+
+
+def _mixes_tokens(graph: Graph, node: Node, tokens: int) -> bool:
+    """Whether an operation combines tokens: it acts along the axis of their number."""
+    name = name_of(node)
+    if name in ALONG_TOKENS:
+        axis = node.args[ALONG_TOKENS[name]] if len(node.args) > 1 else 0
+        sizes = shape_of(node.args[0])
+        return isinstance(axis, int) and bool(sizes) and sizes[axis] == tokens
+    if name in ("einsum", *SCORE_PRODUCTS):
+        operands = node.args[1] if name == "einsum" else node.args
+        return not any(_is_parameter(graph, x) for x in operands)
+    if name in CONVOLUTIONS:
+        return max(shape_of(node.args[1])[2:]) > 1
+    return name in ("pad", "constant_pad_nd")
+
+
+def _is_parameter(graph: Graph, node: Any) -> bool:
+    """Whether an argument is a parameter, or a view of it."""
+    return hasattr(node, "op") and viewed(node) in graph.parameters
 
 
 def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
@@ -346,7 +497,9 @@ def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
             terms.append(Term(operands[0], parallel))
             carriers[node] = False
             last = node
-        elif operation in SAME_STREAM:
+        elif operation in SAME_STREAM or (
+            operation == "add" and len(streams) == 1 and not has_branch
+        ):
             carriers[node] = carriers[stream]
         elif operation in NORMS and not has_branch:
             carriers[node] = True
@@ -372,12 +525,12 @@ def _terms(
 
 def _branch(
     graph: Graph, term: Node, carriers: Collection[Node], inside: set[Node]
-) -> tuple[str, tuple[Node, ...]]:
-    """The name of the branch that ends with a term, and its softmaxes."""
+) -> Branch:
+    """The branch that ends with a term."""
     nodes = [term, *_back(graph, term, carriers, inside)]
     softmaxes = tuple(node for node in nodes if _attends(graph, node))
     if not softmaxes:
-        return "mlp", softmaxes
+        return Branch("mlp", term, softmaxes)
 
     def from_elsewhere(x: Node) -> bool:
         """Whether a node is a tensor of vectors outside the block and its stream."""
@@ -387,7 +540,7 @@ def _branch(
 
     reached = {x for node in nodes for x in [node, *node.all_input_nodes]}
     is_cross = any(from_elsewhere(x) for x in reached)
-    return ("cross" if is_cross else "attention"), softmaxes
+    return Branch("cross" if is_cross else "attention", term, softmaxes)
 
 
 def _attends(graph: Graph, node: Node) -> bool:
@@ -606,15 +759,8 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by; None if it does not."""
     if name_of(node) not in MATRICES:
         return None
-    matrix = _viewed(node.args[MATRICES[name_of(node)]])
+    matrix = viewed(node.args[MATRICES[name_of(node)]])
     return graph.parameters.get(matrix) if graph.is_random(matrix) else None
-
-
-def _viewed(node: Node) -> Node:
-    """The node that this node is a view of."""
-    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
-        node = node.args[0]
-    return node
 
 
 def _back(

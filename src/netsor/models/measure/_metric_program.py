@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
@@ -37,28 +37,35 @@ ATTENTION = {
     "scores": ("score_std", "score_max"),
     "weights": ("entropy", "largest_weight"),
 }
+# of attention to one token
+TO_ONE_TOKEN = {"scores": (0.0, 0.0), "weights": (1.0, 1.0)}
 BRANCHES = ("attention", "cross", "mlp")
 ROUTED = ("largest_load", "least_load")  # if there are experts
 
 
 def _forward_row(
-    before: Vector, block: Block, branches: Sequence[str], *, routed: bool
+    before: Vector, block: Block, branches: Sequence[str], probed: Collection[str]
 ) -> Scalar:
     """The forward quantities of a block, (numbers,), from its probes and the stream
     before it.
 
-    `branches` are the branches of any block. `routed` says that some blocks have
-    experts; one without experts counts as one expert, with even loads.
+    `branches` are the branches of any block, and `probed` the names of the probes of
+    all blocks. A block without experts counts as one expert, with even loads, and one
+    without scores as attention to one token.
     """
     row = [of_stream(value_of(block, "stream"))]
     if "scores" in block or "weights" in block:
         row.append(_attention_numbers(block))
+    else:
+        for name in ATTENTION:
+            if name in probed:
+                row.append(constant(np.array(TO_ONE_TOKEN[name])))
     if branches:
         row.append(_shares(before, block, branches))
     if "experts" in block:
         experts = _joined([probe.value for probe in block["experts"]], axis=1)
         row.append(apply(of_experts, experts, axes=2))
-    elif routed:
+    elif "experts" in probed:
         row.append(constant(np.ones(len(ROUTED))))
     return join(row)
 
@@ -73,7 +80,8 @@ def _attention_numbers(block: Block) -> Scalar:
     arrays: dict[str, Any] = {}
     for name in ATTENTION:
         if name in block:
-            heads = [probe.value.reshape(-1, *allowed.shape) for probe in block[name]]
+            pairs = allowed.shape[-2:]
+            heads = [probe.value.reshape(-1, *pairs) for probe in block[name]]
             arrays[name] = _joined(heads)
     # If only one of them is probed, it replaces the other, whose half of the numbers is
     # dropped.
@@ -358,12 +366,11 @@ class Probes:
             if probe in probed:
                 names += attention_names
         names += [f"{branch}_share" for branch in branches]
-        routed = "experts" in probed
-        if routed:
+        if "experts" in probed:
             names += ROUTED
         rows = []
         for before, block in zip(net.before, net.blocks, strict=True):
-            rows.append(_forward_row(before, block, branches, routed=routed))
+            rows.append(_forward_row(before, block, branches, probed))
         return Section("block", tuple(names), rows, whole=False)
 
 
@@ -389,6 +396,7 @@ class ProgramModel:
         """`widths` are the sizes of the program's widths, by name."""
         self.program = program
         self.name = program.name
+        self.origin = ""  # what it was read from, in a sentence
         self.ids = None if ids is None else tuple(map(int, ids))
         probed = [probe.value for probe in program.probes]
         self.values = topological_order([*program.outputs, *probed])

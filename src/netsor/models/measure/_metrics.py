@@ -63,12 +63,14 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     keys.
 
     They are the standard deviation and the largest of the scores, the entropy, and the
-    largest weight, over heads and the pairs in `allowed` (s, t). The entropy of a row
-    is divided by that of the uniform row over its allowed entries, and averaged.
-    Entropy and largest weight skip rows with one allowed entry, which have no choice;
-    if all rows are like this (a window of one token), both are 1.
+    largest weight, over heads and the pairs in `allowed`, (s, t) or (heads, s, t). The
+    entropy of a row is divided by that of the uniform row over its allowed entries, and
+    averaged. Entropy and largest weight skip rows with one allowed entry, which have no
+    choice; if all rows are like this (a window of one token), both are 1.
     """
-    if type(scores) is type(weights) is np.ndarray:
+    if allowed.ndim == 3:
+        heads = _of_heads_with_masks(scores, weights, allowed)
+    elif type(scores) is type(weights) is np.ndarray:
         heads = _of_heads_in_batches(scores, weights, allowed)
     else:
         heads = _of_heads(scores, weights, allowed)
@@ -89,6 +91,16 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
         xp.max(largest_weight, axis=-1),
     ]
     return xp.stack(numbers, axis=-1)
+
+
+def _of_heads_with_masks(scores: Array, weights: Array, allowed: Bools) -> Array:
+    """`_of_heads` for heads with a mask each."""
+    xp = array_namespace(scores, weights)
+    of_heads = [
+        _of_heads(scores[..., head, :, :], weights[..., head, :, :], pairs)
+        for head, pairs in enumerate(allowed)
+    ]
+    return xp.stack(of_heads, axis=-2)
 
 
 def _of_heads_in_batches(scores: Array, weights: Array, allowed: Bools) -> Array:

@@ -6,6 +6,7 @@ probes since the last one. An embedding after a stream begins the decoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -131,14 +132,31 @@ class ProbedProgram:
         group.setdefault(name, []).append(probe)
 
     def _check_blocks_alike(self) -> None:
-        """Every block must have the same probes, but of cross-attention and experts."""
-        optional = {"cross", "experts"}
+        """Every block must have the same probes.
+
+        Some may lack cross-attention, experts, or scores and weights of attention.
+        """
+        optional = {"cross", "experts", "scores", "weights"}
         names_of_first = self.blocks[0].keys() - optional
         for number, block in enumerate(self.blocks, 1):
             missing = names_of_first - block.keys()
             self._refuse_missing(missing, present=1, absent=number)
             additional = block.keys() - names_of_first - optional
             self._refuse_missing(additional, present=number, absent=1)
+        self._check_attention_alike()
+
+    def _check_attention_alike(self) -> None:
+        """Blocks with scores or weights of attention must have the same of both."""
+        attention = {"scores", "weights"}
+        present = [
+            (number, attention & block.keys())
+            for number, block in enumerate(self.blocks, 1)
+            if attention & block.keys()
+        ]
+        for number, names in present[1:]:
+            first_number, first = present[0]
+            self._refuse_missing(first - names, present=first_number, absent=number)
+            self._refuse_missing(names - first, present=number, absent=first_number)
 
     def _refuse_missing(self, names: set[str], present: int, absent: int) -> None:
         """Raise an error if there are probes that only one of two blocks has."""
@@ -242,14 +260,17 @@ def matrix_kind(op: MatMul, stream: Width, probed: str | None = None) -> str:
 
 
 def mask_of(block: Block) -> Bools:
-    """The entries of scores and weights that take part, (queries, keys), which must be
-    the same in all heads of a block.
+    """The entries of scores and weights of a block that take part, (queries, keys).
 
     They are those of the mask of a probe, or of the softmax; without a mask they are
-    all, and without scores and weights a single one.
+    all, and without scores and weights a single one. If a probe has a mask for each
+    head, they are (heads, queries, keys).
     """
-    mask: Bools | None = None
     probes = (*block.get("scores", ()), *block.get("weights", ()))
+    if any(probe.mask is not None and probe.mask.ndim == 3 for probe in probes):
+        name = "scores" if "scores" in block else "weights"
+        return np.concatenate([_mask_by_head(probe) for probe in block[name]])
+    mask: Bools | None = None
     for probe in probes:
         shape = probe.value.shape[-2:]
         for mask_of_head in _masks_of(probe):
@@ -263,6 +284,14 @@ def mask_of(block: Block) -> Bools:
         return mask
     shape = probes[0].value.shape[-2:] if probes else (1, 1)
     return np.ones(shape, bool)
+
+
+def _mask_by_head(probe: Probe) -> Bools:
+    """The mask of each head of scores or weights."""
+    shape = probe.value.shape[-2:]
+    heads = math.prod(probe.value.shape[:-2])
+    mask = np.ones(shape, bool) if probe.mask is None else probe.mask
+    return np.broadcast_to(mask, (heads, *shape))
 
 
 def _masks_of(probe: Probe) -> list[Bools]:

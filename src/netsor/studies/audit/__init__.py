@@ -23,6 +23,8 @@ from ...engine.run._precision import DIGITS, resolve_precision
 from ...engine.run._quadrature_error import FEW
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
+from ...models._families import READERS
+from ...models._transformer import UnknownFamilyError
 from ...models.measure._metric_program import ProgramModel
 from ...programs._program import Program
 from ...runtime._memory import check_memory, memory
@@ -174,7 +176,7 @@ def audit(
         # the widths are those of the model; another program may lack some of them
         widths_of_other = _widths_of(other, model, sizes)
         models.append(_subject(other, "compare", widths_of_other, ids, tokens))
-    if is_function(model):
+    if isinstance(models[0], ProgramModel) and not isinstance(model, Program):
         ids, tokens = None, None  # the program has them
     if isinstance(models[0], ProgramModel):
         _reject_for_programs(models[0], recipe=recipe, sweep=sweep)
@@ -255,11 +257,38 @@ def _subject(
             return ProgramModel(program, {}, longer, ids)
         if isinstance(model, Transformer | ProgramModel):
             return model
-        return read(model)
+        return _described(model, ids, tokens)
     except ArgumentError as error:
         if error.name in ("model", "module"):
             error.name = argument
         raise
+
+
+def _described(model: Any, ids: Any, tokens: Any) -> Transformer | ProgramModel:
+    """The model of a name, a path or a configuration."""
+    try:
+        return read(model)
+    except UnknownFamilyError as unknown:
+        return read_from_module(unknown, ids, tokens)
+
+
+def read_from_module(
+    unknown: UnknownFamilyError, ids: Any = None, tokens: Any = None
+) -> ProgramModel:
+    """A model of a type that netsor does not describe, read from its module."""
+    model_type = unknown.config.get("model_type")
+    if not isinstance(model_type, str):
+        raise unknown
+    try:
+        from ...torch._from_config import model_from_config
+    except ImportError:
+        raise ArgumentError(
+            "model_type",
+            model_type,
+            f"one of {', '.join(sorted(READERS))}; to read others from their modules,"
+            " install PyTorch and transformers: pip install torch transformers",
+        ) from None
+    return model_from_config(unknown.config, unknown.name, ids, tokens)
 
 
 def _reject_for_programs(program: ProgramModel, **options: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from ..._validate import counted
 from ...models import RECIPES, Transformer
 from ...models._description import idle
+from ...models.measure._metric_program import ProgramModel
 from ...models.measure._metrics import FORMATS
 from ...programs._bound_program import NEGLIGIBLE
 from ...report import _document as doc
@@ -175,6 +176,8 @@ def headline(audit: LengthResult) -> str:
     text = f"{audit.model.sizes}; {join_words(draws)}; {status}"
     for missing in unavailable(audit):
         text += f"; {missing} (--verbose says why)"
+    if isinstance(audit.model, ProgramModel) and audit.model.origin:
+        text += f". {audit.model.origin}"
     return text
 
 

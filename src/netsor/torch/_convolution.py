@@ -1,0 +1,566 @@
+"""Convolutions and pooling: vectors at positions of a grid, and windows of them.
+
+An image in a network is a tensor (batch, channels, rows, columns). Its channels are the
+coordinates of vectors, and its other axes are indices: there is one vector for each
+position. A convolution is a sum over the offsets k of its kernel,
+
+    y_p = Σ_k W_k x_{s p + d k − padding} + b,
+
+of independent matrices W_k that act on shifted vectors. Concatenated, the vectors of a
+window are one vector u_p, and the sum is one product W u_p. In a depthwise convolution
+the W_k are diagonal: taps, vectors that multiply x. An image of pixels is given, and so
+are its windows.
+
+Averages over windows, resized images and other linear maps of positions have given
+coefficients. The framework itself computes them, from images with one pixel that is 1.
+
+Examples
+--------
+>>> from netsor.torch._convolution import Windows
+>>> Windows(kernel=(3,), stride=(1,), padding=(1,)).positions((4,), (4,))
+array([[-1,  0,  1],
+       [ 0,  1,  2],
+       [ 1,  2,  3],
+       [ 2,  3, -1]])
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import language as ns
+from .._array_api import Array, Floats, Ints, array_namespace
+from .._validate import Shape
+from ..functions.activations import Function
+from ._arithmetic import (
+    Call,
+    Tensor,
+    add,
+    is_random,
+    kind,
+    mean,
+    multiply,
+    numbers,
+    raised,
+)
+from ._axes import Refusal, Scalars, Vectors, end_to_end, refuse_if
+from ._interleaved import Interleaved, settled_rearrangement
+from ._layout import Index, Permute, Reshape
+from ._random_parameters import Random
+
+OUTSIDE = -1  # the number of a position outside of the grid
+
+
+class Windows(NamedTuple):
+    """Windows of one size that slide along the axes of positions.
+
+    Window p covers the positions stride · p + dilation · k − padding, for k from 0 to
+    kernel − 1. All fields have one number for each axis of positions.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...] | None = None
+
+    def positions(self, sizes: Shape, counts: Shape) -> Ints:
+        """The positions in each window, (*counts, kernel entries).
+
+        `sizes` are those of the grid, and `counts` the numbers of windows. Positions
+        are numbered in the order of the grid; those outside of it are `OUTSIDE`.
+        """
+        dilation = self.dilation or (1,) * len(self.kernel)
+        by_axis = []
+        for axis, size in enumerate(sizes):
+            starts = self.stride[axis] * np.arange(counts[axis]) - self.padding[axis]
+            offsets = dilation[axis] * np.arange(self.kernel[axis])
+            along = starts[:, None] + offsets
+            by_axis.append(np.where((along < 0) | (along >= size), OUTSIDE, along))
+        return on_grid(by_axis, sizes)
+
+
+def on_grid(by_axis: list[Ints], sizes: Shape) -> Ints:
+    """The positions in windows, from those along each axis, (windows, entries).
+
+    The result has the shape (*windows, entries of all axes).
+    """
+    ndim = len(sizes)
+    numbered: Any = np.zeros((1,) * (2 * ndim), np.intp)
+    outside: Any = np.zeros((1,) * (2 * ndim), bool)
+    for axis, along in enumerate(by_axis):
+        shape = [1] * (2 * ndim)
+        shape[axis], shape[ndim + axis] = along.shape
+        along = along.reshape(shape)
+        numbered = numbered * sizes[axis] + along
+        outside = outside | (along == OUTSIDE)
+    counts = tuple(len(along) for along in by_axis)
+    return np.where(outside, OUTSIDE, numbered).reshape(*counts, -1)
+
+
+def _for_each(option: Any, ndim: int) -> tuple[int, ...]:
+    """An option of a convolution as one number for each axis of positions."""
+    values = tuple(int(x) for x in np.ravel(option))
+    return values if len(values) == ndim else values * ndim
+
+
+def taken(x: ns.Vector, positions: Ints, ndim: int) -> ns.Vector:
+    """The vectors at some positions; 0 at those outside of the grid.
+
+    The last `ndim` axes of x are those of positions: (…, *sizes) becomes
+    (…, *positions.shape).
+    """
+    batch, sizes = x.shape[: x.ndim - ndim], x.shape[x.ndim - ndim :]
+    count = math.prod(sizes)
+    x = x.reshape(*batch, count)
+    is_outside = positions == OUTSIDE
+    if is_outside.any():
+        x = ns.join([x, 0.0 * x[..., :1]], axis=-1)
+        positions = np.where(is_outside, count, positions)
+    return x[..., positions]
+
+
+def _taken_numbers(x: Floats, positions: Ints, ndim: int) -> Floats:
+    """`taken` for given numbers."""
+    batch = x.shape[: x.ndim - ndim]
+    x = x.reshape(*batch, -1)
+    x = np.concatenate([x, np.zeros((*batch, 1))], axis=-1)  # OUTSIDE is the last entry
+    return np.asarray(x[..., positions])
+
+
+# Convolutions
+
+
+class Convolution(NamedTuple):
+    """The options of a convolution, and the shapes of its arguments."""
+
+    windows: Windows
+    groups: int
+    counts: Shape  # of windows, along each axis of positions
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Shape,
+        result: Shape,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: int,
+    ) -> Convolution:
+        """The convolution with the options of torch; `result` is the shape of it."""
+        ndim = len(kernel)
+        spread = _for_each(dilation, ndim)
+        if padding == "valid":
+            padding = 0
+        elif padding == "same":
+            reach = np.array(spread) * (np.array(kernel) - 1)
+            padding = reach // 2
+        windows = Windows(
+            kernel=tuple(kernel),
+            stride=_for_each(stride, ndim),
+            padding=_for_each(padding, ndim),
+            dilation=spread,
+        )
+        return cls(windows, groups, tuple(result[-ndim:]))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of positions."""
+        return len(self.windows.kernel)
+
+    def positions(self, x: Tensor) -> Ints:
+        """The positions in each window of a tensor, (*counts, kernel entries)."""
+        return self.windows.positions(tuple(x.shape[-self.ndim :]), self.counts)
+
+    def of_pixels(self, x: Floats) -> Floats:
+        """The windows of given numbers, (…, *counts, channels · kernel entries)."""
+        inside = _taken_numbers(x, self.positions(x), self.ndim)
+        channel_axis = x.ndim - 1 - self.ndim
+        inside = np.moveaxis(inside, channel_axis, -2)
+        return inside.reshape(*inside.shape[:-2], -1)
+
+
+def convolution(
+    call: Call,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """A convolution of x, (batch, channels, *positions), without batch too.
+
+    The weight has the shape (outputs, channels / groups, *kernel).
+    """
+    shape = Convolution.of(
+        weight.shape[2:], call.shape, stride, padding, dilation, groups
+    )
+    if is_random(x):
+        x = call.settled(x)
+        refuse_if(
+            not isinstance(x, Vectors) or x.from_end != -1 - shape.ndim,
+            f"a convolution of {kind(x)}: the channels must be the coordinates of"
+            " vectors",
+        )
+    inputs = weight.shape[1]
+    if is_random(x) and inputs == 1 and groups > 1:
+        product = _depthwise(call, x, weight, shape)
+    else:
+        refuse_if(
+            not isinstance(weight, Random),
+            f"a convolution by {kind(weight)}: the kernel must be a parameter itself,"
+            " and no function of one",
+        )
+        parts = [_group(call, x, weight, shape, group) for group in range(groups)]
+        product = parts[0] if groups == 1 else end_to_end(parts, parts[0].axis)
+    if bias is not None:
+        product = call.vectors(add(call, product, bias))
+    return product.moved(-1, -1 - shape.ndim)
+
+
+def _group(
+    call: Call, x: Tensor, weight: Random, shape: Convolution, group: int
+) -> Vectors:
+    """The outputs of one group of channels, (…, *counts, outputs of the group)."""
+    outputs, inputs, ndim = weight.shape[0] // shape.groups, weight.shape[1], shape.ndim
+    matrices = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
+    channels = slice(group * inputs, (group + 1) * inputs)
+    if not is_random(x):
+        of_group = numbers(x)[(..., channels) + (slice(None),) * ndim]
+        windows = shape.of_pixels(of_group)
+        matrix = matrices.viewed(Reshape((outputs, windows.shape[-1])))
+        return _vectors(call.draws.product(matrix, ns.data(windows), windows))
+    part = x.part(channels.start, channels.stop).plain
+    if math.prod(shape.windows.kernel) == 1:
+        inside = taken(part, shape.positions(x)[..., 0], ndim)
+        matrix = matrices.viewed(Reshape((outputs, inputs)))
+    else:
+        # the entries of a window one after the other, each with all channels
+        inside = ns.concat(taken(part, shape.positions(x), ndim), axis=-1)
+        matrix = matrices.viewed(Permute.moving(1, -1, ndim=ndim + 2))
+    return _vectors(call.draws.product(matrix, inside))
+
+
+def _vectors(product: Any) -> Vectors:
+    """The outputs of a convolution, which are no logits."""
+    if not isinstance(product, Vectors):
+        raise Refusal("a convolution whose outputs are logits")
+    return product
+
+
+def _depthwise(call: Call, x: Vectors, weight: Tensor, shape: Convolution) -> Vectors:
+    """Σ_k w_k ⊙ x_{s p + d k − padding}: one group for each channel."""
+    outputs = weight.shape[0]
+    refuse_if(
+        outputs != shape.groups,
+        f"a depthwise convolution with {outputs // shape.groups} outputs for each"
+        " channel, which are interleaved: one is read",
+    )
+    taps = _taps(call, weight)
+    windows = taken(x.plain, shape.positions(x), shape.ndim)
+    return Vectors.of((taps * windows).sum(axis=-1))
+
+
+def _taps(call: Call, weight: Tensor) -> ns.Vector:
+    """The taps of a depthwise convolution, (kernel entries,)."""
+    if isinstance(weight, Random):
+        return call.draws.vectors(weight, axis=0).plain.reshape(-1)
+    return ns.data(numbers(weight).reshape(weight.shape[0], -1).T)
+
+
+# Linear maps of positions
+
+
+def map_of_positions(call: Call, x: Tensor) -> Vectors:
+    """A linear map of positions, the same for each channel: an average, or a resizing.
+
+    The framework computes its coefficients: of tensors that have, in place of the
+    channels, one image for each position, which is 1 there and 0 elsewhere.
+    """
+    x = _vectors_in_order(call, x)
+    sizes = tuple(np.delete(x.shape, x.axis).tolist())
+    count = math.prod(sizes)
+    units = np.eye(count)
+    coefficients = _images(call, units, sizes, x.axis)
+    # each image has its own result, also if they are in another order
+    order = np.random.default_rng(0).permutation(count)
+    others = _images(call, units[order], sizes, x.axis)
+    refuse_if(
+        not np.array_equal(others, coefficients[..., order]),
+        "an operation on positions that combines the coordinates of vectors",
+    )
+    combined = coefficients @ x.plain.reshape(count)
+    return Vectors.of(combined).moved(-1, x.axis)
+
+
+def _vectors_in_order(call: Call, x: Tensor) -> Vectors:
+    """An argument as vectors; of a parameter, entries that are next to each other."""
+    if isinstance(x, Random):
+        strides = [
+            stride if size > 1 else math.inf
+            for size, stride in zip(x.shape, x.layout.strides, strict=True)
+        ]
+        return call.draws.vectors(x, int(np.argmin(strides)))
+    x = call.settled(x)
+    if not isinstance(x, Vectors):
+        raise Refusal(f"needs vectors, got {kind(x)}")
+    return x
+
+
+def maximum_over(call: Call, x: Tensor, axes: Any, keepdims: bool) -> Vectors:
+    """The largest number of each coordinate along axes of indices."""
+    x = call.vectors(x)
+    over = sorted({axis % len(x.shape) for axis in np.ravel(axes).tolist()})
+    refuse_if(x.axis in over, "the largest coordinate of a vector")
+    last = x.moved(x.axis, -1)
+    index_axes = [axis - (axis > x.axis) for axis in over]
+    kept = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
+    plain = last.plain.transpose(*kept, *index_axes)
+    plain = plain.reshape(*(last.shape[axis] for axis in kept), -1)
+    shape = tuple(
+        1 if axis in over else size
+        for axis, size in enumerate(x.shape)
+        if keepdims or axis not in over
+    )
+    coordinates = x.axis - (0 if keepdims else sum(axis < x.axis for axis in over))
+    indices = tuple(np.delete(shape, coordinates).tolist())
+    return Vectors.of(_largest(plain).reshape(*indices), coordinates)
+
+
+def _images(call: Call, images: Floats, sizes: Shape, axis: int) -> Floats:
+    """The results of an operation on images, with the images along the last axis.
+
+    `images` is (images, positions); the operation has them along the given axis.
+    """
+    tensor = np.moveaxis(images.reshape(-1, *sizes), 0, axis)
+    result = call.computed(tensor)
+    refuse_if(
+        result.ndim <= axis or result.shape[axis] != len(images),
+        "an operation on the coordinates of vectors",
+    )
+    return np.moveaxis(result, axis, -1)
+
+
+def rearranged(call: Call, x: Tensor) -> Tensor:
+    """Positions in another order, repeated or left out, or zeros beside them.
+
+    The framework rearranges numbers that say where each entry comes from.
+    """
+    image = x
+    if not isinstance(image, Interleaved):
+        image = Interleaved.of(_vectors_in_order(call, x))
+    result = call.computed(np.asarray(image.origins + 1, dtype=np.float64))
+    counts = call.computed(np.ones(image.shape))
+    refuse_if(
+        not np.isin(counts, (0.0, 1.0)).all(),
+        "an operation on positions that adds entries to each other",
+    )
+    # 0 is what the operation adds
+    origins = result.astype(np.intp) - 1
+    return settled_rearrangement(replace(image, origins=origins))
+
+
+# The largest vector of a window, coordinate by coordinate
+
+
+def _first_is_larger(x: Array, y: Array) -> Array:
+    return (x >= y).astype(x.dtype)
+
+
+def _second_is_larger(x: Array, y: Array) -> Array:
+    return (x < y).astype(x.dtype)
+
+
+def _maximum(x: Array, y: Array) -> Array:
+    return array_namespace(x, y).maximum(x, y)
+
+
+MAXIMUM = Function(
+    "max",
+    _maximum,
+    bounded=False,
+    lipschitz=True,
+    derivative=(_first_is_larger, _second_is_larger),
+)
+
+
+def _largest(windows: ns.Vector) -> ns.Vector:
+    """The largest entry along the last axis, in each coordinate."""
+    while (count := windows.shape[-1]) > 1:
+        # two halves; the middle one of an odd number is in both
+        half = (count + 1) // 2
+        windows = ns.nonlin(MAXIMUM, windows[..., :half], windows[..., count - half :])
+    return windows[..., 0]
+
+
+def max_pool(
+    call: Call,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> Vectors:
+    """The largest number of each channel in every window."""
+    x = call.vectors(x)
+    ndim = len(x.shape) - 1 - x.axis
+    if stride is None or not np.size(stride):
+        stride = kernel_size
+    windows = Windows(
+        kernel=_for_each(kernel_size, ndim),
+        stride=_for_each(stride, ndim),
+        padding=_for_each(padding, ndim),
+        dilation=_for_each(dilation, ndim),
+    )
+    positions = windows.positions(x.shape[-ndim:], call.shape[-ndim:])
+    return _max_over(x, positions, ndim)
+
+
+def adaptive_max_pool(call: Call, x: Tensor) -> Vectors:
+    """The largest number of each channel in windows that cover the grid."""
+    x = call.vectors(x)
+    ndim = len(x.shape) - 1 - x.axis
+    sizes, counts = x.shape[-ndim:], call.shape[-ndim:]
+    by_axis = []
+    for size, count in zip(sizes, counts, strict=True):
+        starts = np.arange(count) * size // count
+        stops = -(-(np.arange(count) + 1) * size // count)
+        along = starts[:, None] + np.arange((stops - starts).max())
+        by_axis.append(np.minimum(along, stops[:, None] - 1))
+    return _max_over(x, on_grid(by_axis, sizes), ndim)
+
+
+def _max_over(x: Vectors, positions: Ints, ndim: int) -> Vectors:
+    """The largest vectors of windows, coordinate by coordinate."""
+    # a position outside does not count: another one of the window stands for it
+    inside = positions.max(axis=-1, keepdims=True)
+    positions = np.where(positions == OUTSIDE, inside, positions)
+    refuse_if((positions == OUTSIDE).any(), "a window without any position of the grid")
+    largest = _largest(taken(x.plain, positions, ndim))
+    return Vectors.of(largest).moved(-1, -1 - ndim)
+
+
+# Norms of channels
+
+
+def batch_norm(
+    call: Call,
+    x: Tensor,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    running_mean: Tensor = None,
+    running_var: Tensor = None,
+    training: bool = False,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The norm of each channel, by given statistics or by those of the batch.
+
+    x is (batch, channels, *positions).
+    """
+    x = _with_channels(call, x)
+    if training or running_mean is None:
+        plain = _standardised(x.plain, range(x.plain.ndim), eps)
+        return _scaled_and_shifted(call, Vectors.of(plain), weight, bias)
+    scale = (numbers(running_var) + eps) ** -0.5
+    y = add(call, x.moved(1, -1), -numbers(running_mean))
+    return _scaled_and_shifted(call, multiply(call, y, scale), weight, bias)
+
+
+def instance_norm(
+    call: Call,
+    x: Tensor,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    use_input_stats: bool = True,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The norm of each channel of each image over its positions."""
+    x = _with_channels(call, x)
+    refuse_if(not use_input_stats, "running statistics of single images")
+    plain = _standardised(x.plain, range(1, x.plain.ndim), eps)
+    return _scaled_and_shifted(call, Vectors.of(plain), weight, bias)
+
+
+def group_norm(
+    call: Call,
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor = None,
+    bias: Tensor = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The norm of groups of channels of each image, over channels and positions."""
+    x = _with_channels(call, x)
+    if num_groups == x.shape[1] > 1:
+        return instance_norm(call, x, weight, bias, eps=eps)
+    batch, channels, *sizes = x.shape
+    size = channels // num_groups
+    groups = x.moved(1, -1).viewed(Reshape((batch, *sizes, num_groups, size)))
+    axes = [*range(1, 1 + len(sizes)), -1]
+    centre = mean(call, groups, axes, keepdims=True)
+    centred = add(call, groups, multiply(call, centre, -1.0))
+    square = mean(call, multiply(call, centred, centred), axes, keepdims=True)
+    scale = raised(Scalars(square.value + eps), -0.5)
+    y = call.vectors(multiply(call, centred, scale))
+    y = y.viewed(Reshape((batch, *sizes, channels)))
+    return _scaled_and_shifted(call, y, weight, bias)
+
+
+def _with_channels(call: Call, x: Tensor) -> Vectors:
+    """The argument as vectors whose coordinates are the channels."""
+    vectors = call.vectors(x)
+    refuse_if(vectors.axis != 1, "the channels must be the coordinates of vectors")
+    return vectors
+
+
+def _standardised(x: ns.Vector, over: Any, eps: float) -> ns.Vector:
+    """(x − mean)/√(variance + eps) of each coordinate, over some axes of x."""
+    axes = tuple(over)
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+    centred = x - x.mean(axis=axes).reshape(*kept)
+    variance = (centred * centred).mean(axis=axes).reshape(*kept)
+    return centred * ns.nonlin(inverse_root(eps), variance)
+
+
+def inverse_root(eps: float) -> Function:
+    """x ↦ (x + eps)^(−1/2)."""
+    return Function(
+        "rsqrt", InverseRoot(eps), parameters=(eps,), derivative=SlopeOfInverseRoot(eps)
+    )
+
+
+@dataclass(frozen=True)
+class InverseRoot:
+    """x ↦ (x + eps)^(−1/2), which can be sent to other processes."""
+
+    eps: float
+
+    def __call__(self, x: Array) -> Array:
+        """The number for each entry."""
+        return (x + self.eps) ** -0.5
+
+
+@dataclass(frozen=True)
+class SlopeOfInverseRoot:
+    """The derivative of `InverseRoot`."""
+
+    eps: float
+
+    def __call__(self, x: Array) -> Array:
+        """The number for each entry."""
+        return -0.5 * (x + self.eps) ** -1.5
+
+
+def _scaled_and_shifted(call: Call, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """y · weight + bias, of the channels along the last axis, which become axis 1."""
+    if weight is not None:
+        y = multiply(call, y, weight)
+    if bias is not None:
+        y = add(call, y, bias)
+    return call.vectors(y).moved(-1, 1)

@@ -1,0 +1,123 @@
+"""Recurrent layers of torch (`RNN`, `LSTM`, `GRU`) by their plain operations.
+
+While a module is captured, torch's fused kernels are replaced by the formulas of their
+documentation: two matrices for each step, and functions that act on each coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from ._graph import UnsupportedError
+
+State = Any  # a hidden state, or the hidden state and the cell of an LSTM
+Cell = Callable[..., State]
+
+
+def _rnn_cell(activation: Callable[[Any], Any]) -> Cell:
+    """h' = φ(W x + b + U h + c)."""
+
+    def cell(x: Any, h: Any, w: Any, u: Any, b: Any = None, c: Any = None) -> Any:
+        return activation(linear(x, w, b) + linear(h, u, c))
+
+    return cell
+
+
+def lstm_cell(x: Any, state: Any, w: Any, u: Any, b: Any = None, c: Any = None) -> Any:
+    """The next hidden state and cell of an LSTM."""
+    hidden, memory = state
+    sums = linear(x, w, b) + linear(hidden, u, c)
+    into, forget, new, out = sums.chunk(4, dim=-1)
+    memory = forget.sigmoid() * memory + into.sigmoid() * new.tanh()
+    return out.sigmoid() * memory.tanh(), memory
+
+
+def gru_cell(x: Any, h: Any, w: Any, u: Any, b: Any = None, c: Any = None) -> Any:
+    """The next hidden state of a GRU."""
+    reset_x, update_x, new_x = linear(x, w, b).chunk(3, dim=-1)
+    reset_h, update_h, new_h = linear(h, u, c).chunk(3, dim=-1)
+    update = (update_x + update_h).sigmoid()
+    new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
+    return new + update * (h - new)
+
+
+tanh_cell, relu_cell = _rnn_cell(torch.tanh), _rnn_cell(torch.relu)
+
+
+def _layer(cell: Cell) -> Callable[..., Any]:
+    """A recurrent layer, as torch calls its kernel, of one kind of cell."""
+    is_lstm = cell is lstm_cell
+
+    def layer(
+        x: Any,
+        states: Any,
+        parameters: Any,
+        has_biases: Any,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: Any = None,
+    ) -> Any:
+        if not isinstance(has_biases, bool):
+            raise UnsupportedError(
+                "a recurrent layer of a PackedSequence: pass a padded tensor"
+            )
+        starts = list(zip(*states, strict=True)) if is_lstm else list(states)
+        directions = 2 if bidirectional else 1
+        count = len(parameters) // (layers * directions)
+        x = x.transpose(0, 1) if batch_first else x
+        ends = []
+        for depth in range(layers):
+            outputs = []
+            for direction in range(directions):
+                number = depth * directions + direction
+                weights = parameters[number * count : (number + 1) * count]
+                steps = x.flip(0) if direction else x
+                y, end = _run(cell, steps, starts[number], weights, has_biases)
+                outputs.append(y.flip(0) if direction else y)
+                ends.append(end)
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
+        y = x.transpose(0, 1) if batch_first else x
+        if not is_lstm:
+            return y, torch.stack(ends)
+        hidden, memory = zip(*ends, strict=True)
+        return y, torch.stack(hidden), torch.stack(memory)
+
+    return layer
+
+
+def _run(
+    cell: Cell, steps: Any, state: State, weights: Sequence[Any], has_biases: bool
+) -> tuple[Any, State]:
+    """The hidden states of all steps, and the last state.
+
+    `weights` are the two matrices, the two biases, and the projection of an LSTM.
+    """
+    of_cell = weights[: 4 if has_biases else 2]
+    projection = weights[len(of_cell) :]
+    hidden_states = []
+    for x in steps.unbind(0):
+        state = cell(x, state, *of_cell)
+        if projection:
+            hidden, memory = state
+            state = linear(hidden, projection[0]), memory
+        hidden_states.append(state[0] if isinstance(state, tuple) else state)
+    return torch.stack(hidden_states), state
+
+
+# kernels of torch, and what is computed instead
+PLAIN_RECURRENCES = {
+    torch.lstm: _layer(lstm_cell),
+    torch.gru: _layer(gru_cell),
+    torch.rnn_tanh: _layer(tanh_cell),
+    torch.rnn_relu: _layer(relu_cell),
+    torch.lstm_cell: lstm_cell,
+    torch.gru_cell: gru_cell,
+    torch.rnn_tanh_cell: tanh_cell,
+    torch.rnn_relu_cell: relu_cell,
+}

@@ -1,0 +1,133 @@
+"""Batches of several sequences, with padding, against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy import stats
+
+import netsor as ns
+from tests.internals import (
+    Parameters,
+    ProgramModel,
+    captured,
+    forward_backward,
+    read_network,
+    structure,
+)
+
+from .networks import columns
+
+LEVEL = 1e-4
+REAL, OURS = 200, 1000
+IDS = torch.tensor([[3, 7, 7, 9, 5], [4, 8, 3, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+TOKENS = MASK.bool()
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 12,
+    "max_position_embeddings": 16,
+    "initializer_range": 0.3,
+    "attn_implementation": "eager",
+    "pad_token_id": 0,
+}
+
+
+def llama():
+    config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
+
+
+MODELS = {"llama": llama, "bert": bert}
+
+
+def _structure(module, args):
+    return structure(captured(module, args, {}, Parameters({}, 0)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_quantities_of_padded_batch_match_transformers(name):
+    build = MODELS[name]
+    net = read_network(build, (IDS, MASK))
+    torch.manual_seed(4)
+    module = build().eval()
+    found = forward_backward(
+        _structure(module, (IDS, MASK)),
+        dict(module.named_parameters()),
+        net.targets,
+        net.masks,
+    )[0]
+    labels = IDS.masked_fill(~TOKENS, -100)
+    out = module(
+        IDS, MASK, labels=labels, output_hidden_states=True, output_attentions=True
+    )
+    out.loss.backward()
+    last = out.hidden_states[1][TOKENS].double().detach().numpy()
+    gram = last @ last.T / last.shape[1]
+    norms = np.sqrt(np.diag(gram))
+    cosines = (gram / np.outer(norms, norms))[np.triu_indices(len(gram), 1)]
+    entropies = []
+    for weights, is_token in zip(out.attentions[1].double(), TOKENS, strict=True):
+        rows = weights[:, is_token][..., is_token]
+        counts = (rows > 0).sum(-1)
+        entropy = (
+            torch.special.entr(rows).sum(-1)[counts > 1] / counts[counts > 1].log()
+        )
+        entropies.append(entropy.mean().item())
+    np.testing.assert_allclose(found["loss", 0], out.loss.item(), rtol=1e-5)
+    np.testing.assert_allclose(found["mean_square", 0], np.mean(last**2), rtol=1e-5)
+    np.testing.assert_allclose(found["cosine", 0], cosines.mean(), rtol=1e-4)
+    np.testing.assert_allclose(found["entropy", 1], np.mean(entropies), rtol=1e-4)
+    gradient = module.get_input_embeddings().weight.grad.double().square().sum()
+    np.testing.assert_allclose(found["grad_embedding", 0], float(gradient), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_law_of_padded_batch_matches_real_initialisations(name):
+    build = MODELS[name]
+    net = read_network(build, (IDS, MASK))
+    probes = ProgramModel(net.program, {}).probes(gradients=True)
+    ours, fixed = columns(probes.measure(OURS, workers=1, progress=False))
+    parts = _structure(build(), (IDS, MASK))
+    rows = []
+    for seed in range(REAL):
+        torch.manual_seed(seed)
+        numbers = dict(build().eval().named_parameters())
+        rows.append(forward_backward(parts, numbers, net.targets, net.masks)[0])
+    p_values = {
+        key: stats.ks_2samp([row[key] for row in rows], ours[key]).pvalue
+        for key in rows[0]
+        if key in ours and key not in fixed
+    }
+    assert {"loss", "cosine", "entropy", "grad_query", "grad_mean_square"} <= {
+        quantity for quantity, _ in p_values
+    }
+    print(name, len(p_values), min(p_values.values()))
+    assert min(p_values.values()) > LEVEL / len(p_values)
+
+
+def test_program_of_batch_is_that_of_each_sequence():
+    net = ns.torch.program(lambda: llama().model, IDS)
+    assert net.shape == (2, 5)
+
+
+def test_check_of_padded_batch():
+    check = ns.torch.check_init(llama, (IDS, MASK), draws=200)
+    assert check.ok
+    assert check.checked_pass == "forward and backward pass"
+
+
+def test_padding_says_which_tokens_are_audited():
+    audit = ns.audit(
+        ns.torch.network(llama, (IDS, MASK)), draws=16, workers=1, progress=False
+    )
+    assert [length.tokens for length in audit.lengths] == [8]

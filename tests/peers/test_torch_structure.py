@@ -1,0 +1,132 @@
+"""Blocks that are called several times or have no scores, matrices that start at 0, and
+operations in place, against PyTorch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import netsor as ns
+from tests.internals import ProgramModel, read_network
+
+from . import literal
+from .test_torch_gradients import IDS, WIDTH, Layer, Network
+
+
+class Repeated(Network):
+    """Both layers, twice."""
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for _ in range(2):
+            for layer in self.layers:
+                x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Averaging(Layer):
+    """A mean over tokens in place of attention."""
+
+    def attend(self, x):
+        return self.o(self.v(self.norm(x)).mean(-2, keepdim=True).expand_as(x))
+
+
+class NoSum(Layer):
+    def forward(self, x):
+        return self.o(self.norm(x))
+
+
+def zero_start():
+    network = Network()
+    for layer in network.layers:
+        torch.nn.init.zeros_(layer.down.weight)
+    return network
+
+
+@pytest.mark.parametrize("build", [Repeated, lambda: Network(Averaging), zero_start])
+def test_program_matches_module(build):
+    ((real, ours),) = literal.outputs(build, (IDS,))
+    assert np.abs(real - ours).max() < 1e-6 * np.abs(real).max()
+
+
+def test_block_is_found_at_each_call():
+    parts = read_network(Repeated, (IDS,)).structure
+    paths = [block.path for block in parts.blocks]
+    assert paths == ["layers.0", "layers.1", "layers.0", "layers.1"]
+
+
+def test_mixer_without_softmax_counts_as_attention():
+    net = ns.torch.network(lambda: Network(Averaging), IDS)
+    names = [probe.name for probe in net.probes]
+    assert names.count("attention") == names.count("mlp") == 2
+
+
+def test_zero_matrix_has_gradient_and_its_input_has_none():
+    net = ns.torch.network(zero_start, IDS)
+    probes = ProgramModel(net, {}).probes(gradients=True)
+    drawn = probes.measure(20, workers=1, progress=False)
+    assert not drawn["grad_in"].any()
+    ours = drawn["grad_out"].mean()
+    torch.manual_seed(0)
+    squares = []
+    for _ in range(100):
+        network = zero_start()
+        logits = network(IDS)[0, :-1]
+        torch.nn.functional.cross_entropy(logits, IDS[0, 1:]).backward()
+        squares += [
+            float(layer.down.weight.grad.square().sum()) for layer in network.layers
+        ]
+    spread = np.std(squares) / np.sqrt(len(squares)) + drawn["grad_out"].std() / 40**0.5
+    assert abs(ours - np.mean(squares)) < 4 * spread
+
+
+def test_message_names_the_module_that_is_no_block():
+    with pytest.raises(
+        ns.torch.UnsupportedError,
+        match=r"no blocks were found: layers\.0 adds nothing to its input; an audit",
+    ):
+        ns.torch.network(lambda: Network(NoSum), IDS)
+
+
+class Changed(torch.nn.Module):
+    """A tensor that is changed in place, before and after it has a second name."""
+
+    def __init__(self, with_view):
+        super().__init__()
+        self.linear = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.with_view = with_view
+
+    def forward(self, x):
+        y = self.linear(x)
+        y.mul_(2.0)
+        z = y.view(-1, WIDTH) if self.with_view else y + 0.0
+        y.add_(x)
+        return y + z.reshape(y.shape)
+
+
+@pytest.mark.parametrize("with_view", [False, True])
+def test_operations_in_place_match_module(with_view):
+    x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
+    ((real, ours),) = literal.outputs(lambda: Changed(with_view), (x,))
+    assert np.abs(real - ours).max() < 1e-6
+
+
+class Replaced(Network):
+    """Tokens of one id get a learned vector, and one half of the others is negated."""
+
+    def __init__(self):
+        super().__init__()
+        self.special = torch.nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x[ids == 7] = self.special
+        x = torch.where((ids < 5)[..., None], x, -2.0 * self.layers[0](x))
+        return self.head(self.norm(self.layers[1](x)))
+
+
+def test_entries_replaced_at_given_mask_match_module():
+    ((real, ours),) = literal.outputs(Replaced, (IDS,))
+    assert np.abs(real - ours).max() < 1e-6 * np.abs(real).max()
