@@ -232,6 +232,9 @@ FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten:
 # entrywise operations that torch does not tag as pointwise
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}
 COPIES = {"aten::copy", "aten::copy_", "aten::clone", "aten::_to_copy"}
+# keyword arguments that change the numbers of an entrywise function, as in
+# x.add(y, alpha=2) and x.div(2, rounding_mode="floor")
+CHANGING_OPTIONS = {"alpha", "rounding_mode"}
 # operations that make a tensor from numbers
 FRESH = {
     "aten::zeros",
@@ -312,7 +315,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         changed = args if result is None else result  # _foreach_mul_ returns nothing
         for tensor in pytree.tree_leaves(changed):
             if isinstance(tensor, torch.Tensor):
-                self._record(func, args, tensor)
+                self._record(func, args, kwargs, tensor)
                 if _empty(tensor):
                     self._follow(func, args, kwargs, tensor)
         return result
@@ -325,7 +328,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         self._drawn[_storage(tensor)] = _Recorded(law, self._draws)
         self._held.append(tensor)
 
-    def _record(self, func: Any, args: Any, tensor: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         """Record the law that a tensor is drawn from.
 
         It is forgotten if something follows that is no function of its entries.
@@ -346,7 +349,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         known = None
         if basic is None and operation in COPIES:
             known = self._law_of_copy(inputs[-1], tensor)
-        elif basic is None:
+        elif basic is None and not CHANGING_OPTIONS & kwargs.keys():
             known = self._law_of_function(name, args, tensor)
         self._drawn.pop(key, None)
         if not tensor.is_floating_point():
@@ -374,8 +377,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         For example, x * x + 1 has a law if x was drawn. These have none: x + y of two
         draws; x + x.T, which combines different entries of a draw; x + v, where v has
         no recorded law; and matrix + row, where the row is drawn and is repeated. Only
-        positional arguments are read. Keyword arguments that change the
-        numbers, such as alpha and rounding_mode, are ignored here.
+        positional arguments are read: there must be none of the `CHANGING_OPTIONS`.
         """
         operands: list[Distribution | float | None] = []
         draw: int | None = None
