@@ -86,7 +86,9 @@ def test_swept_std_changes_scores_and_gradients():
 def test_a_sweep_is_planned_once(monkeypatch):
     made, new = [], _plan_query.PlanQuery.made
     monkeypatch.setattr(
-        _plan_query.PlanQuery, "made", lambda *args: made.append(args) or new(*args)
+        _plan_query.PlanQuery,
+        "made",
+        lambda *args, **options: made.append(args) or new(*args, **options),
     )
     for cache in (_plan_query._kept, AuditCase.planned, AuditCase.probes):
         cache.cache_clear()

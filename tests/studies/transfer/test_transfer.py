@@ -376,7 +376,9 @@ def test_a_grid_of_rates_is_planned_once(monkeypatch, optimiser):
     """20 rates at each of two widths: two plans, for the estimate and for all draws."""
     made, new = [], _plan_query.PlanQuery.made
     monkeypatch.setattr(
-        _plan_query.PlanQuery, "made", lambda *args: made.append(args) or new(*args)
+        _plan_query.PlanQuery,
+        "made",
+        lambda *args, **options: made.append(args) or new(*args, **options),
     )
     _plan_query._kept.cache_clear()
     net = mlp(ns.mean_dot)
