@@ -340,6 +340,18 @@ def test_numbers_that_torch_did_not_draw_are_measured(change):
     assert abs(found.std - 0.4) < 5 * found.std_error
 
 
+def test_functions_with_keyword_arguments_are_measured():
+    def change(a, b):
+        a.normal_().copy_((0.01 * a).add(a, alpha=-1))  # −0.99 a
+        b.normal_().div_(0.1, rounding_mode="floor")
+
+    laws = ns.torch.parameters(lambda: Pair(change))
+    difference = laws["a.weight"]
+    assert 0 < difference.std_error < 0.005
+    assert abs(difference.std - 0.99) < 5 * difference.std_error
+    assert laws["b.weight"].std_error > 0
+
+
 @pytest.mark.parametrize("where", [[(k, k) for k in range(8)], [(0, slice(4))]])
 def test_entries_that_are_always_zero_are_refused(where):
     def holes(a, b):

@@ -354,13 +354,21 @@ def _embedded(
 
 
 def _embedded_patches(model: Description, inputs: Inputs) -> ns.Vector:
-    """The vector of the class token, and one of each patch."""
+    """The vector of the class token, and one of each patch, (1 + patches,).
+
+    A patch is W^P applied to its numbers: the given ones, or Gaussian ones.
+    """
     if inputs.patches is None:
-        pixels = ns.gaussian(model.patch or 1, inputs.tokens - 1)
+        # a model without a size of patches has one number in each
+        numbers_of_patch = 1 if model.patch is None else model.patch
+        pixels = ns.gaussian(numbers_of_patch, inputs.tokens - 1)
     else:
         pixels = ns.data(inputs.patches)
-    std = sigma_of(model.std_embedding, pixels.width.factor)
-    patches = ns.weight(n, pixels.width, std=std, name="W^P") @ pixels
+    # the numbers of a patch, over which an entry of W^P x sums
+    fan_in = pixels.width.factor
+    # `weight` takes σ, for entries N(0, σ²/fan-in)
+    sigma = sigma_of(model.std_embedding, fan_in)
+    patches = ns.weight(n, pixels.width, std=sigma, name="W^P") @ pixels
     class_token = ns.gaussian(n, 1, cov=model.std_embedding**2, name="class")
     return ns.join([class_token, patches])
 

@@ -195,7 +195,11 @@ def _multiplies(parameter: Node) -> bool:
 
 
 def _compute_if_constant(graph: Graph, node: Node) -> None:
-    """Have torch compute a node if it depends on no random number."""
+    """Have torch compute a node if it depends on no random number.
+
+    The result joins `graph.constants`. A tensor that is read only for its shape and
+    type may be random: for example, `x.type_as(y)` is constant if x is.
+    """
     _refuse_random_numbers(node)
     constants = graph.constants
     if _is_empty(node):
@@ -207,7 +211,9 @@ def _compute_if_constant(graph: Graph, node: Node) -> None:
     only_shape: set[Node] = set()
     position = LIKE.get(name_of(node))
     if position is not None:
-        only_shape = {node.args[position]} - {*node.args[:position]}
+        only_shape.add(node.args[position])
+        # in x.type_as(x), the numbers of x are read too
+        only_shape.difference_update(node.args[:position])
     if not all(x in constants or x in only_shape for x in node.all_input_nodes):
         return
 
@@ -219,6 +225,7 @@ def _compute_if_constant(graph: Graph, node: Node) -> None:
 
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
     constants[node] = node.target(*args, **kwargs)
+    # code that reads a number before it is set gets NaN, not what lay in memory
     if name_of(node) in EMPTY and constants[node].is_floating_point():
         constants[node].fill_(math.nan)
 

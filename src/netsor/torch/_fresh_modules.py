@@ -231,7 +231,10 @@ CREATORS = {*UNWRITTEN, torch.zeros, torch.ones, torch.full}
 FILLS = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_"}
 # entrywise operations that torch does not tag as pointwise
 ENTRYWISE = {*FILLS, "aten::clone", "aten::_to_copy", "aten::constant_pad_nd"}
-COPIES = {"aten::copy_", "aten::clone", "aten::_to_copy"}
+COPIES = {"aten::copy", "aten::copy_", "aten::clone", "aten::_to_copy"}
+# keyword arguments that change the numbers of an entrywise function, as in
+# x.add(y, alpha=2) and x.div(2, rounding_mode="floor")
+CHANGING_OPTIONS = {"alpha", "rounding_mode"}
 # operations that make a tensor from numbers
 FRESH = {
     "aten::zeros",
@@ -312,7 +315,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         changed = args if result is None else result  # _foreach_mul_ returns nothing
         for tensor in pytree.tree_leaves(changed):
             if isinstance(tensor, torch.Tensor):
-                self._record(func, args, tensor)
+                self._record(func, args, kwargs, tensor)
                 if _empty(tensor):
                     self._follow(func, args, kwargs, tensor)
         return result
@@ -325,7 +328,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         self._drawn[_storage(tensor)] = _Recorded(law, self._draws)
         self._held.append(tensor)
 
-    def _record(self, func: Any, args: Any, tensor: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         """Record the law that a tensor is drawn from.
 
         It is forgotten if something follows that is no function of its entries.
@@ -340,11 +343,14 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             if not (_writes_zero(func, inputs, numbers) and tensor.is_contiguous()):
                 self._drawn.pop(key, None)
             return
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        operation = func._schema.name  # for example "aten::mul_"
+        name = operation.removeprefix("aten::").removesuffix("_")
         basic = _basic_law(name, inputs, numbers, in_place=func._schema.is_mutable)
         known = None
-        if basic is None:
-            known = self._law_of_result(name, args, inputs, tensor)
+        if basic is None and operation in COPIES:
+            known = self._law_of_copy(inputs[-1], tensor)
+        elif basic is None and not CHANGING_OPTIONS & kwargs.keys():
+            known = self._law_of_function(name, args, tensor)
         self._drawn.pop(key, None)
         if not tensor.is_floating_point():
             return
@@ -354,39 +360,55 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             self._drawn[key] = known
             self._held.append(tensor)
 
-    def _law_of_result(
-        self, name: str, args: Any, inputs: list[Any], tensor: Any
-    ) -> _Recorded | None:
-        """The law of a function of entries; None if it is not known."""
-        if f"aten::{name}_" in COPIES or f"aten::{name}" in COPIES:
-            source = inputs[-1]
-            repeated = source.numel() != tensor.numel() or 0 in source.stride()
-            return None if repeated else self._drawn.get(_storage(source))
-        operands: list[Any] = []
-        draws: set[int] = set()
-        layouts = set()
+    def _law_of_copy(self, source: Any, result: Any) -> _Recorded | None:
+        """The law of a copy; None if it is not known or numbers are repeated.
+
+        For example, a vector copied into every row of a matrix has no law: equal
+        entries are not independent.
+        """
+        is_repeated = source.numel() != result.numel() or 0 in source.stride()
+        if is_repeated:
+            return None
+        return self._drawn.get(_storage(source))
+
+    def _law_of_function(self, name: str, args: Any, result: Any) -> _Recorded | None:
+        """The law of a function of the entries of one draw; None if it is not known.
+
+        For example, x * x + 1 has a law if x was drawn. These have none: x + y of two
+        draws; x + x.T, which combines different entries of a draw; x + v, where v has
+        no recorded law; and matrix + row, where the row is drawn and is repeated. Only
+        positional arguments are read: there must be none of the `CHANGING_OPTIONS`.
+        """
+        operands: list[Distribution | float | None] = []
+        draw: int | None = None
+        layout: tuple[Any, ...] | None = None
         for x in args:
-            recorded = self._recorded(x, tensor)
-            if recorded is not None:
-                if x.numel() != tensor.numel():
+            recorded = self._law_of_operand(x, result)
+            if recorded is None:
+                if x is not None and not _is_number(x):
                     return None
-                draws.add(recorded.draw)
-                layouts.add((x.shape, x.stride(), x.storage_offset()))
-                operands.append(recorded.law)
-            elif x is None:
-                operands.append(None)
-            elif _is_number(x):
-                operands.append(float(x))
-            else:
+                operands.append(None if x is None else float(x))
+                continue
+            if x.numel() != result.numel():
                 return None
-        # entries of one draw, each with the entry at its own place
-        if len(draws) != 1 or len(layouts) != 1:
+            # entry i of the result must depend on entry i of a single draw
+            layout_of_x = (x.shape, x.stride(), x.storage_offset())
+            if draw is not None and (draw, layout) != (recorded.draw, layout_of_x):
+                return None
+            draw = recorded.draw
+            layout = layout_of_x
+            operands.append(recorded.law)
+        if draw is None:
             return None
         law = transformed(name, *operands)
-        return None if law is None else _Recorded(law, draws.pop())
+        return None if law is None else _Recorded(law, draw)
 
-    def _recorded(self, x: Any, result: Any) -> _Recorded | None:
-        """The draw of an operand, if it has more than the number that all share."""
+    def _law_of_operand(self, x: Any, result: Any) -> _Recorded | None:
+        """The recorded law of the entries of an operand; None if it has none.
+
+        A tensor of one entry has none either if the result has several: all entries of
+        the result depend on this one number.
+        """
         if not isinstance(x, torch.Tensor):
             return None
         if x.numel() <= 1 and result.numel() != 1:

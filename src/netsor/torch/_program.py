@@ -380,13 +380,18 @@ class Reader:
             return node.target(*args, **kwargs)
 
     def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
-        """The value of an operation whose random arguments can all be scalars."""
+        """The value of an operation whose random arguments can all be scalars.
+
+        torch computes it later if it can. It cannot, for example, if an argument has
+        masked scores and the operation would not respect the mask. Such operations
+        follow their rule in the table of ATen operations, with scalars as arguments.
+        """
+        # `draws` keeps these scalars, so converting the same arguments again is cheap
         scalars = [self._as_scalars(x) for x in random]
         can_be_scalars = all(isinstance(x, Deferred | Scalars) for x in scalars)
         refuse_if(not random or not can_be_scalars, "not of scalars")
         if can_be_deferred(node, scalars):
             return self._deferred(node, call)
-        # masked scores, beside other scalars
         arguments = self._arguments(node, call, scalar=True)
         result = apply_op(name_of(node), call, arguments)
         self._check_kind(node, result)

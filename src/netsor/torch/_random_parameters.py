@@ -253,18 +253,31 @@ class Draws:
     of_given_numbers: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        self._stand_ins: dict[str, StandIn] = {}
-        # columns of matrices that multiply given numbers
-        self._columns: dict[str, dict[Span, DrawnRows]] = {}
-        self.squares: dict[Value, Vectors] = {}  # vectors of squares, and their roots
+        # By the name of a parameter: what it is used as ("a matrix", "a table" or
+        # "vectors"), and where Gaussian numbers stand for it
         self._uses: dict[str, str] = {}
+        self._stand_ins: dict[str, StandIn] = {}
+
+        # By the name of a parameter: what was drawn for it. A matrix, by the part of
+        # the parameter; columns of a matrix that multiply given numbers, by their run
+        # of entries; a table of embeddings; vectors, such as biases
         self._matrices: dict[str, dict[Part, DrawnMatrix]] = {}
+        self._columns: dict[str, dict[Span, DrawnRows]] = {}
         self._embeddings: dict[str, nn.Embedding] = {}
         self._rows: dict[str, DrawnRows] = {}
+
+        # By drawn vectors: the rows of a parameter that they are; the same rows as
+        # scalars. They are different draws, so the translation of a program reads
+        # `twins` to refuse a program that uses both
         self._rows_of_vectors: dict[Vector, Rows] = {}
-        self.twins: dict[Vector, Scalar] = {}  # rows as scalars instead of vectors
-        # coordinates as scalars, by the size and the numbers of their pieces
+        self.twins: dict[Vector, Scalar] = {}
+        # coordinates of vectors as scalars, by the vectors, the width of a piece, and
+        # the numbers of the pieces
         self._entries: dict[tuple[Vector, int, tuple[int, ...]], Scalar] = {}
+
+        # By the value x · x: the vectors x. The rules of multiplication and of means
+        # share it, to recognise norms
+        self.squares: dict[Value, Vectors] = {}
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""

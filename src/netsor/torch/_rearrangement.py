@@ -93,8 +93,8 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
     """Entries along an axis: by an integer, a slice, or an array of integers."""
     axis %= len(x.shape)
     if isinstance(x, Patchwork):
-        part = x.unchanged(axis, index)
-        return pick(call, x.joined(call), axis, index) if part is None else part
+        given = x.given_numbers(axis, index)
+        return pick(call, x.joined(call), axis, index) if given is None else given
     if isinstance(x, Interleaved):
         return rearranged(call, x, Index(axis, index))
     if isinstance(x, Random | Scalars):
@@ -280,18 +280,23 @@ class Patchwork:
                 return None
         return replace(self, patches={**self.patches, positions: patch})
 
-    def unchanged(self, axis: int, index: Any) -> Floats | None:
-        """The given numbers in a slice; None if a part of it was replaced."""
+    def given_numbers(self, axis: int, index: Any) -> Floats | None:
+        """The given numbers in a slice along an axis, if no patch overlaps it.
+
+        None if a patch does, or if the index is no slice.
+        """
         if not isinstance(index, slice):
             return None
-        size = self.shape[axis]
-        covered = range(size)[index]
-        if axis != self.axis:
-            covered = range(self.shape[self.axis])
-        if any(set(covered) & set(positions) for positions in self.patches):
+        if axis == self.axis:
+            covered = set(range(self.shape[axis])[index])
+        else:
+            # a slice along another axis meets every patch
+            covered = set(range(self.shape[self.axis]))
+        if any(covered.intersection(positions) for positions in self.patches):
             return None
-        part: Floats = self.numbers[(slice(None),) * axis + (index,)]
-        return part
+        indices = (slice(None),) * axis + (index,)
+        numbers: Floats = self.numbers[indices]
+        return numbers
 
     def joined(self, call: Call) -> Tensor:
         """The whole tensor."""

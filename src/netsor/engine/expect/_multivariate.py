@@ -338,22 +338,26 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
 
     a (..., i, r, directions) has the coordinates of the r arguments of each row. For
     example, the arguments (u, v, −u) have the originals (0, 1, 0) and the signs
-    (1, 1, −1).
+    (1, 1, −1). An argument that is equal to several earlier ones has the original of
+    the first of them.
     """
     lead, mean, rows, params = flattened(x, a)
     original = np.tile(np.arange(mean.shape[1]), (len(mean), 1))
     sign = np.ones(mean.shape)
     mean_and_rows = np.concatenate([mean[:, :, None], rows], axis=2)
     for later in range(1, mean.shape[1]):
-        # the first argument that is equal or opposite is compared last, and wins
+        # Backwards, as each match overwrites the one before: the first argument that is
+        # equal or opposite wins. Equality up to round-off is not transitive, so the
+        # order can matter.
         for earlier in reversed(range(later)):
+            # 1 if equal, −1 if opposite, 0 otherwise
             relative_sign = alike(
                 np, mean_and_rows[:, earlier], mean_and_rows[:, later]
             )[:, 0]
             is_same = relative_sign != 0
             original[is_same, later] = original[is_same, earlier]
-            new_sign = relative_sign * sign[:, earlier]
-            sign[is_same, later] = new_sign[is_same]
+            sign_of_original = relative_sign * sign[:, earlier]
+            sign[is_same, later] = sign_of_original[is_same]
     return _Arguments(
         x=x,
         lead=lead,

@@ -236,25 +236,39 @@ class Library(_gram_schmidt.LinalgBackend):
     def deflated(self, rows: Array) -> Array:
         """The triangular C with C C^T the Gram matrix of nearly equal rows.
 
-        By `wide_factor` if the library factors in double precision, and from an
-        orthonormal basis otherwise or if that is not accurate.
+        "Deflated": `wide_factor` first subtracts from every row its part along the
+        first row, the dominant direction of nearly equal rows, and then factors the
+        Gram matrix of the remainders. If the library does not factor in double
+        precision, or for matrices where that factor is not accurate, C is computed from
+        an orthonormal basis instead.
         """
         xp = self.xp
-        by_basis = super().deflated
+        from_basis = super().deflated
         if not self.factors_in_double:
-            return by_basis(rows)
+            return from_basis(rows)
 
-        def factor_if_sure(products: Array, floor: Array) -> Array:
-            """The factor; NaN if a nonzero row has a pivot near round-off."""
+        def factor_or_nan(products: Array, floor: Array) -> Array:
+            """The factor of remainders; NaN, a whole matrix, if it is not accurate.
+
+            It is accurate if each row is 0, or has a squared pivot above round-off and
+            above the floor (…, rows), below which a remainder counts as 0.
+            """
             lower = self.try_factor(products)
-            lengths = xp.linalg.diagonal(products)
-            rounding = safe_pivot_ratio(xp, rows.dtype) * lengths
-            is_sure = xp.linalg.diagonal(lower) ** 2 > xp.maximum(rounding, floor)
-            all_sure = xp.all(is_sure | (lengths == 0), axis=-1)
-            return xp.where(all_sure[..., None, None], lower, xp.nan)
+            squared_pivots = xp.linalg.diagonal(lower) ** 2
+            lengths = xp.linalg.diagonal(products)  # squared
+            # the products have the round-off of the rows, whatever precision the
+            # library factors them in
+            round_off = safe_pivot_ratio(xp, rows.dtype) * lengths
+            is_above = squared_pivots > xp.maximum(round_off, floor)  # False for NaN
+            is_zero_row = lengths == 0
+            is_accurate = xp.all(is_above | is_zero_row, axis=-1)
+            return xp.where(is_accurate[..., None, None], lower, xp.nan)
 
-        lower = _gram_schmidt.wide_factor(xp, rows, factor_if_sure, _gram_schmidt.REST)
-        return self.recompute_where(lower, self._is_nan(lower), by_basis, rows)
+        lower = _gram_schmidt.wide_factor(
+            xp, rows, factor_or_nan, relative_norm=_gram_schmidt.REST
+        )
+        # NaN marks the matrices to compute again
+        return self.recompute_where(lower, self._is_nan(lower), from_basis, rows)
 
     def needs_gram_schmidt(self, is_weak: Array, *_: Array) -> Array:
         """All matrices with weak pivots: checking single rows takes longer."""

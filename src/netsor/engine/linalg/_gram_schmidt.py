@@ -269,22 +269,25 @@ class LinalgBackend:
         Each is the direction of the part of a row outside the earlier rows and the
         `known` orthonormal rows, or 0 if there is no such part.
         """
-        # Two blocked passes, the second for the errors of the first; or vector by
-        # vector.
         xp = self.xp
         outside = project_out(xp, rows, known)
         square = squares(xp, outside)
+        # set residuals of pure round-off to 0
         is_nonzero = square > zero_threshold(xp, rows)
         has_round_off = True
         if type(is_nonzero) is np.ndarray:  # to look at others would wait for a device
             has_round_off = not (is_nonzero | (square == 0)).all()
-        if has_round_off:
+        if has_round_off:  # otherwise the multiplication would change nothing
             outside = outside * xp.astype(is_nonzero, rows.dtype)[..., None]
+        # the first pass, for all rows of a matrix at once
         products = gram(xp, outside, outside)
         lengths = xp.linalg.diagonal(products)
         lower = self.try_factor(products)
         is_weak = has_small_pivot(xp, lower, lengths)
-        basis = self._reorthonormalised(self.solve_lower(lower, outside), *known)
+        nearly_orthonormal = self.solve_lower(lower, outside)
+        # the second pass, for the errors of the first
+        basis = self._reorthonormalised(nearly_orthonormal, *known)
+        # vector by vector where two passes are not exact enough
         inexact = self.needs_gram_schmidt(is_weak, lower, lengths, basis, rows, *known)
         return self.recompute_where(basis, inexact, self.gram_schmidt, rows, *known)
 

@@ -52,6 +52,16 @@ class ProgramAnalysis:
     Every attribute follows from the structure of the program, its constants and its
     widths. Nothing changes an attribute while the program is lowered.
 
+    A source is a vector that is no linear combination of others, such as a Gaussian
+    vector or a product W x. Vectors that can meet in an inner product form a cluster,
+    and have their coordinates in one frame of orthonormal directions. A group holds
+    the clusters of one structure, whose frames are computed together; the slots of a
+    source are its positions among the sources of a cluster. A shortcut is a step of
+    lowering that saves work and can be left out by its name in `without`: `leaves`
+    gives some sources no direction of their own, `undrawn` draws only sources whose
+    products or coordinates something asks for, and `apart` treats nonlinearities
+    separately that need no products with each other.
+
     Attributes
     ----------
     bound : mapping
@@ -125,35 +135,46 @@ class ProgramAnalysis:
         self.without = without
         self.names = names
 
-        # the order of the values, and what is asked of them
-        values = _early_layers_first(outputs, context)
-        sources_of = linear_sources(values)
-        partners = asked_together(values, sources_of)
-        self.merged_sources = _merged_sources(values, sources_of)
+        # Three orders of the same values. Each keeps the one before where it can.
+        program_order = _early_layers_first(outputs, context)
+        sources_of = linear_sources(program_order)
+        partners = asked_together(program_order, sources_of)
         self.coordinates: frozenset[Value] = frozenset(
             ancestors(outputs, Gaussian, MatMul, Fuse, Data)
         )
         self.leaves = frozenset[Value]()
+        leaves_last = program_order
         if "leaves" not in without:
-            self.leaves, values = leaves(values, partners, self.coordinates)
-        values = _schedule_means_early(values)
-
-        # sources
-        self.seed_key = _seed_keys(values, sources_of, context.origin)
-        self.drawn = self._drawn_sources(values, sources_of, partners)
-        self.factored = frozenset(
-            value.op.x for value in self.drawn if isinstance(value.op, MatMul)
-        )
-        self.feeds_nonlinearity = self._sources_of_nonlinearities(values, sources_of)
-
+            self.leaves, leaves_last = leaves(program_order, partners, self.coordinates)
+        drawing_order = _schedule_means_early(leaves_last)
         # data is given in the standard basis, so it comes before any frame is rebased
         self.values = tuple(
-            sorted(values, key=lambda value: not isinstance(value.op, Data))
+            sorted(drawing_order, key=lambda value: not isinstance(value.op, Data))
         )
         self.position = {value: k for k, value in enumerate(self.values)}
         self.last_use = _last_uses(self.values, outputs)
+
+        # sources; the order of `seed_key` fixes the random numbers of every program
+        self.seed_key = _seed_keys(drawing_order, sources_of, context.origin)
+        self.merged_sources = _merged_sources(program_order, sources_of)
+        self.drawn = _drawn_sources(
+            drawing_order,
+            sources_of,
+            partners,
+            merged_sources=self.merged_sources,
+            draw_all="undrawn" in without,
+        )
+        self.factored = frozenset(
+            value.op.x for value in self.drawn if isinstance(value.op, MatMul)
+        )
+        self.feeds_nonlinearity = _sources_of_nonlinearities(
+            drawing_order,
+            sources_of,
+            with_coordinates=self.coordinates,
+            include_all="undrawn" in without,
+        )
         self.matrices_on = Counter(
-            value.op.x for value in values if isinstance(value.op, MatMul)
+            value.op.x for value in drawing_order if isinstance(value.op, MatMul)
         )
 
         # spaces and frames
@@ -170,45 +191,11 @@ class ProgramAnalysis:
         self.with_sources = _groups_by_value(
             (group, group.slots) for group in self.groups
         )
-        scored: set[FrameBatch] = set()
-        for factor in _factors_of_scores(values):
-            scored.update(self.with_vectors.get(factor, ()))
-        self.scored = frozenset(scored)
+        self.scored = _scored_groups(drawing_order, self.with_vectors)
         self.components = {
-            group: _components(group, partners, "apart" not in without)
+            group: _components(group, partners, apart="apart" not in without)
             for group in self.groups
         }
-
-    def _drawn_sources(
-        self, values: Sequence[Value], sources_of: SourcesOf, partners: Partners
-    ) -> frozenset[Value]:
-        """The sources to draw: those whose inner products some operation asks for.
-
-        All sources without the shortcut `undrawn`; none that a `Fuse` replaces.
-        """
-        drawn: set[Value] = set()
-        for value in values:
-            is_asked_for = value in partners or "undrawn" in self.without
-            if is_asked_for and _is_source(value, sources_of):
-                drawn.add(value)
-        return frozenset(drawn - self.merged_sources)
-
-    def _sources_of_nonlinearities(
-        self, values: Sequence[Value], sources_of: SourcesOf
-    ) -> frozenset[Value]:
-        """The sources of which a nonlinearity needs the picked coordinates.
-
-        All sources with coordinates without the shortcut `undrawn`.
-        """
-        sources: set[Value] = set()
-        for value in values:
-            is_nonlinear = isinstance(value.op, Nonlin | OuterProductSum)
-            if is_nonlinear and value in self.coordinates:
-                for argument in asked(value):
-                    sources |= sources_of[argument]
-        if "undrawn" in self.without:
-            sources |= self.coordinates
-        return frozenset(sources)
 
     @cached_property
     def needed_entries(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
@@ -403,6 +390,50 @@ def _merged_sources(values: Sequence[Value], sources_of: SourcesOf) -> frozenset
     return frozenset(merged)
 
 
+def _drawn_sources(
+    values: Sequence[Value],
+    sources_of: SourcesOf,
+    partners: Partners,
+    *,
+    merged_sources: frozenset[Value],
+    draw_all: bool,
+) -> frozenset[Value]:
+    """The sources to draw: those whose inner products some operation asks for.
+
+    With `draw_all` these are all sources. The `merged_sources`, which a `Fuse`
+    replaces, are never drawn.
+    """
+    drawn: set[Value] = set()
+    for value in values:
+        is_asked_for = value in partners or draw_all
+        if is_asked_for and _is_source(value, sources_of):
+            drawn.add(value)
+    return frozenset(drawn - merged_sources)
+
+
+def _sources_of_nonlinearities(
+    values: Sequence[Value],
+    sources_of: SourcesOf,
+    *,
+    with_coordinates: frozenset[Value],
+    include_all: bool,
+) -> frozenset[Value]:
+    """The sources of which a nonlinearity needs the picked coordinates.
+
+    Only nonlinearities in `with_coordinates`, whose coordinates an output needs, count.
+    With `include_all`, all vectors in `with_coordinates` are in the result too.
+    """
+    sources: set[Value] = set()
+    for value in values:
+        is_nonlinear = isinstance(value.op, Nonlin | OuterProductSum)
+        if is_nonlinear and value in with_coordinates:
+            for argument in asked(value):
+                sources |= sources_of[argument]
+    if include_all:
+        sources |= with_coordinates
+    return frozenset(sources)
+
+
 def _seed_keys(
     values: Sequence[Value], sources_of: SourcesOf, origin: Mapping[Value, int]
 ) -> dict[Value, tuple[int, int]]:
@@ -461,6 +492,19 @@ def _groups_by_value(
         for value in table:
             groups[value].append(group)
     return groups
+
+
+def _scored_groups(
+    values: Sequence[Value], with_vectors: Mapping[Value, list[FrameBatch]]
+) -> frozenset[FrameBatch]:
+    """The groups with vectors whose parts of order n^(−1/2) some operation reads.
+
+    `with_vectors` has the groups that contain vectors of each value.
+    """
+    scored: set[FrameBatch] = set()
+    for factor in _factors_of_scores(values):
+        scored.update(with_vectors.get(factor, ()))
+    return frozenset(scored)
 
 
 def _factors_of_scores(values: Sequence[Value]) -> Iterable[Value]:

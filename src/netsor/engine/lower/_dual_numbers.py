@@ -403,8 +403,11 @@ class _SpanDerivative:
         dropped = builder.step("left_over", outside, rows, x_rows)
         y = builder.reshape(y, *self.coordinates.shape)
         dropped = builder.reshape(dropped, *self.coordinates.shape)
-        compared = _same_width(state, dropped, state.vectors[self.x].coordinates)
-        state.guards[builder.step("lost", *compared, later=True)] = None
+        dropped_rows, x_rows = _same_width(
+            state, dropped, state.vectors[self.x].coordinates
+        )
+        # what vector k drops is lost if a later vector of x has a part along it
+        state.add_guard(dropped_rows, x_rows, later=True)
         self.support = mixed(self.may_depend[..., -self.count :], self.support)
         return y, dropped
 
@@ -464,10 +467,12 @@ def _less(builder: Builder, rows: Register, a: Register, b: Register) -> Registe
 
 
 def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
-    """Add a check that x has no part along the ε parts that these directions dropped.
+    """Add checks that x has no part along the ε parts that these directions dropped.
 
-    Without x: that they dropped nothing. The check is a step of the plan: a register in
-    `State.guards`, which is NaN in a replica where it fails.
+    A new direction drops the ε part of its vector that no direction of order 1 holds
+    (`dropped`; None if there is none). Without x, the check is that this part is 0: it
+    is compared with itself. A check is a step of the plan, which makes the outputs NaN
+    in a replica where it fails (`State.add_guard`).
     """
     state = dual.state
     # directions may be joined or indexed
@@ -477,23 +482,23 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
         dropped = dual[vector].dropped
         if dropped is None:
             continue
-        compared = dropped if x is None else state.vectors[x].coordinates
-        rows = _same_width(state, dropped, compared)
-        state.guards[state.builder.step("lost", *rows, later=False)] = None
+        compared = dropped
+        if x is not None:
+            compared = state.vectors[x].coordinates
+        dropped_rows, compared_rows = _same_width(state, dropped, compared)
+        state.add_guard(dropped_rows, compared_rows, later=False)
 
 
-def _same_width(state: State, *arrays: Register) -> list[Register]:
-    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·) that broadcast.
+def _same_width(state: State, a: Register, b: Register) -> tuple[Register, Register]:
+    """Two arrays (…, vectors, blocks, ·) as rows (…, vectors, ·) that broadcast.
 
-    Each gets as many axes and directions as the largest has.
+    Each gets as many axes and directions as the larger one has.
     """
-    width = max(array.shape[-1] for array in arrays)
-    ndim = max(len(array.shape) for array in arrays)
-    aligned = []
-    for array in arrays:
-        rows = state.rows(array, width)
-        aligned.append(state.align_axes(rows, len(array.shape), ndim))
-    return aligned
+    width = max(a.shape[-1], b.shape[-1])
+    ndim = max(len(a.shape), len(b.shape))
+    a_rows = state.align_axes(state.rows(a, width), len(a.shape), ndim)
+    b_rows = state.align_axes(state.rows(b, width), len(b.shape), ndim)
+    return a_rows, b_rows
 
 
 def _apart(sets: Sets) -> Bools:

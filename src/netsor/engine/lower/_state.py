@@ -176,9 +176,9 @@ class State:
         At infinite width, the parts of order n^(−1/2) that were asked for.
     shared_registers : dict
         Registers that several operations use, such as cosines of rotary positions.
-    guards : dict
+    guards : list
         Registers that are 0, but NaN in a replica whose law would depend on a part that
-        no direction holds. An ordered set.
+        no direction holds (see `add_guard`).
     random, inexact : set of Value
         At infinite width: the values that depend on random numbers, and those that can
         have a part of order n^(−1/2).
@@ -240,7 +240,7 @@ class State:
         self.terms: dict[Value | None, Register] = {}
         self.epsilon_parts: dict[Value, Fluctuation] = {}
         self.shared_registers: dict[object, tuple[Register, ...]] = {}
-        self.guards: dict[Register, None] = {}
+        self.guards: list[Register] = []
         # only rules of infinite width ask for these sets
         values = analysis.values if analysis.infinite else ()
         self.random = _depending_on(
@@ -261,6 +261,19 @@ class State:
                 for value in component:
                     if value is not None:
                         self.feature_components[group, value] = shared
+
+    def add_guard(self, dropped: Register, vectors: Register, *, later: bool) -> None:
+        """Add a step that is 0, or NaN in a replica where a dropped part matters.
+
+        Both registers have rows (…, vectors, ·) of the same width. A dropped part, a
+        row of `dropped`, matters if its product with some row of `vectors` is not 0 up
+        to round-off. With `later`, row k is compared only with the vectors after
+        vector k (`_gram_schmidt.nan_if_lost`). The step is added to every output.
+        """
+        register = self.builder.step("lost", dropped, vectors, later=later)
+        # the builder returns the register of an equal step again
+        if register not in self.guards:
+            self.guards.append(register)
 
     def groups_of(self, value: Value) -> list[FrameBatch]:
         """The groups that hold vectors of a value."""

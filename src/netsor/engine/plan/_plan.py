@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -46,8 +46,10 @@ MIN_INNERMOST_ROW = 32
 class Liveness(NamedTuple):
     """What happens to the arguments of a step."""
 
-    dead: set[Register]  # arrays that no later step reads
-    overwritten: int | None  # the argument whose array the result may be written into
+    # registers that no later step reads; their memory may live on in a view
+    dead: set[Register]
+    # the position of the argument whose array the result may be written into
+    overwritten: int | None
 
 
 def liveness(
@@ -55,7 +57,9 @@ def liveness(
 ) -> Iterator[tuple[Step, Liveness]]:
     """Yield the steps that the results depend on, last step first.
 
-    Other steps are left out. Each step comes with what happens to its arguments.
+    Other steps are left out. Each step comes with what happens to its arguments. A
+    register is dead once no later step reads it by name. Its memory may be reused only
+    if no later step reads it by any name: a view shares the memory of its array.
     """
     owner: dict[Register, Register] = {}  # view → the array whose memory it shares
     for step in steps:
@@ -67,28 +71,32 @@ def liveness(
     # what later steps read: registers, and the arrays behind views
     read = set(results)
     read_memory = {owner.get(result, result) for result in results}
-
-    def overwritten(step: Step) -> int | None:
-        """The position of the first argument that the result may be written over.
-
-        No later step reads it. None if there is no such argument.
-        """
-        overwrites = INSTRUCTIONS[step.kind].overwrites
-        if overwrites is None or not overwrites(step.params):
-            return None
-        for i, arg in enumerate(step.args):
-            is_read_later = owner.get(arg, arg) in read_memory
-            if arg.varies and arg.shape == step.out.shape and not is_read_later:
-                return i
-        return None
-
     for step in reversed(steps):
         if step.out not in read:
             continue
         dead = {arg for arg in step.args if arg.value is None and arg not in read}
-        yield step, Liveness(dead, overwritten(step))
+        yield step, Liveness(dead, _reusable_argument(step, owner, read_memory))
         read.update(step.args)
         read_memory.update([owner.get(arg, arg) for arg in step.args])
+
+
+def _reusable_argument(
+    step: Step, owner: Mapping[Register, Register], read_memory: Collection[Register]
+) -> int | None:
+    """The position of the first argument that the result may be written over.
+
+    `owner` gives the array whose memory a view shares, and `read_memory` the arrays
+    that later steps read. None if the instruction never overwrites an argument, or if
+    no argument has the shape of the result and memory that no later step reads.
+    """
+    may_overwrite = INSTRUCTIONS[step.kind].overwrites
+    if may_overwrite is None or not may_overwrite(step.params):
+        return None
+    for i, arg in enumerate(step.args):
+        is_read_later = owner.get(arg, arg) in read_memory
+        if arg.varies and arg.shape == step.out.shape and not is_read_later:
+            return i
+    return None
 
 
 @dataclass(eq=False)

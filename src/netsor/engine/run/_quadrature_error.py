@@ -45,15 +45,20 @@ COVARIANCE_BYTES = 2**24  # of rows of covariances compared at a time
 def sample_block(
     plan: Plan, seed: int, replicas: int, backend: Backend = NUMPY
 ) -> tuple[Floats, Floats]:
-    """Means (replicas, entries) and coefficients (replicas, entries, ·) of the outputs.
+    """The law of the outputs given the random numbers of each replica.
 
-    They are in double precision, computed on an accelerator, or else by numpy.
+    In a replica the outputs are the means (replicas, entries) plus the coefficients
+    (replicas, entries, ·) times independent standard normals. Both are in double
+    precision, computed on an accelerator, or else by numpy.
     """
-    # a backend that compiles the plan first would take longer
+    # for so few replicas, compiling a plan takes longer than numpy's run of it
     if backend.kind == "cpu" or backend.compiles:
-        mean, columns = numpy_block(plan, Streams(seed, chunks=0), replicas)
+        # all replicas are one chunk, the one with the key 0
+        streams = Streams(seed, chunks=0)
+        mean, columns = numpy_block(plan, streams, replicas)
     else:
         mean, columns = _blocks_on_device(plan, seed, replicas, backend)
+    # an array that is the same in all replicas is computed once
     mean = np.broadcast_to(mean, (replicas, *mean.shape[1:]))
     columns = np.broadcast_to(columns, (replicas, *columns.shape[1:]))
     return mean, columns

@@ -322,13 +322,19 @@ class _Checker:
         return numbers
 
     def _score_inputs(self) -> dict[Value, None]:
-        """The inputs x of the factors W x of all scores, in order."""
+        """The inputs x of the products W x in the factors of scores, in order.
+
+        A factor may be a combination of several products. Each product is a column of
+        the expansion, so that a product belongs to a factor if they share a column. An
+        ordered set.
+        """
         inputs: dict[Value, None] = {}
         for value in self.values:
             if not isinstance(value.op, MatMul):
                 continue
             columns = self.expansion.columns(value).tolist()
-            if not self.factor_columns.isdisjoint(columns):
+            is_in_factor = not self.factor_columns.isdisjoint(columns)
+            if is_in_factor:
                 inputs[value.op.x] = None
         return inputs
 

@@ -216,19 +216,20 @@ class Gradients:
         return base if isinstance(base, Vector) and has_same_entries else x
 
     def _square(self, x: Vector) -> Scalar:
-        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector, in the shape of x.
+        """|√n ∂L/∂x|²/n = |∂L/∂x|² of each vector, in the shape of `_reshaped(x)`.
 
-        It is 0 if the loss does not depend on x.
+        It is 0 if the loss does not depend on x. If x is drawn with a standard
+        deviation that is a separate factor, x is standard here, and the parameter is
+        std · x: its gradient is that of x over std.
         """
-        x = self._reshaped(x)
-        if x not in self.reached:
-            return constant(np.zeros(())).broadcast_to(x.shape)
-        cotangent = self.back.cotangent(x)[..., None]
+        base = self._reshaped(x)
+        if base not in self.reached:
+            return constant(np.zeros(())).broadcast_to(base.shape)
+        # one vector in each matrix (1, 1) of products
+        cotangent = self.back.cotangent(base)[..., None]
         square = mean_dot(cotangent, cotangent)[..., 0, 0]
-        std = x.op.source.std_factor if isinstance(x.op, Gaussian) else None
+        std = base.op.source.std_factor if isinstance(base.op, Gaussian) else None
         if std is not None:
-            # the program uses the scaled vectors of a table: ∂L/∂(std·x) is ∂L/∂x over
-            # std
             square = square / (std * std)
         return square
 

@@ -51,10 +51,12 @@ def _forward_row(
 
     `branches` are the branches of any block, and `probed` the names of the probes of
     all blocks. A block without experts counts as one expert, with even loads, and one
-    without scores as attention to one token.
+    without scores as attention to one token. The parts of a row have the order of the
+    names in `Probes._blocks`: stream, attention, shares, experts.
     """
     row = [of_stream(value_of(block, "stream"))]
     if "scores" in block or "weights" in block:
+        # a block with attention has every attention probe of the model
         row.append(_attention_numbers(block))
     else:
         for name in ATTENTION:
@@ -361,6 +363,7 @@ class Probes:
         net = self.source.net
         probed = {name for block in net.blocks for name in block}
         branches = [name for name in BRANCHES if name in probed]
+        # the order of the parts that `_forward_row` joins
         names = [*STREAM]
         for probe, attention_names in ATTENTION.items():
             if probe in probed:

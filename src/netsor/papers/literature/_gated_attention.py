@@ -127,25 +127,27 @@ def heads(kind: str, width: int, draws: int, seed: int) -> Arrays:
 
 
 def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
-    """|∂f/∂x_l|² over all tokens after the blocks l of `measured_blocks`.
+    """|∂f/∂x_l|², summed over all tokens, after the blocks l of `measured_blocks`.
 
     f is a random readout of the last token after all blocks. `kind` is "none",
     "elementwise", or "constant": a constant factor with the mean square of gates.
     """
-    # as published: the parameters of gates are taken from the perceptron
+    # As published, the perceptron gives up as many parameters as the gates have. Gates
+    # are a matrix (HEADS · HEAD_DIM, width); SwiGLU has three (hidden, width).
+    hidden_width = hidden
     if kind == "elementwise":
-        hidden -= HEADS * HEAD_DIM // 3
+        hidden_width = hidden - HEADS * HEAD_DIM // 3
 
     def attention(y: ns.Vector) -> ns.Vector:
         """All heads, with GROUPS of keys and values, each shared by as many heads."""
         q = ns.weight(HEAD_DIM, width, std=sigma(width), batch=HEADS) @ y
-        scores = ns.weight(HEAD_DIM, width, std=sigma(width), batch=HEADS) @ y
+        gate_logits = ns.weight(HEAD_DIM, width, std=sigma(width), batch=HEADS) @ y
         k = ns.weight(HEAD_DIM, width, std=sigma(width), batch=GROUPS) @ y
         v = ns.weight(HEAD_DIM, width, std=sigma(width), batch=GROUPS) @ y
         group_of_head = np.repeat(np.arange(GROUPS), HEADS // GROUPS)
         gate: Any = 1.0
         if kind == "elementwise":
-            gate = ns.sigmoid(scores)
+            gate = ns.sigmoid(gate_logits)
         elif kind == "constant":
             gate = math.sqrt(gate_square(width))
         attended = attend(q, k[group_of_head], v[group_of_head])
@@ -156,11 +158,11 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
         """The perceptron, SwiGLU."""
         return mlp(
             y,
-            hidden,
+            hidden_width,
             activation=ns.silu,
             gate=True,
             sigma_w=sigma(width),
-            sigma_out=sigma(hidden),
+            sigma_out=sigma(hidden_width),
         )
 
     def next_block(x: ns.Vector) -> ns.Vector:
