@@ -323,6 +323,11 @@ class Reader:
     def attention(self, softmax: Node) -> list[Probe]:
         """The scores and the weights of a softmax."""
         scores, weights = self.env[softmax.args[0]], self.env[softmax]
+        if isinstance(scores, torch.Tensor):
+            raise UnsupportedError(
+                f"the scores of {path_of(softmax) or 'the module'} are the same numbers"
+                " in every initialisation: an audit measures random scores only"
+            )
         if isinstance(scores, Deferred):
             scores = scores.scalars
         if isinstance(weights, Deferred):
