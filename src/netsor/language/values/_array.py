@@ -20,6 +20,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from operator import is_
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     NamedTuple,
@@ -34,6 +35,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from ..._familiar_names import VALUES, hint
 from ..._validate import (
     AXES,
     NUMBERS,
@@ -773,6 +775,14 @@ class Value:
             f"acts on arrays, not on {self!r}: write ns.nonlin({name}, {vectors}) or"
             f" ns.apply({name}, {scalars})",
         )
+
+    if not TYPE_CHECKING:  # so that mypy still finds names that do not exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error for a name that is not here, which says what to write."""
+            raise AttributeError(
+                f"a {type(self).__name__} has no {name!r}{hint(name, VALUES)}"
+            )
 
     def __array__(self, *_: Any, **__: Any) -> None:
         raise TraceError(
