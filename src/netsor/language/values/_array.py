@@ -621,10 +621,10 @@ class Operation:
 
     def open_point(self) -> tuple[str, str]:
         """The point of the checker that is open if no theorem covers the operation, and
-        a finding that follows the name of the value.
+        the reason, which follows the name of the value and a colon.
         """
         name = type(self).__name__
-        return "unknown", f" is made by {name}, which no theorem of the checker covers"
+        return "unknown", f"made by {name}, which no theorem of the checker covers"
 
     def fixed_terms(self, value: Value) -> list[FixedTerms] | None:
         """The result as combinations with fixed coefficients, one for each vector
