@@ -31,6 +31,7 @@ _NAMES = {
         "TraceIndexError",
         "whole",
     ),
+    "netsor.cli._argument_values": ("parts_of", "value_of"),
     "netsor.cli._main": ("Watch",),
     "netsor.cli._options": (
         "cli",

@@ -25,6 +25,7 @@ from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalise
 from ._axes import Refusal, Scalars, refuse_if
 from ._einsum import einsum
 from ._graph import Node, name_of
+from ._losses import MEAN, cross_entropy
 
 Operation = Callable[..., Any]
 OPS: dict[str, Operation] = {}
@@ -88,9 +89,29 @@ def _getitem(call: Call, x: Tensor, index: int) -> Tensor:
     return x[index]
 
 
-@reads("_assert_tensor_metadata", "cross_entropy_loss")
+@reads("_assert_tensor_metadata")
 def _ignored(call: Call, x: Tensor) -> None:
-    """The loss of a module is ignored: an audit has its own loss of the same logits."""
+    """It computes nothing."""
+
+
+@reads("cross_entropy_loss")
+def _cross_entropy_loss(
+    call: Call,
+    x: Tensor,
+    target: Any,
+    weight: Any = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Scalars:
+    return cross_entropy(
+        x,
+        target,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        weight=weight,
+        label_smoothing=label_smoothing,
+    )
 
 
 OPS["detach"] = arithmetic.detach

@@ -40,7 +40,7 @@ from ..report._document import (
     to_text,
 )
 from ..report._html import to_cell
-from ._capture import captured
+from ._capture import captured, inputs_by_name
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
 from ._graph import (
     Node,
@@ -434,8 +434,7 @@ def check_init(
 
 def _check_types(kwargs: Any, weights: Any) -> None:
     """Reject inputs by name, or a path, of a wrong type."""
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
+    inputs_by_name(kwargs)
     if weights is not None and not isinstance(weights, str | Path):
         raise ArgumentError("weights", weights, "the path of a .safetensors file")
 

@@ -43,6 +43,7 @@ from ._graph import (
 )
 from ._laws import INDEPENDENT, Parameters
 from ._layout import Permute
+from ._losses import left_out
 from ._pointwise import COMPARISONS, is_pointwise, pointwise
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
@@ -250,6 +251,7 @@ class Reader:
     def program(self) -> Program:
         """The whole program."""
         returned = outputs_of_modules(self.graph.nodes)
+        self.env |= dict.fromkeys(left_out(self.graph))
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._result(node)

@@ -42,6 +42,7 @@ from ._graph import (
     paths_of,
     shape_of,
 )
+from ._losses import logits_of_loss
 
 
 class Place(NamedTuple):
@@ -734,14 +735,15 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     """The parameter of the logits, and the logits, if the module returns logits.
 
     They are the first output that has axes (a loss, which has none, may come before it)
-    if it is a matrix times the end of the stream.
+    if it is a matrix times the end of the stream. If a loss is all that is returned,
+    they are what it is computed from.
     """
     returned = (
         output
         for output in graph.outputs
         if hasattr(output, "op") and graph.is_random(output) and shape_of(output)
     )
-    logits = next(returned, None)
+    logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
     for node in [logits, *_back(graph, logits, [stream])]:
