@@ -19,18 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._array_api import Bools, Ints
-from ._aten_ops import (
-    ACTIVATIONS,
-    ALONG_TOKENS,
-    CHOICES,
-    CONVOLUTIONS,
-    MATRICES,
-    NORMS,
-    SAME_STREAM,
-    SCORE_PRODUCTS,
-    SOFTMAX,
-    viewed,
-)
 from ._graph import (
     Graph,
     ModuleCall,
@@ -41,6 +29,18 @@ from ._graph import (
     path_of,
     paths_of,
     shape_of,
+)
+from ._operations import (
+    ACTIVATIONS,
+    ALONG_TOKENS,
+    CHOICES,
+    CONVOLUTIONS,
+    MATRICES,
+    NORMS,
+    SAME_STREAM,
+    SCORE_PRODUCTS,
+    SOFTMAX,
+    viewed,
 )
 
 
