@@ -607,7 +607,7 @@ _NAMES = {
         "Curve as TransferCurve",
         "Sweep",
     ),
-    "netsor.torch._axes": (
+    "netsor.reader._axes": (
         "Linear",
         "Vectors",
     ),
@@ -628,8 +628,8 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
-    "netsor.torch._laws": ("law_of_entries", "Parameters"),
-    "netsor.torch._layout": (
+    "netsor.reader._laws": ("law_of_entries", "Parameters"),
+    "netsor.reader._layout": (
         "Expand",
         "Index",
         "Layout",
@@ -642,8 +642,8 @@ _NAMES = {
         "read_network",
         "training as network_training",
     ),
-    "netsor.torch._random_parameters": ("Draws as ParameterDraws",),
-    "netsor.torch._structure": ("structure",),
+    "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
+    "netsor.reader._structure": ("structure",),
 }
 
 # Modules whose attributes tests replace or list

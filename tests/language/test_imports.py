@@ -120,6 +120,8 @@ ROOMS = (
     "papers",
     "studies",
     "torch",
+    "jax",
+    "reader",
     "models",
     "sklearn",
     "programs",

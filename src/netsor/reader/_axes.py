@@ -32,13 +32,13 @@ transposes) changes the `Layout` of the tensor. `Vectors.plain` turns the layout
 operations of the language: coordinates that are cut into heads are a `split`, and heads
 that are flattened are a `concat`.
 
-Nothing here depends on PyTorch: the tables of its operations are in `_aten_ops`.
+Nothing here depends on a framework: front ends have the tables of operations.
 
 Examples
 --------
 >>> import netsor as ns
->>> from netsor.torch._axes import Scalars, Vectors
->>> from netsor.torch._layout import Permute, Reshape
+>>> from netsor.reader._axes import Scalars, Vectors
+>>> from netsor.reader._layout import Permute, Reshape
 >>> stream = Vectors.of(ns.gaussian(6, 4))  # of four tokens
 >>> stream.shape, stream.axis
 ((4, 6), 1)
@@ -125,7 +125,7 @@ class Vectors(View):
     Examples
     --------
     >>> import netsor as ns
-    >>> from netsor.torch._axes import Vectors
+    >>> from netsor.reader._axes import Vectors
     >>> tokens = Vectors.of(ns.gaussian(6, 4), axis=0)
     >>> tokens.shape, tokens.plain.shape
     ((6, 4), (4,))

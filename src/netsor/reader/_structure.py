@@ -22,17 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._array_api import Bools, Ints
-from ._aten_ops import (
-    ACTIVATIONS,
-    ALONG_TOKENS,
-    CHOICES,
-    CONVOLUTIONS,
-    MAPS_OF_POSITIONS,
-    MATRICES,
-    SCORE_PRODUCTS,
-    SOFTMAX,
-    viewed,
-)
 from ._graph import (
     Graph,
     ModuleCall,
@@ -45,6 +34,17 @@ from ._graph import (
     shape_of,
 )
 from ._losses import logits_of_loss
+from ._operations import (
+    ACTIVATIONS,
+    ALONG_TOKENS,
+    CHOICES,
+    CONVOLUTIONS,
+    MAPS_OF_POSITIONS,
+    MATRICES,
+    SCORE_PRODUCTS,
+    SOFTMAX,
+    viewed,
+)
 from ._streams import Sums, back, coordinate_axis, sums_of
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .._validate import Shape
-from ._aten_ops import ACTIVATIONS, NORMS, SAME_STREAM, SOFTMAX
 from ._graph import Graph, Node, name_of, shape_of
+from ._operations import ACTIVATIONS, NORMS, SAME_STREAM, SOFTMAX
 
 # functions of entries that no shortcut has
 BENDS = (*ACTIVATIONS, *SOFTMAX, "hardtanh", "hardswish", "hardsigmoid", "clamp")
