@@ -118,7 +118,8 @@ def test_reader_imports_no_framework(path):
         for alias in node.names
     }
     assert imported.isdisjoint({"torch", "jax"})
-    assert "from torch" not in source and "from jax" not in source
+    assert "from torch" not in source
+    assert "from jax" not in source
 
 
 class StackedWithNumbers(torch.nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
 from ..programs._program import Program
 from ._arithmetic import VALUES, Call, vectors_of_scalars
-from ._axes import Linear, Refusal, Scalars, Vectors, settled
+from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._deferred import Deferred
 from ._graph import (
     Graph,
@@ -123,8 +124,28 @@ class Reader(ABC):
         """Given numbers as an array, floating point in double precision."""
 
     @abstractmethod
-    def computed(self, node: Node) -> Any:
-        """The value of an operation; `Refusal` if it cannot be read."""
+    def of_constants(self, node: Node) -> Any:
+        """The value of an operation on tensors that turned out not to be random."""
+
+    @abstractmethod
+    def call_of(self, node: Node, random: list[Any]) -> Call:
+        """What an operation needs besides its arguments, of which some are random."""
+
+    @abstractmethod
+    def can_be_deferred(self, node: Node, random: list[Any]) -> bool:
+        """Whether the framework can compute an operation from these scalars later."""
+
+    @abstractmethod
+    def deferred(self, node: Node, call: Call) -> Deferred:
+        """An operation that the framework computes later."""
+
+    @abstractmethod
+    def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
+        """The result of an operation by its rule; `scalar`: of scalars."""
+
+    @abstractmethod
+    def computed_pointwise(self, node: Node, call: Call) -> Any:
+        """The value of an operation that acts on each coordinate in the same way."""
 
     @abstractmethod
     def windows_of_pixels(self, node: Node) -> Any:
@@ -286,12 +307,55 @@ class Reader(ABC):
                 reason = f"{type(error).__name__}: {error}"
             raise refused(node, reason) from error
 
+    def computed(self, node: Node) -> Any:
+        """The value of an operation.
+
+        Operations on scalars that are deferred already are deferred too. Others follow
+        their rule in the table of the front end, or, if it does not apply and all
+        arguments are scalars or a few coordinates, the framework computes them later.
+        """
+        random = self._random_inputs(node)
+        if all(self._all_given(self.env[x]) for x in node.all_input_nodes):
+            return self.of_constants(node)
+        call = self.call_of(node, random)
+        is_deferred = any(isinstance(x, Deferred) for x in random)
+        if is_deferred and self.can_be_deferred(node, random):
+            return self.deferred(node, call)
+        try:
+            return self.applied(node, call)
+        except (Refusal, TraceError) as reason:
+            with suppress(Refusal):
+                return self._computed_from_scalars(node, call, random)
+            with suppress(Refusal):
+                return self.computed_pointwise(node, call)
+            raise reason from None
+
+    def _all_given(self, x: Any) -> bool:
+        """Whether a value is a tensor, or several, of given numbers."""
+        leaves = x if isinstance(x, list | tuple) else [x]
+        return all(self.is_given(leaf) for leaf in leaves)
+
+    def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
+        """The value of an operation whose random arguments can all be scalars.
+
+        The framework computes it later if it can. It cannot, for example, if an
+        argument has masked scores and the operation would not respect the mask. Such
+        operations follow their rule, with scalars as arguments.
+        """
+        # `draws` keeps these scalars, so converting the same arguments again is cheap
+        scalars = [self.as_scalars(x) for x in random]
+        can_be_scalars = all(isinstance(x, Deferred | Scalars) for x in scalars)
+        refuse_if(not random or not can_be_scalars, "not of scalars")
+        if self.can_be_deferred(node, scalars):
+            return self.deferred(node, call)
+        return self.applied(node, call, scalar=True)
+
     def _random_inputs(self, node: Node) -> list[Any]:
         """The random arguments of an operation."""
         values = [self.env[x] for x in node.all_input_nodes]
         return [x for x in values if isinstance(x, (*VALUES, Deferred, list, tuple))]
 
-    def _as_scalars(self, x: Any) -> Any:
+    def as_scalars(self, x: Any) -> Any:
         """An argument as scalars, if it may be used one number at a time."""
         if isinstance(x, Linear):
             try:

@@ -8,7 +8,6 @@ language, node by node, by the table of operations in `_aten_ops`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,9 @@ import numpy as np
 import torch
 
 from .._validate import Shape
-from ..language import TraceError
 from ..programs._program import Program
 from ..reader._arithmetic import VALUES, Call
-from ..reader._axes import Refusal, Scalars, refuse_if
+from ..reader._axes import refuse_if
 from ..reader._convolution import Convolution
 from ..reader._deferred import Deferred
 from ..reader._graph import (
@@ -122,33 +120,7 @@ class TorchReader(Reader):
             return None
         return convolution.of_pixels(as_arrays(pixels))
 
-    def computed(self, node: Node) -> Any:
-        """The value of an operation.
-
-        Operations on scalars that are deferred already are deferred too. Others follow
-        their rule in the table of ATen operations, or, if it does not apply and all
-        arguments are scalars or a few coordinates, torch computes them later.
-        """
-        random = self._random_inputs(node)
-        if all(_is_given(self.env[x]) for x in node.all_input_nodes):
-            return self._of_constants(node)
-        shapes, eps = _shapes_and_eps(node.meta.get("val"))
-        of_array = partial(self._of_array, node) if len(random) == 1 else None
-        call = Call(self.draws, shapes, eps, of_array)
-        is_deferred = any(isinstance(x, Deferred) for x in random)
-        if is_deferred and can_be_deferred(node, random):
-            return self._deferred(node, call)
-        try:
-            result = apply_op(name_of(node), call, self._arguments(node, call))
-            self._check_kind(node, result)
-            return as_tensor(result, node)
-        except (Refusal, TraceError) as reason:
-            for other_way in (self._computed_from_scalars, self._computed_pointwise):
-                with suppress(Refusal):
-                    return other_way(node, call, random)
-            raise reason from None
-
-    def _of_constants(self, node: Node) -> Any:
+    def of_constants(self, node: Node) -> Any:
         """The value of an operation on tensors that turned out not to be random."""
         args, kwargs = torch.fx.node.map_arg(
             (node.args, node.kwargs), self.env.__getitem__
@@ -156,25 +128,24 @@ class TorchReader(Reader):
         with torch.no_grad():
             return node.target(*args, **kwargs)
 
-    def _computed_from_scalars(self, node: Node, call: Call, random: list[Any]) -> Any:
-        """The value of an operation whose random arguments can all be scalars.
+    def call_of(self, node: Node, random: list[Any]) -> Call:
+        """What an operation needs besides its arguments, of which some are random."""
+        shapes, eps = _shapes_and_eps(node.meta.get("val"))
+        of_array = partial(self._of_array, node) if len(random) == 1 else None
+        return Call(self.draws, shapes, eps, of_array)
 
-        torch computes it later if it can. It cannot, for example, if an argument has
-        masked scores and the operation would not respect the mask. Such operations
-        follow their rule in the table of ATen operations, with scalars as arguments.
-        """
-        # `draws` keeps these scalars, so converting the same arguments again is cheap
-        scalars = [self._as_scalars(x) for x in random]
-        can_be_scalars = all(isinstance(x, Deferred | Scalars) for x in scalars)
-        refuse_if(not random or not can_be_scalars, "not of scalars")
-        if can_be_deferred(node, scalars):
-            return self._deferred(node, call)
-        arguments = self._arguments(node, call, scalar=True)
+    def can_be_deferred(self, node: Node, random: list[Any]) -> bool:
+        """Whether torch can compute an operation from these scalars later."""
+        return can_be_deferred(node, random)
+
+    def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
+        """The result of an operation by its rule in the table of ATen operations."""
+        arguments = self._arguments(node, call, scalar)
         result = apply_op(name_of(node), call, arguments)
         self._check_kind(node, result)
-        return result
+        return result if scalar else as_tensor(result, node)
 
-    def _computed_pointwise(self, node: Node, call: Call, random: list[Any]) -> Any:
+    def computed_pointwise(self, node: Node, call: Call) -> Any:
         """The value of an operation that acts on each coordinate in the same way."""
         refuse_if(not is_pointwise(node), "not pointwise")
         args, kwargs = self._values_of_arguments(node, call)
@@ -192,7 +163,7 @@ class TorchReader(Reader):
         kwargs = torch.fx.node.map_arg(node.kwargs, value_of)
         return as_arrays(node.target(torch.from_numpy(x.copy()), *others, **kwargs))
 
-    def _deferred(self, node: Node, call: Call) -> TorchDeferred:
+    def deferred(self, node: Node, call: Call) -> TorchDeferred:
         """An operation that torch computes later."""
         sizes = [size for shape in call.shapes for size in shape]
         if not all(isinstance(size, int) for size in sizes):
@@ -202,7 +173,7 @@ class TorchReader(Reader):
             )
 
         def value_of(x: Node) -> Any:
-            return self._as_scalars(self.env[x])
+            return self.as_scalars(self.env[x])
 
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
         return TorchDeferred(node, tuple(args), dict(kwargs), call)
@@ -227,7 +198,7 @@ class TorchReader(Reader):
         """The arguments of an operation by position, and those by name."""
 
         def value_of(x: Node) -> Any:
-            value = self._as_scalars(self.env[x]) if scalar else self.env[x]
+            value = self.as_scalars(self.env[x]) if scalar else self.env[x]
             if isinstance(value, Deferred) and value.is_tensor:
                 return value.scalars
             if isinstance(value, Patchwork) and name_of(node) not in KEEPS_PATCHES:
@@ -253,12 +224,6 @@ class TorchReader(Reader):
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",
         )
-
-
-def _is_given(x: Any) -> bool:
-    """Whether a value is a tensor, or several, of given numbers."""
-    leaves = x if isinstance(x, list | tuple) else [x]
-    return all(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def as_tensor(result: Any, node: Node) -> Any:
