@@ -312,6 +312,11 @@ _NAMES = {
     ),
     "netsor.laws._mixture": ("Mixture",),
     "netsor.laws._mixture_components": ("compress",),
+    "netsor.laws._power_law": (
+        "Exponent",
+        "Fit",
+        "fit",
+    ),
     "netsor.laws.attention._attention_head": (
         "Head",
         "head_rule",
@@ -583,9 +588,6 @@ _NAMES = {
     ),
     "netsor.studies.coord_check._rules": (
         "advice",
-        "Exponent",
-        "Fit",
-        "fit",
         "GROWS",
         "judged",
         "KEPT",
