@@ -320,14 +320,16 @@ class Reader:
         remedy = "draw them at random, without a seed in the constructor"
         return f"its parameters are the same in every initialisation; {remedy}"
 
+    def is_given(self, node: Node) -> bool:
+        """Whether a node has the same numbers in every initialisation.
+
+        Its parameters start as constants, and the reader computed it from them.
+        """
+        return isinstance(self.env[node], torch.Tensor)
+
     def attention(self, softmax: Node) -> list[Probe]:
-        """The scores and the weights of a softmax."""
+        """The scores and the weights of a softmax that is not given."""
         scores, weights = self.env[softmax.args[0]], self.env[softmax]
-        if isinstance(scores, torch.Tensor):
-            raise UnsupportedError(
-                f"the scores of {path_of(softmax) or 'the module'} are the same numbers"
-                " in every initialisation: an audit measures random scores only"
-            )
         if isinstance(scores, Deferred):
             scores = scores.scalars
         if isinstance(weights, Deferred):

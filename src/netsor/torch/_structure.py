@@ -655,10 +655,17 @@ def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     routers: set[Node] = set()
     for node in nodes:
         is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
-        if is_softmax or name_of(node) in CHOICES:
+        if is_softmax or _chooses(node):
             nearest = back(graph, node, ends=is_product)
             routers.update(x for x in nearest if matrix_of(graph, x))
     return routers
+
+
+def _chooses(node: Node) -> bool:
+    """Whether an operation chooses among numbers, and is not only their maximum."""
+    if name_of(node) != "max":
+        return name_of(node) in CHOICES
+    return any(name_of(user) == "getitem" and user.args[1] == 1 for user in node.users)
 
 
 # Matrices

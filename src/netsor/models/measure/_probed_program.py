@@ -23,7 +23,14 @@ from ...language.values._probe import Probe
 from ...programs._program import Program
 
 Block = dict[str, list[Probe]]  # name → the probes of this name, in order
-ONCE = ("before", "stream", "attention", "cross", "middle", "mlp")  # at most once per block
+ONCE = (
+    "before",
+    "stream",
+    "attention",
+    "cross",
+    "middle",
+    "mlp",
+)  # at most once per block
 ENDS = ("logits", "loss")  # outside the blocks
 MATRIX_NAMES = {
     "W^Q": "query",
