@@ -49,6 +49,7 @@ from ._graph import (
     outputs_of_modules,
     path_of,
     refused,
+    shape_of,
 )
 from ._init_tests import (
     InitFinding,
