@@ -462,9 +462,21 @@ def _amax(call: Call, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor
 
 
 @reads("max")
-def _max(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> list[Tensor]:
-    """The largest numbers; their indices are not read."""
+def _max(
+    call: Call, x: Tensor, other: Tensor = None, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """The larger of two tensors, or the largest numbers; their indices are not read."""
+    if other is not None:
+        return arithmetic.maximum(call, x, other)
+    refuse_if(dim is None, "the largest of all entries")
     return [convolution.maximum_over(call, x, dim, keepdim)]
+
+
+@reads("min")
+def _min(call: Call, x: Tensor, other: Tensor = None) -> Tensor:
+    """The smaller of two tensors."""
+    refuse_if(other is None, "the smallest number along an axis of coordinates")
+    return arithmetic.minimum(call, x, other)
 
 
 @reads(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
