@@ -10,6 +10,11 @@ from importlib import import_module as _import_module
 # Module → what tests use of it; `name as other` where two modules have the same name
 _NAMES = {
     "netsor._array_api": ("one_blas_thread",),
+    "netsor._familiar_names": (
+        "FUNCTIONS as FAMILIAR_FUNCTIONS",
+        "PROGRAMS as FAMILIAR_METHODS_OF_PROGRAMS",
+        "VALUES as FAMILIAR_METHODS_OF_VALUES",
+    ),
     "netsor._sobol": ("Sobol",),
     "netsor._validate": (
         "ArgumentError",

@@ -135,6 +135,7 @@ ROOMS = (
     "_array_api",
     "_sobol",
     "_validate",
+    "_familiar_names",
 )
 
 

@@ -20,6 +20,7 @@ except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
 from ._check_init import InitCheck, check_init
+from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
 from ._graph import UnsupportedError
 from ._init_tests import InitFinding
 from ._laws import Parameter, Parameters
@@ -32,9 +33,15 @@ __all__ = [
     "InitFinding",
     "Parameter",
     "Parameters",
+    "RunCheck",
+    "RunFinding",
+    "RunLaw",
+    "RunPower",
     "UnsupportedError",
     "check_init",
+    "check_run",
     "network",
     "parameters",
     "program",
+    "run_law",
 ]
