@@ -312,6 +312,11 @@ _NAMES = {
     ),
     "netsor.laws._mixture": ("Mixture",),
     "netsor.laws._mixture_components": ("compress",),
+    "netsor.laws._power_law": (
+        "Exponent",
+        "Fit",
+        "fit",
+    ),
     "netsor.laws.attention._attention_head": (
         "Head",
         "head_rule",
@@ -583,9 +588,6 @@ _NAMES = {
     ),
     "netsor.studies.coord_check._rules": (
         "advice",
-        "Exponent",
-        "Fit",
-        "fit",
         "GROWS",
         "judged",
         "KEPT",
@@ -607,7 +609,7 @@ _NAMES = {
         "Curve as TransferCurve",
         "Sweep",
     ),
-    "netsor.torch._axes": (
+    "netsor.reader._axes": (
         "Linear",
         "Vectors",
     ),
@@ -628,8 +630,8 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
-    "netsor.torch._laws": ("law_of_entries", "Parameters"),
-    "netsor.torch._layout": (
+    "netsor.reader._laws": ("law_of_entries", "Parameters"),
+    "netsor.reader._layout": (
         "Expand",
         "Index",
         "Layout",
@@ -642,8 +644,8 @@ _NAMES = {
         "read_network",
         "training as network_training",
     ),
-    "netsor.torch._random_parameters": ("Draws as ParameterDraws",),
-    "netsor.torch._structure": ("structure",),
+    "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
+    "netsor.reader._structure": ("structure",),
 }
 
 # Modules whose attributes tests replace or list
@@ -733,6 +735,7 @@ _MODULES = (
     "netsor.posterior._bayes",
     "netsor.posterior._latent",
     "netsor.runtime._executors",
+    "netsor.reader._reader",
     "netsor.runtime._memory",
     "netsor.runtime._parallel",
     "netsor.runtime._process_pool",

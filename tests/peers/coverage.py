@@ -150,7 +150,7 @@ def _read(row: Row, build: Any, values: tuple[Any, ...]) -> Row:
 
     from . import literal
 
-    looked_up = _program.Reader._looked_up
+    looked_up = _program.TorchReader._looked_up
 
     def all_rows(reader: Any) -> dict[str, Any]:
         """All rows of each table, so that the logits of all words are its own."""
@@ -170,7 +170,7 @@ def _read(row: Row, build: Any, values: tuple[Any, ...]) -> Row:
         return graph
 
     with (
-        mock.patch.object(_program.Reader, "_looked_up", all_rows),
+        mock.patch.object(_program.TorchReader, "_looked_up", all_rows),
         mock.patch.object(_program, "captured", same_graph),
         mock.patch.object(torch_network, "captured", same_graph),
     ):

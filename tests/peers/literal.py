@@ -11,7 +11,7 @@ import torch
 
 import netsor as ns
 from tests.internals import ParameterDraws as Draws
-from tests.internals import _program
+from tests.internals import _reader
 
 from ..engine.differences import drawn
 
@@ -67,7 +67,7 @@ def outputs(build, args, seed=5):
         created.append(Draws(*arguments, **options))
         return created[-1]
 
-    with mock.patch.object(_program, "Draws", record):
+    with mock.patch.object(_reader, "Draws", record):
         net = ns.torch.program(build, args)
     torch.manual_seed(seed)
     module = build().eval()

@@ -24,7 +24,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 import netsor as ns
 from tests.internals import ParameterDraws as Draws
-from tests.internals import _program
+from tests.internals import _reader
 
 from . import literal
 
@@ -271,7 +271,7 @@ def program_draws(build, x):
         created.append(Draws(*arguments, **options))
         return created[-1]
 
-    with mock.patch.object(_program, "Draws", record):
+    with mock.patch.object(_reader, "Draws", record):
         net = ns.torch.program(build, (x,))
     output = net.outputs[0].reshape(-1)
     column = output[:, None]

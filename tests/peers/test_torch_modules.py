@@ -17,7 +17,7 @@ from scipy import stats
 
 import netsor as ns
 from tests.internals import ParameterDraws as Draws
-from tests.internals import _program
+from tests.internals import _reader
 
 from ..engine.differences import drawn
 from .forks import GPT, DiffTransformer, GPTConfig, SandwichTransformer
@@ -335,7 +335,7 @@ def test_program_with_the_weights_of_a_module_matches_it(name, monkeypatch):
     build, args, kwargs, _ = MODULES[name]
     made = []
     monkeypatch.setattr(
-        _program,
+        _reader,
         "Draws",
         lambda *given, **options: made.append(Draws(*given, **options)) or made[-1],
     )

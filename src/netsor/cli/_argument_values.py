@@ -109,7 +109,8 @@ class _Calls:
         if name in self._names and not name.startswith("__"):
             return self._names[name]
         message = f"{name} is not in FILE"
-        similar = difflib.get_close_matches(name, self._names, n=1)
+        public = [known for known in self._names if not known.startswith("_")]
+        similar = difflib.get_close_matches(name, public, n=1)
         if similar:
             raise ValueError(f"{message}: did you mean {similar[0]}?")
         raise ValueError(f"{message}; {HOW_TO_QUOTE}")

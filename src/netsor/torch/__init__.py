@@ -2,7 +2,7 @@
 
 A module goes through these files: `_fresh_modules` and `_parameters` read the laws of
 its parameters, `_capture` records its graph, `_program` reads the graph as a program by
-the axis rule of `_axes`, `_structure` finds its blocks, and `_network` and
+the axis rule of `reader/`, which also finds its blocks, and `_network` and
 `_check_init` are what studies and users do with them. `_from_config` begins with a
 configuration of transformers.
 
@@ -19,11 +19,11 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
+from ..reader._graph import UnsupportedError
+from ..reader._laws import Parameter, Parameters
 from ._check_init import InitCheck, check_init
 from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
-from ._graph import UnsupportedError
 from ._init_tests import InitFinding
-from ._laws import Parameter, Parameters
 from ._network import network
 from ._parameters import parameters
 from ._program import program

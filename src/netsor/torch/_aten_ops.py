@@ -3,8 +3,7 @@
 `OPS` maps the name of an operation to a function of a `Call`, of its first argument,
 and of those of its other arguments that the function names; they have the names of
 torch's own schema. What an operation does to vectors and scalars is in `_arithmetic`
-and `_rearrangement`. The rest of the file are names by which `_structure` recognises
-the parts of a network.
+and `_rearrangement`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,27 @@ import numpy as np
 
 from .. import language as ns
 from ..functions.recurrence import SOFTPLUS
-from . import _arithmetic as arithmetic
-from . import _convolution as convolution
-from . import _rearrangement as rearrangement
-from ._arithmetic import EXP, Call, Tensor, apply_function, entrywise, normalised
-from ._axes import Refusal, Scalars, refuse_if
-from ._einsum import einsum
-from ._graph import Node, name_of
-from ._losses import MEAN, cross_entropy
+from ..reader import _arithmetic as arithmetic
+from ..reader import _convolution as convolution
+from ..reader import _rearrangement as rearrangement
+from ..reader._arithmetic import (
+    EXP,
+    Call,
+    Tensor,
+    apply_function,
+    entrywise,
+    normalised,
+)
+from ..reader._axes import Refusal, Scalars, refuse_if
+from ..reader._einsum import einsum
+from ..reader._losses import MEAN, cross_entropy
+from ..reader._operations import (
+    CONVOLUTIONS,
+    MAPS_OF_POSITIONS,
+    SOFTMAX,
+    UNCHANGED,
+    VIEWS,
+)
 
 Operation = Callable[..., Any]
 OPS: dict[str, Operation] = {}
@@ -60,17 +72,6 @@ def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
 
 
 # Operations that return their first argument
-
-UNCHANGED = (
-    "to",
-    "contiguous",
-    "clone",
-    "alias",
-    "type_as",
-    "lift_fresh_copy",
-    "_to_copy",
-    "nan_to_num",
-)
 
 
 @reads(*UNCHANGED)
@@ -338,7 +339,6 @@ def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 # Matrix products and attention
 
-SOFTMAX = ("softmax", "_softmax")
 OPS |= {"linear": arithmetic.linear, "matmul": arithmetic.matmul}
 
 
@@ -392,14 +392,6 @@ def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
 
 # Convolutions, pooling, norms of channels
 
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
-MAPS_OF_POSITIONS = (
-    *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
-    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
-    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
-    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-)
 # what only moves entries, leaves some out, or adds zeros
 MOVES = ("roll", "rot90", "unfold", "movedim", "moveaxis", "im2col", "col2im")
 OPS |= dict.fromkeys(CONVOLUTIONS, convolution.convolution)
@@ -470,9 +462,21 @@ def _amax(call: Call, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor
 
 
 @reads("max")
-def _max(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> list[Tensor]:
-    """The largest numbers; their indices are not read."""
+def _max(
+    call: Call, x: Tensor, other: Tensor = None, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """The larger of two tensors, or the largest numbers; their indices are not read."""
+    if other is not None:
+        return arithmetic.maximum(call, x, other)
+    refuse_if(dim is None, "the largest of all entries")
     return [convolution.maximum_over(call, x, dim, keepdim)]
+
+
+@reads("min")
+def _min(call: Call, x: Tensor, other: Tensor = None) -> Tensor:
+    """The smaller of two tensors."""
+    refuse_if(other is None, "the smallest number along an axis of coordinates")
+    return arithmetic.minimum(call, x, other)
 
 
 @reads(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
@@ -482,22 +486,6 @@ def _adaptive_max_pool(call: Call, x: Tensor) -> list[Tensor]:
 
 
 # Rearrangements
-
-# other shapes, other orders of the axes, and parts
-VIEWS = (
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "unflatten",
-    "flatten",
-    "unsqueeze",
-    "squeeze",
-    "ravel",
-    "view_as",
-    "reshape_as",
-)
-TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
-PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 
 
 @reads(*VIEWS)
@@ -641,50 +629,3 @@ def _embedding(
 @reads("embedding_renorm")
 def _embedding_renorm(call: Call, x: Tensor) -> None:
     refuse_if(True, "max_norm rescales the rows of a table: set max_norm=None")
-
-
-# Names by which the parts of a network are recognised
-
-# products by a matrix, and the position of the matrix among the arguments
-MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
-# products of vectors with vectors: scores, and weights times values
-SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
-# operations along one axis, and the position of the axis among the arguments
-ALONG_TOKENS = {"cumsum": 1, "flip": 1, "select": 1, "slice": 1, "unbind": 1}
-# operations that choose among experts
-CHOICES = ("topk", "sort", "argsort", "argmax", "max", "gumbel_softmax")
-# operations through which a parameter, or ids, can still be recognised
-REARRANGEMENTS = (
-    *VIEWS,
-    *PARTS,
-    *TURNS,
-    "getitem",
-    "expand",
-    "contiguous",
-    "to",
-    "_to_copy",
-    "detach",
-)
-
-
-def viewed(node: Node) -> Node:
-    """The node that a node is a view of."""
-    while node.op == "call_function" and name_of(node) in REARRANGEMENTS:
-        node = node.args[0]
-    return node
-
-
-# operations that leave the stream as it is
-SAME_STREAM = (
-    "to",
-    "_to_copy",
-    "clone",
-    "contiguous",
-    "dropout",
-    "alias",
-    "detach",
-    "type_as",
-)
-# operations that normalise the stream, or are a step of a norm written out
-NORMS = ("layer_norm", "rms_norm", "mul", "div", "sub")
-ACTIVATIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "leaky_relu", "erf")

@@ -27,14 +27,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .._validate import ArgumentError
-from ._aten_ops import MATRICES, REARRANGEMENTS, viewed
-from ._axes import Refusal
-from ._einsum import Equation
+from ..reader._axes import Refusal
+from ..reader._einsum import Equation
+from ..reader._graph import Graph, Node, UnsupportedError, name_of, refused
+from ..reader._laws import Parameters
+from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
-from ._graph import Graph, Node, UnsupportedError, name_of, refused
 from ._in_place import is_in_place, replace_in_place
-from ._laws import Parameters
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._recurrent_cells import PLAIN_RECURRENCES

@@ -29,6 +29,18 @@ from ..models.measure._metrics import (
     of_logits,
     of_shares,
 )
+from ..reader._graph import (
+    Node,
+    UnsupportedError,
+    name_of,
+    outputs_of_modules,
+    path_of,
+    refused,
+    shape_of,
+)
+from ..reader._laws import Parameter, Parameters, with_declared
+from ..reader._network import Targets
+from ..reader._structure import Block, Structure, structure
 from ..report._document import (
     FLAG,
     OK,
@@ -42,14 +54,6 @@ from ..report._document import (
 from ..report._html import to_cell
 from ._capture import captured, inputs_by_name
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
-from ._graph import (
-    Node,
-    UnsupportedError,
-    name_of,
-    outputs_of_modules,
-    path_of,
-    refused,
-)
 from ._init_tests import (
     InitFinding,
     Reference,
@@ -60,9 +64,7 @@ from ._init_tests import (
     pass_tests,
     reference_of,
 )
-from ._laws import Parameter, Parameters, with_declared
-from ._network import Targets, inputs_of
-from ._structure import Block, Structure, structure
+from ._network import inputs_of
 
 # prefixes of the quantities of the stream before the first block of each stack
 STARTS = ("input_", "decoder_input_")

@@ -34,7 +34,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,82 +41,23 @@ import torch
 from array_api_compat import is_jax_array, is_torch_array
 from torch.utils import _pytree as pytree
 
-from .. import language as ns
-from .._array_api import array_namespace
 from .._validate import Shape
-from ..functions.activations import Function
-from ._arithmetic import Call
-from ._aten_ops import PARTS, TURNS, UNCHANGED, VIEWS, apply_op
-from ._axes import Refusal, Scalars
-from ._graph import Node, name_of, schema_of
+from ..reader._axes import Refusal, Scalars
+from ..reader._deferred import Deferred, ScalarFunction, are_scalars
+from ..reader._graph import Node, name_of, schema_of
+from ..reader._operations import PARTS, TURNS, UNCHANGED, VIEWS
+from ._aten_ops import apply_op
 
 # operations that only rearrange entries: the rules of scalars apply to them
 CONVERSIONS = tuple(name for name in UNCHANGED if name != "nan_to_num")
 REARRANGING = (*VIEWS, *TURNS, *PARTS, *CONVERSIONS, "expand", "expand_as")
-# a tensor with so many uses becomes scalars once, and not once for each use
-SHARED_BY = 3
-# operations of scores that take a mask as −∞
-OF_MASKED_SCORES = (
-    "amax",
-    "argmax",
-    "argsort",
-    "exp",
-    "logsumexp",
-    "max",
-    "sort",
-    "topk",
-)
 
 # operations of parameters that torch does not differentiate: their rules refuse them
 CHANGING_PARAMETERS = ("embedding_renorm",)
 
 
-@dataclass(frozen=True, eq=False)
-class Deferred:
-    """A tensor, or several, that torch computes from scalars: a recorded operation.
-
-    The invariant: it stands for the result of its node, like all values of the reader.
-    Its arguments are other deferred tensors, scalars and given numbers.
-    """
-
-    node: Node
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    call: Call
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the tensor."""
-        return self.call.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The type of its entries."""
-        return self.node.meta["val"].dtype
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether it is one tensor, and not the several results of an operation."""
-        return isinstance(self.node.meta.get("val"), torch.Tensor)
-
-    @property
-    def inputs(self) -> list[Any]:
-        """The deferred tensors and the scalars that it is computed from."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        return [x for x in leaves if isinstance(x, Deferred | Scalars)]
-
-    @cached_property
-    def scalars(self) -> Scalars:
-        """The tensor as scalars of the language."""
-        return self._rearranged() or self._applied()
-
-    @property
-    def _is_known(self) -> bool:
-        return "scalars" in vars(self)
-
-    @property
-    def _is_shared(self) -> bool:
-        return self.is_tensor and len(self.node.users) >= SHARED_BY
+class TorchDeferred(Deferred):
+    """A tensor, or several, that torch computes from scalars: a recorded operation."""
 
     def _rearranged(self) -> Scalars | None:
         """The scalars of another deferred tensor, rearranged, if they are no more."""
@@ -139,64 +79,13 @@ class Deferred:
             return None
         return result if isinstance(result, Scalars) else None
 
-    def _applied(self) -> Scalars:
-        """The scalars that one function gives, of all recorded operations together."""
-        leaves: list[Scalars | Deferred] = []
-        operations: list[Deferred] = []
-        for x in _in_order(self):
-            is_leaf = isinstance(x, Scalars) or (
-                x is not self and (x._is_shared or x._is_known)
-            )
-            if is_leaf:
-                leaves.append(x)
-            else:
-                operations.append(x)
+    def function_of(
+        self, leaves: Sequence[Scalars | Deferred], operations: Sequence[Deferred]
+    ) -> ScalarFunction:
+        """The function of some leaves that recorded operations compute together."""
         function = _function(leaves, operations, self.shape)
-        name = name_of(self.node)
         pullbacks = tuple(Pullback(function, k) for k in range(len(leaves)))
-        flat = [_scalar_of(x).reshape(-1) for x in leaves]
-        f = Function(name, function, derivative=pullbacks)
-        return Scalars(ns.apply(f, *flat, axes=1))
-
-
-def _scalar_of(x: Scalars | Deferred) -> ns.Scalar:
-    """The scalars of an argument, −∞ where a mask takes them out."""
-    if isinstance(x, Deferred):
-        return x.scalars.value
-    if x.allowed is None:
-        return x.unmasked
-    return ns.apply(MASK, x.unmasked, x.allowed.astype(float))
-
-
-def _masked(p: Any, allowed: Any) -> Any:
-    return array_namespace(p).where(allowed > 0, p, -math.inf)
-
-
-MASK = Function("mask", _masked, derivative=(1.0, None))
-
-
-def _in_order(root: Deferred) -> list[Any]:
-    """What a tensor is computed from: arguments before what uses them.
-
-    Shared tensors, and those that are scalars already, are not opened.
-    """
-    order: list[Any] = []
-    finished: set[int] = set()
-    pending: list[tuple[Any, bool]] = [(root, False)]
-    while pending:
-        x, inputs_are_done = pending.pop()
-        if id(x) in finished:
-            continue
-        is_open = isinstance(x, Deferred) and (
-            x is root or not (x._is_shared or x._is_known)
-        )
-        if inputs_are_done or not is_open:
-            finished.add(id(x))
-            order.append(x)
-            continue
-        pending.append((x, True))
-        pending += [(y, False) for y in reversed(x.inputs)]
-    return order
+        return ScalarFunction(function, pullbacks)
 
 
 # The function
@@ -427,10 +316,4 @@ def can_be_deferred(node: Node, random: Iterable[Any]) -> bool:
         return False
     if name_of(node) in CHANGING_PARAMETERS:
         return False
-    for x in random:
-        if not isinstance(x, Deferred | Scalars):
-            return False
-        is_masked = isinstance(x, Scalars) and x.shown is not None
-        if is_masked and name_of(node) not in OF_MASKED_SCORES:
-            return False
-    return True
+    return are_scalars(node, random)

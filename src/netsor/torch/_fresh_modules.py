@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._validate import ArgumentError, shown
 from ..functions.quantiles import Distribution, transformed, truncated_normal
-from ._laws import MOVED
+from ..reader._laws import MOVED
 
 Module = Any  # a torch.nn.Module
 # a torch.nn.Module, or a function that returns a new one each time

@@ -17,8 +17,8 @@ import transformers
 from .._validate import ArgumentError
 from ..models.measure._metric_program import ProgramModel
 from ..programs._program import Program
+from ..reader._graph import UnsupportedError
 from ._fresh_modules import Module, fresh
-from ._graph import UnsupportedError
 from ._network import lengths_of, network, token_ids
 from ._parameters import parameters
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._graph import Node, schema_of
+from ..reader._graph import Node, schema_of
 
 
 def replace_in_place(graph: Any) -> None:

@@ -22,14 +22,15 @@ from ..models import Transformer, read
 from ..models.measure._loss_gradient import ModelEnd
 from ..models.measure._metric_program import Probes, ProgramModel
 from ..models.measure._probed_program import ProbedProgram, mask_of
+from ..reader._graph import UnsupportedError
+from ..reader._laws import DECLARED, SEEN, Parameter, Parameters
+from ..reader._network import Targets
+from ..reader._structure import Place, Structure
 from ..runtime._parallel import cores
 from ..runtime._units import in_time
 from ._fresh_modules import new_module
-from ._graph import UnsupportedError
-from ._laws import DECLARED, SEEN, Parameter, Parameters
-from ._network import Targets, read_network
+from ._network import read_network
 from ._parameters import parameters
-from ._structure import Place, Structure
 
 ATTENTION = ("query", "key", "value")
 LOG = logging.getLogger("netsor")

@@ -12,8 +12,7 @@ import torch
 
 from .._array_api import Floats
 from .._validate import Rng, Shape, chosen_seed, whole
-from ._fresh_modules import ModuleOrFactory, Sample, fresh, torch_seed
-from ._laws import (
+from ..reader._laws import (
     NOT_FINITE,
     Parameter,
     Parameters,
@@ -21,6 +20,7 @@ from ._laws import (
     law_of_entries,
     with_declared,
 )
+from ._fresh_modules import ModuleOrFactory, Sample, fresh, torch_seed
 
 # initialisations that are sampled at least
 MIN_SAMPLES = 8

@@ -20,10 +20,10 @@ from torch.utils import _pytree as pytree
 from .. import language as ns
 from .._array_api import array_namespace
 from ..functions.activations import Function
-from ._arithmetic import Call, Tensor, is_random, values_beside
-from ._axes import Refusal, Vectors, refuse_if
+from ..reader._arithmetic import Call, Tensor, is_random, values_beside
+from ..reader._axes import Refusal, Vectors, refuse_if
+from ..reader._graph import Node, name_of
 from ._deferred import Result, torch_operation
-from ._graph import Node, name_of
 
 # operations whose results are 0 or 1
 COMPARISONS = (

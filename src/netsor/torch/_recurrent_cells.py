@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from ._graph import UnsupportedError
+from ..reader._graph import UnsupportedError
 
 State = Any  # a hidden state, or the hidden state and the cell of an LSTM
 Cell = Callable[..., State]

@@ -7,9 +7,9 @@ probes since the last one. An embedding after a stream begins the decoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,14 @@ from ...language.values._probe import Probe
 from ...programs._program import Program
 
 Block = dict[str, list[Probe]]  # name → the probes of this name, in order
-ONCE = ("before", "stream", "attention", "cross", "middle", "mlp")  # at most once per block
+ONCE = (
+    "before",
+    "stream",
+    "attention",
+    "cross",
+    "middle",
+    "mlp",
+)  # at most once per block
 ENDS = ("logits", "loss")  # outside the blocks
 MATRIX_NAMES = {
     "W^Q": "query",
@@ -41,6 +48,14 @@ KINDS_OF_PROBES = {
     "mlp": "out",
 }
 KINDS = ("query", "key", "value", "qkv", "output", "router", "in", "gate", "out")
+
+
+class StreamSizes(NamedTuple):
+    """The sizes of the streams of a network in stages."""
+
+    tokens: tuple[int, ...]  # after each block
+    numbers: tuple[int, ...]  # tokens · width, after each block
+    numbers_before: int  # those of the embeddings
 
 
 class ProbedProgram:
@@ -180,6 +195,17 @@ class ProbedProgram:
                     " a block begins with other tokens than the one before returned,"
                     " name them: ns.probe('before', x)"
                 )
+
+    def sizes(self, widths: Mapping[str, float]) -> StreamSizes | None:
+        """The sizes of the streams; None if all streams have the same."""
+        before, *streams = (
+            (x.size, x.size * int(x.width.bind(widths)))
+            for x in (self.starts[0], *self.streams)
+        )
+        if {before} == {*streams} or len(self.starts) > 1:
+            return None
+        tokens, numbers = zip(*streams, strict=True)
+        return StreamSizes(tokens, numbers, numbers_before=before[1])
 
     @cached_property
     def values(self) -> tuple[list[Value], list[list[Value]]]:

@@ -16,7 +16,7 @@ coefficients. The framework itself computes them, from images with one pixel tha
 
 Examples
 --------
->>> from netsor.torch._convolution import Windows
+>>> from netsor.reader._convolution import Windows
 >>> Windows(kernel=(3,), stride=(1,), padding=(1,)).positions((4,), (4,))
 array([[-1,  0,  1],
        [ 0,  1,  2],

@@ -32,13 +32,13 @@ transposes) changes the `Layout` of the tensor. `Vectors.plain` turns the layout
 operations of the language: coordinates that are cut into heads are a `split`, and heads
 that are flattened are a `concat`.
 
-Nothing here depends on PyTorch: the tables of its operations are in `_aten_ops`.
+Nothing here depends on a framework: front ends have the tables of operations.
 
 Examples
 --------
 >>> import netsor as ns
->>> from netsor.torch._axes import Scalars, Vectors
->>> from netsor.torch._layout import Permute, Reshape
+>>> from netsor.reader._axes import Scalars, Vectors
+>>> from netsor.reader._layout import Permute, Reshape
 >>> stream = Vectors.of(ns.gaussian(6, 4))  # of four tokens
 >>> stream.shape, stream.axis
 ((4, 6), 1)
@@ -125,7 +125,7 @@ class Vectors(View):
     Examples
     --------
     >>> import netsor as ns
-    >>> from netsor.torch._axes import Vectors
+    >>> from netsor.reader._axes import Vectors
     >>> tokens = Vectors.of(ns.gaussian(6, 4), axis=0)
     >>> tokens.shape, tokens.plain.shape
     ((6, 4), (4,))
@@ -526,9 +526,13 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     before = before.reshape(2, 1, size)
     rows = after.shape[token_axis + 1]
     after = np.moveaxis(after, token_axis + 1, -2).reshape(2, -1, rows, size)[:, 0]
-    # the coordinates from `turned` on stay as they are
-    turned = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
-    rotation = _rotation(before, after, turned, tokens)
+    # the coordinates from `changed` on stay as they are
+    changed = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
+    try:
+        rotation = _rotation(before, after, changed, tokens)
+    except Refusal:  # pairs (f, f + r/2) of all coordinates, the last by the angle 0
+        rotation = _rotation(before, after, size, tokens)
+    turned = 2 * rotation.turns.shape[-1]
 
     angles = np.angle(rotation.turns)
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi

@@ -11,8 +11,8 @@ are sorted by positions, and it acts on all vectors concatenated.
 Examples
 --------
 >>> import netsor as ns
->>> from netsor.torch._axes import Vectors
->>> from netsor.torch._interleaved import Interleaved
+>>> from netsor.reader._axes import Vectors
+>>> from netsor.reader._interleaved import Interleaved
 >>> image = Interleaved.of(Vectors.of(ns.gaussian(3, 4)).moved(-1, 0))
 >>> image.shape, image.vectors().axis
 ((3, 4), 0)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .._validate import Shape
-from ._aten_ops import ACTIVATIONS, NORMS, SAME_STREAM, SOFTMAX
 from ._graph import Graph, Node, name_of, shape_of
+from ._operations import ACTIVATIONS, NORMS, SAME_STREAM, SOFTMAX
 
 # functions of entries that no shortcut has
 BENDS = (*ACTIVATIONS, *SOFTMAX, "hardtanh", "hardswish", "hardsigmoid", "clamp")
@@ -139,16 +139,25 @@ class _Stream:
             return
         (image,) = images
         (branch,) = (x for x in operands if x is not image)
+        if not self._depends_on_stream(self._before(branch)):  # positions, for example
+            return
         self.start, self.shape = image, shape
         self.carriers[image] = False
         self._add(node, branch)
 
     def _is_image(self, node: Node) -> bool:
         """Whether only matrices, norms and pooling act on the stream up to a node."""
-        nodes = [node, *back(self.graph, node, self.carriers, self.inside)]
-        if any(name_of(x) in BENDS for x in nodes):
-            return False
-        return any(y in self.carriers for x in nodes for y in x.all_input_nodes)
+        nodes = self._before(node)
+        bends = any(name_of(x) in BENDS for x in nodes)
+        return not bends and self._depends_on_stream(nodes)
+
+    def _before(self, node: Node) -> list[Node]:
+        """A node and those of the block that it depends on, but for the stream."""
+        return [node, *back(self.graph, node, self.carriers, self.inside)]
+
+    def _depends_on_stream(self, nodes: Iterable[Node]) -> bool:
+        """Whether the stream is an argument of one of these nodes."""
+        return any(x in self.carriers for node in nodes for x in node.all_input_nodes)
 
 
 def back(

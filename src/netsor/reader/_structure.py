@@ -22,17 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._array_api import Bools, Ints
-from ._aten_ops import (
-    ACTIVATIONS,
-    ALONG_TOKENS,
-    CHOICES,
-    CONVOLUTIONS,
-    MAPS_OF_POSITIONS,
-    MATRICES,
-    SCORE_PRODUCTS,
-    SOFTMAX,
-    viewed,
-)
 from ._graph import (
     Graph,
     ModuleCall,
@@ -45,6 +34,17 @@ from ._graph import (
     shape_of,
 )
 from ._losses import logits_of_loss
+from ._operations import (
+    ACTIVATIONS,
+    ALONG_TOKENS,
+    CHOICES,
+    CONVOLUTIONS,
+    MAPS_OF_POSITIONS,
+    MATRICES,
+    SCORE_PRODUCTS,
+    SOFTMAX,
+    viewed,
+)
 from ._streams import Sums, back, coordinate_axis, sums_of
 
 
@@ -339,39 +339,40 @@ def _stacks_of_stages(graph: Graph, problems: list[str]) -> list[Stack]:
     order = {node: position for position, node in enumerate(graph.nodes)}
     stacks: list[Stack] = []
     for group in root.groups.values():
-        blocks = _blocks_of_group(graph, group, problems)
+        try:
+            blocks = _blocks_of_group(graph, group)
+        except NotABlockError as problem:
+            problems.insert(0, str(problem))
+            return []
         blocks.sort(key=lambda block: order[block.stream])
         if blocks:
             stacks.append(tuple(blocks))
     return stacks
 
 
-def _blocks_of_group(
-    graph: Graph, group: dict[int, Numbered], problems: list[str]
-) -> list[Block]:
-    """The blocks in modules that differ in their number only.
+def _blocks_of_group(graph: Graph, group: dict[int, Numbered]) -> list[Block]:
+    """The blocks in modules that differ in their number only, if there are any.
 
-    They are empty if there is none, or if one of the modules should be a block and is
-    not: only modules that change the shape of the stream may lie between blocks.
+    Only modules that change the shape of the stream may lie between blocks: another one
+    should be a block, and is not.
     """
     blocks: list[Block] = []
-    others: list[tuple[Part, str]] = []
+    others: list[tuple[Part, NotABlockError]] = []
     for module in group.values():
         inside = [
             block
             for members in module.groups.values()
-            for block in _blocks_of_group(graph, members, problems)
+            for block in _blocks_of_group(graph, members)
         ]
         blocks += inside
         for part in [] if inside else module.parts:
             try:
                 blocks.append(_block_after(graph, part, None, is_staged=True))
             except NotABlockError as problem:
-                others.append((part, str(problem)))
+                others.append((part, problem))
     for part, problem in others:
-        if not blocks or _keeps_shape(graph, part):
-            problems.append(problem)
-            return []
+        if blocks and _keeps_shape(graph, part):
+            raise problem
     return blocks
 
 
@@ -656,10 +657,17 @@ def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     routers: set[Node] = set()
     for node in nodes:
         is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
-        if is_softmax or name_of(node) in CHOICES:
+        if is_softmax or _chooses(node):
             nearest = back(graph, node, ends=is_product)
             routers.update(x for x in nearest if matrix_of(graph, x))
     return routers
+
+
+def _chooses(node: Node) -> bool:
+    """Whether an operation chooses among numbers, and is not only their maximum."""
+    if name_of(node) != "max":
+        return name_of(node) in CHOICES
+    return any(name_of(user) == "getitem" and user.args[1] == 1 for user in node.users)
 
 
 # Matrices

@@ -33,13 +33,13 @@ class Layout:
 
     Examples
     --------
-    >>> from netsor.torch._layout import Layout
+    >>> from netsor.reader._layout import Layout
     >>> heads = Layout.contiguous((4, 6)).reshaped((4, 2, 3)).permuted((1, 0, 2))
     >>> heads
     Layout(shape=(2, 4, 3), strides=(3, 6, 1), offset=0)
     >>> heads.reshaped((2, 12))
     Traceback (most recent call last):
-    netsor.torch._layout.NotAViewError
+    netsor.reader._layout.NotAViewError
     """
 
     shape: Shape
@@ -184,7 +184,7 @@ class Rearrangement(ABC):
 
     Examples
     --------
-    >>> from netsor.torch._layout import Layout, Permute
+    >>> from netsor.reader._layout import Layout, Permute
     >>> Permute.swapping(0, 1, ndim=2).of_layout(Layout.contiguous((2, 3))).strides
     (1, 3)
     """
