@@ -27,6 +27,8 @@ from ._laws import Parameter, Parameters
 from ._network import network
 from ._parameters import parameters
 from ._program import program
+from ._run_batches import read_batches
+from ._run_proposal import RunProposal, propose_batch
 
 __all__ = [
     "InitCheck",
@@ -37,11 +39,14 @@ __all__ = [
     "RunFinding",
     "RunLaw",
     "RunPower",
+    "RunProposal",
     "UnsupportedError",
     "check_init",
     "check_run",
     "network",
     "parameters",
     "program",
+    "propose_batch",
+    "read_batches",
     "run_law",
 ]
