@@ -27,6 +27,7 @@ from ._laws import Parameter, Parameters
 from ._network import network
 from ._parameters import parameters
 from ._program import program
+from ._recorder import Recorder
 from ._run_batches import read_batches
 from ._run_proposal import RunProposal, propose_batch
 
@@ -35,6 +36,7 @@ __all__ = [
     "InitFinding",
     "Parameter",
     "Parameters",
+    "Recorder",
     "RunCheck",
     "RunFinding",
     "RunLaw",

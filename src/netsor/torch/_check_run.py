@@ -57,6 +57,7 @@ STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends o
 PAIRED = 8  # runs of that
 FEW = 4  # runs with each mistake
 MOST_TRIED = 6  # mistakes that are tried with more runs
+SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
 
@@ -146,14 +147,24 @@ class RunPower:
     def text(self, expected_loss: float | None) -> str:
         """The detected factors, in words."""
         parts = []
-        for quantity, factor in self.factors.items():
+        for quantity in (LOSS, GRADIENT, UPDATE):
+            factor = self.factors.get(quantity)
+            if factor is None:
+                continue
             if quantity == LOSS and expected_loss is not None:
                 parts.append(f"a loss off by {expected_loss * (factor - 1):.2g}")
-            elif "/" not in quantity:
-                parts.append(f"a {words(quantity)} off by a factor of {factor:.3g}")
+            else:
+                parts.append(f"{words(quantity)}s off by {_change(factor)}")
         if self.std is not None:
-            parts.append(f"matrices whose std is off by {100 * (self.std - 1):.2g} %")
+            parts.append(f"standard deviations of matrices off by {_change(self.std)}")
         return f"Detected with probability {POWER}: {'; '.join(parts)}."
+
+
+def _change(factor: float) -> str:
+    """A factor above 1, in words; small changes in per cent."""
+    if factor >= SMALL:
+        return f"a factor of {_factor(factor)}"
+    return f"{100 * (factor - 1):.2g} %"
 
 
 @dataclass(frozen=True)
@@ -647,7 +658,7 @@ def check_run(
         are compared with them, or else the next token.
     log : str, pathlib.Path, list or mapping
         The log: a .csv or .jsonl file, a trainer_state.json, a file of events of
-        TensorBoard or wandb, or rows by step.
+        TensorBoard, or rows by step.
     columns : mapping of str to str, optional
         The column of a quantity, as {"grad_norm": "gnorm"}; common names are known.
     first_step : int, optional

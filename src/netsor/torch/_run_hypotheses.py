@@ -187,6 +187,14 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
                 loop, gradient_factor=float(tokens), logged_factor=float(tokens)
             ),
         )
+    share = _predicted_share(probe.batch)
+    if share < 1:
+        yield Hypothesis(
+            "first labels counted",
+            "does the mean count the first labels, which nothing predicts (the Trainer"
+            " of transformers does, unless they are -100)?",
+            replace(loop, gradient_factor=share, logged_factor=share),
+        )
     if loop.device.type in ("cpu", "cuda"):
         yield Hypothesis(
             "bfloat16",
@@ -204,6 +212,17 @@ def _label_count(probe: Probe) -> int:
     if labels is None:
         labels = next_tokens(probe.batch.ids)
     return 0 if labels is None else int((labels >= 0).sum())
+
+
+def _predicted_share(batch: Batch) -> float:
+    """The share of labels that a token predicts, where the module shifts them itself."""
+    labels, ids = batch.labels, batch.ids
+    if labels is None or ids is None or labels.shape != ids.shape or ids.ndim < 2:
+        return 1.0
+    counts = labels >= 0
+    if not bool((labels == ids)[counts].all()):  # they are shifted already
+        return 1.0
+    return float(counts[:, 1:].sum() / counts.sum())
 
 
 def _of_factor(loop: Loop, factor: float) -> list[Hypothesis]:
