@@ -9,7 +9,7 @@ those whose bands hold the whole log are named.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from ..report._document import (
 from ..report._html import to_cell
 from ._run_bands import FEWEST, POWER, Band, band, enough_runs
 from ._run_batches import as_batches, micro_batches
+from ._run_hypotheses import Hypothesis, possible_mistakes
 from ._run_logs import Logged, RunLog, read_log
 from ._run_loop import (
     CLIPPED,
@@ -54,6 +55,10 @@ WORDS = {
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
+FEW = 4  # runs with each mistake
+MOST_TRIED = 6  # mistakes that are tried with more runs
+SMALL = 1.1  # factors below are shown in per cent
+DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
 
 
@@ -142,14 +147,24 @@ class RunPower:
     def text(self, expected_loss: float | None) -> str:
         """The detected factors, in words."""
         parts = []
-        for quantity, factor in self.factors.items():
+        for quantity in (LOSS, GRADIENT, UPDATE):
+            factor = self.factors.get(quantity)
+            if factor is None:
+                continue
             if quantity == LOSS and expected_loss is not None:
                 parts.append(f"a loss off by {expected_loss * (factor - 1):.2g}")
-            elif "/" not in quantity:
-                parts.append(f"a {words(quantity)} off by a factor of {factor:.3g}")
+            else:
+                parts.append(f"{words(quantity)}s off by {_change(factor)}")
         if self.std is not None:
-            parts.append(f"matrices whose std is off by {100 * (self.std - 1):.2g} %")
+            parts.append(f"standard deviations of matrices off by {_change(self.std)}")
         return f"Detected with probability {POWER}: {'; '.join(parts)}."
+
+
+def _change(factor: float) -> str:
+    """A factor above 1, in words; small changes in per cent."""
+    if factor >= SMALL:
+        return f"a factor of {_factor(factor)}"
+    return f"{100 * (factor - 1):.2g} %"
 
 
 @dataclass(frozen=True)
@@ -328,6 +343,10 @@ class RunLaw:
     seeds: list[int]
     scaled: dict[str, Floats]  # of the runs whose matrices are too large by STD_FACTOR
     progress: bool = False
+    # of runs with mistakes, by the name and the question of each
+    mistaken: dict[tuple[str, str], dict[str, Floats]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def source(self) -> str:
@@ -416,8 +435,77 @@ class RunLaw:
         return RunPower(factors, std)
 
     def _explanations(self, logged: RunLog) -> list[str]:
-        """The hypotheses that explain the log."""
-        return []
+        """The questions of the mistakes that explain the whole log, the likeliest first.
+
+        All are tried with a few runs, and the best of them with more.
+        """
+        ratio = None
+        first = logged.numbers.get(GRADIENT, {}).get(0)
+        if first is not None:
+            ratio = first.value / float(np.median(self.values[GRADIENT][:, 0]))
+        mistakes = possible_mistakes(self.loop, ratio)
+        for runs in (FEW, FEWEST):
+            scored = []
+            for mistake in mistakes:
+                values = self._with_mistake(mistake, runs)
+                if values:
+                    scored.append((self._misfit(values, logged), mistake))
+            scored.sort(key=lambda each: each[0])
+            mistakes = [mistake for _, mistake in scored[:MOST_TRIED]]
+        return [
+            mistake.question
+            for mistake in mistakes
+            if self._holds(self.mistaken[mistake.name, mistake.question], logged)
+        ]
+
+    def _with_mistake(self, mistake: Hypothesis, runs: int) -> dict[str, Floats]:
+        """The numbers of at least so many runs with a mistake; empty if it cannot run.
+
+        They are kept for further logs.
+        """
+        key = mistake.name, mistake.question
+        known = self.mistaken.get(key)
+        if known is not None and (not known or len(known[LOSS]) >= runs):
+            return known
+        try:
+            values = train(
+                mistake.loop,
+                seeds_of(self.seeds[0], runs),
+                progress=self.progress,
+                title=mistake.name,
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+            values = {}  # the module does not allow it
+        if not all(np.isfinite(numbers).all() for numbers in values.values()):
+            values = {}
+        self.mistaken[key] = values
+        return values
+
+    def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
+        """Minus twice the log likelihood of a log, up to a constant.
+
+        It is that of Student's law with few degrees of freedom, which no single number
+        dominates. Of few runs the spread is taken together with the healthy one.
+        """
+        total = 0.0
+        for name, steps in compared(logged, self.loop.steps).items():
+            for step, number in steps.items():
+                x, healthy = values[name][:, step], self.values[name][:, step]
+                value = number.value
+                if (x > 0).all() and (healthy > 0).all() and value > 0:
+                    x, healthy, value = np.log(x), np.log(healthy), np.log(value)
+                square = self.tolerance**2 + float(x.var())
+                if len(x) < FEWEST:
+                    square = (square + float(healthy.var())) / 2
+                total += (DEGREES + 1) * np.log1p(
+                    (value - x.mean()) ** 2 / (DEGREES * square)
+                ) + np.log(square)
+        return float(total)
+
+    def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
+        """Whether the bands of a mistake hold the whole log."""
+        bands = self.bands_of(values, logged)
+        return not _findings(bands, logged)
 
 
 def _mean_log_ratio(scaled: Floats, values: Floats) -> Floats:
@@ -570,7 +658,7 @@ def check_run(
         are compared with them, or else the next token.
     log : str, pathlib.Path, list or mapping
         The log: a .csv or .jsonl file, a trainer_state.json, a file of events of
-        TensorBoard or wandb, or rows by step.
+        TensorBoard, or rows by step.
     columns : mapping of str to str, optional
         The column of a quantity, as {"grad_norm": "gnorm"}; common names are known.
     first_step : int, optional
@@ -588,8 +676,8 @@ def check_run(
     tokens, sequences : int, optional
         Use the first tokens and sequences of each batch only.
     initialisations : int, optional
-        The number of healthy runs; None takes as many as make the bands at most 1.2
-        times as wide as with infinitely many.
+        The number of healthy runs; None takes as many as make the bands at most 1.5
+        times as wide as those of a known normal law.
     level : float
         The probability with which a healthy run is flagged.
     tolerance : float
@@ -663,7 +751,7 @@ def loop_of(
     return Loop(
         build=build,
         optimiser=optimiser,
-        batches=entries[:needed],
+        batches=entries[: needed + accumulation],  # one step more, for a late log
         steps=steps,
         accumulation=accumulation,
         clip=clip,

@@ -1,10 +1,15 @@
 """Prediction intervals: where one number of a new run lies, from several healthy runs.
 
-With N values x₁, …, x_N of mean m and standard deviation s, a new value of a normal law
-lies in m ± t s √(1 + 1/N) with probability 1 − p, where t is the quantile 1 − p/2 of
-Student's distribution with N − 1 degrees of freedom. This is exact for every N. Positive
-numbers are compared on the logarithmic scale. Values that a test of skewness and
-kurtosis rejects as normal have exponential tails instead, which are heavier.
+With N values of mean m and standard deviation s, a new value of a normal law lies in
+m ± t s √(1 + 1/N) with probability 1 − p, where t is the quantile 1 − p/2 of Student's
+distribution with N − 1 degrees of freedom. Few runs cannot show that a law is normal, so
+the interval is wider: by the terms of Cornish and Fisher for a law of the skewness g and
+the excess kurtosis k, which the runs show, each enlarged by its own standard error,
+
+    s (g + √(6/N)) (z² − 1)/6  and  s (k + ½√(24/N)) (z³ − 3z)/24,
+
+where z is the normal quantile 1 − p/2. Positive numbers are compared on the logarithmic
+scale.
 """
 
 from __future__ import annotations
@@ -19,12 +24,10 @@ from .._array_api import Floats
 POWER = 0.9  # the probability with which the detected factors are detected
 FEWEST = 24  # runs: fewer show no shape
 MOST = 200  # runs that are chosen without being asked for
-ENOUGH = 1.2  # how much wider than with infinitely many runs the bands may be
-NORMAL_LEVEL = 0.01  # of the test that decides the shape
-TAIL = 0.2  # the share of the values that an exponential tail is fitted to
+# how much wider the bands may be than those of a normal law that is known
+ENOUGH = 1.5
 # numbers with a smaller relative spread are constants
 CONSTANT = 1e-9
-NORMAL, EXPONENTIAL, SAME = "normal", "exponential tails", "constant"
 
 
 class Band(NamedTuple):
@@ -39,7 +42,6 @@ class Band(NamedTuple):
     below: float  # from the centre to the lower end
     above: float
     is_log: bool
-    shape: str
 
     @property
     def low(self) -> float:
@@ -86,37 +88,48 @@ def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     `tolerance` is the relative difference between devices and kernels that is allowed
     besides.
     """
-    runs = len(values)
     is_log = bool((values > 0).all())
     x = np.log(values) if is_log else values
     centre, spread = float(x.mean()), float(x.std(ddof=1))
-    allowed = tolerance if is_log else tolerance * float(abs(values).max())
     scale = 1.0 if is_log else float(abs(values).max())
+    allowed = tolerance * scale
     if spread <= CONSTANT * scale:
-        return Band(centre, 0.0, allowed, allowed, is_log, SAME)
-    half = student_factor(runs, level) * spread
-    below = above = half
-    shape = NORMAL
-    if _normality_p(x) < NORMAL_LEVEL:
-        shape = EXPONENTIAL
-        below = max(half, _tail(centre - x, level / 2))
-        above = max(half, _tail(x - centre, level / 2))
-    return Band(centre, spread, below + allowed, above + allowed, is_log, shape)
+        return Band(centre, 0.0, allowed, allowed, is_log)
+    standard = (x - centre) / x.std()
+    skewness = float((standard**3).mean())
+    kurtosis = float((standard**4).mean()) - 3
+    runs = len(values)
+    return Band(
+        centre,
+        spread,
+        below=spread * half_width(runs, level, -skewness, kurtosis) + allowed,
+        above=spread * half_width(runs, level, skewness, kurtosis) + allowed,
+        is_log=is_log,
+    )
 
 
-def student_factor(runs: int, level: float) -> float:
-    """Half the width of a prediction interval, in standard deviations."""
+def half_width(
+    runs: int, level: float, skewness: float = 0.0, kurtosis: float = 0.0
+) -> float:
+    """From the mean to one end of a prediction interval, in standard deviations."""
     from scipy.special import stdtrit
 
-    quantile = -float(stdtrit(runs - 1, level / 2))
-    return quantile * math.sqrt(1 + 1 / runs)
+    student = -float(stdtrit(runs - 1, level / 2)) * math.sqrt(1 + 1 / runs)
+    z = -_normal_quantile(level / 2)
+    skewness = max(skewness + math.sqrt(6 / runs), 0.0)
+    kurtosis = max(kurtosis + 0.5 * math.sqrt(24 / runs), 0.0)
+    of_skewness = skewness * max(z**2 - 1, 0.0) / 6
+    of_kurtosis = kurtosis * max(z**3 - 3 * z, 0.0) / 24
+    return student + of_skewness + of_kurtosis
 
 
 def enough_runs(level: float) -> int:
-    """The fewest runs whose bands are at most `ENOUGH` times as wide as possible."""
+    """The fewest runs whose bands of a normal law are at most `ENOUGH` times as wide as
+    if it were known.
+    """
     narrowest = -_normal_quantile(level / 2)
     for runs in range(FEWEST, MOST):
-        if student_factor(runs, level) <= ENOUGH * narrowest:
+        if half_width(runs, level) <= ENOUGH * narrowest:
             return runs
     return MOST
 
@@ -126,24 +139,3 @@ def _normal_quantile(p: float) -> float:
     from scipy.special import ndtri
 
     return float(ndtri(p))
-
-
-def _normality_p(x: Floats) -> float:
-    """The p-value of D'Agostino's and Pearson's test of skewness and kurtosis."""
-    from scipy.stats import normaltest
-
-    return float(normaltest(x).pvalue)
-
-
-def _tail(deviations: Floats, p: float) -> float:
-    """The deviation that is exceeded with probability `p`, if the tail is exponential.
-
-    Its mean excess is estimated from the largest values, and enlarged by the standard
-    error of that estimate.
-    """
-    ordered = np.sort(deviations)
-    count = max(int(TAIL * len(ordered)), 5)
-    threshold = ordered[-count - 1]
-    excess = float((ordered[-count:] - threshold).mean())
-    excess *= 1 + 1 / math.sqrt(count)
-    return float(threshold) + excess * math.log(count / len(ordered) / p)

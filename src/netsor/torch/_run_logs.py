@@ -1,4 +1,4 @@
-"""Logs of training runs: CSV, JSON lines, trainer_state.json, TensorBoard and wandb.
+"""Logs of training runs: CSV, JSON lines, trainer_state.json and TensorBoard.
 
 A log is a table of numbers by step. How far a number was rounded is read from its
 digits: "10.8" stands for 10.75 to 10.85.
@@ -35,6 +35,10 @@ ALIASES = {
     "param_norm": ("param_norm", "params_norm", "params norm", "weight_norm"),
     "update_norm": ("update_norm", "train/update_norm"),
 }
+WANDB = (
+    "a CSV file: wandb has no reader for its local files, so export the history, as"
+    " wandb.Api().run(PATH).history().to_csv('run.csv') does"
+)
 LARGEST = 2**28  # bytes of a log that is read
 
 
@@ -230,7 +234,7 @@ def _read(path: Path) -> list[Row]:
         if "tfevents" in path.name:
             return _of_tensorboard(path)
         if path.suffix == ".wandb":
-            return _of_wandb(path)
+            raise ArgumentError("log", str(path), WANDB)
         text = content(path, LARGEST)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -246,13 +250,12 @@ def _read(path: Path) -> list[Row]:
     raise ArgumentError(
         "log",
         str(path),
-        "a .csv, .tsv or .jsonl file, a trainer_state.json, or the events of TensorBoard"
-        " or wandb",
+        "a .csv, .tsv or .jsonl file, a trainer_state.json, or the events of TensorBoard",
     )
 
 
 def _of_folder(path: Path) -> list[Row]:
-    """The log in a folder: of a trainer, TensorBoard, Lightning or wandb."""
+    """The log in a folder: of a trainer, TensorBoard or Lightning."""
     for pattern in (
         "trainer_state.json",
         "metrics.csv",
@@ -271,8 +274,7 @@ def _of_folder(path: Path) -> list[Row]:
     raise ArgumentError(
         "log",
         str(path),
-        "a folder with a trainer_state.json, metrics.csv, or the events of TensorBoard"
-        " or wandb",
+        "a folder with a trainer_state.json, a metrics.csv, or the events of TensorBoard",
     )
 
 
@@ -334,30 +336,3 @@ def _of_tensorboard(path: Path) -> list[Row]:
             if array.ndim == 0 and array.dtype.kind == "f":
                 rows.append({"step": event.step, tag: float(array)})
     return rows
-
-
-def _of_wandb(path: Path) -> list[Row]:
-    """The history of a local file of wandb."""
-    try:
-        from wandb.proto.wandb_internal_pb2 import Record
-        from wandb.sdk.internal.datastore import DataStore
-    except ImportError:
-        raise ValueError(
-            f"reading {named(path)} needs wandb, in a version with its local reader: pip"
-            " install wandb, or export the history as CSV"
-        ) from None
-    store = DataStore()
-    store.open_for_scan(str(path))
-    rows: list[Row] = []
-    while True:
-        data = store.scan_data()
-        if data is None:
-            return rows
-        record = Record()
-        record.ParseFromString(data)
-        row: dict[str, Any] = {}
-        for item in record.history.item:
-            key = item.key or "/".join(item.nested_key)
-            row[key] = json.loads(item.value_json)
-        if row:
-            rows.append(row)
