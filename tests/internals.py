@@ -727,6 +727,7 @@ _MODULES = (
     "netsor.posterior._bayes",
     "netsor.posterior._latent",
     "netsor.runtime._executors",
+    "netsor.reader._reader",
     "netsor.runtime._memory",
     "netsor.runtime._parallel",
     "netsor.runtime._process_pool",
