@@ -68,8 +68,11 @@ def schema_of(node: Node) -> Any:
 def name_of(node: Node) -> str:
     """The name of an operation, without its overload.
 
-    An operation in place has the name of the plain one.
+    An operation in place has the name of the plain one. Nodes of other frameworks than
+    PyTorch know their `operation`.
     """
+    if hasattr(node, "operation"):
+        return str(node.operation)
     if node.target is operator.getitem:
         return "getitem"
     schema = schema_of(node)

@@ -47,7 +47,7 @@ TURNS = ("t", "mT", "transpose", "swapaxes", "permute")
 PARTS = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
 
 # products by a matrix, and the position of the matrix among the arguments
-MATRICES = {"linear": 1, "matmul": 1, "mm": 1, "addmm": 2}
+MATRICES = {"linear": 1, "linear_from_left": 0, "matmul": 1, "mm": 1, "addmm": 2}
 # products of vectors with vectors: scores, and weights times values
 SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
 # operations along one axis, and the position of the axis among the arguments
