@@ -30,18 +30,11 @@ class Batch:
             rows, self.targets.reshape(-1), ignore_index=IGNORED
         )
 
-    def words(self, logits: Any) -> Any:
-        """The logits of the words that occur, as inputs or as targets.
-
-        A step changes these by order 1, and those of other words by less.
-        """
-        present = {int(x) for x in self.targets.reshape(-1).tolist() if x != IGNORED}
-        for tensor in self.inputs:
-            if not tensor.is_floating_point():
-                present |= {int(x) for x in tensor.reshape(-1).tolist()}
-        count = logits.shape[-1]
-        columns = sorted(word for word in present if 0 <= word < count)
-        return logits[..., columns]
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The targets, each once: a step changes their logits by order 1."""
+        targets = self.targets.reshape(-1).tolist()
+        return tuple(dict.fromkeys(word for word in targets if word != IGNORED))
 
     def cast(self, dtype: Any) -> Batch:
         """The same with inputs of another floating-point type."""

@@ -30,7 +30,9 @@ LIBRARY.define("module_output(Tensor x, str path) -> Tensor")
 LIBRARY.impl(
     "module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd"
 )
-MARK = torch.ops.netsor.module_output.default
+torch.library.register_autograd(
+    "netsor::module_output", lambda context, gradient: (gradient, None), lib=LIBRARY
+)
 # operations whose result has the entries of their first argument, some or all of them
 VIEWS = frozenset(
     {
