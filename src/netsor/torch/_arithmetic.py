@@ -678,16 +678,23 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         f"multiplies by {kind(weight)}: a matrix must be a parameter",
     )
     if isinstance(x, Interleaved):
-        product = _product_of_flattened(call, x, weight)
-        return product if bias is None else add(call, product, bias)
+        return _with_bias(call, _product_of_flattened(call, x, weight), bias)
     given = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",
     )
-    product = call.draws.product(weight, x.plain, given)
-    return product if bias is None else add(call, product, bias)
+    return _with_bias(call, call.draws.product(weight, x.plain, given), bias)
+
+
+def _with_bias(call: Call, product: Tensor, bias: Tensor) -> Tensor:
+    """The product with a matrix plus a bias; that of logits has one scalar a word."""
+    if bias is None:
+        return product
+    if isinstance(product, Scalars) and isinstance(bias, Random):
+        bias = call.draws.scalars(call.draws.vectors(bias))
+    return add(call, product, bias)
 
 
 def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:

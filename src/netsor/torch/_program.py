@@ -297,12 +297,14 @@ class Reader:
     def _make_stream(self, node: Node, rows: Ints) -> None:
         """Make the tokens of a stream a value of their own, which has a gradient."""
         stream = self.vectors(node)
+        read = self.env[node]
+        axis = read.axis if isinstance(read, Vectors) else -1
         if len(rows) == stream.size:
             is_part = isinstance(stream.op, Take)  # entries of another value
             if is_part:
                 stream = 1.0 * stream
-            if is_part or isinstance(self.env[node], Scalars | Deferred):
-                self.env[node] = Vectors.of(stream)
+            if is_part or isinstance(read, Scalars | Deferred):
+                self.env[node] = Vectors.of(stream, axis)
             self.tokens[node] = stream.reshape(-1)
             return
         flat = stream.reshape(-1)
@@ -310,7 +312,7 @@ class Reader:
         tokens = 1.0 * flat[rows]
         order = np.argsort(np.concatenate([rows, others]))
         whole = join([tokens, flat[others]])[order]
-        self.env[node] = Vectors.of(whole.reshape(*stream.shape))
+        self.env[node] = Vectors.of(whole.reshape(*stream.shape), axis)
         self.tokens[node] = tokens
 
     def _why_constant(self) -> str:

@@ -412,15 +412,18 @@ class Draws:
         return Vectors.of(x[..., used] @ vectors)
 
     def _is_whole(self, w: Random) -> bool:
-        """Whether a view is the whole parameter, and not transposed."""
-        shape = self.laws[w.name].shape
-        in_order = w.layout.strides == (w.shape[-1], 1)
-        return in_order and w.layout.size == math.prod(shape)
+        """Whether a view is the whole parameter, and not transposed.
+
+        Its columns may be in another order, as those for images that were flattened.
+        """
+        rows, *others = self.laws[w.name].shape
+        in_order = w.layout.strides[0] == math.prod(others) and w.shape[0] == rows
+        return in_order and w.layout.size == rows * math.prod(others)
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
         """The product of vectors with a table whose rows were looked up."""
         refuse_if(
-            not self._is_whole(w),
+            len(w.shape) != 2 or not self._is_whole(w),
             f"a part of the table {w.name}, or its transpose, as a matrix",
         )
         if self.trained:
