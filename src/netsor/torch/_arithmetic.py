@@ -113,8 +113,11 @@ class Call(NamedTuple):
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
         """`settled` for an operand: a parameter takes the axis of coordinates it meets.
 
-        If it has one entry there, its entries are scalars.
+        If it has one entry there, its entries are scalars. So are coordinates that are
+        interleaved with positions, beside scalars.
         """
+        if isinstance(x, Interleaved) and isinstance(other, Scalars):
+            return self.draws.single_entries(x)
         if not isinstance(x, Random) or isinstance(other, Random):
             return self.settled(x)
         other = self.settled(other)

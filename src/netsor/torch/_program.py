@@ -42,6 +42,7 @@ from ._graph import (
     shape_of,
 )
 from ._laws import INDEPENDENT, Parameters
+from ._interleaved import Interleaved
 from ._layout import Permute
 from ._pointwise import COMPARISONS, is_pointwise, pointwise
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
@@ -440,6 +441,8 @@ class Reader:
             return self.draws.entries(x)
         if isinstance(x, Random):
             return self.draws.entries_of_parameter(x)
+        if isinstance(x, Interleaved) and has_few_coordinates(Vectors.of(x.value)):
+            return self.draws.single_entries(x)
         return x
 
     def _deferred(self, node: Node, call: Call) -> Deferred:

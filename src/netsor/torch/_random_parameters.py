@@ -41,6 +41,7 @@ from ..models._training import unit_vectors
 from ..nn._embedding import drawn_logits, root
 from ..programs._program import Program
 from ._axes import Scalars, Vectors, View, refuse_if
+from ._interleaved import ZERO, Interleaved
 from ._laws import Parameter
 from ._layout import Layout
 
@@ -598,6 +599,16 @@ class Draws:
             self._entries[key] = products.reshape(-1)
         positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
         return Scalars(self._entries[key].take(positions))
+
+    def single_entries(self, x: Interleaved) -> Scalars:
+        """Coordinates that are interleaved with positions, as scalars.
+
+        An entry that is 0 stays 0.
+        """
+        entries = self.entries(Vectors.of(x.value.reshape(-1))).value.reshape(-1)
+        is_zero = x.origins == ZERO
+        scalars = entries.take(np.where(is_zero, 0, x.origins))
+        return Scalars(scalars * np.where(is_zero, 0.0, 1.0))
 
     def entries_of_parameter(self, x: Random) -> Scalars:
         """The entries of a parameter, or of a view of it, as scalars."""
