@@ -296,7 +296,5 @@ class Gather(Rearrangement):
         """The rearranged array."""
         axis = self.axis % array.ndim
         sizes = self.index.shape
-        kept = tuple(
-            slice(None if k == axis else size) for k, size in enumerate(sizes)
-        )
+        kept = tuple(slice(None if k == axis else size) for k, size in enumerate(sizes))
         return np.take_along_axis(array[kept], self.index, axis)

@@ -437,6 +437,8 @@ class Reader:
                 x = settled(x)
             except Refusal:
                 return x
+        if isinstance(x, Vectors) and x.is_interleaved:
+            x = Interleaved.of_view(x)
         if isinstance(x, Vectors) and has_few_coordinates(x):
             return self.draws.entries(x)
         if isinstance(x, Random):
