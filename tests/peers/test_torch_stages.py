@@ -212,3 +212,26 @@ def test_a_block_of_a_stage_without_a_sum_is_named():
         ns.torch.UnsupportedError, match=r"stages\.1\.1 adds nothing to its input"
     ):
         ns.torch.network(build, (PIXELS,))
+
+
+class Flattened(Convolutional):
+    """Logits of all positions one after the other, with a random bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = normal(nn.Linear(12 * 16, 5))
+        nn.init.normal_(self.head.bias)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(x.flatten(1))
+
+
+def test_logits_of_flattened_images_with_a_random_bias():
+    net, (ours, fixed) = law_of(Flattened)
+    numbers = real(Flattened, net)
+    found = p_values(numbers, ours, fixed)
+    assert {"loss", "logit_std", "grad_head"} <= {name for name, _ in found}
+    assert min(found.values()) > LEVEL / len(found)

@@ -113,8 +113,11 @@ class Call(NamedTuple):
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
         """`settled` for an operand: a parameter takes the axis of coordinates it meets.
 
-        If it has one entry there, its entries are scalars.
+        If it has one entry there, its entries are scalars. So are coordinates that are
+        interleaved with positions, beside scalars.
         """
+        if isinstance(x, Interleaved) and isinstance(other, Scalars):
+            return self.draws.single_entries(x)
         if not isinstance(x, Random) or isinstance(other, Random):
             return self.settled(x)
         other = self.settled(other)
@@ -678,16 +681,23 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         f"multiplies by {kind(weight)}: a matrix must be a parameter",
     )
     if isinstance(x, Interleaved):
-        product = _product_of_flattened(call, x, weight)
-        return product if bias is None else add(call, product, bias)
+        return _with_bias(call, _product_of_flattened(call, x, weight), bias)
     given = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",
     )
-    product = call.draws.product(weight, x.plain, given)
-    return product if bias is None else add(call, product, bias)
+    return _with_bias(call, call.draws.product(weight, x.plain, given), bias)
+
+
+def _with_bias(call: Call, product: Tensor, bias: Tensor) -> Tensor:
+    """The product with a matrix plus a bias; that of logits has one scalar a word."""
+    if bias is None:
+        return product
+    if isinstance(product, Scalars) and isinstance(bias, Random):
+        bias = call.draws.scalars(call.draws.vectors(bias))
+    return add(call, product, bias)
 
 
 def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:

@@ -144,14 +144,20 @@ class Vectors(View):
         return cls(coordinates, value).moved(-1, axis)
 
     @property
+    def is_interleaved(self) -> bool:
+        """Whether no axis holds coordinates that follow each other."""
+        least = min(stride for stride in self.layout.strides if stride)
+        return 1 < least < self.value.width.factor
+
+    @property
     def axis(self) -> int:
         """The axis that holds the coordinates, from 0."""
-        strides = self.layout.strides
-        least = min(stride for stride in strides if stride)
         refuse_if(
-            1 < least < self.value.width.factor,
+            self.is_interleaved,
             "coordinates of vectors are interleaved with another axis",
         )
+        strides = self.layout.strides
+        least = min(stride for stride in strides if stride)
         candidates = [k for k, stride in enumerate(strides) if stride == least]
         # axes of size 1 may share the stride: they come last
         return max(candidates, key=lambda k: (self.shape[k] > 1, k))

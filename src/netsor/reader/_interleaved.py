@@ -58,6 +58,14 @@ class Interleaved:
         numbered = np.arange(plain.size * size).reshape(*plain.shape, size)
         return cls(plain, np.moveaxis(numbered, -1, x.axis))
 
+    @classmethod
+    def of_view(cls, x: Vectors) -> Interleaved:
+        """The entries that a view of vectors shows, where no axis holds coordinates."""
+        width = x.value.width.factor
+        # the storage has room for two coordinates of each vector or more
+        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
+        return cls(x.value, vectors * width + coordinates)
+
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""

@@ -276,3 +276,25 @@ class Index(Rearrangement):
     def of_array(self, array: Any) -> Any:
         """The rearranged array."""
         return array[(slice(None),) * self.axis + (self.index,)]
+
+
+@dataclass(frozen=True)
+class Gather(Rearrangement):
+    """Entries along one axis by an array of indices, whose shape is that of the result.
+
+    Along the other axes an entry keeps its place. The result needs a copy.
+    """
+
+    axis: int
+    index: Ints
+
+    def of_layout(self, layout: Layout) -> Layout:
+        """The layout of the result: there is none."""
+        raise NotAViewError
+
+    def of_array(self, array: Any) -> Any:
+        """The rearranged array."""
+        axis = self.axis % array.ndim
+        sizes = self.index.shape
+        kept = tuple(slice(None if k == axis else size) for k, size in enumerate(sizes))
+        return np.take_along_axis(array[kept], self.index, axis)

@@ -41,6 +41,7 @@ from ..models._training import unit_vectors
 from ..nn._embedding import drawn_logits, root
 from ..programs._program import Program
 from ._axes import Scalars, Vectors, View, refuse_if
+from ._interleaved import ZERO, Interleaved
 from ._laws import Parameter
 from ._layout import Layout
 
@@ -412,15 +413,18 @@ class Draws:
         return Vectors.of(x[..., used] @ vectors)
 
     def _is_whole(self, w: Random) -> bool:
-        """Whether a view is the whole parameter, and not transposed."""
-        shape = self.laws[w.name].shape
-        in_order = w.layout.strides == (w.shape[-1], 1)
-        return in_order and w.layout.size == math.prod(shape)
+        """Whether a view is the whole parameter, and not transposed.
+
+        Its columns may be in another order, as those for images that were flattened.
+        """
+        rows, *others = self.laws[w.name].shape
+        in_order = w.layout.strides[0] == math.prod(others) and w.shape[0] == rows
+        return in_order and w.layout.size == rows * math.prod(others)
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
         """The product of vectors with a table whose rows were looked up."""
         refuse_if(
-            not self._is_whole(w),
+            len(w.shape) != 2 or not self._is_whole(w),
             f"a part of the table {w.name}, or its transpose, as a matrix",
         )
         if self.trained:
@@ -595,6 +599,16 @@ class Draws:
             self._entries[key] = products.reshape(-1)
         positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
         return Scalars(self._entries[key].take(positions))
+
+    def single_entries(self, x: Interleaved) -> Scalars:
+        """Coordinates that are interleaved with positions, as scalars.
+
+        An entry that is 0 stays 0.
+        """
+        entries = self.entries(Vectors.of(x.value.reshape(-1))).value.reshape(-1)
+        is_zero = x.origins == ZERO
+        scalars = entries.take(np.where(is_zero, 0, x.origins))
+        return Scalars(scalars * np.where(is_zero, 0.0, 1.0))
 
     def entries_of_parameter(self, x: Random) -> Scalars:
         """The entries of a parameter, or of a view of it, as scalars."""

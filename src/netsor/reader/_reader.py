@@ -33,6 +33,7 @@ from ._graph import (
     path_of,
     refused,
 )
+from ._interleaved import Interleaved
 from ._laws import INDEPENDENT
 from ._layout import Permute
 from ._losses import left_out
@@ -254,12 +255,14 @@ class Reader(ABC):
     def _make_stream(self, node: Node, rows: Ints) -> None:
         """Make the tokens of a stream a value of their own, which has a gradient."""
         stream = self.vectors(node)
+        read = self.env[node]
+        axis = read.axis if isinstance(read, Vectors) else -1
         if len(rows) == stream.size:
             is_part = isinstance(stream.op, Take)  # entries of another value
             if is_part:
                 stream = 1.0 * stream
-            if is_part or isinstance(self.env[node], Scalars | Deferred):
-                self.env[node] = Vectors.of(stream)
+            if is_part or isinstance(read, Scalars | Deferred):
+                self.env[node] = Vectors.of(stream, axis)
             self.tokens[node] = stream.reshape(-1)
             return
         flat = stream.reshape(-1)
@@ -267,7 +270,7 @@ class Reader(ABC):
         tokens = 1.0 * flat[rows]
         order = np.argsort(np.concatenate([rows, others]))
         whole = join([tokens, flat[others]])[order]
-        self.env[node] = Vectors.of(whole.reshape(*stream.shape))
+        self.env[node] = Vectors.of(whole.reshape(*stream.shape), axis)
         self.tokens[node] = tokens
 
     def _why_constant(self) -> str:
@@ -357,10 +360,14 @@ class Reader(ABC):
                 x = settled(x)
             except Refusal:
                 return x
+        if isinstance(x, Vectors) and x.is_interleaved:
+            x = Interleaved.of_view(x)
         if isinstance(x, Vectors) and has_few_coordinates(x):
             return self.draws.entries(x)
         if isinstance(x, Random):
             return self.draws.entries_of_parameter(x)
+        if isinstance(x, Interleaved) and has_few_coordinates(Vectors.of(x.value)):
+            return self.draws.single_entries(x)
         return x
 
     def vectors(self, node: Node) -> Any:

@@ -29,7 +29,7 @@ from ._axes import (
     same_vectors,
 )
 from ._interleaved import Interleaved, settled_rearrangement
-from ._layout import Expand, Index, Permute, Rearrangement, Reshape
+from ._layout import Expand, Gather, Index, Permute, Rearrangement, Reshape
 from ._random_parameters import Random
 
 # Shapes and axes
@@ -121,6 +121,23 @@ def pieces(call: Call, x: Tensor, axis: int) -> list[Tensor]:
 def entries_along(call: Call, x: Tensor, axis: int) -> list[Tensor]:
     """The parts at each index of an axis, without this axis."""
     return [pick(call, x, axis, index) for index in range(len(call.shapes))]
+
+
+def gather(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
+    """Entries along an axis, by an array of indices for each place.
+
+    Coordinates that are gathered are scalars: a bias for each distance of two tokens.
+    """
+    refuse_if(is_random(index), "indices that are random")
+    by_index = Gather(axis, index)
+    if not is_random(x):
+        return by_index.of_array(numbers(x))
+    if isinstance(x, Interleaved):
+        return call.draws.single_entries(x).viewed(by_index)
+    x = call.settled(x)
+    if isinstance(x, Vectors) and axis % len(x.shape) == x.axis:
+        x = call.draws.scalars(x)
+    return rearranged(call, x, by_index)
 
 
 def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:

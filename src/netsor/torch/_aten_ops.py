@@ -542,6 +542,11 @@ def _select(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
     return rearrangement.pick(call, x, dim, index)
 
 
+@reads("gather")
+def _gather(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
+    return rearrangement.gather(call, x, dim, index)
+
+
 @reads("index")
 def _index(call: Call, x: Tensor, indices: Any) -> Tensor:
     try:
