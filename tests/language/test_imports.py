@@ -116,6 +116,7 @@ ROOMS = (
     "_browser_cells",
     "cli",
     "explore",
+    "pytest_plugin",
     "paper",
     "papers",
     "studies",

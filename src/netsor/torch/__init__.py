@@ -3,8 +3,9 @@
 A module goes through these files: `_fresh_modules` and `_parameters` read the laws of
 its parameters, `_capture` records its graph, `_program` reads the graph as a program by
 the axis rule of `_axes`, `_structure` finds its blocks, and `_network` and
-`_check_init` are what studies and users do with them. `_from_config` begins with a
-configuration of transformers.
+`_check_init` are what studies and users do with them. `_reference`, `_weights` and
+`_parameter_tests` are the declared initialisation, the real numbers, and their
+comparison. `_from_config` begins with a configuration of transformers.
 
 Examples
 --------
@@ -21,6 +22,7 @@ except ImportError as error:
 
 from ._check_init import InitCheck, check_init
 from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
+from ._declared_laws import constant
 from ._graph import UnsupportedError
 from ._init_tests import InitFinding
 from ._laws import Parameter, Parameters
@@ -40,6 +42,7 @@ __all__ = [
     "UnsupportedError",
     "check_init",
     "check_run",
+    "constant",
     "network",
     "parameters",
     "program",
