@@ -602,9 +602,9 @@ def _parameter_findings(
         if name in numbers.shards:
             tests += shard_tests(name, p, law, numbers.shards[name])
         tests += parameter_tests(name, p, law, samples, numbers.types.get(name))
+    tests += _ties(real, subject.known, subject.net)
     tested = {test.where.partition("[")[0] for test in tests}
     tests += correlation_tests(numbers.tensors, laws)
-    tests += _ties(real, subject.known, subject.net)
     adjusted = holm([test.p for test in tests])
     findings = [
         replace(test, p=float(p))
@@ -668,6 +668,12 @@ def _ties(
             text = (
                 "expected a parameter of its own, found the same tensor as"
                 f" {first_name}"
+            )
+            yield InitFinding(name, "tie", 0.0, text)
+        elif first_name == name and name in known.aliases:
+            text = (
+                f"expected the same tensor as {known.aliases[name]}, found a parameter"
+                " of its own"
             )
             yield InitFinding(name, "tie", 0.0, text)
     if known.laws is not None or net is None or not net.head or not net.words:

@@ -172,12 +172,16 @@ def parameter_tests(
     if not law.random:
         yield _test_of_numbers(name, p, law)
     elif law.law in INDEPENDENT:
+        if law.zero_rows:
+            yield _test_of_zero_rows(name, entries.numbers, law.zero_rows)
+        if p.dtype not in LOW_PRECISION and entries.eps < 1e-4:
+            yield from _test_of_precision(name, p)
         entries = entries.without_rows(law.zero_rows)
         if law.law in SEEN:
             yield from _tests_of_seen_law(name, entries, law, samples)
         elif law.distribution is not None:
             yield from _tests_of_distribution(name, entries, law)
-        yield from _tests_of_independence(name, p, entries, law)
+        yield from _tests_of_independence(name, entries, law)
     elif isinstance(law.value, tuple):
         yield from _tests_against_samples(name, entries.numbers, law.value)
 
@@ -226,6 +230,14 @@ def _test_of_numbers(name: str, p: Any, law: Parameter) -> InitFinding:
     mean, std = float(numbers.mean()), float(numbers.std(correction=0))
     text = f"expected {description}, found mean {mean:.3g} and std {std:.3g}"
     return InitFinding(name, "value", 1.0 if is_same else 0.0, text)
+
+
+def _test_of_zero_rows(name: str, x: Floats, rows: tuple[int, ...]) -> InitFinding:
+    """The test that the rows of padding are 0."""
+    of_padding = x[list(rows)]
+    numbers = ", ".join(map(str, rows))
+    text = f"expected 0 in row {numbers}, found std {of_padding.std():.3g}"
+    return InitFinding(name, "value", float(not of_padding.any()), text)
 
 
 # Moments and shapes
@@ -380,15 +392,13 @@ def _distribution(law: Parameter) -> Any:
 
 
 def _tests_of_independence(
-    name: str, p: Any, entries: Entries, law: Parameter
+    name: str, entries: Entries, law: Parameter
 ) -> Iterator[InitFinding]:
     """The tests that entries do not depend on each other, or on their row."""
     x = entries.numbers
     std = float(x.std())
     if std == 0 or x.size < 2:
         return
-    if p.dtype not in LOW_PRECISION and entries.eps < 1e-4:
-        yield from _test_of_precision(name, p)
     standard = (x - float(x.mean())) / std
     yield from _test_of_equal_parts(name, standard)
     if x.ndim < 2 or law.law not in SEEN:
@@ -409,7 +419,7 @@ def _test_of_precision(name: str, p: Any) -> Iterator[InitFinding]:
     A number of 24 bits is one of 11 bits with probability 2⁻¹³.
     """
     numbers = p.detach()
-    if numbers.numel() < FEWEST:
+    if numbers.numel() < FEWEST or bool((numbers == numbers.reshape(-1)[0]).all()):
         return
     for dtype in LOW_PRECISION:
         is_rounded = bool((numbers.to(dtype).to(numbers.dtype) == numbers).all())

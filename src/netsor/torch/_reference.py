@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Reference:
     stds: dict[Place, float]  # of the entries of matrices, by their places
     tied: bool
     padding: int | None = None
+    # further names of parameters, by which a module reaches them, and their first names
+    aliases: Mapping[str, str] = field(default_factory=dict)
     why_no_probes: str = ""
 
     @property
@@ -89,10 +91,9 @@ class Reference:
 
         It is "unknown" if there is none.
         """
-        unwrapped = without_wrappers(name)
-        if self.laws is not None and unwrapped in self.laws:
-            law = self.laws[unwrapped]
-            if law.shape == shape:
+        for known_name in (name, without_wrappers(name)):
+            law = (self.laws or {}).get(known_name)
+            if law is not None and law.shape == shape:
                 return law
         place = Place(None, "")
         if net is not None:
@@ -194,17 +195,33 @@ def reference_of_parameters(declared: Any, why_no_pass: str) -> Reference:
     build = declared
     if not _makes_module(declared):
         build = _build_of(declared)
-    laws = parameters(build)
-    name = type(fresh(build)[0]).__name__
+    return _without_pass(build, parameters(build), why_no_pass)
+
+
+def _without_pass(build: Any, laws: Parameters, why_no_pass: str) -> Reference:
+    """The reference of the parameters of a module."""
+    instance = fresh(build)[0]
     return Reference(
-        name,
+        type(instance).__name__,
         probes=None,
         targets=None,
         laws=laws,
         stds={},
         tied=False,
+        aliases=_aliases(instance),
         why_no_probes=why_no_pass,
     )
+
+
+def _aliases(module: Any) -> dict[str, str]:
+    """The further names of parameters that a module has under several."""
+    first_names: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        first_name = first_names.setdefault(id(p), name)
+        if first_name != name:
+            aliases[name] = first_name
+    return aliases
 
 
 def _build_of(declared: Any) -> Any:
@@ -266,15 +283,7 @@ def _reference_module(
     except ArgumentError:
         raise
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        return Reference(
-            type(fresh(module)[0]).__name__,
-            probes=None,
-            targets=None,
-            laws=laws,
-            stds={},
-            tied=False,
-            why_no_probes=" ".join(str(error).split()),
-        )
+        return _without_pass(module, laws, " ".join(str(error).split()))
     model = ProgramModel(net.program, {})
     try:
         probes = model.probes(gradients=True)
@@ -294,6 +303,7 @@ def _reference_module(
         laws=laws,
         stds=stds,
         tied=head is not None and head == table,
+        aliases=_aliases(fresh(module)[0]),
     )
 
 
