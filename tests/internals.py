@@ -620,10 +620,10 @@ _NAMES = {
     ),
     "netsor.torch._init_tests": (
         "holm",
-        "parameter_tests",
         "pass_tests",
-        "reference_of",
     ),
+    "netsor.torch._parameter_tests": ("parameter_tests",),
+    "netsor.torch._reference": ("reference_of",),
     "netsor.torch._deferred": (
         "Argument",
         "Result as DeferredResult",

@@ -128,6 +128,7 @@ ROOMS = (
     "_browser_cells",
     "cli",
     "explore",
+    "pytest_plugin",
     "paper",
     "papers",
     "studies",

@@ -171,36 +171,11 @@ def test_audit_measures_the_largest_number_of_tokens(folder):
             "Invalid value for '--draws': '99' must be an integer, 100 or more",
         ),
         (
-            "mine.py:zeros",
-            (
-                "Net returns nothing random: its parameters are the same in every"
-                " initialisation; draw them"
-            ),
-        ),
-        (
-            "mine.py:nan",
-            (
-                "(some of its entries are NaN or infinite), not i.i.d.: correct its"
-                " initialisation"
-            ),
-        ),
-        (
-            "mine.py:infinite",
-            (
-                "(some of its entries are NaN or infinite), not i.i.d.: correct its"
-                " initialisation"
-            ),
-        ),
-        (
             "mine.py:meta",
             (
                 "embed.weight is on the meta device and has no numbers to check: make"
                 " the module on the CPU"
             ),
-        ),
-        (
-            "mine.py:build --reference mine.py:moved",
-            ": make the module on the CPU, or under torch.device('meta')",
         ),
     ],
 )
@@ -211,6 +186,31 @@ def test_check_init_refuses_what_it_cannot_check(words, message, folder):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("mine.py:zeros", "Net returns nothing random: its parameters are the same in"),
+        (
+            "mine.py:build --reference mine.py:moved",
+            "make the module on the CPU, or under torch.device('meta')",
+        ),
+    ],
+)
+def test_check_init_says_why_a_reference_shows_no_law(words, message, folder):
+    done = netsor("check-init", *words.split())
+    assert done.returncode == 3
+    assert done.stdout.startswith("incomplete (forward pass not checked): ")
+    assert message in done.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["nan", "infinite"])
+def test_check_init_finds_what_is_never_finite(name, folder):
+    """Without a reference: its own initialisation has no law."""
+    found = json.loads(netsor("check-init", f"mine.py:{name}", "--json").stdout)
+    assert found["status"] == "FLAG"
+    assert found["first"]["text"].startswith("expected finite entries, found ")
+
+
 @pytest.mark.parametrize("name", ["nan", "infinite"])
 def test_check_init_finds_weights_that_are_not_finite(name, folder):
     found = json.loads(
@@ -219,7 +219,9 @@ def test_check_init_finds_weights_that_are_not_finite(name, folder):
         ).stdout
     )
     assert found["status"] == "FLAG"
-    assert found["first"]["text"] == "expected finite entries, found NaN or infinity"
+    text = found["first"]["text"]
+    kind = {"nan": "NaN", "infinite": "infinity"}[name]
+    assert text == f"expected finite entries, found {kind} in 1 of 240 entries"
 
 
 def test_check_init_without_its_pass_is_incomplete(folder, mine):
@@ -231,11 +233,8 @@ def test_check_init_without_its_pass_is_incomplete(folder, mine):
         done = netsor(*words)
         assert done.returncode == 3
         first = done.stdout.partition("\n\n")[0].replace("\n", " ")
-        assert first.startswith("incomplete: ")
-        assert (
-            "; all 7 parameters checked; forward and backward pass not checked; "
-            in first
-        )
+        assert first.startswith("incomplete (forward pass not checked): ")
+        assert "; all 7 parameters checked; " in first
         assert "--allow-incomplete" in done.stderr
         assert netsor(*words, "--allow-incomplete").returncode == 0
         found = json.loads(netsor(*words, "--json").stdout)
@@ -286,14 +285,15 @@ def test_check_init_prints_status_and_coverage_first():
         )
     nothing = replace(CHECK, tests=0, unchecked=["w"] * 148, checked_pass="")
     said = (
-        "incomplete: 0 tests; 148 of 148 parameters unchecked; forward and backward"
-        " pass not checked"
+        "incomplete (forward pass not checked): 0 tests; 148 of 148 parameters"
+        " unchecked; "
     )
     assert nothing.verdict.startswith(said)
     departs = replace(CHECK, findings=[FOUND], first=FOUND, checked_pass="")
     assert departs.status == "FLAG"
     assert departs.verdict.startswith(
-        "FLAG: Net differs from the reference gpt2 in 1 parameter; look first at w; 152"
+        "FLAG (forward pass not checked): Net differs from the reference gpt2 in 1"
+        " parameter; look first at w; 152"
     )
 
 
@@ -322,7 +322,7 @@ def test_check_init_without_a_reference_says_so_first(mine):
         ),
         (
             {"declared": {"*": "x"}},
-            r"declared\['\*'\]='x' must be a finite number, 0 or",
+            r"declared\['\*'\]='x' must be a standard deviation, a frozen distribution",
         ),
         (
             {"declared": {"*": Parameter("", (), "cauchy")}},
@@ -342,7 +342,10 @@ def test_check_init_without_a_reference_says_so_first(mine):
         ({"args": 3}, "ids=3 must be a sequence of token ids"),
         ({"args": [1.5, 2]}, "ids=1.5 must be an integer, 0 or more"),
         ({"kwargs": 3}, "kwargs=3 must be a mapping"),
-        ({"weights": 3}, "weights=3 must be the path of a .safetensors file"),
+        (
+            {"weights": 3},
+            "weights=3 must be the path of a .safetensors file, of a folder",
+        ),
         ({"module": 3}, "module=3 must be a torch.nn.Module"),
     ],
 )

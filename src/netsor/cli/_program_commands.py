@@ -374,6 +374,14 @@ INCOMPLETE = (
     "Exit with code 0 also if parameters or the pass could not be checked and nothing"
     " else departs."
 )
+WEIGHTS = (
+    "Test the weights of step 0 in files instead: a .safetensors file, a folder of"
+    " them, or a folder of torch.distributed.checkpoint; repeatable, for the files of"
+    " ranks."
+)
+PARAMETERS_ONLY = (
+    "Leave out the forward and backward pass; parameters are matched by name."
+)
 LEVEL = opt.number(real, above=0, most=0.5)
 REFERENCE = (
     "The declared initialisation: a config.json, a built-in model, or a FILE:FUNCTION."
@@ -385,11 +393,12 @@ REFERENCE = (
 @argument("model")
 @opt.ARGUMENTS
 @option("--reference", metavar="MODEL", help=REFERENCE)
-@option(
+@opt.many(
     "--weights",
-    metavar="FILE",
-    help="Test the weights in a .safetensors file of step 0 instead.",
+    metavar="PATH",
+    help=WEIGHTS,
 )
+@opt.flag("--parameters-only", help=PARAMETERS_ONLY)
 @option(
     "--ids",
     type=opt.IDS,
@@ -410,7 +419,7 @@ def check_init_command(
     as_json: bool,
     allow_incomplete: bool,
     reference: str | None,
-    weights: str | None,
+    weights: tuple[str, ...],
     ids: tuple[int, ...] | None,
     **options: Any,
 ) -> None:
@@ -419,7 +428,8 @@ def check_init_command(
     MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class. FILE
     is executed. Every parameter is tested against the declared initialisation, and one
     forward and backward pass against its exact law. The exit code is 3 if they differ,
-    or if no parameter or no pass could be checked.
+    or if no parameter or no pass could be checked. With --parameters-only no pass is
+    needed.
     """
     from ._load_program import is_target, module_of, torch_module, usage_errors
 
@@ -429,13 +439,13 @@ def check_init_command(
         declared: Any = reference
         if reference is not None and is_target(reference):
             declared = module_of(reference, ())
-        if weights is not None:
-            out.check_name("--weights", weights)
+        for path in weights:
+            out.check_name("--weights", path)
         check = check_init(
             build,
             None if ids is None else list(ids),
             reference=declared,
-            weights=weights,
+            weights=_paths(weights),
             **options,
         )
     out.echo_either(as_json, check.to_dict(), str(check))
@@ -449,3 +459,10 @@ def check_init_command(
         )
     if not check.ok:
         raise click.exceptions.Exit(DEPARTED)
+
+
+def _paths(weights: tuple[str, ...]) -> Any:
+    """None, one path, or a list with a path for each rank."""
+    if len(weights) > 1:
+        return list(weights)
+    return weights[0] if weights else None

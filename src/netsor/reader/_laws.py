@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._array_api import Floats
-from .._validate import ArgumentError, Shape, scale
+from .._validate import Shape
 from ..functions.quantiles import Distribution
 
 MOVED = "a move to the meta device"  # a problem: it drops the numbers
@@ -28,7 +27,9 @@ DECLARED = "declared"  # the note of a law that the user gives as a number
 SEEN = ("normal", "uniform", "truncated normal")
 # all laws of i.i.d. entries; the others are known only from the code that draws them
 INDEPENDENT = (*SEEN, "exponential", "log-uniform", "i.i.d.")
-LAWS = ("constant", "fixed", *INDEPENDENT, "copy", "orthogonal", "unknown")
+# the first axis has equal parts, such as heads, each with a law of its own
+PARTS = "parts"
+LAWS = ("constant", "fixed", *INDEPENDENT, PARTS, "copy", "orthogonal", "unknown")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Parameter:
     law : str
         "constant" (one number), "fixed" (other numbers, the same in every sample),
         "normal", "uniform", "truncated normal", "exponential", "log-uniform" or
-        "i.i.d." (i.i.d. entries; the last is another function of such), "copy" (of
-        another parameter, sample by sample), "orthogonal", or "unknown".
+        "i.i.d." (i.i.d. entries; the last is another function of such), "parts" (equal
+        parts of the first axis, whose laws are in `value`), "copy" (of another
+        parameter, sample by sample), "orthogonal", or "unknown".
     mean, std, std_error : float
         The mean of the entries (0 if it differs from 0 by less than its error), their
         standard deviation, and its standard error: 0 if torch drew them with this
@@ -85,7 +87,9 @@ class Parameter:
     zero_rows: tuple[int, ...] = ()
     note: str = ""
     kurtosis: float = 3.0
-    value: Any = None  # of a constant, a number; of what is fixed, a tensor
+    # of a constant, a number; of what is fixed, a tensor; of parts, their laws; of what
+    # is not i.i.d., samples
+    value: Any = None
     entries: Distribution | None = None
 
     @property
@@ -102,6 +106,11 @@ class Parameter:
     def random(self) -> bool:
         """Whether it differs from sample to sample."""
         return self.law not in ("constant", "fixed")
+
+    @property
+    def shape_is_declared(self) -> bool:
+        """Whether the law says more than the mean and the standard deviation."""
+        return self.note != DECLARED or self.entries is not None
 
     @property
     def remedy(self) -> str:
@@ -165,69 +174,6 @@ def _row(p: Parameter) -> tuple[str, ...]:
     if p.fan_in and p.std:
         gain = f"{p.std * math.sqrt(p.fan_in):.3g}"
     return p.name, "×".join(map(str, p.shape)), law, std, str(p.fan_in or ""), gain
-
-
-# Declared laws
-
-
-def check_declared(declared: Any) -> None:
-    """Reject all but a mapping of names or patterns to numbers or laws."""
-    if declared is None:
-        return
-    if not isinstance(declared, Mapping) or not all(
-        isinstance(name, str) for name in declared
-    ):
-        allowed = (
-            "a mapping of names or patterns of parameters to standard deviations, as"
-            " {'*.bias': 0.02}"
-        )
-        raise ArgumentError("declared", declared, allowed)
-    for pattern, law in declared.items():
-        name = f"declared[{pattern!r}]"
-        if not isinstance(law, Parameter):
-            scale(law, name)
-        elif law.law not in LAWS:
-            raise ArgumentError(f"{name}.law", law.law, f"one of {', '.join(LAWS)}")
-        else:
-            scale(law.std, f"{name}.std")
-
-
-def _declared_law(name: str, std: float) -> Parameter:
-    """Gaussian entries with this standard deviation; zeros, if it is 0."""
-    if std == 0:
-        return Parameter(name, (), "constant", value=0.0, note=DECLARED)
-    return Parameter(name, (), "normal", std=float(std), note=DECLARED)
-
-
-def with_declared(
-    rows: Mapping[str, Parameter], declared: Mapping[str, float | Parameter]
-) -> dict[str, Parameter]:
-    """The laws, replaced by those that a user declares, by name or pattern."""
-    check_declared(declared)
-    laws = dict(rows)
-    for pattern, law in declared.items():
-        names = [name for name in laws if fnmatchcase(name, pattern)]
-        if not names:
-            raise ValueError(
-                f"declared={pattern!r} names no parameter; there are"
-                f" {', '.join(list(laws)[:4])}, …"
-            )
-        for name in names:
-            new = law if isinstance(law, Parameter) else _declared_law(name, law)
-            sampled = laws[name]
-            laws[name] = replace(
-                new, name=name, shape=sampled.shape, fan_in=sampled.fan_in
-            )
-    for name, sampled in rows.items():
-        if sampled.law == "copy" and _same_number(laws[name], laws[str(sampled.of)]):
-            laws[name] = replace(sampled, std=laws[name].std)  # it stays a copy
-    return laws
-
-
-def _same_number(first: Parameter, second: Parameter) -> bool:
-    """Whether two laws are declared by the same standard deviation."""
-    as_numbers = first.note == second.note == DECLARED
-    return as_numbers and first.std == second.std
 
 
 # The law of one parameter

@@ -3,8 +3,9 @@
 A module goes through these files: `_fresh_modules` and `_parameters` read the laws of
 its parameters, `_capture` records its graph, `_program` reads the graph as a program by
 the axis rule of `reader/`, which also finds its blocks, and `_network` and
-`_check_init` are what studies and users do with them. `_from_config` begins with a
-configuration of transformers.
+`_check_init` are what studies and users do with them. `_reference`, `_weights` and
+`_parameter_tests` are the declared initialisation, the real numbers, and their
+comparison. `_from_config` begins with a configuration of transformers.
 
 Examples
 --------
@@ -23,6 +24,7 @@ from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import InitCheck, check_init
 from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
+from ._declared_laws import constant
 from ._init_tests import InitFinding
 from ._network import network
 from ._parameters import parameters
@@ -45,6 +47,7 @@ __all__ = [
     "UnsupportedError",
     "check_init",
     "check_run",
+    "constant",
     "network",
     "parameters",
     "program",

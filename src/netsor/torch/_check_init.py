@@ -8,7 +8,6 @@ compared is reported.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +37,7 @@ from ..reader._graph import (
     refused,
     shape_of,
 )
-from ..reader._laws import Parameter, Parameters, with_declared
+from ..reader._laws import Parameter, Parameters
 from ..reader._network import Targets
 from ..reader._structure import Block, Structure, structure
 from ..report._document import (
@@ -53,18 +52,21 @@ from ..report._document import (
 )
 from ..report._html import to_cell
 from ._capture import captured, inputs_by_name
+from ._declared_laws import Declaration, check_declared, with_declared
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
-from ._init_tests import (
-    InitFinding,
-    Reference,
-    correlation_tests,
-    has_batch,
-    holm,
-    parameter_tests,
-    pass_tests,
-    reference_of,
-)
+from ._init_tests import InitFinding, holm, pass_tests
 from ._network import inputs_of
+from ._parameter_tests import correlation_tests, parameter_tests
+from ._reference import (
+    PARAMETERS_ONLY,
+    Reference,
+    has_batch,
+    reference_of,
+    reference_of_parameters,
+)
+from ._shard_tests import adapter_tests, shard_tests
+from ._weights import ALLOWED as ALLOWED_WEIGHTS
+from ._weights import Numbers, numbers_of
 
 # prefixes of the quantities of the stream before the first block of each stack
 STARTS = ("input_", "decoder_input_")
@@ -73,7 +75,7 @@ END = ("logit_std", "loss", "max_probability")  # quantities of the logits
 SCORES = tuple(name for names in ATTENTION.values() for name in names)
 MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
 MOST_IMPLIED = 3  # of the pass, if parameters depart
-EXACT = ("value", "tie", "mask", "finite")  # comparisons without a p-value
+EXACT = ("value", "tie", "mask", "finite", "precision")  # comparisons without a p-value
 # what departs, if it is a parameter; everything else is a quantity of the pass
 OF_PARAMETERS = (
     "value",
@@ -84,6 +86,9 @@ OF_PARAMETERS = (
     "rows",
     "columns",
     "independence",
+    "spectrum",
+    "repeats",
+    "precision",
     "tie",
 )
 # of a pass: p-values beyond the largest tenth of them follow an exponential tail
@@ -127,6 +132,8 @@ class InitCheck:
         How many draws the pass was compared with; 0 if it was not checked.
     notes : list of str
         What was not checked, and why.
+    parameters_only : bool
+        Whether only parameters were to be checked.
 
     Examples
     --------
@@ -145,35 +152,43 @@ class InitCheck:
     checked_pass: str
     draws: int
     notes: list[str]
+    parameters_only: bool = False
 
     @property
     def status(self) -> str:
         """The result in a word.
 
         It is "FLAG" if something departs, else "incomplete" if no parameter or no pass
-        was checked, else "ok".
+        was checked, else "ok". With `parameters_only` no pass is needed.
         """
         if self.findings:
             return FLAG
-        complete = self.checked_pass and len(self.unchecked) < self.parameters
-        return OK if complete else INCOMPLETE
+        is_complete = len(self.unchecked) < self.parameters
+        if not self.parameters_only:
+            is_complete = is_complete and bool(self.checked_pass)
+        return OK if is_complete else INCOMPLETE
 
     @property
     def ok(self) -> bool:
-        """Whether parameters and a pass were checked, and nothing departs."""
+        """Whether what was to be checked was checked, and nothing departs."""
         return self.status == OK
 
     @property
     def coverage(self) -> str:
         """What was checked, in a few words."""
+        of_pass = "forward and backward pass not checked"
+        if self.checked_pass:
+            of_pass = f"{self.checked_pass} checked"
+        return f"{self._coverage_of_parameters}; {of_pass}"
+
+    @property
+    def _coverage_of_parameters(self) -> str:
+        """How many tests there were, and of how many parameters."""
         total = counted(self.parameters, "parameter")
         of_parameters = f"all {total} checked"
         if self.unchecked:
             of_parameters = f"{len(self.unchecked):,} of {total} unchecked"
-        of_pass = "forward and backward pass not checked"
-        if self.checked_pass:
-            of_pass = f"{self.checked_pass} checked"
-        return f"{counted(self.tests, 'test')}; {of_parameters}; {of_pass}"
+        return f"{counted(self.tests, 'test')}; {of_parameters}"
 
     @property
     def verdict(self) -> str:
@@ -181,12 +196,16 @@ class InitCheck:
 
         Without a reference it also says what cannot be found.
         """
-        parts = [self._conclusion(), self.coverage]
+        status, coverage = self.status, self.coverage
+        if not self.checked_pass:
+            status += " (forward pass not checked)"
+            coverage = self._coverage_of_parameters
+        parts = [self._conclusion(), coverage]
         if not self.findings:  # what was checked matters most
             parts.reverse()
         if self.reference == OWN:
             parts.append(NOT_FOUND)
-        return f"{self.status}: {'; '.join(parts)}"
+        return f"{status}: {'; '.join(parts)}"
 
     def _conclusion(self) -> str:
         """Whether the module agrees with the reference, and where to look first."""
@@ -339,8 +358,9 @@ def check_init(
     kwargs: Mapping[str, Any] | None = None,
     *,
     reference: Any = None,
-    declared: Mapping[str, float | Parameter] | None = None,
-    weights: str | Path | None = None,
+    declared: Mapping[str, Declaration] | None = None,
+    weights: str | Path | Sequence[str | Path] | None = None,
+    parameters_only: bool = False,
     draws: int = 300,
     level: float = 1e-3,
     seed: int = 0,
@@ -351,12 +371,14 @@ def check_init(
     rows and columns, ties and correlations. Then the module runs forward and backward
     once, and its activations, attention entropy, logits, loss and gradient norms are
     compared with draws of their exact law under the declared initialisation. Attention
-    masks are compared entry by entry.
+    masks are compared entry by entry. Where the forward pass cannot be read, the
+    parameters are checked, and the result says so.
 
     Parameters
     ----------
     module : torch.nn.Module or callable
-        The module, or a function that makes it.
+        The module, or a function that makes it. Parameters that are DTensors are
+        gathered: call the function on all ranks.
     args : torch.Tensor, sequence of int or tuple, optional
         The inputs that the module is called with: one sequence of ids, or a tuple of
         inputs. 16 ids, if None.
@@ -367,12 +389,18 @@ def check_init(
         `Transformer`, or another module or a function that makes one. None: the
         module's own `config`, if netsor knows its family; else the module's own
         initialisation, which you pass as a function.
-    declared : mapping of str to float or Parameter, optional
-        Laws of parameters by name or pattern, as in `ns.torch.parameters`; they replace
-        those of the reference.
-    weights : str or pathlib.Path, optional
-        A .safetensors file (or its .index.json) of step 0, whose numbers replace those
-        of the module.
+    declared : mapping of str to float, scipy.stats distribution, Parameter or list
+        Laws of parameters by name or pattern; they replace those of the reference. A
+        number is the standard deviation of a Gaussian, `constant(1.0)` a constant, and
+        ``scipy.stats.loguniform(1e-3, 0.1)`` a law with its shape. A list has the laws
+        of equal parts of the first axis, such as heads.
+    weights : str, pathlib.Path or a list of them, optional
+        Files of step 0, whose numbers replace those of the module: a .safetensors file,
+        its .index.json, a folder of such files, a folder of
+        torch.distributed.checkpoint, or a list with a file for each rank.
+    parameters_only : bool
+        Leave out the forward and backward pass. The module's forward is not read, and
+        parameters are matched by name.
     draws : int
         The number of draws of the law of a pass, 100 or more.
     level : float
@@ -389,56 +417,60 @@ def check_init(
     level = _probability(level)
     seed = seed_number(seed)
     draws = whole(draws, "draws", least=FEWEST_DRAWS, why=": fewer show no tail")
-    _check_types(kwargs, weights)
+    _check_types(kwargs, weights, declared)
     with torch.random.fork_rng(devices=[]):
         torch_seed(seed)
         real = new_module(module)
-    if reference is None:
-        is_batch = has_batch(inputs_of(real, args), kwargs or {})
-        reference = _own_reference(module, real, is_batch)
-    is_own = reference is module
-    if weights is not None:
-        load_weights(real, Path(weights))
-    _refuse_without_numbers(real)
-    inputs, named = inputs_of(real, args), dict(kwargs or {})
-    known = reference
-    if not isinstance(known, Reference):
-        known = reference_of(reference, inputs, named)
-    net, problem = _comparable_structure(real, inputs, named, known)
-    laws = _declared_laws(real, known, net, declared)
-    of_parameters = _parameter_findings(real, laws, known, net, level / 2)
-    of_pass = PassFindings([], tests=0, checked="", problem=problem)
-    if net is not None and not problem:
-        of_pass = _pass_findings(net, real, known, draws, seed, level / 2)
+    _refuse_without_numbers(real, weights)
+    numbers = numbers_of(real, weights)
+    inputs = _inputs(real, args, kwargs, parameters_only)
+    subject = _subject(module, real, inputs, reference)
+    laws = _declared_laws(numbers, subject.known, subject.net, declared)
+    level_of_pass = 0.0 if subject.problem else level / 2
+    of_parameters = _parameter_findings(
+        real, numbers, laws, subject, level - level_of_pass
+    )
+    of_pass = PassFindings([], tests=0, checked="", problem=subject.problem)
+    if subject.net is not None and not subject.problem:
+        of_pass = _pass_findings(
+            subject.net, numbers.tensors, subject.known, draws, seed, level_of_pass
+        )
     findings = of_parameters.findings + of_pass.findings
     notes = []
-    if of_pass.problem:
+    if of_pass.problem and not parameters_only:
         notes.append(
             f"the forward and backward pass was not checked: {of_pass.problem}"
         )
-    if is_own:
+    if subject.is_own:
         notes.append(NO_REFERENCE)
-    numbers = dict(real.named_parameters())
+    names = list(numbers.tensors)
     return InitCheck(
         name=type(real).__name__,
-        reference=OWN if is_own else known.name,
+        reference=OWN if subject.is_own else subject.known.name,
         findings=findings,
         first=min(findings, key=_position(real), default=None),
         tests=of_parameters.tests + of_pass.tests,
-        parameters=len(numbers),
-        unchecked=[name for name in numbers if name not in of_parameters.tested],
-        undeclared=[name for name in numbers if name not in laws],
+        parameters=len(names),
+        unchecked=[name for name in names if name not in of_parameters.tested],
+        undeclared=[
+            name
+            for name in names
+            if name not in laws and name not in of_parameters.tested
+        ],
         checked_pass=of_pass.checked,
         draws=draws if of_pass.checked else 0,
         notes=notes,
+        parameters_only=parameters_only,
     )
 
 
-def _check_types(kwargs: Any, weights: Any) -> None:
-    """Reject inputs by name, or a path, of a wrong type."""
+def _check_types(kwargs: Any, weights: Any, declared: Any) -> None:
+    """Reject inputs by name, paths, or laws of a wrong type."""
     inputs_by_name(kwargs)
-    if weights is not None and not isinstance(weights, str | Path):
-        raise ArgumentError("weights", weights, "the path of a .safetensors file")
+    check_declared(declared)
+    files = weights if isinstance(weights, list | tuple) else [weights]
+    if weights is not None and not all(isinstance(file, str | Path) for file in files):
+        raise ArgumentError("weights", weights, ALLOWED_WEIGHTS)
 
 
 def _probability(level: Any) -> float:
@@ -449,8 +481,62 @@ def _probability(level: Any) -> float:
     return number
 
 
+class Inputs(NamedTuple):
+    """What a module is called with, or why it is not called."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    problem: str = ""
+
+
+def _inputs(
+    real: Any, args: Any, kwargs: Mapping[str, Any] | None, parameters_only: bool
+) -> Inputs:
+    """The inputs of a module; of a module without words, none if none are given."""
+    named = inputs_by_name(kwargs)
+    if parameters_only:
+        return Inputs((), named, PARAMETERS_ONLY)
+    try:
+        return Inputs(inputs_of(real, args), named)
+    except ValueError as error:
+        if args is not None or isinstance(error, ArgumentError):
+            raise
+        return Inputs((), named, str(error))
+
+
+class Subject(NamedTuple):
+    """What a module is compared with."""
+
+    known: Reference
+    is_own: bool  # the module's own initialisation
+    net: Structure | None  # the parts of the module; None if its pass is not read
+    problem: str  # why the pass is not compared; "": it is
+
+
+def _subject(module: Any, real: Any, inputs: Inputs, reference: Any) -> Subject:
+    """The reference, and the parts of the module that are compared with it."""
+    is_batch = has_batch(inputs.args, inputs.kwargs)
+    if reference is None:
+        reference = _own_reference(module, real, is_batch, bool(inputs.problem))
+    is_own = reference is module
+    if inputs.problem:
+        known = reference
+        if not isinstance(known, Reference):
+            known = reference_of_parameters(reference, inputs.problem)
+        return Subject(known, is_own, None, inputs.problem)
+    known = reference
+    if not isinstance(known, Reference):
+        known = reference_of(reference, inputs.args, inputs.kwargs)
+    net, problem = _comparable_structure(real, inputs, known)
+    if net is None and known.laws is None:
+        # parameters by their names, since their places are not known
+        with suppress(ValueError, ImportError):
+            known = reference_of_parameters(reference, problem)
+    return Subject(known, is_own, net, problem)
+
+
 def _comparable_structure(
-    real: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], known: Reference
+    real: Any, inputs: Inputs, known: Reference
 ) -> tuple[Structure | None, str]:
     """The parts of the real network, and why its pass cannot be compared ("": it can).
 
@@ -458,9 +544,12 @@ def _comparable_structure(
     """
     try:
         # no parameter is a constant
-        net = structure(captured(real, inputs, named, Parameters({}, 0)))
-    except UnsupportedError as error:
-        return None, str(error)
+        graph = captured(real, inputs.args, inputs.kwargs, Parameters({}, 0))
+        net = structure(graph)
+    except ArgumentError:
+        raise
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        return None, " ".join(str(error).split())
     if known.probes is None:
         return net, known.why_no_probes
     if len(net.blocks) != len(known.masks):
@@ -470,18 +559,22 @@ def _comparable_structure(
 
 
 def _declared_laws(
-    real: Any,
+    numbers: Numbers,
     known: Reference,
     net: Structure | None,
-    declared: Mapping[str, float | Parameter] | None,
+    declared: Mapping[str, Declaration] | None,
 ) -> dict[str, Parameter]:
     """The laws of the parameters that have one in the reference or in `declared`."""
     laws = {
         name: known.law_of(name, tuple(p.shape), net)
-        for name, p in real.named_parameters()
+        for name, p in numbers.tensors.items()
     }
     laws = with_declared(laws, declared or {})
-    return {name: law for name, law in laws.items() if law.law != "unknown"}
+    return {
+        name: law
+        for name, law in laws.items()
+        if law.law != "unknown" or isinstance(law.value, tuple)
+    }
 
 
 class ParameterFindings(NamedTuple):
@@ -494,114 +587,65 @@ class ParameterFindings(NamedTuple):
 
 def _parameter_findings(
     real: Any,
+    numbers: Numbers,
     laws: Mapping[str, Parameter],
-    known: Reference,
-    net: Structure | None,
+    subject: Subject,
     level: float,
 ) -> ParameterFindings:
     """The departures of parameters, at a level for all of them together."""
-    numbers = dict(real.named_parameters())
-    samples = 1 if known.laws is None else known.laws.samples
-    tests = [
-        test
-        for name, law in laws.items()
-        for test in parameter_tests(name, numbers[name], law, samples)
-    ]
-    tested = {test.where for test in tests}
-    tests += [*correlation_tests(numbers, laws), *_ties(real, known, net)]
+    samples = 1 if subject.known.laws is None else subject.known.laws.samples
+    tests = [*numbers.findings, *adapter_tests(numbers.tensors)]
+    for name, p in numbers.tensors.items():
+        law = laws.get(name)
+        if law is None:
+            tests += _tests_without_law(name, p)
+            continue
+        if name in numbers.shards:
+            tests += shard_tests(name, p, law, numbers.shards[name])
+        tests += parameter_tests(name, p, law, samples, numbers.types.get(name))
+    tests += _ties(real, subject.known, subject.net)
+    tested = {test.where.partition("[")[0] for test in tests}
+    tests += correlation_tests(numbers.tensors, laws)
     adjusted = holm([test.p for test in tests])
     findings = [
         replace(test, p=float(p))
         for test, p in zip(tests, adjusted, strict=True)
         if p < level
     ]
+    order = {name: k for k, name in enumerate(numbers.tensors)}
+    findings.sort(key=lambda test: order.get(test.where.partition("[")[0], len(order)))
     return ParameterFindings(findings, tests=len(tests), tested=tested)
 
 
-def _refuse_without_numbers(module: Any) -> None:
-    """Reject parameters on the meta device."""
+def _tests_without_law(name: str, p: Any) -> Iterator[InitFinding]:
+    """What is wrong with the entries of a parameter under every law."""
+    if p.is_floating_point() and not bool(torch.isfinite(p).all()):
+        yield from parameter_tests(name, p, Parameter(name, (), "unknown"), samples=1)
+
+
+def _refuse_without_numbers(module: Any, weights: Any) -> None:
+    """Reject parameters on the meta device, unless files have their numbers."""
     for name, p in module.named_parameters():
-        if p.is_meta:
+        if p.is_meta and weights is None:
             raise ValueError(
                 f"{name} is on the meta device and has no numbers to check: make the"
                 " module on the CPU"
             )
 
 
-def load_weights(module: Any, path: Path) -> None:
-    """Put the numbers of a .safetensors file into all parameters of a module.
-
-    The file may be an .index.json, which names several such files.
-    """
-    tensors = _read_tensors(path)
-    # one that is tied is in the file once
-    by_identity = {
-        id(p): tensors[name]
-        for name, p in module.named_parameters(remove_duplicate=False)
-        if name in tensors
-    }
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            x = by_identity.get(id(p))
-            if x is None:
-                raise ArgumentError(
-                    "weights", str(path), f"a file with the parameter {name}"
-                )
-            if x.shape != p.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(x.shape)} in {path}, not {tuple(p.shape)}"
-                )
-            p.copy_(x)
-
-
-def _read_tensors(path: Path) -> dict[str, Any]:
-    """The tensors of a .safetensors file, or of those that an .index.json names."""
-    try:
-        from safetensors import SafetensorError
-
-        # it executes nothing: a header of JSON, then numbers
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(
-            f"weights={str(path)!r} needs safetensors: pip install safetensors"
-            f" ({error})"
-        ) from error
-    try:
-        files = {path.name}
-        if path.suffix == ".json":
-            index = json.loads(path.read_text(encoding="utf-8"))
-            files = set(index["weight_map"].values())
-        tensors: dict[str, Any] = {}
-        for file in sorted(files):
-            tensors |= load_file(path.parent / file)
-    except OSError as error:
-        raise ArgumentError(
-            "weights", str(path), f"a file that can be read: {error.strerror or error}"
-        ) from None
-    except (
-        SafetensorError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise ValueError(
-            f"weights={str(path)!r} is not a safetensors file: {error}"
-        ) from None
-    return tensors
-
-
-def _own_reference(module: Any, real: Any, is_batch: bool = False) -> Any:
+def _own_reference(
+    module: Any, real: Any, is_batch: bool = False, parameters_only: bool = False
+) -> Any:
     """The reference of a module for which none is given.
 
     It is the configuration of the module, or a function that makes the module again:
-    for batches, which configurations do not describe.
+    for batches, which configurations do not describe, and for parameters only.
     """
     if hasattr(real, "config"):
         described = None
         with suppress(ValueError, TypeError):
             described = read(real.config)
-        if described is not None and not is_batch:
+        if described is not None and not is_batch and not parameters_only:
             return described
         if isinstance(module, torch.nn.Module):
             return lambda: type(real)(real.config)
@@ -627,6 +671,12 @@ def _ties(
                 f" {first_name}"
             )
             yield InitFinding(name, "tie", 0.0, text)
+        elif first_name == name and name in known.aliases:
+            text = (
+                f"expected the same tensor as {known.aliases[name]}, found a parameter"
+                " of its own"
+            )
+            yield InitFinding(name, "tie", 0.0, text)
     if known.laws is not None or net is None or not net.head or not net.words:
         return
     is_tied = net.head == net.words.table
@@ -649,14 +699,13 @@ class PassFindings(NamedTuple):
 
 def _pass_findings(
     net: Structure,
-    real: Any,
+    numbers: Mapping[str, Any],
     known: Reference,
     draws: int,
     seed: int,
     level: float,
 ) -> PassFindings:
     """The departures of one pass, at a level for all its quantities together."""
-    numbers = dict(real.named_parameters())
     try:
         law = known.measure(draws, seed)
         quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
@@ -778,7 +827,7 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     def position(finding: InitFinding) -> tuple[int, int]:
         if finding.what.startswith("grad_"):  # the backward pass comes last
             return end, 2
-        return positions.get(finding.where, (end, 1))
+        return positions.get(finding.where.partition("[")[0], (end, 1))
 
     return position
 

@@ -12,14 +12,8 @@ import torch
 
 from .._array_api import Floats
 from .._validate import Rng, Shape, chosen_seed, whole
-from ..reader._laws import (
-    NOT_FINITE,
-    Parameter,
-    Parameters,
-    check_declared,
-    law_of_entries,
-    with_declared,
-)
+from ..reader._laws import NOT_FINITE, Parameter, Parameters, law_of_entries
+from ._declared_laws import Declaration, check_declared, with_declared
 from ._fresh_modules import ModuleOrFactory, Sample, fresh, torch_seed
 
 # initialisations that are sampled at least
@@ -32,6 +26,8 @@ MAX_TENSORS = 2048
 ENOUGH_ENTRIES = 2**20
 # entries of each sample that are compared with those of other parameters
 COMPARED_ENTRIES = 128
+# samples that are kept of a law that is not i.i.d., and entries of each at most
+KEPT_SAMPLES, KEPT_ENTRIES = 16, 2**18
 # level of the test that entries of a module have the law of its initialisation
 OTHER_LAW = 1e-9
 
@@ -42,7 +38,7 @@ def parameters(
     samples: int | None = None,
     seed: int = 0,
     rng: Rng = None,
-    declared: Mapping[str, float | Parameter] | None = None,
+    declared: Mapping[str, Declaration] | None = None,
 ) -> Parameters:
     """The law of every parameter of a module at initialisation, by name.
 
@@ -65,10 +61,11 @@ def parameters(
         The seed of torch's generator, whose state is restored afterwards.
     rng : numpy.random.Generator or int, optional
         A generator, from which a seed is drawn, or an integer, instead of `seed`.
-    declared : mapping of str to float or Parameter, optional
+    declared : mapping of str to float, scipy.stats distribution or Parameter, optional
         Laws of parameters, by name or pattern such as ``"*.bias"``; a number is the
-        standard deviation of a Gaussian. They override the samples. A copy of a
-        parameter for which you declare the same number stays a copy.
+        standard deviation of a Gaussian, and ``scipy.stats.uniform(-1, 2)`` a law with
+        its shape. They override the samples. A copy of a parameter for which you
+        declare the same number stays a copy.
 
     Examples
     --------
@@ -97,8 +94,24 @@ def parameters(
         tensor = sampled.tensors[name]
         law = law_of_samples(name, tuple(tensor.shape), of_parameter)
         laws[name] = replace(law, fan_in=_fan_in(sampled.module, name, tensor))
-    laws = _with_ties(laws, sampled.samples)
+    laws = _with_samples(_with_ties(laws, sampled.samples), sampled.samples)
     return Parameters(with_declared(laws, declared or {}), sampled.number)
+
+
+def _with_samples(
+    laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]]
+) -> dict[str, Parameter]:
+    """The laws, in which those that are not i.i.d. keep samples."""
+    with_samples = dict(laws)
+    for name, law in laws.items():
+        samples = [sample.entries for sample in by_name[name][:KEPT_SAMPLES]]
+        is_whole = tuple(samples[0].shape) == law.shape
+        is_known = law.law not in ("unknown", "orthogonal") or law.note == NOT_FINITE
+        if is_known or not is_whole or samples[0].numel() > KEPT_ENTRIES:
+            continue
+        arrays = tuple(sample.double().numpy() for sample in samples)
+        with_samples[name] = replace(law, value=arrays)
+    return with_samples
 
 
 def _fan_in(module: Any, name: str, tensor: Any) -> int | None:

@@ -1,0 +1,102 @@
+"""The pytest plugin: the fixture `netsor`, whose checks fail a test in one line.
+
+pytest imports this file at every start, so it imports nothing that takes time.
+
+Examples
+--------
+>>> def test_init(netsor):
+...     netsor.check_init(build, reference="config.json")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .torch import InitCheck
+
+
+class Checks:
+    """What the fixture `netsor` is: checks of `ns.torch` that fail a test.
+
+    Examples
+    --------
+    >>> def test_init(netsor):
+    ...     netsor.check_init(build, reference="config.json")
+    """
+
+    def __init__(self, test: pytest.Item) -> None:
+        self._test = test
+
+    def check_init(
+        self,
+        module: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        *,
+        reference: Any = None,
+        allow_incomplete: bool = False,
+        **options: Any,
+    ) -> InitCheck:
+        """Check the initialisation of a module; the test fails if it is wrong.
+
+        The failure is one line with the first finding and what was checked. The whole
+        report is below it.
+
+        Parameters
+        ----------
+        module, args, kwargs
+            As in `ns.torch.check_init`.
+        reference : optional
+            As in `ns.torch.check_init`. The path of a file may be relative to the file
+            of the test.
+        allow_incomplete : bool
+            Whether the test passes if parameters or the pass could not be checked and
+            nothing departs.
+        **options
+            Further options of `ns.torch.check_init`.
+
+        Returns
+        -------
+        InitCheck
+            The result, for further assertions.
+        """
+        from .torch import check_init  # slow to import
+
+        if isinstance(reference, str | Path):
+            reference = self._beside_test(reference)
+        check = check_init(module, args, kwargs, reference=reference, **options)
+        is_accepted = allow_incomplete and not check.findings
+        if not check.ok and not is_accepted:
+            self._test.add_report_section("call", "netsor", str(check))
+            pytest.fail(_reason(check), pytrace=False)
+        return check
+
+    def _beside_test(self, reference: str | Path) -> str | Path:
+        """A path that exists, or else the same path in the folder of the test."""
+        beside = self._test.path.parent / reference
+        if Path(reference).exists() or not beside.exists():
+            return reference
+        return str(beside)
+
+
+def _reason(check: InitCheck) -> str:
+    """Why a test fails, in one line."""
+    if check.first is None:
+        why = check.notes[0] if check.notes else "no parameter was checked"
+        return f"{check.verdict}; {why}; allow_incomplete=True accepts that"
+    first, more = check.first, len(check.findings) - 1
+    others = f" and {more} more" if more else ""
+    return (
+        f"{check.name} differs from {check.reference} in {first.where}: {first.what}:"
+        f" {first.text}{others}; {check.coverage}"
+    )
+
+
+@pytest.fixture
+def netsor(request: pytest.FixtureRequest) -> Checks:
+    """Checks of the initialisation of PyTorch modules that fail a test in one line."""
+    return Checks(request.node)

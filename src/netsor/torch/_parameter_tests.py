@@ -1,0 +1,613 @@
+"""Tests of the numbers of parameters against their declared laws.
+
+An entry stands for the interval of numbers that round to it in the type in which it is
+stored. Under the declared law the probability below the entry, at a random place of
+this interval, is uniform, in bfloat16 as in double precision. So rounding is part of
+the law that is tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .._array_api import Floats
+from ..functions.quantiles import Distribution
+from ..reader._laws import INDEPENDENT, PARTS, SEEN, Parameter
+from ._init_tests import InitFinding, normal_score, two_sided
+
+MOST = 2**20  # entries of a parameter that are tested for their shape
+FEWEST = 64  # entries whose shape is tested
+FEWEST_LINES = 16  # entries of a row or column whose standard deviation is tested
+PREFIX = 4096  # entries of a parameter that are compared with those of others
+# for errors; of the last an upper bound
+KURTOSIS = {"normal": 3.0, "uniform": 1.8, "truncated normal": 3.0}
+# numbers of equal parts of an axis that are compared with each other: shards, heads
+NUMBERS_OF_PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+# rows and columns of a matrix whose largest singular value is tested, at most
+LARGEST_GRAM, LONGEST_ROWS = 512, 2048
+# the probability that a generator repeats a number of 24 bits; four of them, because
+# it multiplies and rounds them
+LEAST_PROBABILITY = 2**-22
+QUANTILES = 2**18  # numbers that stand for a law whose distribution function is unknown
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The numbers of a parameter, and the type that they are stored in."""
+
+    numbers: Floats
+    eps: float  # the relative distance of neighbouring numbers of the type
+    least: float  # the distance of numbers near 0
+
+    @classmethod
+    def of(cls, p: Any, dtype: Any = None) -> Entries:
+        """Those of a tensor, which may come from a file of another type."""
+        about = torch.finfo(dtype or p.dtype)
+        numbers = p.detach().double().cpu().numpy()
+        return cls(numbers, eps=about.eps, least=about.smallest_normal * about.eps)
+
+    @property
+    def halves(self) -> Floats:
+        """Half the length of the interval that rounds to each entry."""
+        _, exponent = np.frexp(self.numbers)
+        return np.maximum(self.eps * np.exp2(exponent - 2.0), self.least / 2)
+
+    def without_rows(self, rows: tuple[int, ...]) -> Entries:
+        """The same entries without some rows."""
+        if not rows:
+            return self
+        return replace(self, numbers=np.delete(self.numbers, rows, axis=0))
+
+    def some(self) -> Entries:
+        """At most about `MOST` of the entries, in a line."""
+        numbers = self.numbers.ravel()
+        return replace(self, numbers=numbers[:: max(1, numbers.size // MOST)])
+
+    def probabilities(self, law: Marginal) -> Probabilities:
+        """The probabilities of the intervals of the entries."""
+        halves = self.halves
+        below = law.below(self.numbers - halves)
+        return Probabilities(below, law.up_to(self.numbers + halves) - below)
+
+
+class Probabilities(NamedTuple):
+    """Probabilities of the intervals that round to entries, under a law."""
+
+    below: Floats  # of numbers below the interval
+    inside: Floats
+
+    @property
+    def at_random(self) -> Floats:
+        """The probability below a random place of each interval; its seed is fixed."""
+        shares = np.random.default_rng(0).random(self.below.shape)
+        return self.below + shares * self.inside
+
+
+class Marginal:
+    """The distribution function of an entry."""
+
+    def __init__(self, law: Distribution) -> None:
+        self._law = law
+
+    @cached_property
+    def _quantiles(self) -> Floats:
+        """Numbers of the law, equally likely and sorted."""
+        from scipy import stats
+
+        shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
+        return np.sort(np.asarray(self._law(stats.norm.ppf(shares))))
+
+    def below(self, x: Floats) -> Floats:
+        """The probability of numbers below x."""
+        return self._probability(x, side="left")
+
+    def up_to(self, x: Floats) -> Floats:
+        """The probability of x and numbers below it."""
+        return self._probability(x, side="right")
+
+    def _probability(self, x: Floats, side: Any) -> Floats:
+        """The distribution function, between two quantiles on a straight line."""
+        quantiles = self._quantiles
+        k = np.searchsorted(quantiles, x, side=side)
+        low = quantiles[np.maximum(k - 1, 0)]
+        high = quantiles[np.minimum(k, QUANTILES - 1)]
+        length = np.where(high > low, high - low, 1.0)
+        share = np.where(high > low, np.clip((x - low) / length, 0.0, 1.0), 0.5)
+        inside = np.clip((k - 0.5 + share) / QUANTILES, 0.0, 1.0)
+        # half a step beyond the ends, where the law may still have numbers
+        inside = np.where((k == 0) & (x < quantiles[0]), self._tail(x), inside)
+        beyond = (k == QUANTILES) & (x > quantiles[-1])
+        return np.where(beyond, 1.0 - self._tail(x), inside)
+
+    def _tail(self, x: Floats) -> Floats:
+        """The probability beyond a number outside the quantiles.
+
+        It falls exponentially, by the distance of the last quantiles.
+        """
+        quantiles = self._quantiles
+        many = QUANTILES // 2**12
+        below = x < quantiles[0]
+        end = np.where(below, quantiles[0], quantiles[-1])
+        decay_below = quantiles[many] - quantiles[0]
+        decay_above = quantiles[-1] - quantiles[-1 - many]
+        decay = np.maximum(np.where(below, decay_below, decay_above), 1e-300)
+        distance = np.abs(x - end) / decay * math.log(2 * many)
+        return np.asarray(0.5 / QUANTILES * np.exp(-np.minimum(distance, 700.0)))
+
+
+class Exact(Marginal):
+    """The distribution function of a normal, uniform or truncated normal number."""
+
+    def __init__(self, cdf: Any, mean: float, std: float) -> None:
+        self._cdf, self._mean, self._std = cdf, mean, std
+
+    def _probability(self, x: Floats, side: Any) -> Floats:
+        return np.asarray(self._cdf((x - self._mean) / self._std))
+
+
+def parameter_tests(
+    name: str, p: Any, law: Parameter, samples: int, dtype: Any = None
+) -> Iterator[InitFinding]:
+    """The tests of one parameter by itself.
+
+    `samples` is the number of initialisations that its law was read from, `dtype` the
+    type that its numbers are stored in, if that is not the type of the parameter.
+    """
+    if law.law == PARTS:
+        yield from _tests_of_parts(name, p, law, samples, dtype)
+        return
+    entries = Entries.of(p, dtype)
+    finite = np.isfinite(entries.numbers)
+    if not finite.all():
+        yield InitFinding(name, "value", 0.0, _not_finite(entries.numbers))
+        return
+    if not law.random:
+        yield _test_of_numbers(name, p, law)
+    elif law.law in INDEPENDENT:
+        if law.zero_rows:
+            yield _test_of_zero_rows(name, entries.numbers, law.zero_rows)
+        if p.dtype not in LOW_PRECISION and entries.eps < 1e-4:
+            yield from _test_of_precision(name, p)
+        entries = entries.without_rows(law.zero_rows)
+        if law.law in SEEN:
+            yield from _tests_of_seen_law(name, entries, law, samples)
+        elif law.distribution is not None:
+            yield from _tests_of_distribution(name, entries, law)
+        yield from _tests_of_independence(name, entries, law)
+    elif isinstance(law.value, tuple):
+        yield from _tests_against_samples(name, entries.numbers, law.value)
+
+
+def _not_finite(numbers: Floats) -> str:
+    """What is not finite among numbers."""
+    kinds = {
+        "NaN": np.isnan(numbers),
+        "infinity": np.isposinf(numbers),
+        "-infinity": np.isneginf(numbers),
+    }
+    counts = [
+        f"{name} in {where.sum():,}" for name, where in kinds.items() if where.any()
+    ]
+    found = " and ".join(counts)
+    return f"expected finite entries, found {found} of {numbers.size:,} entries"
+
+
+def _tests_of_parts(
+    name: str, p: Any, law: Parameter, samples: int, dtype: Any
+) -> Iterator[InitFinding]:
+    """The tests of equal parts of the first axis, each with a law of its own."""
+    parts = law.value
+    if not p.ndim or p.shape[0] % len(parts):
+        shape = tuple(p.shape)
+        text = f"expected {len(parts)} equal parts of the first axis, found {shape}"
+        yield InitFinding(name, "value", 0.0, text)
+        return
+    size = p.shape[0] // len(parts)
+    for k, of_part in enumerate(parts):
+        start, stop = k * size, (k + 1) * size
+        where = f"{name}[{start}:{stop}]"
+        yield from parameter_tests(where, p[start:stop], of_part, samples, dtype)
+
+
+def _test_of_numbers(name: str, p: Any, law: Parameter) -> InitFinding:
+    """The comparison of a parameter with the numbers that it should have."""
+    if law.law == "constant":
+        expected = p.new_tensor(law.value).expand(p.shape)
+        description = f"{law.value:g} in every entry"
+    else:
+        expected = torch.as_tensor(law.value).to(p)
+        description = "the same numbers in every sample"
+    is_same = bool((p.detach() == expected).all())
+    numbers = p.detach().double()
+    mean, std = float(numbers.mean()), float(numbers.std(correction=0))
+    text = f"expected {description}, found mean {mean:.3g} and std {std:.3g}"
+    return InitFinding(name, "value", 1.0 if is_same else 0.0, text)
+
+
+def _test_of_zero_rows(name: str, x: Floats, rows: tuple[int, ...]) -> InitFinding:
+    """The test that the rows of padding are 0."""
+    of_padding = x[list(rows)]
+    numbers = ", ".join(map(str, rows))
+    text = f"expected 0 in row {numbers}, found std {of_padding.std():.3g}"
+    return InitFinding(name, "value", float(not of_padding.any()), text)
+
+
+# Moments and shapes
+
+
+def _tests_of_seen_law(
+    name: str, entries: Entries, law: Parameter, samples: int
+) -> Iterator[InitFinding]:
+    """The tests of normal, uniform and truncated normal entries."""
+    x = entries.numbers
+    mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
+    yield from _tests_of_moments(name, law, mean, std, size=x.size, samples=samples)
+    if std == 0 or not law.shape_is_declared or x.size < FEWEST:
+        return
+    some = entries.some()
+    marginal = Exact(_distribution(law), mean, std)
+    yield from _tests_of_shape(name, law, some, marginal, samples)
+
+
+def _freedom(law: Parameter) -> float:
+    """The degrees of freedom of the χ² that each squared entry counts for."""
+    return 2 / (KURTOSIS[law.law] - 1)
+
+
+def _tests_of_moments(
+    name: str, law: Parameter, mean: float, std: float, *, size: int, samples: int
+) -> Iterator[InitFinding]:
+    """The tests of the standard deviation and of the mean of `size` entries."""
+    # the variance of a mean of standardised entries; a measured law has an error too
+    variance = 1 / size
+    if law.std_error:
+        variance += 1 / (max(samples, 1) * size)
+    ratio = std / law.std
+    score = normal_score(ratio**2, _freedom(law) * size)
+    p = two_sided(score / math.sqrt(variance * size))
+    text = f"expected {law.std:.4g}, found {std:.4g}, {ratio:.3g} times as large"
+    yield InitFinding(name, "std", p, text)
+    p = two_sided((mean - law.mean) / (law.std * math.sqrt(variance)))
+    yield InitFinding(name, "mean", p, f"expected {law.mean:.3g}, found {mean:.3g}")
+
+
+def _tests_of_shape(
+    name: str, law: Parameter, entries: Entries, marginal: Exact, samples: int
+) -> Iterator[InitFinding]:
+    """The tests of the distribution of entries: its tails, its shape, repeated numbers.
+
+    `marginal` has the mean and the standard deviation of the entries themselves.
+    """
+    from scipy import stats
+
+    x = entries.numbers
+    standard = (x - marginal._mean) / marginal._std
+    if law.law == "normal":
+        largest = int(np.argmax(np.abs(standard)))
+        z = abs(float(standard[largest]))
+        most = math.sqrt(2 * math.log(x.size)) + 2
+        text = (
+            f"expected no entry beyond {most:.1f} standard deviations, found"
+            f" {x[largest]:.4g} at {z:.3g}"
+        )
+        yield InitFinding(name, "tails", min(1.0, x.size * two_sided(z)), text)
+    kurtosis = float(np.mean(standard**4))
+    text = (
+        f"expected {law.law} entries, of kurtosis {law.kurtosis:.3g}, found kurtosis"
+        f" {kurtosis:.3g}"
+    )
+    probabilities = entries.probabilities(marginal)
+    test = stats.kstest(probabilities.at_random, "uniform", method="asymp")
+    yield InitFinding(name, "shape", float(test.pvalue), text)
+    if law.law == "normal":
+        p = float(stats.kurtosistest(standard).pvalue)
+    else:  # of bounded entries 24/n is more than the variance
+        variance = 24 / x.size * (1 + 1 / samples)
+        p = two_sided((kurtosis - law.kurtosis) / math.sqrt(variance))
+    yield InitFinding(name, "tails", p, text)
+    yield _test_of_repeats(name, x, probabilities.inside)
+
+
+def _tests_of_distribution(
+    name: str, entries: Entries, law: Parameter
+) -> Iterator[InitFinding]:
+    """The tests of entries whose distribution is known, by normal scores.
+
+    They are exact for any number of entries and any distribution.
+    """
+    from scipy import stats
+
+    assert law.distribution is not None
+    some = entries.some()
+    x, size = some.numbers, some.numbers.size
+    probabilities = some.probabilities(Marginal(law.distribution))
+    shares = probabilities.at_random
+    found = f"found mean {x.mean():.3g} and std {x.std():.3g}"
+    text = f"expected mean {law.mean:.3g} and std {law.std:.3g}, {found}"
+    least = float(np.minimum(shares, 1 - shares).min())
+    outside = f"{text}, with entries from {x.min():.4g} to {x.max():.4g}"
+    yield InitFinding(name, "tails", min(1.0, 2 * size * least), outside)
+    scores = stats.norm.ppf(np.clip(shares, 1e-300, 1 - 1e-16))
+    p = two_sided(float(scores.mean()) * math.sqrt(size))
+    yield InitFinding(name, "mean", p, text)
+    square = float(np.sum(scores**2))
+    tail = min(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
+    yield InitFinding(name, "shape", min(1.0, 2 * float(tail)), text)
+    if size >= FEWEST:
+        test = stats.kstest(shares, "uniform", method="asymp")
+        yield InitFinding(name, "shape", float(test.pvalue), text)
+        yield _test_of_repeats(name, x, probabilities.inside)
+
+
+def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
+    """The test that no number occurs more often than rounding explains."""
+    from scipy import stats
+
+    numbers, first, counts = np.unique(x, return_index=True, return_counts=True)
+    often = np.argsort(counts)[-8:]
+    # twice: generators move the numbers that round to an end of an interval to the
+    # other end
+    chances = 2 * np.maximum(inside[first[often]], LEAST_PROBABILITY)
+    p_values = stats.binom.sf(counts[often] - 1, x.size, np.minimum(chances, 1.0))
+    k = int(np.argmin(p_values))
+    number, count = numbers[often[k]], counts[often[k]]
+    expected = x.size * chances[k] / 2
+    text = (
+        f"expected {number:.4g} in about {expected:.2g} of {x.size:,} entries, found it"
+        f" in {count:,}"
+    )
+    p = min(1.0, numbers.size * float(p_values[k]))
+    return InitFinding(name, "repeats", p, text)
+
+
+def _distribution(law: Parameter) -> Any:
+    """The distribution function of standardised entries.
+
+    The kurtosis of a truncated normal determines its cut.
+    """
+    from scipy import optimize, stats
+
+    if law.law == "uniform":
+        return stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)).cdf
+    if law.law == "normal" or not 1.85 < law.kurtosis < 2.99:
+        return stats.norm.cdf
+
+    def excess(cut: float) -> float:
+        kurtosis = float(stats.truncnorm(-cut, cut).stats(moments="k")) + 3
+        return kurtosis - law.kurtosis
+
+    cut = optimize.brentq(excess, 0.3, 5.0)
+    return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
+
+
+# Independence of entries
+
+
+def _tests_of_independence(
+    name: str, entries: Entries, law: Parameter
+) -> Iterator[InitFinding]:
+    """The tests that entries do not depend on each other, or on their row."""
+    x = entries.numbers
+    std = float(x.std())
+    if std == 0 or x.size < 2:
+        return
+    standard = (x - float(x.mean())) / std
+    yield from _test_of_equal_parts(name, standard)
+    if x.ndim < 2 or law.law not in SEEN:
+        return
+    rows = standard.reshape(len(standard), -1)
+    if min(rows.shape) >= 2 and rows.shape[1] >= FEWEST_LINES:
+        yield _test_of_lines(name, law, rows, axis=1, lines="rows")
+    columns = standard.reshape(-1, standard.shape[-1])
+    if min(columns.shape) >= 2 and columns.shape[0] >= FEWEST_LINES:
+        yield _test_of_lines(name, law, columns, axis=0, lines="columns")
+    if min(rows.shape) >= FEWEST:
+        yield _test_of_spectrum(name, rows)
+
+
+def _test_of_precision(name: str, p: Any) -> Iterator[InitFinding]:
+    """The test that not all entries are numbers of half precision.
+
+    A number of 24 bits is one of 11 bits with probability 2⁻¹³.
+    """
+    numbers = p.detach()
+    if numbers.numel() < FEWEST or bool((numbers == numbers.reshape(-1)[0]).all()):
+        return
+    for dtype in LOW_PRECISION:
+        is_rounded = bool((numbers.to(dtype).to(numbers.dtype) == numbers).all())
+        kind = str(dtype).removeprefix("torch.")
+        text = (
+            f"expected {str(p.dtype).removeprefix('torch.')} numbers, found that all"
+            f" are {kind} numbers: they were drawn or rounded in {kind}"
+        )
+        yield InitFinding(name, "precision", 0.0 if is_rounded else 1.0, text)
+
+
+def _test_of_lines(
+    name: str, law: Parameter, standard: Floats, *, axis: int, lines: str
+) -> InitFinding:
+    """The test that rows (axis 1), or columns (0), have one standard deviation."""
+    from scipy import stats
+
+    freedom = _freedom(law) * standard.shape[axis]
+    scores = normal_score(np.mean(standard**2, axis=axis), freedom)
+    spread = float(np.std(scores)) * math.sqrt(2 / freedom) / 2
+    chi2 = float(np.sum((scores - scores.mean()) ** 2))
+    p = float(stats.chi2.sf(chi2, scores.size - 1))
+    text = f"expected {lines} of one std, found stds that vary by {100 * spread:.2g} %"
+    return InitFinding(name, lines, p, text)
+
+
+class Pair(NamedTuple):
+    """The two most correlated of several equal parts."""
+
+    p: float  # for all pairs together
+    correlation: float
+    axis: int
+    parts: int
+
+
+def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
+    """The test that no two equal parts of an axis have the same numbers."""
+    pairs = []
+    for axis in range(min(standard.ndim, 2)):
+        lines = standard.reshape(len(standard), -1)
+        if axis == 1:
+            lines = lines[: max(1, PREFIX // max(1, lines.shape[1] // 64))].T
+        numbers = {count for count in NUMBERS_OF_PARTS if len(lines) % count == 0}
+        if len(standard) <= NUMBERS_OF_PARTS[-1] and len(lines) > 1:
+            numbers.add(len(lines))
+        for count in sorted(numbers):
+            parts = lines.reshape(count, -1)[:, :PREFIX]
+            if parts.shape[1] >= FEWEST:
+                pairs.append(_most_correlated(parts, axis))
+    if not pairs:
+        return
+    closest = min(pairs, key=lambda pair: (pair.p, pair.parts))
+    relation = "the same numbers"
+    if abs(closest.correlation) < 0.999:
+        relation = f"correlation {closest.correlation:.2f}"
+    text = (
+        f"expected independent entries, found {relation} in two of {closest.parts}"
+        f" equal parts of axis {closest.axis}: are seeds equal?"
+    )
+    yield InitFinding(name, "independence", min(1.0, len(pairs) * closest.p), text)
+
+
+def _most_correlated(parts: Floats, axis: int) -> Pair:
+    """The two most correlated rows."""
+    norms = np.linalg.norm(parts, axis=1, keepdims=True)
+    unit = parts / np.maximum(norms, 1e-300)
+    above = np.triu_indices(len(parts), 1)
+    correlations = (unit @ unit.T)[above]
+    r = float(correlations[np.argmax(np.abs(correlations))])
+    p = correlations.size * two_sided(r * math.sqrt(parts.shape[1]))
+    return Pair(min(1.0, p), r, axis=axis, parts=len(parts))
+
+
+def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
+    """The test of the largest singular value of a matrix, of rows and columns at most.
+
+    Its square has a law of Tracy and Widom, with the centre and scale of Johnstone
+    (2001); exp(−⅔ t^{3/2}) is above its upper tail.
+    """
+    from scipy import linalg
+
+    if standard.shape[0] > standard.shape[1]:
+        standard = standard.T
+    matrix = standard[:LARGEST_GRAM, :LONGEST_ROWS]
+    rows, columns = matrix.shape
+    gram = matrix @ matrix.T
+    (largest,) = linalg.eigvalsh(gram, subset_by_index=[rows - 1, rows - 1])
+    roots = math.sqrt(columns - 1), math.sqrt(rows)
+    scale = sum(roots) * (1 / roots[0] + 1 / roots[1]) ** (1 / 3)
+    t = (float(largest) - sum(roots) ** 2) / scale
+    p = math.exp(-2 / 3 * max(t, 0.0) ** 1.5)
+    norm = math.sqrt(float(largest)) / sum(roots)
+    text = (
+        "expected the largest singular value of independent entries, found"
+        f" {norm:.3g} times that: is a matrix of low rank added?"
+    )
+    return InitFinding(name, "spectrum", p, text)
+
+
+def correlation_tests(
+    numbers: Mapping[str, Any], expected: Mapping[str, Parameter]
+) -> Iterator[InitFinding]:
+    """Correlations of parameters that are independent by their laws.
+
+    There is one test for each parameter, of all its pairs with earlier ones.
+    """
+    names = [
+        name
+        for name in numbers
+        if name in expected and expected[name].law in INDEPENDENT
+    ]
+    # others are found by themselves
+    names = [name for name in names if bool(torch.isfinite(numbers[name]).all())]
+    if len(names) < 2:
+        return
+    rows = np.zeros((len(names), PREFIX))
+    counts = np.zeros(len(names))
+    for k, name in enumerate(names):
+        x = numbers[name].detach().reshape(-1)[:PREFIX].double().cpu().numpy()
+        x = x - expected[name].mean
+        rows[k, : x.size] = x / max(math.sqrt(float(np.mean(x**2))), 1e-300)
+        counts[k] = x.size
+    products = rows @ rows.T
+    z = products / np.sqrt(np.minimum.outer(counts, counts))
+    # too few entries for a normal law of the product
+    z[counts[:, None] * counts < 64 * 64] = 0.0
+    for k in range(1, len(names)):
+        other = int(np.argmax(np.abs(z[k, :k])))
+        r = float(products[k, other] / min(counts[k], counts[other]))
+        p = min(1.0, k * two_sided(z[k, other]))  # of k pairs
+        relation = "the same numbers" if abs(r) > 0.999 else f"correlation {r:.2f}"
+        text = f"expected draws independent of {names[other]}, found {relation}"
+        yield InitFinding(names[k], "independence", p, text)
+
+
+# Laws that only samples show
+
+
+def _tests_against_samples(
+    name: str, x: Floats, samples: Sequence[Floats]
+) -> Iterator[InitFinding]:
+    """The test of a tensor against samples of a law that is not i.i.d.
+
+    Each summary of the tensor is compared with its mean and standard deviation over the
+    samples, by Student's law.
+    """
+    from scipy import stats
+
+    summaries = [_summaries(sample) for sample in samples]
+    real = _summaries(x)
+    error = math.sqrt(1 + 1 / len(samples))
+    for what, value in real.items():
+        values = np.array([summary[what] for summary in summaries])
+        centre, spread = float(values.mean()), float(values.std(ddof=1))
+        rounding = 1e-4 * max(1.0, abs(centre))
+        t = (value - centre) / (error * math.hypot(spread, rounding))
+        p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))
+        label, text = what, f"expected {centre:.4g}, found {value:.4g}"
+        if what in ("size", "largest"):
+            label = "std" if what == "size" else "tails"
+            text = f"expected {math.exp(centre):.4g}, found {math.exp(value):.4g}"
+            text += f", {math.exp(value - centre):.3g} times as large"
+        if what.startswith("part "):
+            label, ratio = "rows", math.exp(value - centre)
+            text = f"expected {what} of its size, found it {ratio:.3g} times as large"
+        yield InitFinding(name, label, min(1.0, p), text)
+
+
+def _summaries(x: Floats) -> dict[str, float]:
+    """Numbers that describe a tensor: sizes, of the whole and of parts, and angles."""
+    size = math.sqrt(float(np.mean(x**2))) + 1e-300
+    summaries = {
+        "size": math.log(size),
+        "mean": float(x.mean()) / size,
+        "largest": math.log(float(np.abs(x).max()) + 1e-300),
+    }
+    lines = x.reshape(len(x), -1) if x.ndim else x.reshape(1, 1)
+    for count in NUMBERS_OF_PARTS:
+        if len(lines) % count == 0 and x.size // count >= FEWEST_LINES:
+            parts = lines.reshape(count, -1)
+            for k, part in enumerate(parts):
+                of_part = math.sqrt(float(np.mean(part**2))) + 1e-300
+                summaries[f"part {k + 1} of {count}"] = math.log(of_part / size)
+            break
+    if min(lines.shape) >= 2:
+        short = lines if lines.shape[0] <= lines.shape[1] else lines.T
+        gram = short[:LARGEST_GRAM, :LONGEST_ROWS]
+        gram = gram @ gram.T / (gram.shape[1] * size**2)
+        off = gram - np.diag(np.diag(gram))
+        summaries["independence"] = math.sqrt(float(np.mean(off**2)))
+    return summaries

@@ -1,0 +1,93 @@
+"""Tests of parameters that ranks drew in parts, and of adapters of low rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..reader._laws import INDEPENDENT, Parameter
+from ._init_tests import InitFinding, normal_score
+from ._parameter_tests import FEWEST, KURTOSIS, PREFIX, _most_correlated
+from ._weights import Shards
+
+
+def shard_tests(
+    name: str, p: Any, law: Parameter, shards: Shards
+) -> Iterator[InitFinding]:
+    """The tests that shards are independent draws of one law."""
+    from scipy import stats
+
+    if law.law not in INDEPENDENT or len(shards.sizes) < 2:
+        return
+    parts = [
+        part.detach().double().cpu().numpy().ravel() - law.mean
+        for part in shards.parts(p)
+    ]
+    count = min(part.size for part in parts)
+    if count < FEWEST:
+        return
+    pair = _most_correlated(np.array([part[: min(count, PREFIX)] for part in parts]), 0)
+    relation = f"correlation {pair.correlation:.2f}"
+    if abs(pair.correlation) > 0.999:
+        relation = "the same numbers"
+    text = (
+        f"expected independent shards, found {relation} in two of {len(parts)} shards"
+        f" along axis {shards.axis}: are the seeds of ranks equal?"
+    )
+    yield InitFinding(name, "independence", pair.p, text)
+    squares = np.array([np.mean(part**2) for part in parts])
+    sizes = np.array([part.size for part in parts])
+    freedom = 2 / (KURTOSIS.get(law.law, law.kurtosis) - 1) * sizes
+    common = float(squares @ sizes) / float(sizes.sum())
+    scores = np.array(
+        [
+            normal_score(square / common, degrees)
+            for square, degrees in zip(squares, freedom, strict=True)
+        ]
+    )
+    p_value = float(
+        stats.chi2.sf(np.sum((scores - scores.mean()) ** 2), len(parts) - 1)
+    )
+    stds = np.sqrt(squares)
+    text = (
+        f"expected one std in all {len(parts)} shards, found {stds.min():.4g} to"
+        f" {stds.max():.4g}"
+    )
+    yield InitFinding(name, "rows", p_value, text)
+
+
+# the two matrices of an adapter, by the names that libraries give them
+FIRST = re.compile(
+    r"(?P<start>.*\b(?:lora|dora|ada)_)(?:A|a|down|embedding_A)\b(?P<end>.*)"
+)
+SECOND = {"A": "B", "a": "b", "down": "up", "embedding_A": "embedding_B"}
+
+
+def adapter_tests(numbers: Mapping[str, Any]) -> Iterator[InitFinding]:
+    """The tests that adapters of low rank change nothing at step 0, and can learn."""
+    for first, second in _adapters(numbers):
+        is_zero = [not bool(numbers[name].detach().any()) for name in (first, second)]
+        if all(is_zero):
+            text = f"expected random numbers, found 0 here and in {second}: no gradient"
+            yield InitFinding(first, "value", 0.0, text)
+        size = float(numbers[second].detach().double().std(correction=0))
+        text = (
+            f"expected 0 in every entry, found std {size:.3g}: the adapter changes the"
+            " model at step 0"
+        )
+        yield InitFinding(second, "value", float(any(is_zero)), text)
+
+
+def _adapters(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names of both matrices of each adapter."""
+    for name in numbers:
+        match = FIRST.fullmatch(name)
+        if match is None:
+            continue
+        kind = name[match.end("start") : match.start("end")]
+        other = f"{match['start']}{SECOND[kind]}{match['end']}"
+        if other in numbers:
+            yield name, other
