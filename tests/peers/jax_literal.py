@@ -50,8 +50,8 @@ def initialised(model, inputs, seed, options):
     leaves = jax.tree.leaves(tree)
     named = ByPath(zip(parts.leaves.names, map(as_double, leaves), strict=True))
     with jax.enable_x64(True):
-        double = jax.tree.map(as_double, tree)
-        given = [as_double(x) for x in parts.inputs]
+        double = jax.tree.map(jax.numpy.asarray, jax.tree.map(as_double, tree))
+        given = [jax.numpy.asarray(as_double(x)) for x in parts.inputs]
         result = parts.functions.apply(double, *given, **options)
     return [np.asarray(x, dtype=float) for x in jax.tree.leaves(result)], named
 
