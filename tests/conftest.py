@@ -1,11 +1,22 @@
-"""What all tests share: an interrupt is heard, and garbage is looked for less often;
-audits without pictures.
+"""What all tests share: an interrupt is heard, garbage is looked for less often, and the
+clock fails no test; audits without pictures.
 """
 
 import gc
 import signal
 
 import pytest
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass  # tests in a browser and in Pyodide do without it
+else:
+    # How long an example takes says nothing about it where the machine is busy.
+    settings.register_profile(
+        "any clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any clock")
 
 # A shell that runs the suite in the background lets it ignore interrupts, and processes
 # that tests begin inherit that.

@@ -10,6 +10,11 @@ from importlib import import_module as _import_module
 # Module → what tests use of it; `name as other` where two modules have the same name
 _NAMES = {
     "netsor._array_api": ("one_blas_thread",),
+    "netsor._familiar_names": (
+        "FUNCTIONS as FAMILIAR_FUNCTIONS",
+        "PROGRAMS as FAMILIAR_METHODS_OF_PROGRAMS",
+        "VALUES as FAMILIAR_METHODS_OF_VALUES",
+    ),
     "netsor._sobol": ("Sobol",),
     "netsor._validate": (
         "ArgumentError",
@@ -26,6 +31,7 @@ _NAMES = {
         "TraceIndexError",
         "whole",
     ),
+    "netsor.cli._argument_values": ("parts_of", "value_of"),
     "netsor.cli._main": ("Watch",),
     "netsor.cli._options": (
         "cli",
@@ -306,6 +312,11 @@ _NAMES = {
     ),
     "netsor.laws._mixture": ("Mixture",),
     "netsor.laws._mixture_components": ("compress",),
+    "netsor.laws._power_law": (
+        "Exponent",
+        "Fit",
+        "fit",
+    ),
     "netsor.laws.attention._attention_head": (
         "Head",
         "head_rule",
@@ -577,9 +588,6 @@ _NAMES = {
     ),
     "netsor.studies.coord_check._rules": (
         "advice",
-        "Exponent",
-        "Fit",
-        "fit",
         "GROWS",
         "judged",
         "KEPT",

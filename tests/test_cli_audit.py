@@ -363,6 +363,12 @@ def test_audit_compares_several_models_and_sweeps(folder, monkeypatch):
     assert text.splitlines()[0] == "Prefer “std_q=0.02” (better entropy)."
     whole = netsor(*words, "--sweep", "layers=1,2,3", cwd=folder).stdout
     assert "layers         1         2         3" in whole
+    by_norm = netsor(
+        *words, "--sweep", "norm=layer,rms", "--out", "norms", cwd=folder
+    ).stdout
+    assert "tiny, norm=layer and tiny, norm=rms. " in by_norm
+    page = (folder / "norms" / "report.html").read_text()
+    assert 'id="figure-mean_square-swept"' in page
     (folder / "other.json").write_text(json.dumps({**CONFIG, "n_layer": 3}))
     three = netsor(
         *words, "--compare", "other.json", "--compare", "tiny.json", cwd=folder
@@ -502,17 +508,17 @@ BAD = {
         "tiny.json",
         "--sweep",
         "std",
-    ): "'--sweep': 'std' must be written field=number,number,…, as std=0.005,0.01",
+    ): "'--sweep': 'std' must be written field=value,value,…, as std=0.005,0.01",
     (
         "tiny.json",
         "--sweep",
         "std=0.1,x",
-    ): "'--sweep': 'std=0.1,x' must be written field=number",
+    ): "--sweep std='x' must be a finite number, 0 or from",
     (
         "tiny.json",
         "--sweep",
-        "norm=layer,rms",
-    ): "'--sweep': 'norm=layer,rms' must be written field=number",
+        "norm=layer,rmsnorm",
+    ): "--sweep norm='rmsnorm' must be 'layer' or 'rms'",
     (
         "tiny.json",
         "--sweep",
@@ -522,7 +528,7 @@ BAD = {
         "tiny.json",
         "--sweep",
         "std=0.1",
-    ): "--sweep std must be over two numbers or more, each once",
+    ): "--sweep std must be over two numbers or words, or more, each once",
     (
         "tiny.json",
         "--sweep",

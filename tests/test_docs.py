@@ -29,6 +29,7 @@ BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
 FEW = {"scale.md", "signal.md"}  # in a quick run with few draws
 LONG = FEW | {
+    "architectures.md",
     "bayes.md",
     "howto.md",
     "laws.md",

@@ -11,9 +11,13 @@ import sys
 import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import netsor as ns
+from tests.internals import FAMILIAR_FUNCTIONS as FUNCTIONS
+from tests.internals import FAMILIAR_METHODS_OF_PROGRAMS as PROGRAMS
+from tests.internals import FAMILIAR_METHODS_OF_VALUES as VALUES
 from tests.internals import _options, backends, language
 
 API = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
@@ -87,6 +91,47 @@ def test_dir_lists_public_names_only_and_misspelt_names_get_a_hint():
     ] == ns.__all__
     with pytest.raises(AttributeError, match=r"did you mean ns\.AttentionRegressor"):
         _ = ns.AttentionRegresor
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "remedy"),
+    [
+        (ns, "batch_norm", r"Architectures in ten lines"),
+        (ns, "softplus", r"np\.logaddexp"),
+        (ns.nn, "conv", r"ns\.concat\(x\[windows\]"),
+        (ns.nn, "atention", r"did you mean ns\.nn\.attention\?"),
+        (ns.gaussian(8, 3), "max", r"p\.max\(axis=-1\)"),
+        (ns.Program(ns.gaussian(8)), "ntk", r"ns\.ntk\(p\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_names_of_other_libraries_get_a_remedy(owner, name, remedy):
+    with pytest.raises(AttributeError, match=remedy):
+        getattr(owner, name)
+
+
+def test_every_name_in_a_remedy_exists():
+    owners = {"x": ns.gaussian(8, 3), "net": ns.Program(ns.gaussian(8)), "ns": ns}
+    owners |= {"p": ns.normal(3), "np": np, "law": ns.Program(ns.gaussian(8)).law()}
+    remedies = [*FUNCTIONS.values(), *VALUES.values(), *PROGRAMS.values()]
+    chains = {
+        chain
+        for remedy in remedies
+        for chain in re.findall(r"\b(?:ns|x|net|np|law)(?:\.[a-zA-Z_]\w*)+", remedy)
+    }
+    assert len(chains) > 40
+    for chain in sorted(chains):
+        first, *attributes = chain.split(".")
+        value = owners[first]
+        for attribute in attributes:
+            value = getattr(value, attribute)
+
+
+def test_no_hint_is_for_a_name_that_exists():
+    assert not set(FUNCTIONS) & set(ns.__all__)
+    assert not [name for name in FUNCTIONS if hasattr(ns.nn, name)]
+    assert not [name for name in VALUES if hasattr(ns.gaussian(8, 3), name)]
+    assert not [name for name in PROGRAMS if hasattr(ns.Program(ns.normal()), name)]
 
 
 @pytest.mark.slow

@@ -85,17 +85,14 @@ def _hint(name: str) -> str:
     """What the user of a name that does not exist may have meant, or nothing."""
     if name.startswith("_"):  # Python itself looks these up
         return ""
-    import difflib  # slow to import, and seldom needed
-
     import numpy as np
 
-    hint = ""
-    near = difflib.get_close_matches(name, [*__all__, *_OPTIONAL], n=1, cutoff=0.75)
-    if near:
-        hint += f"; did you mean ns.{near[0]}?"
-    if isinstance(getattr(np, name, None), np.ufunc):
-        hint += (
+    from ._familiar_names import FUNCTIONS, hint
+
+    suggestion = hint(name, FUNCTIONS, [*__all__, *_OPTIONAL], prefix="ns.")
+    if name not in FUNCTIONS and isinstance(getattr(np, name, None), np.ufunc):
+        suggestion += (
             f"; of coordinates write ns.nonlin(np.{name}, x), of scalars"
             f" ns.apply(np.{name}, p)"
         )
-    return hint
+    return suggestion

@@ -31,16 +31,21 @@ class Sobol:
         (rng,) = rng.spawn(1)  # as scipy does
         exponents = np.arange(BITS, dtype=np.uint32)
         powers = 2**exponents
+
         shift_digits = rng.integers(2, size=(dimension, BITS), dtype=np.uint32)
         self._shift: Integers = shift_digits @ powers  # (dimension,)
+
         # the digits of each coordinate are mixed by a random matrix mod 2; a lower
         # triangle keeps the leading digits, on which the balance of the set depends
-        below = rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32)
-        mixing = np.tril(below, -1) + np.eye(BITS)
+        random_digits = rng.integers(2, size=(dimension, BITS, BITS), dtype=np.uint32)
+        mixing = np.tril(random_digits, -1) + np.eye(BITS)
+
         # (dimension, BITS, digits), the leading digit first
-        digits = _directions(dimension)[..., None] >> exponents[::-1] & 1
-        mixed = (digits @ np.swapaxes(mixing, 1, 2)).astype(np.uint32) % 2
-        self._vectors = (mixed @ powers[::-1]).T  # (BITS, dimension)
+        direction_numbers = _directions(dimension)
+        digits = direction_numbers[..., None] >> exponents[::-1] & 1
+        products = digits @ np.swapaxes(mixing, 1, 2)
+        mixed_digits = products.astype(np.uint32) % 2
+        self._vectors = (mixed_digits @ powers[::-1]).T  # (BITS, dimension)
         self._count = 0  # number of points so far
 
     def random(self, count: int) -> npt.NDArray[np.float64]:
@@ -51,16 +56,19 @@ class Sobol:
         levels = int(count - 1).bit_length()
         assert start % 2**levels == 0
         self._count += count
+
         # point i is the sum mod 2 of the vectors at the digits of the Gray code of i;
         # the code is linear, and reflected
-        gray = start ^ (start >> 1)
-        digits_of_one = [j for j in range(BITS) if gray >> j & 1]
+        gray_code = start ^ (start >> 1)
+        digits_of_one = [j for j in range(BITS) if gray_code >> j & 1]
         vectors = self._vectors[digits_of_one]
-        first = np.bitwise_xor.reduce(vectors, axis=0, initial=0).astype(np.uint32)
-        points = first[None] ^ self._shift
+        unshifted = np.bitwise_xor.reduce(vectors, axis=0, initial=0)
+        points = unshifted.astype(np.uint32)[None] ^ self._shift  # the first point
+
         # each level reflects the points so far, with one more digit
         for j in range(levels):
-            points = np.concatenate([points, points[::-1] ^ self._vectors[j]])
+            reflected = points[::-1] ^ self._vectors[j]
+            points = np.concatenate([points, reflected])
         return np.asarray(points[:count] * 2.0**-BITS)
 
 
@@ -71,16 +79,18 @@ def _directions(dimension: int) -> Integers:
     """
     with np.load(NUMBERS) as table:
         polynomials = table["poly"][:dimension].astype(np.int64)
-        first_numbers = table["vinit"][:dimension].astype(np.int64)
+        initial_numbers = table["vinit"][:dimension].astype(np.int64)
     directions = np.ones((dimension, BITS), np.int64)
     for row in range(1, dimension):
         numbers = directions[row]
         polynomial = polynomials[row]  # its coefficients as binary digits
         degree = int(polynomial).bit_length() - 1
-        numbers[:degree] = first_numbers[row, :degree]
+        numbers[:degree] = initial_numbers[row, :degree]
         for j in range(degree, BITS):
             numbers[j] = numbers[j - degree]
             for k in range(1, degree + 1):
-                if polynomial >> (degree - k) & 1:
+                coefficient = polynomial >> (degree - k) & 1
+                if coefficient:
                     numbers[j] ^= numbers[j - k] << k
-    return (directions << np.arange(BITS)[::-1]).astype(np.uint32)
+    shifts = np.arange(BITS)[::-1]
+    return (directions << shifts).astype(np.uint32)

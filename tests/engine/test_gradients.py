@@ -20,7 +20,7 @@ LEVEL = 1e-8  # of the smallest of some 20 p-values
 
 @seed(20)
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -30,7 +30,7 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 
 
 @seed(31)
-@settings(max_examples=12, **QUIET)
+@settings(max_examples=8, **QUIET)
 @given(built=stepped(grow=4))
 def test_one_step_matches_the_reference_interpreter(built):
     b = literal_draws(built.net, 300, **built.widths)
@@ -43,7 +43,7 @@ def test_one_step_matches_the_reference_interpreter(built):
 
 
 @seed(32)
-@settings(max_examples=6, **QUIET)
+@settings(max_examples=4, **QUIET)
 @given(built=stepped(grow=2, steps=3))
 def test_several_steps_match_the_reference_interpreter(built):
     b = literal_draws(built.net, 300, **built.widths)

@@ -36,6 +36,24 @@ def test_norms_with_eps_are_known_to_be_bounded():
     assert [p.verdict for p in report.points if p.name == BOUNDED] == ["proved"]
 
 
+def test_printed_report_groups_violations_by_line():
+    x = ns.gaussian(ns.Width("n"), 3)
+    for _ in range(4):
+        x = ns.rms_norm(x + ns.nn.attention(x, heads=1))
+    report = ns.Program(x).check()
+    lines = str(report).splitlines()
+    assert sum(len(point.violations) for point in report.points) > 15
+    assert len(lines) < 45
+    assert any("and" in line and "more: multiplies" in line for line in lines)
+
+
+def test_points_about_scores_are_left_out_without_scores():
+    n = ns.Width("n")
+    report = ns.Program(ns.relu(ns.weight(n, n) @ ns.gaussian(n))).check()
+    assert not [point.name for point in report.points if "score" in point.name]
+    assert "Assumption 3.1" not in str(report)
+
+
 def test_findings_name_the_value_the_line_and_the_reason():
     report = ns.Program(tied()).check()
     assert any(

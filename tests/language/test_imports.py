@@ -14,9 +14,21 @@ ROOT = Path(netsor.__file__).parent
 
 
 @cache
-def parsed(text):
-    """All nodes of a file."""
-    return list(ast.walk(ast.parse(text)))
+def from_imports(text):
+    """All statements `from … import …` of a file, wherever they stand."""
+    statements = []
+    pending = [ast.parse(text)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.ImportFrom):
+            statements.append(node)
+        for field in BLOCKS:
+            pending += getattr(node, field, [])
+    return statements
+
+
+# fields that hold statements: those of expressions, which are many, hold none
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 FILES = {path.relative_to(ROOT).with_suffix("").parts for path in ROOT.rglob("*.py")}
@@ -27,8 +39,8 @@ def imports(text, here, files):
     file that is run for it.
     """
     found = set()
-    for node in parsed(text):
-        if isinstance(node, ast.ImportFrom) and node.level:
+    for node in from_imports(text):
+        if node.level:
             folder = (
                 *here[: -node.level],
                 *(node.module.split(".") if node.module else ()),
@@ -137,6 +149,7 @@ ROOMS = (
     "_array_api",
     "_sobol",
     "_validate",
+    "_familiar_names",
 )
 
 
@@ -144,9 +157,9 @@ def rooms_of(path):
     """The other rooms that a file imports."""
     inside = path.relative_to(ROOT).parts
     found = set()
-    for node in parsed(path.read_text()):
+    for node in from_imports(path.read_text()):
         # from the package itself
-        if isinstance(node, ast.ImportFrom) and node.level == len(inside):
+        if node.level == len(inside):
             names = (
                 [node.module] if node.module else [alias.name for alias in node.names]
             )
@@ -239,8 +252,8 @@ def test_tests_import_private_names_from_one_file():
     for path in folder.rglob("*.py"):
         if path.name == "internals.py":
             continue
-        for node in parsed(path.read_text()):
-            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+        for node in from_imports(path.read_text()):
+            if node.level or not node.module:
                 continue
             if node.module.split(".")[0] == "netsor":
                 private |= {

@@ -12,6 +12,8 @@ import netsor as ns
 from netsor import inf
 from tests.internals import _correction, difference
 
+from ..keep import keep
+
 n = ns.Width("n")
 
 
@@ -93,7 +95,7 @@ def test_the_density_moves_by_its_correction():
     assert np.sum(found.pdf(grid)) * 0.006 == pytest.approx(0, abs=1e-6)  # mass stays 1
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", keep(LAYERS, "correlated tokens of one matrix"))
 def test_variance_and_kurtosis_at_a_finite_width(name):
     net, width = LAYERS[name], 128
     limit = net.law(n=inf, draws=50_000)
@@ -437,7 +439,12 @@ TWO_TOKENS = {  # tokens, B, query, σ_q, shares of widths, and options
 }
 
 
-@pytest.mark.parametrize("name", TWO_TOKENS)
+@pytest.mark.parametrize(
+    "name",
+    keep(
+        TWO_TOKENS, "x and −x", "norms 1 and 0.001", "data of all sizes", "wide heads"
+    ),
+)
 def test_correction_of_two_tokens_matches_a_grid(name):
     """Rules of 16 and 24 nodes agreed on wrong numbers: total variations of 260 and
     1.35 instead of 0.72 and 1.02.

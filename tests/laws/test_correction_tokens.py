@@ -8,6 +8,7 @@ import pytest
 import netsor as ns
 from netsor import inf
 
+from ..keep import keep
 from .test_correction import layer, n
 
 COMBINE = np.array([[1.0, 0.5, 0.0, 0.0], [0.0, 1.0, -0.3, 0.2], [0.5, 0.0, 0.0, 1.0]])
@@ -118,7 +119,9 @@ def agrees(first, value, error):
     assert error[1] < 0.03 * abs(value[1])
 
 
-@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize(
+    "name", keep(COMBINED, "chosen", "a mean", "a skip connection", "joined")
+)
 def test_combinations_of_gaussian_vectors(name):
     program, tokens, limit = COMBINED[name]
     agrees(layer(program()).law(n=inf).correction(), *simulated(tokens, limit))

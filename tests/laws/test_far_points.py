@@ -12,6 +12,8 @@ from scipy import stats
 import netsor as ns
 from tests.internals import Provenance
 
+from ..keep import keep
+
 ORIGIN = Provenance("exact", "made for a test")
 SIZE = 2000
 BLUR = 0.1
@@ -122,7 +124,7 @@ def log_density_of_product(y, width=64):
     return float(np.logaddexp.reduce(log_weights + log_normals))
 
 
-@pytest.mark.parametrize("y", [3.0, 15.0, 40.0, 70.0, 200.0])
+@pytest.mark.parametrize("y", keep([3.0, 15.0, 40.0, 70.0, 200.0], 3.0, 15.0, 200.0))
 def test_kl_error_covers_where_no_replica_of_the_second_law_reaches(y):
     """A narrow Gaussian at y has KL = −entropy − log f(y), up to its width."""
     width = 1e-4
@@ -133,7 +135,7 @@ def test_kl_error_covers_where_no_replica_of_the_second_law_reaches(y):
     assert found.error < 1.1 * found.value
 
 
-@pytest.mark.parametrize("y", [50.0, 60.0])
+@pytest.mark.parametrize("y", keep([50.0, 60.0], 60.0))
 def test_kl_error_stays_small_where_replicas_agree_far_out(y):
     law = product_law(500, width=10**8)
     log_density = law.with_error.logpdf(y)

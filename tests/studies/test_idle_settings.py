@@ -7,7 +7,7 @@ function), its learning rates and eps.
 
 import itertools
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -131,13 +131,12 @@ def acts_or_is_refused(
     study, model, optimiser, eps, grow, number=0.25, like="mup", **lr
 ):
     """Every key, along the axis that it is about."""
-    told = {}
-    for key in KINDS_OF_KEYS:
-        axis = "depth" if key[-1] == "depth" else "width"
-        if axis == "depth" and study is SweepRequest:
-            # a sweep is at the model's own depth, where all parametrisations agree
-            continue
-        how = {
+    # a sweep is at the model's own depth, where all parametrisations agree
+    axes = ("width",) if study is SweepRequest else ("width", "depth")
+    unchanged = parametrisation({"name": "mine", "like": like}, optimiser)
+    options, base = {}, {}
+    for axis in axes:
+        options[axis] = {
             "optimiser": optimiser,
             "eps": eps,
             "ids": (1, 2),
@@ -145,21 +144,19 @@ def acts_or_is_refused(
             **AXES[axis],
             **lr,
         }
-        how |= {"grow": grow} if axis == "width" else {}
-        base = seen(
-            study(
-                model,
-                (parametrisation({"name": "mine", "like": like}, optimiser),),
-                **how,
-            )
-        )
-        content = file_of(key, number, like)
+        if axis == "width":
+            options[axis]["grow"] = grow
+        base[axis] = seen(study(model, (unchanged,), **options[axis]))
+    told = {}
+    for key in KINDS_OF_KEYS:
+        axis = "depth" if key[-1] == "depth" else "width"
+        if axis not in axes:
+            continue
+        changed = partial(parametrisation, file_of(key, number, like), optimiser)
         found = outcome(
-            lambda given=content, how=how: study(
-                model, (parametrisation(given, optimiser),), **how
-            )
+            lambda rule=changed, how=options[axis]: study(model, (rule(),), **how)
         )
-        assert found != base, f"{'.'.join(key)} is ignored"
+        assert found != base[axis], f"{'.'.join(key)} is ignored"
         if isinstance(found, str):
             told[".".join(key)] = found
             assert re.match(
@@ -295,13 +292,29 @@ def test_matrices_count_if_one_of_them_does():
         )
 
 
+def of_rates(name, **lr):
+    """A request with these learning rates."""
+    return CheckRequest(
+        MODELS[name],
+        (parametrisation("mup", "sgd"),),
+        widths=(16, 32),
+        ids=(1, 2),
+        targets=(2, 3),
+        **lr,
+    )
+
+
+@lru_cache
+def unchanged(name):
+    """What is seen without another learning rate."""
+    return seen(of_rates(name))
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learning_rate_of_a_kind_acts_or_is_refused(name, kind):
-    how = {"widths": (16, 32), "ids": (1, 2), "targets": (2, 3)}
-    rules = (parametrisation("mup", "sgd"),)
-    found = outcome(lambda: CheckRequest(MODELS[name], rules, lr={kind: 0.5}, **how))
-    assert found != seen(CheckRequest(MODELS[name], rules, **how))
+    found = outcome(lambda: of_rates(name, lr={kind: 0.5}))
+    assert found != unchanged(name)
     assert isinstance(found, str) == (kind in absent_kinds(MODELS[name]))
     if isinstance(found, str):
         assert f"lr={kind!r} must be for a kind of weight of gpt2" in found.replace(

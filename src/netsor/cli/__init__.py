@@ -2,7 +2,7 @@
 fast.
 """
 
-from . import _program_commands, _study_commands  # noqa: F401 (each adds its commands)
+from . import _check_run_command, _program_commands, _study_commands  # noqa: F401 (each adds its commands)
 from ._main import main
 
 __all__ = ["main"]

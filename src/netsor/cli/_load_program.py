@@ -6,7 +6,6 @@ FILE is executed. Whatever it raises becomes a usage error in one line.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import math
@@ -26,6 +25,7 @@ from ..language.values._graph import topological_order, widths_of
 from ..language.values._width import bind_widths
 from ..programs._named_program import NamedProgram
 from ..programs._program import Program
+from ._argument_values import literal, value_of
 from ._options import INFINITE
 
 # click calls our commands: an error placed there is at no line of the user
@@ -121,7 +121,6 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
             " a name, as net.py:layer[0]"
         )
     texts = named_values("--arg", arguments)
-    values = {name: _literal(text) for name, text in texts.items()}
     if module_name.endswith(".py") and not Path(module_name).exists():
         raise UsageError(f"FILE {shown(module_name)} does not exist")
     with users_code(f"FILE {shown(module_name)} cannot be imported"):
@@ -134,7 +133,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
         if defined:
             message += f", which defines {', '.join(defined[:MAX_LISTED])}"
         raise UsageError(message)
-    part = None if match["index"] is None else _literal(match["index"].strip())
+    part = None if match["index"] is None else literal(match["index"].strip())
+    values = {name: _argument(name, text, module) for name, text in texts.items()}
     return NamedProgram(module_name, match["name"], value, part, values)
 
 
@@ -207,12 +207,10 @@ def named_values(option: str, texts: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _literal(text: str) -> Any:
-    """A value from a Python literal; any other text is a string."""
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return text
+def _argument(name: str, text: str, module: Any) -> Any:
+    """The value of --arg name=text, in which names are those of the user's module."""
+    with users_code(f"--arg {shown(f'{name}={text}')} cannot be read"):
+        return value_of(text, module)
 
 
 def bound_widths(net: Program, binds: Sequence[str]) -> dict[str, float]:
@@ -222,7 +220,7 @@ def bound_widths(net: Program, binds: Sequence[str]) -> dict[str, float]:
     """
     values: dict[str, Any] = {}
     for name, text in named_values("--bind", binds).items():
-        values[name] = math.inf if text.lower() in INFINITE else _literal(text)
+        values[name] = math.inf if text.lower() in INFINITE else literal(text)
     # of the whole program: a name on the command line is no error if the selected
     # outputs do not depend on that width
     widths = widths_of(topological_order(net._whole))

@@ -177,16 +177,25 @@ def _width(word: str) -> float:
     return math.inf if word.strip().lower() in INFINITE else int(word)
 
 
-def _swept(text: str) -> tuple[str, tuple[float, ...]]:
-    """A field and its values; integers if the field takes integers."""
-    from ..models import settings
+def _swept(text: str) -> tuple[str, tuple[float | str, ...]]:
+    """A field and its values: integers if the field takes integers, numbers or words.
 
-    field, values = text.split("=")
-    numbers = []
-    for value in values.split(","):
-        setting = settings([f"{field}={value}"])[field.strip()]
-        numbers.append(setting if isinstance(setting, int) else float(setting))
-    return field.strip(), tuple(numbers)
+    A value with a call in it keeps its text, which FILE:PROGRAM evaluates.
+    """
+    from ..models import settings
+    from ._argument_values import literal, parts_of
+
+    field, _, texts = text.partition("=")
+    values: list[float | str] = []
+    for word in parts_of(texts):
+        setting = settings([f"{field}={word}"])[field.strip()]
+        number = literal(word)
+        if isinstance(setting, str) and isinstance(number, int | float):
+            setting = number
+        values.append(setting)
+    if "" in values:
+        raise ValueError
+    return field.strip(), tuple(values)
 
 
 def _several(name: str, parse: Callable[[str], float], allowed: str) -> Text:
@@ -205,7 +214,7 @@ WIDTHS = _several(
 )
 RATES = _several("X,…", float, "numbers with commas between, as 0.01,0.02,0.04")
 SWEEP = Text(
-    "FIELD=A,B,…", _swept, "written field=number,number,…, as std=0.005,0.01,0.02"
+    "FIELD=A,B,…", _swept, "written field=value,value,…, as std=0.005,0.01,0.02"
 )
 POSITIVE = number()
 WIDTH = number(inf=True, why=" or inf")

@@ -28,7 +28,7 @@ from ..studies import Request as StudyRequest
 from ..studies._training import call_build, is_function, subject_of
 from ..studies.audit import AuditStudy, read_from_module
 from ..studies.audit._baseline import Baseline, summary
-from ..studies.audit._request import Request
+from ..studies.audit._request import Request, Swept, swept_text
 from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._rules import rule_name
 from ._load_program import (
@@ -313,7 +313,7 @@ class _AuditSubjects:
     compare: Sequence[str]
     others: Sequence[str]  # --compare-set
     recipes: Sequence[str]  # --compare-recipe
-    swept: tuple[str, tuple[float, ...]] | None  # --sweep: a field and its values
+    swept: Swept | None  # --sweep: a field and its values
     binds: Sequence[str]
     arguments: Sequence[str]  # --arg
 
@@ -394,7 +394,8 @@ def _audited_programs(
         for value in values:
             arguments = [*subjects.arguments, f"{field}={value}"]
             program = _program(subjects.model, subjects.binds, arguments, inputs)
-            programs.append(program.replace(f"{program.name}, {field}={value:g}"))
+            name = f"{program.name}, {field}={swept_text(value)}"
+            programs.append(program.replace(name))
     else:
         for target in (subjects.model, *subjects.compare):
             programs.append(
@@ -411,7 +412,7 @@ def _audited_programs(
 
 def _audited_models(
     subjects: _AuditSubjects,
-) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]] | None]:
+) -> tuple[tuple[Transformer, ...], Swept | None]:
     """(models, swept): MODEL and those that it is compared with, or with each value of
     --sweep; and the swept field with its values, None without a sweep.
     """

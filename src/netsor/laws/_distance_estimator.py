@@ -537,18 +537,23 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
     and errors of quadrature cancel with them.
     """
     f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
+    g_is_normal = g > MIN_DENSITY  # and does not underflow
+    safe_f = np.where(f > 0, f, 1.0)
+    safe_g = np.where(g > 0, g, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_g = np.where(g > MIN_DENSITY, np.log(np.where(g > 0, g, 1.0)), log_g)
-        log_ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
-        terms = np.where(f > 0, f * log_ratio, 0.0) - f + g
+        log_g = np.where(g_is_normal, np.log(safe_g), log_g)
+        log_ratio = np.log(safe_f) - log_g
+        divergence = np.where(f > 0, f * log_ratio, 0.0)
+        terms = divergence - f + g
+
         # Near f = g the three terms cancel. They are g·h(x) with x = (f − g)/g and h(x)
         # = (1 + x) log(1 + x) − x = x²/2 − x³/6 + x⁴/12 − …
         infinite = np.full(np.shape(f), np.inf)
-        x = np.divide(f - g, g, out=infinite, where=g > MIN_DENSITY)
-        near = np.abs(x) < 1e-3
-        x = np.where(near, x, 0.0)
+        x = np.divide(f - g, g, out=infinite, where=g_is_normal)
+        is_near = np.abs(x) < 1e-3
+        x = np.where(is_near, x, 0.0)
         series = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
-        return np.where(near, series, terms)
+        return np.where(is_near, series, terms)
 
 
 def paper_kl(

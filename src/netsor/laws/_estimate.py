@@ -53,11 +53,14 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     __slots__ = ("_parts", "error", "value")
 
     def __init__(self, value: Any, error: Any, sources: Sources = frozenset()) -> None:
+        """See the class."""
         self.value = value
         self.error = error
         # the independent errors whose sum is the error of this estimate, with signs:
         # e − e has one part, of size 0
         self._parts: dict[_ErrorKey, Any] = {(object(), sources): error}
+
+    # an estimate unpacks like the pair (value, error)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.value, self.error))
@@ -121,7 +124,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """The value alone; without this method numpy would read (value, error)."""
+        """Only the value; without this method numpy would read (value, error)."""
         return np.array(self.value, dtype=dtype)
 
     # Not numpy's equality (`numpy.equal` compares only values, entry by entry): two
@@ -169,6 +172,8 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
         if ufunc in _COMPARISONS:
             return ufunc(*values)[()]
         _check_operands(ufunc, inputs, values)
+
+        # the independent errors of the result
         with np.errstate(divide="ignore"):  # √x is infinitely steep at 0
             slopes = _SLOPES[ufunc](*values)
         errors: dict[_ErrorKey, Any] = {}
@@ -177,6 +182,7 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
                 continue
             for key, error in operand._parts.items():
                 errors[key] = errors.get(key, 0.0) + _product(slope, error)
+
         value = ufunc(*values)
         if np.ndim(value) == 0:
             value = value.item()
@@ -216,7 +222,8 @@ def _check_operands(
 def _product(slope: Any, error: Any) -> Any:
     """`slope * error`, where 0 times infinity is 0 and not NaN."""
     is_zero = (np.asarray(slope) == 0) | (np.asarray(error) == 0)
-    return np.where(is_zero, 0.0, np.where(is_zero, 0.0, slope) * error)
+    safe_slope = np.where(is_zero, 0.0, slope)
+    return np.where(is_zero, 0.0, safe_slope * error)
 
 
 # the derivatives of each function with respect to its arguments
@@ -296,7 +303,9 @@ def student(count: int, errors: float = 1.0) -> float:
         c2 = (5 * z**2 + 16 * z + 3) / 96
         c3 = (3 * z**3 + 19 * z**2 + 17 * z - 15) / 384
         return 1 + x * (c1 + x * (c2 + x * c3))
-    return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(errors))) / errors
+    probability = scipy.special.ndtr(errors)
+    quantile = float(scipy.special.stdtrit(count - 1, probability))
+    return quantile / errors
 
 
 def combined(*errors: Any) -> Any:
@@ -378,9 +387,10 @@ def _tail_errors(
     start = np.where(start > 0, start, largest)
 
     # σ from the mean of log(x/x_p) over the tail
-    in_tail = np.arange(len(deviation))[:, None] <= last
-    log_ratio = np.log(np.maximum(deviation, start)) - np.log(start)
-    log_ratio = np.where(in_tail, log_ratio, 0.0)
+    is_in_tail = np.arange(len(deviation))[:, None] <= last
+    log_start = np.log(start)
+    log_ratio = np.log(np.maximum(deviation, start)) - log_start
+    log_ratio = np.where(is_in_tail, log_ratio, 0.0)
     z_p = -_quantile(np.clip(p, 1e-300, 0.5))
     normal_density = np.exp(-(z_p**2) / 2) / math.sqrt(2 * math.pi)
     sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z_p)
@@ -388,11 +398,11 @@ def _tail_errors(
 
     # the logarithm of x_p e^(σ²/2 − σ z_p) Φ(σ − z_n)
     minus_z_n = _quantile(1 / count)
-    exponent = (
-        np.log(start) + sigma**2 / 2 - sigma * z_p + np.log(_cdf(sigma + minus_z_n))
-    )
+    log_probability = np.log(_cdf(sigma + minus_z_n))
+    exponent = log_start + sigma**2 / 2 - sigma * z_p + log_probability
     exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
-    return np.where(deviation[0] > 0, np.exp(exponent), 0.0)
+    has_deviations = deviation[0] > 0
+    return np.where(has_deviations, np.exp(exponent), 0.0)
 
 
 def tail_index(samples: Array) -> Array:
@@ -407,9 +417,10 @@ def tail_index(samples: Array) -> Array:
 
     def hill(count: int) -> Array:
         """The mean of log(x/x_0) of the `count` largest x, for the next smaller x_0."""
-        largest = np.maximum(falling[: count + 1], np.finfo(float).tiny)
-        logs = np.log(largest)
-        return np.asarray(np.mean(logs[:-1] - logs[-1], axis=0))
+        positive = np.maximum(falling[: count + 1], np.finfo(float).tiny)
+        logs = np.log(positive)
+        log_ratios = logs[:-1] - logs[-1]
+        return np.asarray(np.mean(log_ratios, axis=0))
 
     return np.minimum(hill(TAIL), hill(TAIL // 2))
 
@@ -417,6 +428,7 @@ def tail_index(samples: Array) -> Array:
 # Φ⁻¹ and Φ of few numbers, by the standard library: scipy.special takes a quarter of a
 # second to load
 def _cdf_of_number(x: float) -> float:
+    """Φ(x)."""
     return math.erfc(-x / math.sqrt(2)) / 2
 
 
@@ -441,19 +453,29 @@ def _largest_deviations(samples: Array, share: Array | None) -> _Deviations:
     samples: (draws, columns). `share` are the weights of the draws, None if equal.
     """
     if share is None:
-        size = np.abs(samples - np.median(samples, axis=0))
-        share_that_differs = np.mean(size > SAME * size.max(axis=0), axis=0)
-        # a partial sort, which is faster than a full one
-        first = max(len(size) - TAIL - 2, 0)
-        largest = np.partition(size, first, axis=0)[first:]
-        falling = np.sort(largest, axis=0)[::-1]
-        weight = np.full(falling.shape, 1 / len(samples))
-        return _Deviations(falling, weight, share_that_differs)
-    size = np.abs(samples - _weighted_median(samples, share))
-    share_that_differs = share @ (size > SAME * size.max(axis=0))
-    order = np.argsort(-size, axis=0)
-    falling = np.take_along_axis(size, order, axis=0)
-    return _Deviations(falling, share[order], share_that_differs)
+        median = np.median(samples, axis=0)
+    else:
+        median = _weighted_median(samples, share)
+    size = np.abs(samples - median)
+    differs = size > SAME * size.max(axis=0)
+
+    if share is not None:
+        order = np.argsort(-size, axis=0)
+        return _Deviations(
+            size=np.take_along_axis(size, order, axis=0),
+            weight=share[order],
+            share_that_differs=share @ differs,
+        )
+
+    # a partial sort, which is faster than a full one
+    start = max(len(size) - TAIL - 2, 0)
+    largest = np.partition(size, start, axis=0)[start:]
+    falling = np.sort(largest, axis=0)[::-1]
+    return _Deviations(
+        size=falling,
+        weight=np.full(falling.shape, 1 / len(samples)),
+        share_that_differs=np.mean(differs, axis=0),
+    )
 
 
 def _weighted_median(samples: Array, share: Array) -> Array:
@@ -462,7 +484,8 @@ def _weighted_median(samples: Array, share: Array) -> Array:
     samples: (draws, columns). The result has the shape (columns,).
     """
     order = np.argsort(samples, axis=0)
-    position = np.sum(np.cumsum(share[order], axis=0) < 0.5, axis=0)
+    mass = np.cumsum(share[order], axis=0)
+    position = np.sum(mass < 0.5, axis=0)
     position = np.minimum(position, len(order) - 1)  # if rounding leaves them below 1/2
     column = np.arange(samples.shape[1])
     return np.asarray(samples[order[position, column], column])
@@ -507,6 +530,7 @@ class Replicas:
     def __init__(
         self, number: int, weight: Array | None = None, count: float | None = None
     ) -> None:
+        """Weights are (number,) or None; see the class."""
         self.weight = weight  # None if equal
         self.weights = np.full(number, 1 / number) if weight is None else weight
         # the effective number of replicas
@@ -540,11 +564,12 @@ class Replicas:
         """
         if self.count == 1:
             return np.zeros(samples.shape[1:])
-        off = samples - self.mean(samples)
+        deviation = samples - self.mean(samples)
         # squares of deviations in units of the largest one do not overflow
-        scale = np.abs(off).max(axis=0)
-        unit = off / np.where(scale > 0, scale, 1.0)
-        root_mean_square = np.sqrt(np.tensordot(self._square, unit**2, axes=1))
+        scale = np.abs(deviation).max(axis=0)
+        relative = deviation / np.where(scale > 0, scale, 1.0)
+        mean_square = np.tensordot(self._square, relative**2, axes=1)
+        root_mean_square = np.sqrt(mean_square)
         # Bessel's correction
         unbiased = math.sqrt(self.count / max(self.count - 1, 0.5))
         factor = student(max(2, math.floor(self.count))) * unbiased
@@ -585,9 +610,10 @@ def proportion_error(share: Any, count: float) -> Any:
     # for z = 2 if that is more.
     errors = []
     for z in (1.0, 2.0):
-        half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-        off = z**2 / count * (0.5 - share)
-        errors.append(combined(off, half) / (1 + z**2 / count) / z)
+        variance = share * (1 - share) / count
+        half_width = z * np.sqrt(variance + z**2 / (4 * count**2))
+        offset = z**2 / count * (0.5 - share)
+        errors.append(combined(offset, half_width) / (1 + z**2 / count) / z)
     return student(max(2, int(count))) * np.maximum(*errors)
 
 
@@ -629,18 +655,25 @@ def jackknife(
         if count < 2 or not np.isfinite(value):
             continue
         weight = group.weight
+        remaining_weight = 1 - weight
         # the mean of this group without each of its blocks: (blocks, points)
-        lost = weight[:, None] * group.rows
-        means_without = (means[position] - lost) / (1 - weight[:, None])
+        contributions = weight[:, None] * group.rows
+        means_without = (means[position] - contributions) / remaining_weight[:, None]
         arguments = [*means]
         arguments[position] = means_without
         values_without = np.asarray(functional(*arguments))
-        bias += float(np.sum((1 - weight) * (values_without - value)))
+
+        bias += float(np.sum(remaining_weight * (values_without - value)))
         deviation = values_without - values_without.mean()
-        square = np.sum((1 - weight) * deviation**2)
+        square = np.sum(remaining_weight * deviation**2)
         errors.append(student(count) * float(np.sqrt(square)))
     counts = [len(group.rows) for group in groups if len(group.rows) > 1]
-    return Jackknife(value, bias, combined(*errors), min(counts, default=0))
+    return Jackknife(
+        value=value,
+        bias=bias,
+        error=combined(*errors),
+        blocks=min(counts, default=0),
+    )
 
 
 def bootstrap(
@@ -680,10 +713,11 @@ def _bootstrap_weights(group: Replicated, rng: np.random.Generator) -> Array:
     fresh blocks would vary around the truth.
     """
     count = len(group.rows)
-    drawn = rng.dirichlet(np.ones(count), REPETITIONS) * group.weight * count
-    drawn = drawn / drawn.sum(axis=1, keepdims=True)
+    weights = rng.dirichlet(np.ones(count), REPETITIONS) * group.weight * count
+    weights = weights / weights.sum(axis=1, keepdims=True)
     if count == 1:
-        return np.asarray(drawn)
+        return np.asarray(weights)
     # these weights vary by 1/(count + 1), fresh blocks by 1/(count − 1)
     stretch = np.sqrt((count + 1) / (count - 1))
-    return np.asarray(group.weight + (drawn - group.weight) * stretch)
+    deviation = (weights - group.weight) * stretch
+    return np.asarray(group.weight + deviation)

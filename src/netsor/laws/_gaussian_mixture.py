@@ -80,9 +80,11 @@ class GaussianMixture1D(NamedTuple):
         )
 
     def pdf(self, y: Array) -> Array:
+        """The density at y, (points,) or (points, sums)."""
         return self._sum(y, _KERNELS["pdf"])
 
     def cdf(self, y: Array) -> Array:
+        """The distribution function at y, (points,) or (points, sums)."""
         return self._sum(y, _KERNELS["cdf"])
 
     def sf(self, y: Array) -> Array:
@@ -110,17 +112,26 @@ class GaussianMixture1D(NamedTuple):
         They are right also where all k_i underflow. Σ_i u_i² must be 1/count.
         """
         total = self.weight.sum()
-        share = self.weight / total if np.ptp(self.weight) != 0 else None
+        share = self._shares()
         variances = []
         tails = []
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(self.weight)
-        for logs in self._tables(y, _LOG_KERNELS[kernel]):
-            log_sum = scipy.special.logsumexp(logs + log_weight, axis=1, keepdims=True)
-            log_ratio = logs - log_sum  # of k_i and S
-            variances.append(((np.exp(log_ratio) - 1) ** 2) @ root**2)
-            tails.append(total * tail_of_logs(log_ratio, share, count * total))
+        for log_kernels in self._tables(y, _LOG_KERNELS[kernel]):
+            log_terms = log_kernels + log_weight
+            log_sum = scipy.special.logsumexp(log_terms, axis=1, keepdims=True)
+            log_ratio = log_kernels - log_sum  # of k_i and S
+            squared_deviation = (np.exp(log_ratio) - 1) ** 2
+            variances.append(squared_deviation @ root**2)
+            tail = tail_of_logs(log_ratio, share, count * total)
+            tails.append(total * tail)
         return np.concatenate(variances), np.concatenate(tails)
+
+    def _shares(self) -> Array | None:
+        """The weights divided by their sum; None if all are equal."""
+        if np.ptp(self.weight) == 0:
+            return None
+        return self.weight / self.weight.sum()
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
         """How much the sum Σ_i w_i k_i may lack of components that `count` draws do not
@@ -130,21 +141,24 @@ class GaussianMixture1D(NamedTuple):
         underflows, unless all components agree on how small it is.
         """
         total = self.weight.sum()
-        share = None  # for equal weights
-        if np.ptp(self.weight) != 0:
-            share = self.weight / total
+        share = self._shares()
         tail, largest_term = self._tails(y, kernel, share, count * total)
+        estimate = total * tail
+
         # one more draw adds at most 1/count times its height: that of the narrowest
         # Gaussian, or for a distribution function 1 (1/2 if all means are 0)
         if kernel == "cdf":
             height = 1.0 if self.mean.any() else 0.5
-            return np.asarray(np.minimum(total * tail, height / count))
-        height = 1 / (ROOT * np.sqrt(self.var.min()))
-        unknown = (largest_term == 0) & (total * tail > height / count)
-        if self.var.min() < NARROW * np.median(self.var):
+            return np.asarray(np.minimum(estimate, height / count))
+
+        least_var = self.var.min()
+        height = 1 / (ROOT * np.sqrt(least_var))
+        most = height / count
+        is_unknown = (largest_term == 0) & (estimate > most)
+        if least_var < NARROW * np.median(self.var):
             diverges = [self._diverges(point, count) for point in y]
-            unknown |= np.array(diverges, dtype=bool)
-        return np.where(unknown, np.inf, np.minimum(total * tail, height / count))
+            is_unknown |= np.array(diverges, dtype=bool)
+        return np.where(is_unknown, np.inf, np.minimum(estimate, most))
 
     def _tails(
         self, y: Array, kernel: str, share: Array | None, count: float
@@ -166,12 +180,9 @@ class GaussianMixture1D(NamedTuple):
         largest = np.concatenate(batches_of_largest)
         underflows = largest < UNDERFLOW
         if underflows.any():
-            tails[underflows] = np.concatenate(
-                [
-                    tail_of_logs(logs, share, count)
-                    for logs in self._tables(y[underflows], _LOG_KERNELS[kernel])
-                ]
-            )
+            tables_of_logs = self._tables(y[underflows], _LOG_KERNELS[kernel])
+            by_logs = [tail_of_logs(logs, share, count) for logs in tables_of_logs]
+            tails[underflows] = np.concatenate(by_logs)
         return tails, largest
 
     def _diverges(self, y: float, count: float) -> bool:
@@ -179,17 +190,22 @@ class GaussianMixture1D(NamedTuple):
 
         That is so if a share x^(−α) of them is above x, and α ≤ 1.
         """
-        log_height = -((y - self.mean) ** 2) / (2 * self.var) - 0.5 * np.log(self.var)
-        falling = np.argsort(-log_height)
-        # the √n highest of n components
-        mass = np.cumsum(self.weight[falling])
-        highest = int(np.searchsorted(mass, self.weight.sum() / math.sqrt(count)))
+        exponent = -((y - self.mean) ** 2) / (2 * self.var)
+        log_height = exponent - 0.5 * np.log(self.var)
+        falling_order = np.argsort(-log_height)
+
+        # the √n highest of n components: those of 1/√n of the weight
+        mass = np.cumsum(self.weight[falling_order])
+        mass_of_highest = self.weight.sum() / math.sqrt(count)
+        highest = int(np.searchsorted(mass, mass_of_highest))
         if highest == 0:
             return False
+
         # Hill's estimate of 1/α is the mean of log(x/x_p) beyond x_p
-        beyond = falling[:highest]
+        beyond = falling_order[:highest]
+        threshold = log_height[falling_order[highest]]
         mean_log = np.average(log_height[beyond], weights=self.weight[beyond])
-        return bool(mean_log > log_height[falling[highest]] + HEAVIEST)
+        return bool(mean_log > threshold + HEAVIEST)
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, accurate at any distance."""
@@ -197,7 +213,7 @@ class GaussianMixture1D(NamedTuple):
 
     def logsf(self, y: Array) -> Array:
         """The logarithm of `sf`, accurate at any distance."""
-        return self._log_sum(y, lambda z, std: _LOG_KERNELS["cdf"](-z, std))
+        return self._log_sum(y, _log_upper_probability)
 
     def _log_sum(self, y: Array, log_kernel: Callable[[Array, Array], Array]) -> Array:
         """log Σ_i w_i e^(log_kernel((y − m_i)/√v_i, √v_i)), (points,)."""
@@ -217,7 +233,7 @@ class GaussianMixture1D(NamedTuple):
 
 
 def _density(z: Array, std: Array) -> Array:
-    """e^(−z²/2)/√(2πv), in place of z."""
+    """e^(−z²/2)/√(2πv); the result overwrites z."""
     z *= z
     z *= -0.5
     np.exp(z, out=z)  # in place: passes over memory cost as much as the exponential
@@ -226,21 +242,29 @@ def _density(z: Array, std: Array) -> Array:
 
 
 def _probability(z: Array, _: Array) -> Array:
-    """Φ(z), in place of z."""
+    """Φ(z); the result overwrites z."""
     return np.asarray(scipy.special.ndtr(z, out=z))
 
 
 def _upper_probability(z: Array, _: Array) -> Array:
-    """1 − Φ(z), in place of z."""
-    return np.asarray(scipy.special.ndtr(np.negative(z, out=z), out=z))
+    """1 − Φ(z) = Φ(−z); the result overwrites z."""
+    np.negative(z, out=z)
+    return np.asarray(scipy.special.ndtr(z, out=z))
 
 
 def _log_density(z: Array, std: Array) -> Array:
+    """The logarithm of `_density`."""
     return np.asarray(-np.log(ROOT * std) - z**2 / 2)
 
 
 def _log_probability(z: Array, _: Array) -> Array:
+    """log Φ(z)."""
     return np.asarray(scipy.special.log_ndtr(z))
+
+
+def _log_upper_probability(z: Array, _: Array) -> Array:
+    """log (1 − Φ(z))."""
+    return np.asarray(scipy.special.log_ndtr(-z))
 
 
 _KERNELS = {"pdf": _density, "cdf": _probability}
@@ -266,15 +290,19 @@ def _second_largest(sizes: Array, share: Array | None, count: float) -> Array:
     weights it is the second largest size. With weights `share`, the largest draw may
     consist of several components of weights below 1/count.
     """
-    last = sizes.shape[1] - 1
+    last_rank = sizes.shape[1] - 1
     if share is None:
-        rank = min(1, last)
-        return np.asarray(-np.partition(-sizes, rank, axis=1)[:, rank])
-    order = np.argsort(-sizes, axis=1)
-    is_in_first_draw = np.cumsum(share[order], axis=1) < (1 - 1e-9) / count
-    ranks = np.minimum(is_in_first_draw.sum(axis=1) + 1, last)  # as in `tail_error`
-    falling = np.take_along_axis(sizes, order, axis=1)
-    return np.asarray(falling[np.arange(len(sizes)), ranks])
+        rank = min(1, last_rank)
+        partitioned = -np.partition(-sizes, rank, axis=1)
+        return np.asarray(partitioned[:, rank])
+
+    falling_order = np.argsort(-sizes, axis=1)
+    falling_sizes = np.take_along_axis(sizes, falling_order, axis=1)
+    mass = np.cumsum(share[falling_order], axis=1)
+    is_in_largest_draw = mass < (1 - 1e-9) / count  # as in `tail_error`
+    ranks = np.minimum(is_in_largest_draw.sum(axis=1) + 1, last_rank)
+    points = np.arange(len(sizes))
+    return np.asarray(falling_sizes[points, ranks])
 
 
 def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
@@ -286,18 +314,22 @@ def tail_of_logs(logs: Array, share: Array | None, count: float) -> Array:
         has_weight = share > 0
         logs = logs[:, has_weight]
         share = share[has_weight]
+
+    # scale the numbers of each point so that the largest is 1
     largest = logs.max(axis=1)
     all_are_zero = np.isneginf(largest)  # at infinity
     largest = np.where(all_are_zero, 0.0, largest)
     scaled = np.exp(logs - largest[:, None])
+    with np.errstate(divide="ignore", over="ignore"):  # log 0 is −∞
+        log_scaled_tail = np.log(tail_error(scaled.T, share, count))
+        tail = np.exp(log_scaled_tail + largest)
+
     # a tail shows in the draws below the largest: it does not if they underflow even
     # beside the largest
-    unknown = _second_largest(scaled, share, count) == 0
+    is_unknown = _second_largest(scaled, share, count) == 0
     if count < 2 * FEWEST:
-        unknown |= rests_on_one(scaled, share)
-    with np.errstate(divide="ignore", over="ignore"):  # log 0 is −∞
-        tail = np.exp(np.log(tail_error(scaled.T, share, count)) + largest)
-    tail = np.where(unknown, np.inf, tail)
+        is_unknown |= rests_on_one(scaled, share)
+    tail = np.where(is_unknown, np.inf, tail)
     return np.where(all_are_zero, 0.0, tail)
 
 
@@ -313,26 +345,30 @@ class GaussianVectors:
     """
 
     def __init__(self, mean: Array, cov: Array, weight: Array) -> None:
+        """Compute the whitening matrices and the heights of all components."""
         self.mean = mean
-        std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2), 0.0))
+        var = np.diagonal(cov, axis1=1, axis2=2)
+        std = np.sqrt(np.maximum(var, 0.0))
         unit = np.where(std > 0, std, 1.0)
         correlations = cov / (unit[:, :, None] * unit[:, None, :])
-        eigenvalues, vectors = np.linalg.eigh(correlations)
+        eigenvalues, vectors = np.linalg.eigh(correlations)  # in increasing order
+
         has_constant_entry = (std == 0).any(axis=1)
         is_singular = eigenvalues[:, 0] <= SINGULAR * eigenvalues[:, -1]
         self.singular = np.asarray(is_singular | has_constant_entry)
-        # numbers without meaning for singular components, which do not fail
+        # singular components get numbers without meaning, so that no operation fails
         std = np.where(self.singular[:, None], 1.0, std)
         eigenvalues = np.where(self.singular[:, None], 1.0, eigenvalues)
+
         whiten = vectors / np.sqrt(eigenvalues)[:, None, :] / std[:, :, None]
         whiten = np.where(self.singular[:, None, None], 0.0, whiten)
         self.whiten = np.ascontiguousarray(whiten.transpose(1, 2, 0))
+
         with np.errstate(divide="ignore"):  # log 0 is −∞
             log_weight = np.log(np.where(self.singular, 0.0, weight))
+        log_eigenvalues = np.log(2 * np.pi * eigenvalues).sum(axis=1)
         log_stds = np.log(std).sum(axis=1)
-        self.height = (
-            log_weight - 0.5 * np.log(2 * np.pi * eigenvalues).sum(axis=1) - log_stds
-        )
+        self.height = log_weight - 0.5 * log_eigenvalues - log_stds
 
     def log_terms(self, y: Array) -> Iterator[Array]:
         """The logarithm of w_r times the density of component r, (points, components).
@@ -348,18 +384,21 @@ class GaussianVectors:
         # in the einsums, p are points, r components, i entries and j whitened entries
         centre = self.mean.mean(axis=0)
         shift = np.einsum("ri,ijr->jr", self.mean - centre, self.whiten)
-        near = np.abs(shift).max() < FAR
+        means_are_near = np.abs(shift).max() < FAR
         for points in batches(y, shift.size, VECTOR_ENTRIES_PER_BATCH):
             # points at infinity, and NaN
             with np.errstate(invalid="ignore", over="ignore"):
-                if near:  # one matrix product for all points and components
+                if means_are_near:  # one matrix product for all points and components
                     whiten = self.whiten.reshape(len(centre), -1)
-                    z = ((points - centre) @ whiten).reshape(-1, *shift.shape)
+                    whitened = (points - centre) @ whiten
+                    z = whitened.reshape(-1, *shift.shape)
                     z -= shift
                 else:
-                    away = points[:, None] - self.mean
-                    z = np.einsum("pri,ijr->pjr", away, self.whiten)
-                terms = self.height - 0.5 * np.einsum("pjr,pjr->pr", z, z)
+                    deviations = points[:, None] - self.mean
+                    z = np.einsum("pri,ijr->pjr", deviations, self.whiten)
+                squared_length = np.einsum("pjr,pjr->pr", z, z)
+                terms = self.height - 0.5 * squared_length
+
             is_far = (np.abs(points) > MAX_MAGNITUDE).any(axis=1)
             is_nan = np.isnan(points).any(axis=1)
             terms[is_far & ~is_nan] = -np.inf
@@ -382,21 +421,24 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     # drawn between its bounds. In the Cholesky factor `root`, a direction without
     # variance has a column of zeros.
     entries = cov.shape[1]
-    z = np.zeros((*u.shape[:2], entries))
-    probability = np.ones(u.shape[:2])
+    values_and_components = u.shape[:2]
+    z = np.zeros((*values_and_components, entries))
+    probability = np.ones(values_and_components)
     conditional_cov = cov.copy()  # given the entries before j
     root = np.zeros_like(cov)
     for j in range(entries):
+        # the next column of the Cholesky factor
         var = conditional_cov[:, j, j]
         is_random = var > ROUNDED_VARIANCE * cov[:, j, j]
         scale = np.sqrt(np.where(is_random, var, 1.0))
         column = conditional_cov[:, j:, j] / scale[:, None]
         root[:, j:, j] = np.where(is_random[:, None], column, 0.0)
         conditional_cov -= root[:, :, None, j] * root[:, None, :, j]
+
         # the mean of entry j given the earlier ones; m are values, r components
         mean = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
 
-        # P(entry j ≤ bound) given the earlier entries, for both bounds
+        # P(entry j ≤ bound) given the earlier entries, (values, components)
         below_lower = scipy.special.ndtr((lower[:, j] - mean) / scale)
         below_lower = np.where(is_random, below_lower, lower[:, j] >= mean)
         below_upper = scipy.special.ndtr((upper[:, j] - mean) / scale)

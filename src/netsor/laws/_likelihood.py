@@ -236,13 +236,15 @@ def _solution(
         root = _root(cov, data)
         z = _solved(root, deviation[..., None])[..., 0]
         return _ManyColumns(root, z)
+
     # the symbols of `_FewColumns`
     y = deviation / tau
     c = observed_columns / tau[:, None]
-    b = np.swapaxes(c, 1, 2) @ c + np.eye(c.shape[2])
+    b = np.swapaxes(c, 1, 2) @ c + np.eye(rank)
     root = np.asarray(np.linalg.cholesky(b))
     c_y = np.einsum("rnk,rn->rk", c, y)
     half = _solved(root, c_y[..., None])
+
     # R^T with rows and columns in reverse order is lower triangular
     reversed_root = root[:, ::-1, ::-1].swapaxes(1, 2)
     reversed_beta = _solved(reversed_root, half[:, ::-1])
@@ -343,20 +345,23 @@ def _log_density_by_columns(
     b = xp.matrix_transpose(c) @ c + xp.eye(rank, dtype=c.dtype)
     root = library.cholesky(b)
     half = library.triangular(root, y @ c)
+
     # R^T with rows and columns in reverse order is lower triangular
     reversed_root = xp.matrix_transpose(xp.flip(root, axis=(-2, -1)))
     reversed_beta = library.triangular(reversed_root, xp.flip(half, axis=-1))
     beta = xp.flip(reversed_beta, axis=-1)
     residual = y - beta @ xp.matrix_transpose(c)
-    log_volume = xp.sum(xp.log(xp.linalg.diagonal(root)), axis=-1)
-    log_volume = log_volume + xp.sum(xp.log(math.sqrt(2 * math.pi) * tau))
-    log_density = (
-        -0.5 * xp.sum(residual**2, axis=(-2, -1))
-        - 0.5 * xp.sum(beta**2, axis=(-2, -1))
-        - log_volume
-    )
-    largest = xp.max(xp.sum(columns**2, axis=-1), axis=-1)
-    is_accurate = xp.min(tau) ** 2 > MIN_NOISE_RATIO * largest
+
+    log_determinant = xp.sum(xp.log(xp.linalg.diagonal(root)), axis=-1)
+    log_norm_of_noise = xp.sum(xp.log(math.sqrt(2 * math.pi) * tau))
+    log_volume = log_determinant + log_norm_of_noise
+    square_of_residual = xp.sum(residual**2, axis=(-2, -1))
+    square_of_beta = xp.sum(beta**2, axis=(-2, -1))
+    log_density = -0.5 * square_of_residual - 0.5 * square_of_beta - log_volume
+
+    # no number where the noise is too small for this formula
+    largest_variance = xp.max(xp.sum(columns**2, axis=-1), axis=-1)
+    is_accurate = xp.min(tau) ** 2 > MIN_NOISE_RATIO * largest_variance
     nan = xp.asarray(math.nan, dtype=columns.dtype)
     return xp.where(is_accurate, log_density, nan)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,16 @@ from ._law_base import (
 )
 from ._mixture_components import Components, Points
 from ._numerics import kernel_bias
+
+
+class _Moments(NamedTuple):
+    """Mean, variance and raw moments of each component, (components,) each."""
+
+    mean: Array
+    var: Array
+    second: Array
+    third: Array
+    fourth: Array
 
 
 @single_threaded
@@ -362,22 +372,60 @@ class Mixture(Components, Law):
     def _var(self) -> Estimate:
         return self._replicas.average(self.component_var + self._central() ** 2)
 
+    # Values without their errors, which take most of the time: the errors of tails
+    # need the largest deviations
+
+    @cached_property
+    def _value_of_mean(self) -> float:
+        return float(self._replicas.mean(self.component_mean))
+
+    @cached_property
+    def _value_of_var(self) -> float:
+        return float(self._replicas.mean(self.component_var + self._central() ** 2))
+
+    def mean(self) -> float:
+        """E[Y]."""
+        return self._value_of_mean
+
+    def var(self) -> float:
+        """The variance."""
+        return self._value_of_var
+
+    def skewness(self) -> float:
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
+        if self.std() == 0:
+            return math.nan
+        return float(self._replicas.mean(self._standardised().third))
+
+    def kurtosis(self) -> float:
+        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
+        if self.std() == 0:
+            return math.nan
+        return float(self._replicas.mean(self._standardised().fourth)) - 3
+
+    def _standardised(self) -> _Moments:
+        """The moments of the components of the standardised law: Σ w mean = 0 and Σ w
+        second = 1.
+        """
+        mean = self._central() / self.std()
+        var = self.component_var / self.var()
+        return _Moments(
+            mean=mean,
+            var=var,
+            second=var + mean**2,
+            third=3 * mean * var + mean**3,
+            fourth=3 * var**2 + 6 * var * mean**2 + mean**4,
+        )
+
     def _shape(self) -> tuple[Estimate, Estimate]:
         """Skewness and excess kurtosis, NaN for a point mass.
 
         They are m3 and m4 − 3 for the moments of the standardised law.
         """
-        std = self.std()
-        if std == 0:
+        if self.std() == 0:
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
         replicas = self._replicas
-        # mean, variance and raw moments of each component of the standardised law:
-        # Σ w mean = 0 and Σ w second = 1
-        mean = self._central() / std
-        var = self.component_var / self.var()
-        second = var + mean**2
-        third = 3 * mean * var + mean**3
-        fourth = 3 * var**2 + 6 * var * mean**2 + mean**4
+        mean, var, second, third, fourth = self._standardised()
         m3 = float(replicas.mean(third))
         m4 = float(replicas.mean(fourth))
 

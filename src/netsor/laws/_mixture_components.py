@@ -1,4 +1,4 @@
-"""The components of a mixture, and fewer components in place of many.
+"""The components of a mixture, and how to replace many components by few.
 
 They are Gaussians, atoms and draws; `_mixture` has the law that they make.
 """
@@ -54,10 +54,10 @@ def compress(
     blocks: Blocks | None = None,
     cell: float = CELL,
 ) -> GaussianMixture1D:
-    """Few Gaussians N(0, v) in place of many.
+    """Replace many Gaussians N(0, v) by few.
 
-    var: (components,), and `weight` (components,), equal weights of sum 1 if None. Few
-    variances take their place, the nodes, with weights (nodes,); or (nodes, blocks) if
+    var: (components,), and `weight` (components,), equal weights of sum 1 if None. The
+    result has few variances, the nodes, with weights (nodes,); or (nodes, blocks) if
     the components belong to blocks. `cell` is the width of cells in log v.
     """
     # Each cell of width h in log v gets a rule of two nodes inside it, with its mass,
@@ -66,11 +66,12 @@ def compress(
     w = np.full(len(var), 1 / len(var)) if weight is None else weight
     log_var = np.log(var)
     h = cell_width(float(np.ptp(log_var)), cell)
-    # every sample has the same cells, so samples differ by noise alone
+    # every sample has the same cells, so samples differ only by noise
     cells = np.floor(log_var / h).astype(np.intp)
     lowest = int(cells.min())
     highest = int(cells.max())
     index = cells - lowest
+
     # In each cell we measure v from its middle and relative to it: v = middle (1 + x).
     middle = np.exp(h * (np.arange(lowest, highest + 1) + 0.5))
     count = len(middle)
@@ -80,7 +81,8 @@ def compress(
     pair = _two_nodes(cell_moments)
     high = middle * pair.high
     low = middle * pair.low
-    occupied = cell_moments.mass > 0
+
+    # the masses of the two nodes of each cell
     mass = cell_moments.mass
     if blocks is None:
         mass_of_high = mass * pair.share_of_high
@@ -92,10 +94,12 @@ def compress(
         distance = np.where(pair.reach > 0, 2 * pair.reach, np.inf)
         share_of_high = pair.share_of_high[:, None]
         mass_of_high = mass * share_of_high + deviation / distance[:, None]
-    nodes = np.concatenate([high[occupied], low[occupied]])
     mass_of_low = mass - mass_of_high
-    weights = np.concatenate([mass_of_high[occupied], mass_of_low[occupied]])
-    return GaussianMixture1D(np.zeros_like(nodes), nodes, weights)
+
+    is_occupied = cell_moments.mass > 0
+    nodes = np.concatenate([high[is_occupied], low[is_occupied]])
+    weights = np.concatenate([mass_of_high[is_occupied], mass_of_low[is_occupied]])
+    return GaussianMixture1D(mean=np.zeros_like(nodes), var=nodes, weight=weights)
 
 
 class CellMoments(NamedTuple):
@@ -178,7 +182,7 @@ def summed(
 def binned(
     mean: Array, var: float, weight: Array, blocks: Blocks | None, lattice: int
 ) -> GaussianMixture1D:
-    """Few Gaussians in place of many of one variance, with means on a lattice.
+    """Replace many Gaussians of one variance by few, with means on a lattice.
 
     `lattice` is the number of lattice steps in one standard deviation. Each mean is
     shared between the two nearest lattice points: a mean at 3.25 steps becomes 0.75 of
@@ -215,7 +219,7 @@ def _concatenated(mixtures: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
 
 
 def merged(gaussians: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
-    """Few Gaussians in place of many, with weights (nodes, blocks).
+    """Replace many Gaussians by few, with weights (nodes, blocks).
 
     They stay the same if there are no more than MAX_COMPONENTS, or if not even half of
     them could be spared.

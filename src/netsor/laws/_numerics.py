@@ -60,21 +60,25 @@ def resolved(*laws: Any) -> Array:
     right = tables[0][:, 1:]
     count = tables[0].shape[1]
     while left.shape[1] and count < MAX_NODES:
-        a, b = left[0], right[0]
-        middle = table(a + (b - a) / 2)
+        a = left[0]
+        b = right[0]
+        length = b - a
+        middle = table(a + length / 2)
         tables.append(middle)
         count += middle.shape[1]
+
         # Hermite's cubic in the middle of a cell
         mean_value = (left[values] + right[values]) / 2
-        cubic = mean_value + (b - a) * (left[slopes] - right[slopes]) / 8
-        rough = (np.abs(middle[values] - cubic) > CDF_ATOL).any(axis=0)
+        cubic = mean_value + length * (left[slopes] - right[slopes]) / 8
+        is_rough = (np.abs(middle[values] - cubic) > CDF_ATOL).any(axis=0)
         # a cell as narrow as rounding, around a jump, cannot be halved
-        rough &= (b - a) > 2e-14 * np.maximum(np.abs(a), np.abs(b))
+        is_rough &= length > 2e-14 * np.maximum(np.abs(a), np.abs(b))
+
         # the halves of rough cells are the next ones to check
-        middle = middle[:, rough]
-        left = np.concatenate([left[:, rough], middle], axis=1)
-        right = np.concatenate([middle, right[:, rough]], axis=1)
-    return np.unique(np.concatenate([y for y, *_ in tables]))
+        middle = middle[:, is_rough]
+        left = np.concatenate([left[:, is_rough], middle], axis=1)
+        right = np.concatenate([middle, right[:, is_rough]], axis=1)
+    return np.unique(np.concatenate([rows[0] for rows in tables]))
 
 
 def _first_nodes(laws: tuple[Any, ...]) -> Array:
@@ -82,7 +86,8 @@ def _first_nodes(laws: tuple[Any, ...]) -> Array:
     more than MAX_OUTSIDE beyond.
     """
     locations, scales = np.concatenate([law._scales() for law in laws], axis=1)
-    features = np.unique((locations[:, None] + scales[:, None] * FIRST).ravel())
+    around_features = locations[:, None] + scales[:, None] * FIRST
+    features = np.unique(around_features.ravel())
     lowest = features[0]
     highest = features[-1]
     first_step = max(float(highest - lowest), np.finfo(float).tiny) / 4
@@ -121,8 +126,9 @@ def integrated(
     def gauss(cells: Array) -> tuple[Array, Array]:
         """Points and weights in each cell, (cells, 6) each."""
         left, right = cells[..., None]
-        points = (left + right) / 2 + (right - left) / 2 * NODES
-        return points, (right - left) / 2 * WEIGHTS
+        centre = (left + right) / 2
+        half_length = (right - left) / 2
+        return centre + half_length * NODES, half_length * WEIGHTS
 
     def integrals(cells: Array) -> Array:
         """The integral over each cell, (cells,)."""
@@ -143,18 +149,22 @@ def integrated(
         halves = np.concatenate([[a, middle], [middle, b]], axis=1)
         of_halves = integrals(halves)
         refined = of_halves.reshape(2, -1).sum(axis=0)
+
         # errors have either sign, so each of N cells may be off by the error of the sum
         # over √N
         total = settled_total + np.abs(refined).sum()
-        tolerance = np.maximum(INTEGRAL_RTOL * total / np.sqrt(len(a)), INTEGRAL_ATOL)
+        error_per_cell = INTEGRAL_RTOL * total / np.sqrt(len(a))
+        tolerance = np.maximum(error_per_cell, INTEGRAL_ATOL)
         # a NaN settles, and so does a cell that cannot be halved
-        changed = np.abs(whole - refined) > tolerance
-        settled = ~changed | (middle <= a) | (middle >= b)
-        settled_total += float(np.abs(refined[settled]).sum())
-        unsettled = ~np.tile(settled, 2)
-        settled_cells.append(halves[:, ~unsettled])
-        cells = halves[:, unsettled]
-        whole = of_halves[unsettled]
+        has_changed = np.abs(whole - refined) > tolerance
+        cannot_be_halved = (middle <= a) | (middle >= b)
+        is_settled = ~has_changed | cannot_be_halved
+        settled_total += float(np.abs(refined[is_settled]).sum())
+
+        half_is_settled = np.tile(is_settled, 2)
+        settled_cells.append(halves[:, half_is_settled])
+        cells = halves[:, ~half_is_settled]
+        whole = of_halves[~half_is_settled]
         if not cells.size or cells.shape[1] > MAX_NODES:
             break
     points, weights = gauss(np.concatenate([*settled_cells, cells], axis=1))
@@ -221,9 +231,11 @@ def _integral(
     y, weights = integrated(lambda y: term(y, law._density(y)), resolved(law))
 
     def integral(density: Array) -> Array:
+        """The integral for a density at the points y, (…, points)."""
         return np.asarray(np.sum(weights * term(y, density), axis=-1))
 
     def integral_of(nearby_law: Any) -> Jackknife:
+        """The integral for a law, with its error."""
         return jackknife(integral, [nearby_law._densities(y)])
 
     return integral_of
@@ -246,6 +258,7 @@ def entropy(law: Any) -> Estimate:
     if has_kernels:
 
         def entropy_with(factor: float) -> float:
+            """The entropy with kernels of this factor times the bandwidth."""
             return integral(law._dense(factor)).value
 
         _, smoothing = kernel_bias_of(entropy_with, value)

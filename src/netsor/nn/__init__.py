@@ -13,6 +13,10 @@ Examples
 (3,)
 """
 
+from typing import NoReturn
+
+from .._familiar_names import FUNCTIONS as _FUNCTIONS
+from .._familiar_names import hint as _hint
 from ..language.operations._softmax import causal
 from ..laws.attention._attention_law import Attention, attention_std
 from ._attention import Attended, alibi, attend, attention, relative_bias
@@ -27,4 +31,11 @@ from ._recurrent import (
     retention,
 )
 
-__all__ = [name for name in dir() if not name.startswith("_")]  # all imports above
+# all imports above
+__all__ = [name for name in dir() if name != "NoReturn" and not name.startswith("_")]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raise an error for a name that is not here, which says what to write."""
+    suggestion = _hint(name, _FUNCTIONS, __all__, prefix="ns.nn.")
+    raise AttributeError(f"netsor.nn has no {name!r}{suggestion}")

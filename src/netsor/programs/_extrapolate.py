@@ -160,27 +160,30 @@ def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
     steps = np.diff(at_width, axis=0)
     difference = steps @ mean
     error = np.array([noise(step) for step in steps])
-    significant = np.abs(difference) > SIGNIFICANT * error + rounding
-    exponent = exponent_error = math.nan
-    if significant[-1] and significant[-2]:
-        ratio = difference[-1] / difference[-2]
+    is_significant = np.abs(difference) > SIGNIFICANT * error + rounding
+
+    exponent = math.nan
+    exponent_error = math.nan
+    last = difference[-1]
+    before_last = difference[-2]
+    if is_significant[-1] and is_significant[-2]:
+        ratio = last / before_last
         if ratio > 0:
             exponent = math.log2(ratio)
-            last_error = error[-1] / difference[-1]  # relative to the difference
-            error_before = error[-2] / difference[-2]
-            exponent_error = math.hypot(last_error, error_before) / math.log(2)
+            relative_errors = (error[-1] / last, error[-2] / before_last)
+            exponent_error = math.hypot(*relative_errors) / math.log(2)
 
     if math.isnan(exponent):  # does the last difference exceed the one before?
-        sign = np.sign(difference)
-        excess = sign[-1] * steps[-1] - sign[-2] * steps[-2]
+        excess = np.sign(last) * steps[-1] - np.sign(before_last) * steps[-2]
         may_rise = excess @ mean > SIGNIFICANT * noise(excess)
     else:
         may_rise = _may_not_fall(exponent, exponent_error)
+
     # If the last difference is far below the first, terms of opposite signs cancelled
     # in between, and the exponent means nothing.
-    still_large = abs(difference[-1]) > 2**SLOWEST * np.abs(difference[0])
-    matters = abs(difference[-1]) > SLOW * noise(at_width[-1])
-    may_diverge = significant[-1] and may_rise and still_large and matters
+    is_still_large = abs(last) > 2**SLOWEST * np.abs(difference[0])
+    matters = abs(last) > SLOW * noise(at_width[-1])
+    may_diverge = is_significant[-1] and may_rise and is_still_large and matters
     return Growth(exponent, exponent_error, may_diverge=bool(may_diverge))
 
 
@@ -200,35 +203,45 @@ def _posterior_limit(
     for each power and size of the prior; they are averaged by their evidence.
     """
     n = np.asarray(widths, dtype=float)
+    # numbers are relative to the mean at the largest width, here and below
+    off = mean - mean[-1]
+
     # An estimate whose weights come from the estimated covariance has more noise than
     # that covariance says.
     free = count - len(n)
-    cov = (count - 1) * (count - 2) / (free * (free - 1)) * cov
+    inflation = (count - 1) * (count - 2) / (free * (free - 1))
+    cov = inflation * cov
     jitter = rounding**2 + ROUNDING * np.diag(cov).mean() + np.finfo(float).tiny
     cov += np.eye(len(n)) * jitter
+
+    # the sizes of the prior: multiples of the change over the widths, or of its noise
     steps = np.diff(np.eye(len(n)), axis=0)
-    change = np.abs(mean - mean[-1]).max()
-    noise_of_steps = math.sqrt(np.mean(np.diag(steps @ cov @ steps.T)))
+    variances_of_steps = np.diag(steps @ cov @ steps.T)
+    noise_of_steps = math.sqrt(np.mean(variances_of_steps))
+    change = np.abs(off).max()
     size = SIZES * max(change, noise_of_steps)
 
+    # the posterior of a, given a power and a size of the prior: (powers, sizes)
     total = cov + _prior_covs(n, size)  # (powers, sizes, n, n)
     inverse = np.linalg.inv(total)
-    precision = inverse.sum(axis=(2, 3))  # of a, given a power and a size
-    # numbers are relative to the mean at the largest width, here and below
-    off = mean - mean[-1]
+    precision = inverse.sum(axis=(2, 3))
     value = inverse.sum(axis=2) @ off / precision
+
+    # their evidence; p: powers, s: sizes, i and j: widths
     residual = off - value[..., None]
-    # p: powers, s: sizes, i and j: widths
     misfit = np.einsum("psi,psij,psj->ps", residual, inverse, residual)
     log_prior = np.log([*POWERS.values()])[:, None]
-    log_volume = (np.linalg.slogdet(total)[1] + np.log(precision)) / 2
+    log_determinant = np.linalg.slogdet(total)[1]
+    log_volume = (log_determinant + np.log(precision)) / 2
     # a Student likelihood, because the noise is estimated too
     log_student = (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))
     log_evidence = log_prior - log_volume - log_student
     weight = np.exp(log_evidence - log_evidence.max())
     weight /= weight.sum()
+
     limit = float(np.sum(weight * value))
-    deviation = math.sqrt(np.sum(weight * (1 / precision + (value - limit) ** 2)))
+    variance = 1 / precision + (value - limit) ** 2
+    deviation = math.sqrt(np.sum(weight * variance))
     return Limit(
         value=float(mean[-1]) + limit,
         error=student(free + 1, 2.0) * deviation + rounding,
@@ -353,20 +366,24 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
         base = np.where(np.isfinite(at_limit), at_limit, 0.0)
         distances = []  # D(t), for each entry
         for t in RAY:
-            distances.append(np.abs(f(*arguments_at(t)) - base).mean(axis=0))
+            deviation = np.abs(f(*arguments_at(t)) - base)
+            distances.append(deviation.mean(axis=0))
         distance = np.array(distances)
-        visible = distance > RAY_RTOL * np.abs(base).max(axis=0, initial=0.0)
+        size = np.abs(base).max(axis=0, initial=0.0)
+        is_visible = distance > RAY_RTOL * size
+
         # exponents between neighbouring t
         log_step = np.log(RAY[0] / RAY[1])
         gamma = np.log(distance[:-1] / distance[1:]) / log_step
-        reliable = visible[:-1] & visible[1:] & np.isfinite(gamma)
-        change = np.where(reliable, gamma - gamma[0], 0.0)
+        is_reliable = is_visible[:-1] & is_visible[1:] & np.isfinite(gamma)
+        change = np.where(is_reliable, gamma - gamma[0], 0.0)
+
     all_exact = all(point.exact for point in points)
     steepens = change > BEND
     flattens = all_exact & (change < -BEND)  # or c is off, which also flattens D
-    too_steep = np.abs(gamma[0]) > STEEP
-    changes = steepens | flattens | too_steep
-    return bool((changes & reliable[0]).any())
+    is_too_steep = np.abs(gamma[0]) > STEEP
+    has_scale = steepens | flattens | is_too_steep
+    return bool((has_scale & is_reliable[0]).any())
 
 
 class LimitPoint(NamedTuple):

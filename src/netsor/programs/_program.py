@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
 from .._array_api import Floats, one_blas_thread
+from .._familiar_names import PROGRAMS, hint
 from .._validate import (
     Rng,
     TraceError,
@@ -119,6 +120,12 @@ class Program:
         self.probes = tuple(probes)
         # a part of a program has the seeds and the widths of the whole
         self._whole = outputs
+
+    if not TYPE_CHECKING:  # so that mypy still finds names that do not exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error for a name that is not here, which says what to write."""
+            raise AttributeError(f"a Program has no {name!r}{hint(name, PROGRAMS)}")
 
     @property
     def shape(self) -> tuple[int, ...]:

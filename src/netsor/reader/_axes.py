@@ -526,9 +526,13 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     before = before.reshape(2, 1, size)
     rows = after.shape[token_axis + 1]
     after = np.moveaxis(after, token_axis + 1, -2).reshape(2, -1, rows, size)[:, 0]
-    # the coordinates from `turned` on stay as they are
-    turned = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
-    rotation = _rotation(before, after, turned, tokens)
+    # the coordinates from `changed` on stay as they are
+    changed = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
+    try:
+        rotation = _rotation(before, after, changed, tokens)
+    except Refusal:  # pairs (f, f + r/2) of all coordinates, the last by the angle 0
+        rotation = _rotation(before, after, size, tokens)
+    turned = 2 * rotation.turns.shape[-1]
 
     angles = np.angle(rotation.turns)
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi

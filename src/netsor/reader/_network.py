@@ -83,9 +83,8 @@ def _streams(parts: Structure) -> dict[Any, Any]:
     """The rows of each stream that are tokens."""
     streams: dict[Any, Any] = {}
     for block in parts.blocks:
-        rows = parts.tokens_of(block)
-        streams[block.before] = rows
-        streams[block.stream] = rows
+        streams[block.before] = parts.tokens_before(block)
+        streams[block.stream] = parts.tokens_of(block)
     return streams
 
 
@@ -143,23 +142,32 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         for gates in block.gates:
             shares = reader.value(reader.env[gates])
             probes.append(Probe("experts", _of_rows(shares, rows)))
-        for name, node in {**block.branches, "middle": block.middle}.items():
-            if node is not None:
-                vectors = reader.vectors(node).reshape(-1)
-                probes.append(Probe(name, _of_rows(vectors, rows)))
+        for name, nodes in _probed_nodes(parts, block).items():
+            vectors = sum(reader.vectors(node) for node in nodes).reshape(-1)
+            probes.append(Probe(name, _of_rows(vectors, rows)))
         probes.append(Probe("stream", reader.tokens[block.stream]))
         of_blocks.append(probes)
     # An audit has the same quantities for every block: those of attention are left out
     # where some blocks have a recurrence instead, and those of branches where some
     # blocks have others.
     names = [{probe.name for probe in probes} for probes in of_blocks]
-    reported = set.intersection(*names) | {"cross", "experts"}
+    reported = set.intersection(*names) | {"before", "cross", "experts"}
     every: list[Probe] = []
     for block, probes in zip(parts.blocks, of_blocks, strict=True):
         if any(block is first for first in first_blocks):
             every.append(Probe("embedding", reader.tokens[block.before]))
         every += [probe for probe in probes if probe.name in reported]
     return every, masks
+
+
+def _probed_nodes(parts: Structure, block: Block) -> dict[str, tuple[Any, ...]]:
+    """The nodes whose sum each probe of vectors in a block is."""
+    nodes = dict(block.branches)
+    if not parts.follows(block):
+        nodes["before"] = (block.start,)
+    if block.middle is not None:
+        nodes["middle"] = (block.middle,)
+    return nodes
 
 
 def _of_rows(value: Any, rows: Any) -> Any:
@@ -177,6 +185,8 @@ def _probes_of_attention(
     probes: list[Probe] = []
     all_pairs: list[Any] = []
     for softmax in block.softmaxes:
+        if reader.is_given(reader.env[softmax]):  # no quantity of it is random
+            continue
         for name, value, allowed in reader.attention(softmax):
             size: Any = value.shape[-2:]
             pairs = np.ones(value.shape, dtype=bool)

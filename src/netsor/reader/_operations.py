@@ -22,6 +22,14 @@ UNCHANGED = (
 )
 SOFTMAX = ("softmax", "_softmax")
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+# pooling and interpolation
+MAPS_OF_POSITIONS = (
+    *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
 # other shapes, other orders of the axes, and parts
 VIEWS = (
     "view",

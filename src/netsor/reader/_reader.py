@@ -35,6 +35,7 @@ from ._graph import (
 )
 from ._laws import INDEPENDENT
 from ._layout import Permute
+from ._losses import left_out
 from ._operations import CONVOLUTIONS, MATRICES, REARRANGEMENTS, SOFTMAX
 from ._random_parameters import MAX_COLUMNS, Draws, Random, has_few_coordinates
 from ._rearrangement import Patchwork
@@ -209,6 +210,7 @@ class Reader(ABC):
     def program(self) -> Program:
         """The whole program."""
         returned = outputs_of_modules(self.graph.nodes)
+        self.env |= dict.fromkeys(left_out(self.graph))
         for node in self.graph.nodes:
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._result(node)
@@ -276,13 +278,8 @@ class Reader(ABC):
         return f"its parameters are the same in every initialisation; {remedy}"
 
     def attention(self, softmax: Node) -> list[Probe]:
-        """The scores and the weights of a softmax."""
+        """The scores and the weights of a softmax that is not given."""
         scores, weights = self.env[softmax.args[0]], self.env[softmax]
-        if self.is_given(scores):
-            raise UnsupportedError(
-                f"the scores of {path_of(softmax) or 'the module'} are the same numbers"
-                " in every initialisation: an audit measures random scores only"
-            )
         if isinstance(scores, Deferred):
             scores = scores.scalars
         if isinstance(weights, Deferred):

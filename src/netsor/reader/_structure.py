@@ -4,15 +4,18 @@ A transformer adds branches to a stream, a tensor (1, tokens, width), block by b
 Blocks have numbered paths (`model.layers.0`, `h.1`). A term that a block adds to the
 stream is a branch: attention if it contains a softmax, otherwise an MLP. Each matrix of
 a branch has a kind (query, gate, …), by what its products are used for.
+
+Image networks have stages, numbered modules with blocks inside. Between them the number
+of positions and the width change.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,18 +33,19 @@ from ._graph import (
     paths_of,
     shape_of,
 )
+from ._losses import logits_of_loss
 from ._operations import (
     ACTIVATIONS,
     ALONG_TOKENS,
     CHOICES,
     CONVOLUTIONS,
+    MAPS_OF_POSITIONS,
     MATRICES,
-    NORMS,
-    SAME_STREAM,
     SCORE_PRODUCTS,
     SOFTMAX,
     viewed,
 )
+from ._streams import Sums, back, coordinate_axis, sums_of
 
 
 class Place(NamedTuple):
@@ -63,12 +67,19 @@ class Block(NamedTuple):
 
     path: str
     before: Node  # the stream that the block is given
+    start: Node  # what its branches are added to: this stream, or an image of it
     stream: Node  # the stream that it returns
-    branches: dict[str, Node]  # by "attention", "cross", "mlp"
+    # what is added to the stream, by "attention", "cross", "mlp"; often one node each
+    branches: dict[str, tuple[Node, ...]]
     middle: Node | None  # the stream between the branches, if a norm follows each sum
     softmaxes: tuple[Node, ...]  # of the attention branch
     gates: tuple[Node, ...]  # of experts, (tokens, experts)
     matrices: dict[str, list[str]]  # the parameters of each kind of matrix
+
+    @property
+    def coordinate_axis(self) -> int:
+        """The axis of the stream that holds coordinates."""
+        return coordinate_axis(self.before)
 
 
 Stack = tuple[Block, ...]
@@ -98,9 +109,18 @@ class Structure:
     def tokens_of(self, block: Block) -> Ints:
         """The rows of the stream of a block that are tokens, and no padding.
 
-        Its axes (batch, tokens) are flattened.
+        Its axes (batch, tokens), or (batch, rows, columns), are flattened.
         """
-        rows = math.prod(shape_of(block.stream)[:-1])
+        return self._tokens_of(block, block.stream)
+
+    def tokens_before(self, block: Block) -> Ints:
+        """The rows of the stream before a block that are tokens, and no padding."""
+        return self._tokens_of(block, block.before)
+
+    def _tokens_of(self, block: Block, stream: Node) -> Ints:
+        """The rows of a stream of a block that are tokens."""
+        shape = shape_of(stream)
+        rows = math.prod(shape) // shape[block.coordinate_axis]
         stack = next(k for k, stack in enumerate(self.stacks) if block in stack)
         is_token = _given_tokens(self.graph, len(self.stacks), stack)
         if is_token is None or is_token.size != rows:
@@ -116,6 +136,13 @@ class Structure:
     def streams(self) -> set[Node]:
         """The nodes of the stream, before and after each block."""
         return {node for block in self.blocks for node in (block.before, block.stream)}
+
+    def follows(self, block: Block) -> bool:
+        """Whether a block adds to the stream that the block before it returns."""
+        number = self.blocks.index(block)
+        is_first = any(block is stack[0] for stack in self.stacks)
+        earlier = block.before if is_first else self.blocks[number - 1].stream
+        return block.start is earlier
 
     @cached_property
     def places(self) -> dict[str, Place]:
@@ -140,7 +167,7 @@ class Structure:
         """The words that the last stack begins with, if it begins with words."""
         graph = self.graph
         start = self.stacks[-1][0].before
-        for node in [start, *_back(graph, start)]:
+        for node in [start, *back(graph, start)]:
             if name_of(node) == "embedding":
                 table, ids = node.args[:2]
                 if viewed(ids) in graph.inputs and table in graph.parameters:
@@ -188,7 +215,7 @@ def structure(graph: Graph) -> Structure:
     """The parts of a captured module."""
     problems: list[str] = []
     stacks: list[Stack] = []
-    for find in (_stacks_of_modules, _stacks_of_loops, _whole):
+    for find in (_stacks_of_modules, _stacks_of_loops, _stacks_of_stages, _whole):
         stacks = stacks or find(graph, problems)
     if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(_no_blocks(len(stacks), problems))
@@ -286,6 +313,87 @@ def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
     return stacks
 
 
+class Numbered(NamedTuple):
+    """A module with a numbered path, and the groups of numbered modules inside of it.
+
+    A list of modules is never called itself: it has no parts.
+    """
+
+    parts: list[Part]  # its calls
+    groups: dict[str, dict[int, Numbered]]  # by the path before the number
+
+
+def _stacks_of_stages(graph: Graph, problems: list[str]) -> list[Stack]:
+    """Blocks inside of numbered modules, which are stages, one stack for each network.
+
+    Modules between them may change the shape of the stream.
+    """
+    root = Numbered([], {})
+    for path, parts in _calls(graph).items():
+        module = root
+        for match in re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", path):
+            group = module.groups.setdefault(path[: match.start(1)], {})
+            module = group.setdefault(int(match[1]), Numbered([], {}))
+            if match.end() == len(path):
+                module.parts.extend(parts)
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    stacks: list[Stack] = []
+    for group in root.groups.values():
+        try:
+            blocks = _blocks_of_group(graph, group)
+        except NotABlockError as problem:
+            problems.insert(0, str(problem))
+            return []
+        blocks.sort(key=lambda block: order[block.stream])
+        if blocks:
+            stacks.append(tuple(blocks))
+    return stacks
+
+
+def _blocks_of_group(graph: Graph, group: dict[int, Numbered]) -> list[Block]:
+    """The blocks in modules that differ in their number only, if there are any.
+
+    Only modules that change the shape of the stream may lie between blocks: another one
+    should be a block, and is not.
+    """
+    blocks: list[Block] = []
+    others: list[tuple[Part, NotABlockError]] = []
+    for module in group.values():
+        inside = [
+            block
+            for members in module.groups.values()
+            for block in _blocks_of_group(graph, members)
+        ]
+        blocks += inside
+        for part in [] if inside else module.parts:
+            try:
+                blocks.append(_block_after(graph, part, None, is_staged=True))
+            except NotABlockError as problem:
+                others.append((part, problem))
+    for part, problem in others:
+        if blocks and _keeps_shape(graph, part):
+            raise problem
+    return blocks
+
+
+def _keeps_shape(graph: Graph, part: Part) -> bool:
+    """Whether a module returns a tensor of the shape of the one it is given."""
+    before = _input_of(graph, part)
+    if part.end is None or before is None:
+        return False
+    return shape_of(part.end) == shape_of(before)
+
+
+def _input_of(graph: Graph, part: Part) -> Node | None:
+    """The first tensor from outside of a module that may be a stream."""
+    inside = {*part.nodes}
+    for node in part.nodes:
+        for x in node.all_input_nodes:
+            if x not in inside and len(shape_of(x)) > 2 and graph.is_random(x):
+                return x
+    return None
+
+
 def _whole(graph: Graph, problems: list[str]) -> list[Stack]:
     """A module without numbered paths as one block.
 
@@ -330,17 +438,24 @@ def _stack(
     return [tuple(blocks)]
 
 
-def _block_after(graph: Graph, part: Part, before: Node | None) -> Block:
-    """The block that a part of the graph is, after a stream or after its own input."""
+def _block_after(
+    graph: Graph, part: Part, before: Node | None, is_staged: bool = False
+) -> Block:
+    """The block that a part of the graph is, after a stream or after its own input.
+
+    In a stage it may change the shape of its stream.
+    """
     starts = [before]
     if part.end is not None:
         starts.append(_stream_into(graph, part))
+    if is_staged:
+        starts.append(_input_of(graph, part))
     problem = NotABlockError(f"{part.path or 'the module'} has no stream as its input")
     for start in dict.fromkeys(starts):
         if start is None:
             continue
         try:
-            return _block(graph, part, start)
+            return _block(graph, part, start, is_staged)
         except NotABlockError as error:
             problem = error
     raise problem
@@ -362,54 +477,41 @@ def _numbered(paths: Iterable[str]) -> list[list[str]]:
 # Blocks
 
 
-class Term(NamedTuple):
-    """What a block adds to its stream in one sum."""
-
-    node: Node
-    branches: list[Node]  # the parallel branches that it is the sum of, or itself
-
-
-class Sums(NamedTuple):
-    """The sums of a block: how its stream goes on from node to node."""
-
-    # nodes that carry the stream; True if its last operation was a norm
-    carriers: dict[Node, bool]
-    terms: list[Term]  # what is added
-    middle: Node | None  # the normalised stream before the last sum
-    last: Node | None  # the last sum
-
-
-def _block(graph: Graph, part: Part, before: Node) -> Block:
+def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
     """The parts of a block."""
-    shape = shape_of(before)
     path = part.path or "the module"
-    if len(shape) != 3:
-        raise NotABlockError(f"{path} has an input of shape {shape}")
-    sums = _sums(graph, part.nodes, before)
+    if len(shape_of(before)) != 3 and not is_staged:
+        raise NotABlockError(f"{path} has an input of shape {shape_of(before)}")
+    sums = sums_of(graph, part.nodes, before, may_change=is_staged)
     if not sums.terms or sums.last is None:
         raise NotABlockError(f"{path} adds nothing to its input")
-    branches = _named_branches(graph, sums, set(part.nodes))
-    named_nodes: dict[str, Node] = {}
+    branches = _named_branches(graph, sums, {*part.nodes})
+    named_nodes: dict[str, tuple[Node, ...]] = {}
     for branch in branches:
-        if branch.name in named_nodes:
+        earlier = named_nodes.get(branch.name, ())
+        # one after the other they are one branch, unless a norm is between them
+        if earlier and not (is_staged and sums.middle is None):
             raise NotABlockError(
                 f"{path} adds two branches of the kind {branch.name} to its stream"
             )
-        named_nodes[branch.name] = branch.node
-    attention = next((x for x in branches if x.name == "attention"), None)
+        named_nodes[branch.name] = (*earlier, branch.node)
     stream = part.end if part.end in sums.carriers else sums.last
     nodes = part.nodes
     if part.end is None:  # later nodes are not part of the block
         nodes = nodes[: nodes.index(stream) + 1]
+    if sums.start is not before:  # a shortcut is no part of a branch
+        shortcut = {sums.start, *back(graph, sums.start, [before], {*nodes})}
+        nodes = [node for node in nodes if node not in shortcut]
     return Block(
         path=part.path,
         before=before,
+        start=sums.start,
         stream=stream,
         branches=named_nodes,
         middle=sums.middle,
-        softmaxes=attention.softmaxes if attention is not None else (),
+        softmaxes=_softmaxes_of_attention(branches),
         gates=tuple(node for node in nodes if _is_gates_of_experts(graph, node)),
-        matrices=_matrices(graph, nodes, named_nodes, sums.carriers, width=shape[-1]),
+        matrices=_matrices(graph, nodes, named_nodes, sums.carriers),
     )
 
 
@@ -421,6 +523,12 @@ class Branch(NamedTuple):
     softmaxes: tuple[Node, ...]
 
 
+def _softmaxes_of_attention(branches: Iterable[Branch]) -> tuple[Node, ...]:
+    """The softmaxes of the attention of a block."""
+    attention = [branch for branch in branches if branch.name == "attention"]
+    return tuple(node for branch in attention for node in branch.softmaxes)
+
+
 def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch]:
     """The branches of a block; several have one name if they are of one kind.
 
@@ -428,34 +536,47 @@ def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch]
     attention: a recurrence, or a convolution. If none is known to mix tokens, the first
     of several branches counts.
     """
-
-    def mixes(branch: Branch) -> bool:
-        """Whether a branch mixes tokens without a softmax."""
-        nodes = [branch.node, *_back(graph, branch.node, sums.carriers, inside)]
-        tokens = shape_of(branch.node)[1]
-        return any(_mixes_tokens(graph, node, tokens) for node in nodes)
-
+    mixes = partial(_mixes, graph, sums, inside)
     branches: list[Branch] = []
     for term in sums.terms:
         parallel = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
-        names = {branch.name for branch in parallel}
-        mixers = [x for x in parallel if x.name == "mlp" and mixes(x)]
-        # branches of one kind are one branch: shared and routed experts, or attention
-        # beside a recurrence
-        if len(names) < len(parallel) or ("attention" in names and mixers):
+        if _is_one_branch(parallel, [mixes(branch) for branch in parallel]):
             parallel = [_branch(graph, term.node, sums.carriers, inside)]
         branches += parallel
-    if all(branch.name == "mlp" for branch in branches):
-        unknown = branches[0] if len(branches) > 1 else None
-        mixer = next((branch for branch in branches if mixes(branch)), unknown)
-        branches = [
-            branch._replace(name="attention") if branch is mixer else branch
-            for branch in branches
-        ]
-    return branches
+    if any(branch.name != "mlp" for branch in branches):
+        return branches
+    mixers = [branch for branch in branches if mixes(branch)]
+    if not mixers and len(branches) > 1:
+        mixers = branches[:1]
+    return [
+        branch._replace(name="attention") if branch in mixers[:1] else branch
+        for branch in branches
+    ]
 
 
-def _mixes_tokens(graph: Graph, node: Node, tokens: int) -> bool:
+def _is_one_branch(parallel: Sequence[Branch], mixing: Sequence[bool]) -> bool:
+    """Whether parallel branches are one: shared and routed experts, for example.
+
+    They are if two are of one kind, or if one is attention and another one a
+    recurrence; `mixing` says which ones mix tokens.
+    """
+    names = [branch.name for branch in parallel]
+    if len({*names}) < len(names):
+        return True
+    of_mixers = zip(names, mixing, strict=True)
+    return "attention" in names and ("mlp", True) in [*of_mixers]
+
+
+def _mixes(graph: Graph, sums: Sums, inside: set[Node], branch: Branch) -> bool:
+    """Whether a branch mixes tokens without a softmax."""
+    nodes = [branch.node, *back(graph, branch.node, sums.carriers, inside)]
+    shape = shape_of(branch.node)
+    # of an image, the number of rows may be that of columns or channels
+    tokens = shape[1] if len(shape) == 3 else None
+    return any(_mixes_tokens(graph, node, tokens) for node in nodes)
+
+
+def _mixes_tokens(graph: Graph, node: Node, tokens: int | None) -> bool:
     """Whether an operation combines tokens: it acts along the axis of their number."""
     name = name_of(node)
     if name in ALONG_TOKENS:
@@ -467,7 +588,7 @@ def _mixes_tokens(graph: Graph, node: Node, tokens: int) -> bool:
         return not any(_is_parameter(graph, x) for x in operands)
     if name in CONVOLUTIONS:
         return max(shape_of(node.args[1])[2:]) > 1
-    return name in ("pad", "constant_pad_nd")
+    return name in ("pad", "constant_pad_nd", *MAPS_OF_POSITIONS)
 
 
 def _is_parameter(graph: Graph, node: Any) -> bool:
@@ -475,59 +596,11 @@ def _is_parameter(graph: Graph, node: Any) -> bool:
     return hasattr(node, "op") and viewed(node) in graph.parameters
 
 
-def _sums(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums:
-    """Follow the stream through the nodes of a block."""
-    shape, inside = shape_of(before), set(nodes)
-    carriers = {before: False}
-    terms: list[Term] = []
-    middle = last = None
-    for node in nodes:
-        streams = [x for x in node.all_input_nodes if x in carriers]
-        if shape_of(node) != shape or node in carriers or not streams:
-            continue
-        stream, operation = streams[0], name_of(node)
-        operands = [
-            x for x in node.all_input_nodes if x not in carriers and graph.is_random(x)
-        ]
-        has_branch = any(shape_of(x) == shape for x in operands)
-        if operation == "add" and has_branch:
-            if carriers[stream] and terms:
-                middle = stream
-            parallel = _terms(graph, operands[0], inside, shape)
-            terms.append(Term(operands[0], parallel))
-            carriers[node] = False
-            last = node
-        elif operation in SAME_STREAM or (
-            operation == "add" and len(streams) == 1 and not has_branch
-        ):
-            carriers[node] = carriers[stream]
-        elif operation in NORMS and not has_branch:
-            carriers[node] = True
-    return Sums(carriers, terms=terms, middle=middle, last=last)
-
-
-def _terms(
-    graph: Graph, node: Node, inside: set[Node], shape: tuple[int, ...]
-) -> list[Node]:
-    """The branches of a sum.
-
-    Parallel branches are added to each other before they are added to the stream.
-    """
-    inputs = node.all_input_nodes
-    if name_of(node) != "add" or len(inputs) != 2:
-        return [node]
-    if not all(
-        x in inside and graph.is_random(x) and shape_of(x) == shape for x in inputs
-    ):
-        return [node]
-    return [term for x in inputs for term in _terms(graph, x, inside, shape)]
-
-
 def _branch(
     graph: Graph, term: Node, carriers: Collection[Node], inside: set[Node]
 ) -> Branch:
     """The branch that ends with a term."""
-    nodes = [term, *_back(graph, term, carriers, inside)]
+    nodes = [term, *back(graph, term, carriers, inside)]
     softmaxes = tuple(node for node in nodes if _attends(graph, node))
     if not softmaxes:
         return Branch("mlp", term, softmaxes)
@@ -557,7 +630,7 @@ def _attends(graph: Graph, node: Node) -> bool:
         """Whether a node is a product of two tensors, parameters or not."""
         return name_of(x) in (*MATRICES, *SCORE_PRODUCTS)
 
-    for x in _back(graph, node, ends=is_any_product):
+    for x in back(graph, node, ends=is_any_product):
         if is_any_product(x) and matrix_of(graph, x) is None:
             return True
     return False
@@ -584,10 +657,17 @@ def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     routers: set[Node] = set()
     for node in nodes:
         is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
-        if is_softmax or name_of(node) in CHOICES:
-            nearest = _back(graph, node, ends=is_product)
+        if is_softmax or _chooses(node):
+            nearest = back(graph, node, ends=is_product)
             routers.update(x for x in nearest if matrix_of(graph, x))
     return routers
+
+
+def _chooses(node: Node) -> bool:
+    """Whether an operation chooses among numbers, and is not only their maximum."""
+    if name_of(node) != "max":
+        return name_of(node) in CHOICES
+    return any(name_of(user) == "getitem" and user.args[1] == 1 for user in node.users)
 
 
 # Matrices
@@ -596,15 +676,16 @@ def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
 def _matrices(
     graph: Graph,
     nodes: Sequence[Node],
-    branches: dict[str, Node],
+    branches: dict[str, tuple[Node, ...]],
     carriers: Collection[Node],
-    width: int,
 ) -> dict[str, list[str]]:
     """The parameters of each kind of matrix.
 
     The kind of a parameter that makes several of queries, keys and values is "qkv".
     """
     kinds = _kinds_by_use(graph, nodes, branches, carriers)
+    stream = next(iter(carriers))
+    width = shape_of(stream)[coordinate_axis(stream)]
     matrices: dict[str, list[str]] = {}
     for node in nodes:
         parameter = matrix_of(graph, node)
@@ -612,7 +693,8 @@ def _matrices(
             continue
         uses = kinds.get(parameter)
         if not uses:  # its shape shows which end of an MLP it is
-            kind = "in" if shape_of(node.args[0])[-1] == width else "out"
+            axis = 1 if name_of(node) in CONVOLUTIONS else -1
+            kind = "in" if shape_of(node.args[0])[axis] == width else "out"
         elif len(uses) > 1:
             kind = "qkv"
         else:
@@ -626,7 +708,7 @@ def _matrices(
 def _kinds_by_use(
     graph: Graph,
     nodes: Sequence[Node],
-    branches: dict[str, Node],
+    branches: dict[str, tuple[Node, ...]],
     carriers: Collection[Node],
 ) -> dict[str, set[str]]:
     """The kinds of each parameter, by where its products are in the branches."""
@@ -642,7 +724,8 @@ def _kinds_by_use(
     for router in routers:
         kinds[str(matrix_of(graph, router))] = {"router"}
 
-    for name, branch in branches.items():
+    named = [(name, branch) for name, nodes in branches.items() for branch in nodes]
+    for name, branch in named:
         ends = _nearest_products(graph, branch, carriers)
         if name == "mlp":
             record("out", ends)
@@ -652,7 +735,7 @@ def _kinds_by_use(
                 record("in", inputs)
             continue
         record("output", ends)
-        for node in _back(graph, branch, carriers, set(nodes)):
+        for node in back(graph, branch, carriers, set(nodes)):
             if _attends(graph, node):
                 for kind, operand in _attended(graph, node)._asdict().items():
                     if operand not in carriers:
@@ -671,7 +754,7 @@ def _nearest_products(
 
     if is_product(root):
         return [root]
-    return [x for x in _back(graph, root, carriers, ends=is_product) if is_product(x)]
+    return [x for x in back(graph, root, carriers, ends=is_product) if is_product(x)]
 
 
 def _mlp_inputs(
@@ -686,7 +769,7 @@ def _mlp_inputs(
         """Whether a node is a product by a matrix."""
         return bool(matrix_of(graph, node))
 
-    between = list(_back(graph, end, carriers, ends=is_product))
+    between = list(back(graph, end, carriers, ends=is_product))
     inputs = {node for node in between if is_product(node)}
     activated = {
         product
@@ -710,7 +793,7 @@ class Attended(NamedTuple):
 def _attended(graph: Graph, softmax: Node) -> Attended:
     """Queries, keys and values of a softmax."""
     score = None
-    for node in _back(graph, softmax):
+    for node in back(graph, softmax):
         if name_of(node) in SCORE_PRODUCTS and not matrix_of(graph, node):
             score = node
             break
@@ -734,17 +817,18 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     """The parameter of the logits, and the logits, if the module returns logits.
 
     They are the first output that has axes (a loss, which has none, may come before it)
-    if it is a matrix times the end of the stream.
+    if it is a matrix times the end of the stream. If a loss is all that is returned,
+    they are what it is computed from.
     """
     returned = (
         output
         for output in graph.outputs
         if hasattr(output, "op") and graph.is_random(output) and shape_of(output)
     )
-    logits = next(returned, None)
+    logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
-    for node in [logits, *_back(graph, logits, [stream])]:
+    for node in [logits, *back(graph, logits, [stream])]:
         if shape_of(node)[-1:] != shape_of(logits)[-1:]:
             break
         if parameter := matrix_of(graph, node):
@@ -757,29 +841,15 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
 
 def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by; None if it does not."""
-    if name_of(node) not in MATRICES:
+    name = name_of(node)
+    if name in CONVOLUTIONS:
+        weight, options = node.args[1], node.args
+        groups = options[6] if len(options) > 6 else node.kwargs.get("groups", 1)
+        if groups > 1 and shape_of(weight)[1] == 1:  # taps of channels
+            return None
+        matrix = viewed(weight)
+    elif name in MATRICES:
+        matrix = viewed(node.args[MATRICES[name]])
+    else:
         return None
-    matrix = viewed(node.args[MATRICES[name_of(node)]])
     return graph.parameters.get(matrix) if graph.is_random(matrix) else None
-
-
-def _back(
-    graph: Graph,
-    root: Node,
-    stop: Iterable[Node] = (),
-    within: set[Node] | None = None,
-    ends: Callable[[Node], bool] = lambda node: False,
-) -> Iterator[Node]:
-    """The random nodes that a node depends on, the nearest first, within `within`.
-
-    The search stops before nodes in `stop`, and after those for which `ends` is true.
-    """
-    pending, seen = [root], {root, *stop}
-    while pending:
-        for x in pending.pop(0).all_input_nodes:
-            inside = x not in seen and (within is None or x in within)
-            if inside and x.op == "call_function" and graph.is_random(x):
-                seen.add(x)
-                yield x
-                if not ends(x):
-                    pending.append(x)

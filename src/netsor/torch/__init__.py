@@ -22,19 +22,33 @@ except ImportError as error:
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import InitCheck, check_init
+from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
 from ._init_tests import InitFinding
 from ._network import network
 from ._parameters import parameters
 from ._program import program
+from ._recorder import Recorder
+from ._run_batches import read_batches
+from ._run_proposal import RunProposal, propose_batch
 
 __all__ = [
     "InitCheck",
     "InitFinding",
     "Parameter",
     "Parameters",
+    "Recorder",
+    "RunCheck",
+    "RunFinding",
+    "RunLaw",
+    "RunPower",
+    "RunProposal",
     "UnsupportedError",
     "check_init",
+    "check_run",
     "network",
     "parameters",
     "program",
+    "propose_batch",
+    "read_batches",
+    "run_law",
 ]

@@ -30,7 +30,14 @@ from ..reader._arithmetic import (
 )
 from ..reader._axes import Refusal, Scalars, refuse_if
 from ..reader._einsum import einsum
-from ..reader._operations import CONVOLUTIONS, SOFTMAX, UNCHANGED, VIEWS
+from ..reader._losses import MEAN, cross_entropy
+from ..reader._operations import (
+    CONVOLUTIONS,
+    MAPS_OF_POSITIONS,
+    SOFTMAX,
+    UNCHANGED,
+    VIEWS,
+)
 
 Operation = Callable[..., Any]
 OPS: dict[str, Operation] = {}
@@ -83,9 +90,29 @@ def _getitem(call: Call, x: Tensor, index: int) -> Tensor:
     return x[index]
 
 
-@reads("_assert_tensor_metadata", "cross_entropy_loss")
+@reads("_assert_tensor_metadata")
 def _ignored(call: Call, x: Tensor) -> None:
-    """The loss of a module is ignored: an audit has its own loss of the same logits."""
+    """It computes nothing."""
+
+
+@reads("cross_entropy_loss")
+def _cross_entropy_loss(
+    call: Call,
+    x: Tensor,
+    target: Any,
+    weight: Any = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Scalars:
+    return cross_entropy(
+        x,
+        target,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        weight=weight,
+        label_smoothing=label_smoothing,
+    )
 
 
 OPS["detach"] = arithmetic.detach
@@ -365,13 +392,6 @@ def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
 
 # Convolutions, pooling, norms of channels
 
-MAPS_OF_POSITIONS = (
-    *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
-    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
-    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
-    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-)
 # what only moves entries, leaves some out, or adds zeros
 MOVES = ("roll", "rot90", "unfold", "movedim", "moveaxis", "im2col", "col2im")
 OPS |= dict.fromkeys(CONVOLUTIONS, convolution.convolution)
@@ -442,9 +462,21 @@ def _amax(call: Call, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor
 
 
 @reads("max")
-def _max(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> list[Tensor]:
-    """The largest numbers; their indices are not read."""
+def _max(
+    call: Call, x: Tensor, other: Tensor = None, dim: Any = None, keepdim: bool = False
+) -> Any:
+    """The larger of two tensors, or the largest numbers; their indices are not read."""
+    if other is not None:
+        return arithmetic.maximum(call, x, other)
+    refuse_if(dim is None, "the largest of all entries")
     return [convolution.maximum_over(call, x, dim, keepdim)]
+
+
+@reads("min")
+def _min(call: Call, x: Tensor, other: Tensor = None) -> Tensor:
+    """The smaller of two tensors."""
+    refuse_if(other is None, "the smallest number along an axis of coordinates")
+    return arithmetic.minimum(call, x, other)
 
 
 @reads(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))

@@ -67,7 +67,7 @@ def captured(
 ) -> Graph:
     """The graph of a module, with the values of all nodes that are not random."""
     args = args if isinstance(args, tuple) else (args,)
-    kwargs = dict(kwargs or {})
+    kwargs = inputs_by_name(kwargs)
     laws = parameters(module) if laws is None else laws
     if not isinstance(laws, Parameters):
         raise ArgumentError("laws", laws, "the result of ns.torch.parameters(module)")
@@ -106,6 +106,20 @@ def captured(
             else:
                 _compute_if_constant(graph, node)
     return graph
+
+
+def inputs_by_name(kwargs: Any) -> dict[str, Any]:
+    """The inputs by name; an error shows how to give several inputs by position."""
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping):
+        raise ArgumentError(
+            "kwargs",
+            kwargs,
+            "a mapping of names to inputs; give several inputs as a tuple, as"
+            " program(module, (ids, targets))",
+        )
+    return dict(kwargs)
 
 
 class _Placeholders:

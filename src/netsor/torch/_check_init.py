@@ -36,6 +36,7 @@ from ..reader._graph import (
     outputs_of_modules,
     path_of,
     refused,
+    shape_of,
 )
 from ..reader._laws import Parameter, Parameters, with_declared
 from ..reader._network import Targets
@@ -51,7 +52,7 @@ from ..report._document import (
     to_text,
 )
 from ..report._html import to_cell
-from ._capture import captured
+from ._capture import captured, inputs_by_name
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
 from ._init_tests import (
     InitFinding,
@@ -435,8 +436,7 @@ def check_init(
 
 def _check_types(kwargs: Any, weights: Any) -> None:
     """Reject inputs by name, or a path, of a wrong type."""
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ArgumentError("kwargs", kwargs, "a mapping of names of inputs to inputs")
+    inputs_by_name(kwargs)
     if weights is not None and not isinstance(weights, str | Path):
         raise ArgumentError("weights", weights, "the path of a .safetensors file")
 
@@ -751,9 +751,10 @@ def _path(net: Structure, name: str, k: int) -> str:
     block = net.blocks[k]
     if name in SCORES and block.softmaxes:
         return path_of(block.softmaxes[0])
-    branch = block.branches.get(name.removesuffix("_share"))
-    if branch is None:
+    branches = block.branches.get(name.removesuffix("_share"))
+    if branches is None:
         return block.path or "the module"
+    branch = branches[0]
     # the outermost module that returns it, such as the whole perceptron and not its
     # dropout
     paths = outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)])
@@ -835,8 +836,11 @@ def _rows(x: Any, axes: int = 1) -> Floats:
 
 
 def _tokens(net: Structure, block: Block, x: Any) -> Floats:
-    """The rows of a tensor (batch, tokens, …) that are tokens and no padding."""
-    return _rows(x)[net.tokens_of(block)]
+    """The rows of a stream that are tokens and no padding."""
+    rows = _rows(x.movedim(block.coordinate_axis, -1))
+    if x.shape == shape_of(block.stream):
+        return rows[net.tokens_of(block)]
+    return rows[net.tokens_before(block)]
 
 
 def _stream_quantities(tokens: Floats) -> Floats:
@@ -880,14 +884,16 @@ def _shares(
 ) -> dict[str, float]:
     """The share of each branch of a block in its update of the stream."""
 
-    def mean_square(node: Node) -> Any:
-        return np.mean(_tokens(net, block, values[node]) ** 2)
+    def mean_square(nodes: Iterable[Node]) -> Any:
+        """The mean square of a sum of streams."""
+        total = sum(values[node] for node in nodes)
+        return np.mean(_tokens(net, block, total) ** 2)
 
     names = [name for name in BRANCHES if name in block.branches]
-    summands = [block.before, *(block.branches[name] for name in names)]
-    squares = [np.array([mean_square(node) for node in summands])]
+    summands = [(block.start,), *(block.branches[name] for name in names)]
+    squares = [np.array([mean_square(nodes) for nodes in summands])]
     if block.middle is not None:
-        squares.append(np.array([mean_square(block.middle)]))
+        squares.append(np.array([mean_square([block.middle])]))
     shares = of_shares(*squares)
     return {name: float(share) for name, share in zip(names, shares, strict=True)}
 

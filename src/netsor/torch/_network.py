@@ -30,6 +30,8 @@ TOKENS = 16  # of different ids, if none are given
 # of the batch of a training step, if no ids are given; the cost of a draw grows with
 # their square
 TRAINING_TOKENS = 4
+# names of a second argument of `forward` that are the right words
+TARGETS = {"targets", "target", "labels"}
 SMALL_EPS = 1e-8  # of torch.optim.Adam by default: ignored
 # classes of torch.optim by their first step
 KINDS = {"SGD": "sgd", "Muon": "muon", "Adam": "adam", "AdamW": "adam"}
@@ -69,14 +71,14 @@ def inputs_of(
     They are a tuple of tensors, which is left as it is, one sequence of ids, or (None)
     as many different ids as `tokens` says.
     """
-    # The ids are also passed as a second argument `targets`: without it, some modules
+    # The ids are also passed as a second argument for targets: without it, some modules
     # return logits of one token.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
     ids = token_ids(instance, args, tokens, most_by_default)
     names = list(inspect.signature(instance.forward).parameters)
-    return (ids, ids) if names[1:2] == ["targets"] else (ids,)
+    return (ids, ids) if {*names[1:2]} & TARGETS else (ids,)
 
 
 def token_ids(

@@ -63,7 +63,9 @@ class Chi(NamedTuple):
         if self.squares.shape[1]:
             small = z[..., large:]
             columns.append(xp.sqrt((small * small) @ self.squares))
-        return columns[0] if len(columns) == 1 else xp.concat(columns, axis=-1)
+        if len(columns) == 1:
+            return columns[0]
+        return xp.concat(columns, axis=-1)
 
 
 def _multiply_add(xp: Any, w: Array, x: Array, c: Array) -> Array:
@@ -115,11 +117,13 @@ def _polynomials(freedom: Array, precision: str) -> Array:
         highest_fitted = _highest_degree(most_fitted, precision).item()
         # higher coefficients are rounding noise
         series[highest_fitted + 1 :, is_interpolated] = 0.0
+
+    degrees = np.arange(DEGREE + 1)[:, None]
     highest = _highest_degree(series, precision)
-    series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
+    series[degrees > highest] = 0.0
     # from Chebyshev polynomials to powers of x = z/MAX_NORMAL, then of z
-    powers_of_z = MAX_NORMAL ** np.arange(DEGREE + 1)[:, None]
-    coefficients = _powers() @ series / powers_of_z
+    coefficients = _powers() @ series / MAX_NORMAL**degrees
+
     # the series is √(9ν/2) ((χ²/ν)^(1/3) − 1): solve for the cube root
     coefficients = coefficients / np.sqrt(4.5 * freedom)
     coefficients[0] += 1.0
@@ -132,16 +136,17 @@ def _interpolated(freedom: Array) -> Array:
     Lagrange's polynomial in ε = 1/√ν goes through ν = ∞, where the series is z itself,
     and through series fitted at smaller ν.
     """
-    fitted = np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)
-    nodes = np.concatenate([[0.0], fitted])
+    fitted_nodes = np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)
+    nodes = np.concatenate([[0.0], fitted_nodes])
     at_infinity = np.eye(DEGREE + 1)[1] * MAX_NORMAL
-    at_nodes = np.column_stack([at_infinity, _fitted(fitted**-2)])
+    at_nodes = np.column_stack([at_infinity, _fitted(fitted_nodes**-2)])
+
     epsilon = 1 / np.sqrt(freedom)
     weights = []
     for node in nodes:
-        factors = [
-            (epsilon - other) / (node - other) for other in nodes if other != node
-        ]
+        factors = []
+        for other_node in nodes[nodes != node]:
+            factors.append((epsilon - other_node) / (node - other_node))
         weights.append(np.prod(factors, axis=0))
     return at_nodes @ weights
 
@@ -173,13 +178,18 @@ def _fitted(freedom: Array) -> Array:
     columns).
     """
     half = freedom / 2
-    middle = (DEGREE + 1) // 2
     # Chebyshev nodes, from 1 down to −1
-    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
+    nodes = DEGREE + 1
+    angles = np.pi * (np.arange(nodes) + 0.5) / nodes
+    x = np.cos(angles)[:, None]
+
     # χ²/2 with the probability of z, from the nearer tail
+    middle = nodes // 2
     upper_tail = scipy.special.ndtr(-MAX_NORMAL * x[:middle])
     lower_tail = scipy.special.ndtr(MAX_NORMAL * x[middle:])
     above = scipy.special.gammainccinv(half, upper_tail)
     below = scipy.special.gammaincinv(half, lower_tail)
-    square = np.concatenate([above, below]) / half
-    return chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)
+    square = np.concatenate([above, below]) / half  # χ²/ν
+
+    values = (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom)
+    return chebfit(x[:, 0], values, DEGREE)

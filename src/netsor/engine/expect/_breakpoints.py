@@ -96,15 +96,17 @@ def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
         grids = [2.0**octave * np.linspace(-1.04, 1.03, 64)]
     else:
         steps = np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
-        outward = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
-        grids = [outward, -outward[::-1]]
+        positive = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
+        negative = -positive[::-1]
+        grids = [positive, negative]
+
     threshold = max(VISIBLE, 64 * search.noise)
     ends: list[float] = []
     for edges in grids:
         is_rough = search.roughness(edges[:-1], edges[1:]) > threshold
-        # the left and the right ends of rough intervals
-        is_end = np.append(is_rough, False) | np.append(False, is_rough)
-        ends += edges[is_end].tolist()
+        is_left_end = np.append(is_rough, False)
+        is_right_end = np.append(False, is_rough)
+        ends += edges[is_left_end | is_right_end].tolist()
     return ends if len(ends) <= MAX_NARROW_FEATURES else []
 
 
@@ -121,20 +123,24 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
     if f.breaks is None:  # none are declared: those detected are edges from the start
         breaks = detected
         edges = np.union1d(edges, detected)
+
     ends = search.halved(edges).edges
-    # drop ends right after another one, unless they are breaks or asked for
+    # drop ends right after another one, unless they are breaks or edges of the caller
     min_length = MIN_SMOOTH_INTERVAL * (1.0 + np.abs(ends))
     is_long = np.diff(ends, prepend=-np.inf) > min_length
     ends = np.unique(np.concatenate([ends[is_long], breaks, more]))
+
     candidates = NONE  # a function with a formula for its means has no poles
     if f.smoothed is None:
         candidates = np.union1d(breaks, detected)
+    poles = [b for b in candidates if _is_pole(f, b, candidates)]
+
     length_before = np.diff(ends, prepend=-np.inf)
     length_after = np.diff(ends, append=np.inf)
     return Breakpoints(
         breaks=breaks,
         jumps=_has_jump(f, breaks),
-        poles=np.array([b for b in candidates if _is_pole(f, b, candidates)]),
+        poles=np.array(poles),
         ends=ends,
         gaps=np.minimum(length_before, length_after),
         noise=search.noise,
@@ -148,8 +154,11 @@ def _has_jump(f: Function, breaks: Array) -> bool:
     unit = 1.0 + np.abs(breaks)
 
     def difference(distance: float) -> Array:
+        """|φ(b + δ) − φ(b − δ)| at a distance δ in units of 1 + |b|."""
         with np.errstate(all="ignore"):
-            return np.abs(f(breaks + distance * unit) - f(breaks - distance * unit))
+            after = f(breaks + distance * unit)
+            before = f(breaks - distance * unit)
+            return np.abs(after - before)
 
     is_continuous = difference(1e-10) <= 0.3 * difference(1e-5)
     return not is_continuous.all()
@@ -157,19 +166,22 @@ def _has_jump(f: Function, breaks: Array) -> bool:
 
 def _is_pole(f: Function, b: float, breaks: Array) -> bool:
     """Whether φ grows like a power on one side of the break b, one of `breaks`."""
-    nearest_break = float(np.abs(breaks[breaks != b] - b).min(initial=np.inf))
+    other_breaks = breaks[breaks != b]
+    to_nearest = float(np.abs(other_breaks - b).min(initial=np.inf))
     if b == 0:
-        distances = min(nearest_break, 1.0) * 2.0**-HALVINGS_AT_ZERO
+        distances = min(to_nearest, 1.0) * 2.0**-HALVINGS_AT_ZERO
     else:
-        distances = min(nearest_break, abs(b)) * 2.0**-HALVINGS
+        distances = min(to_nearest, abs(b)) * 2.0**-HALVINGS
+
     with np.errstate(all="ignore"):
         u = b + np.stack([distances, -distances])
         sizes = np.abs(np.broadcast_to(f(u), u.shape))  # (side, distance)
         differences = np.diff(sizes, axis=1)
         grows = differences[:, 1:] > GROWTH * differences[:, :-1]
-        grows &= differences[:, :-1] > VISIBLE * sizes[:, :-2]
-    is_power_on_one_side = bool(grows.all(axis=1).any())
-    return is_power_on_one_side or bool(np.isinf(sizes).any())
+        is_visible = differences[:, :-1] > VISIBLE * sizes[:, :-2]
+    is_power_of_side = (grows & is_visible).all(axis=1)
+    is_infinite = np.isinf(sizes).any()
+    return bool(is_power_of_side.any() or is_infinite)
 
 
 class _Halved(NamedTuple):
@@ -188,21 +200,27 @@ class _Search:
     def __init__(self, f: Function) -> None:
         """Measure the size and the noise of a function."""
         self.f = f
+
         # on the grid: |u|, increasing, and the largest |f| over smaller arguments
-        outer = np.maximum(np.abs(GRID[:-1]), np.abs(GRID[1:]))
-        size = np.abs(self._values(GRID[:-1], GRID[1:])).max(axis=0)
+        left = GRID[:-1]
+        right = GRID[1:]
+        outer = np.maximum(np.abs(left), np.abs(right))
+        size = np.abs(self._values(left, right)).max(axis=0)
         order = np.argsort(outer)
         self.outer = outer[order]
         self.size = np.maximum.accumulate(size[order])
+
+        # on intervals as short as these, most roughness is noise
         points = np.sinh(np.linspace(-4.1, 4.1, 256))
-        # on such intervals most roughness is noise
-        short = 1e-6 * (1.0 + np.abs(points))
-        roughness = self.roughness(points - short, points + short)
+        half_length = 1e-6 * (1.0 + np.abs(points))
+        roughness = self.roughness(points - half_length, points + half_length)
         self.noise = float(np.quantile(roughness, 0.75))
 
     def _values(self, left: Array, right: Array) -> Array:
         """Clipped values at the points of each interval, (POINTS, intervals)."""
-        u = 0.5 * (left + right) + 0.5 * (right - left) * POINTS[:, None]
+        centre = 0.5 * (left + right)
+        half_length = 0.5 * (right - left)
+        u = centre + half_length * POINTS[:, None]
         with np.errstate(all="ignore"):
             values = np.nan_to_num(np.broadcast_to(self.f(u), u.shape))
             return np.clip(values, -MAX_VALUE, MAX_VALUE)
@@ -224,28 +242,38 @@ class _Search:
         slope = np.abs(quotients).max(axis=0) / (right - left)
         rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
         deviation = np.abs(CHECKS.T @ values).sum(axis=0)
-        return np.maximum(deviation - rounding, 0.0) / np.where(size > 0, size, 1.0)
+        beyond_rounding = np.maximum(deviation - rounding, 0.0)
+        return beyond_rounding / np.where(size > 0, size, 1.0)
 
     def halved(self, edges: Array) -> _Halved:
         """Halve the intervals between edges until f is a polynomial on each."""
+        threshold = max(SMOOTH, 4 * self.noise)
         all_edges = [edges]
         short = [np.empty((0, 2))]
-        left, right = edges[:-1], edges[1:]
+        left = edges[:-1]
+        right = edges[1:]
         while len(left):
-            is_rough = self.roughness(left, right) > max(SMOOTH, 4 * self.noise)
+            is_rough = self.roughness(left, right) > threshold
             relative_length = (right - left) / (1.0 + np.abs(left))
+            is_short = relative_length < MIN_SMOOTH_INTERVAL
             intervals = np.stack([left, right], axis=1)
-            short.append(intervals[is_rough & (relative_length < MIN_SMOOTH_INTERVAL)])
-            is_rough &= relative_length > MIN_HALVED_INTERVAL
-            left, right = left[is_rough], right[is_rough]
-            nearest = np.argsort(np.abs(left + right))[:PANELS]
-            left, right = left[nearest], right[nearest]
+            short.append(intervals[is_rough & is_short])
+
+            is_to_halve = is_rough & (relative_length > MIN_HALVED_INTERVAL)
+            left = left[is_to_halve]
+            right = right[is_to_halve]
+            nearest_to_0 = np.argsort(np.abs(left + right))[:PANELS]
+            left = left[nearest_to_0]
+            right = right[nearest_to_0]
+
             middle = 0.5 * (left + right)
             all_edges.append(middle)
-            new_left = np.concatenate([left, middle])
-            new_right = np.concatenate([middle, right])
-            left, right = new_left, new_right
-        return _Halved(np.unique(np.concatenate(all_edges)), np.concatenate(short))
+            left = np.concatenate([left, middle])
+            right = np.concatenate([middle, right])
+        return _Halved(
+            edges=np.unique(np.concatenate(all_edges)),
+            short=np.concatenate(short),
+        )
 
 
 _search = lru_cache(maxsize=256)(_Search)
@@ -262,15 +290,19 @@ def _clusters(short: Array) -> Array:
     short = short[np.argsort(short[:, 0])]
     left = short[:, 0]
     max_gap = 2 * MIN_SMOOTH_INTERVAL * (1.0 + np.abs(left[1:]))
-    is_apart = left[1:] - left[:-1] > max_gap
+    is_apart = np.diff(left) > max_gap
     groups = np.split(short, 1 + np.nonzero(is_apart)[0])
-    shortest = np.array(
-        [group[np.argmin(group[:, 1] - group[:, 0])] for group in groups]
-    )
+
+    shortest_intervals = []
+    for group in groups:
+        lengths = group[:, 1] - group[:, 0]
+        shortest_intervals.append(group[np.argmin(lengths)])
+    shortest = np.array(shortest_intervals)
     centres = shortest.mean(axis=1)
-    max_rounding = 4 * (shortest[:, 1] - shortest[:, 0])
     if len(centres) > 2 and np.median(np.diff(centres)) < 1e-3:
         return NONE  # breaks everywhere: the function computes in low precision
+
+    max_rounding = 4 * (shortest[:, 1] - shortest[:, 0])
     for digits in range(12, -1, -1):  # the roundest number near it comes last
         rounded = np.round(centres, digits)
         is_near = np.abs(rounded - centres) <= max_rounding

@@ -148,22 +148,28 @@ def resolve(
     """
     edges = np.sort(edges, axis=1)
     rows = len(edges)
-    left, right = edges[:, :-1], edges[:, 1:]
+    left = edges[:, :-1]
+    right = edges[:, 1:]
     is_panel = right - left > LEAST_PANEL * np.abs(left)  # near 0 short ones count too
     # the panels of this round: the row of each, (panels,), and its ends
     row = np.nonzero(is_panel)[0]
-    left, right = left[is_panel], right[is_panel]
+    left = left[is_panel]
+    right = right[is_panel]
+
     error = np.zeros(rows)
     rough = np.zeros(rows)
     finished: list[_Panels] = []
     for halving in range(HALVINGS + 1):
+        centre = 0.5 * (left + right)
         half = 0.5 * (right - left)
-        x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
+        x = centre[:, None] + half[:, None] * POINTS
+        weight = half[:, None] * WEIGHTS
         values = values_at(row, x)
         has_finite_value = np.isfinite(values).any(axis=1)
         values = _finite_on_short_panels(values, left, half)
         is_finite = np.isfinite(values).all(axis=1)
-        weight = half[:, None] * WEIGHTS
+
+        # what the panels do not resolve
         with np.errstate(invalid="ignore", over="ignore"):
             largest_weight = density(left, right)
             if scale is None:
@@ -175,31 +181,36 @@ def resolve(
                 missing = np.sqrt(2 * half) * missing * np.sqrt(largest_weight)
             else:
                 missing = missing * 2 * half * largest_weight
-        halve = np.zeros(len(row), dtype=bool)
+
+        # which panels to halve
+        is_halved = np.zeros(len(row), dtype=bool)
         if halving < HALVINGS:
-            halve = (missing > tolerance * scale[row]) & has_finite_value
-            is_endless = np.bincount(row[halve], minlength=rows) > failing
-            halve &= ~is_endless[row]
-            halve &= half > LEAST_HALF * (1.0 + np.abs(left))
-        done = ~halve
-        error += np.bincount(row[done], missing[done], rows)
-        rough += np.bincount(row[done], rough_part[done], rows)
-        finished.append(
-            _Panels(
-                row=row[done],
-                x=x[done, :NODES],
-                weight=weight[done],
-                values=values[done, :NODES],
-            )
+            is_halved = (missing > tolerance * scale[row]) & has_finite_value
+            is_endless = np.bincount(row[is_halved], minlength=rows) > failing
+            is_halved &= ~is_endless[row]
+            is_halved &= half > LEAST_HALF * (1.0 + np.abs(left))
+
+        # the others are finished
+        is_finished = ~is_halved
+        finished_row = row[is_finished]
+        error += np.bincount(finished_row, missing[is_finished], rows)
+        rough += np.bincount(finished_row, rough_part[is_finished], rows)
+        panels = _Panels(
+            row=finished_row,
+            x=x[is_finished, :NODES],
+            weight=weight[is_finished],
+            values=values[is_finished, :NODES],
         )
-        if not halve.any():
+        finished.append(panels)
+        if not is_halved.any():
             break
+
         # the panels of the next round: all left halves, then all right halves
-        middle = 0.5 * (left + right)[halve]
-        row = np.concatenate([row[halve], row[halve]])
-        new_left = np.concatenate([left[halve], middle])
-        new_right = np.concatenate([middle, right[halve]])
-        left, right = new_left, new_right
+        middle = centre[is_halved]
+        halved_row = row[is_halved]
+        row = np.concatenate([halved_row, halved_row])
+        left = np.concatenate([left[is_halved], middle])
+        right = np.concatenate([middle, right[is_halved]])
     return _resolved(finished, error, rough)
 
 

@@ -83,19 +83,23 @@ def series(f: Single, terms: int) -> Series:
         error=np.zeros(len(f)),
     )
     is_constant = f.std == 0
-    is_near_pole = near_infinite_moment(f, reach(terms))
     if is_constant.any():
         rows = np.nonzero(is_constant)[0]
-        result.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
-        result.square[rows] = result.coefficients[0, rows] ** 2
+        at_mean = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
+        result.coefficients[0, rows] = at_mean
+        result.square[rows] = at_mean**2
+
+    is_near_pole = near_infinite_moment(f, reach(terms))
     result.square[is_near_pole] = np.inf
     result.error[is_near_pole] = np.inf
+
     rows = np.nonzero(~is_constant & ~is_near_pole)[0]
     if len(rows) == 0:
         return result
     values_per_row = _common(terms).points.size
     for block in slices(len(rows), VALUES // values_per_row):
         _fill(result, f, rows[block], terms)
+
     # again, over a longer range, if φ grows so fast that its tails matter
     square = result.square[rows]
     is_growing = growing(f, rows, square, reach(terms), mean_only=terms <= 2)
@@ -117,16 +121,20 @@ class _CommonPanels(NamedTuple):
 def _common(terms: int) -> _CommonPanels:
     """The common panels for this many terms."""
     edges = between(reach(terms), step(terms))
-    half = 0.5 * np.diff(edges)[:, None]
-    points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
-    x = (points[:, :NODES]).ravel()
-    weight = (half * WEIGHTS).ravel() * np.exp(log_density(x))
+    left = edges[:-1]
+    right = edges[1:]
+    half_length = 0.5 * np.diff(edges)[:, None]
+    centre = 0.5 * (left + right)[:, None]
+    points = centre + half_length * POINTS
+
+    x = points[:, :NODES].ravel()
+    weight = (half_length * WEIGHTS).ravel() * np.exp(log_density(x))
     columns = [weight]
     for h in _hermite(x, terms, np.ones_like(x)):
         columns.append(weight * h)
     return _CommonPanels(
         points=points,
-        largest=_largest(edges[:-1], edges[1:], terms),
+        largest=_largest(left, right, terms),
         table=np.stack(columns, axis=1),
     )
 
@@ -148,24 +156,32 @@ def _hermite(x: Array, terms: int, factor: Array) -> Iterator[Array]:
 def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
     """Write the coefficients of rows into `result`.
 
-    Smooth rows share the common panels, and others get panels of their own.
+    Smooth rows share the common panels; every other row gets its own panels.
     """
     common = _common(terms)
     points = common.points
-    values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
-    edges = f.edges(rows, reach(terms), step(terms))
-    tolerance = max(TOLERANCE, 4 * f.features.noise)
+    values = f.at(rows, points.reshape(1, -1))
+    values = values.reshape(len(rows), *points.shape)
+    at_nodes = values[..., :NODES].reshape(len(rows), -1)
     panel_length = 2 * reach(terms) / len(points)
+    weights = common.table[:, 0]
+    weighted_hermite = common.table[:, 1:]
+
+    # a row is smooth if the panels resolve it and it has no breaks in reach
+    tolerance = max(TOLERANCE, 4 * f.features.noise)
     with np.errstate(invalid="ignore", over="ignore"):
         missing = unresolved(values) * common.largest * panel_length
-        flat = values[..., :NODES].reshape(len(rows), -1)
-        square = (flat * flat) @ common.table[:, 0]
-        is_smooth = np.all(missing <= tolerance * np.sqrt(square)[:, None], axis=1)
-    is_smooth &= np.all(np.abs(edges) >= reach(terms), axis=1)  # no breaks in reach
+        square = (at_nodes * at_nodes) @ weights
+        allowed = tolerance * np.sqrt(square)[:, None]
+        is_smooth = np.all(missing <= allowed, axis=1)
+    edges = f.edges(rows, reach(terms), step(terms))
+    is_smooth &= np.all(np.abs(edges) >= reach(terms), axis=1)
+
     smooth = rows[is_smooth]
-    result.coefficients[:, smooth] = common.table[:, 1:].T @ flat[is_smooth].T
+    result.coefficients[:, smooth] = weighted_hermite.T @ at_nodes[is_smooth].T
     result.square[smooth] = square[is_smooth]
     result.error[smooth] = np.sum(missing[is_smooth], axis=1)
+
     others = rows[~is_smooth]
     for block in slices(len(others), VALUES // (2 * points.size)):
         _fill_separately(result, f, others[block], terms)
@@ -180,13 +196,15 @@ def _fill_separately(
     Gauss–Jacobi rules. Panels extend farther for a function that is growing.
     """
     f_of_rows = f.take(rows)
-    poles = Poles(f_of_rows, FARTHEST if is_growing else reach(terms), step(terms))
     beyond: Array | float = 0.0  # the root of the integral of φ² beyond the panels
     if is_growing:
+        poles = Poles(f_of_rows, FARTHEST, step(terms))
         end, beyond = ends(f, rows)
         panels = _panels_to(end, f_of_rows, poles, terms)
     else:
+        poles = Poles(f_of_rows, reach(terms), step(terms))
         panels = _panels_within_reach(f_of_rows, poles, terms)
+
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         if is_growing:
             # multiply both φ and h_k by √density, which underflows later than it
@@ -197,24 +215,31 @@ def _fill_separately(
             factor_of_values = np.exp(log_density(panels.x))
             factor_of_h = np.ones(panels.x.size)
             square = panels.integrate(panels.values**2 * factor_of_values)
+
         # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
         # which are consecutive
         weighted = (panels.weight * panels.values * factor_of_values).ravel()
         starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
         for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
             result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
+
         error = panels.error
         if f.f.smoothed is None:
             # rough values may hide more: widen the error, with that of √E[φ²]
-            widened = UNSETTLED * (error + 0.5 * panels.rough / np.sqrt(square))
+            error_of_norm = 0.5 * panels.rough / np.sqrt(square)
+            widened = UNSETTLED * (error + error_of_norm)
             error = np.where(panels.rough > 0, widened, error)
+
         # the panels leave out a neighbourhood of each pole
         for side in poles.sides:
             near = poles.integrals(side, terms)
             square = square + near.square
             result.coefficients[:, rows] += near.moments
-            error = error + near.error + 0.5 * near.square_error / np.sqrt(square)
-        is_lost = ~np.isfinite(square) | ~(panels.rough <= LOST * square)
+            error_of_norm = 0.5 * near.square_error / np.sqrt(square)
+            error = error + near.error + error_of_norm
+
+        is_resolved = panels.rough <= LOST * square
+        is_lost = ~np.isfinite(square) | ~is_resolved
     result.square[rows] = square
     result.error[rows] = np.where(is_lost, np.inf, error + beyond)
 
@@ -254,6 +279,7 @@ def _values_without_poles(f: Single, poles: Poles) -> Callable[[Array, Array], A
     """φ as a function of row numbers and points, but 0 within the radius of a pole."""
 
     def values_at(rows: Array, x: Array) -> Array:
+        """φ at points x of some rows, with 0 near poles."""
         return poles.hide(rows, x, f.at(rows, x))
 
     return values_at
@@ -292,26 +318,34 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     t = np.log(variance[order])
     cells: list[_Cell] = []
     for k in np.unique(np.floor(t / WIDTH)).tolist():
-        cells += _fitted_cells(f, k * WIDTH, (k + 1) * WIDTH, terms, HALVINGS)
+        cells += _fitted_cells(
+            f, left=k * WIDTH, right=(k + 1) * WIDTH, terms=terms, halvings=HALVINGS
+        )
+
     # cell k has the variances from bounds[k] to bounds[k + 1], in order
     inner_bounds = np.searchsorted(t, [cell.left for cell in cells[1:]])
     bounds = [0, *inner_bounds.tolist(), len(t)]
-    rows = np.empty((terms + 1, len(t)))  # the functions that a cell interpolates
-    error = np.empty(len(t))
+    functions = np.empty((terms + 1, len(t)))  # those that a cell interpolates
+    relative_error = np.empty(len(t))
     for cell, (start, stop) in zip(cells, pairwise(bounds), strict=True):
         length = cell.right - cell.left
         x = (2 * t[start:stop] - cell.left - cell.right) / length  # in [−1, 1]
         chebyshev_values = chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
-        rows[:, start:stop] = cell.polynomials @ chebyshev_values
-        error[start:stop] = cell.error
-    norm = np.exp(0.5 * rows[-1])
+        functions[:, start:stop] = cell.polynomials @ chebyshev_values
+        relative_error[start:stop] = cell.error
+
+    relative_coefficients = functions[:-1]
+    norm = np.exp(0.5 * functions[-1])  # √E[φ²]
+    coefficients = relative_coefficients * norm
+    square = norm * norm
+    error = relative_error * norm
     # the position of each variance in their order
     position = np.empty(len(t), dtype=int)
     position[order] = np.arange(len(t))
     return Series(
-        coefficients=(rows[:-1] * norm)[:, position],
-        square=(norm * norm)[position],
-        error=(error * norm)[position],
+        coefficients=coefficients[:, position],
+        square=square[position],
+        error=error[position],
     )
 
 
@@ -323,21 +357,32 @@ def _fitted_cells(
 
     An interval on which polynomials are not accurate is halved, up to `halvings` times.
     """
-    variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
-    exact = series(single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
+    middle = 0.5 * (left + right)
+    half_length = 0.5 * (right - left)
+    variance = np.exp(middle + half_length * CHEBYSHEV)
+    rows = single(f, np.zeros(len(variance)), np.sqrt(variance))
+    exact = series(rows, terms)
     has_norm = np.isfinite(exact.error) & (exact.square > 0)
     if not has_norm.all():  # rows in this interval get separate integrals
         zeros = np.zeros((terms + 1, DEGREE + 1))
         return [_Cell(left, right, polynomials=zeros, error=np.inf)]
+
     norm = np.sqrt(exact.square)
-    functions = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]])
+    relative_coefficients = exact.coefficients / norm
+    log_square = 2 * np.log(norm)
+    functions = np.concatenate([relative_coefficients, log_square[None]])
     polynomials = functions @ TO_COEFFICIENTS.T
     truncation = float(np.abs(polynomials[:, -3:]).max())
     error = float(np.max(exact.error / norm))
     tolerance = error if error > ROUGH else PRECISION
     if halvings == 0 or not truncation > tolerance:
-        return [_Cell(left, right, polynomials, error + 3 * truncation)]
-    middle = 0.5 * (left + right)
+        cell = _Cell(
+            left=left,
+            right=right,
+            polynomials=polynomials,
+            error=error + 3 * truncation,
+        )
+        return [cell]
     return [
         *_fitted_cells(f, left, middle, terms, halvings - 1),
         *_fitted_cells(f, middle, right, terms, halvings - 1),

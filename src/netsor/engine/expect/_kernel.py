@@ -43,7 +43,8 @@ _LEAKY_RELU = base(activations.leaky_relu(0.0))
 
 def has_closed_form(f: Function, g: Function) -> bool:
     """Whether a formula for E[φ(u) ψ(v)] is known if the means of u and v are 0."""
-    phi, psi = base(f), base(g)
+    phi = base(f)
+    psi = base(g)
     if {phi, psi} <= {_SIN, _COS}:
         return True
     if (phi, psi) in ((_ERF, _ERF), (_GELU, _GELU)):
@@ -58,12 +59,16 @@ def closed_form(
 
     The means μ and ν, the variances a and b and the covariance c broadcast.
     """
-    phi, psi = base(f), base(g)
+    phi = base(f)
+    psi = base(g)
     if phi is _IDENTITY and psi is _IDENTITY:
         return c + mu * nu
     if {phi, psi} <= {_SIN, _COS}:
-        return _waves(phi is _SIN, psi is _SIN, mu, nu, a, c, b)
-    # the other formulas are for means of 0, and for two functions of one kind
+        return _waves(
+            sine_u=phi is _SIN, sine_v=psi is _SIN, mu=mu, nu=nu, a=a, c=c, b=b
+        )
+
+    # the other formulas are for means of 0, and for two functions of one family
     if not has_closed_form(f, g) or not (_is_zero(mu) and _is_zero(nu)):
         return None
     if phi is _ERF:
@@ -71,29 +76,32 @@ def closed_form(
         return 2 / np.pi * _angle(2 * a, 2 * c, 2 * b).arcsine
     if phi is _GELU:
         return _of_gelu(a, c, b)
-    linear_f, linear_g = _piecewise_linear(f), _piecewise_linear(g)
+
+    linear_f = _piecewise_linear(f)
+    linear_g = _piecewise_linear(g)
     assert linear_f is not None
     assert linear_g is not None
-    return _of_piecewise_linear(linear_f, linear_g, a, c, b)
+    return _of_piecewise_linear(linear_f, linear_g, a=a, c=c, b=b)
+
+
+class _PiecewiseLinear(NamedTuple):
+    """The function φ(x) = α x + β relu(x)."""
+
+    alpha: float
+    beta: float
 
 
 def _of_piecewise_linear(
-    f: tuple[float, float],
-    g: tuple[float, float],
-    a: Array,
-    c: Array,
-    b: Array,
+    f: _PiecewiseLinear, g: _PiecewiseLinear, a: Array, c: Array, b: Array
 ) -> Array:
-    """E[(α u + β relu(u)) (γ v + δ relu(v))] for f = (α, β) and g = (γ, δ).
-
-    E[u v] = c, and E[u relu(v)] = E[relu(u) v] = c/2.
-    """
-    alpha, beta = f
-    gamma, delta = g
-    linear = (alpha * gamma + (alpha * delta + beta * gamma) / 2) * c
-    if not beta * delta:
-        return linear
-    return linear + beta * delta * _relu(a, c, b)
+    """E[f(u) g(v)], from E[u v] = c and E[u relu(v)] = E[relu(u) v] = c/2."""
+    linear_terms = f.alpha * g.alpha
+    mixed_terms = f.alpha * g.beta + f.beta * g.alpha
+    without_relus = (linear_terms + mixed_terms / 2) * c
+    relu_terms = f.beta * g.beta
+    if not relu_terms:
+        return without_relus
+    return without_relus + relu_terms * _relu(a, c, b)
 
 
 def _of_gelu(a: Array, c: Array, b: Array) -> Array:
@@ -102,10 +110,13 @@ def _of_gelu(a: Array, c: Array, b: Array) -> Array:
     It is c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
     E[ΦΦ'] = 1/4 + arcsin(r)/2π with r = c/√((1+a)(1+b)).
     """
-    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
+    share_u = a / (1.0 + a)
+    share_v = b / (1.0 + b)
+    derivative_terms = a * b + c * c * (1.0 - share_u - share_v)
     angle = _angle(a, c, b)
-    from_stein = mixed / (2 * np.pi * angle.root)
-    return c * (0.25 + angle.arcsine / (2 * np.pi)) + from_stein
+    from_derivatives = derivative_terms / (2 * np.pi * angle.root)
+    mean_of_product = 0.25 + angle.arcsine / (2 * np.pi)  # E[ΦΦ']
+    return c * mean_of_product + from_derivatives
 
 
 def _is_zero(mean: Array) -> bool:
@@ -115,20 +126,25 @@ def _is_zero(mean: Array) -> bool:
     return not bool(array_namespace(mean).any(mean != 0))
 
 
-def _piecewise_linear(f: Function) -> tuple[float, float] | None:
-    """(α, β) with φ(x) = α x + β relu(x); None if φ is not of this form."""
+def _piecewise_linear(f: Function) -> _PiecewiseLinear | None:
+    """f as α x + β relu(x); None if it is not of this form."""
     if base(f) is _LEAKY_RELU:
         slope = f.parameters[0]
-        return slope, 1.0 - slope
-    coefficients_of = {_IDENTITY: (1.0, 0.0), _RELU: (0.0, 1.0), _ABS: (-1.0, 2.0)}
-    return coefficients_of.get(base(f))
+        return _PiecewiseLinear(alpha=slope, beta=1.0 - slope)
+    known_functions = {
+        _IDENTITY: _PiecewiseLinear(alpha=1.0, beta=0.0),
+        _RELU: _PiecewiseLinear(alpha=0.0, beta=1.0),
+        _ABS: _PiecewiseLinear(alpha=-1.0, beta=2.0),
+    }
+    return known_functions.get(base(f))
 
 
 def _relu(a: Array, c: Array, b: Array) -> Array:
     """√(ab)/(2π) (√(1−ρ²) + ρ (π − arccos ρ)) (Cho and Saul 2009)."""
     xp = array_namespace(a, c, b)
     scale = xp.sqrt(a) * xp.sqrt(b)
-    rho = xp.clip(c / xp.where(scale > 0, scale, 1.0), -1.0, 1.0)
+    safe_scale = xp.where(scale > 0, scale, 1.0)
+    rho = xp.clip(c / safe_scale, -1.0, 1.0)
     sine = xp.sqrt((1 - rho) * (1 + rho))
     shape = sine + rho * (np.pi - xp.acos(rho))
     return scale / (2 * np.pi) * shape
@@ -144,8 +160,9 @@ class _Angle(NamedTuple):
 def _angle(a: Array, c: Array, b: Array) -> _Angle:
     """arcsin(r) as an arctangent, which keeps its digits near r = 1, where c² ≤ ab."""
     xp = array_namespace(a, c, b)
-    root = xp.sqrt(1.0 + a + b + xp.clip(a * b - c * c, 0.0, None))
-    return _Angle(xp.atan2(c, root), root)
+    determinant = xp.clip(a * b - c * c, 0.0, None)
+    root = xp.sqrt(1.0 + a + b + determinant)
+    return _Angle(arcsine=xp.atan2(c, root), root=root)
 
 
 def _waves(
@@ -222,6 +239,7 @@ class _ConditionedPairs:
     """
 
     def __init__(self, x: Single, y: Single, rho: Array) -> None:
+        """The pairs consist of the rows of x and those of y, with correlations rho."""
         self.x = x  # φ(u), with the distribution of u
         self.y = y  # ψ(v), with the distribution of v
         self.rho = rho
@@ -234,8 +252,9 @@ class _ConditionedPairs:
         m = y.mean[pair][:, None] + self.slope[pair][:, None] * t
         s = self.residual_std[pair]
         if y.f.smoothed is not None:
-            conditional = y.f.smoothed(m, s[:, None])
+            conditional_mean = y.f.smoothed(m, s[:, None])
         else:
+            # a row for each value of u
             points = m.shape[1]
             given_u = replace(
                 y,
@@ -243,13 +262,15 @@ class _ConditionedPairs:
                 std=np.repeat(s, points),
                 params=tuple(np.repeat(p[pair], points) for p in y.params),
             )
-            conditional = series(given_u, 1).coefficients[0].reshape(m.shape)
+            means = series(given_u, 1).coefficients[0]
+            conditional_mean = means.reshape(m.shape)
         with np.errstate(invalid="ignore", over="ignore"):
-            return self.x.at(pair, t) * conditional
+            return self.x.at(pair, t) * conditional_mean
 
     def expectations(self, scale: Array) -> tuple[Array, Array]:
         """E[φ(u) ψ(v)] and its error for all pairs, by integration over u."""
-        x, y = self.x, self.y
+        x = self.x
+        y = self.y
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             panels = resolve(
@@ -257,42 +278,58 @@ class _ConditionedPairs:
             )
             density = np.exp(log_density(panels.x))
             value = panels.integrate(panels.values * density)
+
             # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, even if the
             # result is small
             pair = panels.row[:, None]
-            largest_term = 1.0 + np.abs(y.mean)[pair]
-            largest_term = largest_term + np.abs(self.slope)[pair] * np.abs(panels.x)
-            largest_term = largest_term + self.residual_std[pair]
-            terms = np.abs(x.at(panels.row, panels.x)) * largest_term * density
-            rounding = OPERATION_RTOL * panels.integrate(terms)
-        is_by_values = x.f.smoothed is None or y.f.smoothed is None
-        is_rough = is_by_values & (panels.rough > 0)
-        missing = np.where(is_rough, UNSETTLED * panels.error, panels.error)
-        return value, np.where(np.isfinite(value), missing + rounding, np.inf)
+            size_of_v = 1.0 + np.abs(y.mean)[pair]
+            size_of_v = size_of_v + np.abs(self.slope)[pair] * np.abs(panels.x)
+            size_of_v = size_of_v + self.residual_std[pair]
+            size_of_phi = np.abs(x.at(panels.row, panels.x))
+            rounding = OPERATION_RTOL * panels.integrate(
+                size_of_phi * size_of_v * density
+            )
+
+        needs_values = x.f.smoothed is None or y.f.smoothed is None
+        is_rough = needs_values & (panels.rough > 0)
+        unresolved = np.where(is_rough, UNSETTLED * panels.error, panels.error)
+        error = np.where(np.isfinite(value), unresolved + rounding, np.inf)
+        return value, error
 
     def _edges(self) -> Array:
         """Edges of panels for the integral over standardised u, (pairs, edges)."""
-        x, y = self.x, self.y
-        rows = np.arange(len(self.rho))
+        y = self.y
+        pairs = np.arange(len(self.rho))
         end = self._end()
         equally_spaced = between(end, STEP)
-        conditional_mean = replace(y, std=np.abs(self.slope))  # ψ(m(u))
+        at_conditional_mean = replace(y, std=np.abs(self.slope))  # ψ(m(u))
+        sign = np.sign(self.rho)[:, None]
         edges = [
-            np.broadcast_to(equally_spaced, (len(rows), len(equally_spaced))),
-            x.edges(rows, end, STEP),
-            np.sign(self.rho)[:, None] * conditional_mean.edges(rows, end, STEP),
+            np.broadcast_to(equally_spaced, (len(pairs), len(equally_spaced))),
+            self.x.edges(pairs, end, STEP),
+            sign * at_conditional_mean.edges(pairs, end, STEP),
+            self._edges_around_breaks(end),
         ]
-        # around the breaks of ψ, E[ψ(v) | u] varies fast
+        return np.concatenate(edges, axis=1)
+
+    def _edges_around_breaks(self, end: float) -> Array:
+        """Edges where m(u) is near a break of ψ, because E[ψ(v) | u] varies fast there.
+
+        They are (pairs, edges), in standardised u, and clipped to ± end.
+        """
+        y = self.y
         breaks = y.features.breaks
         lowest = np.min(y.mean - end * y.std)
         highest = np.max(y.mean + end * y.std)
-        breaks = breaks[(breaks > lowest) & (breaks < highest)]
+        is_in_reach = (lowest < breaks) & (breaks < highest)
+        breaks = breaks[is_in_reach]
+
         # m around each break, (pairs, breaks, AROUND), and the standardised u there
         m = breaks[:, None] + AROUND * self.residual_std[:, None, None]
         t = (m - y.mean[:, None, None]) / self.slope[:, None, None]
-        t = np.nan_to_num(t.reshape(len(rows), -1), nan=end)
-        edges.append(np.clip(t, -end, end))
-        return np.concatenate(edges, axis=1)
+        t = t.reshape(len(self.rho), -1)
+        t = np.nan_to_num(t, nan=end)
+        return np.clip(t, -end, end)
 
     def _end(self) -> float:
         """Where to truncate the integral over u, in standard deviations.
@@ -378,30 +415,37 @@ def pairs(
     covariance. A series is tried first, and longer ones for pairs for which it is too
     short; conditioning computes what remains.
     """
+    std_u = x.std[ix]
+    std_v = y.std[iy]
     with np.errstate(divide="ignore", invalid="ignore"):
-        rho = covariance / (x.std[ix] * y.std[iy])
-    rho = np.where((x.std[ix] > 0) & (y.std[iy] > 0), rho, 0.0)
+        rho = covariance / (std_u * std_v)
+    rho = np.where((std_u > 0) & (std_v > 0), rho, 0.0)
     # |ρ| > 1, from rounding or a mistake of the caller
     excess = np.maximum(np.abs(rho) - 1.0, 0.0)
     rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
-    sums = _shortest_sums(x, y, ix, iy, rho)
-    value, error, scale = sums.value, sums.error, sums.scale
+
+    sums = _shortest_sums(x, y, ix=ix, iy=iy, rho=rho)
+    value = sums.value
+    error = sums.error
+    scale = sums.scale
     open_pairs = np.nonzero(sums.too_short)[0]
     if len(open_pairs):
         value[open_pairs], integration_error = conditioned(
             x.take(ix[open_pairs]),
             y.take(iy[open_pairs]),
-            rho[open_pairs],
-            scale[open_pairs],
+            rho=rho[open_pairs],
+            scale=scale[open_pairs],
         )
         error[open_pairs] += integration_error
+
     with np.errstate(invalid="ignore"):
         error += np.where(excess > 4 * CORRELATION_RTOL, excess, 0.0) * scale
     if x.features.jumps and y.features.jumps:
         # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
         distance_from_one = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
         error += scale * CORRELATION_RTOL / np.sqrt(distance_from_one)
-    return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
+    is_finite = np.isfinite(value) & np.isfinite(error)
+    return value, np.where(is_finite, error, np.inf)
 
 
 def _shortest_sums(x: Single, y: Single, ix: Array, iy: Array, rho: Array) -> Sums:
@@ -419,14 +463,18 @@ def _shortest_sums(x: Single, y: Single, ix: Array, iy: Array, rho: Array) -> Su
     )
     has_formula = x.f.smoothed is not None or y.f.smoothed is not None
     longest = _longest_series(x, y)
-    for terms, pairs_with_formula, pairs_without_formula in LENGTHS:
-        worthwhile = pairs_with_formula if has_formula else pairs_without_formula
+    for length in LENGTHS:
+        worthwhile_pairs = length.pairs_without_formula
+        if has_formula:
+            worthwhile_pairs = length.pairs_with_formula
         open_pairs = np.nonzero(result.too_short)[0]
-        if len(open_pairs) < worthwhile or terms > longest:
+        if len(open_pairs) < worthwhile_pairs or length.terms > longest:
             break
         for block in slices(len(open_pairs), PAIRS_PER_BATCH):
             batch = open_pairs[block]
-            sums = _summed(x, y, ix[batch], iy[batch], rho[batch], terms)
+            sums = _summed(
+                x, y, ix=ix[batch], iy=iy[batch], rho=rho[batch], terms=length.terms
+            )
             result.value[batch] = sums.value
             result.error[batch] = sums.error
             result.scale[batch] = sums.scale
@@ -478,12 +526,14 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         norm_g = np.sqrt(g.square)[iy]
         scale = norm_f * norm_g
         error = f.error[ix] * norm_g + g.error[iy] * norm_f + CORRELATION_RTOL * scale
-    parity = _common_parity(f, g)
+
     # E[φ(u) ψ(v)] = ± E[φ(u)²] if φ(u) = ± ψ(v)
-    sign = _sign_if_equal(rows_x, rows_y, ix, iy, rho, parity)
+    parity = _common_parity(f, g)
+    sign = _sign_if_equal(rows_x, rows_y, ix=ix, iy=iy, rho=rho, parity=parity)
     is_exact = sign != 0
     value = np.zeros(len(rho))
     value[is_exact] = sign[is_exact] * f.square[ix[is_exact]]
+
     is_open = ~is_exact  # whether the value is not known yet
     lengths = (terms // 8, terms // 4, terms // 2, terms)
     remainders_f = _remainder_norms(f, lengths)
@@ -498,11 +548,19 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         remainder = remainder * remainder_g[iy[batch]]
         is_enough = ~(remainder > PRECISION * scale[batch])
         batch = batch[is_enough]
-        value[batch] = _mehler(f, g, length, ix[batch], iy[batch], rho[batch], parity)
+        value[batch] = _mehler(
+            f,
+            g,
+            length=length,
+            ix=ix[batch],
+            iy=iy[batch],
+            rho=rho[batch],
+            parity=parity,
+        )
         with np.errstate(invalid="ignore"):
             error[batch] += remainder[is_enough]
         is_open[batch] = False
-    return Sums(value, error, scale, too_short=is_open)
+    return Sums(value=value, error=error, scale=scale, too_short=is_open)
 
 
 def _sign_if_equal(
@@ -531,9 +589,10 @@ def _unique_rows(index: Array) -> tuple[Any, Array]:
     For example, [7, 4, 7] becomes the rows [4, 7] and the index [1, 0, 1]. If most rows
     of a range occur, the result has all of them, as a slice.
     """
-    first, last = index.min(), index.max()
-    if last - first < len(index):
-        return slice(first, last + 1), index - first
+    lowest = index.min()
+    highest = index.max()
+    if highest - lowest < len(index):
+        return slice(lowest, highest + 1), index - lowest
     rows, inverse = np.unique(index, return_inverse=True)
     return rows, inverse
 
@@ -544,16 +603,21 @@ def _remainder_norms(f: Series, lengths: tuple[int, ...]) -> list[Array]:
     They are √(E[φ²] − Σ_{k < length} f_k²), or √(Σ_{k ≥ length} f_k²) if the last
     coefficients vanish. The lengths increase, and the last one is that of f.
     """
-    columns, square = f.coefficients, f.square
+    columns = f.coefficients
+    square = f.square
     with np.errstate(invalid="ignore", over="ignore"):
         # Σ f_k² between one length and the next, (lengths, rows)
         sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
         beyond = square - np.sum(sums, axis=0)
-        last_quarter = np.abs(columns[-(len(columns) // 4) :])
+
+        quarter = len(columns) // 4
+        last_quarter = np.abs(columns[-quarter:])
         has_ended = np.all(last_quarter <= 1e-14 * np.sqrt(square), axis=0)
         has_ended &= np.abs(beyond) <= 1e-13 * square
         # what round-off can hide in either case
-        beyond = np.where(has_ended, 1e-26 * square, np.maximum(beyond, 4e-15 * square))
+        hidden_if_ended = 1e-26 * square
+        hidden = 4e-15 * square
+        beyond = np.where(has_ended, hidden_if_ended, np.maximum(beyond, hidden))
         norms = []
         for k in range(1, len(lengths) + 1):
             norms.append(np.sqrt(beyond + np.sum(sums[k:], axis=0)))
@@ -632,17 +696,25 @@ def kernel(
         )
         if exact is not None:
             return exact, np.zeros((1,) * exact.ndim)
+
     is_same = x is y and xx is yy
     rows_x, lead_x = _single(x, xx)
-    rows_y, lead_y = rows_x, lead_x
-    if not is_same:
+    if is_same:
+        rows_y, lead_y = rows_x, lead_x
+    else:
         rows_y, lead_y = _single(y, yy)
     shape, ix, iy = paired(lead_x, lead_y, xy.shape[:-2])
-    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
-    if not is_same or not np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
-        value, error = pairs(rows_x, rows_y, ix, iy, covariance.ravel())
+    covariance = np.asarray(xy, dtype=float)[..., 0, 0]
+    covariance = np.broadcast_to(covariance, shape)
+    transposed = np.swapaxes(covariance, -1, -2)
+    is_symmetric = is_same and np.array_equal(covariance, transposed)
+    if not is_symmetric:
+        value, error = pairs(
+            rows_x, rows_y, ix=ix, iy=iy, covariance=covariance.ravel()
+        )
         return value.reshape(shape), error.reshape(shape)
-    # a symmetric kernel: compute its upper triangle, and copy it to the lower one
+
+    # compute the upper triangle of a symmetric kernel, and copy it to the lower one
     i, j = np.triu_indices(shape[-1])
 
     def upper(entries: Array) -> Array:
@@ -658,7 +730,13 @@ def kernel(
         matrices[..., j, i] = by_matrix
         return matrices
 
-    value, error = pairs(rows_x, rows_x, upper(ix), upper(iy), upper(covariance))
+    value, error = pairs(
+        rows_x,
+        rows_x,
+        ix=upper(ix),
+        iy=upper(iy),
+        covariance=upper(covariance),
+    )
     return symmetric(value), symmetric(error)
 
 

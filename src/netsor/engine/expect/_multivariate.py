@@ -139,6 +139,7 @@ def _estimate(
             constant = integrand(rows, np.zeros((0, 1)))[..., 0]
             return constant, np.zeros(constant.shape)
         check_cancelled()
+
         z, weight = sobol(variables, log_size)
         values = integrand(rows, z)
         by_set = values.reshape(*values.shape[:-1], *weight.shape)
@@ -146,6 +147,7 @@ def _estimate(
         value = means.mean(axis=-1)
         spread_of_sets = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
         error = spread_of_sets + _tail(values * weight.ravel())
+
         if variables <= PRODUCT:
             fine, spread = _products(integrand, rows, variables, log_size)
             spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
@@ -159,7 +161,8 @@ def _estimate(
             use_rules = rules_agree & (np.abs(fine - value) <= 2 * error)
             value = np.where(use_rules, fine, value)
             error = np.where(use_rules, spread, error)
-        return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
+        is_finite = np.isfinite(value) & np.isfinite(error)
+        return value, np.where(is_finite, error, np.inf)
 
 
 def _tail(terms: Array) -> Array:
@@ -174,15 +177,22 @@ def _tail(terms: Array) -> Array:
     share = largest / np.maximum(total, np.finfo(float).tiny)
     missed = np.zeros(share.shape)
     is_heavy = share > SHARE
-    if is_heavy.any():
-        count = max(32, size.shape[-1] // 1024)
-        log_top = np.log(np.partition(size[is_heavy], -count, axis=-1)[:, -count:])
-        index = np.mean(log_top - log_top.min(axis=-1, keepdims=True), axis=-1)
-        # the mean excess of a Pareto tail over the largest term
-        largest_term = share[is_heavy] * size[is_heavy].sum(axis=-1)
-        excess = largest_term * index / np.maximum(1 - index, 1e-9)
-        excess = np.where(index > 0.5, excess, 0.0)
-        missed[is_heavy] = np.where(index < INFINITE, excess, np.inf)
+    if not is_heavy.any():
+        return missed
+
+    # Hill's estimate: the mean of log(x/x_min) over the largest terms
+    heavy = size[is_heavy]
+    count = max(32, heavy.shape[-1] // 1024)
+    largest_terms = np.partition(heavy, -count, axis=-1)[:, -count:]
+    log_terms = np.log(largest_terms)
+    log_least = log_terms.min(axis=-1, keepdims=True)
+    tail_index = np.mean(log_terms - log_least, axis=-1)
+
+    # the mean excess of a Pareto tail over the largest term
+    largest_term = share[is_heavy] * heavy.sum(axis=-1)
+    excess = largest_term * tail_index / np.maximum(1 - tail_index, 1e-9)
+    excess = np.where(tail_index > 0.5, excess, 0.0)
+    missed[is_heavy] = np.where(tail_index < INFINITE, excess, np.inf)
     return missed
 
 
@@ -227,9 +237,10 @@ def _products(
     # an integrand that still counts on the rim needs smaller weights
     if is_wide and np.any(fine.rim > SUM_RTOL * fine.whole):
         coarse, middle, fine = [integrals(nodes, growing) for nodes in sizes]
-    spread = 3 * np.maximum(
-        np.abs(fine.value - middle.value), np.abs(middle.value - coarse.value)
-    )
+
+    fine_to_middle = np.abs(fine.value - middle.value)
+    middle_to_coarse = np.abs(middle.value - coarse.value)
+    spread = 3 * np.maximum(fine_to_middle, middle_to_coarse)
     if is_wide:
         is_finite = fine.rim <= ENDLESS * fine.whole
         spread = spread + np.where(is_finite, 20 * fine.rim, np.inf)
@@ -251,24 +262,29 @@ def kernel_of_several(
     """
     u = _row_arguments(x, a)
     v = _row_arguments(y, b)
-    shape, ix, iy = paired(u.lead, v.lead)
-    r = u.mean.shape[-1]
-    d = r + v.mean.shape[-1]  # the arguments of a pair
+    shape, row_of_u, row_of_v = paired(u.lead, v.lead)
+    number_of_pairs = len(row_of_u)
+    arguments_of_u = u.mean.shape[-1]
+    arguments = arguments_of_u + v.mean.shape[-1]  # of a pair
     directions = max(u.rows.shape[2], 1)
+
     # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank`
     # variables
-    factor = np.zeros((len(ix), d, min(d, directions)))
-    rank = np.zeros(len(ix), dtype=int)
-    for block in slices(len(ix), COORDINATES_PER_BATCH // (d * directions)):
-        rows_of_pairs = [u.rows[ix[block]], v.rows[iy[block]]]
-        root = _root(np.concatenate(rows_of_pairs, axis=1))
+    factor = np.zeros((number_of_pairs, arguments, min(arguments, directions)))
+    rank = np.zeros(number_of_pairs, dtype=int)
+    pairs_per_batch = COORDINATES_PER_BATCH // (arguments * directions)
+    for block in slices(number_of_pairs, pairs_per_batch):
+        rows_of_u = u.rows[row_of_u[block]]
+        rows_of_v = v.rows[row_of_v[block]]
+        root = _root(np.concatenate([rows_of_u, rows_of_v], axis=1))
         factor[block] = root.factor
         rank[block] = root.rank
 
     def integrand(pairs: Array, z: Array) -> Array:
+        """φ(u) ψ(v) of some pairs at nodes z (variables, N), (pairs, 1, N)."""
         deviation = factor[pairs][:, :, : len(z)] @ z
-        f = u.applied(ix[pairs], deviation[:, :r])
-        g = v.applied(iy[pairs], deviation[:, r:])
+        f = u.applied(row_of_u[pairs], deviation[:, :arguments_of_u])
+        g = v.applied(row_of_v[pairs], deviation[:, arguments_of_u:])
         return (f * g)[:, None, :]
 
     value, error = expected(integrand, rank, 1)
@@ -289,10 +305,12 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
 
     def integrand(rows: Array, z: Array) -> Array:
         """φ and φ times each variable; 0 for variables that a row does not use."""
-        values = flat.applied(rows, factor[rows][:, :, : len(z)] @ z)
+        deviation = factor[rows][:, :, : len(z)] @ z
+        values = flat.applied(rows, deviation)
         constant = np.ones((1, z.shape[1]))
         unused = np.zeros((variables - len(z), z.shape[1]))
-        return values[:, None, :] * np.concatenate([constant, z, unused])
+        multipliers = np.concatenate([constant, z, unused])
+        return values[:, None, :] * multipliers
 
     value, error = expected(integrand, root.rank, 1 + variables)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -324,9 +342,12 @@ class _Arguments(NamedTuple):
         Equal arguments get equal numbers, and opposite ones opposite numbers.
         """
         u = self.mean[rows][:, :, None] + deviation
-        original, sign = self.original[rows], self.sign[rows]
-        if (original != np.arange(original.shape[1])).any():
-            u = sign[:, :, None] * np.take_along_axis(u, original[:, :, None], axis=1)
+        original = self.original[rows]
+        sign = self.sign[rows]
+        has_copies = (original != np.arange(original.shape[1])).any()
+        if has_copies:
+            u_of_originals = np.take_along_axis(u, original[:, :, None], axis=1)
+            u = sign[:, :, None] * u_of_originals
         arguments = [u[:, k, :] for k in range(u.shape[1])]
         scalars = [p[rows][:, None] for p in self.params]
         values = self.x.f(*arguments, *scalars)
@@ -352,8 +373,11 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
         for earlier in reversed(range(later)):
             # 1 if equal, −1 if opposite, 0 otherwise
             relative_sign = alike(
-                np, mean_and_rows[:, earlier], mean_and_rows[:, later]
-            )[:, 0]
+                np,
+                mean_and_rows[:, earlier],
+                mean_and_rows[:, later],
+            )
+            relative_sign = relative_sign[:, 0]
             is_same = relative_sign != 0
             original[is_same, later] = original[is_same, earlier]
             sign_of_original = relative_sign * sign[:, earlier]
@@ -398,4 +422,4 @@ def _root(rows: Array) -> Root:
         unit = np.swapaxes(triangle, -1, -2)
     vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
     rank = np.sum(std > RANK * std[:, :1], axis=1)
-    return Root(norm, vectors, std, rank)
+    return Root(norm=norm, vectors=vectors, std=std, rank=rank)

@@ -43,8 +43,9 @@ class Exponent(NamedTuple):
 def exponents(f: Function, pole: float) -> tuple[Exponent, Exponent]:
     """The exponents below and above a pole."""
     radius = EXACT_RADIUS if pole == 0 else RADIUS * (1 + abs(pole))
-    below = _exponent(f, pole, -radius * np.append(2.0, DISTANCES))
-    above = _exponent(f, pole, radius * np.append(2.0, DISTANCES))
+    offsets = radius * np.append(2.0, DISTANCES)
+    below = _exponent(f, pole, -offsets)
+    above = _exponent(f, pole, offsets)
     return below, above
 
 
@@ -78,8 +79,10 @@ def is_integrable(f: Function, pole: float) -> bool:
 @cache
 def _jacobi(exponent: float, nodes: int) -> tuple[Array, Array]:
     """Nodes and weights of ∫₀¹ s^−a f(s) ds, a the exponent; (nodes,) each."""
-    x, w = scipy.special.roots_jacobi(nodes, 0.0, -exponent)
-    return (1 + x) / 2, w * 2.0 ** (exponent - 1)
+    x, weights = scipy.special.roots_jacobi(nodes, 0.0, -exponent)
+    # from the interval [−1, 1] to [0, 1]
+    s = (1 + x) / 2
+    return s, weights * 2.0 ** (exponent - 1)
 
 
 class Side(NamedTuple):
@@ -119,8 +122,8 @@ class Poles:
                 radius = np.full(len(f), RADIUS * (1 + abs(pole))) / f.std
             if pole == 0:
                 radius = np.where(f.mean == 0, EXACT_RADIUS, radius)
-            near = (np.abs(at) < reach) & (f.std > 0)
-            radius = np.where(near, np.minimum(radius, step / 4), 0.0)
+            is_near = (np.abs(at) < reach) & (f.std > 0)
+            radius = np.where(is_near, np.minimum(radius, step / 4), 0.0)
             for sign, exponent in ((-1.0, below), (1.0, above)):
                 side = Side(
                     pole=pole,
@@ -166,37 +169,42 @@ class Poles:
         moments = self._moments(side, terms, many_nodes)
         coarse_square = self._square(side, few_nodes)
         square = self._square(side, many_nodes)
+
         # ∫ s^−a ds grows by δa/(1 − a) of itself as a grows by δa
         relative_error = side.exponent_error / (1 - side.exponent)
         relative_square_error = 2 * side.exponent_error / (1 - 2 * side.exponent)
+        error_of_rule = SAFETY * np.abs(moments - coarse).max(axis=0)
+        error_of_exponent = relative_error * np.abs(moments).max(axis=0)
+        square_error_of_rule = SAFETY * np.abs(square - coarse_square)
+        square_error_of_exponent = relative_square_error * square
         return Integrals(
             moments=moments,
             square=square,
-            error=SAFETY * np.abs(moments - coarse).max(axis=0)
-            + relative_error * np.abs(moments).max(axis=0),
-            square_error=SAFETY * np.abs(square - coarse_square)
-            + relative_square_error * square,
+            error=error_of_rule + error_of_exponent,
+            square_error=square_error_of_rule + square_error_of_exponent,
         )
 
     def _moments(self, side: Side, terms: int, nodes: int) -> Array:
         """E[φ h_k] within the radius by one rule, (terms, rows)."""
         s, weights = _jacobi(side.exponent, nodes)
-        t = side.radius[:, None] * s
+        radius = side.radius[:, None]
+        t = radius * s
         x = side.at[:, None] + side.sign * t
         smooth = self._without_pole(side, t, s)
         density = np.exp(log_density(x))
-        weighted = side.radius[:, None] * weights * density * smooth
+        weighted = radius * weights * density * smooth
         # a sum over the nodes n, for rows r and terms k
         return np.einsum("rn,krn->kr", weighted, _hermite_values(x, terms))
 
     def _square(self, side: Side, nodes: int) -> Array:
         """E[φ²] within the radius by one rule, (rows,)."""
         s, weights = _jacobi(2 * side.exponent, nodes)
-        t = side.radius[:, None] * s
+        radius = side.radius[:, None]
+        t = radius * s
         x = side.at[:, None] + side.sign * t
         smooth = self._without_pole(side, t, s)
         density = np.exp(log_density(x))
-        weighted = side.radius[:, None] * weights * density * smooth**2
+        weighted = radius * weights * density * smooth**2
         return np.sum(weighted, axis=1)
 
     def _without_pole(self, side: Side, t: Array, s: Array) -> Array:
@@ -209,9 +217,10 @@ class Poles:
         u = side.pole + side.sign * distance
         with np.errstate(all="ignore"):
             values = np.broadcast_to(self.f.f(u), u.shape)
-            rounding = np.abs(u - side.pole) / distance
+            rounding = np.abs(u - side.pole) / distance  # true over intended distance
         rounding = np.where((t > 0) & (rounding > 0), rounding, 1.0)
-        smooth = values * rounding**side.exponent * s**side.exponent
+        exact_values = values * rounding**side.exponent
+        smooth = exact_values * s**side.exponent
         return np.where(t > 0, smooth, 0.0)
 
 
@@ -231,6 +240,7 @@ def _hermite_values(x: Array, terms: int) -> Array:
 
 def near_infinite_moment(f: Single, reach: float) -> Bools:
     """Which rows have a pole without a second moment within ± reach."""
-    infinite = [not is_integrable(f.f, pole) for pole in f.features.poles.tolist()]
-    near = f.near_poles(reach) & np.array(infinite, dtype=bool)
-    return np.asarray(near.any(axis=1))
+    poles = f.features.poles.tolist()
+    is_infinite = [not is_integrable(f.f, pole) for pole in poles]
+    is_near_infinite = f.near_poles(reach) & np.array(is_infinite, dtype=bool)
+    return np.asarray(is_near_infinite.any(axis=1))

@@ -36,6 +36,7 @@ class Single:
     features: Breakpoints  # where φ is not smooth, or smooth only on short intervals
 
     def __len__(self) -> int:
+        """The number of rows."""
         return len(self.mean)
 
     def take(self, rows: Array | slice) -> Single:
@@ -70,23 +71,30 @@ class Single:
         These are its breaks, and the ends of intervals that a panel of length `step`
         might miss. Edges beyond ± reach are clipped.
         """
-        resolved = (
-            step / 4
-        )  # the width of features that the 16 nodes of a panel resolve
+        # the width of features that the 16 nodes of a panel resolve
+        resolved = step / 4
         mean = self.mean[rows][:, None]
         std = self.std[rows][:, None]
         low = np.min(mean - reach * std)
         high = np.max(mean + reach * std)
+
         breaks = self.features.breaks
-        breaks = breaks[(breaks > low) & (breaks < high)]
-        ends, gaps = self.features.ends, self.features.gaps
-        # short intervals, relative to the largest and to each standard deviation
-        is_short = (ends > low) & (ends < high) & (gaps < resolved * np.max(std))
+        is_inside = (low < breaks) & (breaks < high)
+        breaks = breaks[is_inside]
+
+        # the ends of intervals that are short for the row of the largest deviation
+        ends = self.features.ends
+        gaps = self.features.gaps
+        is_inside = (low < ends) & (ends < high)
+        is_short = is_inside & (gaps < resolved * np.max(std))
         # an endless oscillation: the error includes what panels do not resolve
         if np.sum(is_short) > MAX_SHORT_INTERVALS:
             is_short[:] = False
-        ends, gaps = ends[is_short], gaps[is_short]
+        ends = ends[is_short]
+        gaps = gaps[is_short]
+
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # an interval that is not short for a row is clipped there, at the reach
             x_of_ends = np.where(gaps < resolved * std, (ends - mean) / std, reach)
             x_of_breaks = (breaks - mean) / std
         x = np.concatenate([x_of_breaks, x_of_ends], axis=1)
@@ -102,16 +110,29 @@ def single(
     from row to row.
     """
     if params:
-        breaks = np.array(sorted(f.breaks or ()), dtype=float)
-        return Single(f, mean, std, params, Breakpoints(breaks, jumps=len(breaks) > 0))
-    # narrow features are searched from far below one standard deviation to eight
-    top = np.abs(mean) + 8.0 * std
-    top = top[(std > 0) & np.isfinite(top)]
-    if not len(top):
-        return Single(f, mean, std, params, features(f))
-    highest = _octave(top.max())
-    lowest = max(_octave(top.min()) - OCTAVES_BELOW, highest - MAX_OCTAVES)
-    return Single(f, mean, std, params, features(f, lowest, highest))
+        declared_breaks = np.array(sorted(f.breaks or ()), dtype=float)
+        has_breaks = len(declared_breaks) > 0
+        breakpoints = Breakpoints(declared_breaks, jumps=has_breaks)
+    else:
+        breakpoints = _breakpoints_in_reach(f, mean, std)
+    return Single(f=f, mean=mean, std=std, params=params, features=breakpoints)
+
+
+def _breakpoints_in_reach(f: Function, mean: Array, std: Array) -> Breakpoints:
+    """The breakpoints of a function without parameters.
+
+    Narrow features are searched from far below one standard deviation to eight.
+    """
+    farthest = np.abs(mean) + 8.0 * std  # |u| of each row
+    farthest = farthest[(std > 0) & np.isfinite(farthest)]
+    if not len(farthest):
+        return features(f)
+    highest_octave = _octave(farthest.max())
+    lowest_octave = max(
+        _octave(farthest.min()) - OCTAVES_BELOW,
+        highest_octave - MAX_OCTAVES,
+    )
+    return features(f, lowest_octave, highest_octave)
 
 
 def _octave(u: float) -> int:
@@ -160,15 +181,19 @@ def growing(
     with np.errstate(all="ignore"):
         log_size = np.log(np.abs(f.at(rows, x[None, :])))
         if mean_only:
-            beyond = log_size + log_density(x) + np.log(np.abs(x))
-            negligible = 0.5 * np.log(square) - 0.5 * FALL
+            # |φ x| times the density, relative to √E[φ²]
+            log_integrand = log_size + log_density(x) + np.log(np.abs(x))
+            log_negligible = 0.5 * np.log(square) - 0.5 * FALL
         else:
-            beyond = 2 * log_size + log_density(x)
-            negligible = np.log(square) - FALL
-        matters = beyond > np.maximum(negligible, -1e300)[:, None]
+            # φ² times the density, relative to E[φ²]
+            log_integrand = 2 * log_size + log_density(x)
+            log_negligible = np.log(square) - FALL
+        matters = log_integrand > np.maximum(log_negligible, -1e300)[:, None]
         # skip points at which φ overflows: the others show whether it still matters
-        matters_somewhere = np.any(matters, axis=1, where=beyond < np.inf)
-        return ~(square < np.inf) | matters_somewhere
+        is_finite = log_integrand < np.inf
+        matters_somewhere = np.any(matters, axis=1, where=is_finite)
+        square_is_infinite = ~(square < np.inf)
+        return square_is_infinite | matters_somewhere
 
 
 def ends(f: Single, rows: Array) -> tuple[Array, Array]:
@@ -179,29 +204,42 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     """
     x = np.stack([-OUTWARD, OUTWARD])
     with np.errstate(all="ignore"):
-        values = np.abs(f.at(rows, x.reshape(1, -1))).reshape(len(rows), *x.shape)
+        values = np.abs(f.at(rows, x.reshape(1, -1)))
+        values = values.reshape(len(rows), *x.shape)
         log_mass = 2 * np.log(values) + log_density(x)  # (rows, side, outward)
     is_finite_up_to = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
     log_mass = np.where(is_finite_up_to, log_mass, -np.inf)
     top = log_mass.max(axis=(1, 2))
     matters = log_mass > (top - FALL)[:, None, None]
+
     # whether values overflow at a point, where the one before it still mattered
     matters_before = np.ones_like(matters)
     matters_before[:, :, 1:] = matters[:, :, :-1]
     overflows = np.any(matters_before & ~is_finite_up_to, axis=(1, 2))
+
     last = np.where(matters, OUTWARD, OUTWARD[0]).max(axis=(1, 2))
     end = np.minimum(last + 2 * STEP, FARTHEST)
     with np.errstate(all="ignore"):
-        # extrapolate a tail that reaches the farthest point from its rate of decay
-        # there, −d log(φ² density)/d log x
-        far, farthest = log_mass[:, :, FAR], log_mass[:, :, -1]
-        rate = (far - farthest) / np.log(OUTWARD[-1] / OUTWARD[FAR])
-        tail = SAFETY * np.exp(farthest) * FARTHEST / (rate - 1.0)
-        tail = np.where(rate > SLOWEST, tail, np.inf)
-        tail = np.where(np.isneginf(farthest), 0.0, tail)
-        root_of_tail = np.where(end >= FARTHEST, np.sqrt(tail.sum(axis=1)), 0.0)
-        root = SAFETY * np.exp(0.5 * (top - FALL)) + root_of_tail
+        beyond_farthest = _mass_beyond_farthest(log_mass).sum(axis=1)
+        root_of_tail = np.where(end >= FARTHEST, np.sqrt(beyond_farthest), 0.0)
+        root_of_cut = SAFETY * np.exp(0.5 * (top - FALL))
+        root = root_of_cut + root_of_tail
     return end, np.where(overflows, np.inf, root)
+
+
+def _mass_beyond_farthest(log_mass: Array) -> Array:
+    """The integral of φ² times the density beyond the last point, (rows, side).
+
+    `log_mass` (rows, side, outward) is the logarithm of the integrand. The tail is
+    extrapolated as x^(−rate) from its rate of decay at the last points,
+    −d log(φ² density)/d log x.
+    """
+    far = log_mass[:, :, FAR]
+    farthest = log_mass[:, :, -1]
+    rate = (far - farthest) / np.log(OUTWARD[-1] / OUTWARD[FAR])
+    mass = SAFETY * np.exp(farthest) * FARTHEST / (rate - 1.0)
+    mass = np.where(rate > SLOWEST, mass, np.inf)
+    return np.where(np.isneginf(farthest), 0.0, mass)
 
 
 class BatchedFunction(NamedTuple):
@@ -231,12 +269,10 @@ def flattened(
         """An array (..., i, *axes) as (rows, *axes)."""
         return np.broadcast_to(array, (*lead, *axes)).reshape(-1, *axes)
 
-    return (
-        lead,
-        flat(mean, mean.shape[-1:]),
-        flat(matrices, matrices.shape[-2:]),
-        tuple(flat(p, ()) for p in params),
-    )
+    flat_mean = flat(mean, mean.shape[-1:])
+    flat_matrices = flat(matrices, matrices.shape[-2:])
+    flat_params = tuple(flat(p, ()) for p in params)
+    return lead, flat_mean, flat_matrices, flat_params
 
 
 def paired(
@@ -254,4 +290,6 @@ def paired(
     ix = np.arange(count_x).reshape(*rows_x, 1)
     iy = np.arange(count_y).reshape(*rows_y[:-1], 1, rows_y[-1])
     shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)
-    return shape, np.broadcast_to(ix, shape).ravel(), np.broadcast_to(iy, shape).ravel()
+    row_of_x = np.broadcast_to(ix, shape).ravel()
+    row_of_y = np.broadcast_to(iy, shape).ravel()
+    return shape, row_of_x, row_of_y

@@ -53,14 +53,9 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
     """
     if not is_numpy(xp) or gram.shape[-1] < LAPACK:
         return by_columns(xp, gram, floor)
-    is_zero = np.linalg.diagonal(gram) == 0
-    if is_zero.any():
-        # rows of zeros (the gradients of tokens that no loss depends on) get a
-        # temporary pivot of 1 for LAPACK
-        ones = is_zero[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
-        others = gram * ~is_zero[..., None] * ~is_zero[..., None, :]
-        floor = np.where(is_zero, 0.0, floor)
-        return lower_factor(xp, others + ones, floor) - ones
+    if (np.linalg.diagonal(gram) == 0).any():
+        return _lower_factor_with_zero_rows(gram, floor)
+
     try:
         lower = np.linalg.cholesky(gram)
     except np.linalg.LinAlgError:  # some matrix is singular; LAPACK does not say which
@@ -68,11 +63,28 @@ def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
         regular = _is_far_from_singular(lower, gram, floor)
         lower[regular] = np.linalg.cholesky(gram[regular])
         return lower
+
     regular = _is_far_from_singular(lower, gram, floor)
     if not regular.all():
+        singular = ~regular
         floor = np.broadcast_to(floor, gram.shape[:-1])
-        lower[~regular] = by_columns(np, gram[~regular], floor[~regular])
+        lower[singular] = by_columns(np, gram[singular], floor[singular])
     return lower
+
+
+def _lower_factor_with_zero_rows(gram: Any, floor: Any) -> Any:
+    """The factor of numpy matrices some of whose rows are 0.
+
+    These rows belong, for example, to gradients of tokens that no loss depends on. They
+    get a temporary pivot of 1, because LAPACK needs positive pivots.
+    """
+    is_zero = np.linalg.diagonal(gram) == 0
+    is_nonzero = ~is_zero
+    temporary_pivots = is_zero[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
+    other_rows = gram * is_nonzero[..., None] * is_nonzero[..., None, :]
+    floor = np.where(is_zero, 0.0, floor)
+    lower = lower_factor(np, other_rows + temporary_pivots, floor)
+    return lower - temporary_pivots
 
 
 def _is_far_from_singular(lower: Any, gram: Any, floor: Any) -> Any:
@@ -98,13 +110,16 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
     panels: list[Array] = []
     nonzero: list[Array] = []  # the columns of the panels that multiply later ones
     for start in range(0, size, PANEL):
-        width = min(PANEL, size - start)
-        remainder = gram[..., start:, start : start + width]
+        stop = min(start + PANEL, size)
+        width = stop - start
+
+        remainder = gram[..., start:, start:stop]
         if nonzero:
-            earlier = xp.concat(nonzero, axis=-1) if len(nonzero) > 1 else nonzero[0]
-            earlier = earlier[..., start:, :]
-            top = xp.matrix_transpose(earlier[..., :width, :])
-            remainder = remainder - earlier @ top
+            earlier_columns = _side_by_side(xp, nonzero)
+            earlier_rows = earlier_columns[..., start:, :]
+            rows_of_panel = earlier_rows[..., :width, :]
+            remainder = remainder - earlier_rows @ xp.matrix_transpose(rows_of_panel)
+
         panel = _panel(xp, remainder, floor, start)
         panels.append(panel)
         if is_single:
@@ -113,7 +128,14 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
                 panel = panel[..., nonzero_columns]
         if panel.shape[-1]:
             nonzero.append(panel)
-    return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
+    return _side_by_side(xp, panels)
+
+
+def _side_by_side(xp: Any, matrices: list[Array]) -> Array:
+    """One or more matrices, joined along the axis of their columns."""
+    if len(matrices) == 1:
+        return matrices[0]
+    return xp.concat(matrices, axis=-1)
 
 
 def _panel(xp: Any, remainder: Array, floor: Array, start: int) -> Array:
@@ -125,17 +147,20 @@ def _panel(xp: Any, remainder: Array, floor: Array, start: int) -> Array:
     width = remainder.shape[-1]
     columns = []
     for j in range(width):  # the remainder loses its first row and column each time
+        diagonal = start + j  # the position of the pivot in the whole matrix
         pivot = remainder[..., 0, 0]
-        is_independent = pivot > floor[..., start + j]
+        is_independent = pivot > floor[..., diagonal]
         safe_pivot = xp.where(is_independent, pivot, 1.0)
         inverse_root = xp.where(is_independent, 1.0 / xp.sqrt(safe_pivot), 0.0)
         column = remainder[..., :, 0] * inverse_root[..., None]
+
         if j + 1 < width:
             below = column[..., 1:, None]
             in_later_columns = column[..., None, 1 : width - j]
             remainder = remainder[..., 1:, 1:] - below * in_later_columns
-        if start + j:
-            above = xp.zeros((*column.shape[:-1], start + j), dtype=remainder.dtype)
+
+        if diagonal > 0:
+            above = xp.zeros((*column.shape[:-1], diagonal), dtype=remainder.dtype)
             column = xp.concat([above, column], axis=-1)
         columns.append(column)
     return xp.stack(columns, axis=-1)
@@ -153,23 +178,32 @@ def pivot_order(outside: Any, whole: Any) -> Any:
     # distant inputs with this residual have few digits.
     size = outside.shape[-1]
     in_order = np.arange(size)
+
+    # the mean, over all matrices, of the Gram matrix of rows scaled to length 1
     lengths = np.sqrt(np.linalg.diagonal(whole))
     safe_lengths = np.where(lengths > 0, lengths, 1.0)
     scale = np.where(lengths > 0, 1.0 / safe_lengths, 0.0)
     correlations = outside * scale[..., None] * scale[..., None, :]
     mean = correlations.reshape(-1, size, size).mean(axis=0)
+
+    # the order 0, 1, … is stable if all pivots are large, or if the factor still
+    # reproduces the matrix
     with suppress(np.linalg.LinAlgError):
         squared_pivots = np.linalg.diagonal(np.linalg.cholesky(mean)) ** 2
         if (squared_pivots > SURE).all():
             return in_order
     lower = by_columns(np, mean, np.full(size, TOLERANCE))
     lower = lower[:, directions(lower)]
-    if np.abs(lower @ lower.T - mean).max() < LOST:
+    reproduced = lower @ lower.T
+    if np.abs(reproduced - mean).max() < LOST:
         return in_order
+
     # LAPACK's pivoted Cholesky: the rows in the order of their pivots, counted from 1;
     # those after the first `rank` depend on earlier ones, and keep their order
     _, rows, rank, _ = scipy.linalg.lapack.dpstrf(mean, tol=TOLERANCE, lower=1)
-    return np.concatenate([rows[:rank], np.sort(rows[rank:])]) - 1
+    independent_rows = rows[:rank]
+    dependent_rows = np.sort(rows[rank:])
+    return np.concatenate([independent_rows, dependent_rows]) - 1
 
 
 def directions(rows: Any) -> Any:
@@ -187,16 +221,21 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     0 where the pivot of C is 0, because no row of C has that direction.
     """
     size = lower.shape[-1]
-    if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
+    vectors = b.shape[-2]
+    if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, vectors):
         # one product instead of a pass over b per direction
         return b @ np.swapaxes(inverse(lower), -1, -2)
+
     if size > PANEL:
         # [x, y] [[C, 0], [D, E]]^T = [x C^T, x D^T + y E^T]
         half = size // 2
-        x = solve(xp, lower[..., :half, :half], b[..., :half])
-        remainder = b[..., half:] - x @ xp.matrix_transpose(lower[..., half:, :half])
-        y = solve(xp, lower[..., half:, half:], remainder)
+        c = lower[..., :half, :half]
+        d = lower[..., half:, :half]
+        e = lower[..., half:, half:]
+        x = solve(xp, c, b[..., :half])
+        y = solve(xp, e, b[..., half:] - x @ xp.matrix_transpose(d))
         return xp.concat([x, y], axis=-1)
+
     remainder = b
     columns = []
     for j in range(size):  # the remainder loses its first column each time
@@ -215,13 +254,17 @@ def inverse(lower: Any) -> Any:
     # Rows may differ by any factor. Scaling them first keeps rounding errors of one
     # from affecting another.
     has_no_direction = np.linalg.diagonal(lower) <= 0
-    size = np.abs(lower).max(axis=-1)
+    row_size = np.abs(lower).max(axis=-1)
     if not has_no_direction.any():
-        return np.tril(np.linalg.inv(lower / size[..., None])) / size[..., None, :]
+        inverse_of_scaled = np.tril(np.linalg.inv(lower / row_size[..., None]))
+        return inverse_of_scaled / row_size[..., None, :]
+
     # a zero pivot has only zeros below it, so the substitute for its row changes no
     # other direction
-    size = np.where(has_no_direction, 1.0, size).astype(lower.dtype)
+    row_size = np.where(has_no_direction, 1.0, row_size).astype(lower.dtype)
+    scaled = lower / row_size[..., None]
     identity = np.eye(lower.shape[-1], dtype=lower.dtype)
-    rows = np.where(has_no_direction[..., None], identity, lower / size[..., None])
-    scaled_back = np.tril(np.linalg.inv(rows)) / size[..., None, :]
+    regular = np.where(has_no_direction[..., None], identity, scaled)
+    inverse_of_scaled = np.tril(np.linalg.inv(regular))
+    scaled_back = inverse_of_scaled / row_size[..., None, :]
     return scaled_back * ~has_no_direction[..., None]

@@ -18,7 +18,7 @@ usually without a weight matrix"), in its order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def lower(
     analysis: ProgramAnalysis,
     notes: Sequence[str],
     shift: int,
-    independent: Mapping[Any, Any],
+    base: Plan | None,
 ) -> Plan:
     """Lower a program to a plan: the list of array operations that samples its law.
 
@@ -84,8 +84,9 @@ def lower(
         Remarks of the passes on the law.
     shift : int
         The shift of Gaussian expectations (see `_expectation_ops`).
-    independent : mapping
-        Linearly independent directions of the plan without a shift (see `Plan`).
+    base : Plan or None
+        The plan without a shift, for one with a shift: both choose the same directions,
+        and the same groups on nodes.
 
     Returns
     -------
@@ -117,18 +118,19 @@ def lower(
     gram (1, 3) p = ⟨q, k⟩
     apply (1, 3) softmax of scalars
     """
-    groups_on_nodes = frozenset[int]()
+    groups_on_nodes = base.on_nodes if base else frozenset[int]()
+    independent = base.independent if base else {}
     while True:
         builder = Builder(shift, independent=dict(independent))
         state = State(analysis, list(notes), builder, groups_on_nodes)
         try:
-            return _lowered(state)
+            return _lowered(state, groups_on_nodes)
         except NodesNeeded as error:
             # this is known only now, from the directions: begin again
             groups_on_nodes |= error.groups
 
 
-def _lowered(state: State) -> Plan:
+def _lowered(state: State, groups_on_nodes: frozenset[int]) -> Plan:
     """The plan of a program, whose values are lowered into a new state in order."""
     analysis, builder = state.analysis, state.builder
     for index, value in enumerate(analysis.values):
@@ -153,6 +155,7 @@ def _lowered(state: State) -> Plan:
         tried=tuple(builder.tried),
         place=analysis.prices.place,
         independent=builder.independent,
+        on_nodes=groups_on_nodes,
     )
 
 

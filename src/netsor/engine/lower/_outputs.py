@@ -142,17 +142,21 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
     It is a sum of numbers that are drawn (`mean`) and combinations of variables that
     are never drawn (`coefficients`). Scalars have only the former.
     """
-    builder, analysis = state.builder, state.analysis
+    builder = state.builder
+    analysis = state.analysis
     variables = _variables(state)
     coefficients = builder.constant(np.zeros((output.size, variables)))
     if output in state.scalars:
         mean = builder.reshape(state.scalars[output], output.size)
         return _Coordinate(mean, coefficients)
+
     vector = state.vectors[output]
-    blocks, width = analysis.blocks[output], analysis.widths[output]
+    blocks = analysis.blocks[output]
+    width = analysis.widths[output]
     # the block that has the coordinate, and the coordinate's index within it; at
     # infinite width all coordinates have the same law
-    block, index = 0, 0
+    block = 0
+    index = 0
     if output not in analysis.infinite:
         coordinate = analysis.picked[k] % int(blocks * width)
         block, index = divmod(coordinate, int(width))

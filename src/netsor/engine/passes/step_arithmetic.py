@@ -364,18 +364,27 @@ def _newton_schulz_of_grams(
     Where the terms of G cancel, that M is large and its powers are rounding errors: it
     is set to 0. See `orthogonalised` for the arguments.
     """
-    # |G|² = Σ_kl s_k A_kl B_kl s_l, and the norms |l_k| |r_k| of its terms
-    square = xp.sum(size[:, None] * a * b * size, axis=(-2, -1), keepdims=True)
+    # |G|² = Σ_kl s_k A_kl B_kl s_l
+    products = size[:, None] * a * b * size
+    square = xp.sum(products, axis=(-2, -1), keepdims=True)
+
+    # the norms |s_k| |l_k| |r_k| of its terms
     squared_norms = xp.linalg.diagonal(a) * xp.linalg.diagonal(b)
     norms = xp.sqrt(xp.clip(squared_norms, 0.0, None))
-    sum_of_norms = xp.sum(xp.abs(size) * norms, axis=-1)[..., None, None]
+    sum_of_norms = xp.sum(xp.abs(size) * norms, axis=-1)
+    sum_of_norms = sum_of_norms[..., None, None]
     cancels = square < CANCELS * sum_of_norms**2
+
+    # 1/|G|, or 0 where G is 0 or its terms cancel
     square = xp.clip(square, eps * eps, None)
-    inverse_norm = 1.0 / xp.sqrt(xp.where(square > 0, square, 1.0))
+    safe_square = xp.where(square > 0, square, 1.0)
+    inverse_norm = 1.0 / xp.sqrt(safe_square)
     scale = xp.where((square > 0) & ~cancels, inverse_norm, 0.0)
+
     m = scale * xp.eye(a.shape[-1], dtype=a.dtype) * size
     for c1, c3, c5 in steps:
         square_factor = m @ b @ xp.matrix_transpose(m) @ a  # M B M^T A
         cubed = square_factor @ m
-        m = c1 * m + c3 * cubed + c5 * (square_factor @ cubed)
+        fifth_power = square_factor @ cubed
+        m = c1 * m + c3 * cubed + c5 * fifth_power
     return m, cancels

@@ -175,6 +175,8 @@ def join(xp: Any, *arrays: Array, axis: int) -> Array:
         if a.shape[0] != replicas:
             a = xp.broadcast_to(a, (replicas, *a.shape[1:]))
         broadcast.append(a)
+
+    # the result has the memory layout of the largest array
     largest = max(arrays, key=lambda a: math.prod(a.shape[1:]))
     if _replicas_innermost(largest):
         replicas_last = [_replicas_last(a) for a in broadcast]
@@ -204,27 +206,35 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     columns = b.shape[-1]
     if terms == 1:
         return a * b
+
     a_is_innermost = _replicas_innermost(a)
     is_small = columns == 1 or rows * terms * columns <= EINSUM_MAX_MULTIPLICATIONS
     if is_small and (a_is_innermost or _replicas_innermost(b)):
         # einsum loops over the replicas, which BLAS does not
         return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
+
     has_few_terms = 0 < terms <= MAX_UNROLLED_TERMS
     has_short_sides = max(rows, columns) <= 4 * MAX_UNROLLED_TERMS
     if has_few_terms and has_short_sides and not is_numpy(xp):
         # JAX fuses it into one pass over all replicas
         total: Array = 0
         for k in range(terms):
-            total = total + a[..., :, k, None] * b[..., None, k, :]
+            column_of_a = a[..., :, k, None]
+            row_of_b = b[..., None, k, :]
+            total = total + column_of_a * row_of_b
         return total
+
     # if many matrices a meet one b, their rows are stacked to one large matrix
     b_is_one_matrix = math.prod(b.shape[1:-2]) == 1  # in each replica
+    a_is_many_matrices = math.prod(a.shape[1:-2]) > 1
     if b_is_one_matrix and b.shape[0] == 1 and not a_is_innermost:
-        stacked = xp.reshape(a, (math.prod(a.shape[:-1]), terms))
+        all_rows = math.prod(a.shape[:-1])
+        stacked = xp.reshape(a, (all_rows, terms))
         products = stacked @ xp.reshape(b, b.shape[-2:])
         return xp.reshape(products, (*a.shape[:-1], columns))
-    if b_is_one_matrix and math.prod(a.shape[1:-2]) > 1:
-        stacked = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), terms))
+    if b_is_one_matrix and a_is_many_matrices:
+        rows_of_replica = math.prod(a.shape[1:-1])
+        stacked = xp.reshape(a, (a.shape[0], rows_of_replica, terms))
         products = stacked @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
         return xp.reshape(products, (products.shape[0], *a.shape[1:-1], columns))
     return a @ b
@@ -251,7 +261,8 @@ def squares(xp: Any, a: Array) -> Array:
     if 0 < terms <= 2 * MAX_UNROLLED_TERMS:
         total: Array = 0
         for k in range(terms):
-            total = total + a[..., k] * a[..., k]
+            column = a[..., k]
+            total = total + column * column
         return total
     return xp.linalg.vector_norm(a, axis=-1) ** 2
 
@@ -282,12 +293,17 @@ def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Arra
     if interleaved:
         x = turned[..., ::2]
         y = turned[..., 1::2]
-        pairs = xp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
-        rotated = reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half))
-        return xp.concat([rotated, unturned], axis=-1)
-    x = turned[..., :half]
-    y = turned[..., half:]
-    return xp.concat([cos * x - sin * y, sin * x + cos * y, unturned], axis=-1)
+    else:
+        x = turned[..., :half]
+        y = turned[..., half:]
+
+    rotated_x = cos * x - sin * y
+    rotated_y = sin * x + cos * y
+    if not interleaved:
+        return xp.concat([rotated_x, rotated_y, unturned], axis=-1)
+    pairs = xp.stack([rotated_x, rotated_y], axis=-1)
+    rotated = reshape(xp, pairs, (*pairs.shape[1:-2], 2 * half))
+    return xp.concat([rotated, unturned], axis=-1)
 
 
 def outer(
@@ -298,24 +314,31 @@ def outer(
     With f(g) = g/(|g| + ε), or the sign of g for ε = 0, and G = Σ_k sizes_k l_k r_k^T,
     the result is x f(G)^T / in, of shape (…, vectors, out). Shapes: `left` (…, k, out),
     `right` (…, k, in), `x` (…, vectors, in). G would not fit in memory: a few of its
-    rows are made at a time.
+    rows are computed at a time.
     """
     weighted = left * xp.asarray(sizes, dtype=left.dtype)[:, None]
-    columns = xp.matrix_transpose(weighted)  # (…, out, k)
-    rows, fan_in = columns.shape[-2], right.shape[-1]
-    matrices = math.prod(
-        np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2])
-    )
+    left_columns = xp.matrix_transpose(weighted)  # (…, out, k)
+    rows = left_columns.shape[-2]
+    fan_in = right.shape[-1]
+
+    batch_shape = np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2])
+    entries_of_row = fan_in * max(math.prod(batch_shape), 1)  # in all matrices
     entries_per_batch = DEVICE_MATRIX_ENTRIES_PER_BATCH
     if is_numpy(xp):
         entries_per_batch = MATRIX_ENTRIES_PER_BATCH
-    rows_per_batch = max(1, entries_per_batch // (fan_in * max(matrices, 1)))
-    results = []
+    rows_per_batch = max(1, entries_per_batch // entries_of_row)
+
+    products = []
     for start in range(0, rows, rows_per_batch):
-        g = columns[..., start : start + rows_per_batch, :] @ right
-        g = g / (xp.abs(g) + eps) if eps else xp.sign(g)
-        results.append(x @ xp.matrix_transpose(g) / fan_in)
-    return results[0] if len(results) == 1 else xp.concat(results, axis=-1)
+        rows_of_g = left_columns[..., start : start + rows_per_batch, :] @ right
+        if eps:
+            values = rows_of_g / (xp.abs(rows_of_g) + eps)
+        else:
+            values = xp.sign(rows_of_g)
+        products.append(x @ xp.matrix_transpose(values) / fan_in)
+    if len(products) == 1:
+        return products[0]
+    return xp.concat(products, axis=-1)
 
 
 def apply(
@@ -338,6 +361,7 @@ def apply(
         if to_fill is not None:
             divisible_axes = arrays[0].ndim - axes
             return _apply_in_batches(arrays, f, to_fill, divisible_axes)
+
     result = f(*arrays)
     if in_numpy and any(np.may_share_memory(result, a) for a in arrays):
         result = result.copy()  # later steps may overwrite it
@@ -358,10 +382,12 @@ def _array_to_fill(arrays: Sequence[Any], shape: Shape, out: Any) -> Any:
         if not any(np.may_share_memory(a, out) for a in others):
             return out
     replicas = np.broadcast_shapes(*(a.shape[:1] for a in arrays))
-    entries = max(math.prod((*replicas, *shape)), *(a.size for a in arrays))
-    if entries <= 2 * FUNCTION_ENTRIES_PER_BATCH:
+    shape_of_result = (*replicas, *shape)
+    entries_of_result = math.prod(shape_of_result)
+    most_entries = max(entries_of_result, *(a.size for a in arrays))
+    if most_entries <= 2 * FUNCTION_ENTRIES_PER_BATCH:
         return None
-    return np.empty((*replicas, *shape), np.result_type(*arrays))
+    return np.empty(shape_of_result, np.result_type(*arrays))
 
 
 def _apply_in_batches(
@@ -378,16 +404,17 @@ def _apply_in_batches(
     if axis is None or entries <= FUNCTION_ENTRIES_PER_BATCH:
         result[...] = f(*arrays)
         return result
+
     length = result.shape[axis]
     length_per_batch = max(1, FUNCTION_ENTRIES_PER_BATCH * length // entries)
+    all_of_axes_before = [slice(None)] * axis
     for start in range(0, length, length_per_batch):
-        # all of the axes before, and a range of this one
-        index = (*[slice(None)] * axis, slice(start, start + length_per_batch))
-        parts = []
+        index = (*all_of_axes_before, slice(start, start + length_per_batch))
+        arrays_of_batch = []
         for a in arrays:
             is_broadcast = a.shape[axis] == 1
-            parts.append(a if is_broadcast else a[index])
-        _apply_in_batches(parts, f, result[index], divisible_axes)
+            arrays_of_batch.append(a if is_broadcast else a[index])
+        _apply_in_batches(arrays_of_batch, f, result[index], divisible_axes)
     return result
 
 
@@ -403,9 +430,12 @@ def alike(xp: Any, a: Array, b: Array) -> Array:
     """Compare rows (…, k) of a and b: 1 if equal, −1 if opposite, else 0; (…, 1)."""
     tolerance = EQUAL if a.dtype == xp.float64 else SINGLE_EQUAL
     rounding = tolerance**2 * (squares(xp, a) + squares(xp, b))
+    is_opposite = squares(xp, a + b) <= rounding
+    is_equal = squares(xp, a - b) <= rounding
+
     one = xp.ones_like(rounding)
-    sign_if_opposite = xp.where(squares(xp, a + b) <= rounding, -one, 0.0 * one)
-    sign = xp.where(squares(xp, a - b) <= rounding, one, sign_if_opposite)
+    sign = xp.where(is_opposite, -one, 0.0 * one)
+    sign = xp.where(is_equal, one, sign)
     return sign[..., None]
 
 

@@ -136,6 +136,12 @@ class Plan:
     independent : dict
         The linearly independent directions of inputs at infinite width, shared with the
         plans whose expectations are shifted.
+    on_nodes : frozenset of int
+        The numbers of the groups whose expectations are means over nodes, shared with
+        these plans too.
+    small_parts : bool
+        Whether the parts of scores that vanish like n^(−1/2) are followed, here and in
+        these plans.
 
     Examples
     --------
@@ -161,6 +167,8 @@ class Plan:
     place: str = CPU.place
     # see `_ir_builder`
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+    on_nodes: frozenset[int] = frozenset()
+    small_parts: bool = False
 
     def __post_init__(self) -> None:
         used_steps = list(liveness(self.steps, (self.mean, self.columns)))[::-1]

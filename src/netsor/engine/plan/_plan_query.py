@@ -141,12 +141,12 @@ class PlanQuery:
     def plan(self, shift: int = 0) -> Plan:
         """The plan of the request, cached.
 
-        For `shift` see `_expectation_ops`; shifted plans are made anew.
+        For `shift` see `_expectation_ops`.
         """
         # At infinite width, planning computes most numbers, so it needs the
         # hyperparameters. At finite widths one plan serves them all.
         if math.inf in self.bound.values():
-            return _kept(self) if shift == 0 else self.made(shift)
+            return _kept(self) if shift == 0 else _shifted(self, shift)
         plan = _kept(replace(self, numbers=()))
         return plan.bind(dict(self.numbers)) if self.numbers else plan
 
@@ -168,6 +168,8 @@ class PlanQuery:
                 return self._at_most(width)._planned(shift, small_parts=False)
 
             return limit_of_products(self.outputs[0], plan_at)
+        if shift:
+            return self._planned(shift, self.plan().small_parts)
         try:
             return self._planned(shift, small_parts=True)
         except UnknownEpsilonPart:
@@ -193,12 +195,13 @@ class PlanQuery:
         ]
         names = names_of(matrices)
         rewritten = rewrite(narrowed, context, self.passes)
-        # a shifted plan chooses the same directions as the plan it is compared with
-        independent = self.plan().independent if shift else {}
+        # a shifted plan makes the choices of the plan that it is compared with
+        base = self.plan() if shift else None
         analysis = ProgramAnalysis(
             rewritten, narrowed, context, names, frozenset(self.without), self.picked
         )
-        plan = lower(analysis, context.notes, shift, independent)
+        plan = lower(analysis, context.notes, shift, base)
+        plan.small_parts = small_parts
         if self.prices.ragged and "positive" not in self.without:
             return with_sign_patterns(plan)
         return plan
@@ -239,6 +242,12 @@ class PlanQuery:
 def _kept(query: PlanQuery) -> Plan:
     """The plan of a request, cached."""
     return query.made(shift=0)
+
+
+@lru_cache(maxsize=2)
+def _shifted(query: PlanQuery, shift: int) -> Plan:
+    """A shifted plan of a request, cached: laws with other seeds need it again."""
+    return query.made(shift)
 
 
 def make_plan(

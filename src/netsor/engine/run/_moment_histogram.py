@@ -71,6 +71,7 @@ class MomentGrid:
         the middle of the cell. The moments are up, up² and up³ if all means are equal,
         and up, up², across, across² and across · up otherwise.
         """
+        # the rows are cells of log v
         safe_var = xp.where(var > 0, var, 1.0)
         row = xp.floor(xp.log(safe_var) / self.height) - self.first
         is_inside = (var > 0) & (row >= 0) & (row < self.rows)
@@ -78,6 +79,8 @@ class MomentGrid:
         # the variance in the middle of the row
         unit = xp.exp((safe_row + (self.first + 0.5)) * self.height)
         up = (var / unit - 1.0) / self.height
+
+        # the columns are cells of the mean
         if self.one_mean:
             is_inside = is_inside & (mean == self.centre)
             cell = row
@@ -90,10 +93,12 @@ class MomentGrid:
             across = steps - column - 0.5
             cell = row * self.columns + column + half
             moments = [up, up * up, across, across * across, across * up]
+
         cell = xp.astype(xp.where(is_inside, cell, 0.0), xp.int64)
         weights = [xp.where(is_inside, 1.0, 0.0)]
         for moment in moments:
-            weights.append(xp.where(is_inside, xp.round(moment * UNIT), 0.0))
+            in_units = xp.round(moment * UNIT)
+            weights.append(xp.where(is_inside, in_units, 0.0))
         return PlacedReplicas(cell=cell, weights=xp.stack(weights), outside=~is_inside)
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
@@ -108,11 +113,14 @@ class MomentGrid:
         # Otherwise they are its mean ± its standard deviation, m is its regression on
         # up, and both variances include the residual variance of m.
         index = np.flatnonzero(sums[0])  # the cells with replicas
+        row = index // self.columns
         count = sums[0, index].astype(np.float64)
         # the mean and the mean square of up, and what `placed` adds to them
         up, up2, *other_moments = sums[1:, index] / UNIT / count
-        unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
         spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
+        # the variance in the middle of each cell
+        unit = np.exp((row + self.first + 0.5) * self.height)
+
         mean = np.full_like(unit, self.centre)
         tilt = np.zeros_like(unit)
         slope = np.zeros_like(unit)
@@ -130,20 +138,24 @@ class MomentGrid:
             std = np.sqrt(unit) / STEPS
             covariance = across_up - across * up
             slope = np.divide(covariance, reach, out=slope, where=reach > 1e-7)
-            residual = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
+            residual_of_across = across2 - across**2 - slope**2
+            residual = std**2 * np.maximum(residual_of_across, 0.0)
             column = index % self.columns - self.columns // 2
             mean = mean + (column + 0.5 + across) * std
             slope = slope * std
+
+        upper_position = up + tilt + reach
+        lower_position = up + tilt - reach
+        upper_var = unit * (1.0 + self.height * upper_position) + residual
+        lower_var = unit * (1.0 + self.height * lower_position) + residual
         # of the replicas of a cell, in the upper Gaussian
         share = np.full_like(reach, 0.5)
         share = np.divide(reach - tilt, 2 * reach, out=share, where=reach > 0)
-        upper = unit * (1.0 + self.height * (up + tilt + reach)) + residual
-        lower = unit * (1.0 + self.height * (up + tilt - reach)) + residual
-        return (
-            np.concatenate([mean + slope, mean - slope]),
-            np.concatenate([upper, lower]),
-            np.concatenate([count * share, count * (1.0 - share)]),
-        )
+
+        means = np.concatenate([mean + slope, mean - slope])
+        variances = np.concatenate([upper_var, lower_var])
+        counts = np.concatenate([count * share, count * (1.0 - share)])
+        return means, variances, counts
 
 
 class PlacedReplicas(NamedTuple):

@@ -107,12 +107,15 @@ def float32_suffices(plan: Plan, draws: int) -> bool:
     # Positive outputs, such as gradients behind a saturated softmax, can span orders of
     # magnitude, and the smallest must be right too: we measure the spread of the
     # logarithm at an output two spreads lower.
-    positive = (exact > 0).all(axis=0)
-    log_spread = np.log(exact[:, positive]).std(axis=0)
-    low_spread = exact[:, positive] * log_spread * np.exp(-2 * log_spread)
-    spread[:, positive] = np.minimum(spread[:, positive], low_spread)
+    is_positive = (exact > 0).all(axis=0)
+    positive = exact[:, is_positive]
+    log_spread = np.log(positive).std(axis=0)
+    low_spread = positive * log_spread * np.exp(-2 * log_spread)
+    spread[:, is_positive] = np.minimum(spread[:, is_positive], low_spread)
+
     tolerance = DIGITS * np.abs(exact) + SPREADS * spread
-    return bool((np.abs(single - exact) <= tolerance).all())  # False for NaN
+    is_close = np.abs(single - exact) <= tolerance  # False for NaN
+    return bool(is_close.all())
 
 
 def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
@@ -132,11 +135,9 @@ def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) ->
     large.
     """
     affordable = int(min(PATIENCE / plan.seconds(2), NUMBERS / plan.mean.size))
-    replicas = max(
-        LEAST,
-        min(draws // SHARE, SHARE),
-        min(max(CHEAP, draws // SHARE), MOST, affordable),
-    )
+    share_of_draws = draws // SHARE
+    if_cheap = min(max(CHEAP, share_of_draws), MOST, affordable)
+    replicas = max(LEAST, min(share_of_draws, SHARE), if_cheap)
     comparison = _compare(plan, backend, replicas)
     error = comparison.error(draws, digits)
     more_replicas = min(max(draws, 4 * MOST), 5 * affordable)
@@ -145,6 +146,7 @@ def _error_of_single(plan: Plan, backend: Backend, draws: int, digits: float) ->
         error = np.minimum(error, comparison.error(draws, digits))
         error = np.minimum(error, comparison.insignificant)
     if np.isinf(error).any():
+        # the message is about the output that differs most
         distance = comparison.distance
         k = int(np.argmax(np.where(np.isinf(error), distance, -1.0)))
         problem = "is not finite"
@@ -230,16 +232,20 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     """Compare means and variances of the same replicas, (replicas, 2 outputs)."""
     mean, variance = np.split(double, 2, axis=1)
     single_mean, single_variance = np.split(single, 2, axis=1)
-    size, centre = np.abs(mean).max(axis=0), mean.mean(axis=0)
+    centre = mean.mean(axis=0)
     squares = variance + (mean - centre) ** 2
     single_squares = single_variance + (single_mean - centre) ** 2
+
+    # the unit of differences; an output without spread is measured by its size
+    size = np.abs(mean).max(axis=0)
     spread = np.sqrt(squares.mean(axis=0))
-    # an output without spread is measured by its size
     unit = np.where(spread > ROUNDING * size, spread, size)
     unit = np.where(unit > 0, unit, 1.0)
 
-    of_mean = _shift(mean / unit, (single_mean - mean) / unit)
-    of_variance = _shift(squares / unit**2, (single_squares - squares) / unit**2)
+    mean_change = (single_mean - mean) / unit
+    square_change = (single_squares - squares) / unit**2
+    of_mean = _shift(mean / unit, mean_change)
+    of_variance = _shift(squares / unit**2, square_change)
     bias = np.maximum(of_mean.bias, of_variance.bias)
     is_equal = ~(of_mean.is_significant | of_variance.is_significant)
 
@@ -255,7 +261,6 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
         crossing[k], significance = _crossing(y[:, k], single_y[:, k])
         is_equal[k] &= significance <= SIGNIFICANT
 
-    mean_change = (single_mean - mean) / unit
     std_change = (np.sqrt(single_variance) - np.sqrt(variance)) / unit
     square_distance = np.mean(mean_change**2, axis=0) + np.mean(std_change**2, axis=0)
     return _Comparison(
@@ -276,9 +281,11 @@ def _without_rounding(y: Floats, single_y: Floats, unit: Floats) -> Floats:
     their median. `unit` is the spread of each output, (outputs,), for outputs of which
     most draws are equal.
     """
-    typical = np.median(np.abs(y - np.median(y, axis=0)), axis=0)
+    from_median = np.abs(y - np.median(y, axis=0))
+    typical = np.median(from_median, axis=0)
     typical = np.where(typical > 0, np.minimum(typical, unit), unit)
-    is_rounding = np.abs(single_y - y) <= DIGITS * np.abs(y) + EQUAL * typical
+    rounding = DIGITS * np.abs(y) + EQUAL * typical
+    is_rounding = np.abs(single_y - y) <= rounding
     return np.where(is_rounding, y, single_y)
 
 
@@ -311,13 +318,18 @@ def _crossing(x: Floats, y: Floats) -> tuple[float, float]:
     points = np.sort(np.concatenate([x, y]))
 
     def counts_below(sample: Floats) -> Ints:
+        """How many numbers of a sample are at most each of the points."""
         return np.searchsorted(np.sort(sample), points, side="right")
 
     difference = np.abs(counts_below(x) - counts_below(y))
+    largest = float(difference.max() / len(x))
     # pairs with one sample on each side of a point
-    separated = counts_below(np.minimum(x, y)) - counts_below(np.maximum(x, y))
-    significance = np.max(difference / np.sqrt(np.maximum(separated, 1)))
-    return float(difference.max() / len(x)), float(significance)
+    smaller = np.minimum(x, y)
+    larger = np.maximum(x, y)
+    separated = counts_below(smaller) - counts_below(larger)
+    standard_error = np.sqrt(np.maximum(separated, 1))
+    significance = float(np.max(difference / standard_error))
+    return largest, significance
 
 
 def remove_rounding_ties(
@@ -336,22 +348,35 @@ def remove_rounding_ties(
     rng = np.random.default_rng([seed, ATOM_REPLICAS])
     offsets = rng.uniform(-0.5, 0.5, len(mean))
     for k in range(mean.shape[1]):
-        is_point = np.flatnonzero(cov[:, k, k] == 0)
+        point_masses = np.flatnonzero(cov[:, k, k] == 0)  # replicas
         values, index, count = np.unique(
-            mean[is_point, k], return_inverse=True, return_counts=True
+            mean[point_masses, k], return_inverse=True, return_counts=True
         )
-        if not (count > 1).any():
+        is_repeated = count > 1
+        if not is_repeated.any():
             continue
         if double is None:
             result = mean.copy()
             double = _means_in_double(plan, seed, len(mean), backend)
-        points = np.sort(double[~np.isnan(double[:, k]), k])
+
+        # move values to atoms of the law
+        output = double[:, k]
+        points = np.sort(output[~np.isnan(output)])
         atom = _nearest_atom(points, values)
         is_atom = np.abs(values - atom) <= SPACINGS * _spacing(atom)
         values = np.where(is_atom, atom, values)
-        _check_frequent(values, is_atom, count / len(mean), points, len(double))
-        result[is_point, k] = values[index]
-        ties = is_point[((count > 1) & ~is_atom)[index]]
+        _check_frequent(
+            values,
+            is_atom=is_atom,
+            share=count / len(mean),
+            points=points,
+            draws=len(double),
+        )
+        result[point_masses, k] = values[index]
+
+        # spread the other repeated values
+        is_tie = is_repeated & ~is_atom
+        ties = point_masses[is_tie[index]]
         result[ties, k] += offsets[ties] * _spacing(mean[ties, k])
     return result
 
@@ -360,14 +385,17 @@ def _nearest_atom(points: Floats, values: Floats) -> Floats:
     """The nearest repeated number of `points` (sorted) for each value; infinity if
     there is none.
     """
-    numbers, times = np.unique(points, return_counts=True)
-    repeated = np.count_nonzero(times > 1)
-    atoms = numbers[np.argsort(-times, kind="stable")[:repeated]]
+    numbers, frequency = np.unique(points, return_counts=True)
+    repeated = np.count_nonzero(frequency > 1)
+    by_frequency = np.argsort(-frequency, kind="stable")
+    atoms = numbers[by_frequency[:repeated]]
     # the most frequent one of several that round to the same number
     _, index = np.unique(atoms.astype(np.float32), return_index=True)
     atoms = atoms[index]
+
     midpoints = (atoms[1:] + atoms[:-1]) / 2
-    return np.append(atoms, np.inf)[np.searchsorted(midpoints, values)]
+    nearest = np.searchsorted(midpoints, values)
+    return np.append(atoms, np.inf)[nearest]
 
 
 def _spacing(values: Floats) -> Floats:
@@ -386,9 +414,11 @@ def _check_frequent(
     share = np.bincount(inverse, share).astype(float)
     spread = points.std() if len(points) else 0.0
     reach = np.where(is_atom[index], SPACINGS * _spacing(values), MAX_SHIFT * spread)
+    start = np.searchsorted(points, values - reach)
     stop = np.searchsorted(points, values + reach, side="right")
-    count = stop - np.searchsorted(points, values - reach)
-    excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
+    count = stop - start  # of points in reach
+    noise = SIGNIFICANT * np.sqrt(2.0 * (count + 1))
+    excess = share * draws - count - noise
     k = int(np.argmax(excess))
     if excess[k] > 0:
         raise _inaccurate(

@@ -159,7 +159,7 @@ class Rotate(Entrywise):
 
     def open_point(self) -> tuple[str, str]:
         """Coordinates are treated alike in the paper."""
-        return "alike", " rotates pairs of coordinates, which the paper does not cover"
+        return "alike", "rotates pairs of coordinates, which the paper does not cover"
 
     def text(self, value: Value, inputs: Sequence[str]) -> str:
         """rotary(x)."""

@@ -21,10 +21,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from ..._array_api import Bools
+from ..._validate import SourceLocation
 from ...report._html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
 from ..operations._operation import (
     Apply,
@@ -46,7 +48,30 @@ from ._linear_expansion import Expansion
 PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
 # What a report writes before each point, in order: the worst verdict comes last.
 MARKS = {PROVED: "holds", CONJECTURED: "open", NO_LIMIT: "fails"}
+LISTED_NAMES = 6  # of values that one line of the user's code made
+SCORES_THEOREM = "Theorem 3.1"
 COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
+
+
+class Violation(NamedTuple):
+    """What a value does that the theorem does not allow.
+
+    Parameters
+    ----------
+    value : str
+        The name of the value, as `print(net)` shows it.
+    where : SourceLocation
+        The line of your code that made it.
+    reason : str
+        What is wrong with it.
+    """
+
+    value: str
+    where: SourceLocation
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.where}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -58,13 +83,26 @@ class Point:
     name, verdict : str
         What the point requires, and what follows from it: `proved`, `conjectured` or
         `no limit`.
-    findings : tuple of str
-        One sentence for each violation.
+    violations : tuple of Violation
+        The values that break it.
     """
 
     name: str
     verdict: str
-    findings: tuple[str, ...] = ()
+    violations: tuple[Violation, ...] = ()
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """A sentence for each violation."""
+        return tuple(map(str, self.violations))
+
+    def _by_line(self) -> dict[tuple[SourceLocation, str], list[str]]:
+        """The names of values for which one line breaks this point for one reason."""
+        names: dict[tuple[SourceLocation, str], list[str]] = {}
+        for violation in self.violations:
+            place = violation.where, violation.reason
+            names.setdefault(place, []).append(violation.value)
+        return names
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,6 +150,12 @@ class Report:
             return f"limit conjectured; open: {names}"
         return f"no limit; fails: {names}"
 
+    def _heading(self) -> str:
+        """The name of the list of points."""
+        if self.theorem == SCORES_THEOREM:
+            return "Assumption 3.1"
+        return "Assumptions"
+
     def __repr__(self) -> str:
         return (
             f"<Report on {self.program}: {self._summary()}; print it for every point>"
@@ -121,19 +165,21 @@ class Report:
         lines = [
             _wrapped(f"{self.program}: {self._summary()}", "  "),
             "",
-            "Assumption 3.1",
+            self._heading(),
         ]
         indent = " " * 11  # below the name of a point
         for point in self.points:
             lines.append(f"  {MARKS[point.verdict]:6} {point.name}")
-            lines += [_wrapped(indent + finding, indent) for finding in point.findings]
+            for (where, reason), names in point._by_line().items():
+                lines.append(_wrapped(f"{indent}{_listed(names)}: {reason}", indent))
+                lines.append(_wrapped(f"{indent}  {where}", indent + "  "))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = "".join(_html_row(point) for point in self.points)
         return (
             f"{title(self.program)}<div><strong>{verdict_of(self)}</strong></div>"
-            "<div>Assumption 3.1</div>"
+            f"<div>{self._heading()}</div>"
             f'<table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
         )
 
@@ -141,11 +187,22 @@ class Report:
 def _html_row(point: Point) -> str:
     """A row of the table: whether a point holds, its name and its findings."""
     mark = verdict(MARKS[point.verdict], COLOURS[point.verdict])
-    text = "<br>".join(map(html.escape, (point.name, *point.findings)))
+    lines = [point.name]
+    for (where, reason), names in point._by_line().items():
+        lines.append(f"{_listed(names)} ({where}): {reason}")
+    text = "<br>".join(map(html.escape, lines))
     return (
         f'<tr><td style="{CELL}">{mark}</td>'
         f'<td style="{TEXT_CELL_STYLE}">{text}</td></tr>'
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    if len(names) <= LISTED_NAMES + 1:  # "and 1 more" would be as long as the name
+        return ", ".join(names)
+    first = ", ".join(names[:LISTED_NAMES])
+    return f"{first} and {len(names) - LISTED_NAMES} more"
 
 
 def _wrapped(text: str, indent: str) -> str:
@@ -179,7 +236,17 @@ POINTS = {
     "widths": "every width goes to infinity",
     "unknown": "every operation is one that the theorems speak of",
 }
-LISTED_ONLY_IF_IT_FAILS = "unknown"
+# points that say nothing about a program without scores
+ABOUT_SCORES = {
+    "matmul",
+    "tied",
+    "correlated",
+    "elsewhere",
+    "bounded",
+    "transposed",
+    "deep",
+    "mean",
+}
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
@@ -190,21 +257,24 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
     `correlated`, from the engine, finds the scores whose factors have E[Z^x Z^y] ≠ 0.
     """
     checker = _Checker(compose_indices(without_stops(outputs)))
-    findings = checker.check_all_but_correlations()
-    if not findings["unknown"]:
-        findings["correlated"] = checker.correlation_findings(correlated)
+    violations = checker.check_all_but_correlations()
+    if not violations["unknown"]:
+        violations["correlated"] = checker.correlated_scores(correlated)
+    listed_only_if_broken = {"unknown"}
+    if not checker.scores:
+        listed_only_if_broken |= ABOUT_SCORES
     points = []
-    for key, violations in findings.items():
-        if violations:
+    for key, of_point in violations.items():
+        if of_point:
             verdict_if_violated = NO_LIMIT if key == "correlated" else CONJECTURED
-            points.append(Point(POINTS[key], verdict_if_violated, tuple(violations)))
-        elif key != LISTED_ONLY_IF_IT_FAILS:
+            points.append(Point(POINTS[key], verdict_if_violated, tuple(of_point)))
+        elif key not in listed_only_if_broken:
             points.append(Point(POINTS[key], PROVED))
     return Report(name, tuple(points), checker.theorem)
 
 
 class _Checker:
-    """Facts about a program, and the findings against each point that follow."""
+    """Facts about a program, and the violations of each point that follow."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         """Find all facts, for values without stopped gradients and nested indexing."""
@@ -234,15 +304,15 @@ class _Checker:
         initial_vectors = [x for x in self.values if isinstance(x.op, Gaussian)]
         self.initial_matrices = self._matrices_of(initial_vectors)
         self.score_inputs = self._score_inputs()
-        self.findings: dict[str, list[str]] = {}
+        self.violations: dict[str, list[Violation]] = {}
         for point in POINTS:
-            self.findings[point] = []
+            self.violations[point] = []
 
     @property
     def theorem(self) -> str:
         """The theorem that proves the limit if all points hold."""
         if self.scores:
-            return "Theorem 3.1"
+            return SCORES_THEOREM
         if self.expansion.transposed:
             return "Yang 2020, Netsor with transposes: there are no scores"
         return "Yang 2019: there are no scores"
@@ -343,12 +413,12 @@ class _Checker:
         """For each value, the entries that the outputs depend on."""
         return asked_entries(self.outputs)
 
-    # Findings
+    # Violations
 
-    def check_all_but_correlations(self) -> dict[str, list[str]]:
-        """The findings against each point.
+    def check_all_but_correlations(self) -> dict[str, list[Violation]]:
+        """The violations of each point.
 
-        "correlated" is left empty, for `correlation_findings`.
+        "correlated" is left empty, for `correlated_scores`.
         """
         for x in self.score_inputs:
             self._check_bounded(x)
@@ -359,29 +429,26 @@ class _Checker:
         for output in self.outputs:
             if self._shares_matrix_with_factors(output):
                 origin = self._shared_origin(output)
-                self._add("elsewhere", output, f" is an output, {origin}")
-        return self.findings
+                self._add("elsewhere", output, f"an output, {origin}")
+        return self.violations
 
-    def correlation_findings(self, correlated: Correlated) -> list[str]:
-        """The findings against uncorrelated factors, as the engine finds them."""
+    def correlated_scores(self, correlated: Correlated) -> list[Violation]:
+        """The scores of correlated factors, as the engine finds them."""
         diverging = correlated(self.outputs, list(self.scores))
-        findings = []
-        for score in self.scores:
-            if score in diverging:
-                findings.append(
-                    f"{self._located(score)}: its factors are correlated, E[Z^x Z^y] ≠"
-                    " 0, and n^(-1/2) <x, y> grows like n^(1/2); mean_dot (1/n) has a"
-                    " limit"
-                )
-        return findings
+        reason = (
+            "the factors are correlated, E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows"
+            " like n^(1/2); mean_dot (1/n) has a limit"
+        )
+        return [
+            Violation(self.names[score], score.where, reason)
+            for score in self.scores
+            if score in diverging
+        ]
 
-    def _located(self, value: Value) -> str:
-        """The name of a value, and the line that made it."""
-        return f"{self.names[value]} ({value.where})"
-
-    def _add(self, point: str, value: Value, finding: str) -> None:
-        """Add a finding about a value against a point."""
-        self.findings[point].append(f"{self._located(value)}{finding}")
+    def _add(self, point: str, value: Value, reason: str) -> None:
+        """Add a violation of a point by a value."""
+        violation = Violation(self.names[value], value.where, reason)
+        self.violations[point].append(violation)
 
     def _check_bounded(self, x: Value) -> None:
         """Check the input of a score factor."""
@@ -392,14 +459,14 @@ class _Checker:
         else:
             property_ = "known to be bounded (declare bounded=)"
         why = "the paper assumes it for convenience, and uses ReLU itself"
-        self._add("bounded", x, f" is not {property_}; {why}")
+        self._add("bounded", x, f"not {property_}; {why}")
 
     def _check_operation(self, value: Value) -> None:
         """Check the operation that made a value, against all points that concern it."""
         op = value.op
         if not op.covered:
-            point, finding = op.open_point()
-            self._add(point, value, finding)
+            point, reason = op.open_point()
+            self._add(point, value, reason)
         match op:
             case Dot() if value in self.readouts:
                 # the same as a product W y, which is an output
@@ -418,7 +485,7 @@ class _Checker:
                     problem = "is not"
                 else:
                     problem = "is not known to be (declare lipschitz=)"
-                self._add("lipschitz", value, f": {f.name} {problem} pseudo-Lipschitz")
+                self._add("lipschitz", value, f"{f.name} {problem} pseudo-Lipschitz")
 
     def _check_multiplication(self, value: Value, x: Value, for_score: bool) -> None:
         """Check a product W x.
@@ -431,8 +498,7 @@ class _Checker:
             self._add(
                 "deep",
                 value,
-                f": multiplies {self.names[x]}, which depends on a score (the deep"
-                " case)",
+                "multiplies a vector that depends on a score (the deep case)",
             )
 
     def _check_score(self, score: Value, op: Dot) -> None:
@@ -443,7 +509,7 @@ class _Checker:
                 self._add(
                     "matmul",
                     score,
-                    f": the factor {self.names[factor]} is not a combination of MatMul"
+                    f"the factor {self.names[factor]} is not a combination of MatMul"
                     " outputs by fixed numbers; the score has a limit only if its"
                     " factors are uncorrelated",
                 )
@@ -451,7 +517,7 @@ class _Checker:
             self._add(
                 "tied",
                 score,
-                ": tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0",
+                "tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0",
             )
 
     def _check_mean(self, mean: Value) -> None:
@@ -463,14 +529,13 @@ class _Checker:
             self._add(
                 "mean",
                 mean,
-                ": a mean used by the program; Yang (2019) covers it only without"
-                " scores",
+                "a mean used by the program; Yang (2019) covers it only without scores",
             )
         elif self.depends_on_score[mean] and self.bounded[mean] is not True:
             self._add(
                 "mean",
                 mean,
-                ": a mean that depends on a score, of vectors not known to be bounded",
+                "a mean that depends on a score, of vectors not known to be bounded",
             )
 
     def _check_transpose(self, value: Value, op: MatMul) -> None:
@@ -480,7 +545,7 @@ class _Checker:
             self._add(
                 "transposed",
                 value,
-                f": made by the transpose of {matrix}; Yang (2020) covers it only"
+                f"made by the transpose of {matrix}; Yang (2020) covers it only"
                 " without scores",
             )
 
@@ -497,7 +562,7 @@ class _Checker:
         for x in dict.fromkeys(value.op.inputs):
             if self._shares_matrix_with_factors(x):
                 origin = self._shared_origin(x)
-                self._add("elsewhere", value, f" uses {self.names[x]}, {origin}")
+                self._add("elsewhere", value, f"uses {self.names[x]}, {origin}")
 
     def _check_summed_widths(self, value: Value) -> None:
         """Check that sums over coordinates of random vectors have infinite width.
@@ -515,7 +580,7 @@ class _Checker:
                 self._add(
                     "widths",
                     value,
-                    f" sums over the coordinates of {self.names[x]} in R^{x.width},"
+                    f"sums over the coordinates of {self.names[x]} in R^{x.width},"
                     " which is finite",
                 )
 

@@ -20,6 +20,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from operator import is_
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     NamedTuple,
@@ -34,6 +35,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from ..._familiar_names import VALUES, hint
 from ..._validate import (
     AXES,
     NUMBERS,
@@ -619,10 +621,10 @@ class Operation:
 
     def open_point(self) -> tuple[str, str]:
         """The point of the checker that is open if no theorem covers the operation, and
-        a finding that follows the name of the value.
+        the reason, which follows the name of the value and a colon.
         """
         name = type(self).__name__
-        return "unknown", f" is made by {name}, which no theorem of the checker covers"
+        return "unknown", f"made by {name}, which no theorem of the checker covers"
 
     def fixed_terms(self, value: Value) -> list[FixedTerms] | None:
         """The result as combinations with fixed coefficients, one for each vector
@@ -773,6 +775,14 @@ class Value:
             f"acts on arrays, not on {self!r}: write ns.nonlin({name}, {vectors}) or"
             f" ns.apply({name}, {scalars})",
         )
+
+    if not TYPE_CHECKING:  # so that mypy still finds names that do not exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error for a name that is not here, which says what to write."""
+            raise AttributeError(
+                f"a {type(self).__name__} has no {name!r}{hint(name, VALUES)}"
+            )
 
     def __array__(self, *_: Any, **__: Any) -> None:
         raise TraceError(

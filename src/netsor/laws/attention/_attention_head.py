@@ -374,15 +374,22 @@ def _moments_of_square(tau: float, tokens: int) -> list[float]:
     lowest_u = LOWEST_U - END_OF_Z * tau - np.log(tokens)
     highest_u = HIGHEST_U + END_OF_Z * tau
     u, du = np.linspace(lowest_u, highest_u, NODES_OF_U, retstep=True)
+
     # rows of E[e^{2mτz} exp(−t e^{τz})] for m = 0, 1, …: (MOMENTS + 1, points u)
-    decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
-    of_one_token = [decay @ np.exp(2 * m * tau * z) for m in range(MOMENTS + 1)]
-    sums = moments_of_sum(np.stack(of_one_token), tokens)
-    result = [1.0]
+    t = np.exp(u)[:, None]
+    decay = np.exp(-t * np.exp(tau * z)) * density
+    rows_of_one_token = []
+    for m in range(MOMENTS + 1):
+        power = np.exp(2 * m * tau * z)
+        rows_of_one_token.append(decay @ power)
+    rows_of_sum = moments_of_sum(np.stack(rows_of_one_token), tokens)
+
+    moments = [1.0]
     for k in range(1, MOMENTS + 1):
-        integral = du * float(np.sum(np.exp(2 * k * u) * sums[k]))
-        result.append(integral / math.factorial(2 * k - 1))
-    return result
+        integrand = np.exp(2 * k * u) * rows_of_sum[k]
+        integral = du * float(np.sum(integrand))
+        moments.append(integral / math.factorial(2 * k - 1))
+    return moments
 
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error

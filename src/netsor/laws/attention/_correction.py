@@ -144,6 +144,7 @@ class Correction:
 
     @property
     def _rows(self) -> list[tuple[str, str]]:
+        """The names and the terms that the text and the table show."""
         return [
             ("variance", f"+ ({self.variance})/n"),
             ("excess kurtosis", f"+ ({self.kurtosis})/n"),
@@ -169,8 +170,8 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     # The first estimate is the result; each of the others leaves out one set.
     all_sets = sets.mean(axis=0)
     estimates = [all_sets]
-    for one_set in sets:
-        estimates.append((SETS * all_sets - one_set) / (SETS - 1))
+    for left_out in sets:
+        estimates.append((SETS * all_sets - left_out) / (SETS - 1))
     amounts = np.array([_mean_over_heads(rows, heads, grid) for rows in estimates])
 
     # E[F(v)] changes by (a · F' + b · F'')/n, summed over the grid
@@ -178,9 +179,13 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     mass, a, b = amounts.swapaxes(0, 1)
     mean = mass @ v
     square = mass @ v**2
-    variance = a.sum(axis=1)
+    change_of_mean = a.sum(axis=1)
     change_of_square = 2 * a @ v + 2 * b.sum(axis=1)
-    kurtosis = 3 * (change_of_square / mean**2 - 2 * square * variance / mean**3)
+
+    # the kurtosis of N(0, v) is 3 E[v²]/E[v]²
+    from_square = change_of_square / mean**2
+    from_mean = 2 * square * change_of_mean / mean**3
+    kurtosis = 3 * (from_square - from_mean)
     distances = _distances(v, amounts)
 
     # Sums have a rounding error, the kurtosis one of interpolation; of distances, the
@@ -197,7 +202,7 @@ def correction(layer: LayerFluctuations, heads: int, scale: float) -> Correction
     unit = scale * longest**2  # of the variances
     tv_unresolved, kl_unresolved = distances.unresolved
     return Correction(
-        variance=estimate(variance, rounding, unit),
+        variance=estimate(change_of_mean, rounding, unit),
         kurtosis=estimate(kurtosis, interpolation),
         total_variation=estimate(distances.total_variation, tv_unresolved),
         kl=estimate(distances.kl, kl_unresolved),
@@ -229,21 +234,31 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
     # nonzero entries in few columns only, the first ones.
     centred = tokens[1:] - tokens[1:].mean(axis=0)
     _, sizes, rotation = np.linalg.svd(centred)
+
     # standard deviations of the scores along the axes of the rotation
     query_length = np.linalg.norm(tokens[0])
     spread = math.sqrt(layer.temperature) * longest**2 * query_length * sizes
     spread = spread[spread > NO_SPREAD]
+
+    # the scores less a common part are root @ z, z standard normals (variables,)
     variables = len(spread)
+    rotated = centred @ rotation.T
+    root = spread * rotated[:, :variables] / sizes[:variables]
     tokens = tokens @ rotation.T
     directions = rotation @ layer.directions @ rotation.T
-    # the scores less a common part are root @ z, z standard normals (variables,)
-    root = spread * (centred @ rotation.T)[:, :variables] / sizes[:variables]
 
     grid = np.arange(LOWEST, CELL, CELL)
     by_set = []
     for z, weight in _node_sets(spread):
-        w, rows = _derivatives(tokens, root, directions, layer.shares, z)
-        if weight @ (w < math.exp(LOWEST)) > FLOOR:
+        w, rows = _derivatives(
+            tokens=tokens,
+            root=root,
+            directions=directions,
+            shares=layer.shares,
+            z=z,
+        )
+        mass_below_grid = weight @ (w < math.exp(LOWEST))
+        if mass_below_grid > FLOOR:
             raise LawError(
                 "correction",
                 f"outputs smaller than others by more than e^{LOWEST / 2:.0f};"
@@ -254,14 +269,14 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
             rows = rows[:3]  # the others connect different heads
         by_set.append(_on_grid(log_w, weight * rows, grid))
 
-    used = _occupied(by_set, len(grid))
-    sets = np.array(by_set)[..., used]
-    grid = grid[used]
+    occupied = _occupied(by_set, len(grid))
+    sets = np.array(by_set)[..., occupied]
+    grid = grid[occupied]
     if heads > 1 and len(grid) > MAX_CELLS:
         fine_grid = grid
         grid = np.linspace(fine_grid[0], fine_grid[-1], MAX_CELLS)
         sets = np.array([_on_grid(fine_grid, rows, grid) for rows in sets])
-    return SetsOfAmounts(grid, sets, spread.sum())
+    return SetsOfAmounts(grid=grid, sets=sets, total_spread=spread.sum())
 
 
 def _occupied(by_set: Sequence[Array], cells: int) -> slice:
@@ -269,8 +284,9 @@ def _occupied(by_set: Sequence[Array], cells: int) -> slice:
     cubic interpolation needs; by_set: arrays (rows, cells).
     """
     occupied = np.flatnonzero(np.any(by_set, axis=(0, 1)))
-    first, last = occupied[0], occupied[-1]
-    return slice(min(first, cells - 4), max(last + 1, first + 4))
+    start = occupied[0]
+    stop = occupied[-1] + 1
+    return slice(min(start, cells - 4), max(stop, start + 4))
 
 
 def _error(estimates: Array) -> Array:
@@ -301,21 +317,18 @@ def _node_sets(spread: Array) -> Iterator[tuple[Array, Array]]:
     variables = len(spread)
     steps = 1 / np.maximum(1.0, spread)
     # the number of cells of these steps in a ball: its volume over that of a cell
-    ball = (
-        (math.sqrt(math.pi) * RADIUS) ** variables
-        / math.gamma(variables / 2 + 1)
-        / np.prod(steps)
-    )
+    volume = (math.sqrt(math.pi) * RADIUS) ** variables / math.gamma(variables / 2 + 1)
+    cells_of_ball = volume / np.prod(steps)
     # the factor of the steps with which all sets together have POINTS nodes
-    spacing = (SETS * ball / POINTS) ** (1 / max(variables, 1))
-    quasi_random = spacing > MAX_SPACING
-    if quasi_random and spread[0] > MAX_SPREAD:
+    spacing = (SETS * cells_of_ball / POINTS) ** (1 / max(variables, 1))
+    use_sobol_points = spacing > MAX_SPACING
+    if use_sobol_points and spread[0] > MAX_SPREAD:
         raise LawError(
             "correction",
             f"scores of standard deviation {spread[0]:.3g} are too large; {REMEDY}",
         )
     for number in range(SETS):
-        if quasi_random:
+        if use_sobol_points:
             yield _quasi_random_nodes(number, variables)
         else:
             yield _grid_nodes(number, spacing * steps)
@@ -340,13 +353,15 @@ def _grid_nodes(number: int, steps: Array) -> tuple[Array, Array]:
     for step, shift in zip(steps, SHIFTS, strict=False):
         end = math.ceil(RADIUS / step)
         offset = shift * (number + 0.25) / SETS % 1  # of this grid, in steps
-        axis = step * (np.arange(-end, end) + offset)
+        points_of_axis = step * (np.arange(-end, end) + offset)
         # all pairs of a node so far and a point of this axis
-        earlier = np.repeat(z, len(axis), axis=0)
-        z = np.column_stack([earlier, np.tile(axis, len(z))])
-        z = z[(z**2).sum(axis=1) < RADIUS**2]
-    weight = np.exp(-0.5 * (z**2).sum(axis=1))
-    return z, weight / weight.sum()
+        earlier_axes = np.repeat(z, len(points_of_axis), axis=0)
+        this_axis = np.tile(points_of_axis, len(z))
+        z = np.column_stack([earlier_axes, this_axis])
+        is_in_ball = (z**2).sum(axis=1) < RADIUS**2
+        z = z[is_in_ball]
+    density = np.exp(-0.5 * (z**2).sum(axis=1))
+    return z, density / density.sum()
 
 
 def _derivatives(
@@ -365,15 +380,18 @@ def _derivatives(
     query = tokens[0]
     keys = tokens[1:].T
     z = np.ascontiguousarray(z.T)
-    a = np.ascontiguousarray(row_softmax((root @ z).T).T)
+    scores = root @ z
+    a = np.ascontiguousarray(row_softmax(scores.T).T)
     y = keys @ a
     w = (y**2).sum(axis=0)
+
     # Along V = B S Bᵀ, by t: scores √(1 + tk) · root · √(1 + tS) · z with
     # k = qᵀSq/|q|², and w = yᵀ(1 + tS)y. The width of the queries has fluctuations too:
     # for these, k² is their share and S = 0.
     query_square = max(query @ query, np.finfo(float).tiny)
-    slopes = [np.sqrt(shares[0]), *(directions @ query @ query / query_square)]
-    matrices = [np.zeros((len(y), len(y))), *directions]
+    k_of_directions = directions @ query @ query / query_square
+    k_of_width = np.sqrt(shares[0])
+    no_direction = np.zeros((len(y), len(y)))
 
     second_derivatives = np.zeros_like(w)
     squares = shares[1] * w**2  # from the width of the values
@@ -382,20 +400,28 @@ def _derivatives(
     # p = p₁² + p₂ of the scores, with p₁ their first derivative less its mean under a,
     # and p₂ = root · (k − S)² · z/(−4)
     force = a * (keys.T @ y - w)
-    for k, s in zip(slopes, matrices, strict=True):
+    for k, s in zip(
+        [k_of_width, *k_of_directions],
+        [no_direction, *directions],
+        strict=True,
+    ):
         unit = k * np.eye(len(z))
-        scores_part = s[: len(z), : len(z)]
-        p_1 = (root @ (unit + scores_part) / 2) @ z
+        s_of_scores = s[: len(z), : len(z)]
+        p_1 = (root @ (unit + s_of_scores) / 2) @ z
         p_1 -= np.einsum("tp,tp->p", a, p_1)
-        forced = np.einsum("tp,tp->p", force, p_1**2)
-        curvature = root @ (unit - scores_part) @ (unit - scores_part) / -4
-        forced += np.einsum("vp,vp->p", curvature.T @ force, z)
+        root_of_p_2 = root @ (unit - s_of_scores) @ (unit - s_of_scores) / -4
+        y_y_2 = np.einsum("tp,tp->p", force, p_1**2)
+        y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ force, z)
+
         y_1 = keys @ (a * p_1)
         s_y = s @ y
         derivative = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
-        derivatives.append(derivative)
-        second_derivatives += 2 * (forced + np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y))
+        y_1_terms = np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y)
+        second_derivatives += 2 * (y_y_2 + y_1_terms)
         squares += derivative**2
+        derivatives.append(derivative)
+
+    # the rows of derivatives do not include that of the width of the queries
     rows = [np.ones_like(w), second_derivatives, squares, *derivatives[1:]]
     return w, np.array(rows)
 
@@ -408,7 +434,8 @@ def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
     example, the amount 1 halfway between two grid points becomes −1/16, 9/16, 9/16 and
     −1/16 at the points around it. The result has the shape (rows, grid).
     """
-    position = (log_w - grid[0]) / (grid[1] - grid[0])
+    cell = grid[1] - grid[0]
+    position = (log_w - grid[0]) / cell
     below = np.clip(position.astype(np.intp), 1, len(grid) - 3)
     t = position - below
     weights = (  # Lagrange's, for the grid points at −1, 0, 1 and 2
@@ -457,17 +484,19 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
 
     # (∂v)² = (Σ_a ∂w_a)²/H² has squares of one head and products of two different
     # heads a and b: first the law of these two, then the other heads
-    (product,) = mean_of_two(0.5, np.transpose(derivatives) @ derivatives)
+    products_of_two = np.transpose(derivatives) @ derivatives
+    (product,) = mean_of_two(0.5, products_of_two)
     pairs = np.outer(product, law_of_mean(heads - 2))
     (product,) = mean_of_two(2 / heads, pairs)
+
     other_heads = law_of_mean(heads - 1)
     second_derivative, square = mean_of_two(
         1 / heads,
         np.outer(second_derivative, other_heads),
         np.outer(square, other_heads),
     )
-    square = square / heads + (1 - 1 / heads) * product
-    return np.array([law_of_mean(heads), second_derivative, square])
+    total_square = square / heads + (1 - 1 / heads) * product
+    return np.array([law_of_mean(heads), second_derivative, total_square])
 
 
 def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
@@ -476,7 +505,8 @@ def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
     y: (points,), v: (variances,), amounts: (estimates, 3, variances).
     """
     batches = []
-    for points in np.array_split(y, 1 + len(y) * len(v) // 2**20):  # bounds memory
+    number_of_batches = 1 + len(y) * len(v) // 2**20  # bounds memory
+    for points in np.array_split(y, number_of_batches):
         t = points[:, None] ** 2 / v
         normal = np.exp(-t / 2) / np.sqrt(2 * math.pi * v)
         by_v = normal * (t - 1) / (2 * v)  # its first derivative by v
@@ -511,7 +541,8 @@ def _distances(v: Array, amounts: Array) -> Distances:
     # Begin where g is resolved: after the last point at which its error is more than
     # half of it, or of its mean density over y > std/4.
     std = math.sqrt(amounts[0, 0] @ v)
-    outer_mass = np.abs(g[0]) @ (LOG_STEP * y * (y > std / 4))
+    steps_of_outer = LOG_STEP * y * (y > std / 4)
+    outer_mass = np.abs(g[0]) @ steps_of_outer
     unresolved = np.flatnonzero(_relative_error(g, outer_mass / std) > 0.5)
     start = unresolved[-1] + 1 if len(unresolved) else 0
     resolved = slice(min(start, len(y) - 2), None)
@@ -523,13 +554,17 @@ def _distances(v: Array, amounts: Array) -> Distances:
     step[0] = y[0] + step[0] / 2  # both densities are constant between 0 and there
     is_large = f * y > NEGLIGIBLE * (f * y).max()
     ratio = np.divide(g, f, out=np.zeros_like(f), where=is_large)
-    below_start = np.zeros(2)
+    mass_below_start = 0.0  # ∫ |g|
+    divergence_below_start = 0.0  # ∫ g²/f
     if start > 0:
-        below_start = y[0] * np.abs(g[0, 0]) * np.array([1.0, np.abs(ratio[0, 0])])
+        mass_below_start = y[0] * np.abs(g[0, 0])
+        divergence_below_start = mass_below_start * np.abs(ratio[0, 0])
+
+    excess_at_zeros = LOG_STEP * _excess_at_zeros(g * y)
     return Distances(
-        total_variation=np.abs(g) @ step - LOG_STEP * _excess_at_zeros(g * y),
+        total_variation=np.abs(g) @ step - excess_at_zeros,
         kl=(ratio * g) @ step,
-        unresolved=below_start,
+        unresolved=np.array([mass_below_start, divergence_below_start]),
     )
 
 
@@ -544,6 +579,7 @@ def _excess_at_zeros(height: Array) -> Array:
     left = height[:, :-1]
     right = height[:, 1:]
     changes_sign = left * right < 0
-    gap = np.abs(left - right)
-    excess = np.abs(left * right) / np.where(changes_sign, gap, 1.0) - gap / 6
+    gap = np.abs(left - right)  # a + b where the sign changes
+    safe_gap = np.where(changes_sign, gap, 1.0)
+    excess = np.abs(left * right) / safe_gap - gap / 6
     return np.asarray(np.where(changes_sign, excess, 0.0).sum(axis=1))

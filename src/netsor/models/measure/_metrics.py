@@ -29,7 +29,10 @@ LOGITS_PER_BATCH = 2**17
 
 @declares(numbers=2)
 def of_gram(gram: Array) -> Array:
-    """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
+    """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens.
+
+    The cosine of a single token is 1, as its effective rank is.
+    """
     xp = array_namespace(gram)
     tokens = gram.shape[-1]
     squares = xp.linalg.diagonal(gram)
@@ -38,7 +41,8 @@ def of_gram(gram: Array) -> Array:
     cosines = xp.where(products > 0, gram / xp.where(products > 0, products, 1.0), 0.0)
     total = xp.sum(cosines, axis=(-2, -1))
     of_same_token = xp.sum(xp.linalg.diagonal(cosines), axis=-1)
-    mean_cosine = (total - of_same_token) / (tokens * (tokens - 1))
+    pairs = tokens * (tokens - 1)
+    mean_cosine = (total - of_same_token) / pairs if pairs else xp.ones_like(total)
     return xp.stack([xp.mean(squares, axis=-1), mean_cosine], axis=-1)
 
 

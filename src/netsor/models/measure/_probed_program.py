@@ -7,9 +7,9 @@ probes since the last one. An embedding after a stream begins the decoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,14 @@ from ...language.values._probe import Probe
 from ...programs._program import Program
 
 Block = dict[str, list[Probe]]  # name → the probes of this name, in order
-ONCE = ("stream", "attention", "cross", "middle", "mlp")  # at most once per block
+ONCE = (
+    "before",
+    "stream",
+    "attention",
+    "cross",
+    "middle",
+    "mlp",
+)  # at most once per block
 ENDS = ("logits", "loss")  # outside the blocks
 MATRIX_NAMES = {
     "W^Q": "query",
@@ -43,12 +50,21 @@ KINDS_OF_PROBES = {
 KINDS = ("query", "key", "value", "qkv", "output", "router", "in", "gate", "out")
 
 
+class StreamSizes(NamedTuple):
+    """The sizes of the streams of a network in stages."""
+
+    tokens: tuple[int, ...]  # after each block
+    numbers: tuple[int, ...]  # tokens · width, after each block
+    numbers_before: int  # those of the embeddings
+
+
 class ProbedProgram:
     """The probes of a program by block, checked.
 
     `starts` are the embeddings, those of a decoder second; `streams` the stream after
-    each block, and `before` that before it; `layers` the number of blocks before the
-    decoder, and `ends` the probes outside the blocks.
+    each block, and `before` what the block adds to: the stream before it, unless the
+    block has a probe of this name. `layers` is the number of blocks before the decoder,
+    and `ends` are the probes outside the blocks.
     """
 
     def __init__(self, program: Program) -> None:
@@ -67,6 +83,9 @@ class ProbedProgram:
         self.before = [self.starts[0], *self.streams[:-1]]
         if len(self.starts) == 2:  # the decoder starts from its own embeddings
             self.before[self.layers] = self.starts[1]
+        for number, block in enumerate(self.blocks):
+            if "before" in block:
+                self.before[number] = value_of(block, "before")
         self._check_blocks_alike()
         self._check_tokens()
 
@@ -136,7 +155,7 @@ class ProbedProgram:
 
         Some may lack cross-attention, experts, or scores and weights of attention.
         """
-        optional = {"cross", "experts", "scores", "weights"}
+        optional = {"before", "cross", "experts", "scores", "weights"}
         names_of_first = self.blocks[0].keys() - optional
         for number, block in enumerate(self.blocks, 1):
             missing = names_of_first - block.keys()
@@ -167,24 +186,33 @@ class ProbedProgram:
             )
 
     def _check_tokens(self) -> None:
-        """All streams of the encoder, or of the decoder, must have the same tokens."""
-        encoder = self.streams[: self.layers]
-        decoder = self.streams[self.layers :]
-        # a network without a decoder has only one start
-        for start, streams in zip(self.starts, (encoder, decoder), strict=False):
-            shapes = sorted({start.shape, *(x.shape for x in streams)})
-            if len(shapes) > 1:
+        """A block must return as many tokens as it adds to."""
+        for before, stream in zip(self.before, self.streams, strict=True):
+            if before.shape != stream.shape:
+                shapes = f"{before.shape} and {stream.shape}"
                 raise ValueError(
-                    f"{self.name} has streams of {' and '.join(map(str, shapes))}:"
-                    " token counts differ"
+                    f"{self.name} has streams of {shapes}: token counts differ. Where"
+                    " a block begins with other tokens than the one before returned,"
+                    " name them: ns.probe('before', x)"
                 )
+
+    def sizes(self, widths: Mapping[str, float]) -> StreamSizes | None:
+        """The sizes of the streams; None if all streams have the same."""
+        before, *streams = (
+            (x.size, x.size * int(x.width.bind(widths)))
+            for x in (self.starts[0], *self.streams)
+        )
+        if {before} == {*streams} or len(self.starts) > 1:
+            return None
+        tokens, numbers = zip(*streams, strict=True)
+        return StreamSizes(tokens, numbers, numbers_before=before[1])
 
     @cached_property
     def values(self) -> tuple[list[Value], list[list[Value]]]:
         """The values of the embeddings, and a list of those of each block, all in
         topological order.
         """
-        return values_by_block(self.starts, self.streams, self.layers)
+        return values_by_block(self.starts, self.streams, self.layers, self.before)
 
     @cached_property
     def matrices(self) -> list[dict[str, list[Vector]]]:
@@ -217,16 +245,23 @@ def value_of(block: Block, name: str) -> Any:
 
 
 def values_by_block(
-    starts: Sequence[Vector], streams: Sequence[Vector], layers: int
+    starts: Sequence[Vector],
+    streams: Sequence[Vector],
+    layers: int,
+    before: Sequence[Vector] = (),
 ) -> tuple[list[Value], list[list[Value]]]:
     """The values of the embeddings, and a list of those of each block.
 
     A block has the values that its stream needs and that no earlier block or embedding
-    has, in topological order. `layers` is the number of blocks before the decoder.
+    has, in topological order. `layers` is the number of blocks before the decoder. The
+    values of what blocks begin with, `before`, belong to no block.
     """
     # in the order of the network, so that the values of a root follow those of the
     # roots before
-    roots = [starts[0], *streams[:layers], *starts[1:], *streams[layers:]]
+    pairs: list[Vector] = []
+    for start, stream in zip(before or streams, streams, strict=True):
+        pairs += [start, stream]
+    roots = [starts[0], *pairs[: 2 * layers], *starts[1:], *pairs[2 * layers :]]
     values = topological_order(roots)
     stop = {value: position for position, value in enumerate(values, 1)}
     values_of_root: dict[Value, list[Value]] = {}

@@ -74,8 +74,8 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
     d is the first order.
     """
     share = (depth / 2) ** -alpha
-    x = rng.standard_normal((BATCH, INPUTS)) / math.sqrt(INPUTS)
-    x = x @ rng.uniform(-1, 1, (INPUTS, WIDTH)) / math.sqrt(INPUTS)
+    inputs = rng.standard_normal((BATCH, INPUTS)) / math.sqrt(INPUTS)
+    x = inputs @ rng.uniform(-1, 1, (INPUTS, WIDTH)) / math.sqrt(INPUTS)
     matrices = rng.standard_normal((depth, 2, WIDTH, WIDTH))
     readout = rng.uniform(-1, 1, (WIDTH, CLASSES)) / math.sqrt(WIDTH)
 
@@ -86,24 +86,27 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
 
     # the step of Adam on the first matrix of branch 2
     before, inner = branches[1]
-    first, second = matrices[1]
+    inner_matrix, outer_matrix = matrices[1]
     active = np.maximum(before, 0)
-    by_inner = share * GAIN * (by_branch @ second) * (inner > 0)
+    by_inner = share * GAIN * (by_branch @ outer_matrix) * (inner > 0)
     gradient = GAIN * (by_inner.T @ active)
     rate = RATE * (depth / 2) ** (alpha - 1)
     eps = EPS * (depth / 2) ** -alpha
     change = -rate * gradient / (np.abs(gradient) + eps)
 
-    # the first coordinate of the branch for the first input, and its linearisations
-    start = GAIN * second[0] @ np.maximum(inner[0], 0)
-    changed_inner = GAIN * (first + change) @ active[0]
-    end = GAIN * second[0] @ np.maximum(changed_inner, 0)
-    slope = GAIN**2 * np.outer(second[0] * (inner[0] > 0), active[0])
-    all_entries = start + np.sum(change * slope)
-    first_row = start + np.sum(change[0] * slope)
+    # the first coordinate of the branch for the first input, before and after the step
+    outer_row = outer_matrix[0]
+    h_0 = GAIN * outer_row @ np.maximum(inner[0], 0)
+    changed_inner = GAIN * (inner_matrix + change) @ active[0]
+    h_1 = GAIN * outer_row @ np.maximum(changed_inner, 0)
+
+    # its linearisations h_0 + d, by all entries of the change or only its first row
+    slope = GAIN**2 * np.outer(outer_row * (inner[0] > 0), active[0])
+    by_all_entries = h_0 + np.sum(change * slope)
+    by_first_row = h_0 + np.sum(change[0] * slope)
     return Distance(
-        all_entries=float(np.abs((end - all_entries) / all_entries)),
-        first_row=float(np.abs((end - first_row) / first_row)),
+        all_entries=float(np.abs((h_1 - by_all_entries) / by_all_entries)),
+        first_row=float(np.abs((h_1 - by_first_row) / by_first_row)),
     )
 
 

@@ -16,6 +16,7 @@ from ._result import Array
 
 VARIANCE = 0.2  # of weights, times the fan-in
 BIAS = 4e-4  # variance of biases
+WEIGHT_STD, BIAS_STD = math.sqrt(VARIANCE), math.sqrt(BIAS)
 DROPOUT = 0.1  # the default of a configuration of BERT
 VOCABULARY_SIZE = 2000
 TEXT = """
@@ -53,22 +54,26 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
     scale β √(log of `longest`), the number of tokens of their texts.
     """
     n = ns.Width("n")
-    queries = math.sqrt(beta) * math.log(longest) ** 0.25  # std of queries and keys
-    v, b = math.sqrt(VARIANCE), math.sqrt(BIAS)
+    query_std = _query_std(beta, longest)
     words = embedding(ids(tokens), n, std=0.1, position_std=0.1)
     segment = ns.gaussian(n, cov=SEGMENT_STD**2)  # one for all tokens
     x = ns.layer_norm(words + segment)
     cosines = [_cosine(x)]
     for _ in range(layers):
-        q = ns.weight(n, n, std=queries) @ x
-        k = ns.weight(n, n, std=queries) @ x
+        queries = ns.weight(n, n, std=query_std) @ x
+        keys = ns.weight(n, n, std=query_std) @ x
         # there is no output matrix
-        values = ns.weight(n, n, std=v) @ x
-        mixed = ns.softmax(ns.dot(q, k)) @ values
-        x = ns.layer_norm(x + mixed + ns.gaussian(n, cov=BIAS))
-        x = ns.layer_norm(x + mlp(x, n, sigma_w=v, sigma_b=b))
+        values = ns.weight(n, n, std=WEIGHT_STD) @ x
+        attended = ns.softmax(ns.dot(queries, keys)) @ values
+        x = ns.layer_norm(x + attended + ns.gaussian(n, cov=BIAS))
+        x = ns.layer_norm(x + mlp(x, n, sigma_w=WEIGHT_STD, sigma_b=BIAS_STD))
         cosines.append(_cosine(x))
     return Program(ns.stack(cosines))
+
+
+def _query_std(beta: float, tokens: int) -> float:
+    """The std of query and key matrices for scores of the scale β √(log tokens)."""
+    return math.sqrt(beta) * math.log(tokens) ** 0.25
 
 
 def _cosine(x: ns.Vector) -> ns.Scalar:
@@ -76,8 +81,10 @@ def _cosine(x: ns.Vector) -> ns.Scalar:
     |Σ_i x_i|²/n = T + T (T − 1) · cosine.
     """
     tokens = x.size
+    ordered_pairs = tokens * (tokens - 1)
     total = x.sum(0).reshape(1)
-    return (ns.mean_dot(total, total)[0, 0] - tokens) / (tokens * (tokens - 1))
+    square = ns.mean_dot(total, total)[0, 0]
+    return (square - tokens) / ordered_pairs
 
 
 def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Program:
@@ -87,37 +94,44 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     order: −⟨e_t − ē, z⟩ for a token of id t, with ē the mean of all words. What is left
     out is, to second order, along z, and the layer norm before it removes that.
     """
-    d, v, b = width, math.sqrt(VARIANCE), math.sqrt(BIAS)
-    queries = math.sqrt(beta) * math.log(tokens) ** 0.25  # std of queries and keys
-    words = Embedding(ids(tokens), d, std=WORD_STD)
-    x = words()
-    x = x + ns.gaussian(d, tokens, cov=POSITION_STD**2)
-    x = x + ns.gaussian(d, cov=SEGMENT_STD**2)
+    query_std = _query_std(beta, tokens)
+    words = Embedding(ids(tokens), width, std=WORD_STD)
+    positions = ns.gaussian(width, tokens, cov=POSITION_STD**2)
+    segment = ns.gaussian(width, cov=SEGMENT_STD**2)
+    x = words() + positions + segment
     x = dropped(ns.layer_norm(x), dropout)
 
-    query = ns.weight(d, d, std=queries)  # W_Q
-    key = ns.weight(d, d, std=queries)
-    weights = ns.softmax(ns.dot(query @ x, key @ x))
+    # attention
+    query = ns.weight(width, width, std=query_std)  # W_Q
+    key = ns.weight(width, width, std=query_std)
+    attention_weights = ns.softmax(ns.dot(query @ x, key @ x))
     if dropout:
         normals = ns.normal((tokens, tokens))
         factors = ns.apply(_Kept(dropout), normals, derivative=_no_derivative)
-        weights = weights * factors
-    values = ns.weight(d, d, std=v) @ x
-    attended = weights @ values + ns.gaussian(d, cov=BIAS)
+        attention_weights = attention_weights * factors
+    values = ns.weight(width, width, std=WEIGHT_STD) @ x
+    attended = attention_weights @ values + ns.gaussian(width, cov=BIAS)
     x = ns.layer_norm(x + dropped(attended, dropout))
-    x = ns.layer_norm(x + dropped(mlp(x, d, sigma_w=v, sigma_b=b), dropout))
-    # the head before the logits
-    last = ns.weight(d, d, std=HEAD_STD * math.sqrt(d))
-    z = ns.layer_norm(ns.relu(last @ x))
 
-    # words that do not occur are part of the mean only
+    # the perceptron
+    hidden = mlp(x, width, sigma_w=WEIGHT_STD, sigma_b=BIAS_STD)
+    x = ns.layer_norm(x + dropped(hidden, dropout))
+
+    # the head before the logits
+    head = ns.weight(width, width, std=HEAD_STD * math.sqrt(width))
+    z = ns.layer_norm(ns.relu(head @ x))
+
+    # ē: words that do not occur are part of the mean only
     absent = VOCABULARY_SIZE - len(words.known)
-    other_words = ns.gaussian(d, cov=WORD_STD**2 * absent / VOCABULARY_SIZE**2)
-    mean = words.vectors.sum(0) / VOCABULARY_SIZE + other_words
-    # −Σ_t ⟨e_t − ē, z_t⟩/tokens, the product by one with (1, …, 1)
-    total = ((words() - mean) * z).sum(0).reshape(1)
-    ones = ns.ones(d).reshape(1)
-    loss = -(d / tokens) * ns.mean_dot(total, ones)[0, 0]
+    absent_variance = WORD_STD**2 * absent / VOCABULARY_SIZE**2
+    absent_words = ns.gaussian(width, cov=absent_variance)
+    mean_word = words.vectors.sum(0) / VOCABULARY_SIZE + absent_words
+
+    # −Σ_t ⟨e_t − ē, z_t⟩/tokens: the coordinates of the products are summed by an inner
+    # product with (1, …, 1)
+    products = ((words() - mean_word) * z).sum(0).reshape(1)
+    ones = ns.ones(width).reshape(1)
+    loss = -(width / tokens) * ns.mean_dot(products, ones)[0, 0]
     return Program(ns.grad_norm(loss, query))
 
 
@@ -138,12 +152,15 @@ class _Kept:
     """
 
     def __init__(self, share: float) -> None:
+        """`share` is the probability that a coordinate becomes 0."""
         self.share = share
         self.bound = float(scipy.special.ndtri(share))
         self.__name__ = "kept"
 
     def __call__(self, u: Array) -> Array:
-        return (u > self.bound) / (1 - self.share)
+        """The factors for normals u."""
+        is_kept = u > self.bound
+        return is_kept / (1 - self.share)
 
 
 def _no_derivative(u: Array) -> Array:
@@ -173,15 +190,21 @@ def _after_layer(cosine: float, beta: float) -> float:
     """The cosine after one layer: attention with its norm, then a perceptron with its
     norm.
     """
-    p = cosine
-    # attention and the residual connection: mean product of two tokens over the square
-    q = p + (1 - p) * condensed(p, beta)
-    p = (VARIANCE * p + BIAS + p) / (VARIANCE * q + BIAS + 1)
-    # of W x + b: the square, and the product of two tokens
-    square, product = VARIANCE + BIAS, VARIANCE * p + BIAS
+    # attention: the square of a token's output, and the product of two tokens'; the
+    # residual connection adds 1 and the cosine
+    mean_square = cosine + (1 - cosine) * condensed(cosine, beta)
+    attention_square = VARIANCE * mean_square + BIAS
+    attention_product = VARIANCE * cosine + BIAS
+    cosine = (attention_product + cosine) / (attention_square + 1)
+
+    # of W x + b before the ReLU: the square, and the product of two tokens
+    square = VARIANCE + BIAS
+    product = VARIANCE * cosine + BIAS
     c = min(product / square, 1.0)
+
     # E ReLU(u) ReLU(v) / E ReLU(u)² of normals u and v with correlation c
-    relu_factor = (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
+    angle = math.acos(c)
+    relu_factor = (math.sqrt(1 - c * c) + c * (math.pi - angle)) / math.pi
     mlp_square = VARIANCE * square / 2 + BIAS
     mlp_product = VARIANCE * square / 2 * relu_factor + BIAS
-    return (mlp_product + p) / (mlp_square + 1)
+    return (mlp_product + cosine) / (mlp_square + 1)

@@ -60,7 +60,7 @@ def audit(
     *,
     recipe: str | None = None,
     compare: str | Path | Mapping[str, Any] | Transformer | Sequence[Any] | Any = None,
-    sweep: Mapping[str, Sequence[float]] | None = None,
+    sweep: Mapping[str, Sequence[float | str]] | None = None,
     tokens: int | Sequence[int] | None = None,
     ids: Sequence[int] | None = None,
     draws: int | None = None,

@@ -16,6 +16,7 @@ from ..._array_api import Floats
 from ...models import Transformer
 from ...models.measure._metric_program import ProgramModel
 from ...models.measure._metrics import BLOCK, ENDS, FORMATS
+from ...models.measure._probed_program import StreamSizes
 from ...programs._bound_program import NEGLIGIBLE
 from ._cases import AuditCase, Model
 from ._findings import DECIDE, Finding, above, band, within_error
@@ -266,6 +267,7 @@ class LengthResult(Mapping[str, Band]):
             tokens=self.tokens,
             precision=self.best.precision,
             model=model,
+            sizes=self._sizes,
         )
         if self.limit is None:
             return all_findings(inputs)
@@ -282,6 +284,13 @@ class LengthResult(Mapping[str, Band]):
         for finding, *shifted in zip(*findings_of_shifts, strict=True):  # of one rule
             findings.append(within_error(finding, *shifted))
         return tuple(findings)
+
+    @property
+    def _sizes(self) -> StreamSizes | None:
+        """The sizes of the streams, if they are several; those of a model are equal."""
+        if isinstance(self.model, ProgramModel):
+            return self.model.net.sizes(self.model.widths())
+        return None
 
     def _no_limit(self) -> str:
         """Why no limit is compared with the model's own widths."""

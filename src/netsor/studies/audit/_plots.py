@@ -26,6 +26,7 @@ from ...report._mpl_style import (
 from .._study import svg_figure
 from ._measurements import Band, LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
+from ._request import swept_text
 from ._rules import RULES
 
 # of models, where colours are for kinds of weights
@@ -81,7 +82,7 @@ def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
 
 
 def swept_figures(
-    models: Sequence[LengthResult], field: str, values: Sequence[float]
+    models: Sequence[LengthResult], field: str, values: Sequence[float | str]
 ) -> list[Figure]:
     """A figure of each quantity, after the last block or at the output, against a field
     of the models.
@@ -104,16 +105,20 @@ def _against_field(
     models: Sequence[LengthResult],
     quantity: Quantity,
     field: str,
-    values: Sequence[float],
+    values: Sequence[float | str],
 ) -> Any:
     """A figure: the median of a quantity, after the last block or at the output, with
     its band, against a field of the models. `values` are those of the field, in the
-    order of the models.
+    order of the models; words stand side by side.
     """
     figure = new(2.2)
     axes = figure.subplots()
-    order = np.argsort(values)
-    x = np.array(values, dtype=float)[order]
+    are_words = any(isinstance(value, str | bool) for value in values)
+    x = np.arange(len(values), dtype=float)
+    if not are_words:
+        x = np.array(values, dtype=float)
+    order = np.argsort(x)
+    x = x[order]
     medians, lows, highs = [], [], []
     for k in order:
         band = models[k][quantity.name]
@@ -121,11 +126,16 @@ def _against_field(
         medians.append(np.reshape(band.median, -1)[-1])
         lows.append(np.reshape(band.low, -1)[-1])
         highs.append(np.reshape(band.high, -1)[-1])
-    axes.fill_between(x, lows, highs, color=BLUE, alpha=0.22, lw=0)
-    axes.plot(x, medians, marker="o", color=BLUE)
-    if x[0] > 0 and x[-1] > 3 * x[0]:
+    if are_words:
+        axes.vlines(x, lows, highs, color=BLUE, alpha=0.22, lw=12)
+        axes.plot(x, medians, marker="o", color=BLUE, lw=0)
+        axes.set_xlim(-0.5, len(x) - 0.5)
+    else:
+        axes.fill_between(x, lows, highs, color=BLUE, alpha=0.22, lw=0)
+        axes.plot(x, medians, marker="o", color=BLUE)
+    if not are_words and x[0] > 0 and x[-1] > 3 * x[0]:
         axes.set_xscale("log")
-    axes.set_xticks(x, [f"{value:g}" for value in x])
+    axes.set_xticks(x, [swept_text(values[k]) for k in order])
     axes.minorticks_off()
     _scale(axes, quantity, [float(min(lows)), float(max(highs))])
     axes.set(xlabel=_label(field), ylabel=quantity.title)

@@ -37,6 +37,8 @@ MAX_TRIED_TOKENS = 256
 MAX_LIMIT_TOKENS = 32
 # the largest cost of gradients that were not requested, over the cost without them
 MOST_TIMES = 2.0
+# a field, and its values: numbers, or words such as those of the field "norm"
+Swept = tuple[str, tuple[float | str, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Request(_study.Request):
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
     # a field, and its value in each of the models
-    swept: tuple[str, tuple[float, ...]] | None = None
+    swept: Swept | None = None
     ranges: bool = False
     backend: Backend = field(
         default_factory=lambda: Numpy(precision=AUTO), kw_only=True
@@ -357,8 +359,10 @@ class Request(_study.Request):
         if model.inputs != "tokens" or model.decoder_layers:
             return None
         field, values = self.swept
+        if field not in SCALAR_STDS:
+            return None
         # a value of 0 would have another plan
-        return field if field in SCALAR_STDS and min(values) > 0 else None
+        return field if all(float(value) > 0 for value in values) else None
 
     @cached_property
     def refused(self) -> dict[Model, str]:
@@ -437,28 +441,31 @@ class Request(_study.Request):
 
 
 def sweep(
-    model: Transformer, field: str, values: Sequence[float]
-) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]]]:
+    model: Transformer, field: str, values: Sequence[float | str]
+) -> tuple[tuple[Transformer, ...], Swept]:
     """The models of a sweep: (the model with each of several values of a field, (the
     field, the values)).
     """
-    numbers: tuple[float, ...] = ()
+    listed: tuple[float | str, ...] = ()
     if isinstance(values, Sequence) and not isinstance(values, str):
-        numbers = tuple(values)
-    are_numbers = True
-    for value in numbers:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        are_numbers = are_numbers and is_number
-    if not are_numbers or len(set(numbers)) < max(2, len(numbers)):
+        listed = tuple(values)
+    are_values = all(isinstance(value, int | float | str) for value in listed)
+    if not are_values or len(set(listed)) < max(2, len(listed)):
         raise ArgumentError(
-            "sweep", {field: values}, "over two numbers or more, each once"
+            "sweep", {field: values}, "over two numbers or words, or more, each once"
         )
     models = []
-    for value in numbers:
-        name = f"{model.name}, {field}={value:g}"
+    for value in listed:
+        name = f"{model.name}, {field}={swept_text(value)}"
         changes: dict[str, Any] = {field: value, "name": name}
         models.append(model.replace(**changes))
-    return tuple(models), (field, numbers)
+    return tuple(models), (field, listed)
+
+
+def swept_text(value: float | str) -> str:
+    """A value of a swept field, for people."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value)
 
 
 def longest(model: Transformer) -> float:

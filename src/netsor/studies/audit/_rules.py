@@ -14,6 +14,7 @@ import numpy as np
 from ..._array_api import Floats
 from ..._validate import ArgumentError
 from ...models import Transformer
+from ...models.measure._probed_program import StreamSizes
 from ...report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from . import _remedies as remedies
 from ._findings import (
@@ -50,6 +51,7 @@ class RuleInput(NamedTuple):
     tokens: int  # the length of the input
     precision: str = "float64"  # of the draws
     model: Transformer | None = None  # that is audited; None: a program
+    sizes: StreamSizes | None = None  # of the streams; None: all streams have the same
 
     @property
     def rounding(self) -> float:
@@ -341,10 +343,15 @@ def _rank(inputs: RuleInput, rule: Rule) -> Finding:
     first, last = min(
         inputs.stacks, key=lambda stack: float(np.median(rank[:, stack[1]]))
     )
-    spanned = (rank[:, last] - 1) / (inputs.distinct - 1)
+    distinct = inputs.distinct
+    if inputs.sizes is not None:
+        distinct = min(distinct, inputs.sizes.tokens[last])
+    if distinct < 2:
+        return rule.finding("one token is left at the end")
+    spanned = (rank[:, last] - 1) / (distinct - 1)
     text = (
         f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1},"
-        f" {np.median(rank[:, last]):.3g} after block {last + 1}, of {inputs.distinct}"
+        f" {np.median(rank[:, last]):.3g} after block {last + 1}, of {distinct}"
         f" tokens; cosine {np.median(inputs.draws['cosine'][:, last]):.2g}"
     )
     return rule.compared(text, below, spanned)
@@ -547,11 +554,19 @@ def _through_stack(
     """The finding on the mean square of the stream's gradient at the start of a stack
     (encoder or decoder) over that at its end, in the worst stack: the one with the
     smallest ratio if the rule flags values below its threshold, else with the largest.
+
+    Where streams have several sizes, the squared gradient of the whole stream counts:
+    the mean square is larger where there are fewer numbers.
     """
     if "grad_mean_square" not in inputs.draws:
         return rule.finding(NO_GRADIENTS)
     square = inputs.draws["grad_mean_square"]  # (draws, blocks)
     embedding = inputs.draws["grad_input"]  # (draws,)
+    quantity = "mean square of the gradient"
+    if inputs.sizes is not None:
+        square = square * np.array(inputs.sizes.numbers)
+        embedding = embedding * inputs.sizes.numbers_before
+        quantity = "squared gradient of the stream"
     if from_embedding:
         starts = [embedding]
     else:
@@ -572,7 +587,7 @@ def _through_stack(
         overall = f"{number(overall_ratio)} times in all, "
     in_blocks = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
     text = (
-        f"mean square of the gradient {at_embedding}{np.median(square[:, first]):.3g}"
+        f"{quantity} {at_embedding}{np.median(square[:, first]):.3g}"
         f" after block {first + 1}, {np.median(square[:, last]):.3g} after block"
         f" {last + 1}: {overall}{number(in_blocks)} times in the blocks"
     )

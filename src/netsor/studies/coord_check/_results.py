@@ -14,6 +14,7 @@ import numpy as np
 
 from ..._array_api import Floats
 from ...laws import Estimate
+from ...laws._power_law import Fit, fit
 from ...report import _document as doc
 from ...report._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
 from ...report._html import COLOUR_CLASSES
@@ -38,12 +39,10 @@ from ._rules import (
     LIMIT,
     RULE,
     SLACK_NOTE,
-    Fit,
     Size,
     Verdict,
     advice,
     broken,
-    fit,
     judged,
     size,
     slack_of,

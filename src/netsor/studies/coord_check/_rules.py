@@ -1,10 +1,7 @@
 """Verdicts: does an exponent agree with the parametrisation, and if not, which learning
 rate should change?
 
-The size of a change at width n is the geometric mean over R replicas: its logarithm is
-the mean m_n of the logarithms, with variance v_n/R. The exponent is Σ c_n m_n, the
-least-squares slope of m against log n, with variance Σ c_n² v_n/R; Student's t with the
-degrees of freedom of Welch and Satterthwaite gives an interval. `RULE` states the rule.
+The exponents are those of `laws/_power_law.py`. `RULE` states the rule.
 Its tolerance allows for terms that vanish as widths grow, which more draws do not
 remove.
 """
@@ -15,16 +12,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from ..._array_api import Floats
+from ...laws._power_law import Exponent, Fit
 from ...optim import NAMED
 from ...report._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from .._parametrisation import Parametrisation
 from ._causes import Scale
 from ._request import SIZE, Entry, Request
 
-LEVEL = 1e-4  # of the intervals that decide verdicts
 KEPT, GROWS, SHRINKS, STILL, ABSENT = (
     "as expected",
     "grows",
@@ -61,114 +57,6 @@ LIMIT = (
     " Verdicts do not use the limit. Its error is two standard errors and the"
     " quadrature error of its Gaussian expectations; ≤ means that it may be 0."
 )
-
-
-class Exponent(NamedTuple):
-    """The slope of log size against log width: a size grows like this power of the
-    width.
-
-    Parameters
-    ----------
-    value, error : float
-        The slope, and its standard error.
-    low, high : float
-        The ends of its interval of level 1e-4.
-    """
-
-    value: float
-    error: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        value = round(self.value, 2) + 0.0  # no −0
-        return f"{value:+.2f} ± {self.error:.2f}".replace("-", "−")
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return {
-            "value": self.value,
-            "error": self.error,
-            "low": self.low,
-            "high": self.high,
-        }
-
-
-class Fit(NamedTuple):
-    """A power law through all widths, and the slopes between neighbours, which are
-    equal for a power law.
-
-    Parameters
-    ----------
-    exponent : Exponent
-        The least-squares slope through all widths.
-    local : tuple of Exponent
-        The slope from each width to the next.
-    bend : Exponent or None
-        The last of these minus the first; None for two widths.
-    """
-
-    exponent: Exponent
-    local: tuple[Exponent, ...]
-    bend: Exponent | None
-
-    @property
-    def bends(self) -> bool:
-        """Whether the slopes between neighbours differ: the interval of `bend` excludes
-        0.
-        """
-        return self.bend is not None and not self.bend.low <= 0 <= self.bend.high
-
-    @property
-    def last(self) -> Exponent:
-        """The slope through all widths, or between the two largest if the slopes
-        differ.
-        """
-        return self.local[-1] if self.bends else self.exponent
-
-
-def fit(
-    draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL
-) -> Fit | None:
-    """The exponents of sizes at the widths (or depths) `at`: how log size depends on
-    log width. None if a size is 0 or not finite.
-
-    `draws` has an array (replicas,) of sizes for each width, `level` is the probability
-    that an interval misses.
-    """
-    for sizes in draws:
-        if not (sizes > 0).all() or not np.isfinite(sizes).all():
-            return None
-    logs = [np.log(sizes) for sizes in draws]
-    mean = np.array([log.mean() for log in logs])  # m_n
-    variance = np.array([log.var(ddof=1) / len(log) for log in logs])  # v_n/R
-    degrees_of_freedom = np.array([len(log) - 1 for log in logs])
-    x = np.log(np.asarray(at, float))
-
-    def combined(coefficients: Floats) -> Exponent:
-        """Σ c_n m_n with its interval; `coefficients` are the c_n, one for each
-        width. See the equations at the top.
-        """
-        variances = coefficients**2 * variance  # c_n² v_n/R
-        total = variances.sum()
-        degrees = 1.0  # of Student's t; if nothing varies, any number will do
-        if total > 0:  # Welch and Satterthwaite
-            degrees = total**2 / (variances**2 / degrees_of_freedom).sum()
-        value = float(coefficients @ mean)
-        error = float(np.sqrt(total))
-        reach = float(scipy.special.stdtrit(degrees, 1 - level / 2)) * error
-        return Exponent(value, error, low=value - reach, high=value + reach)
-
-    centred = x - x.mean()
-    least_squares = combined(centred / (centred @ centred))
-    # Row i has the c_n of the slope (m_{i+1} − m_i) / (x_{i+1} − x_i) from a width to
-    # the next: −1 and 1 at i and i + 1, over the distance.
-    neighbours = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
-    local = tuple(combined(coefficients) for coefficients in neighbours)
-    bend = None
-    if len(neighbours) > 1:
-        bend = combined(neighbours[-1] - neighbours[0])
-    return Fit(least_squares, local, bend)
 
 
 class Size(NamedTuple):

@@ -360,21 +360,25 @@ def _vertex(x: Floats, y: Floats) -> Floats:
     curve; the result is (rows,). A minimum is at most at the neighbours; without one,
     it is the lowest point, or the last but one if that is at an end.
     """
-    # the index of the middle one of three points of each row, the lowest if possible
+    # the indices of three points of each row, with the lowest in the middle if possible
     middle = np.clip(np.argmin(y, axis=1), 1, len(x) - 2)
+    left = middle - 1
+    right = middle + 1
+
+    # the slopes between them
     rows = np.arange(len(y))
-    # the three points, and the slopes between them
-    x0, y0 = x[middle - 1], y[rows, middle - 1]
-    x1, y1 = x[middle], y[rows, middle]
-    x2, y2 = x[middle + 1], y[rows, middle + 1]
-    left_slope = (y1 - y0) / (x1 - x0)
-    right_slope = (y2 - y1) / (x2 - x1)
+    y_middle = y[rows, middle]
+    left_slope = (y_middle - y[rows, left]) / (x[middle] - x[left])
+    right_slope = (y[rows, right] - y_middle) / (x[right] - x[middle])
     is_convex = right_slope > left_slope
     bend = np.where(is_convex, right_slope - left_slope, 1.0)
-    # where the slope of the parabola, left_slope at (x0 + x1)/2, is 0
-    vertex = 0.5 * (x0 + x1) - 0.5 * left_slope * (x2 - x0) / bend
-    vertex_within = np.clip(vertex, x0, x2)
-    return np.asarray(np.where(is_convex, vertex_within, x1))
+
+    # where the slope of the parabola is 0: it is `left_slope` between the left two
+    # points, and grows by `bend` over half the distance of the outer ones
+    between_left_two = 0.5 * (x[left] + x[middle])
+    distance = 0.5 * left_slope * (x[right] - x[left]) / bend
+    vertex = np.clip(between_left_two - distance, x[left], x[right])
+    return np.asarray(np.where(is_convex, vertex, x[middle]))
 
 
 # a loss above the axis is drawn at this factor above its end, and errors of log losses

@@ -1,0 +1,161 @@
+"""The command check-run: its options, and how its result is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from click import UsageError, argument, option
+
+from .._validate import real, shown
+from . import _options as opt
+from . import _output as out
+from ._options import cli
+
+FLAGGED = 3  # exit code, if a logged number is outside its band
+LEVEL = opt.number(real, above=0, most=0.5)
+POSITIVE_REAL = opt.number(real, above=0)
+
+
+@cli.command("check-run")
+@argument("model")
+@opt.ARGUMENTS
+@option(
+    "--optimiser",
+    "--optimizer",
+    metavar="FILE:FUNCTION",
+    required=True,
+    help="A function of the module that returns its torch optimiser, or an optimiser"
+    " and its schedule.",
+)
+@opt.many(
+    "--batch",
+    "batches",
+    metavar="FILE",
+    required=True,
+    help="A .pt, .npy or .safetensors file of a batch; repeatable, one for each pass.",
+)
+@option("--log", metavar="FILE", help="The log of the run.")
+@opt.many(
+    "--column",
+    "columns",
+    metavar="NAME=COLUMN",
+    help="The column of a quantity, as grad_norm=gnorm.",
+)
+@option(
+    "--first-step",
+    type=opt.number(least=0),
+    help="The number that the log gives the first step.  [default: its lowest, 0 or 1]",
+)
+@option(
+    "--steps", type=opt.number(least=0), default=5, help="The last step, from 0 on."
+)
+@option(
+    "--accumulation",
+    type=opt.POSITIVE,
+    default=1,
+    help="Passes whose mean gradient is one step.",
+)
+@option(
+    "--clip", type=POSITIVE_REAL, metavar="X", help="Gradients are clipped to this norm."
+)
+@option(
+    "--loss",
+    metavar="FILE:FUNCTION",
+    help="A function of the module's output and the batch.  [default: read the output]",
+)
+@option("--tokens", type=opt.number(least=2), help="Only so many tokens of a batch.")
+@option("--sequences", type=opt.POSITIVE, help="Only so many sequences of a batch.")
+@opt.flag(
+    "--propose",
+    help="Print the smallest batch that still detects a gradient norm off by 1.1.",
+)
+@option(
+    "--initialisations",
+    "--initializations",
+    type=opt.POSITIVE,
+    help="Healthy runs.  [default: enough for bands of nearly the least width]",
+)
+@option("--level", type=LEVEL, default=0.001, help="Probability of a false alarm.")
+@option(
+    "--tolerance",
+    type=opt.number(real, least=0, most=1),
+    default=1e-4,
+    help="Relative difference that is allowed besides; 0.01 for bfloat16.",
+)
+@option("--device", metavar="cpu|cuda[:N]", help="Device.  [default: a GPU, if any]")
+@option("--seed", type=opt.SEED, default=0, help="Seed of the healthy runs.")
+@opt.flag("--no-hypotheses", help="Do not look for the cause of a departure.")
+@opt.flag("--verbose", help="Print the bands of every step too.")
+@opt.AS_JSON
+def check_run_command(
+    model: str,
+    arguments: tuple[str, ...],
+    as_json: bool,
+    verbose: bool,
+    propose: bool,
+    log: str | None,
+    columns: tuple[str, ...],
+    first_step: int | None,
+    no_hypotheses: bool,
+    **options: Any,
+) -> None:
+    """Check the first steps of a training run against the law of its log.
+
+    MODEL is FILE:FUNCTION, a function that returns a new PyTorch module. FILE is
+    executed. The module is trained many times for the same steps, and the logged loss,
+    gradient and update norms are ranked among those of these runs. The exit code is 3
+    if a number is outside its band; the first line says which, and the mistake that
+    explains it.
+    """
+    from ._load_program import (
+        module_of,
+        named_values,
+        torch_module,
+        usage_errors,
+        users_code,
+    )
+
+    if propose == (log is not None):
+        raise UsageError("--log FILE or --propose must be given, and not both")
+    for path in options["batches"]:
+        out.check_name("--batch", path)
+    with out.stdout_to_stderr(as_json), usage_errors():
+        build = module_of(model, arguments)
+        torch = torch_module()
+        make = _function("--optimizer", options.pop("optimiser"))
+        loss = options.pop("loss")
+        options["loss"] = None if loss is None else _function("--loss", loss)
+        batches = torch.read_batches(options.pop("batches"))
+        with users_code(f"MODEL {shown(model)} cannot be trained"):
+            if propose:
+                result = torch.propose_batch(build, make, batches, **options)
+            else:
+                law = torch.run_law(build, make, batches, **options)
+        if not propose:
+            out.check_name("--log", str(log))
+            result = law.check(
+                log,
+                columns=named_values("--column", columns),
+                first_step=first_step,
+                hypotheses=not no_hypotheses,
+            )
+    text = str(result) if propose else result.table(verbose)
+    out.echo_either(as_json, result.to_dict(), text)
+    if not result.ok:
+        raise click.exceptions.Exit(FLAGGED)
+
+
+def _function(option: str, target: str) -> Callable[..., Any]:
+    """The function that an option names."""
+    from ._load_program import find
+
+    if ":" not in target:
+        raise UsageError(
+            f"{option} {shown(target)} must be FILE:FUNCTION, as train.py:adamw"
+        )
+    value = find(target).value
+    if not callable(value):
+        raise UsageError(f"{option} {shown(target)} must name a function")
+    return value  # type: ignore[no-any-return]

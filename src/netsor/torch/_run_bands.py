@@ -1,0 +1,141 @@
+"""Prediction intervals: where one number of a new run lies, from several healthy runs.
+
+With N values of mean m and standard deviation s, a new value of a normal law lies in
+m ± t s √(1 + 1/N) with probability 1 − p, where t is the quantile 1 − p/2 of Student's
+distribution with N − 1 degrees of freedom. Few runs cannot show that a law is normal, so
+the interval is wider: by the terms of Cornish and Fisher for a law of the skewness g and
+the excess kurtosis k, which the runs show, each enlarged by its own standard error,
+
+    s (g + √(6/N)) (z² − 1)/6  and  s (k + ½√(24/N)) (z³ − 3z)/24,
+
+where z is the normal quantile 1 − p/2. Positive numbers are compared on the logarithmic
+scale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .._array_api import Floats
+
+POWER = 0.9  # the probability with which the detected factors are detected
+FEWEST = 24  # runs: fewer show no shape
+MOST = 200  # runs that are chosen without being asked for
+# how much wider the bands may be than those of a normal law that is known
+ENOUGH = 1.5
+# numbers with a smaller relative spread are constants
+CONSTANT = 1e-9
+
+
+class Band(NamedTuple):
+    """Where one number of a new run is expected.
+
+    `centre`, `spread`, `below` and `above` are on the scale of comparison: the
+    logarithm, if `is_log`.
+    """
+
+    centre: float
+    spread: float
+    below: float  # from the centre to the lower end
+    above: float
+    is_log: bool
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+        return self._number(self.centre - self.below)
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return self._number(self.centre + self.above)
+
+    @property
+    def middle(self) -> float:
+        """The expected number."""
+        return self._number(self.centre)
+
+    def has(self, value: float, rounding: float = 0.0) -> bool:
+        """Whether a number lies in the band; it was rounded by at most `rounding`."""
+        return self.low - rounding <= value <= self.high + rounding
+
+    def distance(self, value: float) -> float:
+        """The distance from the centre, in units of the band's own half-width."""
+        if self.is_log and value <= 0:
+            return math.inf
+        x = math.log(value) if self.is_log else value
+        side = self.above if x > self.centre else self.below
+        return abs(x - self.centre) / side if side else math.inf
+
+    @property
+    def detected(self) -> float:
+        """The shift upward that leaves the band with probability `POWER`."""
+        return self.above + _normal_quantile(POWER) * self.spread
+
+    def _number(self, x: float) -> float:
+        """A number of the scale of comparison as one of the run."""
+        if not self.is_log:
+            return x
+        return math.exp(x) if x < 700 else math.inf
+
+
+def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
+    """The band that a new value leaves with probability `level` or less.
+
+    `tolerance` is the relative difference between devices and kernels that is allowed
+    besides.
+    """
+    is_log = bool((values > 0).all())
+    x = np.log(values) if is_log else values
+    centre, spread = float(x.mean()), float(x.std(ddof=1))
+    scale = 1.0 if is_log else float(abs(values).max())
+    allowed = tolerance * scale
+    if spread <= CONSTANT * scale:
+        return Band(centre, 0.0, allowed, allowed, is_log)
+    standard = (x - centre) / x.std()
+    skewness = float((standard**3).mean())
+    kurtosis = float((standard**4).mean()) - 3
+    runs = len(values)
+    return Band(
+        centre,
+        spread,
+        below=spread * half_width(runs, level, -skewness, kurtosis) + allowed,
+        above=spread * half_width(runs, level, skewness, kurtosis) + allowed,
+        is_log=is_log,
+    )
+
+
+def half_width(
+    runs: int, level: float, skewness: float = 0.0, kurtosis: float = 0.0
+) -> float:
+    """From the mean to one end of a prediction interval, in standard deviations."""
+    from scipy.special import stdtrit
+
+    student = -float(stdtrit(runs - 1, level / 2)) * math.sqrt(1 + 1 / runs)
+    z = -_normal_quantile(level / 2)
+    skewness = max(skewness + math.sqrt(6 / runs), 0.0)
+    kurtosis = max(kurtosis + 0.5 * math.sqrt(24 / runs), 0.0)
+    of_skewness = skewness * max(z**2 - 1, 0.0) / 6
+    of_kurtosis = kurtosis * max(z**3 - 3 * z, 0.0) / 24
+    return student + of_skewness + of_kurtosis
+
+
+def enough_runs(level: float) -> int:
+    """The fewest runs whose bands of a normal law are at most `ENOUGH` times as wide as
+    if it were known.
+    """
+    narrowest = -_normal_quantile(level / 2)
+    for runs in range(FEWEST, MOST):
+        if half_width(runs, level) <= ENOUGH * narrowest:
+            return runs
+    return MOST
+
+
+def _normal_quantile(p: float) -> float:
+    """The quantile of the standard normal distribution."""
+    from scipy.special import ndtri
+
+    return float(ndtri(p))

@@ -1,0 +1,696 @@
+"""Common mistakes of training code, each as a loop that makes it.
+
+A hypothesis is a healthy `Loop` with one field changed, so its law is computed as the
+healthy one. `possible_mistakes` lists those that a loop can have: no clipping is missing where
+nothing is clipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ._run_batches import MASKS, Batch
+from ._run_loop import (
+    Loop,
+    Setup,
+    groups_of,
+    new_module_on,
+    next_tokens,
+    optimiser_of,
+    seeded,
+)
+
+MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
+DROPOUT = 0.1  # of a module whose dropout is inactive
+MOST_TIMES = 2**16  # by which gradients may be wrong: a scale of loss in fp16
+CLIP = 1.0  # the usual norm, where nothing is clipped
+
+
+class Hypothesis(NamedTuple):
+    """A mistake: its name, the question that a verdict asks, and its loop."""
+
+    name: str
+    question: str
+    loop: Loop
+
+
+class Probe(NamedTuple):
+    """What decides which mistakes are possible: a module, its optimiser and a batch."""
+
+    module: Any
+    setup: Setup
+    batch: Batch
+
+    def groups(self) -> list[str]:
+        """The names of the parameter groups; empty if there is one."""
+        return list(groups_of(self.module, self.setup.optimiser))
+
+    def tables(self) -> list[str]:
+        """The paths of embeddings."""
+        return [
+            path
+            for path, part in self.module.named_modules()
+            if isinstance(part, torch.nn.Embedding)
+        ]
+
+    def tied(self) -> list[tuple[str, str]]:
+        """Pairs of names of one parameter."""
+        names: dict[int, str] = {}
+        pairs = []
+        for name, p in self.module.named_parameters(remove_duplicate=False):
+            if id(p) in names:
+                pairs.append((names[id(p)], name))
+            names.setdefault(id(p), name)
+        return pairs
+
+    def could_tie(self) -> list[tuple[str, str]]:
+        """Pairs of an embedding and a matrix of the same shape at the output."""
+        pairs = []
+        tables = {f"{path}.weight" for path in self.tables()}
+        named = dict(self.module.named_parameters())
+        for table, (name, p) in itertools.product(sorted(tables), named.items()):
+            same_shape = table in named and p.shape == named[table].shape
+            if same_shape and name not in tables:
+                pairs.append((table, name))
+        return pairs
+
+    def dropout(self) -> list[Any]:
+        """The modules of dropout."""
+        return [
+            part
+            for part in self.module.modules()
+            if isinstance(part, torch.nn.modules.dropout._DropoutNd)
+        ]
+
+
+Rule = Callable[[Loop, Probe], Iterator[Hypothesis]]
+
+
+def possible_mistakes(loop: Loop, factor: float | None = None) -> list[Hypothesis]:
+    """The mistakes that a loop can have.
+
+    `factor` is that of the first gradient norm, logged over expected; None if the log
+    has none.
+    """
+    with seeded(0, loop.device):
+        module = new_module_on(loop.build, loop.device)
+        setup = optimiser_of(loop.optimiser, module)
+    probe = Probe(module, setup, loop.batches[0])
+    rules: list[Rule] = [
+        _of_accumulation,
+        _of_gradients,
+        _of_clipping,
+        _of_labels,
+        _of_padding,
+        _of_batches,
+        _of_module,
+        _of_ties,
+        _of_dropout,
+        _of_frozen,
+        _of_updates,
+        _of_groups,
+        _of_schedule,
+        _of_decay,
+    ]
+    listed = [each for rule in rules for each in rule(loop, probe)]
+    if factor is not None:
+        listed += _of_factor(loop, factor)
+    return listed
+
+
+def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
+    """Sums and means over the passes of a step."""
+    count = loop.accumulation
+    if count == 1:
+        return
+    yield Hypothesis(
+        "summed gradients",
+        f"are gradients summed over {count} accumulation steps, not averaged?",
+        replace(loop, gradient_factor=float(count)),
+    )
+    yield Hypothesis(
+        "summed loss",
+        f"are loss and gradients summed over {count} accumulation steps, not averaged?",
+        replace(loop, gradient_factor=float(count), logged_factor=float(count)),
+    )
+    yield Hypothesis(
+        "summed logged loss",
+        f"is the logged loss summed over {count} accumulation steps, not averaged?",
+        replace(loop, logged_factor=float(count)),
+    )
+    yield Hypothesis(
+        "divided logged loss",
+        f"is the logged loss divided by {count} accumulation steps once too often?",
+        replace(loop, logged_factor=1 / count),
+    )
+    yield Hypothesis(
+        "divided twice",
+        f"are gradients divided by {count} accumulation steps twice?",
+        replace(loop, gradient_factor=1 / count),
+    )
+    yield Hypothesis(
+        "zeroed at each pass",
+        "are gradients zeroed at each accumulation step, so that only the last counts?",
+        replace(loop, zero="pass"),
+    )
+    yield Hypothesis(
+        "last pass only",
+        "does each step use one batch only, without accumulation?",
+        replace(
+            loop,
+            accumulation=1,
+            batches=loop.batches[:: loop.accumulation],
+        ),
+    )
+
+
+def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """What happens to gradients before the optimiser."""
+    yield Hypothesis(
+        "not zeroed",
+        "are gradients not zeroed after each step?",
+        replace(loop, zero="never"),
+    )
+    tokens = _label_count(probe)
+    if tokens > 1:
+        yield Hypothesis(
+            "sum over tokens",
+            f"is the loss summed over the {tokens} tokens of a batch, not averaged?",
+            replace(
+                loop, gradient_factor=float(tokens), logged_factor=float(tokens)
+            ),
+        )
+    share = _predicted_share(probe.batch)
+    if share < 1:
+        yield Hypothesis(
+            "first labels counted",
+            "does the mean count the first labels, which nothing predicts (the Trainer"
+            " of transformers does, unless they are -100)?",
+            replace(loop, gradient_factor=share, logged_factor=share),
+        )
+    if loop.device.type in ("cpu", "cuda"):
+        yield Hypothesis(
+            "bfloat16",
+            "did the run use bfloat16? Then build the same in bfloat16",
+            replace(
+                loop,
+                context=lambda: torch.autocast(loop.device.type, torch.bfloat16),
+            ),
+        )
+
+
+def _label_count(probe: Probe) -> int:
+    """How many labels of a batch count; 0 if it has none."""
+    labels = probe.batch.labels
+    if labels is None:
+        labels = next_tokens(probe.batch.ids)
+    return 0 if labels is None else int((labels >= 0).sum())
+
+
+def _predicted_share(batch: Batch) -> float:
+    """The share of labels that a token predicts, where the module shifts them itself."""
+    labels, ids = batch.labels, batch.ids
+    if labels is None or ids is None or labels.shape != ids.shape or ids.ndim < 2:
+        return 1.0
+    counts = labels >= 0
+    if not bool((labels == ids)[counts].all()):  # they are shifted already
+        return 1.0
+    return float(counts[:, 1:].sum() / counts.sum())
+
+
+def _of_factor(loop: Loop, factor: float) -> list[Hypothesis]:
+    """Gradients that are multiplied or divided by a whole number."""
+    count = round(max(factor, 1 / factor)) if factor > 0 else 1
+    if not 2 <= count <= MOST_TIMES or count == loop.accumulation:
+        return []
+    if factor > 1:
+        question = f"are gradients {count} times too large: summed over {count} devices?"
+        return [
+            Hypothesis("factor", question, replace(loop, gradient_factor=float(count)))
+        ]
+    question = f"are gradients {count} times too small: averaged once too often?"
+    return [Hypothesis("factor", question, replace(loop, gradient_factor=1 / count))]
+
+
+def _of_clipping(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
+    """Clipping that is missing, or at another norm."""
+    if loop.clip is None:
+        yield Hypothesis(
+            "clipped",
+            f"are gradients clipped to {CLIP:g}? Then pass clip={CLIP:g}",
+            replace(loop, clip=CLIP),
+        )
+        return
+    yield Hypothesis(
+        "not clipped",
+        "is clipping missing?",
+        replace(loop, clip=None),
+    )
+    for factor in (0.1, 10.0):
+        yield Hypothesis(
+            "other clip",
+            f"are gradients clipped to {factor * loop.clip:g}, not {loop.clip:g}?",
+            replace(loop, clip=factor * loop.clip),
+        )
+
+
+def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Labels that are shifted too little or too much."""
+    labels, ids = probe.batch.labels, probe.batch.ids
+    has_tokens = ids is not None and ids.ndim > 1
+    if not has_tokens or (labels is not None and labels.shape != ids.shape):
+        return
+    shifts = {
+        "labels not shifted": (1, "are labels not shifted: does each predict itself?"),
+        "labels shifted twice": (-1, "are labels shifted twice?"),
+    }
+    for name, (shift, question) in shifts.items():
+        yield Hypothesis(
+            name, question, replace(loop, of_batch=_shifted_labels(shift))
+        )
+
+
+def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
+    """A function that moves labels one token to the right (1) or left (−1)."""
+
+    def of_batch(batch: Batch) -> Batch:
+        labels, ids = batch.labels, batch.ids
+        if labels is None:
+            batch = replace(batch, target=next_tokens(ids))
+            labels = batch.target
+        if shift > 0:
+            moved = torch.cat([ids[:, :1], labels[:, :-1]], dim=1)
+        else:
+            moved = torch.cat([labels[:, 1:], labels[:, -1:]], dim=1)
+        return batch.with_labels(moved)
+
+    return of_batch
+
+
+def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Padding that counts."""
+    batch = probe.batch
+    labels, ids = batch.labels, batch.ids
+    is_padded = (
+        labels is not None and ids is not None and bool((labels < 0).any())
+    )
+    if is_padded and labels.shape == ids.shape:
+        yield Hypothesis(
+            "loss over padding",
+            "does the loss count padding, or other tokens that labels leave out?",
+            replace(loop, of_batch=_without_ignored),
+        )
+    if any(bool((batch.kwargs[name] == 0).any()) for name in MASKS if name in batch.kwargs):
+        yield Hypothesis(
+            "attention to padding",
+            "is the attention mask of padding ignored?",
+            replace(loop, of_batch=_without_mask),
+        )
+
+
+def _without_ignored(batch: Batch) -> Batch:
+    """Labels of all tokens: the ids, shifted as the labels are."""
+    labels, ids = batch.labels, batch.ids
+    counted = labels >= 0
+    shifted = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
+    aligned = ids if bool((labels == ids)[counted].all()) else shifted
+    return batch.with_labels(torch.where(counted, labels, aligned))
+
+
+def _without_mask(batch: Batch) -> Batch:
+    """An attention mask of ones."""
+    ones = {
+        name: torch.ones_like(batch.kwargs[name])
+        for name in MASKS
+        if name in batch.kwargs
+    }
+    return replace(batch, kwargs={**batch.kwargs, **ones})
+
+
+def _of_batches(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
+    """Batches in another order, and steps that are counted otherwise."""
+    if len(loop.batches) > loop.accumulation:
+        yield Hypothesis(
+            "one batch",
+            "is the first batch used at every step?",
+            replace(loop, batches=loop.batches[: loop.accumulation]),
+        )
+        moved = [*loop.batches[loop.accumulation :], *loop.batches[: loop.accumulation]]
+        yield Hypothesis(
+            "next batch",
+            "does each step use the next batch?",
+            replace(loop, batches=moved),
+        )
+    yield Hypothesis(
+        "logged late",
+        "does the log begin one step late, after the first update?",
+        replace(loop, logged_first=1),
+    )
+
+
+class _NoCausalMask(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+    """A context in which attention is not causal."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            kwargs["is_causal"] = False
+            args = (*args[:3], *(None if _is_causal(x) else x for x in args[3:4]))
+            if _is_causal(kwargs.get("attn_mask")):
+                kwargs["attn_mask"] = None
+        elif func in (torch.tril, torch.Tensor.tril):
+            return args[0].clone()
+        elif func in (torch.triu, torch.Tensor.triu):
+            diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
+            return torch.zeros_like(args[0]) if diagonal > 0 else args[0].clone()
+        return func(*args, **kwargs)
+
+
+def _is_causal(mask: Any) -> bool:
+    """Whether a mask takes out what comes later, and nothing else."""
+    if not isinstance(mask, torch.Tensor) or mask.ndim < 2:
+        return False
+    rows, columns = mask.shape[-2:]
+    if rows != columns or rows < 2:
+        return False
+    kept = mask if mask.dtype == torch.bool else mask == 0
+    lower = torch.ones_like(kept).tril()
+    return bool((kept == lower).all())
+
+
+def _fill_causal_buffers(module: Any) -> None:
+    """Let the masks that a module keeps take out nothing."""
+    for buffer in module.buffers():
+        forms = (buffer, buffer == 0, buffer != 0)
+        if any(_is_causal(form) for form in forms):
+            first_with_itself = buffer.reshape(-1)[0].clone()
+            buffer.copy_(first_with_itself.expand_as(buffer))
+
+
+def _of_module(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """What another module computes."""
+    yield Hypothesis(
+        "no causal mask",
+        "is the causal mask missing?",
+        replace(loop, context=_NoCausalMask, of_module=_fill_causal_buffers),
+    )
+    yield Hypothesis(
+        "default initialisation",
+        "do the weights keep PyTorch's default initialisation?",
+        replace(loop, of_module=_reset),
+    )
+    for path in probe.tables()[1:MOST_PARTS]:
+        yield Hypothesis(
+            "table not added",
+            f"is {path} not added to its stream?",
+            replace(loop, of_module=_zeroed(path), of_optimiser=_frozen(path)),
+        )
+
+
+def _reset(module: Any) -> None:
+    """Initialise every part as PyTorch does."""
+    for part in module.modules():
+        with suppress(AttributeError):
+            part.reset_parameters()
+
+
+def _zeroed(path: str) -> Callable[[Any], None]:
+    """A function that sets a table to zero."""
+
+    def of_module(module: Any) -> None:
+        with torch.no_grad():
+            module.get_submodule(path).weight.zero_()
+
+    return of_module
+
+
+def _frozen(path: str) -> Callable[[Any, Any], None]:
+    """A function that freezes what a module holds itself."""
+
+    def of_optimiser(module: Any, _: Any) -> None:
+        for p in module.get_submodule(path).parameters():
+            p.requires_grad_(False)
+
+    return of_optimiser
+
+
+def _of_ties(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Weights that are tied, or not."""
+    tied = probe.tied()
+    for first, second in tied[:MOST_PARTS]:
+        yield Hypothesis(
+            "untied",
+            f"are {first} and {second} not tied?",
+            replace(loop, of_module=_untied(second)),
+        )
+    if not tied:
+        for first, second in probe.could_tie()[:MOST_PARTS]:
+            yield Hypothesis(
+                "tied",
+                f"are {first} and {second} tied?",
+                replace(loop, of_module=_tied(first, second)),
+            )
+
+
+def _owner(module: Any, name: str) -> tuple[Any, str]:
+    """The part that holds a parameter, and the parameter's name in it."""
+    path, _, last = name.rpartition(".")
+    return module.get_submodule(path), last
+
+
+def _untied(name: str) -> Callable[[Any], None]:
+    """A function that makes a shared parameter one of its own.
+
+    Its entries are those of the other in a random order, so it has the same law.
+    """
+
+    def of_module(module: Any) -> None:
+        part, last = _owner(module, name)
+        shared = getattr(part, last).detach()
+        order = torch.randperm(shared.numel(), device=shared.device)
+        entries = shared.reshape(-1)[order].reshape(shared.shape)
+        setattr(part, last, torch.nn.Parameter(entries))
+
+    return of_module
+
+
+def _tied(first: str, second: str) -> Callable[[Any], None]:
+    """A function that lets two parameters be one."""
+
+    def of_module(module: Any) -> None:
+        part, last = _owner(module, second)
+        other, name = _owner(module, first)
+        setattr(part, last, getattr(other, name))
+
+    return of_module
+
+
+def _of_dropout(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Dropout that is active, or not."""
+    rates = {part.p for part in probe.dropout()}
+    if rates - {0.0}:
+        yield Hypothesis(
+            "no dropout",
+            "is dropout inactive: is the module in eval mode?",
+            replace(loop, of_module=_with_dropout(0.0)),
+        )
+    elif rates:
+        yield Hypothesis(
+            "dropout",
+            f"is dropout active, with p = {DROPOUT:g} for example?",
+            replace(loop, of_module=_with_dropout(DROPOUT)),
+        )
+
+
+def _with_dropout(rate: float) -> Callable[[Any], None]:
+    """A function that sets the rate of every dropout."""
+
+    def of_module(module: Any) -> None:
+        for part in module.modules():
+            if isinstance(part, torch.nn.modules.dropout._DropoutNd):
+                part.p = rate
+
+    return of_module
+
+
+def _of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Parts without gradients."""
+    children = [name for name, part in probe.module.named_children()]
+    with_parameters = [
+        path
+        for path in dict.fromkeys([*probe.tables(), *children])
+        if any(p.requires_grad for p in probe.module.get_submodule(path).parameters())
+    ]
+    for path in with_parameters[:MOST_PARTS]:
+        yield Hypothesis(
+            "frozen",
+            f"is {path} frozen (requires_grad=False)?",
+            replace(loop, of_optimiser=_frozen(path)),
+        )
+
+
+def _of_updates(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
+    """The size and number of updates."""
+    yield Hypothesis(
+        "two updates",
+        "does the optimiser step twice at each step?",
+        replace(loop, updates=2),
+    )
+    yield Hypothesis(
+        "no updates",
+        "does the optimiser not step, or hold other parameters?",
+        replace(loop, updates=0),
+    )
+    for factor, text in (
+        (2.0, "twice"),
+        (0.5, "half"),
+        (10.0, "ten times"),
+        (0.1, "a tenth of"),
+        (-1.0, "minus"),
+    ):
+        yield Hypothesis(
+            "learning rate",
+            f"is the learning rate {text} what it should be?",
+            replace(loop, optimiser=_with_rates(loop.optimiser, factor)),
+        )
+    yield Hypothesis(
+        "new optimiser",
+        "is the optimiser created again at each step, without its state?",
+        replace(loop, optimiser=_forgetful(loop.optimiser)),
+    )
+
+
+def _with_rates(make: Callable[[Any], Any], factor: float) -> Callable[[Any], Any]:
+    """An optimiser whose learning rates are multiplied; also by a schedule's base."""
+
+    def of_module(module: Any) -> Setup:
+        setup = optimiser_of(make, module)
+        for group in setup.optimiser.param_groups:
+            group["initial_lr"] = factor * group.get("initial_lr", group["lr"])
+            group["lr"] = factor * group["lr"]
+        if setup.schedule is not None and hasattr(setup.schedule, "base_lrs"):
+            rates = setup.schedule.base_lrs
+            setup.schedule.base_lrs = [factor * rate for rate in rates]
+        return setup
+
+    return of_module
+
+
+def _forgetful(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An optimiser that loses its state after each step."""
+
+    def of_module(module: Any) -> Setup:
+        setup = optimiser_of(make, module)
+        setup.optimiser.register_step_post_hook(
+            lambda optimiser, *_: optimiser.state.clear()
+        )
+        return setup
+
+    return of_module
+
+
+def _of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Groups that the optimiser does not hold."""
+    for k, name in enumerate(probe.groups()[:MOST_PARTS]):
+        yield Hypothesis(
+            "group left out",
+            f"is parameter group {name} left out of the optimiser?",
+            replace(loop, of_optimiser=_without_group(k)),
+        )
+
+
+def _without_group(number: int) -> Callable[[Any, Any], None]:
+    """A function that takes a group out of an optimiser."""
+
+    def of_optimiser(_: Any, optimiser: Any) -> None:
+        optimiser.param_groups[number]["params"] = []
+
+    return of_optimiser
+
+
+def _of_schedule(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """A schedule that is missing, or steps at another time."""
+    if probe.setup.schedule is None:
+        return
+    yield Hypothesis(
+        "no schedule",
+        "is the schedule of the learning rate, such as its warm-up, missing?",
+        replace(loop, optimiser=_without_schedule(loop.optimiser)),
+    )
+    yield Hypothesis(
+        "stuck schedule",
+        "does the schedule not step, so that the first learning rate stays?",
+        replace(loop, schedule="off"),
+    )
+    yield Hypothesis(
+        "schedule off by one",
+        "is the schedule off by one: does it step before the first update?",
+        replace(loop, schedule="before"),
+    )
+    if loop.accumulation > 1:
+        yield Hypothesis(
+            "schedule at each pass",
+            "does the schedule step at each accumulation step?",
+            replace(loop, schedule="pass"),
+        )
+
+
+def _without_schedule(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An optimiser whose learning rates are the base ones throughout."""
+
+    def of_module(module: Any) -> Setup:
+        setup = optimiser_of(make, module)
+        for group in setup.optimiser.param_groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
+        return Setup(setup.optimiser)
+
+    return of_module
+
+
+def _of_decay(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Weight decay that is missing, or acts where it should not."""
+    decays = [group.get("weight_decay", 0) for group in probe.setup.optimiser.param_groups]
+    if not any(decays):
+        return
+    yield Hypothesis(
+        "no weight decay",
+        "is weight decay missing?",
+        replace(loop, of_optimiser=_with_decay(0.0)),
+    )
+    if len(set(decays)) > 1:
+        yield Hypothesis(
+            "decay everywhere",
+            "does weight decay act on all groups?",
+            replace(loop, of_optimiser=_with_decay(max(decays))),
+        )
+    if isinstance(probe.setup.optimiser, torch.optim.AdamW):
+        yield Hypothesis(
+            "coupled decay",
+            "is weight decay added to the gradient (Adam), not decoupled (AdamW)?",
+            replace(loop, of_optimiser=_couple),
+        )
+
+
+def _with_decay(decay: float) -> Callable[[Any, Any], None]:
+    """A function that sets the weight decay of all groups."""
+
+    def of_optimiser(_: Any, optimiser: Any) -> None:
+        for group in optimiser.param_groups:
+            group["weight_decay"] = decay
+
+    return of_optimiser
+
+
+def _couple(_: Any, optimiser: Any) -> None:
+    """Let AdamW add weight decay to the gradient, as Adam does."""
+    for group in optimiser.param_groups:
+        group["decoupled_weight_decay"] = False

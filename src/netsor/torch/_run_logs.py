@@ -1,0 +1,338 @@
+"""Logs of training runs: CSV, JSON lines, trainer_state.json and TensorBoard.
+
+A log is a table of numbers by step. How far a number was rounded is read from its
+digits: "10.8" stands for 10.75 to 10.85.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._validate import ArgumentError, as_number, shown
+from ..runtime._files import content, named, parsed
+
+# names of a column in the logs of common trainers, in small letters
+STEP = ("step", "iter", "iteration", "global_step", "_step", "trainer/global_step")
+ALIASES = {
+    "loss": ("loss", "train_loss", "train/loss", "training_loss", "lm loss", "lm_loss"),
+    "grad_norm": (
+        "grad_norm",
+        "train/grad_norm",
+        "gradient_norm",
+        "gradient norm",
+        "grad norm",
+        "total_norm",
+        "gnorm",
+    ),
+    "param_norm": ("param_norm", "params_norm", "params norm", "weight_norm"),
+    "update_norm": ("update_norm", "train/update_norm"),
+}
+WANDB = (
+    "a CSV file: wandb has no reader for its local files, so export the history, as"
+    " wandb.Api().run(PATH).history().to_csv('run.csv') does"
+)
+LARGEST = 2**28  # bytes of a log that is read
+
+
+class Logged(NamedTuple):
+    """A number of a log; it was rounded by at most `rounding`."""
+
+    value: float
+    rounding: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """The numbers of a run by name and step, and the columns that were not read.
+
+    Attributes
+    ----------
+    name : str
+        Where it comes from.
+    numbers : dict
+        By name, such as "grad_norm", and by step, counted from 0.
+    unread : list of str
+        Columns that no law is known of.
+    first : int
+        The number that the log gives its first step.
+    """
+
+    name: str
+    numbers: dict[str, dict[int, Logged]]
+    unread: list[str]
+    first: int
+
+
+Row = Mapping[str, Any]
+
+
+def read_log(
+    source: Any,
+    known: Iterable[str],
+    columns: Mapping[str, str] | None = None,
+    first: int | None = None,
+) -> RunLog:
+    """Read a log.
+
+    `source` is a path, or a sequence of mappings. `known` are the names of the
+    quantities, and `columns` are the columns of some of them, by quantity. The first
+    step is the log's lowest number, which is 0 or 1, unless `first` says it.
+    """
+    name, rows = _rows_of(source)
+    known = list(known)
+    columns = dict(columns or {})
+    for quantity in columns:
+        if quantity not in known:
+            raise ArgumentError(
+                "columns", quantity, f"one of {', '.join(known)}, = and a column"
+            )
+    sought = {quantity: _names(quantity, columns) for quantity in known}
+    step_names = _names("step", columns)
+    present = {str(column) for row in rows for column in row}
+    steps = sorted(step for row in rows if (step := _step_of(row, step_names)) is not None)
+    start = _first_step(steps, first, name)
+    numbers: dict[str, dict[int, Logged]] = {}
+    for k, row in enumerate(rows):
+        step = _step_of(row, step_names)
+        number = k if step is None and not steps else step
+        if number is None or number < start:
+            continue
+        for quantity, names in sought.items():
+            logged = _number_of(row, names)
+            if logged is not None:
+                numbers.setdefault(quantity, {}).setdefault(number - start, logged)
+    if not numbers:
+        raise ValueError(
+            f"the log {name} has none of the columns {', '.join(known)}; it has"
+            f" {', '.join(sorted(present)[:12]) or 'none'}: name them with columns"
+            " (--column grad_norm=NAME)"
+        )
+    _refuse_missing(columns, numbers, name)
+    read = {column for names in sought.values() for column in names} | set(step_names)
+    unread = sorted(column for column in present if column.lower() not in read)
+    return RunLog(name, numbers, unread, start)
+
+
+def _names(quantity: str, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that a quantity may have, in small letters."""
+    if quantity in columns:
+        return (columns[quantity].lower(),)
+    aliases = STEP if quantity == "step" else ALIASES.get(quantity, ())
+    return tuple(dict.fromkeys((quantity.lower(), *aliases)))
+
+
+def _refuse_missing(
+    columns: Mapping[str, str], numbers: Mapping[str, Any], name: str
+) -> None:
+    """Reject a named column that the log does not have."""
+    for quantity, column in columns.items():
+        if quantity not in numbers:
+            raise ArgumentError(
+                "columns", f"{quantity}={column}", f"a column of the log {name}"
+            )
+
+
+def _first_step(steps: list[int], first: int | None, name: str) -> int:
+    """The number of the first step."""
+    if first is not None or not steps:
+        return first or 0
+    if steps[0] > 1:
+        raise ValueError(
+            f"the log {name} begins at step {steps[0]}, and the law is of the first"
+            " steps: log every step from the first on, or name the number of the first"
+            " step with first (--first-step)"
+        )
+    return steps[0]
+
+
+def _step_of(row: Row, names: Iterable[str]) -> int | None:
+    """The number of the step of a row."""
+    logged = _number_of(row, names)
+    if logged is None or not math.isfinite(logged.value):
+        return None
+    return int(logged.value)
+
+
+def _number_of(row: Row, names: Iterable[str]) -> Logged | None:
+    """The number of a row under the first of these names that it has."""
+    lowered = {str(column).strip().lower(): value for column, value in row.items()}
+    for name in names:
+        value = lowered.get(name)
+        if value is None or value == "":
+            continue
+        logged = _logged(value)
+        if logged is not None:
+            return logged
+    return None
+
+
+def _logged(value: Any) -> Logged | None:
+    """A number and its rounding; None for other text."""
+    if isinstance(value, str):
+        try:
+            return Logged(float(value), _rounding(value))
+        except ValueError:
+            return None
+    number = as_number(value)
+    if number is None:
+        return None
+    return Logged(number, _rounding(repr(number)))
+
+
+def _rounding(text: str) -> float:
+    """Half a unit of the last digit of a number: "10.8" is rounded by at most 0.05.
+
+    Numbers of 7 digits or more are not rounded: they show all of a single.
+    """
+    mantissa, _, exponent = text.strip().lower().partition("e")
+    digits = mantissa.lstrip("+-").replace(".", "")
+    if not digits.isdigit() or len(digits.lstrip("0")) >= 7:
+        return 0.0
+    decimals = len(mantissa.partition(".")[2])
+    power = int(exponent) if exponent else 0
+    return 0.5 * 10.0 ** (power - decimals) if decimals else 0.0
+
+
+def _rows_of(source: Any) -> tuple[str, list[Row]]:
+    """The name of a log and its rows."""
+    if isinstance(source, str | Path):
+        return named(source), _read(Path(source))
+    records = getattr(source, "to_dict", None)
+    if callable(records) and hasattr(source, "columns"):  # a table of pandas
+        source = records("records")
+    if isinstance(source, Mapping):  # of lists, by column
+        columns = {name: list(values) for name, values in source.items()}
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths) == 1:
+            source = [
+                {name: values[k] for name, values in columns.items()}
+                for k in range(lengths.pop())
+            ]
+    is_rows = isinstance(source, list | tuple) and all(
+        isinstance(row, Mapping) for row in source
+    )
+    if not is_rows or not source:
+        raise ArgumentError(
+            "log", source, "a file, a list of mappings, or a mapping of lists"
+        )
+    return "log", list(source)
+
+
+def _read(path: Path) -> list[Row]:
+    """The rows of a file or folder."""
+    try:
+        if path.is_dir():
+            return _of_folder(path)
+        if "tfevents" in path.name:
+            return _of_tensorboard(path)
+        if path.suffix == ".wandb":
+            raise ArgumentError("log", str(path), WANDB)
+        text = content(path, LARGEST)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ArgumentError(
+            "log", str(path), f"a file that can be read: {reason}"
+        ) from None
+    if path.suffix == ".json":
+        return _of_trainer_state(text, path)
+    if path.suffix in (".jsonl", ".ndjson"):
+        return list(_of_json_lines(text, path))
+    if path.suffix in (".csv", ".tsv", ".txt"):
+        return _of_csv(text, path)
+    raise ArgumentError(
+        "log",
+        str(path),
+        "a .csv, .tsv or .jsonl file, a trainer_state.json, or the events of TensorBoard",
+    )
+
+
+def _of_folder(path: Path) -> list[Row]:
+    """The log in a folder: of a trainer, TensorBoard or Lightning."""
+    for pattern in (
+        "trainer_state.json",
+        "metrics.csv",
+        "*tfevents*",
+        "run-*.wandb",
+        "checkpoint-*/trainer_state.json",
+    ):
+        files = sorted(path.glob(pattern))
+        if len(files) == 1 or "checkpoint" in pattern and files:
+            # the last checkpoint holds the whole log
+            return _read(max(files, key=lambda file: file.stat().st_mtime))
+        if files:
+            raise ArgumentError(
+                "log", str(path), f"one file: this folder has {len(files)} {pattern}"
+            )
+    raise ArgumentError(
+        "log",
+        str(path),
+        "a folder with a trainer_state.json, a metrics.csv, or the events of TensorBoard",
+    )
+
+
+def _of_csv(text: bytes, path: Path) -> list[Row]:
+    """The rows of a table with a head; separated by commas, semicolons or tabs."""
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"the log {named(path)} is not text in UTF-8") from None
+    head = decoded.partition("\n")[0]
+    separator = max(",;\t", key=head.count)
+    rows = list(csv.DictReader(io.StringIO(decoded), delimiter=separator))
+    if not rows:
+        raise ValueError(f"the log {named(path)} has no rows below its head")
+    return [{k: v for k, v in row.items() if isinstance(k, str)} for row in rows]
+
+
+def _of_json_lines(text: bytes, path: Path) -> Iterator[Row]:
+    """The objects of a file with one in each line."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield parsed(line, f"line {number} of {named(path)}")
+
+
+def _of_trainer_state(text: bytes, path: Path) -> list[Row]:
+    """The history of a trainer_state.json, or a list of objects."""
+    try:
+        whole = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{named(path)} is not valid JSON: {error}") from None
+    rows = whole.get("log_history") if isinstance(whole, dict) else whole
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(
+            f"{named(path)} has no log_history, a list of objects:"
+            f" {shown(whole)} was read"
+        )
+    return rows
+
+
+def _of_tensorboard(path: Path) -> list[Row]:
+    """The scalars of a file of events."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(
+            f"reading {named(path)} needs TensorBoard: pip install tensorboard, or"
+            " export the scalars as CSV"
+        )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util import tensor_util
+
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    rows: list[Row] = []
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            rows.append({"step": event.step, tag: event.value})
+    for tag in events.Tags()["tensors"]:
+        for event in events.Tensors(tag):
+            array = tensor_util.make_ndarray(event.tensor_proto)
+            if array.ndim == 0 and array.dtype.kind == "f":
+                rows.append({"step": event.step, tag: float(array)})
+    return rows

@@ -1,0 +1,320 @@
+"""A training loop that runs literally, with everything that a log may hold.
+
+`Loop` is the healthy loop. The fields after `device` depart from it, one mistake each:
+a hypothesis about a run is a loop with another value there.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .._array_api import Floats
+from .._validate import ArgumentError, shown
+from ._run_batches import IGNORED, LABELS, Batch
+
+LOSS, GRADIENT, CLIPPED = "loss", "grad_norm", "grad_norm_clipped"
+UPDATE, PARAMETERS = "update_norm", "param_norm"
+OPTIMISER = (
+    "a function of the module that returns a torch.optim.Optimizer, or an optimiser and"
+    " its schedule"
+)
+
+
+def _unchanged(*_: Any) -> None:
+    """Leave a module or an optimiser as it is."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop: what it trains, on what, and how.
+
+    Attributes
+    ----------
+    build, optimiser : callable
+        They make the module, and its optimiser.
+    batches : sequence of Batch
+        Those of single passes, `accumulation` for each step; used again from the first
+        on if there are fewer.
+    steps : int
+        The last step; steps are counted from 0.
+    accumulation : int
+        The passes whose mean gradient a step takes.
+    clip : float or None
+        The total gradient norm that gradients are clipped to.
+    loss : callable or None
+        A function of the module's output and the batch; None reads the output.
+    device : torch.device
+        Where it runs.
+    of_module, of_optimiser : callable
+        They change the module before its optimiser is made, and (module, optimiser)
+        afterwards.
+    of_batch : callable
+        It changes a batch.
+    gradient_factor, logged_factor : float
+        Factors of the gradients, and of the loss that is logged.
+    zero : str
+        When gradients are zeroed: at each "step", at each "pass" or "never".
+    updates : int
+        How often the optimiser steps at each step.
+    schedule : str
+        The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
+    logged_first : int
+        The step that is logged as step 0.
+    context : callable
+        It returns a context in which the passes run.
+    """
+
+    build: Callable[[], Any]
+    optimiser: Callable[[Any], Any]
+    batches: Sequence[Batch]
+    steps: int
+    accumulation: int
+    clip: float | None
+    loss: Callable[[Any, Batch], Any] | None
+    device: Any
+    of_module: Callable[[Any], None] = _unchanged
+    of_optimiser: Callable[[Any, Any], None] = _unchanged
+    of_batch: Callable[[Batch], Batch] | None = None
+    gradient_factor: float = 1.0
+    logged_factor: float = 1.0
+    zero: str = "step"
+    updates: int = 1
+    schedule: str = "after"
+    logged_first: int = 0
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def batch(self, number: int) -> Batch:
+        """The batch of a pass, on the device."""
+        batch = self.batches[number % len(self.batches)]
+        if self.of_batch is not None:
+            batch = self.of_batch(batch)
+        return batch.mapped(lambda x: x.to(self.device))
+
+
+class Setup(NamedTuple):
+    """An optimiser and its schedule, if there is one."""
+
+    optimiser: Any
+    schedule: Any = None
+
+
+def run(loop: Loop, seed: int) -> dict[str, Floats]:
+    """The numbers of a run by name, one for each step.
+
+    The names are `LOSS`, `GRADIENT` (before clipping), `CLIPPED`, `UPDATE` and
+    `PARAMETERS` (before the step); with several groups also gradients and updates of
+    each, as "update_norm/0" or by the name of the group.
+    """
+    with warnings.catch_warnings(), seeded(seed, loop.device):
+        warnings.simplefilter("ignore")  # a schedule before the optimiser, for example
+        module = new_module_on(loop.build, loop.device)
+        loop.of_module(module)
+        setup = optimiser_of(loop.optimiser, module)
+        groups = groups_of(module, setup.optimiser)
+        loop.of_optimiser(module, setup.optimiser)
+        module.train()
+        torch.manual_seed(seed)  # so that changes of the module leave dropout alone
+        rows = []
+        for step in range(loop.logged_first + loop.steps + 1):
+            row = _step(loop, step, module, setup, groups)
+            rows.append(torch.stack([x.detach().double().cpu() for x in row.values()]))
+    numbers = torch.stack(rows[loop.logged_first :], dim=1).numpy()
+    return dict(zip(row, numbers, strict=True))
+
+
+def new_module_on(build: Callable[[], Any], device: Any) -> Any:
+    """A new module, whose parameters are drawn on the device where that is possible."""
+    with torch.device(device):
+        module = build()
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(
+            "build", build, f"a function that returns a module, not {shown(module)}"
+        )
+    return module.to(device)
+
+
+@contextmanager
+def seeded(seed: int, device: Any) -> Iterator[None]:
+    """A context in which all random numbers begin at a seed; afterwards they go on."""
+    devices = [device] if device.type == "cuda" else []
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def optimiser_of(make: Callable[[Any], Any], module: Any) -> Setup:
+    """What the user's function returns, in the forms that PyTorch and Lightning know."""
+    result = make(module)
+    if isinstance(result, Mapping):
+        result = (result.get("optimizer"), result.get("lr_scheduler"))
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    parts = [part[0] if isinstance(part, list) and part else part for part in parts]
+    parts = [
+        part["scheduler"] if isinstance(part, Mapping) and "scheduler" in part else part
+        for part in parts
+    ]
+    is_setup = len(parts) <= 2 and isinstance(parts[0], torch.optim.Optimizer)
+    if not is_setup or isinstance(parts[0], torch.optim.LBFGS):
+        raise ArgumentError("optimizer", make, f"{OPTIMISER}, not {shown(result)}")
+    return Setup(*parts)
+
+
+def groups_of(module: Any, optimiser: Any) -> dict[str, list[Any]]:
+    """The parameters of each group of an optimiser; empty if there is one group."""
+    if len(optimiser.param_groups) < 2:
+        return {}
+    groups: dict[str, list[Any]] = {}
+    for k, group in enumerate(optimiser.param_groups):
+        groups[str(group.get("name", k))] = list(group["params"])
+    return groups
+
+
+def _step(
+    loop: Loop,
+    step: int,
+    module: Any,
+    setup: Setup,
+    groups: Mapping[str, Sequence[Any]],
+) -> dict[str, Any]:
+    """One step of training; the numbers of it."""
+    parameters = list(module.parameters())
+    row = {LOSS: _passes(loop, step, module, setup)}
+    row[GRADIENT] = gradient_norm(parameters)
+    for name, members in groups.items():
+        row[f"{GRADIENT}/{name}"] = gradient_norm(members)
+    if loop.clip is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, loop.clip)
+    row[CLIPPED] = gradient_norm(parameters)
+    row[PARAMETERS] = norm(parameters)
+    before = [p.detach().clone() for p in parameters]
+    if loop.schedule == "before" and setup.schedule is not None and step == 0:
+        setup.schedule.step()
+    for _ in range(loop.updates):
+        setup.optimiser.step()
+    if loop.schedule in ("after", "before") and setup.schedule is not None:
+        setup.schedule.step()
+    updates = {
+        id(p): p.detach() - old for p, old in zip(parameters, before, strict=True)
+    }
+    row[UPDATE] = norm(list(updates.values()))
+    for name, members in groups.items():
+        row[f"{UPDATE}/{name}"] = norm(
+            [updates[id(p)] for p in members if id(p) in updates]
+        )
+    if loop.zero == "step":
+        module.zero_grad(set_to_none=True)
+    return row
+
+
+def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
+    """The forward and backward passes of a step; the loss that is logged."""
+    losses = []
+    for part in range(loop.accumulation):
+        if loop.zero == "pass":
+            module.zero_grad(set_to_none=True)
+        batch = loop.batch(step * loop.accumulation + part)
+        with loop.context():
+            loss = loss_of(module, batch, loop.loss)
+        (loss * (loop.gradient_factor / loop.accumulation)).backward()
+        losses.append(loss.detach())
+        if loop.schedule == "pass" and setup.schedule is not None:
+            setup.schedule.step()
+    return torch.stack(losses).mean() * loop.logged_factor
+
+
+def loss_of(
+    module: Any, batch: Batch, loss: Callable[[Any, Batch], Any] | None = None
+) -> Any:
+    """The loss of a batch.
+
+    The module may return the loss, an output that has one, logits and loss in either
+    order, or logits: then it is the cross-entropy of the labels, or of the next token.
+    """
+    output = module(*batch.args, **batch.kwargs)
+    if loss is not None:
+        return loss(output, batch)
+    value = _loss_in(output)
+    if value is not None and batch.target is None:
+        return value
+    return _cross_entropy(_logits_in(output, module), batch, module)
+
+
+def _loss_in(output: Any) -> Any:
+    """The loss of an output, or None."""
+    if isinstance(output, Mapping):
+        return output.get("loss")
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    entries = output if isinstance(output, tuple | list) else [output]
+    for entry in entries:
+        if isinstance(entry, torch.Tensor) and entry.ndim == 0:
+            return entry
+    return None
+
+
+def _logits_in(output: Any, module: Any) -> Any:
+    """The logits of an output."""
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
+    if hasattr(output, "logits"):
+        return output.logits
+    entries = output if isinstance(output, tuple | list) else [output]
+    for entry in entries:
+        if isinstance(entry, torch.Tensor) and entry.ndim > 1:
+            return entry
+    raise ValueError(
+        f"{type(module).__name__} returned {shown(output)}, which has no loss and no"
+        " logits: pass loss=, a function of the output and the batch"
+    )
+
+
+def _cross_entropy(logits: Any, batch: Batch, module: Any) -> Any:
+    """The cross-entropy of the labels, or of the next token."""
+    labels = batch.target
+    if labels is None:
+        labels = next_tokens(batch.ids)
+    if labels is None or logits.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"{type(module).__name__} returned logits of shape {tuple(logits.shape)},"
+            f" and the batch has no labels ({', '.join(LABELS[:2])}) of that shape: pass"
+            " loss=, a function of the output and the batch"
+        )
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=IGNORED
+    )
+
+
+def next_tokens(ids: Any) -> Any:
+    """The next token of each; that of the last one is ignored. None without ids."""
+    if ids is None:
+        return None
+    last = torch.full_like(ids[..., :1], IGNORED)
+    return torch.cat([ids[..., 1:], last], dim=-1)
+
+
+def gradient_norm(parameters: Sequence[Any]) -> Any:
+    """The norm of all gradients together; 0 if there are none."""
+    return norm([p.grad for p in parameters if p.grad is not None])
+
+
+def norm(tensors: Sequence[Any]) -> Any:
+    """The norm of all entries of several tensors together."""
+    norms = [torch.linalg.vector_norm(x.detach().float()) for x in tensors]
+    if not norms:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(norms))

@@ -1,0 +1,181 @@
+"""The smallest part of a batch on which `check_run` still detects a wrong gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .._validate import also_spelled, counted, real, seed_number
+from ..report._document import wrap
+from ._check_run import TOLERANCE, loop_of, seeds_of, train
+from ._run_bands import POWER, Band, band, enough_runs, half_width
+from ._run_batches import Batch
+from ._run_loop import GRADIENT, Loop
+
+RUNS = 16  # that show the spread at each size
+LEAST_TOKENS = 8
+LOGGED = 2  # quantities of the usual log: the loss and the gradient norm
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """A part of a batch, and the factor of the gradient norm that it shows."""
+
+    sequences: int
+    tokens: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class RunProposal:
+    """The result of `ns.torch.propose_batch`.
+
+    Attributes
+    ----------
+    sizes : list of BatchSize
+        The parts that were tried, from the smallest on.
+    factor : float
+        The factor of the gradient norm that is to be detected.
+    runs : int
+        How many initialisations the check takes.
+    tokens : int
+        The tokens of the whole batch of a pass.
+    """
+
+    sizes: list[BatchSize]
+    factor: float
+    runs: int
+    tokens: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether one of the sizes detects the factor."""
+        return self.sizes[-1].factor <= self.factor
+
+    @property
+    def verdict(self) -> str:
+        """The proposed size, with what it detects and what it costs."""
+        best = self.sizes[-1]
+        size = f"{counted(best.sequences, 'sequence')} of {best.tokens} tokens"
+        if not self.ok:
+            return (
+                f"the whole batch, {size}, detects a gradient norm off by a factor of"
+                f" {best.factor:.3g}, not {self.factor:.3g}: use a larger batch"
+            )
+        share = best.sequences * best.tokens / self.tokens
+        return (
+            f"{size} detect a gradient norm off by a factor of {best.factor:.3g} with"
+            f" probability {POWER}: {100 * share:.2g} % of the batch; train on them, and"
+            f" check with --sequences {best.sequences} --tokens {best.tokens}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, `ok` and `verdict`, for JSON."""
+        return {**asdict(self), "ok": self.ok, "verdict": self.verdict}
+
+    def __str__(self) -> str:
+        lines = [wrap(self.verdict), ""]
+        lines += [
+            f"{each.sequences:6} x {each.tokens:6} tokens: factor {each.factor:.3g}"
+            for each in self.sizes
+        ]
+        return "\n".join(lines)
+
+
+@also_spelled(optimizer="optimiser")
+def propose_batch(
+    build: Callable[[], Any],
+    optimiser: Callable[[Any], Any],
+    batches: Any,
+    *,
+    factor: float = 1.1,
+    steps: int = 5,
+    accumulation: int = 1,
+    clip: float | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    tokens: int | None = None,
+    sequences: int | None = None,
+    initialisations: int | None = None,
+    level: float = 1e-3,
+    tolerance: float = TOLERANCE,
+    device: Any = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> RunProposal:
+    """The smallest part of your batch that detects a gradient norm off by a factor.
+
+    Sequences are halved first, and then tokens. The parameters, except `factor`, are
+    those of `check_run`.
+
+    Parameters
+    ----------
+    factor : float
+        The factor that is to be detected with probability 0.9.
+
+    Returns
+    -------
+    RunProposal
+        The proposed size, and what smaller ones detect.
+
+    Examples
+    --------
+    >>> print(ns.torch.propose_batch(build, adamw, batch))  # doctest: +SKIP
+    """
+    factor = real(factor, "factor", above=1)
+    level = real(level, "level", above=0, most=0.5)
+    loop = loop_of(
+        build,
+        optimiser,
+        batches,
+        steps=steps,
+        accumulation=accumulation,
+        clip=clip,
+        loss=loss,
+        tokens=tokens,
+        sequences=sequences,
+        device=device,
+    )
+    level /= LOGGED * (loop.steps + 1)
+    runs = enough_runs(level) if initialisations is None else initialisations
+    rows, length = _size(loop.batches[0])
+    seeds = seeds_of(seed_number(seed), RUNS)
+    sizes = []
+    for part in _parts(rows, length):
+        values = train(_cut(loop, *part), seeds, progress, f"{part[0]} x {part[1]}")
+        spread = band(values[GRADIENT][:, 0], level).spread
+        half = spread * half_width(runs, level) + tolerance
+        shift = Band(0.0, spread, half, half, is_log=True).detected
+        sizes.append(BatchSize(*part, factor=math.exp(shift)))
+        if sizes[-1].factor <= factor:
+            break
+    return RunProposal(sizes, factor, runs, tokens=rows * length)
+
+
+def _size(batch: Batch) -> tuple[int, int]:
+    """The sequences and tokens of the batch of one pass."""
+    ids = batch.ids
+    if ids is None or ids.ndim != 2:
+        raise ValueError(
+            "a proposal needs a batch of ids (sequences, tokens); the batch has none"
+        )
+    return ids.shape[0], ids.shape[1]
+
+
+def _parts(sequences: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """Sizes from one sequence of a few tokens to the whole batch."""
+    lengths = [tokens]
+    while lengths[-1] // 2 >= LEAST_TOKENS:
+        lengths.append(lengths[-1] // 2)
+    counts = [sequences]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    yield from ((1, length) for length in reversed(lengths))
+    yield from ((count, tokens) for count in reversed(counts[:-1]))
+
+
+def _cut(loop: Loop, sequences: int, tokens: int) -> Loop:
+    """The first step of a loop, on a part of its batches."""
+    batches = [batch.cut(sequences, tokens) for batch in loop.batches]
+    return replace(loop, steps=0, batches=batches)

@@ -1,0 +1,225 @@
+"""Maximal-update parametrisations of modules, derived by measurement.
+
+`_forward_graph` records the operations of a module, `_responses` measures how each
+responds to changes of its inputs and its weights, `_measure` finds how these depend on
+the width, `_solve` finds the exponents under which every change is of order 1, and
+`_emitted_file` writes them as plain PyTorch. `_real_training` checks the result by real
+steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..._validate import ArgumentError, also_spelled, one_of, whole
+from ._measure import Measurement, Subject, depth_taken, measure
+from ._optimisers import FAMILIES
+from ._results import DerivedRule, evidence_of
+from ._rules import ParameterRule, Power, ScalingRule
+from ._scale_hooks import OutputScale, place_of_scale
+from ._solve import Solution, Solver
+
+__all__ = ["parametrise"]
+
+WIDTHS = (64, 128, 256)
+DRAWS = 4
+MOST_ROUNDS = 8  # of measuring and changing
+LEAST = 0.1  # an exponent below this is not changed
+
+
+@also_spelled(optimizer="optimiser")
+def parametrise(
+    build: Callable[..., Any],
+    *,
+    optimiser: str = "adamw",
+    widths: Sequence[int] = WIDTHS,
+    batch: Any = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> DerivedRule:
+    """Derive how initialisation and learning rates must follow the width, so that every
+    activation and every update is of order 1 (maximal updates, µP).
+
+    The module is run at several widths, and every operation is measured: how large its
+    result is, how much it responds to changes of its inputs in the direction of
+    gradients, and how much the update of each weight changes it. The exponents follow
+    from these numbers, not from shapes or names, and are measured again after they are
+    applied, until nothing remains to change.
+
+    Parameters
+    ----------
+    build : callable
+        A function of the width that returns a module with logits. All that should grow
+        must grow with it.
+    optimiser : str
+        "adamw", "adam", "lion" or "sign". You can also write `optimizer`.
+    widths : sequence of int
+        Widths to measure, at least two. The smallest is the base of the exponents.
+    batch : tuple, optional
+        (inputs, targets): tensors that the module takes, and the right class for each
+        row of its logits. By default two sequences of eight random tokens, each the
+        target of the one before.
+    draws : int
+        Initialisations at each width, at least 2.
+    seed : int
+        The first seed of PyTorch; initialisation k has seed + k.
+    progress : callable, optional
+        Called with a line of text at each stage.
+
+    Returns
+    -------
+    rule : DerivedRule
+        `rule.parameters` has the exponents of each parameter, `rule.scales` the factors
+        of outputs, and `rule.evidence` what was measured. Print it for the table;
+        `rule.source()` is a file of plain PyTorch, and `rule.check()` tests it by real
+        training.
+
+    Examples
+    --------
+    >>> rule = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
+    >>> print(rule)  # doctest: +SKIP
+    >>> Path("mup.py").write_text(rule.source())  # doctest: +SKIP
+    """
+    one_of(optimiser, "optimiser", "", tuple(FAMILIES))
+    sizes = _widths(widths)
+    whole(draws, "draws", least=2)
+    if not callable(build) or isinstance(build, torch.nn.Module):
+        raise ArgumentError(
+            "build", type(build).__name__, "a function of the width, not a module"
+        )
+    subject = Subject(
+        build=build,
+        family=FAMILIES[optimiser],
+        batch=batch,
+        seed=whole(seed, "seed", least=0),
+        base_width=sizes[0],
+        base_depth=None,
+    )
+    say = progress or (lambda line: None)
+    before, rule, after, growing = _derived(subject, sizes, draws, say)
+    return DerivedRule(
+        subject=subject,
+        widths=sizes,
+        draws=draws,
+        rule=rule,
+        evidence=evidence_of(before, after, rule),
+        growing=growing,
+    )
+
+
+def _widths(widths: Sequence[int]) -> tuple[int, ...]:
+    """Widths, sorted, each once."""
+    sizes = tuple(sorted({whole(width, "widths") for width in widths}))
+    if len(sizes) < 2:
+        raise ArgumentError("widths", list(widths), "two widths or more")
+    return sizes
+
+
+def _derived(
+    subject: Subject, widths: Sequence[int], draws: int, say: Callable[[str], None]
+) -> tuple[Measurement, ScalingRule, Measurement, tuple[str, ...]]:
+    """Measure and change until nothing remains to change: what was measured first, the
+    rule, what was measured last, and what grows whatever the exponents.
+    """
+    rule = ScalingRule()
+    first: Measurement | None = None
+    sizes = [(width, None) for width in widths]
+    for round_number in range(1, MOST_ROUNDS + 1):
+        say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
+        found = measure(subject, rule, sizes, draws)
+        first = first or found
+        solution = Solver(found.operations, found.exponents, found.random).solve()
+        changed = _changed(rule, solution, found, subject.family.has_eps)
+        if changed == rule:
+            growing = tuple(_describe(found, k) for k in solution.growing)
+            return first, rule, found, growing
+        rule = changed
+    raise ArgumentError(
+        "build",
+        getattr(subject.build, "__name__", "build"),
+        f"a module whose exponents settle: they still change after {MOST_ROUNDS} rounds"
+        " (give larger widths, or more draws)",
+    )
+
+
+def _describe(found: Measurement, index: int) -> str:
+    """An operation by its name and the nearest module after it."""
+    by_index = {x.index: x for x in found.operations.operations}
+    later = (x.path for k, x in by_index.items() if k >= index and x.path)
+    return f"{by_index[index].name} in {next(later, 'the module')}"
+
+
+def _changed(
+    rule: ScalingRule, solution: Solution, found: Measurement, has_eps: bool
+) -> ScalingRule:
+    """The rule with one kind of change: of standard deviations, of scales, or of rates.
+
+    The numbers that decide the later ones depend on the earlier ones.
+    """
+    parameters = {name: rule.of(name) for name in found.operations.graph.parameters}
+    for name in parameters:
+        change = solution.std.get(name, 0.0)
+        if abs(change) >= LEAST:
+            std = Power(parameters[name].std.width + change)
+            parameters[name] = _replaced(parameters[name], std=std)
+    if parameters != {name: rule.of(name) for name in parameters}:
+        return ScalingRule(parameters, rule.scales)
+    if solution.scales:
+        return ScalingRule(parameters, _with_scales(rule, solution, found))
+    for name, each in parameters.items():
+        lr = Power(each.lr.width + solution.lr.get(name, 0.0) + 0.0)
+        eps = each.eps
+        gradient = found.gradients.get(name)
+        if has_eps and gradient is not None:
+            eps = Power(round(2 * gradient.exponent.value) / 2 + 0.0)
+        parameters[name] = ParameterRule(
+            std=each.std,
+            lr=lr,
+            eps=eps,
+            weight_decay=Power(-lr.width + 0.0),
+            is_free=name in solution.free,
+        )
+    return ScalingRule(parameters, rule.scales)
+
+
+def _replaced(rule: ParameterRule, *, std: Power) -> ParameterRule:
+    """A rule with another standard deviation."""
+    return ParameterRule(std, rule.lr, rule.eps, rule.weight_decay, rule.is_free)
+
+
+def _with_scales(
+    rule: ScalingRule, solution: Solution, found: Measurement
+) -> tuple[OutputScale, ...]:
+    """The factors of outputs, with further ones."""
+    scales = {(x.path, x.part): x for x in rule.scales}
+    last = found.operations.last
+    for index, exponent in solution.scales.items():
+        place = place_of_scale(found.operations, index, found.values)
+        is_logits = _leads_to(found, index, last)
+        earlier = scales.get((place.path, place.part))
+        if earlier is not None:
+            exponent += earlier.power.width
+        scales[(place.path, place.part)] = OutputScale(
+            path=place.path,
+            part=place.part,
+            power=Power(round(2 * exponent) / 2),
+            what="logits" if is_logits else "scores",
+        )
+    return tuple(scales.values())
+
+
+def _leads_to(found: Measurement, index: int, last: int) -> bool:
+    """Whether a result is the logits, up to views and factors."""
+    by_index = {x.index: x for x in found.operations.operations}
+    while last != index:
+        operation = by_index.get(last)
+        if operation is None or operation.source is None:
+            return False
+        if index == operation.source:
+            return True
+        (last, *_) = operation.inputs
+    return True

@@ -1,0 +1,212 @@
+"""The forward pass of a module as a graph of tensor operations without side effects.
+
+`make_fx` records the operations while the module runs on real numbers, so that any
+module has a graph, also one whose control flow depends on its numbers. Hooks mark the
+outputs of submodules in the graph by an identity, `netsor::module_output`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.func import functional_call, functionalize
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ._batch import Batch, logits_in
+
+Module = Any  # a torch.nn.Module
+Tensors = dict[str, Any]  # parameters by name
+
+LIBRARY = torch.library.Library("netsor", "DEF")
+LIBRARY.define("module_output(Tensor x, str path) -> Tensor")
+LIBRARY.impl(
+    "module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd"
+)
+torch.library.register_autograd(
+    "netsor::module_output", lambda context, gradient: (gradient, None), lib=LIBRARY
+)
+# operations whose result has the entries of their first argument, some or all of them
+VIEWS = frozenset(
+    {
+        "_to_copy",
+        "_unsafe_view",
+        "alias",
+        "clone",
+        "contiguous",
+        "detach",
+        "expand",
+        "lift_fresh_copy",
+        "module_output",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    }
+)
+# operations whose shape or control flow may depend on the numbers of their inputs
+DATA_DEPENDENT = frozenset({"nonzero", "_local_scalar_dense", "masked_select"})
+
+
+@dataclass(frozen=True)
+class ForwardGraph:
+    """The operations from the parameters and the inputs of a module to its logits."""
+
+    module: GraphModule
+    parameters: tuple[str, ...]  # in the order of their placeholders
+    nodes: tuple[Node, ...]  # those that the logits depend on, in order
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of the operations; two graphs with the same ones are comparable."""
+        return tuple(operation_of(node) for node in self.nodes)
+
+    @property
+    def is_data_dependent(self) -> bool:
+        """Whether other numbers may have another graph."""
+        return any(
+            operation_of(node) in DATA_DEPENDENT for node in self.module.graph.nodes
+        )
+
+    @property
+    def logits(self) -> Node:
+        """The node of the logits."""
+        return self.nodes[-1]
+
+    def weights(self) -> dict[Node, frozenset[str]]:
+        """The parameters that each node depends on."""
+        placeholders = [x for x in self.module.graph.nodes if x.op == "placeholder"]
+        names: dict[Node, frozenset[str]] = {}
+        for k, node in enumerate(placeholders):
+            is_parameter = k < len(self.parameters)
+            names[node] = frozenset({self.parameters[k]} if is_parameter else ())
+        for node in self.module.graph.nodes:
+            if node not in names:
+                inputs = (names[x] for x in node.all_input_nodes)
+                names[node] = frozenset().union(*inputs)
+        return names
+
+    def of_inputs(self) -> set[Node]:
+        """The nodes that depend on the inputs of the module."""
+        dependent: set[Node] = set()
+        placeholders = [x for x in self.module.graph.nodes if x.op == "placeholder"]
+        dependent.update(placeholders[len(self.parameters) :])
+        for node in self.module.graph.nodes:
+            if any(x in dependent for x in node.all_input_nodes):
+                dependent.add(node)
+        return dependent
+
+    def values(self, parameters: Mapping[str, Any], batch: Batch) -> dict[Node, Any]:
+        """The value of every node."""
+        values: dict[Node, Any] = {}
+        given: Iterator[Any] = iter(
+            [*(parameters[name] for name in self.parameters), *batch.inputs]
+        )
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = _attribute(self.module, str(node.target))
+            elif node.op == "call_function":
+                values[node] = apply(node, values)
+        return values
+
+
+def _attribute(module: Any, path: str) -> Any:
+    """An attribute by its path."""
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def operation_of(node: Node) -> str:
+    """The name of the operation of a node, without its overload."""
+    if node.op != "call_function":
+        return str(node.op)
+    target: Any = node.target
+    if target is getitem:
+        return "getitem"
+    return str(target).split(".")[-2].removeprefix("netsor::")
+
+
+def apply(node: Node, values: Mapping[Node, Any]) -> Any:
+    """The value of a node from those of its inputs."""
+    args = map_arg(node.args, lambda x: values[x])
+    kwargs = map_arg(node.kwargs, lambda x: values[x])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def forward_graph(module: Module, batch: Batch) -> ForwardGraph:
+    """The graph of the logits of a batch."""
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    buffers = {name: x.detach() for name, x in module.named_buffers()}
+
+    def logits(parameters: Tensors, *inputs: Any) -> Any:
+        """The logits of a batch for other numbers of the parameters."""
+        output = functional_call(module, {**parameters, **buffers}, inputs)
+        return logits_in(output)
+
+    trace: Callable[..., GraphModule] = make_fx(
+        functionalize(logits), tracing_mode="real"
+    )
+    with _marked(module), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        graph = trace(parameters, *batch.inputs)
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    (last,) = output.all_input_nodes
+    ancestors = _ancestors(last)
+    nodes = tuple(node for node in graph.graph.nodes if node in ancestors)
+    return ForwardGraph(graph, tuple(parameters), nodes)
+
+
+def _ancestors(node: Node) -> set[Node]:
+    """A node and all that it depends on."""
+    pending, seen = [node], {node}
+    while pending:
+        for x in pending.pop().all_input_nodes:
+            if x not in seen:
+                seen.add(x)
+                pending.append(x)
+    return seen
+
+
+@contextmanager
+def _marked(module: Module) -> Iterator[None]:
+    """Mark the outputs of all submodules while the context lasts."""
+    handles = []
+    for path, part in module.named_modules():
+        if path:
+            handles.append(part.register_forward_hook(_marker(path)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _marker(path: str) -> Callable[..., Any]:
+    """A hook that marks the output of a module, or the first one of several."""
+
+    def mark(module: Any, args: Any, output: Any) -> Any:
+        """The same output, marked."""
+        if isinstance(output, torch.Tensor) and output.is_floating_point():
+            return torch.ops.netsor.module_output(output, path)
+        if type(output) is tuple and output and isinstance(output[0], torch.Tensor):
+            first = torch.ops.netsor.module_output(output[0], path)
+            return (first, *output[1:])
+        return None
+
+    return mark

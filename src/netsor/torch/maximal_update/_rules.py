@@ -1,0 +1,113 @@
+"""Derived rules: exponents of every parameter, and factors of outputs of modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+
+from ._scale_hooks import OutputScale, add_hook
+
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, in the path of a parameter
+
+
+class Power(NamedTuple):
+    """Exponents of the width and of the depth."""
+
+    width: float = 0.0
+    depth: float = 0.0
+
+    def of(self, width: float, depth: float) -> float:
+        """The factor at these ratios to the base."""
+        return float(width**self.width * depth**self.depth)
+
+
+ZERO = Power()
+
+
+@dataclass(frozen=True)
+class ParameterRule:
+    """By which powers of the width and depth to multiply what belongs to a parameter.
+
+    Attributes
+    ----------
+    std, lr, eps, weight_decay : Power
+        Factors of the initial numbers, the learning rate, Adam's eps and the decay.
+        That of `std` is relative to the initialisation of the module as it is.
+    is_free : bool
+        Whether the parameter may start smaller, or at 0: what it writes is of order 1
+        only after a step.
+    """
+
+    std: Power = ZERO
+    lr: Power = ZERO
+    eps: Power = ZERO
+    weight_decay: Power = ZERO
+    is_free: bool = False
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """The exponents of a module: by names of parameters, and factors of outputs."""
+
+    parameters: Mapping[str, ParameterRule] = field(default_factory=dict)
+    scales: tuple[OutputScale, ...] = ()
+
+    def of(self, name: str) -> ParameterRule:
+        """The rule of a parameter, by its pattern."""
+        if name in self.parameters:
+            return self.parameters[name]
+        for pattern, rule in self.parameters.items():
+            if fnmatchcase(name, pattern):
+                return rule
+        return ParameterRule()
+
+    def prepare(self, module: Any, width: float, depth: float) -> None:
+        """Rescale the initial numbers of a new module, and scale its outputs."""
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                factor = self.of(name).std.of(width, depth)
+                if factor != 1:
+                    p.mul_(factor)
+        for scale in self.scales:
+            add_hook(module, scale, scale.power.of(width, depth))
+
+    def groups(
+        self, module: Any, lr: float, width: float, depth: float
+    ) -> list[dict[str, Any]]:
+        """The groups of an optimiser, one for each parameter."""
+        return [
+            {"params": [p], "lr": lr * self.of(name).lr.of(width, depth)}
+            for name, p in module.named_parameters()
+            if p.requires_grad
+        ]
+
+
+def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
+    """The rules by patterns with * for the number of a layer, where layers agree."""
+    by_pattern: dict[str, set[ParameterRule]] = {}
+    for name, rule in rules.items():
+        by_pattern.setdefault(pattern_of(name), set()).add(rule)
+    patterns: dict[str, ParameterRule] = {}
+    for name, rule in rules.items():
+        pattern = pattern_of(name)
+        is_alike = len(by_pattern[pattern]) == 1
+        patterns.setdefault(pattern if is_alike else name, rule)
+    return patterns
+
+
+def pattern_of(name: str) -> str:
+    """A path with * for the numbers of layers."""
+    return NUMBER.sub("*", name)
+
+
+def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by pattern."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(pattern_of(name), []).append(name)
+    return groups

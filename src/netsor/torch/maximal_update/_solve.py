@@ -1,0 +1,219 @@
+"""Exponents of standard deviations, scales and learning rates under which every change
+is of order 1.
+
+Let c be the exponent of the largest change of a value, and r that of the response of an
+operation to an input. Then c of the result is the largest of c + r over the inputs and
+of the exponents u of the updates of its weights. A parametrisation is maximal if c is 0
+wherever a nonlinearity, or the loss, reads a value:
+
+- a random matrix that acts on x has the largest standard deviation for which c(x) + r
+  is 0. If it has few outputs, such as a head, what it writes at first is smaller than
+  order 1;
+- a weight that acts on given inputs, such as a table of words, writes order 1;
+- a product of two activations, such as scores, and a weight that already has its
+  standard deviation, such as a tied head, need a scale;
+- the learning rate of a weight makes u equal to 0.
+
+Between a weight and the nonlinearity, values may be scaled by constants (embeddings
+times √n, scores over d): their exponents count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ...laws._power_law import Fit
+from ._responses import Edge, Operation, Operations
+
+NOTHING = -float("inf")  # the exponent of what does not change
+STEPS = 4  # exponents of responses are multiples of 1/4
+EXCESS = 0.2  # an exponent of a change above this grows
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """Measured exponents; None where a size is 0 in a draw."""
+
+    responses: Mapping[Edge, Fit | None]
+    written: Mapping[Edge, Fit | None]
+    updates: Mapping[Edge, Fit | None]
+    products: Collection[tuple[Edge, Edge]]
+
+
+@dataclass
+class Solution:
+    """Exponents by which to change a parametrisation."""
+
+    std: dict[str, float] = field(default_factory=dict)
+    lr: dict[str, float] = field(default_factory=dict)
+    # parameters that may start smaller, or at 0
+    free: set[str] = field(default_factory=set)
+    # operations whose result needs a factor
+    scales: dict[int, float] = field(default_factory=dict)
+    # operations whose change grows for a reason that no exponent removes
+    growing: dict[int, float] = field(default_factory=dict)
+
+
+def rounded(fit: Fit | None, steps: int = STEPS) -> float:
+    """The nearest multiple of 1/steps of an exponent; −∞ if there is none."""
+    if fit is None:
+        return NOTHING
+    return round(fit.exponent.value * steps) / steps
+
+
+@dataclass
+class Solver:
+    """Follows changes through a network."""
+
+    operations: Operations
+    exponents: Exponents
+    random: Collection[str]  # parameters that start from random numbers
+    solution: Solution = field(default_factory=Solution)
+
+    def __post_init__(self) -> None:
+        self._by_index = {x.index: x for x in self.operations.operations}
+        # what reads a value, and is not a linear function of it
+        self._readers: dict[int, list[Operation]] = {x: [] for x in self._by_index}
+        # the linear functions of a value
+        self._scaled: dict[int, list[Operation]] = {x: [] for x in self._by_index}
+        self._followed = self.operations.followed()
+        for operation in self._followed:
+            if operation.source is not None:
+                if operation.source in self._scaled:
+                    self._scaled[operation.source].append(operation)
+                continue
+            for k in operation.inputs:
+                self._readers[k].append(operation)
+        self._change: dict[int, float] = {}  # c by operation
+
+    def solve(self) -> Solution:
+        """The exponents of all weights and scales."""
+        for operation in self._followed:
+            self._follow(operation)
+        for operation in self._followed:
+            self._rates(operation)
+        return self.solution
+
+    def _response(self, edge: Edge) -> float:
+        """r of an input, a multiple of 1/4."""
+        return rounded(self.exponents.responses.get(edge))
+
+    def _scaling_after(self, operation: Operation) -> float:
+        """The exponent of the constants that multiply a result before a nonlinearity
+        or the loss reads it.
+        """
+        after = self._after_readers(operation)
+        for scaled in self._scaled[operation.index]:
+            r = self._response(Edge(scaled.index, operation.index))
+            after += [r + rest for rest in self._after_readers(scaled)]
+        return max(after, default=0.0)
+
+    def _after_readers(self, operation: Operation) -> list[float]:
+        """What multiplies a value that something reads: 0 where a nonlinearity does."""
+        if operation.index == self.operations.last:
+            return [0.0]
+        after = []
+        for reader in self._readers[operation.index]:
+            rest = 0.0
+            if reader.contracts:
+                r = self._response(Edge(reader.index, operation.index))
+                # too large products of activations get a scale of their own
+                rest = min(r + self._scaling_after(reader), 0.0)
+            after.append(rest)
+        return after
+
+    def _follow(self, operation: Operation) -> None:
+        """c of a result, and the standard deviations of its weights."""
+        change = NOTHING
+        weights = dict(self._weights_by_input(operation))
+        for k in operation.moving:
+            incoming = self._change.get(k, NOTHING)
+            incoming += self._response(Edge(operation.index, k))
+            weight = weights.get(k)
+            if weight is not None and incoming > NOTHING:
+                incoming = self._with_std(operation, weight, incoming)
+            change = max(change, incoming)
+        acting = set(weights.values())
+        for k in operation.weights:
+            edge = Edge(operation.index, k)
+            if edge not in acting:
+                self._std_of_written(operation, edge)
+            if self.exponents.updates.get(edge) is not None:
+                change = max(change, -self._scaling_after(operation))
+        self._change[operation.index] = self._judged(operation, change)
+
+    def _weights_by_input(self, operation: Operation) -> dict[int, Edge]:
+        """The weight through which each moving input acts on the result."""
+        return {
+            moving.input: weight
+            for moving, weight in self.exponents.products
+            if moving.operation == operation.index
+        }
+
+    def _with_std(self, operation: Operation, weight: Edge, incoming: float) -> float:
+        """c of a product by a weight after its standard deviation is changed.
+
+        `incoming` is c before.
+        """
+        names = operation.weights[weight.input] & set(self.random)
+        excess = incoming + self._scaling_after(operation)
+        if not names:
+            return incoming
+        needed = -excess
+        # few outputs: smaller at first than it is to become
+        is_readout = rounded(self.exponents.written[weight]) < self._response(
+            Edge(operation.index, self._input_of(weight))
+        )
+        if is_readout:
+            self.solution.free |= names
+            needed = min(needed, 0.0)
+        for name in names:
+            decided = self.solution.std.setdefault(name, needed)
+            if decided > needed + EXCESS:  # by an earlier use, such as a table of words
+                self.solution.scales[operation.index] = needed - decided
+                self.solution.free -= names
+        return incoming + needed
+
+    def _input_of(self, weight: Edge) -> int:
+        """The moving input that acts through a weight."""
+        return next(
+            moving.input for moving, other in self.exponents.products if other == weight
+        )
+
+    def _std_of_written(self, operation: Operation, weight: Edge) -> None:
+        """The standard deviation for which a weight on given inputs writes order 1."""
+        written = rounded(self.exponents.written.get(weight))
+        if written == NOTHING:
+            return
+        for name in operation.weights[weight.input] & set(self.random):
+            needed = -written - self._scaling_after(operation)
+            self.solution.std.setdefault(name, needed)
+
+    def _judged(self, operation: Operation, change: float) -> float:
+        """c of a result after a scale, where something reads it that is no scale."""
+        readers = self._readers[operation.index]
+        is_last = operation.index == self.operations.last
+        is_read = is_last or any(not x.contracts for x in readers)
+        if change <= EXCESS or not is_read:
+            return change
+        origin = operation
+        if operation.source is not None:
+            origin = self._by_index[operation.source]
+        if origin.contracts:
+            self.solution.scales[operation.index] = -change
+        else:
+            self.solution.growing[operation.index] = change
+        return 0.0
+
+    def _rates(self, operation: Operation) -> None:
+        """The learning rates for which updates change the result by order 1."""
+        for k, names in operation.weights.items():
+            update = self.exponents.updates.get(Edge(operation.index, k))
+            if update is None:
+                continue
+            scaled = rounded(update, steps=2) + self._scaling_after(operation)
+            scaled += self.solution.scales.get(operation.index, 0.0)
+            for name in names:
+                rate = self.solution.lr.get(name, float("inf"))
+                self.solution.lr[name] = min(rate, -scaled)
