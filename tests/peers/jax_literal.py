@@ -38,8 +38,7 @@ def outputs(model, *inputs, seed=5, **options):
     real, named = initialised(model, inputs, seed, options)
     literal = drawn(list(net.outputs), {}, numbers_for(created[0], named))
     return [
-        (x, literal.drawn[value][0])
-        for x, value in zip(real, net.outputs, strict=True)
+        (x, literal.drawn[value][0]) for x, value in zip(real, net.outputs, strict=True)
     ]
 
 

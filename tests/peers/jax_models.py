@@ -317,7 +317,10 @@ MODELS = {
     "llama": (llama, (llama_parameters, IDS)),
     "vit": (ViT(), (jax.random.normal(jax.random.key(2), (1, 8, 8, 3)),)),
     "experts": (experts_model, (IDS,)),
-    "mamba": (mamba, (mamba_parameters, jax.random.normal(jax.random.key(3), (1, 3, WIDTH)))),
+    "mamba": (
+        mamba,
+        (mamba_parameters, jax.random.normal(jax.random.key(3), (1, 3, WIDTH))),
+    ),
     "batch norm": (batch_norm_mlp, (X,)),
     "haiku": (haiku_mlp(), (X,)),
 }

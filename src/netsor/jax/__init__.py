@@ -19,7 +19,15 @@ except ImportError as error:
 
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
+from ._network import network
 from ._parameters import parameters
 from ._program import program
 
-__all__ = ["Parameter", "Parameters", "UnsupportedError", "parameters", "program"]
+__all__ = [
+    "Parameter",
+    "Parameters",
+    "UnsupportedError",
+    "network",
+    "parameters",
+    "program",
+]

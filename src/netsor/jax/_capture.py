@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ import numpy as np
 
 from ..reader._graph import Graph, UnsupportedError, refused
 from ..reader._laws import Parameter, Parameters
+from ._blocks import common_path, name_blocks
 from ._custom_rules import check_rule
 from ._nodes import Item, Node, PrimitiveCall, trace_of
 from ._patterns import joined, keep_users
@@ -62,7 +62,7 @@ def captured(
     """The graph of a closed jaxpr, whose arguments are parameters and inputs."""
     recorder = Recorder(laws)
     arguments = [recorder.placeholder(each) for each in variables]
-    outputs = recorder.run(jaxpr.jaxpr, jaxpr.consts, arguments, stack="")
+    outputs = recorder.run(jaxpr.jaxpr, jaxpr.consts, arguments)
     nodes, outputs = joined(recorder.nodes, outputs, recorder.value)
     graph = Graph(
         name=name,
@@ -75,6 +75,7 @@ def captured(
         frozen=set(),
     )
     recorder.finish(graph)
+    name_blocks(graph)
     return graph
 
 
@@ -87,7 +88,7 @@ class Recorder:
         self.parameters: dict[Node, str] = {}
         self.inputs: list[Node] = []
         self._values: dict[Node, Any] = {}  # of known nodes
-        self._last_parameter = ""
+        self._recent: tuple[str, ...] = ()  # the last two random parameters
 
     # Nodes
 
@@ -99,7 +100,9 @@ class Recorder:
             self.inputs.append(node)
             return node
         if variable.is_key:
-            node = Node("placeholder", "key", "key", (), {}, None, {"val": variable.value})
+            node = Node(
+                "placeholder", "key", "key", (), {}, None, {"val": variable.value}
+            )
             node.name = variable.name
             return node
         return self._parameter(self.laws[variable.name])
@@ -155,10 +158,8 @@ class Recorder:
 
     # Equations
 
-    def run(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], *, stack: str
-    ) -> list[Any]:
-        """The results of a jaxpr, nodes or arrays; `stack` are the names around it."""
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """The results of a jaxpr, nodes or arrays."""
         env: dict[Any, Any] = {}
         env.update(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -171,32 +172,31 @@ class Recorder:
 
         for equation in jaxpr.eqns:
             inputs = [value_of(variable) for variable in equation.invars]
-            results = self._equation(equation, inputs, stack)
+            results = self._equation(equation, inputs)
             env.update(zip(equation.outvars, results, strict=True))
         return [value_of(variable) for variable in jaxpr.outvars]
 
-    def _equation(self, equation: Any, inputs: list[Any], stack: str) -> list[Any]:
+    def _equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of an equation."""
         name = equation.primitive.name
         if name in UNCHANGED:
             return inputs
-        names = f"{stack}/{equation.source_info.name_stack}".strip("/")
         is_known = not any(_is_random(x) for x in inputs)
         if name in CALLS and not is_known:
-            return self._call(equation, inputs, names)
+            return self._call(equation, inputs)
         loops = {"scan": self._scan, "while": self._while, "cond": self._cond}
         if name in loops and not is_known:
-            return loops[name](equation, inputs, names)
-        return self._plain(equation, inputs, names)
+            return loops[name](equation, inputs)
+        return self._plain(equation, inputs)
 
-    def _plain(self, equation: Any, inputs: list[Any], stack: str) -> list[Any]:
+    def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of an equation that calls no other function."""
         name = equation.primitive.name
         compute: Any = PrimitiveCall.of(equation)
         operation, inputs, compute = operands_of(name, inputs, equation, compute)
         avals = [variable.aval for variable in equation.outvars]
         several = equation.primitive.multiple_results
-        meta = self._meta(equation, inputs, stack)
+        meta = self._meta(equation, inputs)
         node = self.record(
             OPERATIONS.get(operation, operation),
             inputs,
@@ -221,47 +221,43 @@ class Recorder:
             for number, aval in enumerate(avals)
         ]
 
-    def _meta(self, equation: Any, inputs: list[Any], stack: str) -> dict[str, Any]:
-        """Where an equation is: its module, or the last parameter before it; its line.
+    def _meta(self, equation: Any, inputs: list[Any]) -> dict[str, Any]:
+        """Where an equation is: its line, and the parameters that were used last.
 
         Only random ones are reported.
         """
         if not any(_is_random(x) for x in inputs):
             return {}
         for x in inputs:
-            if isinstance(x, Node) and x in self.parameters:
-                self._last_parameter = self.parameters[x].rpartition(".")[0]
-        path = self._last_parameter
-        if stack:
-            path = stack.replace("/", ".")
-        trace = trace_of(equation)
-        return {"nn_module_stack": {path: (path, "")}, "stack_trace": trace}
+            if isinstance(x, Node) and x in self.parameters and x.is_random:
+                self._recent = (*self._recent[-1:], self.parameters[x])
+        return {"parameters": self._recent, "stack_trace": trace_of(equation)}
 
     # Calls and loops
 
-    def _call(self, equation: Any, inputs: list[Any], stack: str) -> list[Any]:
+    def _call(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a call."""
         jaxpr = equation.params[CALLS[equation.primitive.name]]
         if equation.primitive.name.startswith("custom"):
-            check_rule(equation, refuse=partial(self._refuse, equation, inputs, stack))
+            check_rule(equation, refuse=partial(self._refuse, equation, inputs))
         jaxpr, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-        return self.run(jaxpr, consts, inputs, stack=stack)
+        return self.run(jaxpr, consts, inputs)
 
     def _refuse(
-        self, equation: Any, inputs: list[Any], stack: str, reason: str
+        self, equation: Any, inputs: list[Any], reason: str
     ) -> UnsupportedError:
         """The error of an equation that cannot be read."""
-        meta = self._meta(equation, inputs, stack)
+        meta = self._meta(equation, inputs)
         name = equation.primitive.name
         return refused(Node("call_function", name, name, (), {}, None, meta), reason)
 
-    def _scan(self, equation: Any, inputs: list[Any], stack: str) -> list[Any]:
+    def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop over an axis, whose steps are unrolled."""
         params = equation.params
         length, consts = params["length"], params["num_consts"]
         if length > MOST_STEPS:
             reason = f"a loop of {length} steps: at most {MOST_STEPS} are read"
-            raise self._refuse(equation, inputs, stack, reason)
+            raise self._refuse(equation, inputs, reason)
         start = consts + params["num_carry"]
         carry, over = inputs[consts:start], inputs[start:]
         parts = self._parts(over, length)
@@ -271,10 +267,10 @@ class Recorder:
             xs = [part[step] for part in parts]
             closed = params["jaxpr"]
             args = [*inputs[:consts], *carry, *xs]
-            results = self.run(closed.jaxpr, closed.consts, args, stack=stack)
+            results = self.run(closed.jaxpr, closed.consts, args)
             carry = results[: len(carry)]
             steps[step] = results[len(carry) :]
-        meta = self._meta(equation, inputs, stack)
+        meta = self._meta(equation, inputs)
         stacked = [
             self._stacked([step[number] for step in steps], variable.aval, meta)
             for number, variable in enumerate(equation.outvars[len(carry) :])
@@ -288,7 +284,7 @@ class Recorder:
         the layer follows the path that all of them begin with.
         """
         names = [self.parameters[x] for x in over if _is_random_parameter(self, x)]
-        whole = commonprefix([name.split(".") for name in names])
+        whole = common_path([name.split(".") for name in names])
         if len(names) == 1:
             whole = whole[:-1]
         return [self._parts_of(x, length, ".".join(whole)) for x in over]
@@ -321,7 +317,7 @@ class Recorder:
         """Results of all steps, along a new first axis."""
         return self.record("stack", parts, {}, compute=_stack, val=aval, meta=meta)
 
-    def _while(self, equation: Any, inputs: list[Any], stack: str) -> list[Any]:
+    def _while(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop whose condition is known."""
         params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
@@ -329,29 +325,27 @@ class Recorder:
         carry = inputs[first + second :]
         for _ in range(MOST_STEPS):
             args = [*inputs[:first], *carry]
-            (goes_on,) = self.run(
-                conditions.jaxpr, conditions.consts, args, stack=stack
-            )
+            (goes_on,) = self.run(conditions.jaxpr, conditions.consts, args)
             if _is_random(goes_on):
                 reason = "a loop whose length depends on random numbers"
-                raise self._refuse(equation, inputs, stack, reason)
+                raise self._refuse(equation, inputs, reason)
             if not bool(self.value(goes_on)):
                 return carry
             args = [*inputs[first : first + second], *carry]
-            carry = self.run(body.jaxpr, body.consts, args, stack=stack)
+            carry = self.run(body.jaxpr, body.consts, args)
         reason = f"a loop of more than {MOST_STEPS} steps"
-        raise self._refuse(equation, inputs, stack, reason)
+        raise self._refuse(equation, inputs, reason)
 
-    def _cond(self, equation: Any, inputs: list[Any], stack: str) -> list[Any]:
+    def _cond(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of the branch that is taken."""
         index, *args = inputs
         if _is_random(index):
             reason = "which branch is taken depends on random numbers: use jnp.where"
-            raise self._refuse(equation, inputs, stack, reason)
+            raise self._refuse(equation, inputs, reason)
         branches = equation.params["branches"]
         number = int(np.clip(int(self.value(index)), 0, len(branches) - 1))
         branch = branches[number]
-        return self.run(branch.jaxpr, branch.consts, args, stack=stack)
+        return self.run(branch.jaxpr, branch.consts, args)
 
     # Known numbers
 

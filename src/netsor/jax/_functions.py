@@ -141,7 +141,7 @@ def _of_numpy(compute: Any, args: Sequence[Any]) -> Any:
 
 
 def known_function(f: Composite) -> Function | None:
-    """The function of netsor that a composite of one argument is; None if it is none."""
+    """The function of netsor that a composite of one number is; None if it is none."""
     values = f.of_numpy(PROBE)
     if values is None or values.shape != PROBE.shape or not np.isfinite(values).all():
         return None

@@ -216,6 +216,30 @@ def _kind(model: Any) -> str | None:
     return None
 
 
+def is_constructor(model: Any) -> bool:
+    """Whether a function of a key makes a model of Flax or Equinox."""
+    if not callable(model) or is_pair(model) or _kind(model) is not None:
+        return False
+    if not _takes_one_argument(model):
+        return False
+    try:
+        return _made(model) is not None
+    except Exception:  # errors of other functions are reported where they are called
+        return False
+
+
+def is_pair(model: Any) -> bool:
+    """Whether a model has functions init and apply."""
+    return callable(getattr(model, "init", None)) and callable(
+        getattr(model, "apply", None)
+    )
+
+
+def is_model(model: Any) -> bool:
+    """Whether a study reads this as a JAX model."""
+    return is_pair(model) or _kind(model) is not None or is_constructor(model)
+
+
 def _of_constructor(
     build: Callable[[Any], Any], made: Made, inputs: tuple[Any, ...]
 ) -> Functions:

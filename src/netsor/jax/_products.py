@@ -1,4 +1,4 @@
-"""`dot_general`: products with parameters as matrices, and products of computed tensors.
+"""`dot_general`: products with parameters as matrices, and of computed tensors.
 
 A parameter may have any axes: some are summed, others become axes of the result, and
 for each entry of those of the batch there is a matrix of its own. A matrix acts on all
