@@ -68,6 +68,38 @@ def _name_attention(graph: Graph) -> None:
         if node.operation == "softmax":
             used = [name.split(".")[:-1] for name in node.meta.get("parameters", ())]
             node.meta["path"] = ".".join(common_path(used))
+            _mark_queries(node)
+
+
+def _mark_queries(softmax: Node) -> None:
+    """Note which operand of the scores are queries: not that of the last axis."""
+    node, axis = softmax.args[0], len(shape_of(softmax)) - 1
+    while node.operation != "matmul":
+        before = [x for x in node.args if x.is_random and x.op == "call_function"]
+        place = _axis_before(node, before[0], axis) if len(before) == 1 else None
+        if place is None:
+            return
+        node, axis = before[0], place
+    (summed, _), (batch, _) = node.kwargs["dimension_numbers"]
+    free = len(shape_of(node.args[0])) - len(summed) - len(batch)
+    first, second = node.args
+    is_of_first = axis < len(batch) + free
+    node.meta["operands"] = (second, first) if is_of_first else (first, second)
+
+
+def _axis_before(node: Node, x: Node, axis: int) -> int | None:
+    """The axis of an argument that becomes an axis of the result."""
+    shape, before = shape_of(node), shape_of(x)
+    if node.target == "transpose":
+        return int(node.kwargs["permutation"][axis])
+    if shape == before:
+        return axis
+    # the same axes but for those of one entry
+    if [size for size in shape if size > 1] != [size for size in before if size > 1]:
+        return None
+    number = sum(size > 1 for size in shape[:axis])
+    long = [k for k, size in enumerate(before) if size > 1]
+    return long[number] if shape[axis] > 1 else None
 
 
 def common_path(paths: list[list[str]]) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from .._validate import ArgumentError
 from ..programs._program import Program
 from ..reader._laws import Parameters
-from ..reader._network import Network, network_of
+from ..reader._network import Network, network_of, sequence_of
 from ._models import is_constructor
 from ._parameters import parameters
 from ._program import JaxReader, graph_of
@@ -55,7 +55,7 @@ def read_network(
 def networks(model: Any, ids: Any, lengths: Sequence[int | None]) -> list[Program]:
     """`network` on ids, or at one or several numbers of tokens."""
     if ids is not None:
-        return [network(model, np.array(ids)[None])]
+        return [network(model, np.array(sequence_of(ids))[None])]
     return [network(model, token_ids(model, length)) for length in lengths]
 
 
