@@ -609,6 +609,7 @@ _NAMES = {
         "Curve as TransferCurve",
         "Sweep",
     ),
+    "netsor.jax._parameters": ("drawn as jax_drawn",),
     "netsor.reader._axes": (
         "Linear",
         "Vectors",

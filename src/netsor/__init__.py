@@ -41,8 +41,8 @@ def _read_stub() -> dict[str, str]:
 
 _MODULE_OF = _read_stub()
 __all__ = sorted(_MODULE_OF)
-# not in `import *`: they need scikit-learn and PyTorch
-_OPTIONAL = ("AttentionRegressor", "torch")
+# not in `import *`: they need scikit-learn, JAX and PyTorch
+_OPTIONAL = ("AttentionRegressor", "jax", "torch")
 # one thread imports at a time: see `__getattr__`
 _LOADING = RLock()
 
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
     instead of 0.1 ms.
     """
     with _LOADING:
-        if name == "torch" or _MODULE_OF.get(name) == ".":
+        if name in ("jax", "torch") or _MODULE_OF.get(name) == ".":
             return import_module(f".{name}", __name__)
         if name in _MODULE_OF:
             value = getattr(import_module(_MODULE_OF[name], __name__), name)

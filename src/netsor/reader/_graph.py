@@ -106,7 +106,8 @@ def calls_of(node: Node) -> list[ModuleCall]:
 
 def path_of(node: Node) -> str:
     """The path of the module that an operation belongs to; "" for the root."""
-    return ["", *paths_of(node)][-1]
+    path: str = node.meta.get("path") or ["", *paths_of(node)][-1]
+    return path
 
 
 def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
@@ -140,5 +141,7 @@ def refused(node: Node, reason: str) -> UnsupportedError:
         file, number, code = (outside_torch or locations)[-1]  # the innermost
         line = f" (at {file}:{number}: {code})"
     target = "getitem" if name_of(node) == "getitem" else node.target
-    module = path_of(node) or "the module itself"
-    return UnsupportedError(f"{target} in {module}: {reason}{line}")
+    place = f"in {path_of(node) or 'the module itself'}"
+    if node.meta.get("parameters"):  # of a jaxpr, which has no modules
+        place = f"after {node.meta['parameters'][-1]}"
+    return UnsupportedError(f"{target} {place}: {reason}{line}")

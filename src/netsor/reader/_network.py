@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from .._validate import ArgumentError, listed, whole
 from ..language import TraceError, data, dot, grad, mean_dot
 from ..language.values._probe import Probe
 from ..models._training import cross_entropy_of, unit_vectors
@@ -21,6 +22,35 @@ from ._reader import Reader
 from ._structure import Block, Structure, structure
 
 WATCHED = ("embedding", "scores", "attention", "cross", "mlp", "stream")
+
+
+def lengths_of(
+    ids: Sequence[int] | None, tokens: int | Sequence[int] | None
+) -> Sequence[int | None]:
+    """Numbers of tokens, sorted, each once; None for the default, or for given ids."""
+    if tokens is None:
+        return [None]
+    if ids is not None:
+        raise ArgumentError(
+            "tokens", tokens, "left out: the ids say how many tokens there are"
+        )
+    counts = tokens if isinstance(tokens, list | tuple) else [tokens]
+    lengths = sorted(
+        whole(count, "tokens", least=2, why=": an audit compares tokens")
+        for count in counts
+    )
+    if not lengths or len(set(lengths)) < len(lengths):
+        raise ArgumentError("tokens", tokens, "one length or more, each once")
+    return lengths
+
+
+def sequence_of(sequence: Any) -> list[int]:
+    """One sequence of two or more token ids."""
+    entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
+    ids = [whole(entry, "ids", least=0) for entry in entries]
+    if len(ids) < 2:
+        raise ArgumentError("ids", ids, "two or more: tokens are compared")
+    return ids
 
 
 class Targets(NamedTuple):

@@ -43,7 +43,7 @@ from ..programs._program import Program
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._interleaved import ZERO, Interleaved
 from ._laws import Parameter
-from ._layout import Layout
+from ._layout import Layout, Permute
 
 # columns of a matrix that are drawn one by one, at most, where it acts on given numbers
 MAX_COLUMNS = 64
@@ -362,7 +362,8 @@ class Draws:
             f"the matrix {w.name} repeats its rows or columns",
         )
         std = law.std * math.sqrt(into)
-        if w.name == self.head and self._is_whole(w):
+        turned = w.viewed(Permute((1, 0))) if w.name == self.head else w
+        if w.name == self.head and (self._is_whole(w) or self._is_whole(turned)):
             return Scalars(drawn_logits(x, out, std, w.frozen))
         part, as_part = Part.of(w), not _is_turned(w)
         drawn = self._matrices.setdefault(w.name, {})

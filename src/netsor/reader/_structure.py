@@ -802,15 +802,19 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
             f"a softmax in {path_of(softmax)} is of other numbers than products of"
             " queries and keys"
         )
-    users = list(softmax.users)
+    users, reached = list(softmax.users), {softmax}
     while users and name_of(users[0]) not in SCORE_PRODUCTS:
+        reached.add(users[0])
         users = [*users[1:], *users[0].users]
     if not users:
         raise UnsupportedError(
             f"the weights of a softmax in {path_of(softmax)} multiply no values"
         )
     operands = score.args[1:] if name_of(score) == "baddbmm" else score.args
-    return Attended(query=operands[0], key=operands[1], value=users[0].args[1])
+    # which of them are queries, if the front end knows it
+    query, key = score.meta.get("operands", operands[:2])
+    values = [x for x in users[0].args[:2] if x not in reached]
+    return Attended(query=query, key=key, value=values[-1])
 
 
 def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:

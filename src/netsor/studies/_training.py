@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -603,6 +604,15 @@ def is_function(model: Any) -> bool:
         and not isinstance(model, Transformer)
         and not hasattr(model, "to_dict")
     )
+
+
+def makes_jax_model(model: Any) -> bool:
+    """Whether it is a JAX model, or a function of a key that makes one."""
+    if "jax" not in sys.modules:  # no model without JAX
+        return False
+    from ..jax._models import is_model
+
+    return is_model(model)
 
 
 def call_build(build: Build, width: float) -> Any:

@@ -18,8 +18,9 @@ from .._validate import ArgumentError
 from ..models.measure._metric_program import ProgramModel
 from ..programs._program import Program
 from ..reader._graph import UnsupportedError
+from ..reader._network import lengths_of
 from ._fresh_modules import Module, fresh
-from ._network import lengths_of, network, token_ids
+from ._network import network, token_ids
 from ._parameters import parameters
 
 # mappings of transformers from configurations to classes, in the order of preference

@@ -15,12 +15,18 @@ from typing import Any
 
 import torch
 
-from .._validate import ArgumentError, Shape, listed, whole
+from .._validate import ArgumentError, Shape
 from ..language.operations._operation import MatMul
 from ..language.values._graph import topological_order
 from ..programs._program import Program
 from ..reader._laws import Parameters
-from ..reader._network import Network, loss_of, network_of
+from ..reader._network import (
+    Network,
+    lengths_of,
+    loss_of,
+    network_of,
+    sequence_of,
+)
 from ._capture import captured
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._parameters import parameters
@@ -88,7 +94,7 @@ def token_ids(
     if ids is None:
         ids = torch.tensor([*_different_ids(module, tokens, most_by_default)])
     elif not isinstance(ids, torch.Tensor):
-        ids = torch.tensor(_sequence(ids))
+        ids = torch.tensor(sequence_of(ids))
     if ids.ndim == 1 and not ids.is_floating_point():
         return ids[None]
     return ids
@@ -134,35 +140,6 @@ def networks(
     return [
         network(module, inputs_of(module, ids, length), laws=laws) for length in lengths
     ]
-
-
-def lengths_of(
-    ids: Sequence[int] | None, tokens: int | Sequence[int] | None
-) -> Sequence[int | None]:
-    """Numbers of tokens, sorted, each once; None for the default, or for given ids."""
-    if tokens is None:
-        return [None]
-    if ids is not None:
-        raise ArgumentError(
-            "tokens", tokens, "left out: the ids say how many tokens there are"
-        )
-    counts = tokens if isinstance(tokens, list | tuple) else [tokens]
-    lengths = sorted(
-        whole(count, "tokens", least=2, why=": an audit compares tokens")
-        for count in counts
-    )
-    if not lengths or len(set(lengths)) < len(lengths):
-        raise ArgumentError("tokens", tokens, "one length or more, each once")
-    return lengths
-
-
-def _sequence(sequence: Any) -> list[int]:
-    """One sequence of two or more token ids."""
-    entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
-    ids = [whole(entry, "ids", least=0) for entry in entries]
-    if len(ids) < 2:
-        raise ArgumentError("ids", ids, "two or more: tokens are compared")
-    return ids
 
 
 def read_network(

@@ -33,7 +33,7 @@ from ...runtime._units import in_time
 from .._cost import Cost, forward_bytes, overhead_seconds, worker_count
 from .._output_dir import Arrays
 from .._study import Run, Study
-from .._training import is_function
+from .._training import is_function, makes_jax_model
 from ._cases import MOVED, AuditCase, AuditTask, Model
 from ._measurements import Draws, LengthResult, draws_of_ones
 from ._request import Request
@@ -251,9 +251,7 @@ def _subject(
         if isinstance(model, Program):
             return ProgramModel(model, dict(sizes))
         if is_function(model):
-            from ...torch._network import networks
-
-            program, *longer = networks(model, ids, tokens)
+            program, *longer = _networks(model, ids, tokens)
             return ProgramModel(program, {}, longer, ids)
         if isinstance(model, Transformer | ProgramModel):
             return model
@@ -262,6 +260,18 @@ def _subject(
         if error.name in ("model", "module"):
             error.name = argument
         raise
+
+
+def _networks(model: Any, ids: Any, tokens: Any) -> list[Program]:
+    """The networks that a model of PyTorch or JAX is, at each number of tokens."""
+    if makes_jax_model(model):
+        from ...jax._network import networks as networks_of_jax
+        from ...reader._network import lengths_of
+
+        return networks_of_jax(model, ids, lengths_of(ids, tokens))
+    from ...torch._network import networks
+
+    return networks(model, ids, tokens)
 
 
 def _described(model: Any, ids: Any, tokens: Any) -> Transformer | ProgramModel:

@@ -1,0 +1,33 @@
+"""JAX models at initialisation: programs and laws of parameters.
+
+A model goes through these files: `_models` says how it is initialised and called,
+`_initialisers` reads the laws of its parameters from the jaxpr of its initialisation,
+`_capture` records the jaxpr of the call as a graph, `_patterns` joins equations, and
+`_program` reads the graph by the axis rule of `reader/` and the table in `_primitives`.
+
+Examples
+--------
+>>> net = ns.jax.program(build, ids)  # doctest: +SKIP
+>>> net.law(draws=1000).std()  # doctest: +SKIP
+>>> print(ns.jax.parameters(build))  # doctest: +SKIP
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"ns.jax needs JAX: pip install jax ({error})") from error
+
+from ..reader._graph import UnsupportedError
+from ..reader._laws import Parameter, Parameters
+from ._network import network
+from ._parameters import parameters
+from ._program import program
+
+__all__ = [
+    "Parameter",
+    "Parameters",
+    "UnsupportedError",
+    "network",
+    "parameters",
+    "program",
+]

@@ -1,0 +1,428 @@
+"""The laws of parameters, from the jaxpr of the function that draws them.
+
+The jaxpr shows which numbers are drawn with which key, and what is computed from them:
+`jax.random.normal` is erf⁻¹ of a uniform number, times √2. `Interpreter` follows known
+numbers, keys and draws. What it cannot follow is measured from samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._validate import Shape
+from ..functions.quantiles import Distribution, transformed
+from ..reader._laws import Parameter, law_of_entries
+from ._capture import CALLS, UNCHANGED
+from ._functions import NUMPY
+from ._nodes import PrimitiveCall
+
+SAMPLES = 64  # of the initialisation, if laws must be measured
+# primitives that apply a function to each entry, by its name in `quantiles.FUNCTIONS`
+FUNCTIONS = {
+    "abs": "abs",
+    "add": "add",
+    "cos": "cos",
+    "div": "div",
+    "erf_inv": "erfinv",
+    "exp": "exp",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "mul": "mul",
+    "neg": "neg",
+    "pow": "pow",
+    "sin": "sin",
+    "sqrt": "sqrt",
+    "square": "square",
+    "sub": "sub",
+    "tanh": "tanh",
+}
+# what gives the same numbers in another shape, in the same order
+RESHAPING = ("convert_element_type", "expand_dims", "reshape", "squeeze")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, or an array of different ones, by how it was derived from the first."""
+
+    origin: tuple[Any, ...]
+    shape: Shape = ()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it derives from the key of the initialisation."""
+        origin: Any = self.origin
+        while isinstance(origin[0], tuple):
+            origin = origin[0]
+        return bool(origin[0] == "key")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Independent entries of one law."""
+
+    law: Distribution
+    # the keys and shapes of the draws that the entries are made of
+    origin: tuple[Any, ...]
+    order: tuple[Any, ...] = ()  # how entries were moved
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Given numbers, or one number that fills a shape."""
+
+    value: Any
+    shape: Shape
+
+    @property
+    def number(self) -> float | None:
+        """The number that all entries are; None if they differ."""
+        if not np.issubdtype(np.asarray(self.value).dtype, np.number):
+            return None
+        values = np.asarray(self.value, dtype=float)
+        if values.size and (values == values.flat[0]).all():
+            return float(values.flat[0])
+        return None
+
+    @property
+    def whole(self) -> Any:
+        """All numbers."""
+        return np.broadcast_to(np.asarray(self.value), self.shape)
+
+
+class Unknown:
+    """Numbers that are not followed."""
+
+
+UNKNOWN = Unknown()
+
+
+class Interpreter:
+    """Follows known numbers, keys and draws through a jaxpr."""
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """What the results of a jaxpr are."""
+        env: dict[Any, Any] = {}
+        of_consts = [_known(x) for x in consts]
+        env.update(zip(jaxpr.constvars, of_consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(variable: Any) -> Any:
+            if hasattr(variable, "val"):
+                return _known(np.asarray(variable.val, dtype=variable.aval.dtype))
+            return env[variable]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(variable) for variable in equation.invars]
+            results = self._equation(equation, inputs)
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(variable) for variable in jaxpr.outvars]
+
+    def _equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """What the results of an equation are."""
+        name, params = equation.primitive.name, equation.params
+        if name in UNCHANGED or name in ("random_wrap", "random_unwrap"):
+            return inputs
+        if name in CALLS:
+            return self._call(equation, inputs)
+        if name == "scan":
+            return self._scan(equation, inputs)
+        if equation.primitive.multiple_results and name != "split":
+            return [UNKNOWN] * len(equation.outvars)
+        shape = tuple(equation.outvars[0].aval.shape)
+        if any(isinstance(x, Key) for x in inputs):
+            result = _of_key(name, params, inputs, shape)
+        elif all(isinstance(x, Known) for x in inputs):
+            result = _of_known(equation, inputs)
+        else:
+            result = _of_draws(name, params, inputs, shape)
+        return [result] * len(equation.outvars)
+
+    def _call(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """What the results of a called function are."""
+        function = equation.params.get("name", "")
+        if function == "_uniform" and isinstance(inputs[0], Key):
+            shape = tuple(equation.outvars[0].aval.shape)
+            return [_uniform(inputs, shape)]
+        closed = equation.params[CALLS[equation.primitive.name]]
+        jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+        return self.run(jaxpr, consts, inputs)
+
+    def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """A loop that draws the parameters of all layers, one after the other.
+
+        The results are followed if the loop carries nothing random.
+        """
+        params = equation.params
+        consts, carried = params["num_consts"], params["num_carry"]
+        over = [_each(x) for x in inputs[consts + carried :]]
+        closed = params["jaxpr"]
+        args = [*inputs[: consts + carried], *over]
+        results = self.run(closed.jaxpr, closed.consts, args)
+        same = [
+            before is after
+            or (isinstance(before, Known) and isinstance(after, Known) and not carried)
+            for before, after in zip(
+                inputs[consts : consts + carried], results[:carried], strict=True
+            )
+        ]
+        if not all(same):
+            return [UNKNOWN] * len(equation.outvars)
+        stacked = [
+            _stacked(x, params["length"], tuple(variable.aval.shape))
+            for x, variable in zip(
+                results[carried:], equation.outvars[carried:], strict=True
+            )
+        ]
+        return [*results[:carried], *stacked]
+
+
+def _known(x: Any) -> Any:
+    """Given numbers; a given key is one that the initialisation does not derive."""
+    if jax.numpy.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key):
+        return Key(("given", id(x)), tuple(x.shape))
+    return Known(np.asarray(x), tuple(np.shape(x)))
+
+
+def _of_key(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
+    """What an operation on a key returns."""
+    key = inputs[0]
+    if not isinstance(key, Key):
+        return UNKNOWN
+    match name:
+        case "random_fold_in":
+            data = inputs[1]
+            if isinstance(data, Known):
+                return Key(
+                    (key.origin, "fold_in", np.asarray(data.value).tobytes()), shape
+                )
+        case "random_split":
+            return Key((key.origin, "split", tuple(params["shape"])), shape)
+        case "slice":
+            limits = tuple(params["start_indices"]), tuple(params["limit_indices"])
+            return Key((key.origin, "slice", limits), shape)
+        case "squeeze" | "reshape" | "broadcast_in_dim" | "copy":
+            return Key(key.origin, shape)
+        case "dynamic_slice" | "gather":
+            if all(isinstance(x, Known) for x in inputs[1:]):
+                place = tuple(np.asarray(x.value).tobytes() for x in inputs[1:])
+                return Key((key.origin, name, place), shape)
+    return UNKNOWN
+
+
+def _uniform(inputs: list[Any], shape: Shape) -> Any:
+    """Uniform numbers drawn with a key."""
+    key, *ends = inputs
+    numbers = [x.number if isinstance(x, Known) else None for x in ends]
+    if not key.is_random or None in numbers:
+        return UNKNOWN
+    low, high = numbers
+    # the least number that JAX draws is the one after −1, for erf⁻¹
+    mean, std = 0.5 * (low + high), (high - low) / math.sqrt(12.0)
+    if low == -1.0 + 2.0**-24 and high == 1.0:
+        mean, std = 0.0, 1.0 / math.sqrt(3.0)
+    return Drawn(Distribution("uniform", (mean, std)), ((key.origin, shape),))
+
+
+def _of_known(equation: Any, inputs: list[Any]) -> Any:
+    """What an operation on known numbers returns."""
+    name, aval = equation.primitive.name, equation.outvars[0].aval
+    shape = tuple(aval.shape)
+    if name == "broadcast_in_dim" and math.prod(inputs[0].shape) == 1:
+        return Known(np.asarray(inputs[0].value).reshape(()), shape)
+    if name in RESHAPING and np.size(inputs[0].value) == 1:
+        return Known(np.asarray(inputs[0].value, dtype=aval.dtype).reshape(()), shape)
+    values = [np.asarray(x.value) for x in inputs]
+    if name in NUMPY and all(value.size == 1 for value in values):
+        with np.errstate(all="ignore"):
+            value = NUMPY[name](*(value.reshape(()) for value in values))
+        return Known(np.asarray(value, dtype=aval.dtype), shape)
+    if name.startswith("random"):
+        return Key(("given", name, *(value.tobytes() for value in values)), shape)
+    result = PrimitiveCall.of(equation)(*(x.whole for x in inputs))
+    if isinstance(result, list | tuple):
+        return UNKNOWN
+    return Known(np.asarray(result), shape)
+
+
+def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
+    """What an operation on draws, and numbers beside them, returns."""
+    draws = [x for x in inputs if isinstance(x, Drawn)]
+    numbers = [x.number for x in inputs if isinstance(x, Known)]
+    if len(draws) + len(numbers) < len(inputs) or not draws or None in numbers:
+        return UNKNOWN
+    first = draws[0]
+    if name in RESHAPING or name in ("copy", "stop_gradient"):
+        return first
+    if name == "transpose":
+        return replace(first, order=(*first.order, tuple(params["permutation"])))
+    if name == "slice":
+        limits = tuple(params["start_indices"]), tuple(params["limit_indices"])
+        return replace(first, origin=((first.origin, limits, shape),))
+    if name == "concatenate":
+        return _joined(draws, len(inputs))
+    if any((x.origin, x.order) != (first.origin, first.order) for x in draws):
+        return UNKNOWN
+    if name == "broadcast_in_dim":
+        return first if _adds_axes(params, shape) else UNKNOWN
+    law = _law_of_function(name, params, inputs)
+    return UNKNOWN if law is None else replace(first, law=law)
+
+
+def _adds_axes(params: Any, shape: Shape) -> bool:
+    """Whether a broadcast adds only axes of size 1."""
+    kept = params["broadcast_dimensions"]
+    return all(size == 1 for axis, size in enumerate(shape) if axis not in kept)
+
+
+def _law_of_function(name: str, params: Any, inputs: list[Any]) -> Distribution | None:
+    """The law of a function of each entry."""
+    arguments = [x.law if isinstance(x, Drawn) else x.number for x in inputs]
+    if name in ("max", "min"):
+        x, *bound = sorted(arguments, key=lambda y: not isinstance(y, Distribution))
+        if isinstance(bound[0], Distribution):
+            return None
+        ends = (bound[0], None) if name == "max" else (None, bound[0])
+        return transformed("clamp", x, *ends)
+    if name == "clamp":
+        low, x, high = arguments
+        return transformed("clamp", x, low, high)
+    if name == "integer_pow":
+        return transformed("pow", arguments[0], float(params["y"]))
+    if name not in FUNCTIONS:
+        return None
+    return transformed(FUNCTIONS[name], *arguments)
+
+
+def _joined(draws: list[Drawn], count: int) -> Any:
+    """Draws of one law, one after the other."""
+    laws = {x.law for x in draws}
+    origins = [x.origin for x in draws]
+    if len(draws) < count or len(laws) > 1 or len(set(origins)) < len(origins):
+        return UNKNOWN
+    return Drawn(draws[0].law, tuple(origins))
+
+
+def _each(x: Any) -> Any:
+    """One entry of what a loop is over."""
+    if isinstance(x, Key):
+        return Key((x.origin, "each"), x.shape[1:])
+    if isinstance(x, Known) and np.size(x.value) == 1:
+        return Known(x.value, x.shape[1:])
+    return UNKNOWN
+
+
+def _stacked(x: Any, length: int, shape: Shape) -> Any:
+    """What a loop returns at each step, along a new axis."""
+    if isinstance(x, Known):
+        if np.size(x.value) == 1:
+            return Known(x.value, shape)
+        return Known(np.broadcast_to(x.whole, shape), shape)
+    if isinstance(x, Drawn) and "each" in str(x.origin):
+        return replace(x, origin=((x.origin, "steps", length),))
+    if isinstance(x, Key):
+        return Key((x.origin, "steps", length), shape)
+    return UNKNOWN
+
+
+# Laws
+
+
+def laws_of(
+    jaxpr: Any, names: Sequence[str], key: Any, seed: int = 0
+) -> list[Parameter | None]:
+    """The laws of the results of a jaxpr of one key; None for keys and counters."""
+    results = Interpreter().run(
+        jaxpr.jaxpr, jaxpr.consts, [Key(("key",), tuple(jaxpr.in_avals[0].shape))]
+    )
+    laws: list[Parameter | None] = []
+    for name, aval, result in zip(names, jaxpr.out_avals, results, strict=True):
+        laws.append(_law(name, tuple(aval.shape), aval.dtype, result))
+    _mark_copies(laws, results)
+    unknown = [
+        number
+        for number, (law, result) in enumerate(zip(laws, results, strict=True))
+        if law is None and _is_number(jaxpr.out_avals[number].dtype, result)
+    ]
+    for number, law in zip(
+        unknown, _measured(jaxpr, names, unknown, seed), strict=True
+    ):
+        laws[number] = law
+    return laws
+
+
+def _is_number(dtype: Any, result: Any) -> bool:
+    """Whether a result is a number, and not a key."""
+    is_key = jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+    return not is_key and not isinstance(result, Key)
+
+
+def _law(name: str, shape: Shape, dtype: Any, result: Any) -> Parameter | None:
+    """The law of one result; None if it must be measured, or is a key."""
+    if isinstance(result, Known):
+        number = result.number
+        if number is not None:
+            return Parameter(name, shape, "constant", value=number)
+        return Parameter(name, shape, "fixed", value=result.whole)
+    if not isinstance(result, Drawn) or not np.isfinite(result.law.std):
+        return None
+    law = result.law
+    return Parameter(
+        name=name,
+        shape=shape,
+        law=law.name,
+        mean=law.mean,
+        std=law.std,
+        kurtosis=law.kurtosis,
+        entries=law,
+    )
+
+
+def _mark_copies(laws: list[Parameter | None], results: Sequence[Any]) -> None:
+    """Mark parameters that are drawn with the key of an earlier one."""
+    first_by_key: dict[Any, int] = {}
+    for number, result in enumerate(results):
+        law = laws[number]
+        if law is None or not isinstance(result, Drawn):
+            continue
+        for origin in result.origin:
+            first = first_by_key.setdefault(origin[0], number)
+            earlier = laws[first]
+            if first == number or earlier is None:
+                continue
+            is_copy = results[first] == result and earlier.shape == law.shape
+            if is_copy:
+                laws[number] = replace(law, law="copy", of=earlier.name)
+            else:
+                note = f"it is drawn with the same key as {earlier.name}"
+                laws[number] = replace(law, law="unknown", note=note, entries=None)
+            break
+
+
+def _measured(
+    jaxpr: Any, names: Sequence[str], numbers: list[int], seed: int
+) -> list[Parameter]:
+    """The laws of some results, from samples."""
+    if not numbers:
+        return []
+    outputs = jax.jit(
+        lambda key: [
+            jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, key)[k] for k in numbers
+        ]
+    )
+    samples = [outputs(jax.random.key(seed + k)) for k in range(2)]
+    is_random = any(not np.array_equal(x, y) for x, y in zip(*samples, strict=True))
+    if is_random:
+        samples += [outputs(jax.random.key(seed + k)) for k in range(2, SAMPLES)]
+    laws = []
+    for place, number in enumerate(numbers):
+        entries = [np.asarray(sample[place], dtype=float) for sample in samples]
+        law = law_of_entries(names[number], entries[0].shape, entries)
+        laws.append(law)
+    return laws

@@ -1,0 +1,88 @@
+"""A JAX model as the network of a study: a program with the probes of an audit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._validate import ArgumentError
+from ..programs._program import Program
+from ..reader._laws import Parameters
+from ..reader._network import Network, network_of, sequence_of
+from ._models import is_constructor
+from ._parameters import parameters
+from ._program import JaxReader, graph_of
+
+TOKENS = 16  # of different ids, if none are given
+# names of tables of words
+TABLE = re.compile(r"embed|words?\b|wte|tok|vocab", re.IGNORECASE)
+
+
+def network(
+    model: Any, *inputs: Any, laws: Parameters | None = None, **options: Any
+) -> Program:
+    """The program of a model with the probes of an audit, which `ns.audit` takes.
+
+    Blocks are recognised by numbers in the paths of parameters, as `layers.0` or
+    `layers_0`, and branches as terms of a stream (batch, tokens, width). If the model
+    returns logits, the loss predicts the next token (the token itself if later tokens
+    have an effect). The parameters are those of `program`.
+
+    Examples
+    --------
+    >>> ns.audit(ns.jax.network(build, ids), gradients=True)  # doctest: +SKIP
+    """
+    return read_network(model, inputs, laws, **options).program
+
+
+def read_network(
+    model: Any,
+    inputs: Sequence[Any],
+    laws: Parameters | None = None,
+    *,
+    trained: bool = False,
+    **options: Any,
+) -> Network:
+    """`network` and its structure."""
+    return network_of(
+        graph_of(model, inputs, laws, options), JaxReader, trained=trained
+    )
+
+
+def networks(model: Any, ids: Any, lengths: Sequence[int | None]) -> list[Program]:
+    """`network` on ids, or at one or several numbers of tokens."""
+    if ids is not None:
+        return [network(model, np.array(sequence_of(ids))[None])]
+    return [network(model, token_ids(model, length)) for length in lengths]
+
+
+def token_ids(model: Callable[[Any], Any], tokens: int | None) -> Any:
+    """Ids 1, 2, … of rows of the model's table of words."""
+    if not is_constructor(model):
+        raise ArgumentError(
+            "model",
+            getattr(model, "__name__", type(model).__name__),
+            "a function of a key that makes a model of Flax NNX or Equinox; for others"
+            " give the inputs, ns.audit(ns.jax.network(model, ids))",
+        )
+    tables = [
+        law
+        for name, law in parameters(model).items()
+        if len(law.shape) == 2 and TABLE.search(name)
+    ]
+    if not tables:
+        raise ArgumentError(
+            "model",
+            getattr(model, "__name__", "model"),
+            "a model with a table of words; for others give the inputs,"
+            " ns.audit(ns.jax.network(model, ids))",
+        )
+    most = tables[0].shape[0] - 1  # without 0, which often is the padding
+    if tokens is not None and tokens > most:
+        raise ArgumentError(
+            "tokens", tokens, f"at most {most}: {tables[0].name} has {most + 1} rows"
+        )
+    return np.arange(1, min(tokens or TOKENS, most) + 1)[None]

@@ -1,0 +1,121 @@
+"""The laws of the parameters of a JAX model at initialisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._validate import Shape
+from ..reader._laws import Parameter, Parameters, law_of_entries, with_declared
+from ._initialisers import laws_of
+from ._models import Functions, Leaves, arrays_of, functions_of
+
+
+class Drawn(NamedTuple):
+    """The parameters of a model: their tree, their laws, and what is no number."""
+
+    functions: Functions
+    inputs: tuple[Any, ...]
+    leaves: Leaves  # the arrays are abstract
+    laws: Parameters
+
+
+def parameters(
+    model: Any, *inputs: Any, declared: Mapping[str, float | Parameter] | None = None
+) -> Parameters:
+    """The laws of all parameters of a JAX model, by their paths.
+
+    They are read from the `jax.random` calls of its initialisation, and measured where
+    that does not show them.
+
+    Parameters
+    ----------
+    model : callable, flax.linen.Module or tuple
+        As in `ns.jax.program`.
+    *inputs : array
+        As in `ns.jax.program`. Flax NNX and Equinox need none.
+    declared : mapping, optional
+        Laws that replace those of the model, by name or pattern: a standard deviation
+        of Gaussian entries, or a `Parameter`.
+
+    Returns
+    -------
+    Parameters
+        A mapping of paths to laws; `print` shows it as a table.
+
+    Examples
+    --------
+    >>> def build(key):
+    ...     return nnx.Linear(64, 32, rngs=nnx.Rngs(key))
+    >>> ns.jax.parameters(build)["kernel"].law  # doctest: +SKIP
+    'truncated normal'
+    """
+    return drawn(model, inputs, declared).laws
+
+
+def drawn(
+    model: Any,
+    inputs: tuple[Any, ...],
+    declared: Mapping[str, float | Parameter] | None = None,
+) -> Drawn:
+    """The parameters of a model, and how it uses them."""
+    functions, inputs = functions_of(model, arrays_of(inputs))
+    if functions.init is None:
+        leaves = Leaves.of(functions.given)
+        laws = {
+            name: law_of_sample(name, np.asarray(x))
+            for name, x in zip(leaves.names, leaves.arrays, strict=True)
+        }
+    else:
+        jaxpr, leaves = _initialisation(functions.init)
+        key = jax.random.key(0)
+        found = laws_of(jaxpr, leaves.names, key)
+        laws = {
+            name: law
+            for name, law in zip(leaves.names, found, strict=True)
+            if law is not None
+        }
+    laws = {
+        name: _with_fan_in(law, functions.weight_first) for name, law in laws.items()
+    }
+    table = Parameters(with_declared(laws, declared or {}), samples=0)
+    return Drawn(functions, inputs, leaves, table)
+
+
+def _initialisation(init: Callable[[Any], Any]) -> tuple[Any, Leaves]:
+    """The jaxpr of an initialisation, and the tree of its results."""
+    jaxpr, shapes = jax.make_jaxpr(init, return_shape=True)(jax.random.key(0))
+    return jaxpr, Leaves.of(shapes)
+
+
+def law_of_sample(name: str, x: Any) -> Parameter:
+    """The law of a parameter of which one sample is given."""
+    shape = tuple(x.shape)
+    if not np.issubdtype(x.dtype, np.floating) or not x.size or np.ptp(x) == 0:
+        return law_of_entries(name, shape, [np.asarray(x, dtype=float)])
+    rows = np.asarray(x, dtype=float).reshape(-1, shape[-1] if shape else 1)
+    # two halves are two samples of entries that are i.i.d.
+    half = max(len(rows) // 2, 1)
+    if len(rows) < 2:
+        return law_of_entries(name, shape, [np.asarray(x, dtype=float)])
+    law = law_of_entries(
+        name, shape, [rows[:half].ravel(), rows[half : 2 * half].ravel()]
+    )
+    return replace(law, shape=shape)
+
+
+def _with_fan_in(law: Parameter, weight_first: bool) -> Parameter:
+    """The law with the number of inputs that an output sums over."""
+    return replace(law, fan_in=_fan_in(law.name, law.shape, weight_first))
+
+
+def _fan_in(name: str, shape: Shape, weight_first: bool) -> int | None:
+    """The entries of the input that an entry of the output sums over."""
+    if len(shape) < 2 or "embed" in name.rpartition(".")[2]:
+        return None
+    return math.prod(shape[1:]) if weight_first else math.prod(shape[:-1])

@@ -1,0 +1,419 @@
+"""Patterns: several equations that are one operation of the reader.
+
+JAX has no primitive for a mean, a softmax, a layer norm or GELU. These are found by
+what their equations compute, whichever library wrote them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..functions.activations import RELU, Function
+from ..reader._graph import shape_of
+from ._functions import Composite, Entrywise, Result, Step, known_function
+from ._nodes import Node, replace_uses
+from ._primitives import POINTWISE
+
+# what changes no number
+RESHAPING = (
+    "broadcast_in_dim",
+    "convert_element_type",
+    "expand_dims",
+    "reshape",
+    "squeeze",
+)
+
+
+def joined(
+    nodes: list[Node], outputs: list[Any], value: Callable[[Any], Any]
+) -> tuple[list[Node], list[Any]]:
+    """The nodes with patterns joined, without those that nothing uses.
+
+    `value` computes a known node.
+    """
+    joiner = Joiner(value)
+    for rule in (joiner.mean, joiner.layer_norm, joiner.softmax):
+        nodes, outputs = _replaced(nodes, outputs, rule)
+    nodes = _used(nodes, outputs)
+    nodes, outputs = _replaced(nodes, outputs, joiner.function, backwards=True)
+    return _used(nodes, outputs), outputs
+
+
+def _replaced(
+    nodes: list[Node],
+    outputs: list[Any],
+    rule: Callable[[Node], list[Node]],
+    *,
+    backwards: bool = False,
+) -> tuple[list[Node], list[Any]]:
+    """The nodes, where a rule has others in place of one; the last stands for it."""
+    by_node: dict[Node, list[Node]] = {}
+    joined_nodes: set[Node] = set()
+    for node in reversed(nodes) if backwards else nodes:
+        if node in joined_nodes:
+            continue
+        new = rule(node)
+        if new:
+            by_node[node] = new
+            joined_nodes.update(new[-1].meta.get("joined", ()))
+            replace_uses(node, new[-1])
+    result: list[Node] = []
+    for node in nodes:
+        result += by_node.get(node, [node])
+
+    def last(x: Any) -> Any:
+        return by_node[x][-1] if isinstance(x, Node) and x in by_node else x
+
+    return result, [last(x) for x in outputs]
+
+
+def _used(nodes: list[Node], outputs: list[Any]) -> list[Node]:
+    """The nodes that outputs depend on."""
+    needed = {x for x in outputs if isinstance(x, Node)}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    used = [node for node in nodes if node in needed]
+    keep_users(used)
+    return used
+
+
+def keep_users(nodes: list[Node]) -> None:
+    """Have nodes know no users but these nodes."""
+    alive = set(nodes)
+    for node in nodes:
+        node.users = {user: None for user in node.users if user in alive}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over some axes."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, x: Any) -> Any:
+        """What JAX computes."""
+        return jax.numpy.mean(x, axis=self.axes)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The softmax over an axis."""
+
+    axis: int
+
+    def __call__(self, x: Any) -> Any:
+        """What JAX computes."""
+        return jax.nn.softmax(x, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """The layer norm over the last axis, without weight and bias."""
+
+    eps: float
+
+    def __call__(self, x: Any) -> Any:
+        """What JAX computes."""
+        centred = x - x.mean(axis=-1, keepdims=True)
+        square = (centred**2).mean(axis=-1, keepdims=True)
+        return centred / jax.numpy.sqrt(square + self.eps)
+
+
+def _node(
+    like: Node, operation: str, args: tuple[Any, ...], kwargs: Any, compute: Any
+) -> Node:
+    """A node in place of another one."""
+    return Node(
+        op="call_function",
+        operation=operation,
+        target=operation,
+        args=args,
+        kwargs=kwargs,
+        compute=compute,
+        meta=dict(like.meta),
+    )
+
+
+class Joiner:
+    """The patterns: each rule returns the nodes that stand for one, or none."""
+
+    def __init__(self, value: Callable[[Any], Any]) -> None:
+        self._value = value
+        self._functions: dict[Any, Function | None] = {}
+
+    def number(self, x: Any) -> float | None:
+        """A known number; None if it is random, or no single number."""
+        if not isinstance(x, Node):
+            return None
+        if x.is_random or math.prod(shape_of(x)) != 1:
+            return None
+        return float(np.asarray(self._value(x)).reshape(()))
+
+    # Means and norms
+
+    def mean(self, node: Node) -> list[Node]:
+        """A sum over axes, divided by the number of entries."""
+        if node.target not in ("div", "mul") or len(node.args) != 2:
+            return []
+        sums, number = node.args
+        if node.target == "mul" and not _is(sums, "reduce_sum"):
+            sums, number = number, sums
+        if not _is(sums, "reduce_sum"):
+            return []
+        (x,), axes = sums.args, tuple(int(axis) for axis in sums.kwargs["axes"])
+        count = math.prod(shape_of(x)[axis] for axis in axes)
+        factor = self.number(number)
+        if factor is None or shape_of(node) != shape_of(sums):
+            return []
+        divisor = factor if node.target == "div" else 1 / factor if factor else 0.0
+        if abs(divisor - count) > 1e-6 * count:
+            return []
+        return [_node(node, "mean", (x,), {"axes": axes}, Mean(axes))]
+
+    def layer_norm(self, node: Node) -> list[Node]:
+        """Centred vectors times their inverse root of the variance, and a scale."""
+        if node.target not in ("div", "mul"):
+            return []
+        first, second = node.args
+        for centred, other in ((first, second), (second, first)):
+            x = self._centred(centred)
+            if x is None:
+                continue
+            eps, scale = self._inverse_deviation(other, x, node.target)
+            if eps is not None:
+                norm = _node(node, "layer_norm", (x,), {"eps": eps}, LayerNorm(eps))
+                if scale is None:
+                    return [norm]
+                product = _node(node, "mul", (norm, scale), {}, node.compute)
+                return [norm, product]
+            if node.target == "div":
+                break
+        return []
+
+    def _centred(self, node: Any) -> Node | None:
+        """The vectors x of x − mean(x) over the last axis."""
+        if not _is(node, "sub"):
+            return None
+        x, mean = node.args
+        return x if self._is_mean_of(mean, x) else None
+
+    def _is_mean_of(self, mean: Any, x: Any) -> bool:
+        """Whether a node is the mean of another one over its last axis."""
+        mean = _stripped(mean)
+        if not _is(mean, "mean") or _stripped(mean.args[0]) is not _stripped(x):
+            return False
+        return mean.kwargs["axes"] == (len(shape_of(mean.args[0])) - 1,)
+
+    def _inverse_deviation(
+        self, node: Any, x: Node, target: str
+    ) -> tuple[float | None, Any]:
+        """The eps of 1/√(variance + eps), and a scale that multiplies it."""
+        node = _stripped(node)
+        root = "rsqrt" if target == "mul" else "sqrt"
+        if _is(node, root):
+            return self._eps(node.args[0], x), None
+        if target == "mul" and _is(node, "mul"):
+            for factor, scale in (node.args, node.args[::-1]):
+                inner = _stripped(factor)
+                if _is(inner, "rsqrt"):
+                    return self._eps(inner.args[0], x), scale
+        return None, None
+
+    def _eps(self, node: Any, x: Node) -> float | None:
+        """The eps of variance + eps."""
+        node = _stripped(node)
+        if not _is(node, "add"):
+            return None
+        for variance, number in (node.args, node.args[::-1]):
+            eps = self.number(number)
+            if eps is not None and self._is_variance(variance, x):
+                return eps
+        return None
+
+    def _is_variance(self, node: Any, x: Node) -> bool:
+        """Whether a node is the variance of x over its last axis."""
+        node = _stripped(node)
+        if _is(node, "max"):
+            inside = [y for y in node.args if self.number(y) != 0.0]
+            return len(inside) == 1 and self._is_variance(inside[0], x)
+        if _is(node, "mean"):
+            centred = self._centred(_stripped(self._squared(node.args[0])))
+            last = (len(shape_of(node.args[0])) - 1,)
+            is_same = centred is not None and _stripped(centred) is _stripped(x)
+            return node.kwargs["axes"] == last and is_same
+        if not _is(node, "sub"):
+            return False
+        mean_square, square = (_stripped(y) for y in node.args)
+        mean = self._squared(square)
+        if not _is(mean_square, "mean") or mean is None:
+            return False
+        squared = self._squared(mean_square.args[0])
+        is_same = squared is not None and _stripped(squared) is _stripped(x)
+        return is_same and self._is_mean_of(mean, x)
+
+    def _squared(self, node: Any) -> Any:
+        """What is squared; None if a node is no square."""
+        node = _stripped(node)
+        if _is(node, "square"):
+            return node.args[0]
+        if _is(node, "integer_pow") and node.kwargs["y"] == 2:
+            return node.args[0]
+        if _is(node, "mul") and node.args[0] is node.args[1]:
+            return node.args[0]
+        return None
+
+    def softmax(self, node: Node) -> list[Node]:
+        """Exponentials divided by their sum over the last axis."""
+        if node.target != "div":
+            return []
+        exponentials, sums = node.args[0], _stripped(node.args[1])
+        if not _is(exponentials, "exp") or not _is(sums, "reduce_sum"):
+            return []
+        axes = tuple(int(axis) for axis in sums.kwargs["axes"])
+        last = len(shape_of(node)) - 1
+        if sums.args[0] is not exponentials or axes != (last,):
+            return []
+        scores = exponentials.args[0]
+        if _is(scores, "sub") and self._is_maximum_of(scores.args[1], scores.args[0]):
+            scores = scores.args[0]
+        return [_node(node, "softmax", (scores,), {"axis": last}, Softmax(last))]
+
+    def _is_maximum_of(self, node: Any, x: Any) -> bool:
+        """Whether a node is the maximum of another one over its last axis."""
+        while True:
+            node = _stripped(node)
+            if _is(node, "stop_gradient"):
+                node = node.args[0]
+            elif _is(node, "max"):
+                inside = [y for y in node.args if self.number(y) != -math.inf]
+                if len(inside) != 1:
+                    return False
+                (node,) = inside
+            else:
+                break
+        return _is(node, "reduce_max") and node.args[0] is x
+
+    # Functions of entries
+
+    def function(self, node: Node) -> list[Node]:
+        """Operations on each entry that are one function of one tensor together."""
+        if not self._is_pointwise(node):
+            return []
+        if node.target == "max" and 0.0 in [self.number(x) for x in node.args]:
+            return [self._relu(node)]
+        group = self._group(node)
+        if group is None or len(group) < 2:
+            return []
+        (x,) = {y for member in group for y in member.args if _is_random(y)} - set(
+            group
+        )
+        order = sorted(group, key=_position(group, x))
+        composite = self._composite(order, x)
+        function = known_function(composite)
+        if function is None:
+            if all(_is_affine(member) for member in group):
+                return []
+            function = Entrywise(composite).function(node.target, 1)
+        new = _node(node, function.name, (x,), {"function": function}, composite)
+        new.target = "function"
+        new.meta["joined"] = group
+        return [new]
+
+    def _relu(self, node: Node) -> Node:
+        """The larger of a tensor and 0."""
+        (x,) = (y for y in node.args if _is_random(y))
+        composite = self._composite([node], x)
+        new = _node(node, "relu", (x,), {"function": RELU}, composite)
+        new.target = "function"
+        return new
+
+    def _is_pointwise(self, node: Any) -> bool:
+        """Whether a node acts on each entry of one tensor, beside single numbers."""
+        if not _is_random(node) or node.target not in (
+            *POINTWISE,
+            "convert_element_type",
+        ):
+            return False
+        shapes = {shape_of(x) for x in node.args if _is_random(x)}
+        known = [x for x in node.args if not _is_random(x)]
+        return shapes == {shape_of(node)} and all(
+            self.number(x) is not None for x in known
+        )
+
+    def _group(self, node: Node) -> list[Node] | None:
+        """The largest group of operations that end here and begin with one tensor."""
+        best: list[Node] | None = None
+        group = [node]
+        frontier = {x for x in node.args if _is_random(x)}
+        while True:
+            if len(frontier) == 1:
+                best = list(group)
+            ready = [
+                x
+                for x in frontier
+                if self._is_pointwise(x) and all(user in group for user in x.users)
+            ]
+            if not ready:
+                return best
+            group += ready
+            frontier.difference_update(ready)
+            frontier.update(y for x in ready for y in x.args if _is_random(y))
+            frontier.difference_update(group)
+
+    def _composite(self, order: list[Node], x: Node) -> Composite:
+        """The function of one number that the operations compute."""
+        numbers: dict[Node, int] = {x: 0}
+        steps = []
+        for member in order:
+            args = tuple(
+                Result(numbers[y]) if y in numbers else np.asarray(self.number(y))
+                for y in member.args
+            )
+            numbers[member] = len(numbers)
+            steps.append(Step(member.compute, args))
+        return Composite(1, tuple(steps))
+
+
+def _position(group: list[Node], x: Node) -> Callable[[Node], int]:
+    """The place of each operation of a group in an order of computation."""
+    depth: dict[Node, int] = {x: 0}
+
+    def of(node: Node) -> int:
+        if node not in depth:
+            inside = [y for y in node.args if y in members or y is x]
+            depth[node] = 1 + max((of(y) for y in inside), default=0)
+        return depth[node]
+
+    members = set(group)
+    return of
+
+
+def _is(x: Any, target: str) -> bool:
+    """Whether a node is random and of this primitive or pattern."""
+    return isinstance(x, Node) and x.is_random and x.target == target
+
+
+def _is_random(x: Any) -> bool:
+    """Whether an argument is random."""
+    return isinstance(x, Node) and x.is_random
+
+
+def _is_affine(node: Node) -> bool:
+    """Whether an operation is a shift or a multiple."""
+    if node.target in ("add", "sub", "mul", "div"):
+        return sum(_is_random(x) for x in node.args) == 1
+    return node.target in ("neg", "convert_element_type")
+
+
+def _stripped(x: Any) -> Any:
+    """The node whose numbers a node repeats, or has in another shape."""
+    while isinstance(x, Node) and x.is_random and x.target in RESHAPING:
+        x = x.args[0]
+    return x

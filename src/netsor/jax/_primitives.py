@@ -1,0 +1,521 @@
+"""The table of primitives: how the reader computes each one.
+
+`RULES` maps the name of a primitive, or of a pattern of several, to a function of a
+`Call`, of its operands, and of those of its parameters that the function names. What an
+operation does to vectors and scalars is in `reader/_arithmetic.py` and
+`reader/_rearrangement.py`. `OPERATIONS` are the names by which `reader/_structure.py`
+recognises the parts of a network.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import language as ns
+from .._array_api import Ints
+from .._validate import Shape
+from ..reader import _arithmetic as arithmetic
+from ..reader import _convolution as convolution
+from ..reader import _rearrangement as rearrangement
+from ..reader._arithmetic import EXP, Call, Tensor, apply_function, entrywise
+from ..reader._axes import Refusal, Scalars, refuse_if
+from ..reader._graph import shape_of
+from ..reader._operations import REARRANGEMENTS
+from ._nodes import Node
+from ._products import product
+
+Operation = Callable[..., Any]
+RULES: dict[str, Operation] = {}
+
+# names in `reader/_operations.py`; other primitives keep their own
+OPERATIONS = {
+    "broadcast_in_dim": "expand",
+    "concatenate": "cat",
+    "conv_general_dilated": "conv2d",
+    "convert_element_type": "to",
+    "logistic": "sigmoid",
+    "rev": "flip",
+    "stop_gradient": "detach",
+    "top_k": "topk",
+    "transpose": "permute",
+}
+
+
+def reads(*names: str) -> Callable[[Operation], Operation]:
+    """Enter a function in `RULES`, for the primitives of these names."""
+
+    def enter(function: Operation) -> Operation:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def apply_rule(
+    node: Node, call: Call, args: Sequence[Any], names: tuple[str, ...]
+) -> Any:
+    """The result of an operation, by the rule of the first of these names."""
+    name = next((name for name in names if name in RULES), None)
+    if name is None:
+        raise Refusal(
+            "this primitive is not supported; docs/jax.md lists those that are"
+        )
+    function = RULES[name]
+    known = inspect.signature(function).parameters
+    options = {key: value for key, value in node.kwargs.items() if key in known}
+    return function(call, *args, **options)
+
+
+# What a node is
+
+
+def operands_of(
+    name: str, inputs: list[Any], equation: Any, compute: Any
+) -> tuple[str, list[Any], Any]:
+    """The operation that a primitive is here, its operands, and what computes it."""
+    if name == "dot_general":
+        return _operands_of_product(inputs, equation, compute)
+    if name == "gather" and _is_lookup(equation, inputs):
+        return "embedding", inputs, compute
+    return name, inputs, compute
+
+
+def _operands_of_product(
+    inputs: list[Any], equation: Any, compute: Any
+) -> tuple[str, list[Any], Any]:
+    """A product with a parameter is "linear", with the parameter as second operand."""
+    is_parameter = [_is_view_of_parameter(x) for x in inputs]
+    if is_parameter[1]:
+        return "linear", inputs, compute
+    if is_parameter[0]:
+        return "linear_from_left", inputs, compute
+    return "matmul", inputs, compute
+
+
+def _is_view_of_parameter(x: Any) -> bool:
+    """Whether an operand is a random parameter, rearranged."""
+    while isinstance(x, Node) and x.operation in REARRANGEMENTS:
+        x = x.args[0]
+    return isinstance(x, Node) and x.operation == "parameter"
+
+
+def _is_lookup(equation: Any, inputs: list[Any]) -> bool:
+    """Whether `gather` takes whole rows of a table, at known indices."""
+    table, ids = inputs
+    numbers = equation.params["dimension_numbers"]
+    sizes = equation.params["slice_sizes"]
+    is_known = not (isinstance(ids, Node) and ids.is_random)
+    return (
+        is_known
+        and isinstance(table, Node)
+        and table.operation == "parameter"
+        and len(sizes) == 2
+        and tuple(sizes) == (1, shape_of(table)[1])
+        and tuple(numbers.collapsed_slice_dims) == (0,)
+        and tuple(numbers.start_index_map) == (0,)
+    )
+
+
+# Operations that return their first argument
+
+
+@reads("convert_element_type", "copy", "reduce_precision")
+def _unchanged(call: Call, x: Tensor) -> Tensor:
+    return x
+
+
+@reads("getitem")
+def _getitem(call: Call, x: Tensor, index: int) -> Tensor:
+    return x[index]
+
+
+RULES["stop_gradient"] = arithmetic.detach
+
+# Functions of entries
+
+FUNCTIONS = (ns.tanh, ns.erf, ns.abs, ns.sin, ns.cos)
+RULES |= {f.__name__: entrywise(f) for f in FUNCTIONS}
+RULES |= {
+    "logistic": entrywise(ns.sigmoid),
+    "exp": lambda call, x: apply_function(EXP, call, x),
+    "add": arithmetic.add,
+    "add_any": arithmetic.add,
+    "sub": arithmetic.subtract,
+    "mul": arithmetic.multiply,
+    "div": arithmetic.divide,
+    "max": arithmetic.maximum,
+    "min": arithmetic.minimum,
+}
+
+
+@reads("function")
+def _function(call: Call, x: Tensor, function: Any) -> Tensor:
+    """A function that several primitives compute together."""
+    return apply_function(function, call, x)
+
+
+@reads("neg")
+def _neg(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.multiply(call, x, -1.0)
+
+
+@reads("square")
+def _square(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.multiply(call, x, x)
+
+
+@reads("integer_pow")
+def _integer_pow(call: Call, x: Tensor, y: int) -> Tensor:
+    return arithmetic.power(call, x, y)
+
+
+@reads("pow")
+def _pow(call: Call, x: Tensor, exponent: Tensor) -> Tensor:
+    refuse_if(
+        arithmetic.is_random(exponent) or np.size(exponent) > 1,
+        "powers are read if the exponent is one number",
+    )
+    return arithmetic.power(call, x, np.ravel(exponent)[0])
+
+
+@reads("sqrt")
+def _sqrt(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.power(call, x, 0.5)
+
+
+@reads("rsqrt")
+def _rsqrt(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.power(call, x, -0.5)
+
+
+@reads("clamp")
+def _clamp(call: Call, least: Any, x: Tensor, most: Any) -> Tensor:
+    return arithmetic.clamp(call, x, least=least, most=most)
+
+
+@reads("select_n")
+def _select_n(call: Call, which: Tensor, *cases: Tensor) -> Tensor:
+    refuse_if(len(cases) != 2, "a choice among more than two cases")
+    return arithmetic.where(call, which, cases[1], cases[0])
+
+
+# Sums and norms
+
+
+@reads("reduce_sum")
+def _reduce_sum(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
+    return arithmetic.total(call, x, list(axes))
+
+
+@reads("mean")
+def _mean(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
+    return arithmetic.mean(call, x, list(axes))
+
+
+@reads("reduce_max")
+def _reduce_max(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
+    return convolution.maximum_over(call, x, list(axes), keepdims=False)
+
+
+@reads("layer_norm")
+def _layer_norm(call: Call, x: Tensor, eps: float) -> Tensor:
+    return arithmetic.normalised(ns.layer_norm, call, x, (1,), eps=eps)
+
+
+@reads("softmax")
+def _softmax(call: Call, x: Tensor, axis: int) -> Scalars:
+    return arithmetic.softmax(call, x, axis)
+
+
+@reads("cumsum")
+def _cumsum(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
+    if not reverse:
+        return rearrangement.sums_up_to(call, x, axis)
+    order = np.arange(x.shape[axis])[::-1]
+    turned = rearrangement.pick(call, x, axis, order)
+    sums = rearrangement.sums_up_to(call, turned, axis)
+    return rearrangement.pick(call, sums, axis, order)
+
+
+@reads("cumprod")
+def _cumprod(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
+    refuse_if(reverse, "cumulative products from the end")
+    return rearrangement.running(call, x, axis, arithmetic.multiply)
+
+
+@reads("cumlogsumexp")
+def _cumlogsumexp(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
+    refuse_if(reverse, "cumulative sums from the end")
+    return rearrangement.running(call, x, axis, arithmetic.log_of_sum)
+
+
+# Matrix products
+
+
+@reads("dot_general")
+def _dot_general(call: Call, x: Tensor, y: Tensor, dimension_numbers: Any) -> Tensor:
+    return product(call, x, y, dimension_numbers)
+
+
+@reads("conv_general_dilated")
+def _convolution(
+    call: Call,
+    x: Tensor,
+    kernel: Tensor,
+    dimension_numbers: Any,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    rhs_dilation: Sequence[int],
+    lhs_dilation: Sequence[int],
+    feature_group_count: int,
+    batch_group_count: int,
+) -> Tensor:
+    refuse_if(
+        batch_group_count > 1 or any(step > 1 for step in lhs_dilation),
+        "transposed convolutions, and groups of the batch",
+    )
+    specs = dimension_numbers
+    x = rearrangement.permute(call, x, specs.lhs_spec)
+    kernel = rearrangement.permute(call, kernel, specs.rhs_spec)
+    shape = tuple(call.shape[axis] for axis in specs.out_spec)
+    for number, (before, after) in enumerate(padding):
+        if before != after:  # causal: zeros on one side
+            sizes = [0, 0] * (len(padding) - 1 - number) + [before, after]
+            padded = [*x.shape]
+            padded[2 + number] += before + after
+            whole = call._replace(shapes=[tuple(padded)])
+            x = rearrangement.pad(whole, x, sizes, 0.0)
+    same = [before if before == after else 0 for before, after in padding]
+    result = convolution.convolution(
+        call._replace(shapes=[shape]),
+        x,
+        kernel,
+        stride=tuple(window_strides),
+        padding=tuple(same),
+        dilation=tuple(rhs_dilation),
+        groups=feature_group_count,
+    )
+    order = tuple(np.argsort(specs.out_spec).tolist())
+    return rearrangement.permute(call, result, order)
+
+
+# Rearrangements
+
+
+@reads("reshape", "squeeze", "expand_dims")
+def _reshape(call: Call, x: Tensor) -> Tensor:
+    return rearrangement.reshape(call, x, call.shape)
+
+
+@reads("broadcast_in_dim")
+def _broadcast_in_dim(
+    call: Call, x: Tensor, shape: Shape, broadcast_dimensions: Sequence[int]
+) -> Tensor:
+    with_new_axes = [1] * len(shape)
+    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
+        with_new_axes[axis] = size
+    x = rearrangement.reshape(call, x, tuple(with_new_axes))
+    if tuple(with_new_axes) == tuple(shape):
+        return x
+    return rearrangement.expand(call, x, tuple(shape))
+
+
+@reads("transpose")
+def _transpose(call: Call, x: Tensor, permutation: Sequence[int]) -> Tensor:
+    return rearrangement.permute(call, x, permutation)
+
+
+@reads("slice")
+def _slice(
+    call: Call,
+    x: Tensor,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+) -> Tensor:
+    steps = strides or [1] * len(start_indices)
+    for axis, bounds in enumerate(
+        zip(start_indices, limit_indices, steps, strict=True)
+    ):
+        start, stop, step = (int(bound) for bound in bounds)
+        if (start, stop, step) != (0, x.shape[axis], 1):
+            x = rearrangement.pick(call, x, axis, slice(start, stop, step))
+    return x
+
+
+@reads("dynamic_slice")
+def _dynamic_slice(
+    call: Call, x: Tensor, *starts: Any, slice_sizes: Sequence[int]
+) -> Tensor:
+    refuse_if(
+        any(arithmetic.is_random(start) for start in starts),
+        "a slice whose place depends on random numbers",
+    )
+    for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True)):
+        if size != x.shape[axis]:
+            first = min(max(int(start), 0), x.shape[axis] - size)
+            x = rearrangement.pick(call, x, axis, slice(first, first + size))
+    return x
+
+
+@reads("dynamic_update_slice")
+def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) -> Tensor:
+    refuse_if(
+        any(arithmetic.is_random(start) for start in starts),
+        "a slice whose place depends on random numbers",
+    )
+    axes = [axis for axis, size in enumerate(patch.shape) if size != call.shape[axis]]
+    if not axes:
+        return patch
+    refuse_if(len(axes) > 1, "an update of a part along several axes")
+    (axis,) = axes
+    size = patch.shape[axis]
+    first = min(max(int(starts[axis]), 0), call.shape[axis] - size)
+    positions = range(first, first + size)
+    result = rearrangement.slice_scatter(call, x, patch, axis, positions)
+    is_patchwork = isinstance(result, rearrangement.Patchwork)
+    return result.joined(call) if is_patchwork else result
+
+
+@reads("tile")
+def _tile(call: Call, x: Tensor, reps: Sequence[int]) -> Tensor:
+    return rearrangement.tile(call, x, list(reps))
+
+
+@reads("select")
+def _select(call: Call, x: Tensor, index: int) -> Tensor:
+    return rearrangement.pick(call, x, 0, index)
+
+
+@reads("stack")
+def _stack(call: Call, *parts: Tensor) -> Tensor:
+    return rearrangement.stack(call, list(parts), 0)
+
+
+@reads("concatenate")
+def _concatenate(call: Call, *parts: Tensor, dimension: int) -> Tensor:
+    return rearrangement.concatenate(call, list(parts), dimension)
+
+
+@reads("split")
+def _split(call: Call, x: Tensor, axis: int) -> list[Tensor]:
+    return rearrangement.pieces(call, x, axis)
+
+
+@reads("rev")
+def _rev(call: Call, x: Tensor, dimensions: Sequence[int]) -> Tensor:
+    for axis in dimensions:
+        order = np.arange(x.shape[axis])[::-1]
+        x = rearrangement.pick(call, x, axis, order)
+    return x
+
+
+@reads("pad")
+def _pad(call: Call, x: Tensor, value: Any, padding_config: Any) -> Tensor:
+    refuse_if(
+        any(inside for _, _, inside in padding_config), "padding between the entries"
+    )
+    refuse_if(arithmetic.is_random(value), "padding with random numbers")
+    sizes = [
+        size for before, after, _ in padding_config[::-1] for size in (before, after)
+    ]
+    return rearrangement.pad(call, x, sizes, float(value))
+
+
+@reads("gather")
+def _gather(call: Call, x: Tensor, ids: Any) -> Tensor:
+    refuse_if(arithmetic.is_random(ids), "indices that are random")
+    return convolution.rearranged(call, x)
+
+
+@reads("embedding")
+def _embedding(call: Call, table: Tensor, ids: Ints) -> Tensor:
+    ids = np.asarray(ids)
+    if ids.ndim == len(call.shape) and ids.shape[-1] == 1:
+        ids = ids[..., 0]
+    rows = table.shape[0]
+    refuse_if(
+        ids.size and not 0 <= ids.min() <= ids.max() < rows,
+        f"ids up to {ids.max()} of a table with {rows} rows",
+    )
+    return rearrangement.embedding(call, table, ids)
+
+
+# operations that act on each entry in the same way, and have no rule for vectors
+POINTWISE = (
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "clamp",
+    "cos",
+    "cosh",
+    "digamma",
+    "div",
+    "eq",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "nextafter",
+    "not",
+    "or",
+    "and",
+    "pow",
+    "rem",
+    "round",
+    "rsqrt",
+    "select_n",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "tan",
+    "tanh",
+    "add",
+    "xor",
+)
+# of them, those that return truth values
+COMPARISONS = (
+    "and",
+    "eq",
+    "ge",
+    "gt",
+    "is_finite",
+    "le",
+    "lt",
+    "ne",
+    "not",
+    "or",
+    "xor",
+)

@@ -1,0 +1,314 @@
+"""A JAX function, read as a program.
+
+`captured` (in `_capture`) records its jaxpr as a graph, and JAX computes all that
+depends only on constants. `JaxReader` computes the rest as values of the language, by
+the table of primitives in `_primitives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._array_api import Floats
+from .._validate import Shape
+from ..language import nonlin
+from ..language.values._vector import Vector
+from ..programs._program import Program
+from ..reader._arithmetic import VALUES, Call, is_random, values_beside
+from ..reader._axes import Refusal, Scalars, Vectors, refuse_if
+from ..reader._deferred import Deferred, ScalarFunction, are_scalars
+from ..reader._graph import Graph, Node, UnsupportedError, name_of
+from ..reader._laws import Parameters
+from ..reader._operations import REARRANGEMENTS
+from ..reader._reader import Reader
+from ._capture import Variable, captured
+from ._functions import Composite, Entrywise, Pullback, Result, ScalarsFunction, Step
+from ._models import Leaves
+from ._parameters import Drawn, drawn
+from ._primitives import COMPARISONS, POINTWISE, apply_rule
+
+
+def program(
+    model: Any, *inputs: Any, laws: Parameters | None = None, **options: Any
+) -> Program:
+    """The program that a JAX model computes at initialisation, on given inputs.
+
+    Its jaxpr is read: calls are put in their place, loops over layers are unrolled, and
+    random parameters become matrices and vectors with the laws of their initialisation.
+    What the model computes only from its inputs is computed by JAX. Widths are those of
+    the model.
+
+    Parameters
+    ----------
+    model : callable, flax.linen.Module or tuple
+        A function of a key that makes a model of Flax NNX or Equinox; a module of
+        Linen; a pair (init, apply), as of Haiku; or a function of parameters and
+        inputs. The first input is then the parameters, or a function of a key that
+        draws them.
+    *inputs : array
+        The inputs that the model is called with. They are given, not random.
+    laws : Parameters, optional
+        The laws of the parameters; `ns.jax.parameters(model, *inputs)` by default.
+    **options
+        Options of the call, such as `deterministic=True`.
+
+    Returns
+    -------
+    Program
+        It returns the outputs of the model: an array whose last axis holds coordinates
+        becomes vectors without this axis. Probes are the scores and weights of every
+        softmax, and what every named scope returns.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> def apply(parameters, x):
+    ...     return jnp.tanh(x @ parameters["in"]) @ parameters["out"]
+    >>> def init(key):
+    ...     first, second = jax.random.split(key)
+    ...     return {
+    ...         "in": jax.random.normal(first, (3, 64)),
+    ...         "out": jax.random.normal(second, (64, 2)) / 8,
+    ...     }
+    >>> net = ns.jax.program(apply, init, jnp.ones((1, 3)))  # doctest: +SKIP
+    >>> net.law(draws=1000).std()  # doctest: +SKIP
+    """
+    return JaxReader(graph_of(model, inputs, laws, options)).program()
+
+
+def graph_of(
+    model: Any,
+    inputs: Sequence[Any],
+    laws: Parameters | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Graph:
+    """The graph of a model."""
+    parts = drawn(model, tuple(inputs))
+    if laws is not None:
+        parts = parts._replace(laws=laws)
+    leaves, functions = parts.leaves, parts.functions
+
+    def apply(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
+        """The outputs, of the leaves of the parameters."""
+        tree = jax.tree_util.tree_unflatten(leaves.structure, numbers)
+        outputs = functions.apply(tree, *given, **(options or {}))
+        return [x for x in jax.tree.leaves(outputs) if hasattr(x, "dtype")]
+
+    jaxpr = jax.make_jaxpr(apply)(leaves.arrays, parts.inputs)
+    return captured(functions.name, jaxpr, _variables(parts, leaves), parts.laws)
+
+
+def _variables(parts: Drawn, leaves: Leaves) -> list[Variable]:
+    """The arguments of the jaxpr: parameters, and then inputs."""
+    variables = []
+    for name, x in zip(leaves.names, leaves.arrays, strict=True):
+        if name in parts.laws:
+            variables.append(Variable(name, x))
+        elif jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+            variables.append(Variable(name, x, is_key=True))
+        else:
+            raise UnsupportedError(
+                f"the parameter {name} has no law in laws; there are"
+                f" {', '.join([*parts.laws][:4])}, …"
+            )
+    given = jax.tree.leaves(parts.inputs)
+    return [*variables, *(Variable("", x) for x in given)]
+
+
+class JaxDeferred(Deferred):
+    """A tensor, or several, that JAX computes from scalars: a recorded operation."""
+
+    def _rearranged(self) -> Scalars | None:
+        """The scalars of another deferred tensor, rearranged, if they are no more."""
+        if name_of(self.node) not in REARRANGEMENTS or name_of(self.node) == "getitem":
+            return None
+        first, *others = self.args
+        if not isinstance(first, Deferred) or not first.is_tensor:
+            return None
+        if first.dtype != self.dtype:
+            return None
+        try:
+            names = (self.node.target, self.node.operation)
+            result = apply_rule(self.node, self.call, [first.scalars, *others], names)
+        except Refusal:
+            return None
+        return result if isinstance(result, Scalars) else None
+
+    def function_of(
+        self, leaves: Sequence[Scalars | Deferred], operations: Sequence[Deferred]
+    ) -> ScalarFunction:
+        """The function of some leaves that recorded operations compute together."""
+        number = {id(x): k for k, x in enumerate([*leaves, *operations])}
+
+        def without_values(x: Any) -> Any:
+            if isinstance(x, Deferred | Scalars):
+                return Result(number[id(x)])
+            return np.asarray(x)
+
+        steps = tuple(
+            Step(x.node.compute, tuple(without_values(y) for y in x.args))
+            for x in operations
+        )
+        function = ScalarsFunction(
+            of_tensors=Composite(len(leaves), steps),
+            shapes=tuple(tuple(x.shape) for x in leaves),
+            types=tuple(_kind(x) for x in leaves),
+            shape=tuple(self.shape),
+        )
+        pullbacks = tuple(Pullback(function, k) for k in range(len(leaves)))
+        return ScalarFunction(function, pullbacks)
+
+
+def _kind(x: Scalars | Deferred) -> str:
+    """What kind of numbers an argument stands for."""
+    if isinstance(x, Scalars) or jax.numpy.issubdtype(x.dtype, np.floating):
+        return "float"
+    return "bool" if x.dtype == bool else "int"
+
+
+class JaxReader(Reader):
+    """The reader of the graph of a JAX function."""
+
+    def is_given(self, x: Any) -> bool:
+        """Whether a value is a tensor of given numbers."""
+        return isinstance(x, np.ndarray | np.generic)
+
+    def as_array(self, x: Any) -> Any:
+        """Given numbers as an array, floating point in double precision."""
+        if not self.is_given(x):
+            return x
+        x = np.asarray(x)
+        is_floating = jax.numpy.issubdtype(x.dtype, np.floating)
+        return x.astype(np.float64) if is_floating else x
+
+    def of_constants(self, node: Node) -> Any:
+        """The value of an operation on tensors that turned out not to be random."""
+        return self._of_numbers(node, [self._value_of(x) for x in node.args])
+
+    def _value_of(self, x: Any) -> Any:
+        """The value of an argument."""
+        return self.env[x]
+
+    @staticmethod
+    def _of_numbers(node: Node, args: Sequence[Any]) -> Any:
+        """What JAX computes from given numbers."""
+        with jax.enable_x64(True):
+            result = node.compute(*args)
+        if isinstance(result, list | tuple):
+            return [np.asarray(x) for x in result]
+        return np.asarray(result)
+
+    def call_of(self, node: Node, random: list[Any]) -> Call:
+        """What an operation needs besides its arguments, of which some are random."""
+        val = node.meta["val"]
+        avals = val if isinstance(val, list | tuple) else [val]
+        shapes: list[Shape] = [tuple(x.shape) for x in avals]
+        dtype = avals[0].dtype
+        is_floating = jax.numpy.issubdtype(dtype, np.floating)
+        eps = float(jax.numpy.finfo(dtype).eps) if is_floating else 0.0
+        of_array = partial(self._of_array, node) if len(random) == 1 else None
+        return Call(self.draws, shapes, eps, of_array)
+
+    def _of_array(self, node: Node, x: Floats) -> Floats:
+        """What JAX computes from an array in place of the random argument."""
+        args = [x if y in self._random else self._value_of(y) for y in node.args]
+        result: Floats = np.asarray(self._of_numbers(node, args), dtype=float)
+        return result
+
+    @property
+    def _random(self) -> set[Node]:
+        """The nodes that are random."""
+        return {node for node, value in self.env.items() if not self._all_given(value)}
+
+    def can_be_deferred(self, node: Node, random: list[Any]) -> bool:
+        """Whether JAX can compute an operation from these scalars later."""
+        is_tensor = not name_of(node).startswith("random")
+        return is_tensor and are_scalars(node, random)
+
+    def deferred(self, node: Node, call: Call) -> JaxDeferred:
+        """An operation that JAX computes later."""
+        args = tuple(self.as_scalars(self.env[x]) for x in node.args)
+        return JaxDeferred(node, args, {}, call)
+
+    def _arguments(self, node: Node, scalar: bool) -> list[Any]:
+        """The arguments of an operation; given ones are arrays."""
+
+        def value_of(x: Node) -> Any:
+            value = self.as_scalars(self.env[x]) if scalar else self.env[x]
+            if isinstance(value, Deferred) and value.is_tensor:
+                return value.scalars
+            return self.as_array(value)
+
+        return [value_of(x) for x in node.args]
+
+    def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
+        """The result of an operation by its rule in the table of primitives."""
+        names = (node.target, node.operation)
+        result = apply_rule(node, call, self._arguments(node, scalar), names)
+        _check_kind(node, result)
+        return result
+
+    def computed_pointwise(self, node: Node, call: Call) -> Any:
+        """The value of an operation that acts on each coordinate in the same way."""
+        refuse_if(node.target not in POINTWISE, "not pointwise")
+        args = self._arguments(node, scalar=False)
+        result = _pointwise(call, node, args)
+        _check_kind(node, result)
+        return result
+
+    def windows_of_pixels(self, node: Node) -> Any:
+        """None: kernels are never drawn column by column."""
+        return None
+
+
+def _pointwise(call: Call, node: Node, args: Sequence[Any]) -> Vectors:
+    """A function of vectors, and of scalars and numbers beside them."""
+    settled = [call.settled(x) if is_random(x) else x for x in args]
+    first = next((x for x in settled if isinstance(x, Vectors)), None)
+    if first is None:
+        raise Refusal("not of vectors")
+    operands = [call.beside(x, first) if is_random(x) else np.asarray(x) for x in args]
+    plain = [values_beside(first, x) for x in operands]
+    order = sorted(range(len(plain)), key=lambda k: not isinstance(plain[k], Vector))
+    places = [Result(order.index(k)) for k in range(len(plain))]
+    composite = Composite(
+        len(plain), (Step(_Truth(node.compute, node.target), tuple(places)),)
+    )
+    function = Entrywise(composite).function(name_of(node), len(plain))
+    return Vectors.of(nonlin(function, *(plain[k] for k in order)), first.from_end)
+
+
+class _Truth:
+    """A primitive whose truth values are given as the numbers 0 and 1."""
+
+    def __init__(self, compute: Any, target: str) -> None:
+        self.compute, self.target = compute, target
+
+    def __call__(self, *numbers: Any) -> Any:
+        """What JAX computes."""
+        if self.target == "select_n":
+            numbers = (numbers[0] != 0, *numbers[1:])
+        elif self.target in ("and", "or", "not", "xor"):
+            numbers = tuple(x != 0 for x in numbers)
+        return self.compute(*numbers)
+
+
+def _check_kind(node: Node, result: Any) -> None:
+    """Reject operations that round, and results of another shape than JAX's."""
+    expected = node.meta["val"]
+    if not isinstance(result, VALUES) or not hasattr(expected, "dtype"):
+        return
+    is_floating = jax.numpy.issubdtype(expected.dtype, np.floating)
+    refuse_if(
+        not is_floating and node.target not in COMPARISONS,
+        f"makes {expected.dtype} of random numbers: only floating point is read",
+    )
+    shape, jax_shape = tuple(result.shape), tuple(expected.shape)
+    refuse_if(
+        shape != jax_shape, f"a result of shape {jax_shape} is read in shape {shape}"
+    )
