@@ -193,6 +193,7 @@ def _several(name: str, parse: Callable[[str], float], allowed: str) -> Text:
     """Numbers with commas between, as a tuple."""
 
     def read(text: str) -> tuple[float, ...]:
+        """The numbers of a text, separated by commas."""
         return tuple(parse(word) for word in text.split(","))
 
     return Text(name, read, allowed)
@@ -237,6 +238,7 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """A decorator that adds these options, in this order."""
 
     def decorate(command: Decorated) -> Decorated:
+        """Add the options to a command."""
         for add_option in reversed(options):  # as stacked decorators are applied
             command = add_option(command)
         return command

@@ -552,6 +552,7 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     from ..studies.transfer import Request, TransferStudy
 
     def make(options: dict[str, Any]) -> Study[Any]:
+        """The study with the options of the command line."""
         model, optimiser = _trained(options)
         subject = subject_of(model, options.pop("rules") or None, optimiser)
         return TransferStudy(Request(*subject, optimiser=optimiser, **options))

@@ -143,6 +143,7 @@ def _torch_or(
     """
 
     def by_library(x: Array) -> Array:
+        """PyTorch's own function for its arrays, and f for others."""
         if not is_torch_array(x):
             return f(x)
         from torch.nn import functional
@@ -176,14 +177,17 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
 
 
 def _leaky_relu(x: Array, slope: float) -> Array:
+    """x above 0, and slope · x below."""
     return array_namespace(x).where(x > 0, x, slope * x)
 
 
 def _clip(x: Array, bound: float) -> Array:
+    """x between −bound and bound."""
     return array_namespace(x).clip(x, -bound, bound)
 
 
 def _sigmoid(x: Array) -> Array:
+    """1/(1 + e^(−x))."""
     return 0.5 + 0.5 * array_namespace(x).tanh(0.5 * x)  # no overflow at either end
 
 
@@ -287,6 +291,7 @@ def logistic_mixture(
     """
 
     def mixture(m: Array, s: Array) -> Array:
+        """The weighted sum of the term over the scales of the normals."""
         total: Array = 0.0
         for weight, scale in _logistic():
             total = total + weight * term(m, s, scale)

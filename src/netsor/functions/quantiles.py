@@ -208,6 +208,7 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Distri
 
 
 def _clamp(x: Array, low: float | None = None, high: float | None = None) -> Array:
+    """x between the bounds; None stands for no bound."""
     return array_namespace(x).clip(x, low, high)
 
 

@@ -206,6 +206,7 @@ class DistanceEstimator:
         # quadrature moves the laws within their errors
 
         def between(p: Distribution, q: Distribution) -> float:
+            """The distance of two laws without errors."""
             return float(self._uncoupled(p, q)._distance(name, errors=False).value)
 
         doubt_of_p = self.p.doubt(lambda moved: between(moved, self.q))
@@ -268,6 +269,9 @@ class DistanceEstimator:
         width, groups = self._groups
 
         def distance(*rows: Array) -> float:
+            """The distance of laws whose distribution functions differ by the sum of
+            the rows.
+            """
             total: Any = sum(rows)
             return distance_by_cubics(name, width, total)
 
@@ -414,6 +418,7 @@ class DistanceEstimator:
         log_q = log_of_tiny(q, y, of_q.rows)
 
         def kl(*means: Array) -> Array:
+            """KL from the densities of both laws at the points."""
             f, g = means
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
@@ -441,6 +446,7 @@ class DistanceEstimator:
         log_q = log_of_tiny(q, y, of_q.rows)
 
         def kl(*means: Array) -> Array:
+            """KL from the densities of coupled laws, one after the other."""
             f, g = np.split(means[0], 2, axis=-1)
             if is_limit:
                 # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)

@@ -39,6 +39,7 @@ def family(
         """Add the reader to READERS, with a check that it read everything."""
 
         def reader(config_fields: Fields) -> Fields:
+            """A reader of configurations of this family that rejects unread fields."""
             all_fields = {**defaults, **config_fields}
             config = Config(model_type, all_fields, ignored.split())
             fields = read(config)

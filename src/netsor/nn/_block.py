@@ -149,6 +149,7 @@ def block(
     )
 
     def normed(u: Vector) -> Vector:
+        """The norm of the block."""
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:

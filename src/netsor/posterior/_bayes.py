@@ -255,9 +255,11 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     """The log likelihood of data as a function of the normals, (k, size) to (k,)."""
 
     def of_block(mean: Array, columns: Array) -> Array:
+        """The log likelihoods of some replicas."""
         return _likelihood.log_likelihood(mean, columns, data)
 
     def on_host(z: Array) -> Array:
+        """The log likelihoods of normals z, computed by numpy."""
         return np.concatenate(latent.over(z, of_block))
 
     if latent.plan.constant or not isinstance(latent.backend, Device):
@@ -267,6 +269,9 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     )
 
     def on_device_if_finite(z: Array) -> Array:
+        """The log likelihoods from the device, and from the host where they are not
+        finite.
+        """
         heights = on_device(z)
         unsure = ~np.isfinite(heights)
         if unsure.any():  # the host can avoid rounding, and its error names the cause
@@ -367,6 +372,7 @@ def _moments(latent: Latent, data: Observations, states: Array) -> Array:
     """
 
     def of_block(mean: Array, columns: Array) -> Array:
+        """The fitted values of some replicas."""
         return np.concatenate(_likelihood.fitted(mean, columns, data), axis=1)
 
     chains, length, size = states.shape
@@ -415,6 +421,7 @@ def posterior(
     chains = sampled(latent, data, schedule, seed, progress)
 
     def given_data(mean: Array, columns: Array) -> tuple[Array, Array]:
+        """Means and columns of some replicas given the data."""
         return _likelihood.updated_by_columns(mean, columns, data)
 
     moments = latent.over(chains.z, given_data)

@@ -281,6 +281,7 @@ def step_from(power: float, height: Array) -> float:
     """
 
     def enough_effective(step: float) -> bool:
+        """Whether the effective number of particles stays large after this step."""
         w = np.exp(step * height - (step * height).max())
         effective_size = w.sum() ** 2 / np.sum(w**2)
         return bool(effective_size >= TARGET_ESS_FRACTION * len(w))

@@ -89,6 +89,7 @@ class _DaemonThreads(Executor):
                     future.set_exception(error)
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Queue a call, and return its future."""
         future: Future[T] = Future()
         self.tasks.put((future, work, args, kwargs))
         return future

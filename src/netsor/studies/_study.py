@@ -288,6 +288,7 @@ class Result(ABC):
         return self.table()
 
     def _repr_html_(self) -> str:
+        """The report, for a notebook."""
         return to_cell(self._document())
 
     def table(self, verbose: bool = False) -> str:
@@ -322,6 +323,7 @@ def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) ->
     """A figure of a document; `draw(*args)` makes it when a page needs it."""
 
     def svg() -> bytes:
+        """The figure as SVG."""
         with styled(), warnings.catch_warnings():
             # names may have letters that the font lacks
             warnings.simplefilter("ignore", UserWarning)
@@ -349,12 +351,14 @@ class TableResult(Result):
         return to_dataframe(self.rows())
 
     def _files(self) -> dict[str, bytes]:
+        """The table and the numbers, by file name."""
         name = self.request.command.split()[1]
         table = to_csv(self.rows())
         content = json.dumps(self.as_dict(), indent=1, allow_nan=False).encode()
         return {f"{name}.csv": table, f"{name}.json": content}
 
     def _spent(self) -> dict[str, Any]:
+        """Random numbers and time, for the manifest."""
         return {
             "random_numbers": self.random_numbers,
             "seconds": {"sampling": round(self.seconds, 3)},

@@ -188,9 +188,11 @@ class JaxLibrary(Library):
         """If any matrix is inexact, recompute all; use only the inexact ones."""
 
         def with_recomputed(inputs: tuple[Array, ...]) -> Array:
+            """The result, with the inexact matrices computed again."""
             return jnp.where(inexact[..., None, None], recompute(*inputs), result)
 
         def unchanged(_: tuple[Array, ...]) -> Array:
+            """The result as it is."""
             return result
 
         return jax.lax.cond(jnp.any(inexact), with_recomputed, unchanged, arrays)
@@ -367,6 +369,7 @@ def programs(
     """
 
     def compiled(piece: Piece) -> Any:
+        """The compiled program of a piece."""
         with within():
             return piece.compiled(replicas)
 
@@ -481,6 +484,7 @@ def _normals_of_draws(
     shared = generated(small) if small else {}
 
     def normals_of(step: Step) -> Array:
+        """The normals of a step, which several pieces may share."""
         return shared[step] if step in shared else generated([step])[step]
 
     return normals_of

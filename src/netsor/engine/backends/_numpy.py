@@ -229,9 +229,11 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     """Means and coefficients of the outputs (see `run`) for the next replicas."""
 
     def draw(step: Step) -> Array:
+        """The random numbers of a step, for all replicas."""
         return streams.draw(step, replicas)
 
     def constant(register: Register) -> Array:
+        """The value of a constant register, in the precision of the law."""
         return np.asarray(register.value, dtype=streams.dtype)
 
     with without_spurious_flags(streams.dtype):

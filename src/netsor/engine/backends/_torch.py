@@ -220,6 +220,7 @@ class Torch(StepwiseBackend):
         of_draws = super().summary_of_draws(plan, summary)
 
         def without_gradients(numbers: Mapping[Register, Any]) -> Any:
+            """The same function, without a graph of gradients."""
             with torch.no_grad():
                 return of_draws(numbers)
 

@@ -226,6 +226,7 @@ class Library(_gram_schmidt.LinalgBackend):
         others = xp.asarray(normals, dtype=rows.dtype)
 
         def completed(rows: Array) -> Array:
+            """Orthonormal rows; rows of zeros become directions outside."""
             spanned = self.gram_schmidt(rows)
             is_missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
             return spanned + self.gram_schmidt(is_missing * others, spanned)

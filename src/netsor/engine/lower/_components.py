@@ -262,6 +262,7 @@ class Clusters:
         position = {value: k for k, value in enumerate(self.values)}
 
         def groups_with(x: Value) -> list[FrameBatch]:
+            """The groups that contain vectors of a value."""
             return [group for group in groups if x in group.positions]
 
         for value in self.values:
@@ -298,6 +299,7 @@ class Clusters:
         """
 
         def aligned(vector: Vector) -> Ints:
+            """The component of each vector, with `ndim` axes."""
             ids = self.ids[vector]
             return ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
 

@@ -255,6 +255,7 @@ class _OuterProducts(DrawnWeight):
         """
 
         def factor(widths: Mapping[str, float]) -> float:
+            """The gain times the size of a term."""
             return self.gain(widths) * size(widths)
 
         return self.orders(coefficient * self.at_widths(factor))
@@ -338,6 +339,7 @@ class _OuterProducts(DrawnWeight):
         """
 
         def relative_at(widths: Mapping[str, float]) -> float:
+            """ε relative to the unit of the gradient's entries, at these widths."""
             out_width = summands.left.width.bind(widths)
             in_width = summands.right.width.bind(widths)
             gram_size = (out_width * in_width) ** 0.5
@@ -369,6 +371,9 @@ class _OuterProducts(DrawnWeight):
         for size, count in zip(sizes, counts, strict=True):
 
             def relative_size(w: Mapping[str, float], size: Any = size) -> float:
+                """The size of a term at these widths, relative to the largest one
+                unless `absolute`.
+                """
                 return float(size(w) / (1.0 if absolute else unit(w)))
 
             orders = self.orders(self.at_widths(relative_size))
@@ -450,6 +455,7 @@ class _Gradient(_Term):
         for k, (term, _) in enumerate(terms):
 
             def size_of_sum(w: Mapping[str, float], term: Any = term) -> float:
+                """The size of a term at these widths, summed over coordinates."""
                 return float(term.size(w) * width.bind(w))
 
             for order in weights.acting_orders(coefficient, size_of_sum):
@@ -514,6 +520,7 @@ class _PolarFactor(_Term):
         coefficients = mean_dot(x, right) @ m
 
         def size(w: Mapping[str, float]) -> float:
+            """The root of the ratio of the two widths."""
             return float((x.width.bind(w) / left.width.bind(w)) ** 0.5)
 
         contributions = []
@@ -594,6 +601,7 @@ class _Leaf(Arithmetic):
         for k, d in enumerate(op.d):
 
             def size(widths: Mapping[str, float], k: int = k) -> float:
+                """The size of one of the terms, at these widths."""
                 return op.sizes(widths)[k]
 
             terms.append(Combination.of(d) * self._at_widths(size))
@@ -688,6 +696,7 @@ def _expand_first_order(
     distinct: dict[object, Value] = {}
 
     def merge(old: Value, new: Value) -> Value:
+        """The first of several equal values."""
         # `_Perturbed` marks moved vectors by a Take of all entries: remove it
         plain = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
         return distinct.setdefault(key_of(plain), plain)

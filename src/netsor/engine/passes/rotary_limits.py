@@ -274,6 +274,7 @@ class _RotaryLimit:
         links: dict[Leaf, list[_Link]] = {}
 
         def connect(a: Leaf, b: Leaf, is_opposite: bool) -> None:
+            """Link two leaves in both directions."""
             links.setdefault(a, []).append(_Link(b, is_opposite))
             links.setdefault(b, []).append(_Link(a, is_opposite))
 
@@ -343,6 +344,9 @@ class _RotaryLimit:
         """
 
         def side(factor: Vector) -> Rotated:
+            """One side of a score as rotated vectors; with angles of None if it is not
+            rotated.
+            """
             unrotated = Rotated(factor, np.zeros(factor.shape), angles=None)
             return self.rotated.get(factor, unrotated)
 

@@ -273,6 +273,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
         return list(outputs)
 
     def change(old: Value, new: Value) -> Value:
+        """The number of a hyperparameter; other values stay."""
         if isinstance(new.op, ops.Hyperparameter):
             return constant(np.asarray(context.numbers[new.op.name]))
         return new
@@ -434,11 +435,13 @@ def _readouts_to_replace(
     times_used = Counter(_matrix_of(product) for product in products)
 
     def is_product_without_other_use(x: Value) -> bool:
+        """Whether x is the only product of a matrix, and only this score uses it."""
         if not isinstance(x.op, MatMul):
             return False
         return times_used[_matrix_of(x)] == 1 and len(users[x]) == 1
 
     def is_returned(score: Value) -> bool:
+        """Whether a score is an output that coordinates of products can replace."""
         if any(is_product_without_other_use(x) for x in score.op.inputs):
             return False  # `condition_scores` needs fewer numbers
         return _is_output(score, users)

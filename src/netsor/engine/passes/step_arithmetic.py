@@ -216,6 +216,7 @@ def rates_of(
     lr_scalar, decay_scalar = scalars_of(op, step)
 
     def weight_decay(_: Mapping[str, float]) -> float:
+        """The weight decay, which is the same at all widths."""
         return rule.weight_decay
 
     return Rates(

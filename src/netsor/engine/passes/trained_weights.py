@@ -346,6 +346,7 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
         drawn[source] = DrawnWeight(repeated_uses[source], context)
 
     def change(old: Value, new: Value) -> Value:
+        """The product of a sampled matrix, entry by entry; other values stay."""
         match new.op:
             case MatMul(weight) as op if weight.source in drawn:
                 return drawn[weight.source].act(new, op)

@@ -70,6 +70,7 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
     """
 
     def infinitely_wide(value: Value) -> bool:
+        """Whether a value is a vector whose width is infinite."""
         return isinstance(value, Vector) and math.isinf(value.width.bind(widths))
 
     for value in values:
@@ -165,6 +166,7 @@ class PlanQuery:
         if one_limit and asks_products_alone(values, self.bound):
 
             def plan_at(width: float) -> Plan:
+                """The plan with this width as the largest."""
                 return self._at_most(width)._planned(shift, small_parts=False)
 
             return limit_of_products(self.outputs[0], plan_at)

@@ -131,6 +131,7 @@ def _readout(
         return None
 
     def is_by_source(x: Value) -> bool:
+        """Whether x is a selection of the initial vectors of this source."""
         return x in selected and selected[x].initial.source is source
 
     r, y = score.op.x, score.op.y

@@ -130,6 +130,7 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
+        """The verdict and a table of the points, for a notebook."""
         rows = "".join(_html_row(point) for point in self.points)
         return (
             f"{title(self.program)}<div><strong>{verdict_of(self)}</strong></div>"

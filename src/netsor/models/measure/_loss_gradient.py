@@ -396,6 +396,7 @@ class Logits(NamedTuple):
         return state, count
 
     def _capped(self, logits: Scalar) -> Scalar:
+        """Logits after a soft cap, if the model has one."""
         return logits if self.cap is None else self.cap * tanh(logits / self.cap)
 
 

@@ -279,6 +279,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _forward_label(width: int, r: float) -> str:
+    """The label of a forward pass at one width and ratio."""
     return f"forward {width} {r:.3f}"
 
 

@@ -166,6 +166,7 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
         )
 
     def next_block(x: ns.Vector) -> ns.Vector:
+        """A block of attention and a perceptron."""
         return block(x, attention, feed).output
 
     streams = stream(STD * ns.gaussian(width, DEEP_TOKENS), next_block, depth)

@@ -64,12 +64,15 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
     """
 
     def attend(y: ns.Vector) -> ns.Vector:
+        """Causal attention."""
         return attention(y, width // HEAD_DIM, HEAD_DIM, "causal")
 
     def feed(y: ns.Vector) -> ns.Vector:
+        """The gated perceptron."""
         return mlp(y, 4 * width, activation=ns.silu, gate=True)
 
     def next_block(x: ns.Vector) -> ns.Vector:
+        """A block with norms in this order."""
         return block(x, attend, feed, norm, ORDERS[order]).output
 
     streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)

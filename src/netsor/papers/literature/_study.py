@@ -151,6 +151,7 @@ def _main_figure(
     """The figure of the first result that disagrees, else of the first one at all."""
 
     def disagrees(result: Result) -> bool:
+        """Whether a claim of the result disagrees."""
         return any(claim.verdict == DISAGREES for claim in claims[result.name])
 
     disagreeing = [result for result in results if disagrees(result)]
@@ -325,6 +326,7 @@ class Finished(FigureResult):
         return summary(self.claims)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The report."""
         results = [RESULTS[name] for name in self.claims]
         return document(results, self.claims, self.request.quick, self._svg, manifest)
 
@@ -340,6 +342,7 @@ class Finished(FigureResult):
         return to_dataframe(rows)
 
     def _spent(self) -> dict[str, Any]:
+        """The time of the parts, for the manifest."""
         work = round(sum(part["seconds"] for part in self._parts), 3)
         return {"seconds": {"work": work}, "parts": self._parts}
 

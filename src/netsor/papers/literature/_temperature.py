@@ -140,6 +140,7 @@ def _reaches_half(
     """
 
     def above_half(x: float) -> float:
+        """The distribution function at x, less 1/2."""
         return float(law(x).value - HALF)
 
     x = float(scipy.optimize.brentq(above_half, low, high, xtol=1e-9))

@@ -106,6 +106,7 @@ def document(
 
 
 def _figure(name: str, title: str, svg: Mapping[str, bytes]) -> Figure:
+    """A figure of the report."""
     return Figure(name, f"Figure {name}. {title}.", partial(svg.__getitem__, name))
 
 

@@ -246,6 +246,7 @@ class _CaseWork:
 
     @property
     def draws(self) -> int:
+        """The number of draws that are still missing."""
         return self.missing * self.samples
 
     @property

@@ -382,6 +382,7 @@ class AuditStudy(Study[Audit | Comparison]):
         """
 
         def seconds_of(length: int) -> float:
+            """The time of a draw for this many tokens."""
             backend = self.request.backend
             case = AuditCase(model, length, ids=None, infinite=False, backend=backend)
             return case.draw_at_depth.seconds

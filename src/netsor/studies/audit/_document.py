@@ -555,6 +555,7 @@ def _field_rows(compared: Differences) -> list[doc.Row]:
     """The fields in which the models differ; those with the same values share a row."""
 
     def text(value: Any) -> str:
+        """A cell of the table, with four digits."""
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     names_by_values: dict[tuple[str, ...], list[str]] = {}

@@ -41,6 +41,7 @@ class AuditResult(TableResult):
         return measured
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The report."""
         return document(self.audits, self.differences, manifest)
 
     def rows(self) -> list[dict[str, Any]]:

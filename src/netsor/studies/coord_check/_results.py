@@ -738,6 +738,7 @@ class CoordCheck(ByParametrisation[Check]):
         return Section("What each learning rate does", blocks, "html")
 
     def _figure(self) -> Any:
+        """The figure of the check."""
         return figure(self.parts, CHANGE)
 
     @property

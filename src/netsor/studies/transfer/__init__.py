@@ -243,6 +243,7 @@ class SweepCase(TrainingCase):
         rate = hyperparameter(LR)
 
         def rate_of(step: int) -> Scalar:
+            """The learning rate of a step, from the schedule."""
             return self.schedule[step] * rate
 
         return rate_of

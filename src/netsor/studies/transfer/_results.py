@@ -500,6 +500,7 @@ class Transfer(ByParametrisation[Sweep]):
 
     @property
     def _verdict(self) -> str:
+        """The verdicts of all sweeps, as a line of text."""
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
