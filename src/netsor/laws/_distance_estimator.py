@@ -31,7 +31,7 @@ LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 def coupled(p: Distribution, q: Distribution) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers; None if they are not.
 
-    A limit law q may bring replicas of its own: then these are returned in its place.
+    A limit law q may bring replicas; the result then contains these instead of q.
     """
     replicas_of_q = q.mixture if isinstance(q, HeadSum) else q
     if not isinstance(p, Mixture) or not isinstance(replicas_of_q, Mixture):
@@ -482,7 +482,7 @@ def _distribution_and_slope(law: Distribution, y: Array) -> Replicated:
     """P(Y ≤ y), P(Y < y) and the density, side by side: rows (blocks, 3 · points).
 
     These are the rows for `distance_by_cubics`. In the upper half of the points they
-    have P − 1 in place of P, which keeps all digits of a heavy tail.
+    store P − 1 instead of P, which keeps all digits of a heavy tail.
     """
     in_upper_half = y > y[len(y) // 2]
     density = law._densities(y)

@@ -32,7 +32,7 @@ def family(
     """Register a function that reads the configurations of this model_type.
 
     It must read every field except the ignored ones, which are names with spaces
-    between them. `defaults` take the place of its own defaults.
+    between them. `defaults` are values for fields that the configuration leaves out.
     """
 
     def register(read: Reader) -> Reader:

@@ -729,7 +729,7 @@ def _first_width(values: Sequence[Value], at: AtWidths) -> int:
 
 
 def _with_finite_widths(at: AtWidths, finite_width: int) -> AtWidths:
-    """The program with a finite width in place of every infinite one."""
+    """The program with every infinite width replaced by a finite one."""
     widths = tuple(
         (name, finite_width if math.isinf(width) else width)
         for name, width in at.widths

@@ -82,7 +82,7 @@ def _products_without_scores(
     """
 
     def score_to_normal(old: Value, new: Value) -> Value:
-        """For `rewritten`: a random scalar in place of a score; others stay."""
+        """For `rewritten`: replace a score by a random scalar; others stay."""
         if not _is_score_of_infinite_vectors(old):
             return new
         return replace(new, op=Normal(Source(name=None), std=1.0, shape=new.shape))

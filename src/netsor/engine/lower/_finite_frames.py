@@ -68,8 +68,8 @@ class Frame(ABC):
     ) -> Register:
         """Add isotropic vectors; returns their coordinates, (frames, sources, ·).
 
-        `seed_key` is that of their value, `label` its name in the plan. Each has a
-        direction of its own, unless it is a `leaf`: a value whose sources are never
+        `seed_key` is that of their value, `label` its name in the plan. Each has its
+        own direction, unless it is a `leaf`: a value whose sources are never
         multiplied with each other.
         """
 

@@ -106,7 +106,7 @@ def _sample_of_sources(
     """The sample of fresh sources (see `LoweredVector`), (slots, sources, ·).
 
     If a nonlinearity needs it, this is a normal for each coordinate asked for. If not,
-    it is never drawn: each source has a column of its own, in which it is 1.
+    it is never drawn: each source has its own column, in which it is 1.
     """
     builder, analysis = state.builder, state.analysis
     count = slots * sources

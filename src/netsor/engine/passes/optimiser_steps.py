@@ -87,7 +87,7 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
     states: dict[Value, dict[Any, Any]] = {}
 
     def change(old: Value, new: Value) -> Value:
-        """Operations without steps in place of a value after steps; others stay."""
+        """Replace a value after steps by operations without steps; others stay."""
         match new.op:
             case (MatMul() | SteppedMatMul()) as op if op.weight.source in weights:
                 return weights[op.weight.source].act(new, op)
@@ -574,7 +574,7 @@ class _Leaf(Arithmetic):
 
         `states` are the states of optimisers before the step, such as momenta. There
         are several if earlier steps of the parameter used other optimisers; the update
-        reads and replaces only that of its own, None before the first step.
+        reads and replaces only its own state, None before the first step.
         """
         op, optimiser = self.op, self.op.rule.optimiser
         gradient = self._gradient()

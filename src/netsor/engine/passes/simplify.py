@@ -179,7 +179,7 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
         return j_is_a_vector_axis and no_new_axes and same_matrices
 
     def change(old: Value, new: Value) -> Value:
-        """A product with combinations in place of a combination of products."""
+        """A combination of products as a product with combinations."""
         if not isinstance(old.op, Mix) or not commutes(old, old.op.x):
             return new
         product = _product_with_combinations(new)
@@ -211,7 +211,7 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     Identity: given its coefficients, a linear combination of independent Gaussian
     vectors is Gaussian. So a value whose sources (such as a product and a bias) have no
-    other use needs one source for each of its own vectors.
+    other use needs one source for each of its vectors.
     """
     values = context.ordered(outputs)
     sources_of = linear_sources(values)
@@ -344,7 +344,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return is_used_once and _is_product_in_batch_of(x, q)
 
     def coordinates_of(old: Value, op: Dot, rewritten_op: Dot) -> Vector | None:
-        """The coordinates in place of a dot that is an output; None if it stays.
+        """The coordinates that replace a dot that is an output; None if it stays.
 
         `op` is the operation of `old`, and `rewritten_op` that of its rewritten copy.
         """
@@ -364,7 +364,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return None
 
     def change(old: Value, new: Value) -> Value:
-        """A coordinate of vectors in place of a dot that is an output, if possible."""
+        """Replace a dot that is an output by a coordinate of vectors, if possible."""
         if not isinstance(old.op, Dot) or not _is_output(old, users):
             return _entries_of_coordinates(old, new)
         assert isinstance(new.op, Dot)
@@ -377,7 +377,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 def _is_product_in_batch_of(x: Vector, q: Vector) -> bool:
     """Whether x is W z, other than q, where q has the batch axes of W.
 
-    Then each matrix meets the vectors q of its own index.
+    Then each matrix meets the vectors q with the same index.
     """
     if not isinstance(x.op, MatMul) or x is q:
         return False
@@ -409,7 +409,7 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
         matrices[readout.source] = ops.Source(name)
 
     def change(old: Value, new: Value) -> Value:
-        """Coordinates of products in place of a readout; other values stay."""
+        """Replace a readout by coordinates of products; other values stay."""
         if old in readout_of:
             readout = readout_of[old]
             assert isinstance(new.op, Dot)

@@ -58,7 +58,7 @@ def value_of(number: Number) -> Scalar:
 
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:
-    """The widths, with a large number in place of infinity."""
+    """The widths, with infinity replaced by a large number."""
     return {
         name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1]
         for name, size in bound.items()

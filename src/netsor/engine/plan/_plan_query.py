@@ -226,7 +226,7 @@ class PlanQuery:
         return narrowed
 
     def _at_most(self, width: float) -> PlanQuery:
-        """The same request, with this width in place of larger and infinite ones.
+        """The same request, with larger and infinite widths replaced by this one.
 
         It samples no matrix, which would be too large. An infinite `width` changes
         nothing.

@@ -116,7 +116,7 @@ class Conditional:
 def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs.
 
-    One replica if no random number is drawn; the cells of a grid in place of very many
+    One replica if no random number is drawn; the cells of a grid instead of very many
     replicas of one output; and the average if random numbers only shift the nodes of
     quadrature.
     """

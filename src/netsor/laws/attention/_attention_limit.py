@@ -135,9 +135,6 @@ class HeadSum(Law):
         return Mixture(0.0, value, origin)
 
     def correction(self) -> Correction:
-        """The terms of order 1/n; raises an error for other layers than one over
-        Gaussian tokens.
-        """
         layer = self._fluctuations() if self._fluctuations else None
         if layer is None:
             error: Correction = super().correction()  # raises

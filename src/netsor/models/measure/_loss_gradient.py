@@ -236,7 +236,7 @@ def _head_ends(
     t = arrays[0].shape[-2]
     moments = sums.moments
     has_known_words = len(arrays) != 2
-    # with p · slope in place of s
+    # with p · slope for s
     products = sums.products / moments.mass
     squares = sums.squares / (moments.mass * transpose(moments.mass))
     if has_known_words:

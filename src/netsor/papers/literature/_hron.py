@@ -65,7 +65,7 @@ def tokens() -> Array:
 
 
 def _unchanged(scores: Array) -> Array:
-    """The scores themselves, in place of their softmax."""
+    """The scores, without a softmax."""
     return scores
 
 

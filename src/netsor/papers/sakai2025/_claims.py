@@ -171,7 +171,7 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
     for variance, case in zip(heads.limit_variances, cases, strict=True):
         variances.append(f"{variance:.6f} (H = {case.heads})")
     text = (
-        f"KL to the Gaussian of its own variance {kl_by_heads[1]} (H = 1),"
+        f"KL to the Gaussian of the same variance {kl_by_heads[1]} (H = 1),"
         f" {kl_by_heads[256]} (H = 256); variance {', '.join(variances)}, {target}"
         " (infinitely many heads, integrated apart)"
     )
@@ -367,7 +367,7 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
 
 def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
     """From which laws the width of a case is distinguished: those whose KL from the
-    limit is more than TWICE the upper end of its own, `kl`.
+    limit is more than TWICE the upper end of the KL to its own limit, `kl`.
     """
     # draws at infinite width are there only if the limit was used for coupling
     has_draws = plan.exact and plan.agreement(case) is not None

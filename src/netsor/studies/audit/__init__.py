@@ -103,7 +103,7 @@ def audit(
         The number of different tokens, or several lengths; by default 16 and 128, as
         far as the model has positions.
     ids : sequence of int, optional
-        The token ids themselves, in place of `tokens`.
+        The token ids, instead of `tokens`.
     draws : int, optional
         Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens
         fewer, like 1/n², but 16 or more: these decide every rule that is not near its

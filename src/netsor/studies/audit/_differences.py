@@ -30,7 +30,7 @@ WORSE_ABOVE = {
     "cosine": True,
     "effective_rank": False,
 }
-TINY = 1e-300  # in place of 0 in a denominator
+TINY = 1e-300  # replaces 0 in a denominator
 WORSE_BY = 2.0  # a smaller factor between medians is not reported
 
 

@@ -366,7 +366,7 @@ class Check(Mapping[str, Verdict]):
 
 def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The exponents through all widths as dicts for JSON, by the name of the entry;
-    None in place of an exponent without a fit.
+    None stands for an exponent without a fit.
     """
     exponents: dict[str, Any] = {}
     for verdict in verdicts:
@@ -377,7 +377,7 @@ def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 def _finite_ends(size: Size) -> dict[str, float | None]:
     """A size and the ends of its interval by name, for JSON, which has no infinity:
-    None in place of a number that is not finite.
+    None stands for a number that is not finite.
     """
     ends: dict[str, float | None] = dict(size._asdict())
     for name, value in size._asdict().items():
@@ -743,7 +743,7 @@ class CoordCheck(ByParametrisation[Check]):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The options that the files of a saved check state; None in place of functions
+        """The options that the files of a saved check state; None for functions
         and of learning rates by weight, which JSON cannot hold.
         """
         request = self.request

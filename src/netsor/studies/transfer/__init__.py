@@ -280,7 +280,7 @@ def _takes_step(schedule: Any) -> bool:
 
 
 def _finite(loss: Any) -> Any:
-    """The losses, with DIVERGED in place of those that overflowed or are larger."""
+    """The losses; those that overflowed or are larger become DIVERGED."""
     xp = array_namespace(loss)
     return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
 
