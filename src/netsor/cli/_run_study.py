@@ -143,10 +143,10 @@ def _announced_cost(cost: Cost, where: Place) -> str:
     """The time, the memory and the workers of a study; of a device, only its name."""
     if where.backend.kind != "cpu":
         return f"on {where.backend.device}"
-    needed = in_time(cost.clock)
+    resources = in_time(cost.clock)
     if cost.bytes:
-        needed += f" and {in_bytes(cost.workers * cost.bytes)}"
-    return f"about {needed} on {counted(cost.workers, 'worker')}"
+        resources += f" and {in_bytes(cost.workers * cost.bytes)}"
+    return f"about {resources} on {counted(cost.workers, 'worker')}"
 
 
 def _print(

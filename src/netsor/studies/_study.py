@@ -616,8 +616,8 @@ class Run:
 
         `meanwhile` is other work, done here piece by piece after each task.
         """
-        wanted = dict.fromkeys(self.tasks if tasks is None else tasks)
-        unfinished = [task for task in wanted if task not in self._finished]
+        awaited = dict.fromkeys(self.tasks if tasks is None else tasks)
+        unfinished = [task for task in awaited if task not in self._finished]
         _process_pool.with_progress(
             self._finish(unfinished, meanwhile),
             len(unfinished),
@@ -652,8 +652,8 @@ class Run:
         self, tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Arrays | None]]:
         """The tasks as workers finish them, with their numbers; None: on disk."""
-        wanted = set(tasks)
-        futures = [future for future, task in self._begun.items() if task in wanted]
+        awaited = set(tasks)
+        futures = [future for future, task in self._begun.items() if task in awaited]
         for future in as_completed(futures):
             yield self._begun[future], future.result()
 

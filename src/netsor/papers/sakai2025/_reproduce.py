@@ -86,10 +86,10 @@ class Request(studies.Request):
     @property
     def chosen(self) -> list[str]:
         """The names of the figures, in the paper's order."""
-        wanted: set[str] = set()
+        requested: set[str] = set()
         for name in self.names or NAMES:
-            wanted.update(GROUPS.get(name, (name,)))
-        return [name for name in NAMES if name in wanted]
+            requested.update(GROUPS.get(name, (name,)))
+        return [name for name in NAMES if name in requested]
 
     @property
     def plan(self) -> Plan:
