@@ -475,7 +475,8 @@ def _program(
     loaded = find(target, arguments)
     module = module_factory(loaded)
     if module is not None:
-        ids, tokens = inputs["ids"], inputs["tokens"]
+        ids = inputs["ids"]
+        tokens = inputs["tokens"]
         torch = torch_module()
         try:
             first, *longer = torch._network.networks(module, ids, tokens)

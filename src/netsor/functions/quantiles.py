@@ -177,7 +177,8 @@ def _truncated(z: Array, low: float, high: float) -> Array:
     Probabilities are those of the nearer tail: near 1 they have no digits left.
     """
     xp = array_namespace(z)
-    below_low, above_high = _phi(low), _phi(-high)
+    below_low = _phi(low)
+    above_high = _phi(-high)
     if low < 0:
         between = _phi(high) - below_low
     else:

@@ -376,7 +376,8 @@ class DistanceEstimator:
 
     def _has_density_of_p_alone(self) -> bool:
         """Whether p has a density somewhere where q has none."""
-        p, q = self.p, self.q
+        p = self.p
+        q = self.q
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return True  # q has only atoms
         nodes = self._nodes
@@ -400,7 +401,8 @@ class DistanceEstimator:
             group_means = [group.mean for group in groups]
             return Estimate(float(kl(*group_means)), 0.0)
         estimate = jackknife(kl, groups).corrected()
-        p, q = self.p, self.q
+        p = self.p
+        q = self.q
         if self.coupled is not None or p is q:  # the doubts of both cancel
             return estimate
         y, weights, _ = self._kl_rule
@@ -411,7 +413,8 @@ class DistanceEstimator:
 
     def _uncoupled_kl(self) -> KLOfMeans:
         """KL as a function of the densities of both laws, a group for each law."""
-        p, q = self.p, self.q
+        p = self.p
+        q = self.q
         y, weights, _ = self._kl_rule
         of_p = p._densities(y)
         of_q = q._densities(y)

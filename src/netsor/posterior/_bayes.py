@@ -301,7 +301,8 @@ def sampled(
             chains=0,
         )
     schedule.check_size(latent)
-    chains, particles = schedule.chains, schedule.particles
+    chains = schedule.chains
+    particles = schedule.particles
     rng = generator(seed, STREAM)
     log_likelihood = likelihood(latent, data)
     _announce("posterior", progress, latent, data, schedule)
@@ -349,7 +350,8 @@ def _run_chains(
     """Run chains that start from some of the tempered particles, and keep every state
     after `schedule.thin` moves.
     """
-    chains, thin = schedule.chains, schedule.thin
+    chains = schedule.chains
+    thin = schedule.thin
     length = schedule.length
     z = np.empty((chains, length, particles.z.shape[1]))
     height = np.empty((chains, length))
@@ -477,7 +479,8 @@ def evidence(
     includes what that changes.
     """
     runs = whole(runs, "runs", least=2, most=MOST)
-    particles, moves = schedule.particles, schedule.moves
+    particles = schedule.particles
+    moves = schedule.moves
     check_memory(
         24.0 * max(runs, FIRST_RUN_FACTOR) * particles * latent.size
         + thread_bytes(latent),
@@ -529,7 +532,8 @@ def _tempered_runs(
     A first run of FIRST_RUN_FACTOR times as many particles chooses the powers of the
     likelihood through which all other runs go.
     """
-    particles, moves = schedule.particles, schedule.moves
+    particles = schedule.particles
+    moves = schedule.moves
     moves_of_runs = runs * particles * moves
     progress_bar = _Bar(
         progress, first=FIRST_RUN_FACTOR * particles * moves, again=moves_of_runs
@@ -718,7 +722,8 @@ class InfiniteHeads:
     def evidence(self, data: Observations) -> Estimate:
         """The log density of data, with the error from the finite number of draws."""
         process = self.updated(data)
-        root, z = process.root, process.z
+        root = process.root
+        z = process.z
         # log N(y; 0, R R^T) grows along a covariance C C^T by ½ (|C^T α|² − |R^(−1)
         # C|²), α = R^(−T) z, z = R^(−1) y
         slopes = []

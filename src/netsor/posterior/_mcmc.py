@@ -102,7 +102,8 @@ def reference(z: Array) -> Reference:
     # clearest. We do not shrink them: that would widen the directions that data make
     # narrow, and slow chains down.
     distinct = len(np.unique(z[:, 0]))  # repeated particles add no information
-    mean, std = z.mean(axis=0), z.std(axis=0)
+    mean = z.mean(axis=0)
+    std = z.std(axis=0)
     standardised = (z - mean) / np.where(std > 0, std, 1.0)
     correlation = standardised.T @ standardised
     np.abs(correlation, out=correlation)  # in place: it may be the largest array
@@ -147,7 +148,8 @@ def advance_chains(
     # Points w are points z in the coordinates of the reference. There the ellipse is
     # w(θ) = start cos θ + other sin θ.
     count = len(chains.z)
-    z, height = chains.z.copy(), chains.height.copy()
+    z = chains.z.copy()
+    height = chains.height.copy()
     evaluations = chains.evaluations
 
     def log_ratio(z: Array, w: Array, height: Array) -> Array:
@@ -286,7 +288,8 @@ def step_from(power: float, height: Array) -> float:
         effective_size = w.sum() ** 2 / np.sum(w**2)
         return bool(effective_size >= TARGET_ESS_FRACTION * len(w))
 
-    low, high = 0.0, 1.0 - power
+    low = 0.0
+    high = 1.0 - power
     if enough_effective(high):
         return high
     for _ in range(HALVINGS):

@@ -303,7 +303,8 @@ class Result(ABC):
 
         Files in the folder that no earlier run wrote are never overwritten.
         """
-        path, request = Path(out), self.request
+        path = Path(out)
+        request = self.request
         folder = request.folder(path)
         folder.prepare(request.files)
         manifest = {
@@ -466,7 +467,8 @@ class Study(ABC, Generic[Found]):
         report if there is a folder.
         """
         check_executor(executor, "processes")
-        request, cost = self.request, self.estimate()
+        request = self.request
+        cost = self.estimate()
         self.prepare()
         # Tasks on a CPU run side by side, each in one thread.
         blas: AbstractContextManager[Any]

@@ -115,7 +115,8 @@ def _add_pattern(
     for stream, row in enumerate(sizes, first_stream):
         stop = 0
         for rng, counts in following((*key, stream), count):
-            start, stop = stop, stop + int(counts.sum())
+            start = stop
+            stop = stop + int(counts.sum())
             rng.standard_normal(dtype=products.dtype, out=row[start:stop])
     np.abs(sizes, out=sizes)
     terms = np.empty_like(sizes[0])

@@ -49,7 +49,8 @@ class OnDevice:
     # PyTorch.
 
     def __init__(self, device: str) -> None:
-        self._xp, self._device = xp, device
+        self._xp = xp
+        self._device = device
         self._kept: dict[int, tuple[Any, Array]] = {}
 
     def __getattr__(self, name: str) -> Any:

@@ -55,7 +55,8 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     def may_correlate(score: Value) -> bool:
         """Whether the structure does not exclude that the factors correlate."""
         x, y = score.op.inputs
-        x_sources, y_sources = sources_of[x], sources_of[y]
+        x_sources = sources_of[x]
+        y_sources = sources_of[y]
         if x_sources is None or y_sources is None:
             return True
         return not x_sources.isdisjoint(y_sources)

@@ -385,7 +385,8 @@ class Orders:
         directions that share a function with x_i. For example, vectors with the sets
         0b011 and 0b110 have directions with the sets 0b011 and 0b111.
         """
-        leading, blocks = x.shape[:-1], self.bits(x).shape[-1]
+        leading = x.shape[:-1]
+        blocks = self.bits(x).shape[-1]
         directions = np.zeros((*leading, 0, blocks), dtype=object)
         for v in known:
             sets = np.broadcast_to(self.bits(v), (*leading, v.shape[-1], blocks))

@@ -323,7 +323,8 @@ def _crossed_in_group(
     There is a term for each pair of blocks of directions a and b that x and y use; none
     if they use none. The result has the directions b from `start` to `stop`.
     """
-    builder, frame = state.builder, state.frames[group]
+    builder = state.builder
+    frame = state.frames[group]
     coordinates = state.vectors[x].coordinates
     rows = state.gather(coordinates, group.positions[x], frame.directions)
     if isinstance(frame, NodeFrame):
@@ -346,7 +347,8 @@ def _crossed_in_group(
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
             # from the directions of b to those from start to stop
-            low, high = max(b.start, start), min(b.stop, stop)
+            low = max(b.start, start)
+            high = min(b.stop, stop)
             product = builder.step(
                 "part", product, start=low - b.start, stop=high - b.start
             )

@@ -49,7 +49,8 @@ class _StackPosition(NamedTuple):
 
     def stacked(self, weight: Weight) -> Weight:
         """The stacked matrix, transposed if the weight is."""
-        in_width, out_width = weight.in_width, weight.out_width
+        in_width = weight.in_width
+        out_width = weight.out_width
         if weight.transposed:
             in_width = self.size * in_width
         else:
@@ -259,7 +260,8 @@ def _sum_over_batch(product: Value, users: Users) -> Value | None:
     constants [[1, …, 1]] over the last axis, so that products with more than one axis
     have their axis 0 moved to the end first.
     """
-    summed, readers = product, users.get(product, [])
+    summed = product
+    readers = users.get(product, [])
     if len(readers) == 1 and isinstance(readers[0].op, Take):
         positions = np.arange(product.size).reshape(product.shape)
         batch_last = np.moveaxis(positions, 0, -1)

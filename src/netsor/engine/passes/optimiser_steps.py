@@ -232,7 +232,8 @@ class _OuterProducts(DrawnWeight):
 
     def initial_product(self) -> Vector:
         """W x with the initial matrices: (matrices of the operation, vectors)."""
-        op, weight = self.op, self.op.weight
+        op = self.op
+        weight = self.op.weight
         new_product: Vector = weight.each(op.x) if op.each else weight @ op.x
         product = self._initial_products.setdefault(key_of(new_product), new_product)
         return product.reshape(weight.members.size, -1)
@@ -316,7 +317,8 @@ class _OuterProducts(DrawnWeight):
         products in g; see `orthogonalised` in step_arithmetic.
         """
         summands = self._summands(g)
-        left, right = summands.left, summands.right
+        left = summands.left
+        right = summands.right
         polar_factor = partial(
             orthogonalised,
             sizes=summands.sizes,
@@ -325,7 +327,8 @@ class _OuterProducts(DrawnWeight):
             optimiser=type(self.optimiser).__name__,
         )
         f = Function("polar", polar_factor, lipschitz=False)
-        left_gram, right_gram = mean_dot(left, left), mean_dot(right, right)
+        left_gram = mean_dot(left, left)
+        right_gram = mean_dot(right, right)
         matrices = max(len(left_gram), len(right_gram))
         shape = (matrices, *left_gram.shape[1:])
         middle = applied(f, (left_gram, right_gram), shape, axes=2)
@@ -510,7 +513,8 @@ class _PolarFactor(_Term):
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """Σ_ij ⟨r_j, x⟩ M_ij l_i/√(out · in)."""
-        x, transposed = inputs.x, weights.op.weight.transposed
+        x = inputs.x
+        transposed = weights.op.weight.transposed
         left, right = inputs.sides(self.left, self.right, transposed)
         m = self.middle
         if len(m) > 1:
@@ -566,7 +570,9 @@ class _Leaf(Arithmetic):
     """
 
     def __init__(self, value: Value, op: SteppedParameter, context: Context) -> None:
-        self.value, self.op, self.context = value, op, context
+        self.value = value
+        self.op = op
+        self.context = context
         self.infinite = math.inf in context.bound.values()
 
     def after(self, states: Mapping[Any, Any]) -> _Stepped:
@@ -576,7 +582,8 @@ class _Leaf(Arithmetic):
         are several if earlier steps of the parameter used other optimisers; the update
         reads and replaces only its own state, None before the first step.
         """
-        op, optimiser = self.op, self.op.rule.optimiser
+        op = self.op
+        optimiser = self.op.rule.optimiser
         gradient = self._gradient()
         rates = rates_of(
             op, step=0, bound=self.context.bound, at_widths=self._at_widths
@@ -712,7 +719,8 @@ class _Perturbed:
     """
 
     def __init__(self, context: Context, unit: str) -> None:
-        self.context, self.unit = context, unit
+        self.context = context
+        self.unit = unit
         self.moved: dict[Value, Any] = {}  # y_j, each a separate value, and Δ_j
         self.scores: list[Value] = []  # the values that contain changed scores
         self.count = 0  # the number of these scores

@@ -199,7 +199,8 @@ def _product_with_combinations(combined: Value) -> Vector:
     assert isinstance(combined.op, Mix)
     products = combined.op.x
     assert isinstance(products.op, MatMul)
-    weight, x = products.op.weight, products.op.x
+    weight = products.op.weight
+    x = products.op.x
     if not products.op.each:
         x = x[(None,) * len(weight.batch)]  # add the batch axes, of size 1
     combinations = mix(combined.op.a, x).broadcast_to(combined.shape)
@@ -355,7 +356,8 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         size = 1.0 if is_score else width**-0.5
         x_is_free = is_free(op.x, op.y, old)
         y_is_free = is_free(op.y, op.x, old)
-        x, y = rewritten_op.x, rewritten_op.y
+        x = rewritten_op.x
+        y = rewritten_op.y
         # one factor is conditioned on; if both are free, the one with fewer vectors
         if y_is_free and (not x_is_free or op.x.size <= op.y.size):
             return _coordinate(y, x, size, turned=True).reshape(old.shape)
@@ -543,7 +545,9 @@ def _coordinate(x: Vector, q: Vector, size: float, turned: bool) -> Vector:
     `turned`.
     """
     assert isinstance(x.op, MatMul)
-    weight, z, count = x.op.weight, x.op.x, q.shape[-1]
+    weight = x.op.weight
+    z = x.op.x
+    count = q.shape[-1]
     gram = mean_dot(q, q)
     root = applied(ROOT, (gram,), (*q.shape, count), axes=2) * size
     if count == 1:

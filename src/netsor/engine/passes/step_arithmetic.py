@@ -290,7 +290,8 @@ def _between_bases(
     T is orthogonalised as a matrix, so that terms of G may cancel. See `orthogonalised`
     for the arguments, and the comment above it for T.
     """
-    left, right = _roots(xp, a), _roots(xp, b)
+    left = _roots(xp, a)
+    right = _roots(xp, b)
     sizes = (size * left.norms * right.norms)[..., None, :]
     t = (left.root * sizes) @ xp.matrix_transpose(right.root)
     if steps is None:

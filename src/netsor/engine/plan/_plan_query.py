@@ -214,7 +214,8 @@ class PlanQuery:
         count = len(self.outputs)
         forward = without_stops([*self.outputs, *(self.whole or self.outputs)])
         composed = compose_indices(forward)
-        outputs, whole = composed[:count], composed[count:]
+        outputs = composed[:count]
+        whole = composed[count:]
         positions = {
             value: position for position, value in enumerate(context.ordered(whole))
         }

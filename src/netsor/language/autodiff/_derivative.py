@@ -302,7 +302,8 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     The user declares it as a function of the arguments and of d = ∂p/∂f, whose last
     axes, after the `leading` ones of the operation, have the function's output shape.
     """
-    f, axes = op.f, op.axes
+    f = op.f
+    axes = op.axes
     declared = f.derivative
     if isinstance(declared, tuple | list):
         declared = declared[k]

@@ -522,7 +522,8 @@ class _Checker:
 
     def _tied(self, score: Value, op: Dot) -> bool:
         """Whether one matrix made both factors of an entry that the outputs need."""
-        x, y = op.x, op.y
+        x = op.x
+        y = op.y
         common = np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y))
         if not (common >= 0).any():
             return False

@@ -138,7 +138,8 @@ def _disagreements(
     for result in results:
         for claim in claims[result.name]:
             if claim.verdict == DISAGREES:
-                published, ours = f"published: {claim.published}", f"ours: {claim.ours}"
+                published = f"published: {claim.published}"
+                ours = f"ours: {claim.ours}"
                 items.append(Item(FLAG, result.name, published, [ours]))
     return [Items(items)] if items else []
 

@@ -262,7 +262,8 @@ def _phases(shares: tuple[float, float], stated: bool) -> Claim:
     `shares` are two scales, as multiples of the critical one: below it and above it.
     """
     below, above = shares
-    largest, listed = -math.inf, []
+    largest = -math.inf
+    listed = []
     for s in LENGTHS:
         if s >= SHORT:
             low = cosine(s, below * math.log(s), RHO)

@@ -83,7 +83,8 @@ def _falls_to_limit(divergences: Divergences) -> Judgement:
     for n, kl in zip(divergences.parameters, estimates, strict=True):
         listed.append(f"{kl} (n = {n:.0f})")
     text = f"KL {', '.join(listed)}"
-    slope, last_slope = divergences.slope, divergences.last_slope
+    slope = divergences.slope
+    last_slope = divergences.last_slope
     if slope is None:
         text += "; fitted slope not known"
     else:
@@ -181,7 +182,8 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
         verdicts.append(decide_below(gap, VARIANCE_RTOL))
 
     if len(heads.variances) > 1:  # they were measured at width 256
-        first, last = heads.variances[0], heads.variances[-1]
+        first = heads.variances[0]
+        last = heads.variances[-1]
         gap = _relative_difference(last, first)
         verdicts.append(decide_below(gap, FINITE_VARIANCE_RTOL))
         text += f"; at width 256 {first} and {last}"

@@ -96,7 +96,8 @@ class Request(studies.Request):
         """The trials that the request needs."""
         trials, samples = TRIALS, None  # of the paper; None: each case has its own
         if self.quick:
-            trials, samples = QUICK["trials"], QUICK["samples"]
+            trials = QUICK["trials"]
+            samples = QUICK["samples"]
         return Plan(
             store=Store(self.out / "parts"),
             trials=self.trials or trials,
@@ -356,7 +357,8 @@ class PaperStudy(Study[Finished]):
 
     def check(self) -> None:
         """Raise an error for more draws than the disk has room for."""
-        plan, out = self.request.plan, self.request.out
+        plan = self.request.plan
+        out = self.request.out
         folder = out.absolute()
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent

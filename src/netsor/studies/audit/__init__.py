@@ -401,7 +401,8 @@ class AuditStudy(Study[Audit | Comparison]):
         result_bytes = worker_bytes = 0.0
         parts = Counter[AuditCase]()  # the number of tasks that make each plan
         for case in request.subjects:
-            draw, draws = case.draw, request.draws_of(case.tokens)
+            draw = case.draw
+            draws = request.draws_of(case.tokens)
             quantities = case.plan.mean.shape[0]
             result_bytes += COPIES * DOUBLE_BYTES * draws * quantities
             numbers += draw.numbers * draws

@@ -309,7 +309,8 @@ def _differences_as_dict(differences: Differences) -> dict[str, Any]:
 
 def _as_dict(result: LengthResult) -> dict[str, Any]:
     """The numbers and findings at one length, for JSON."""
-    model, request = result.model, result.request
+    model = result.model
+    request = result.request
     ids = request.ids_of(model)
     content: dict[str, Any] = {
         "model": model.name,

@@ -396,7 +396,8 @@ class CheckTask(DrawTask):
         """The draws: "numbers" (draws, entries), and how many "random_numbers" they
         took.
         """
-        program, widths = self.case.program, self.case.widths
+        program = self.case.program
+        widths = self.case.widths
         # the report shows overflow after a step
         with np.errstate(over="ignore", invalid="ignore"):
             # `Check` has the quadrature errors

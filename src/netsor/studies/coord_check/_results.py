@@ -244,7 +244,8 @@ class Check(Mapping[str, Verdict]):
         if not promises_maximal_updates or not self.broken:
             return []
         cases = [case for case in request.cases(self.rule) if math.isfinite(case.width)]
-        narrowest, widest = cases[0], cases[-1]
+        narrowest = cases[0]
+        widest = cases[-1]
         return scales_of(
             SizedNetwork(narrowest.width, narrowest.widths, narrowest.network),
             SizedNetwork(widest.width, widest.widths, widest.network),
@@ -344,7 +345,8 @@ class Check(Mapping[str, Verdict]):
         width and its exponents; with its verdict, unless `judge` is false, as for sizes
         before the step.
         """
-        entry, fitted = verdict.entry, verdict.fit
+        entry = verdict.entry
+        fitted = verdict.fit
         content: dict[str, Any] = {
             "name": entry.name,
             "block": entry.block,
@@ -443,7 +445,8 @@ def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
     """An exponent with its interval and its status; a short cell shows a status only if
     it is a flag.
     """
-    status, exponent = verdict.status, verdict.exponent
+    status = verdict.status
+    exponent = verdict.exponent
     if exponent is None:
         text = "–" if short else f"{verdict.verdict} {status}"
         return Cell(text, status="absent")

@@ -189,7 +189,8 @@ class SweepCase(TrainingCase):
         kinds: dict[Any, str] = dict(network.kinds())
         for vector in network.vectors:
             kinds[vector] = "embedding"
-        factors, eps = dict(self.factors), dict(self.eps)
+        factors = dict(self.factors)
+        eps = dict(self.eps)
         named = NAMED[self.optimiser]
         optimisers = {}
         for parameter, kind in kinds.items():
