@@ -268,11 +268,13 @@ def _logistic() -> tuple[ScaledTerm, ...]:
     log_k, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
     k = np.exp(log_k)
     j = np.arange(1, 40)[:, None]  # the terms of both series, (j, nodes)
+
+    # the two series of the density are equal: Σ ∓ 8 k j² e^(−2 j² k²), which converges
+    # fast for large k, and √(2π) Σ (2q/k⁴ − 1/k²) e^(−q/k²), for small k
+    sign = (-1.0) ** (j + 1)
+    alternating_terms = sign * j**2 * np.exp(-2 * (j * k) ** 2)
+    for_large_k = 8 * k * np.sum(alternating_terms, axis=0)
     q = (2 * j - 1) ** 2 * np.pi**2 / 8
-    # the two series of the density are equal; the first converges fast for large k, the
-    # second for small k
-    alternating = (-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * k) ** 2)
-    for_large_k = 8 * k * np.sum(alternating, axis=0)
     theta_terms = np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2)
     for_small_k = np.sqrt(2 * np.pi) * np.sum(theta_terms, axis=0)
     density = np.where(k < 0.8, for_small_k, for_large_k)

@@ -700,22 +700,25 @@ class InfiniteHeads:
         mean = process.mean[:, rows]
         cov = process.cov[:, rows[:, None], rows]
         root = process.root[0]
-        half = scipy.linalg.solve_triangular(
-            root, process.kernel[data.entries][:, rows], lower=True
-        )
+        kernel_with_rows = process.kernel[data.entries][:, rows]
+        half = scipy.linalg.solve_triangular(root, kernel_with_rows, lower=True)
         gain = scipy.linalg.solve_triangular(root.T, half)
         alpha = scipy.linalg.solve_triangular(root.T, process.z[0])
+
         # the slopes of mean and variance along the covariance of each draw
-        mean_slopes, var_slopes = [], []
+        mean_slopes = []
+        var_slopes = []
         for columns in self.factors(MAX_ERROR_DRAWS):
             of_data = columns[data.entries]
             residual = columns[rows] - gain.T @ of_data
             mean_slopes.append(residual @ (of_data.T @ alpha))
             var_slopes.append(np.sum(residual**2, axis=1))
+
         var = np.diagonal(cov[0])
-        random = var > 0
-        mean_error = np.std(mean_slopes, axis=0)[random] / np.sqrt(var[random])
-        var_error = np.std(var_slopes, axis=0)[random] / var[random]
+        is_random = var > 0
+        var = var[is_random]
+        mean_error = np.std(mean_slopes, axis=0)[is_random] / np.sqrt(var)
+        var_error = np.std(var_slopes, axis=0)[is_random] / var
         largest = float(max([*mean_error, *var_error, 0.0]))
         return mean, cov, largest / math.sqrt(self.draws)
 

@@ -228,8 +228,11 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     if value not in state.analysis.infinite:
         width = int(state.analysis.widths[value])
         arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
-        return LoweredVector(_apply(state, value, op, arrays, arrays, scalars))
+        coordinates = _apply(state, value, op, arrays, arrays, scalars)
+        return LoweredVector(coordinates)
+
     check_jumps(state, value)
+    # the coordinates that are outputs
     sample = None
     if value in state.analysis.coordinates:
         directions = max(argument.shape[-1] for argument in arguments)
@@ -237,6 +240,8 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
         samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
         rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
         sample = _apply(state, value, op, rows, samples, scalars)
+
+    # the coordinates along the directions of each group's frame
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
     by_position: list[tuple[Ints, Register]] = []
     for group in state.groups_of(value):

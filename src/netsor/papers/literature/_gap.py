@@ -113,17 +113,22 @@ def gradient_norms(weights: Array, values: Array, tokens: Array) -> Growth:
     for a, w in zip(weights[: FIRST - 1], values[: FIRST - 1], strict=True):
         x = a @ x @ w
     y = weights[FIRST - 1] @ x
+
     p = np.eye(len(tokens))
     m = np.eye(len(tokens))
     for a, w in zip(weights[FIRST:], values[FIRST:], strict=True):
         p = a @ p
         m = w.T @ m
-    size = np.linalg.norm
+
     # both relative to their values at L = l, where P = M = 1
-    product = size(p) ** 2 * size(m) * size(m @ y) / (len(y) ** 1.5 * size(y))
-    norm = size(p @ y) * size(m) / (math.sqrt(len(y)) * size(y))
+    size = np.linalg.norm
+    at_first_layer = len(y) ** 1.5 * size(y)
+    of_code = size(p) ** 2 * size(m) * size(m @ y) / at_first_layer
+    at_first_layer = math.sqrt(len(y)) * size(y)
+    of_gradient = size(p @ y) * size(m) / at_first_layer
+
     per_layer = 1 / (LAST - FIRST)
-    return Growth(float(product) ** per_layer, float(norm) ** per_layer)
+    return Growth(float(of_code) ** per_layer, float(of_gradient) ** per_layer)
 
 
 def gradients(tokens: int, draws: int, seed: int) -> Arrays:
