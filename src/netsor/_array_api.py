@@ -71,6 +71,7 @@ def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
     f(torch.ones((1, 1), device=a.device))
 
     def on_stream(matrices: Array, stream: Any) -> Any:
+        """f of some matrices, on one stream of the device."""
         with torch.no_grad(), torch.cuda.stream(stream):
             return f(matrices)  # waits for its end
 

@@ -99,6 +99,7 @@ class _Printed(io.TextIOBase):
         self.emit = emit
 
     def write(self, text: str) -> int:
+        """Show text in the cell, and return its length as files do."""
         if not isinstance(text, str):
             # click recognises text files by this error
             raise TypeError("text is written here, not bytes")

@@ -101,8 +101,11 @@ def also_spelled(**first_spellings: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
+        """The function, which then takes both spellings."""
+
         @wraps(function)
         def respelled(*args: Any, **options: Any) -> Any:
+            """Call the function with the first spelling of each argument."""
             # first spelling → the second one, which the caller used
             used_spellings = {}
             for second in first_spellings.keys() & options.keys():
@@ -262,6 +265,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _as_double(number: Any) -> float:
+    """A number as a double; infinite if it is too large for one."""
     try:
         return float(number)
     except OverflowError:

@@ -577,6 +577,7 @@ def _sgd_first_step(
     coefficients: Coefficients | None,
     lr_factor: Callable[[float, float], float],
 ) -> SGD:
+    """SGD's first step."""
     return SGD(lr=1.0, weight_decay=weight_decay)
 
 
@@ -607,6 +608,7 @@ def _adam_first_step(
     coefficients: Coefficients | None,
     lr_factor: Callable[[float, float], float],
 ) -> AdamW:
+    """AdamW's first step: g/(|g| + ε)."""
     return AdamW(lr=1.0, eps=eps, weight_decay=weight_decay)
 
 
@@ -617,22 +619,27 @@ def _lion_first_step(
     coefficients: Coefficients | None,
     lr_factor: Callable[[float, float], float],
 ) -> Lion:
+    """Lion's first step: the sign of the gradient."""
     return Lion(lr=1.0, weight_decay=weight_decay)
 
 
 def _sgd_with_memory(lr: Rate, eps: Any) -> SGD:
+    """SGD has no memory."""
     return SGD(lr)
 
 
 def _muon_with_memory(lr: Rate, eps: Any) -> Muon:
+    """Muon, with its momentum and with steps of one size for all matrices."""
     return Muon(lr, weight_decay=0.0, eps=0.0, adjust_lr_fn=lambda fan_in, fan_out: 1.0)
 
 
 def _adam_with_memory(lr: Rate, eps: Any) -> Adam:
+    """Adam, with its two moments."""
     return Adam(lr, eps=eps)
 
 
 def _lion_with_memory(lr: Rate, eps: Any) -> Lion:
+    """Lion, with its momentum."""
     return Lion(lr)
 
 

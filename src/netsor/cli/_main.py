@@ -123,6 +123,7 @@ class _ToStderr(logging.Handler):
     """Prints log messages as the command prints its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record on standard error."""
         echo_error(record.getMessage())
 
 

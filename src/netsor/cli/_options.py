@@ -102,7 +102,8 @@ class Command(click.Command):
         """The argument with its value as this command takes it: "--tokens 3", "MODEL
         'gpt3'", "--set width=7", or "width=7" if it is not an option.
         """
-        value, typed = argument.value, _typed(argument.value)
+        value = argument.value
+        typed = _typed(argument.value)
         changes = get_current_context().params.get("changes") or ()
         if argument.name in {text.partition("=")[0].strip() for text in changes}:
             return f"--set {argument.name}={typed}"
@@ -139,7 +140,9 @@ class Text(click.ParamType):  # type: ignore[type-arg]
     def __init__(
         self, name: str, read: Callable[[Any], Any], allowed: str = ""
     ) -> None:
-        self.name, self.read, self.allowed = name, read, allowed
+        self.name = name
+        self.read = read
+        self.allowed = allowed
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """The parsed value, or an error in one line."""
@@ -202,6 +205,7 @@ def _several(name: str, parse: Callable[[str], float], allowed: str) -> Text:
     """Numbers with commas between, as a tuple."""
 
     def read(text: str) -> tuple[float, ...]:
+        """The numbers of a text, separated by commas."""
         return tuple(parse(word) for word in text.split(","))
 
     return Text(name, read, allowed)
@@ -246,6 +250,7 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """A decorator that adds these options, in this order."""
 
     def decorate(command: Decorated) -> Decorated:
+        """Add the options to a command."""
         for add_option in reversed(options):  # as stacked decorators are applied
             command = add_option(command)
         return command

@@ -143,10 +143,10 @@ def _announced_cost(cost: Cost, where: Place) -> str:
     """The time, the memory and the workers of a study; of a device, only its name."""
     if where.backend.kind != "cpu":
         return f"on {where.backend.device}"
-    needed = in_time(cost.clock)
+    resources = in_time(cost.clock)
     if cost.bytes:
-        needed += f" and {in_bytes(cost.workers * cost.bytes)}"
-    return f"about {needed} on {counted(cost.workers, 'worker')}"
+        resources += f" and {in_bytes(cost.workers * cost.bytes)}"
+    return f"about {resources} on {counted(cost.workers, 'worker')}"
 
 
 def _print(
@@ -476,7 +476,8 @@ def _program(
     loaded = find(target, arguments)
     module = module_factory(loaded)
     if module is not None:
-        ids, tokens = inputs["ids"], inputs["tokens"]
+        ids = inputs["ids"]
+        tokens = inputs["tokens"]
         torch = torch_module()
         try:
             first, *longer = torch._network.networks(module, ids, tokens)
@@ -553,6 +554,7 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     from ..studies.transfer import Request, TransferStudy
 
     def make(options: dict[str, Any]) -> Study[Any]:
+        """The study with the options of the command line."""
         model, optimiser = _trained(options)
         subject = subject_of(model, options.pop("rules") or None, optimiser)
         return TransferStudy(Request(*subject, optimiser=optimiser, **options))

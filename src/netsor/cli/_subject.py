@@ -285,10 +285,12 @@ def _check_layer_options(options: Mapping[str, Any]) -> None:
         raise UsageError(
             f"--clip {options['clip']:g} is for --activation clip, not {activation}"
         )
-    width, head_dim = options["width"], options["head_dim"]
+    width = options["width"]
+    head_dim = options["head_dim"]
     if head_dim is not None and head_dim > width:
         raise UsageError(f"--head-dim {head_dim} must be at most --width {width}")
-    token, tokens = options["token"], options["tokens"]
+    token = options["token"]
+    tokens = options["tokens"]
     if token > tokens:
         raise UsageError(
             f"--token {token} must be at most --tokens {tokens}: tokens are counted"

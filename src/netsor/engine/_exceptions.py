@@ -45,7 +45,8 @@ class ExactError(ValueError):
                 " at finite widths"
             )
         # without the source line
-        self.where, self.plain = value.where, f"{problem}; {instead}"
+        self.where = value.where
+        self.plain = f"{problem}; {instead}"
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -131,7 +131,8 @@ class AuditViewRequest:
     @property
     def steps(self) -> list[Request]:
         """The first model at the first length; then both; then all lengths."""
-        lengths, models = self.lengths, len(self.models)
+        lengths = self.lengths
+        models = len(self.models)
         first = None if lengths is None else lengths[:1]
         steps = [
             Step(1, first, limit=False),
@@ -227,7 +228,8 @@ def _sides(result: Audit | Comparison) -> list[Side]:
     names = strip_common_prefix([audit.lengths[0].model.name for audit in audits])
     sides = []
     for audit, name, looks in zip(audits, names, LOOKS[len(audits)], strict=True):
-        label, limit_label = name, f"{name}, {LIMIT}"
+        label = name
+        limit_label = f"{name}, {LIMIT}"
         if len(audits) == 1:
             label, limit_label = AT, LIMIT
         measured = audit.lengths[0]
@@ -373,7 +375,8 @@ class Variant:
         unless depth scaling sets it. `last` and `first` are names of fields.
         """
         model = self._base
-        first_std, last_std = getattr(model, first), getattr(model, last)
+        first_std = getattr(model, first)
+        last_std = getattr(model, last)
         if self.depth == "on":
             blocks = model.layers + model.decoder_layers
             ratio = 1 / math.sqrt(2 * blocks)
@@ -407,7 +410,8 @@ def model_request(
 ) -> AuditViewRequest:
     """The audit of one or two models; other options are those of `AuditViewRequest`."""
     lines = ["import netsor as ns", "", f"model = {first.code}"]
-    models, arguments = [first.model], ["model"]
+    models = [first.model]
+    arguments = ["model"]
     if second is not None:
         lines.append(f"other = {second.code}")
         models.append(second.model)

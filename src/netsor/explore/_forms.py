@@ -63,6 +63,7 @@ def answer(
     """
 
     def progress(done: float, total: float) -> None:
+        """Tell the page which share of the work is done."""
         share = done / total if total else 0.0
         emit("progress", f"{share:.3f}")
 

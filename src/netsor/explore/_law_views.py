@@ -206,6 +206,7 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     """
 
     def seconds(draws: int) -> float:
+        """The time of this many draws of all plans."""
         return sum(plan.probing_seconds + plan.seconds(draws) for plan in plans)
 
     if wanted is not None:

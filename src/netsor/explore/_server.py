@@ -136,6 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         self._begin("application/jsonl")
 
         def emit(message: str, text: str) -> None:
+            """Send a message to the page, as a line of JSON."""
             self.wfile.write(json.dumps([message, text]).encode() + b"\n")
 
         one_at_a_time = self.server.audit if kind in AUDITS else nullcontext()

@@ -95,9 +95,11 @@ class Panel(NamedTuple):
         """
         bottom, top = self._vertical_ends()
         x = np.concatenate([curve.x for curve in self.curves])
-        left, right = float(x.min()), float(x.max())
+        left = float(x.min())
+        right = float(x.max())
         if left == right:
-            left, right = left - 0.5, right + 0.5
+            left = left - 0.5
+            right = right + 0.5
         return Ends(left, right, bottom, top)
 
     def _vertical_ends(self) -> tuple[float, float]:
@@ -109,7 +111,8 @@ class Panel(NamedTuple):
         y = y[np.isfinite(y)]
         low, high = 0.0, 1.0
         if y.size:
-            low, high = float(y.min()), float(y.max())
+            low = float(y.min())
+            high = float(y.max())
         begins_at_zero = low >= 0 and not self.log
         if begins_at_zero:
             low = 0.0

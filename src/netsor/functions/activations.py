@@ -143,6 +143,7 @@ def _torch_or(
     """
 
     def by_library(x: Array) -> Array:
+        """PyTorch's own function for its arrays, and f for others."""
         if not is_torch_array(x):
             return f(x)
         from torch.nn import functional
@@ -176,14 +177,17 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
 
 
 def _leaky_relu(x: Array, slope: float) -> Array:
+    """x above 0, and slope · x below."""
     return array_namespace(x).where(x > 0, x, slope * x)
 
 
 def _clip(x: Array, bound: float) -> Array:
+    """x between −bound and bound."""
     return array_namespace(x).clip(x, -bound, bound)
 
 
 def _sigmoid(x: Array) -> Array:
+    """1/(1 + e^(−x))."""
     return 0.5 + 0.5 * array_namespace(x).tanh(0.5 * x)  # no overflow at either end
 
 
@@ -264,11 +268,13 @@ def _logistic() -> tuple[ScaledTerm, ...]:
     log_k, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
     k = np.exp(log_k)
     j = np.arange(1, 40)[:, None]  # the terms of both series, (j, nodes)
+
+    # the two series of the density are equal: Σ ∓ 8 k j² e^(−2 j² k²), which converges
+    # fast for large k, and √(2π) Σ (2q/k⁴ − 1/k²) e^(−q/k²), for small k
+    sign = (-1.0) ** (j + 1)
+    alternating_terms = sign * j**2 * np.exp(-2 * (j * k) ** 2)
+    for_large_k = 8 * k * np.sum(alternating_terms, axis=0)
     q = (2 * j - 1) ** 2 * np.pi**2 / 8
-    # the two series of the density are equal; the first converges fast for large k, the
-    # second for small k
-    alternating = (-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * k) ** 2)
-    for_large_k = 8 * k * np.sum(alternating, axis=0)
     theta_terms = np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2)
     for_small_k = np.sqrt(2 * np.pi) * np.sum(theta_terms, axis=0)
     density = np.where(k < 0.8, for_small_k, for_large_k)
@@ -287,6 +293,7 @@ def logistic_mixture(
     """
 
     def mixture(m: Array, s: Array) -> Array:
+        """The weighted sum of the term over the scales of the normals."""
         total: Array = 0.0
         for weight, scale in _logistic():
             total = total + weight * term(m, s, scale)

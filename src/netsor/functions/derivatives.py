@@ -267,6 +267,7 @@ def _polynomial_derivative(coefficients: Row) -> Row:
 
 
 def _monomial(x: Array, c: float, k: float) -> Array:
+    """c x^k."""
     return c * x**k
 
 

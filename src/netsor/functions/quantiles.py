@@ -177,7 +177,8 @@ def _truncated(z: Array, low: float, high: float) -> Array:
     Probabilities are those of the nearer tail: near 1 they have no digits left.
     """
     xp = array_namespace(z)
-    below_low, above_high = _phi(low), _phi(-high)
+    below_low = _phi(low)
+    above_high = _phi(-high)
     if low < 0:
         between = _phi(high) - below_low
     else:
@@ -208,6 +209,7 @@ def truncated_normal(mean: float, std: float, low: float, high: float) -> Distri
 
 
 def _clamp(x: Array, low: float | None = None, high: float | None = None) -> Array:
+    """x between the bounds; None stands for no bound."""
     return array_namespace(x).clip(x, low, high)
 
 

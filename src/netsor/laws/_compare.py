@@ -121,6 +121,7 @@ class ScipyLaw(Distribution):
         return self._quantile(beyond), self._quantile(1 - beyond)
 
     def _quantile(self, level: float) -> float:
+        """The quantile of one level."""
         return float(self.distribution.ppf(level))
 
     def _pdf(self, y: Array) -> Estimate:
@@ -138,12 +139,15 @@ class ScipyLaw(Distribution):
         return Estimate(value, np.zeros(len(y)))
 
     def _distribution(self, y: Array) -> Array:
+        """P(Y ≤ y)."""
         return np.asarray(self.distribution.cdf(y), dtype=np.float64)
 
     def _sf(self, y: Array) -> Array:
+        """P(Y > y)."""
         return np.asarray(self.distribution.sf(y), dtype=np.float64)
 
     def _logpdf(self, y: Array) -> Array:
+        """The logarithm of the density."""
         return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
 
     def _scales(self) -> tuple[Array, Array]:

@@ -31,7 +31,7 @@ LEVEL = 1e-7  # level of the test that a limit law agrees with its own replicas
 def coupled(p: Distribution, q: Distribution) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers; None if they are not.
 
-    A limit law q may bring replicas of its own: then these are returned in its place.
+    A limit law q may bring replicas; the result then contains these instead of q.
     """
     replicas_of_q = q.mixture if isinstance(q, HeadSum) else q
     if not isinstance(p, Mixture) or not isinstance(replicas_of_q, Mixture):
@@ -206,6 +206,7 @@ class DistanceEstimator:
         # quadrature moves the laws within their errors
 
         def between(p: Distribution, q: Distribution) -> float:
+            """The distance of two laws without errors."""
             return float(self._uncoupled(p, q)._distance(name, errors=False).value)
 
         doubt_of_p = self.p.doubt(lambda moved: between(moved, self.q))
@@ -268,6 +269,9 @@ class DistanceEstimator:
         width, groups = self._groups
 
         def distance(*rows: Array) -> float:
+            """The distance of laws whose distribution functions differ by the sum of
+            the rows.
+            """
             total: Any = sum(rows)
             return distance_by_cubics(name, width, total)
 
@@ -372,7 +376,8 @@ class DistanceEstimator:
 
     def _has_density_of_p_alone(self) -> bool:
         """Whether p has a density somewhere where q has none."""
-        p, q = self.p, self.q
+        p = self.p
+        q = self.q
         if len(p._scales()[0]) and not len(q._scales()[0]):
             return True  # q has only atoms
         nodes = self._nodes
@@ -396,7 +401,8 @@ class DistanceEstimator:
             group_means = [group.mean for group in groups]
             return Estimate(float(kl(*group_means)), 0.0)
         estimate = jackknife(kl, groups).corrected()
-        p, q = self.p, self.q
+        p = self.p
+        q = self.q
         if self.coupled is not None or p is q:  # the doubts of both cancel
             return estimate
         y, weights, _ = self._kl_rule
@@ -407,13 +413,15 @@ class DistanceEstimator:
 
     def _uncoupled_kl(self) -> KLOfMeans:
         """KL as a function of the densities of both laws, a group for each law."""
-        p, q = self.p, self.q
+        p = self.p
+        q = self.q
         y, weights, _ = self._kl_rule
         of_p = p._densities(y)
         of_q = q._densities(y)
         log_q = log_of_tiny(q, y, of_q.rows)
 
         def kl(*means: Array) -> Array:
+            """KL from the densities of both laws at the points."""
             f, g = means
             return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
 
@@ -441,6 +449,7 @@ class DistanceEstimator:
         log_q = log_of_tiny(q, y, of_q.rows)
 
         def kl(*means: Array) -> Array:
+            """KL from the densities of coupled laws, one after the other."""
             f, g = np.split(means[0], 2, axis=-1)
             if is_limit:
                 # f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], equation (8)
@@ -476,7 +485,7 @@ def _distribution_and_slope(law: Distribution, y: Array) -> Replicated:
     """P(Y ≤ y), P(Y < y) and the density, side by side: rows (blocks, 3 · points).
 
     These are the rows for `distance_by_cubics`. In the upper half of the points they
-    have P − 1 in place of P, which keeps all digits of a heavy tail.
+    store P − 1 instead of P, which keeps all digits of a heavy tail.
     """
     in_upper_half = y > y[len(y) // 2]
     density = law._densities(y)

@@ -99,6 +99,7 @@ class GaussianMixture1D(NamedTuple):
         k = _KERNELS[kernel]
 
         def square(z: Array, std: Array) -> Array:
+            """The square of the kernel."""
             return k(z, std) ** 2
 
         squared_weights = self._replace(weight=self.weight**2)

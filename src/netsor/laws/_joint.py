@@ -321,6 +321,7 @@ class Joint(LawBase):
 
     @cached_property
     def _gaussians(self) -> GaussianVectors:
+        """The components with a density, whitened."""
         return GaussianVectors(
             self.component_mean, self.component_cov, self._replicas.weights
         )

@@ -188,6 +188,7 @@ class Law(LawBase, Distribution):
     # Defaults that a subclass may improve
 
     def _distribution(self, y: Array) -> Array:
+        """P(Y ≤ y), (points,)."""
         return np.asarray(self._cdf(y).value)
 
     def _log_side(self, y: Array, sign: int) -> Array:
@@ -213,6 +214,7 @@ class Law(LawBase, Distribution):
         return np.asarray(np.divide(error, value, out=unknown, where=positive))
 
     def _log_doubt(self, y: Array) -> Array:
+        """How far log f(y) may be off where few replicas or none reach y, (points,)."""
         # where f(y) underflows, or its error is larger: few replicas or none reach
         # there, and all blocks miss the same part of f
         relative = self._log_error(y)
@@ -448,6 +450,7 @@ class WithError:
         """
 
         def at_finite_points(points: Array) -> Estimate:
+            """The numbers at finite points, with their errors."""
             return self._of(lambda law: f(law, points))
 
         value, error = pointwise(operation, at_finite_points, y)

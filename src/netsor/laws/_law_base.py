@@ -175,6 +175,7 @@ class LawBase(ABC):
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Any:
+        """A law from the arrays of `_arrays`."""
         return cls(origin=origin, **arrays)  # type: ignore[call-arg]
 
     @property

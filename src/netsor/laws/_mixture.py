@@ -204,6 +204,7 @@ class Mixture(Components, Law):
         if len(self._points.draws):
 
             def density_with(factor: float) -> Array:
+                """The density with kernels of this factor times the bandwidth."""
                 return self.smoothed(factor)._compressed.pdf(y)
 
             value, error = self.smoothed()._pdf(y)
@@ -218,6 +219,7 @@ class Mixture(Components, Law):
         return Estimate(value, error)
 
     def _density(self, y: Array) -> Array:
+        """The density at y, (points,)."""
         return self._with_density("pdf")._compressed.pdf(y)
 
     def _logpdf(self, y: Array) -> Array:
@@ -234,6 +236,7 @@ class Mixture(Components, Law):
         return result
 
     def _log_error(self, y: Array) -> Array:
+        """The error of the logarithm of the density, (points,)."""
         if self.replicas == 1:
             return np.zeros(len(y))
         law = self._with_density("logpdf")
@@ -249,6 +252,7 @@ class Mixture(Components, Law):
         return signed.logsf(sign * y)
 
     def _distribution(self, y: Array) -> Array:
+        """P(Y ≤ y), (points,)."""
         return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
 
     def _cdf(self, y: Array) -> Estimate:
@@ -268,6 +272,7 @@ class Mixture(Components, Law):
         return Estimate(value, combined(error, self.binning))
 
     def _sf(self, y: Array) -> Array:
+        """P(Y > y), (points,), accurate where it is small."""
         _, points_above = self._masses_of_points(y)
         return np.asarray(self._compressed.sf(y) + points_above)
 
@@ -370,6 +375,7 @@ class Mixture(Components, Law):
         return self.component_mean - self._replicas.mean(self.component_mean)
 
     def _var(self) -> Estimate:
+        """The mean variance of the components, plus the variance of their means."""
         return self._replicas.average(self.component_var + self._central() ** 2)
 
     # Values without their errors, which take most of the time: the errors of tails
@@ -557,11 +563,13 @@ class Empirical(Mixture):
         return sample
 
     def _dense(self, factor: float = 1.0) -> Empirical:
+        """The law with `factor` times the bandwidth of its kernels."""
         if factor == 1.0:
             return self
         return Empirical(self.component_mean, factor * self.bandwidth)
 
     def _pdf(self, y: Array) -> Estimate:
+        """The density with its error."""
         return Estimate(self._density(y), self._sample._pdf(y).error)
 
     def _cdf(self, y: Array) -> Estimate:
@@ -574,9 +582,15 @@ class Empirical(Mixture):
     # error
 
     def _moment(self, order: int) -> Estimate:
+        """A raw moment of the kernel estimate, with its difference from that of the
+        draws as an error.
+        """
         return _biased(super()._moment(order), self._sample._moment(order))
 
     def _var(self) -> Estimate:
+        """The variance of the kernel estimate, with its difference from that of the
+        draws as an error.
+        """
         return _biased(super()._var(), self._sample._var())
 
     def _shape(self) -> tuple[Estimate, Estimate]:
@@ -589,13 +603,18 @@ class Empirical(Mixture):
         )
 
     def _cf(self, t: Array) -> Estimate:
+        """The characteristic function of the kernel estimate, with its difference from
+        that of the draws as an error.
+        """
         return _biased(super()._cf(t), self._sample._cf(t))
 
     def _arrays(self) -> dict[str, Any]:
+        """The arrays of a saved law."""
         return {"draws": self.component_mean, "bandwidth": self.bandwidth}
 
     @classmethod
     def _from_arrays(cls, origin: Provenance, **arrays: Any) -> Empirical:
+        """A law from the arrays of `_arrays`."""
         return cls(**arrays)
 
 

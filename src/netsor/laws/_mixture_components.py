@@ -140,7 +140,8 @@ def _two_nodes(cells: CellMoments) -> TwoNodes:
     """
     # The nodes are mean + lean ± reach. With these weights they have the three moments
     # for lean = third/(2 variance) and reach² = variance + lean².
-    third, variance = cells.third, cells.variance
+    third = cells.third
+    variance = cells.variance
     varies = variance > SMALLEST_VARIANCE
     lean = np.divide(third, 2 * variance, out=np.zeros_like(third), where=varies)
     reach = np.sqrt(variance + lean**2)

@@ -285,6 +285,7 @@ def trace(
     bias = _bias(model, inputs.tokens, bidirectional=not model.causal)
 
     def final_norm(x: ns.Vector) -> ns.Vector:
+        """The norm before the logits, if the model has one."""
         return normed(model, x) if model.final_norm else x
 
     # a shared layer returns values alone, and no None: the six fields from `stream` to
@@ -508,6 +509,7 @@ def _feed(model: Description, x: ns.Vector) -> ns.Vector:
     """The perceptron of a block."""
 
     def activation(h: ns.Vector) -> ns.Vector:
+        """The activation of the hidden layer, after its bias."""
         if model.bias_in:
             h = h + ns.gaussian(m, cov=model.bias_in**2, name="b")
         return ACTIVATIONS[model.activation](h)

@@ -165,7 +165,7 @@ class Config:
                 )
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
-        """Fields of a description, by their names there; a type in place of a default
+        """Fields of a description, by their names there; a type instead of a default
         marks a required field.
         """
         fields: dict[str, Any] = {}

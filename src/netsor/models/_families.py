@@ -32,13 +32,14 @@ def family(
     """Register a function that reads the configurations of this model_type.
 
     It must read every field except the ignored ones, which are names with spaces
-    between them. `defaults` take the place of its own defaults.
+    between them. `defaults` are values for fields that the configuration leaves out.
     """
 
     def register(read: Reader) -> Reader:
         """Add the reader to READERS, with a check that it read everything."""
 
         def reader(config_fields: Fields) -> Fields:
+            """A reader of configurations of this family that rejects unread fields."""
             all_fields = {**defaults, **config_fields}
             config = Config(model_type, all_fields, ignored.split())
             fields = read(config)

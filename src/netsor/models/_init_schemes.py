@@ -143,7 +143,8 @@ def _deepnorm(model: Description) -> Changes:
         )
     # α = (2L)^(1/4) and β = (8L)^(−1/4) for L blocks
     depth = _depth(model)
-    alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
+    alpha = (2 * depth) ** 0.25
+    beta = (8 * depth) ** -0.25
     changes = _scaled(_xavier(model), BRANCHES, beta)
     return _scaled(changes, LAST, 1 / alpha)
 

@@ -149,6 +149,7 @@ def block(
     )
 
     def normed(u: Vector) -> Vector:
+        """The norm of the block."""
         return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
@@ -273,7 +274,7 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     traced: list[tuple[Vector, T]] = []
 
     def shared_layer(x: Vector) -> T:
-        """The result of the first call, with x in place of its placeholder."""
+        """The result of the first call, with its placeholder replaced by x."""
         x = as_vector(x, "shared", "x")
         if not traced:
             traced.append(_traced_layer(layer, x))

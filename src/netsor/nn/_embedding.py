@@ -138,15 +138,15 @@ class Embedding:
 
     def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
         """The vectors of ids, in their shape; by default of the constructor's ids."""
-        asked = self.ids if ids is None else _as_ids(ids, "ids")
-        if not np.isin(asked, self.known).all():
+        requested = self.ids if ids is None else _as_ids(ids, "ids")
+        if not np.isin(requested, self.known).all():
             raise TraceError(
                 "embedding",
                 "ids",
                 ids,
                 "among the ids that the embedding was created with",
             )
-        return self.vectors[np.searchsorted(self.known, asked)]
+        return self.vectors[np.searchsorted(self.known, requested)]
 
     def logits(
         self,

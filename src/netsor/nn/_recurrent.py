@@ -4,7 +4,7 @@ In the models these layers update a matrix of states, token by token. Unrolled, 
 output is a combination y_t = Σ_{s ≤ t} c_ts v_s of the values. The coefficients are
 functions of scalars: dots of queries and keys, and decays, steps and gates, which are
 readouts ⟨w, x_t⟩ of the tokens. So each layer is a program with dots, like attention
-with another function in place of softmax. All are causal.
+with another function instead of softmax. All are causal.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def gated_delta(
     gate : callable, optional
         As in `linear_attention`.
     scaling : str or float
-        A factor of the output in place of d^(−1/2); "sqrt", the default, needs an
+        A factor of the output that replaces d^(−1/2); "sqrt", the default, needs an
         integer `head_dim`.
     sigma_dt, sigma_beta : float or Scalar
         The entries of w and u are N(0, sigma_dt²/n) and N(0, sigma_beta²/n).

@@ -255,9 +255,11 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     """The log likelihood of data as a function of the normals, (k, size) to (k,)."""
 
     def of_block(mean: Array, columns: Array) -> Array:
+        """The log likelihoods of some replicas."""
         return _likelihood.log_likelihood(mean, columns, data)
 
     def on_host(z: Array) -> Array:
+        """The log likelihoods of normals z, computed by numpy."""
         return np.concatenate(latent.over(z, of_block))
 
     if latent.plan.constant or not isinstance(latent.backend, Device):
@@ -267,6 +269,9 @@ def likelihood(latent: Latent, data: Observations) -> mcmc.LogLikelihood:
     )
 
     def on_device_if_finite(z: Array) -> Array:
+        """The log likelihoods from the device, and from the host where they are not
+        finite.
+        """
         heights = on_device(z)
         unsure = ~np.isfinite(heights)
         if unsure.any():  # the host can avoid rounding, and its error names the cause
@@ -296,7 +301,8 @@ def sampled(
             chains=0,
         )
     schedule.check_size(latent)
-    chains, particles = schedule.chains, schedule.particles
+    chains = schedule.chains
+    particles = schedule.particles
     rng = generator(seed, STREAM)
     log_likelihood = likelihood(latent, data)
     _announce("posterior", progress, latent, data, schedule)
@@ -344,7 +350,8 @@ def _run_chains(
     """Run chains that start from some of the tempered particles, and keep every state
     after `schedule.thin` moves.
     """
-    chains, thin = schedule.chains, schedule.thin
+    chains = schedule.chains
+    thin = schedule.thin
     length = schedule.length
     z = np.empty((chains, length, particles.z.shape[1]))
     height = np.empty((chains, length))
@@ -367,6 +374,7 @@ def _moments(latent: Latent, data: Observations, states: Array) -> Array:
     """
 
     def of_block(mean: Array, columns: Array) -> Array:
+        """The fitted values of some replicas."""
         return np.concatenate(_likelihood.fitted(mean, columns, data), axis=1)
 
     chains, length, size = states.shape
@@ -415,6 +423,7 @@ def posterior(
     chains = sampled(latent, data, schedule, seed, progress)
 
     def given_data(mean: Array, columns: Array) -> tuple[Array, Array]:
+        """Means and columns of some replicas given the data."""
         return _likelihood.updated_by_columns(mean, columns, data)
 
     moments = latent.over(chains.z, given_data)
@@ -470,7 +479,8 @@ def evidence(
     includes what that changes.
     """
     runs = whole(runs, "runs", least=2, most=MOST)
-    particles, moves = schedule.particles, schedule.moves
+    particles = schedule.particles
+    moves = schedule.moves
     check_memory(
         24.0 * max(runs, FIRST_RUN_FACTOR) * particles * latent.size
         + thread_bytes(latent),
@@ -522,7 +532,8 @@ def _tempered_runs(
     A first run of FIRST_RUN_FACTOR times as many particles chooses the powers of the
     likelihood through which all other runs go.
     """
-    particles, moves = schedule.particles, schedule.moves
+    particles = schedule.particles
+    moves = schedule.moves
     moves_of_runs = runs * particles * moves
     progress_bar = _Bar(
         progress, first=FIRST_RUN_FACTOR * particles * moves, again=moves_of_runs
@@ -689,29 +700,33 @@ class InfiniteHeads:
         mean = process.mean[:, rows]
         cov = process.cov[:, rows[:, None], rows]
         root = process.root[0]
-        half = scipy.linalg.solve_triangular(
-            root, process.kernel[data.entries][:, rows], lower=True
-        )
+        kernel_with_rows = process.kernel[data.entries][:, rows]
+        half = scipy.linalg.solve_triangular(root, kernel_with_rows, lower=True)
         gain = scipy.linalg.solve_triangular(root.T, half)
         alpha = scipy.linalg.solve_triangular(root.T, process.z[0])
+
         # the slopes of mean and variance along the covariance of each draw
-        mean_slopes, var_slopes = [], []
+        mean_slopes = []
+        var_slopes = []
         for columns in self.factors(MAX_ERROR_DRAWS):
             of_data = columns[data.entries]
             residual = columns[rows] - gain.T @ of_data
             mean_slopes.append(residual @ (of_data.T @ alpha))
             var_slopes.append(np.sum(residual**2, axis=1))
+
         var = np.diagonal(cov[0])
-        random = var > 0
-        mean_error = np.std(mean_slopes, axis=0)[random] / np.sqrt(var[random])
-        var_error = np.std(var_slopes, axis=0)[random] / var[random]
+        is_random = var > 0
+        var = var[is_random]
+        mean_error = np.std(mean_slopes, axis=0)[is_random] / np.sqrt(var)
+        var_error = np.std(var_slopes, axis=0)[is_random] / var
         largest = float(max([*mean_error, *var_error, 0.0]))
         return mean, cov, largest / math.sqrt(self.draws)
 
     def evidence(self, data: Observations) -> Estimate:
         """The log density of data, with the error from the finite number of draws."""
         process = self.updated(data)
-        root, z = process.root, process.z
+        root = process.root
+        z = process.z
         # log N(y; 0, R R^T) grows along a covariance C C^T by ½ (|C^T α|² − |R^(−1)
         # C|²), α = R^(−T) z, z = R^(−1) y
         slopes = []

@@ -105,6 +105,7 @@ class Latent:
         blocks = _blocks(z, self.block)
 
         def of_block(block: Floats) -> Any:
+            """The function of the replicas with these normals."""
             mean, columns = self.given(block)
             return function(mean, columns)
 
@@ -128,6 +129,7 @@ class Latent:
         of_draws = self.backend.summary_of_draws(self.plan, function)
 
         def of_normals(z: Floats) -> Floats:
+            """The function of normals z, one block of replicas after the other."""
             results = []
             for block in _blocks(z, replicas):
                 draws = {step.out: self._drawn(step, block) for step in self.positions}

@@ -102,7 +102,8 @@ def reference(z: Array) -> Reference:
     # clearest. We do not shrink them: that would widen the directions that data make
     # narrow, and slow chains down.
     distinct = len(np.unique(z[:, 0]))  # repeated particles add no information
-    mean, std = z.mean(axis=0), z.std(axis=0)
+    mean = z.mean(axis=0)
+    std = z.std(axis=0)
     standardised = (z - mean) / np.where(std > 0, std, 1.0)
     correlation = standardised.T @ standardised
     np.abs(correlation, out=correlation)  # in place: it may be the largest array
@@ -145,9 +146,10 @@ def advance_chains(
     It leaves N(z; 0, I) L(z)^power invariant; powers below 1 are for tempering.
     """
     # Points w are points z in the coordinates of the reference. There the ellipse is
-    # w(θ) = start cos θ + other sin θ.
+    # w(θ) = start cos θ + other_axis sin θ.
     count = len(chains.z)
-    z, height = chains.z.copy(), chains.height.copy()
+    z = chains.z.copy()
+    height = chains.height.copy()
     evaluations = chains.evaluations
 
     def log_ratio(z: Array, w: Array, height: Array) -> Array:
@@ -156,35 +158,44 @@ def advance_chains(
         log_target = power * height
         return np.asarray(log_target - around.log_student(w) + log_prior)
 
+    # the ellipse of each chain
     start = around.standardised(chains.z)
-    other = rng.standard_normal(z.shape)
+    other_axis = rng.standard_normal(z.shape)
     if len(around.coordinates):
         # Student's t is a Gaussian of random scale: this is the scale given the start
         scale = FREEDOM + around.square(start)
         scale = scale / rng.chisquare(around.degrees, count)
-        other[:, around.coordinates] *= np.sqrt(scale)[:, None]
+        other_axis[:, around.coordinates] *= np.sqrt(scale)[:, None]
+
     # the height that an accepted point exceeds: as in slice sampling
     level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
-    low, high = theta - 2 * math.pi, theta.copy()  # the brackets of θ
+    # the brackets of θ
+    low = theta - 2 * math.pi
+    high = theta.copy()
     moving = np.arange(count)  # chains that have no new point yet
     for _ in range(SHRINKS):
-        angle = theta[moving, None]
-        w = np.cos(angle) * start[moving] + np.sin(angle) * other[moving]
+        angle = theta[moving]
+        cos = np.cos(angle)[:, None]
+        sin = np.sin(angle)[:, None]
+        w = cos * start[moving] + sin * other_axis[moving]
         proposal = around.original(w)
         proposal_height = log_likelihood(proposal)
         evaluations += len(moving)
-        accepted = log_ratio(proposal, w, proposal_height) > level[moving]
-        z[moving[accepted]] = proposal[accepted]
-        height[moving[accepted]] = proposal_height[accepted]
-        moving = moving[~accepted]
+
+        is_accepted = log_ratio(proposal, w, proposal_height) > level[moving]
+        accepted = moving[is_accepted]
+        z[accepted] = proposal[is_accepted]
+        height[accepted] = proposal_height[is_accepted]
+        moving = moving[~is_accepted]
         if not len(moving):
             return Chains(z, height, evaluations)
+
         # θ = 0 is the start: the rejected angle becomes the end on its side of 0
-        angle_of_moving = theta[moving]
-        is_low = angle_of_moving < 0
-        low[moving] = np.where(is_low, angle_of_moving, low[moving])
-        high[moving] = np.where(is_low, high[moving], angle_of_moving)
+        rejected_angle = theta[moving]
+        is_low = rejected_angle < 0
+        low[moving] = np.where(is_low, rejected_angle, low[moving])
+        high[moving] = np.where(is_low, high[moving], rejected_angle)
         theta[moving] = rng.uniform(low[moving], high[moving])
     raise LawError(
         "posterior",
@@ -281,11 +292,13 @@ def step_from(power: float, height: Array) -> float:
     """
 
     def enough_effective(step: float) -> bool:
+        """Whether the effective number of particles stays large after this step."""
         w = np.exp(step * height - (step * height).max())
         effective_size = w.sum() ** 2 / np.sum(w**2)
         return bool(effective_size >= TARGET_ESS_FRACTION * len(w))
 
-    low, high = 0.0, 1.0 - power
+    low = 0.0
+    high = 1.0 - power
     if enough_effective(high):
         return high
     for _ in range(HALVINGS):

@@ -147,7 +147,8 @@ class AtWidths(PlanQuery):
                 sampled.mean, sampled.cov, origin, mean_error=sampled.mean_error
             )
             return joint if joint.dim > 1 else joint[0]
-        mean, var = sampled.mean[:, 0], sampled.cov[:, 0, 0]
+        mean = sampled.mean[:, 0]
+        var = sampled.cov[:, 0, 0]
         return Mixture(mean, var, origin, count=sampled.count, binning=sampled.binning)
 
     def draw(self, sampling: Sampling) -> list[Floats]:

@@ -400,7 +400,8 @@ class LimitPoint(NamedTuple):
 
 def _limit_point(by_width: Sequence[Array]) -> LimitPoint:
     """Where draws of an argument, at each width, tend to."""
-    smallest, largest = by_width[0], by_width[-1]
+    smallest = by_width[0]
+    largest = by_width[-1]
     if _grows(by_width):
         return LimitPoint(np.zeros_like(smallest), exact=True, grows=True)
     before = np.abs(smallest).mean(axis=0)
@@ -450,7 +451,8 @@ def _centres_and_spreads(law: Any) -> Array:
         entries = [law[i] for i in range(law.dim)]
     quantiles = np.array([entry.ppf(CENTRE_LEVELS) for entry in entries]).T
     lower_half, upper_half = np.split(quantiles, 2)
-    low, high = lower_half.mean(axis=0), upper_half.mean(axis=0)
+    low = lower_half.mean(axis=0)
+    high = upper_half.mean(axis=0)
     return np.array([(high + low) / 2, high - low])
 
 
@@ -729,7 +731,7 @@ def _first_width(values: Sequence[Value], at: AtWidths) -> int:
 
 
 def _with_finite_widths(at: AtWidths, finite_width: int) -> AtWidths:
-    """The program with a finite width in place of every infinite one."""
+    """The program with every infinite width replaced by a finite one."""
     widths = tuple(
         (name, finite_width if math.isinf(width) else width)
         for name, width in at.widths

@@ -181,9 +181,11 @@ class Program:
         return text(self.name, self.outputs, self.probes)
 
     def _repr_latex_(self) -> str:
+        """The formula of the limit law, for a notebook."""
         return f"$${formula(self.outputs, self.check())}$$"
 
     def _repr_html_(self) -> str:
+        """The program as a table and its limit law, for a notebook."""
         return self._html_table() + scrolled(self._repr_latex_())
 
     def _html_table(self) -> str:
@@ -193,6 +195,7 @@ class Program:
         return title(head) + table(rows, code=True) + note(last) + verdict
 
     def _ipython_display_(self) -> None:
+        """Show the table and the formula in a notebook."""
         publish_with_formula(self._html_table(), self._repr_latex_(), repr(self))
 
     def latex(self, document: bool = True, style: str = "full") -> str:
@@ -222,6 +225,7 @@ class Program:
 
     @functools.cached_property
     def _report(self) -> Report:
+        """The verdict of the theorem, computed once."""
         return check(self.name, self.outputs, correlated)
 
     def simulate(

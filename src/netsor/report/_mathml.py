@@ -56,7 +56,7 @@ def mathml(tex: str, block: bool = False) -> str:
 
 
 def _letter(match: re.Match[str]) -> str:
-    """The letter of a variant, as a character of its own."""
+    """The character that shows a letter in a variant, such as bold."""
     variant, letter = match.groups()
     regular = chr(FIRST_LETTER[variant] + ord(letter) - ord("A"))
     return f"<mi>{OTHER_LETTERS[variant].get(letter, regular)}</mi>"

@@ -19,7 +19,7 @@ def leave(*_: object) -> None:
 
 
 _name = os.path.splitext(os.path.basename(sys.argv[0]))[0] if sys.argv else ""
-if _name == "-m":  # in place of the name of the module
+if _name == "-m":  # Python has not replaced it by the name of the module yet
     _name = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
 # it leaves interrupts to the command
 _is_worker = "--multiprocessing-fork" in sys.orig_argv

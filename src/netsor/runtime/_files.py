@@ -58,6 +58,7 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
     non_blocking = getattr(os, "O_NONBLOCK", 0)  # Windows lacks it
 
     def without_waiting(name: str, flags: int) -> int:
+        """Open a file, but do not wait for the other end of a pipe."""
         return os.open(name, flags | non_blocking)
 
     # ValueError: no file can have this name

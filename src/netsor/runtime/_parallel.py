@@ -80,7 +80,7 @@ class _DaemonThreads(Executor):
             thread.start()
 
     def _serve(self) -> None:
-        """Do tasks in a thread until the queue has None in place of a task."""
+        """Do tasks in a thread until the queue yields None."""
         for future, work, args, kwargs in iter(self.tasks.get, None):
             if future.set_running_or_notify_cancel():
                 try:
@@ -89,6 +89,7 @@ class _DaemonThreads(Executor):
                     future.set_exception(error)
 
     def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Queue a call, and return its future."""
         future: Future[T] = Future()
         self.tasks.put((future, work, args, kwargs))
         return future

@@ -175,6 +175,7 @@ def _defer_sigint() -> Iterator[None]:
     interrupts: list[int] = []
 
     def remember(number: int, frame: object) -> None:
+        """Note an interrupt instead of raising it."""
         interrupts.append(number)
 
     handler = signal.signal(signal.SIGINT, remember)
@@ -208,6 +209,7 @@ def _init_worker() -> None:
     assert parent is not None
 
     def end_after_parent() -> None:
+        """Wait for the parent process to end, and then end this one."""
         parent.join()
         os._exit(1)
 

@@ -129,6 +129,7 @@ class Rate:
 
     @property
     def _summary(self) -> str:
+        """The slopes, as a line of text."""
         return (
             f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
         )
@@ -576,6 +577,7 @@ def _moment_difference(
         )
 
     def gap(law: Components, limit: Components) -> float:
+        """The difference of the quantity between a law and its limit."""
         if of == "variance":
             return law.variance() - limit.variance()
         return law.kurtosis() - limit.kurtosis()

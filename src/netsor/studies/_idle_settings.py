@@ -72,7 +72,7 @@ def _reason(setting: Setting, setup: Setup) -> str:
     if setting.quantity in reasons_of_model:
         return reasons_of_model[setting.quantity](setting, setup)
     if not setting.kinds:
-        return "every matrix has a number of its own: leave it out"
+        return "every matrix has its own number: leave it out"
     reasons_of_kind: dict[str, Callable[[str, Setup], str]] = {
         "std": _of_std,
         "lr": _of_lr,

@@ -423,7 +423,9 @@ def scaled(
     """
     width_ratio = width / model.width
     depth_ratio = depth / model.layers
-    heads, groups, d = model.heads, model.key_heads, model.d
+    heads = model.heads
+    groups = model.key_heads
+    d = model.d
     if grow == GROW_HEADS:
         heads = _times(heads, width, model, "heads")
         groups = _times(groups, width, model, "groups")
@@ -462,9 +464,11 @@ def _score_change(
     """
     # the factor of scores: of the model, and of the new one if nothing scaled it
     if model.score_scale is None:
-        scale, unscaled = model.d**-0.5, head_dim**-0.5
+        scale = model.d**-0.5
+        unscaled = head_dim**-0.5
     else:
-        scale, unscaled = model.score_scale, model.score_scale
+        scale = model.score_scale
+        unscaled = model.score_scale
     scale = scale * factor
     scale = scale * (head_dim / model.d) ** rule.head_dim
     return {} if scale == unscaled else {"score_scale": scale}

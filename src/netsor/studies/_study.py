@@ -288,6 +288,7 @@ class Result(ABC):
         return self.table()
 
     def _repr_html_(self) -> str:
+        """The report, for a notebook."""
         return to_cell(self._document())
 
     def table(self, verbose: bool = False) -> str:
@@ -302,7 +303,8 @@ class Result(ABC):
 
         Files in the folder that no earlier run wrote are never overwritten.
         """
-        path, request = Path(out), self.request
+        path = Path(out)
+        request = self.request
         folder = request.folder(path)
         folder.prepare(request.files)
         manifest = {
@@ -322,6 +324,7 @@ def svg_figure(name: str, caption: str, draw: Callable[..., Any], *args: Any) ->
     """A figure of a document; `draw(*args)` makes it when a page needs it."""
 
     def svg() -> bytes:
+        """The figure as SVG."""
         with styled(), warnings.catch_warnings():
             # names may have letters that the font lacks
             warnings.simplefilter("ignore", UserWarning)
@@ -349,12 +352,14 @@ class TableResult(Result):
         return to_dataframe(self.rows())
 
     def _files(self) -> dict[str, bytes]:
+        """The table and the numbers, by file name."""
         name = self.request.command.split()[1]
         table = to_csv(self.rows())
         content = json.dumps(self.as_dict(), indent=1, allow_nan=False).encode()
         return {f"{name}.csv": table, f"{name}.json": content}
 
     def _spent(self) -> dict[str, Any]:
+        """Random numbers and time, for the manifest."""
         return {
             "random_numbers": self.random_numbers,
             "seconds": {"sampling": round(self.seconds, 3)},
@@ -462,7 +467,8 @@ class Study(ABC, Generic[Found]):
         report if there is a folder.
         """
         check_executor(executor, "processes")
-        request, cost = self.request, self.estimate()
+        request = self.request
+        cost = self.estimate()
         self.prepare()
         # Tasks on a CPU run side by side, each in one thread.
         blas: AbstractContextManager[Any]
@@ -612,8 +618,8 @@ class Run:
 
         `meanwhile` is other work, done here piece by piece after each task.
         """
-        wanted = dict.fromkeys(self.tasks if tasks is None else tasks)
-        unfinished = [task for task in wanted if task not in self._finished]
+        awaited = dict.fromkeys(self.tasks if tasks is None else tasks)
+        unfinished = [task for task in awaited if task not in self._finished]
         _process_pool.with_progress(
             self._finish(unfinished, meanwhile),
             len(unfinished),
@@ -648,8 +654,8 @@ class Run:
         self, tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Arrays | None]]:
         """The tasks as workers finish them, with their numbers; None: on disk."""
-        wanted = set(tasks)
-        futures = [future for future, task in self._begun.items() if task in wanted]
+        awaited = set(tasks)
+        futures = [future for future, task in self._begun.items() if task in awaited]
         for future in as_completed(futures):
             yield self._begun[future], future.result()
 

@@ -155,7 +155,8 @@ class TrainingRequest(_study.Request):
     eps: Any = 0.0  # of Adam, at the width of the model
 
     # cases of a program have it in them
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a worker needs: it shows no progress, so a user's function for that
@@ -288,7 +289,8 @@ class TrainingRequest(_study.Request):
         """(ids, targets): the ids of the tokens, by default random ones, and a target
         for each. By default the target is the next id, so the last id is only a target.
         """
-        ids, targets = self.ids, self.targets
+        ids = self.ids
+        targets = self.targets
         if ids is not None:
             ids = listed(ids, "ids", "a sequence of token ids")
         if targets is not None:

@@ -136,6 +136,7 @@ class ByParametrisation(TableResult, Several[Part]):
         return Section("How", [provenance(manifest, text, contents)], "html")
 
     def _files(self) -> dict[str, bytes]:
+        """The files of a study and its figure, by name."""
         with styled():
             pictures = rendered(self._figure(), "pdf", "png")
         names = self.request.files[3:]

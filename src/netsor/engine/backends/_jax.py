@@ -75,6 +75,7 @@ class Jax(Device):
             raise NoDeviceError("device", self.device, requirement) from None
 
     def _device(self) -> Any:
+        """The device as an object of JAX."""
         kind, _, number = self.device.partition(":")
         return jax.devices(kind)[int(number or 0)]
 
@@ -124,6 +125,7 @@ class Jax(Device):
         compiled = programs(plan_pieces, size, self._within)
 
         def cut(array: Array) -> Array:
+            """Only the replicas of this part; the block may have more."""
             if array.shape[0] in (1, len(part)):
                 return array
             return array[: len(part)]

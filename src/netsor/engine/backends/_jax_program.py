@@ -61,23 +61,27 @@ def normal_pairs(
 
     def random_words(count: Array) -> tuple[Array, ...]:
         """Two words of 32 random bits, (replicas, numbers) each."""
-        inputs = keys[:, 0], keys[:, 1], replica[:, None], count
+        inputs = (keys[:, 0], keys[:, 1], replica[:, None], count)
         if on_gpu():  # where JAX has one kernel for it
-            return tuple(threefry2x32_p.bind(*jnp.broadcast_arrays(*inputs)))
+            broadcast = jnp.broadcast_arrays(*inputs)
+            return tuple(threefry2x32_p.bind(*broadcast))
         return threefry(*inputs)
 
-    def uniform_of_53_bits(high: Array, low: Array) -> Array:
-        """Two words as an integer of 53 bits, not yet divided by 2^53."""
+    def integer_of_53_bits(count: Array) -> Array:
+        """Two words as an integer of 53 bits: 32 high bits, and 21 low ones."""
+        high, low = random_words(count)
         return high.astype(jnp.float64) * 2**21 + (low >> 11).astype(jnp.float64)
 
+    # two uniform numbers between 0 and 1, of which `radial` is not 0
     if precision == "float32":
         radial_word, angular_word = random_words(number)
         radial = radial_word.astype(jnp.float32) * np.float32(2**-32)
+        radial = radial + np.float32(2**-33)
         angular = angular_word.astype(jnp.float32) * np.float32(2**-32)
-        radial = radial + np.float32(2**-33)  # above 0
     else:
-        radial = (uniform_of_53_bits(*random_words(2 * number)) + 0.5) * 2**-53
-        angular = uniform_of_53_bits(*random_words(2 * number + 1)) * 2**-53
+        radial = (integer_of_53_bits(2 * number) + 0.5) * 2**-53
+        angular = integer_of_53_bits(2 * number + 1) * 2**-53
+
     radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(radial, 1.0)))
     angle = 2 * np.pi * angular
     return radius * jnp.cos(angle), radius * jnp.sin(angle)
@@ -188,9 +192,11 @@ class JaxLibrary(Library):
         """If any matrix is inexact, recompute all; use only the inexact ones."""
 
         def with_recomputed(inputs: tuple[Array, ...]) -> Array:
+            """The result, with the inexact matrices computed again."""
             return jnp.where(inexact[..., None, None], recompute(*inputs), result)
 
         def unchanged(_: tuple[Array, ...]) -> Array:
+            """The result as it is."""
             return result
 
         return jax.lax.cond(jnp.any(inexact), with_recomputed, unchanged, arrays)
@@ -367,6 +373,7 @@ def programs(
     """
 
     def compiled(piece: Piece) -> Any:
+        """The compiled program of a piece."""
         with within():
             return piece.compiled(replicas)
 
@@ -481,6 +488,7 @@ def _normals_of_draws(
     shared = generated(small) if small else {}
 
     def normals_of(step: Step) -> Array:
+        """The normals of a step, which several pieces may share."""
         return shared[step] if step in shared else generated([step])[step]
 
     return normals_of

@@ -115,7 +115,8 @@ def _add_pattern(
     for stream, row in enumerate(sizes, first_stream):
         stop = 0
         for rng, counts in following((*key, stream), count):
-            start, stop = stop, stop + int(counts.sum())
+            start = stop
+            stop = stop + int(counts.sum())
             rng.standard_normal(dtype=products.dtype, out=row[start:stop])
     np.abs(sizes, out=sizes)
     terms = np.empty_like(sizes[0])
@@ -229,9 +230,11 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     """Means and coefficients of the outputs (see `run`) for the next replicas."""
 
     def draw(step: Step) -> Array:
+        """The random numbers of a step, for all replicas."""
         return streams.draw(step, replicas)
 
     def constant(register: Register) -> Array:
+        """The value of a constant register, in the precision of the law."""
         return np.asarray(register.value, dtype=streams.dtype)
 
     with without_spurious_flags(streams.dtype):

@@ -174,6 +174,7 @@ class StepwiseBackend(Device):
         """
 
         def constant(register: Register) -> Array:
+            """The value of a constant register on the device, copied there once."""
             if register not in constants:
                 constants[register] = self.array(register.value, self.precision)
             return constants[register]
@@ -216,6 +217,7 @@ class StepwiseBackend(Device):
             """The summary for random numbers (replicas, …) by their register."""
 
             def draw(step: Step) -> Array:
+                """The given numbers of a step, on the device."""
                 return self.array(numbers[step.out], self.precision)
 
             mean, columns = self.evaluate(plan, draw, constants)

@@ -49,7 +49,8 @@ class OnDevice:
     # PyTorch.
 
     def __init__(self, device: str) -> None:
-        self._xp, self._device = xp, device
+        self._xp = xp
+        self._device = device
         self._kept: dict[int, tuple[Any, Array]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -220,6 +221,7 @@ class Torch(StepwiseBackend):
         of_draws = super().summary_of_draws(plan, summary)
 
         def without_gradients(numbers: Mapping[Register, Any]) -> Any:
+            """The same function, without a graph of gradients."""
             with torch.no_grad():
                 return of_draws(numbers)
 

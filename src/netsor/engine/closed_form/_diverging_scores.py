@@ -55,7 +55,8 @@ def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
     def may_correlate(score: Value) -> bool:
         """Whether the structure does not exclude that the factors correlate."""
         x, y = score.op.inputs
-        x_sources, y_sources = sources_of[x], sources_of[y]
+        x_sources = sources_of[x]
+        y_sources = sources_of[y]
         if x_sources is None or y_sources is None:
             return True
         return not x_sources.isdisjoint(y_sources)
@@ -82,7 +83,7 @@ def _products_without_scores(
     """
 
     def score_to_normal(old: Value, new: Value) -> Value:
-        """For `rewritten`: a random scalar in place of a score; others stay."""
+        """For `rewritten`: replace a score by a random scalar; others stay."""
         if not _is_score_of_infinite_vectors(old):
             return new
         return replace(new, op=Normal(Source(name=None), std=1.0, shape=new.shape))

@@ -295,7 +295,7 @@ class _LimitingGram:
         """The directions in which random columns with a Gram matrix fluctuate.
 
         A new root r adds the direction r rᵀ, and (r sᵀ + s rᵀ)/√2 for each root s
-        before it: equation (10) with √κ V in place of V. For vectors of width 2n
+        before it: equation (10) with √κ V for V. For vectors of width 2n
         (`width_factor` 2) they are smaller by √2.
         """
         box = np.ix_(columns, columns)

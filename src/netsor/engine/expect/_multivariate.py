@@ -79,7 +79,8 @@ def product(variables: int, nodes: int, least: float) -> ProductRule:
     grid = np.stack(axes_of_nodes).reshape(variables, -1)
     weights = np.prod(np.stack(axes_of_weights), axis=0).ravel()
     is_kept = weights > least
-    grid, weights = grid[:, is_kept], weights[is_kept]
+    grid = grid[:, is_kept]
+    weights = weights[is_kept]
     size = np.max(np.abs(grid), axis=0)
     is_far = size > RIM * np.max(size, initial=0.0)
     is_light = weights < 1e3 * least

@@ -191,7 +191,7 @@ def combined(x: Value, inputs: Sequence[Sets], nonzero: Any) -> Sets:
 
 
 class _Indicators:
-    """Arrays to call the rule `sample` of an operation with: marks in place of samples.
+    """Arrays to call the rule `sample` of an operation with: marks instead of samples.
 
     An array, (1, *marks.shape), has a random number between 1 and 2 where an entry is
     marked, and 0 elsewhere. These numbers are positive, so that no terms cancel: the
@@ -227,7 +227,7 @@ class _Indicators:
 def _sets_by_sampling(x: Value, inputs: Sequence[Sets], nonzero: Any) -> Sets:
     """The sets of x, the result of a linear operation, by its rule `sample`.
 
-    The rule is applied to indicators: in place of its coordinates, each block of an
+    The rule is applied to indicators: instead of its coordinates, each block of an
     input has one number for each distinct set, which is nonzero if the block has this
     set. A block of the result has the union of the sets that reach it. See `combined`
     for the arguments.
@@ -385,7 +385,8 @@ class Orders:
         directions that share a function with x_i. For example, vectors with the sets
         0b011 and 0b110 have directions with the sets 0b011 and 0b111.
         """
-        leading, blocks = x.shape[:-1], self.bits(x).shape[-1]
+        leading = x.shape[:-1]
+        blocks = self.bits(x).shape[-1]
         directions = np.zeros((*leading, 0, blocks), dtype=object)
         for v in known:
             sets = np.broadcast_to(self.bits(v), (*leading, v.shape[-1], blocks))
@@ -633,7 +634,7 @@ class SmallParts:
         return self.main(value) if isinstance(value, Vector) else self._order_one(value)
 
     def _order_one(self, c: Value) -> Scalar:
-        """The same scalars, with 0 in place of those of order ε."""
+        """The same scalars, with those of order ε replaced by 0."""
         orders = self.orders.of(c)
         assert isinstance(c, Scalar)
         if (orders != SMALL).all():
@@ -667,7 +668,7 @@ class SmallParts:
     def _small_parts_of_vectors(self, x: Vector) -> list[Vector]:
         """The terms c0 x1 of the small part of a combination: none, one or several.
 
-        It is x of the small parts of its vectors, and 0 in place of vectors that have
+        It is x of the small parts of its vectors, and 0 for vectors that have
         none.
         """
         inputs = x.op.inputs

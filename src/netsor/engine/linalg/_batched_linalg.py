@@ -68,12 +68,18 @@ class Library(_gram_schmidt.LinalgBackend):
         """The factor by the library; by columns if matrices are small or it fails."""
         if gram.shape[-1] <= LEAF:
             return by_columns(self.xp, gram, floor)
+        xp = self.xp
         lower = self.cholesky(gram)
-        regular = self.xp.all(self.xp.linalg.diagonal(lower) ** 2 > floor, axis=-1)
+        squared_pivots = xp.linalg.diagonal(lower) ** 2
+        is_regular = xp.all(squared_pivots > floor, axis=-1)
         # the factor of a matrix with NaN or infinity is NaN
-        finite = self.xp.all(self.xp.isfinite(self.xp.linalg.diagonal(gram)), axis=-1)
+        is_finite = xp.all(xp.isfinite(xp.linalg.diagonal(gram)), axis=-1)
         return self.recompute_where(
-            lower, ~regular & finite, self._factor_singular, gram, floor[..., None, :]
+            lower,
+            ~is_regular & is_finite,
+            self._factor_singular,
+            gram,
+            floor[..., None, :],
         )
 
     def _factor_singular(self, gram: Array, floor: Array) -> Array:
@@ -172,21 +178,26 @@ class Library(_gram_schmidt.LinalgBackend):
             regular = self._factor_independent(gram, floor == 0, floor)
         adds_direction = xp.linalg.diagonal(regular) ** 2 > MORE * floor
         adds = xp.astype(adds_direction, gram.dtype)  # 1 or 0
+
+        # the factor of the independent rows, with 1 on the diagonal for the others
         independent = gram * adds[..., None] * adds[..., None, :]
         lower = self.cholesky(self.add_diagonal(independent, 1.0 - adds, fresh=True))
+        squared_pivots = xp.linalg.diagonal(lower) ** 2
+
+        # the coefficients of the dependent rows along directions of earlier ones
         coefficients = self.triangular(lower, gram * adds[..., None, :])
         dependent = xp.tril(coefficients, k=-1) * adds[..., None, :]
         residual = xp.linalg.diagonal(gram) - squares(xp, dependent)
-        is_clear = xp.where(
+
+        row_is_clear = xp.where(
             adds_direction,
-            xp.linalg.diagonal(lower) ** 2 > floor,
+            squared_pivots > floor,
             residual <= slack * floor,
         )
-        return xp.where(
-            xp.all(is_clear, axis=-1)[..., None, None],
-            xp.where(adds_direction[..., None], lower, dependent),
-            xp.asarray(float("nan"), dtype=gram.dtype),
-        )
+        is_clear = xp.all(row_is_clear, axis=-1)
+        factor = xp.where(adds_direction[..., None], lower, dependent)
+        nan = xp.asarray(float("nan"), dtype=gram.dtype)
+        return xp.where(is_clear[..., None, None], factor, nan)
 
     def solve(self, lower: Array, b: Array) -> Array:
         """The solution X of X C^T = b; 0 where the pivot of C is 0."""
@@ -226,6 +237,7 @@ class Library(_gram_schmidt.LinalgBackend):
         others = xp.asarray(normals, dtype=rows.dtype)
 
         def completed(rows: Array) -> Array:
+            """Orthonormal rows; rows of zeros become directions outside."""
             spanned = self.gram_schmidt(rows)
             is_missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
             return spanned + self.gram_schmidt(is_missing * others, spanned)

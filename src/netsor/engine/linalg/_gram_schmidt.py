@@ -264,7 +264,7 @@ class LinalgBackend:
         return result
 
     def span(self, rows: Array, *known: Array) -> Array:
-        """Gram–Schmidt: orthonormal rows in place of `rows` (…, k, directions).
+        """Gram–Schmidt: orthonormal rows from `rows` (…, k, directions).
 
         Each is the direction of the part of a row outside the earlier rows and the
         `known` orthonormal rows, or 0 if there is no such part.

@@ -132,7 +132,8 @@ def lower(
 
 def _lowered(state: State, groups_on_nodes: frozenset[int]) -> Plan:
     """The plan of a program, whose values are lowered into a new state in order."""
-    analysis, builder = state.analysis, state.builder
+    analysis = state.analysis
+    builder = state.builder
     for index, value in enumerate(analysis.values):
         try:
             _lower_value(state, value, index)

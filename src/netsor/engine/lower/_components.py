@@ -150,9 +150,11 @@ def connected(count: int, starts: Ints, ends: Ints) -> Ints:
         while np.any(least != least[least]):  # follow the chains to their ends
             least = least[least]
         # go on with the edges between numbers that are not yet in one component
-        starts, ends = least[starts], least[ends]
+        starts = least[starts]
+        ends = least[ends]
         apart = starts != ends
-        starts, ends = starts[apart], ends[apart]
+        starts = starts[apart]
+        ends = ends[apart]
     return least
 
 
@@ -178,7 +180,8 @@ class Clusters:
 
     def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
         """Number all vectors, and link those that meet, value by value in order."""
-        self.values, self.blocks = values, blocks
+        self.values = values
+        self.blocks = blocks
         self.ids: dict[Value, Ints] = {}
         self.members: dict[Value, Ints] = {}
         self.parts: dict[Value, Ints] = {}
@@ -262,6 +265,7 @@ class Clusters:
         position = {value: k for k, value in enumerate(self.values)}
 
         def groups_with(x: Value) -> list[FrameBatch]:
+            """The groups that contain vectors of a value."""
             return [group for group in groups if x in group.positions]
 
         for value in self.values:
@@ -298,6 +302,7 @@ class Clusters:
         """
 
         def aligned(vector: Vector) -> Ints:
+            """The component of each vector, with `ndim` axes."""
             ids = self.ids[vector]
             return ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
 
@@ -367,7 +372,8 @@ class Clusters:
         self, value: Vector, factor: npt.NDArray[np.float64]
     ) -> Ints:
         """Σ_k factor[…, k] E_k is linked to the E_k with a coefficient other than 0."""
-        blocks, sources = self.blocks[value], factor.shape[-1]
+        blocks = self.blocks[value]
+        sources = factor.shape[-1]
         ids = self._new(*value.shape, blocks)
         members = self.members[value] = self._new(sources, blocks)
         coefficients = factor.reshape(value.size, sources)
@@ -487,7 +493,8 @@ def _clusters_of_one_structure(splits: Sequence[_Split]) -> list[list[int]]:
     """
     marks: list[tuple[tuple[int, int], list[int]]] = []
     for number, split in enumerate(splits):
-        clusters, counts = split.labels.tolist(), split.counts.tolist()
+        clusters = split.labels.tolist()
+        counts = split.counts.tolist()
         for cluster, count in zip(clusters, counts, strict=True):
             mark = number, count
             marks.append((mark, [cluster]))

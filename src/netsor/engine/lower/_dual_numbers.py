@@ -361,7 +361,8 @@ class _SpanDerivative:
 
         It is known where x is `apart` from the directions D', (…, new, known).
         """
-        builder, state = self.builder, self.state
+        builder = self.builder
+        state = self.state
         c1 = self.dual.product(self.x, known, self.products_ndim)
         sets = state.sets(known)
         self.unknown = self.unknown | mixed(apart & c1.unknown, sets)
@@ -374,7 +375,8 @@ class _SpanDerivative:
 
     def _small_directions(self, known: Vector) -> list[Register]:
         """−C0 D'1, with C0 = ⟨x, D'⟩/n and D'1 the ε part of D'; [] for 0."""
-        builder, state = self.builder, self.state
+        builder = self.builder
+        state = self.state
         known_small = self.dual[known]
         if known_small.part is None:
             return []
@@ -390,7 +392,8 @@ class _SpanDerivative:
         Both have the shape of the coordinates of D. What is dropped lies along no
         direction of order 1; a step checks when the plan runs that x has no part there.
         """
-        builder, state = self.builder, self.state
+        builder = self.builder
+        state = self.state
         width = self.coordinates.shape[-1]
         inner = products(state, self.x, self.value, self.products_ndim, "")
         lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
@@ -417,7 +420,8 @@ class _SpanDerivative:
         Unknown coefficients along these hold that part, so that it is not lost. Each
         block of directions is cut or padded to `width`.
         """
-        builder, state = self.builder, self.state
+        builder = self.builder
+        state = self.state
         start = 0
         for directions in (*self.known, self.value):
             stop = start + directions.shape[-1]
@@ -435,7 +439,9 @@ class _SpanDerivative:
         Φ takes pairs below the diagonal, here only of directions that are orthogonal by
         structure: for all others D1 is unknown.
         """
-        builder, state, value = self.builder, self.state, self.value
+        builder = self.builder
+        state = self.state
+        value = self.value
         below = np.tri(self.count, k=-1, dtype=bool)
         apart_from_new = self.apart[..., self.apart.shape[-1] - self.count :]
         cross = apart_from_new & below

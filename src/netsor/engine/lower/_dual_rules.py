@@ -105,11 +105,15 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
     state = dual.state
     builder = state.builder
     terms = []
+
+    # −⟨g, b⟩
     g_and_b = dual.product(op.g, op.b, value.ndim)
     support = g_and_b.support
     unknown = g_and_b.unknown
     if g_and_b.part is not None:
         terms.append(builder.step("scale", g_and_b.part, by=-1.0))
+
+    # γ ⟨d, u⟩
     if op.d in state.analysis.infinite:
         d_and_u = dual.product(op.d, op.u, value.ndim)
         support = support | d_and_u.support
@@ -123,9 +127,12 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         inner = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
         ratio = op.gain / (state.norm(op.d) * state.norm(op.g))
         terms.append(builder.step("scale", inner, by=ratio))
-    common = {*ancestors([op.d], MatMul)} & {*ancestors([op.u], MatMul)}
+
+    ancestors_of_d = {*ancestors([op.d], MatMul)}
+    ancestors_of_u = {*ancestors([op.u], MatMul)}
+    common = ancestors_of_d & ancestors_of_u
     # Here W acts on a residual, which has no direction; W^T would act on the result.
-    if any(isinstance(v.op, MatMul) for v in common):
+    if any(isinstance(ancestor.op, MatMul) for ancestor in common):
         guard(dual, op.b)
     return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
 

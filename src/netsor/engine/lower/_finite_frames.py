@@ -56,7 +56,9 @@ class Frame(ABC):
         constant_entry: float | None,
     ) -> None:
         """`constant_entry`: each coordinate of (1, …, 1), if that is a vector here."""
-        self.group, self.builder, self.directions = group, builder, directions
+        self.group = group
+        self.builder = builder
+        self.directions = directions
         self.constant: Register | None = None
         if constant_entry is not None:
             entries = np.full((group.frames, directions), constant_entry)
@@ -68,8 +70,8 @@ class Frame(ABC):
     ) -> Register:
         """Add isotropic vectors; returns their coordinates, (frames, sources, ·).
 
-        `seed_key` is that of their value, `label` its name in the plan. Each has a
-        direction of its own, unless it is a `leaf`: a value whose sources are never
+        `seed_key` is that of their value, `label` its name in the plan. Each has its
+        own direction, unless it is a `leaf`: a value whose sources are never
         multiplied with each other.
         """
 
@@ -151,7 +153,9 @@ class BartlettFrame(Frame):
         Normals along the d directions so far, and χ_{m−d} along a new one. A frame with
         d = m is full.
         """
-        frames, d, m = self.group.frames, self.directions, int(self.group.width)
+        frames = self.group.frames
+        d = self.directions
+        m = int(self.group.width)
         new = 0
         if not leaf:
             new = min(sources, m - d)
@@ -215,7 +219,9 @@ class BartlettFrame(Frame):
 
         `known` is that of all directions before, (frames, coordinates, directions).
         """
-        builder, frames, count = self.builder, self.group.frames, len(self.picked)
+        builder = self.builder
+        frames = self.group.frames
+        count = len(self.picked)
         self.orientations += 1
         seed_key = (2**20, self.orientations, self.group.number)
         coordinates = "coordinates" if count > 1 else "coordinate"

@@ -330,7 +330,8 @@ class InfiniteWidthFrame(LimitFrame):
         """
         if self.blocks[i].feature is not None:
             i, j = j, i
-        source, feature = self.blocks[i], self.blocks[j].feature
+        source = self.blocks[i]
+        feature = self.blocks[j].feature
         if feature is None:
             return True
         if source.feature is not None or source.seed_key == NO_VALUE:
@@ -380,7 +381,8 @@ class InfiniteWidthFrame(LimitFrame):
 
     def _normals_with_earlier(self, a: int, b: int) -> Register:
         """The normals between a block and one that came before it."""
-        later, earlier = self.blocks[a], self.blocks[b]
+        later = self.blocks[a]
+        earlier = self.blocks[b]
         shape = (
             self.group.frames,
             later.stop - later.start,
@@ -419,7 +421,8 @@ class InfiniteWidthFrame(LimitFrame):
         `mask`, (k, k), marks entries on or below the diagonal. `stream` tells several
         draws for one block apart.
         """
-        builder, count = self.builder, int(mask.sum())
+        builder = self.builder
+        count = int(mask.sum())
         key = (*block.seed_key, OWN, stream)
         normals = builder.draw("normals", key, (self.group.frames, count), label)
         # for each entry the number of its normal; `count` stands for a 0
@@ -595,7 +598,8 @@ class NodeFrame(LimitFrame):
 
     def _drawn_noise(self) -> Register:
         """√M times normals less their mean, (frames, 1, M)."""
-        builder, nodes = self.builder, self.nodes
+        builder = self.builder
+        nodes = self.nodes
         normals = builder.draw(
             "normals",
             (2**20, 0, self.group.number, CROSS, max(0, builder.shift - 2)),

@@ -1,9 +1,9 @@
 """Linear operations and inner products of vectors.
 
 A linear operation has one rule for coordinates, output coordinates and parts of order
-n^(−1/2), its method `combine`: it gets arrays (*shape, blocks, ·) in place of its
-vectors, and an array in place of its coefficients (docs/theory.md, "Orders in n"). Its
-method `combine_sets` has the effect on sets of directions.
+n^(−1/2), its method `combine`: it gets arrays (*shape, blocks, ·) for its vectors, and
+an array for its coefficients (docs/theory.md, "Orders in n"). Its method `combine_sets`
+gives the effect on sets of directions.
 
 At infinite width a score is the ε part of a product whose part of order 1 is 0 (see
 `_dual_numbers`): a sum over pairs of directions, Σ_ab x_a N_ab y_b (docs/theory.md,
@@ -121,7 +121,7 @@ def without_rounding(
     rtol: float,
     keep: Value | None = None,
 ) -> Register:
-    """Constants, with 0 in place of numbers that are only rounding errors.
+    """Constants, with numbers that are only rounding errors replaced by 0.
 
     These are numbers below `rtol` times the sum of the sizes of their terms, `terms`.
     This sum is stored for the value `keep`, if given.
@@ -239,7 +239,7 @@ def paired_products(
     ndim: int,
     label: str = "",
 ) -> Register:
-    """`products` of arrays in place of the coordinates of x and y, (…, i, j).
+    """`products` of arrays instead of the coordinates of x and y, (…, i, j).
 
     The result broadcasts to values with `ndim` axes; `label` describes the step.
     """
@@ -255,7 +255,7 @@ def paired_products(
 
 
 def products_of_coordinates(state: State, value: Scalar) -> Register | None:
-    """X^T X/n in place of scalars that are means X X^T/n of vectors with themselves.
+    """X^T X/n, for scalars that are means X X^T/n of vectors with themselves.
 
     X are the vectors as rows. Both have the same eigenvalues, except for zeros. None if
     X^T X is not smaller, or if the scalars are not such means at finite width.
@@ -323,7 +323,8 @@ def _crossed_in_group(
     There is a term for each pair of blocks of directions a and b that x and y use; none
     if they use none. The result has the directions b from `start` to `stop`.
     """
-    builder, frame = state.builder, state.frames[group]
+    builder = state.builder
+    frame = state.frames[group]
     coordinates = state.vectors[x].coordinates
     rows = state.gather(coordinates, group.positions[x], frame.directions)
     if isinstance(frame, NodeFrame):
@@ -346,7 +347,8 @@ def _crossed_in_group(
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
             # from the directions of b to those from start to stop
-            low, high = max(b.start, start), min(b.stop, stop)
+            low = max(b.start, start)
+            high = min(b.stop, stop)
             product = builder.step(
                 "part", product, start=low - b.start, stop=high - b.start
             )

@@ -135,7 +135,8 @@ def _limits_of_coordinates(state: State, x: Vector) -> Floats:
 
     0 for vectors that vanish, c for multiples c · (1, …, 1), and NaN for all others.
     """
-    coordinates, sets = state.vectors[x].coordinates, state.sets(x)
+    coordinates = state.vectors[x].coordinates
+    sets = state.sets(x)
     of_order_one = sets.astype(bool).any(axis=-1)
     limits = np.where(of_order_one, np.nan, 0.0)
     has_ones = all(group.constant for group in state.groups_of(x))
@@ -227,8 +228,11 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     if value not in state.analysis.infinite:
         width = int(state.analysis.widths[value])
         arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
-        return LoweredVector(_apply(state, value, op, arrays, arrays, scalars))
+        coordinates = _apply(state, value, op, arrays, arrays, scalars)
+        return LoweredVector(coordinates)
+
     check_jumps(state, value)
+    # the coordinates that are outputs
     sample = None
     if value in state.analysis.coordinates:
         directions = max(argument.shape[-1] for argument in arguments)
@@ -236,6 +240,8 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
         samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
         rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
         sample = _apply(state, value, op, rows, samples, scalars)
+
+    # the coordinates along the directions of each group's frame
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
     by_position: list[tuple[Ints, Register]] = []
     for group in state.groups_of(value):
@@ -305,7 +311,8 @@ def _features_in_group(
     Returns their coordinates (frames, vectors, directions), and the set of directions
     along which there can be some.
     """
-    builder, frame = state.builder, state.frames[group]
+    builder = state.builder
+    frame = state.frames[group]
     assert isinstance(frame, LimitFrame)
     positions = group.positions[value]
     rows: list[Register] = []
@@ -353,7 +360,8 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
     At infinite width only the coordinates themselves, at nodes: (count,) for a pool of
     `count` coordinates in all.
     """
-    builder, coordinates = state.builder, state.vectors[op.x].coordinates
+    builder = state.builder
+    coordinates = state.vectors[op.x].coordinates
     if op.x not in state.analysis.infinite:
         width = int(state.analysis.widths[op.x])
         all_coordinates = builder.pad_or_cut(coordinates, width)
@@ -418,7 +426,8 @@ def _sum_at(
     `left`: the coordinates of l for these α, (…, blocks, width); zeros at the end of
     the last axis may be missing.
     """
-    builder, blocks = state.builder, state.analysis.blocks[value]
+    builder = state.builder
+    blocks = state.analysis.blocks[value]
     r, x = _split_coordinates(state, op)
     padded = builder.pad_or_cut(left, width)
     product = builder.step(
@@ -495,7 +504,8 @@ def _sets_of_signs(state: State, value: Vector, op: OuterProductSum) -> Sets:
     """
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
     for group in state.groups_of(value):
-        frame, positions = state.frames[group], group.positions[value]
+        frame = state.frames[group]
+        positions = group.positions[value]
         assert isinstance(frame, NodeFrame)
         left_sets = state.sets(op.left).ravel()[group.positions[op.left]]
         features = frame.features(

@@ -38,7 +38,8 @@ def results(state: State) -> tuple[Register, Register]:
     has its own columns of coefficients (see `_column_blocks`). Entries are in numpy's
     order, the coordinates last.
     """
-    builder, analysis = state.builder, state.analysis
+    builder = state.builder
+    analysis = state.analysis
     means: list[Register] = []
     columns: list[Register] = []
     for original, output in zip(

@@ -194,7 +194,8 @@ def _span(
     The new ones span the vectors that reach beyond `kept`, (1, …, 1) among them. These
     get new coordinates; all others stay.
     """
-    builder, frame = state.builder, state.frames[group]
+    builder = state.builder
+    frame = state.frames[group]
     beyond = [v for v in vectors if state.vectors[v].coordinates.shape[-1] > kept]
     rows: list[Register] = []
     for v in beyond:
@@ -243,7 +244,8 @@ def _replace_coordinates(
     coordinates along all new directions.
     """
     vector = state.vectors[value]
-    old, sets = vector.coordinates, vector.sets
+    old = vector.coordinates
+    sets = vector.sets
     count = math.prod(old.shape[:-1])
     by_position = [(positions, coordinates)]
     if positions.size < count:  # vectors in other groups stay as they are

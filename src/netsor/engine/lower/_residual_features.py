@@ -646,7 +646,7 @@ def _with_factor(sets: Sequence[_FactorSet], new: _FactorSet) -> list[_FactorSet
     """Sets without a direction in common, to which a set with one factor is added.
 
     It merges all sets that share a direction with it. A factor that is not random (its
-    reach is 0) has no set of its own: it joins the first one.
+    reach is 0) gets no separate set: it joins the first one.
     """
     apart: list[_FactorSet] = []
     merged = new

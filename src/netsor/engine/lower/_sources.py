@@ -81,7 +81,8 @@ def _drawn_sources(state: State, value: Vector, sources: int, sets: Sets) -> Reg
     """
     by_slot = []
     for number, group in enumerate(state.groups_from(value)):
-        slots, frame = group.slots[value], state.frames[group]
+        slots = group.slots[value]
+        frame = state.frames[group]
         slots_per_frame = slots.shape[1]
         coordinates = frame.add_sources(
             seed_key=(*state.analysis.seed_key[value], number),
@@ -106,9 +107,10 @@ def _sample_of_sources(
     """The sample of fresh sources (see `LoweredVector`), (slots, sources, ·).
 
     If a nonlinearity needs it, this is a normal for each coordinate asked for. If not,
-    it is never drawn: each source has a column of its own, in which it is 1.
+    it is never drawn: each source has its own column, in which it is 1.
     """
-    builder, analysis = state.builder, state.analysis
+    builder = state.builder
+    analysis = state.analysis
     count = slots * sources
     may_be_drawn = value in analysis.infinite or "undrawn" in analysis.without
     if may_be_drawn and value in analysis.feeds_nonlinearity:
@@ -134,9 +136,11 @@ def _sample_of_sources(
 
 def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     """Initial vectors h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
-    builder, blocks = state.builder, state.analysis.blocks[value]
+    builder = state.builder
+    blocks = state.analysis.blocks[value]
     rank = op.factor.shape[-1]
-    c, std = op.factor.reshape(1, value.size, rank), 1.0
+    c = op.factor.reshape(1, value.size, rank)
+    std = 1.0
     # i.i.d. vectors, with a multiple of the identity as factor: scale the sources
     # instead, since the builder leaves out products with the identity
     if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
@@ -163,7 +167,8 @@ def _shifted(
     state: State, value: Vector, x: LoweredVector, mean: Register
 ) -> LoweredVector:
     """x + mean · (1, …, 1) for vectors x; the mean is (*shape, blocks or 1, 1)."""
-    builder, ones = state.builder, state.ones(value)
+    builder = state.builder
+    ones = state.ones(value)
     width = max(ones.shape[-1], x.coordinates.shape[-1])
     shift = builder.step("multiply", builder.pad_or_cut(ones, width), mean)
     coordinates = builder.step("add", builder.pad_or_cut(x.coordinates, width), shift)
@@ -199,8 +204,11 @@ def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
 
     E are fresh isotropic sources: one for each column of C.
     """
-    builder, weight, x = state.builder, op.weight, op.x
-    members, blocks = weight.members.size, state.analysis.blocks[value]
+    builder = state.builder
+    weight = op.weight
+    x = op.x
+    members = weight.members.size
+    blocks = state.analysis.blocks[value]
     slots = members, blocks
     if isinstance(x.op, Span):  # orthonormal inputs, so that C is the identity
         identity = builder.constant(np.eye(x.shape[-1])[None])
@@ -260,7 +268,8 @@ def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
 
     `rows` are the inputs X of each copy of the matrix, (copies, vectors, directions).
     """
-    analysis, label = state.analysis, state.label(value)
+    analysis = state.analysis
+    label = state.label(value)
     copies, vectors, directions = rows.shape
     drawn = value in analysis.drawn or value in analysis.merged_sources
     inputs_cheaper = draws_matrix(state, value, copies, vectors, directions)
@@ -440,7 +449,8 @@ def _combined_sets(c: Register, sources: Sources, slots: tuple[int, int]) -> Set
     See `_combined` for the arguments.
     """
     members, blocks = slots
-    k, last = c.shape[-1], sources.sets.shape[-1]
+    k = c.shape[-1]
+    last = sources.sets.shape[-1]
     by_slot = sources.sets.reshape(members, blocks, k, last)
     # the blocks of a source end to end, as in `_combined`
     by_source = np.swapaxes(by_slot, 1, 2).reshape(members, k, blocks * last)
@@ -454,7 +464,9 @@ def materialised_matmul(
     state: State, value: Vector, op: MaterialisedMatMul
 ) -> LoweredVector:
     """W x, or W^T x, as products of the entries of W with all coordinates of x."""
-    builder, x, blocks = state.builder, op.x, state.analysis.blocks[value]
+    builder = state.builder
+    x = op.x
+    blocks = state.analysis.blocks[value]
     width = int(state.analysis.widths[x])
     rows = state.rows(state.vectors[x].coordinates, width, copies=x.size // x.shape[-1])
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
@@ -596,7 +608,8 @@ def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
     """
     if op.g in state.analysis.infinite:
         return _adjoint_at_infinite_width(state, value, op)
-    builder, analysis = state.builder, state.analysis
+    builder = state.builder
+    analysis = state.analysis
     size = analysis.blocks[op.g] * analysis.widths[op.g]
     if op.d in analysis.infinite:
         required = score(state, value, op.d, op.u)
@@ -618,7 +631,9 @@ def _adjoint_at_infinite_width(
     different symbols.
     """
     builder = state.builder
-    d, u, g = op.d, op.u, op.g
+    d = op.d
+    u = op.u
+    g = op.g
     if d not in state.analysis.infinite or not state.meets(d, u, value.ndim).any():
         return builder.constant(np.zeros(value.shape))
     if d.width.name != g.width.name:

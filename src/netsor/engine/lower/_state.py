@@ -120,7 +120,8 @@ class LoweredOrders(Orders):
     def __init__(self, state: State) -> None:
         super().__init__(state.analysis.infinite.__contains__)
         # not the state: a cycle would be garbage to collect
-        self.vectors, self.scalars = state.vectors, state.scalars
+        self.vectors = state.vectors
+        self.scalars = state.scalars
 
     def bits(self, x: Value) -> Sets:
         """The directions along which there can be coordinates of order 1."""
@@ -288,7 +289,8 @@ class State:
 
         `on_nodes`: at infinite width, expectations are means over nodes.
         """
-        analysis, builder = self.analysis, self.builder
+        analysis = self.analysis
+        builder = self.builder
         if not analysis.merged_sources.isdisjoint(group.slots):
             # a Fuse replaces these sources, and wants means apart: they have a
             # direction each, whatever the width
@@ -307,7 +309,8 @@ class State:
 
     def coordinates(self, x: Value) -> Register:
         """All coordinates of vectors of finite width, (*shape, 1, width)."""
-        blocks, width = self.analysis.blocks[x], int(self.analysis.widths[x])
+        blocks = self.analysis.blocks[x]
+        width = int(self.analysis.widths[x])
         array = self.builder.pad_or_cut(self.vectors[x].coordinates, width)
         return self.builder.reshape(array, *x.shape, 1, blocks * width)
 
@@ -394,7 +397,8 @@ class State:
         a value of shape (2, 3) and one block, the positions 0 … 5 become 0 0 0 1 1 1.
         """
         blocks = self.analysis.blocks[value]
-        entries, block = positions // blocks, positions % blocks
+        entries = positions // blocks
+        block = positions % blocks
         entries_of_x = np.arange(x.size).reshape(x.shape)
         entries_of_x = np.broadcast_to(entries_of_x, value.shape).ravel()[entries]
         if isinstance(x, Scalar):

@@ -70,7 +70,8 @@ class _Expansion:
 
     def _expanded(self, value: Value, op: Outer) -> Vector:
         """The vectors y of an `Outer`, by the formula for the widths of x and of l."""
-        left, right = self._of_order_one(op.left), self._of_order_one(op.right)
+        left = self._of_order_one(op.left)
+        right = self._of_order_one(op.right)
         op = replace(op, left=left, right=right)
         in_width = self.context.width(op.x)
         one_use = op.right.shape[1] == 1
@@ -125,7 +126,8 @@ def _summed(value: Value, op: Outer, context: Context) -> Vector:
     or about as many, equally many in each block of coordinates. Raises an error for
     matrices with too many entries.
     """
-    width, out = context.width(op.x), context.width(op.left)
+    width = context.width(op.x)
+    out = context.width(op.left)
     if math.isinf(width):
         blocks = op.x.width.factor
         # divided by the number of blocks, rounded up to a power of 2

@@ -49,7 +49,8 @@ class _StackPosition(NamedTuple):
 
     def stacked(self, weight: Weight) -> Weight:
         """The stacked matrix, transposed if the weight is."""
-        in_width, out_width = weight.in_width, weight.out_width
+        in_width = weight.in_width
+        out_width = weight.out_width
         if weight.transposed:
             in_width = self.size * in_width
         else:
@@ -83,7 +84,7 @@ class _Sum(NamedTuple):
 
 # For each sum over the matrices of a batch, the product that it sums
 BatchSums = dict[Value, Value]
-Places = dict[Source, _StackPosition]
+Positions = dict[Source, _StackPosition]
 # For each value, the values that read it
 Users = dict[Value, list[Value]]
 
@@ -96,13 +97,14 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     values = context.ordered(outputs)
     if not transposed(values):
         return list(outputs)
-    users, uses = users_of(values), uses_of(values)
+    users = users_of(values)
+    uses = uses_of(values)
     for output in outputs:  # outputs must stay: count them as used more than once
         users[output] = [output] * 2 + users.get(output, [])
 
-    batch_sums, places = _stacked_batches(uses, users, context)
-    sums, group_places = _stacked_groups(values, uses, users, batch_sums, context)
-    places |= group_places  # a batch can be part of a larger stack
+    batch_sums, positions = _stacked_batches(uses, users, context)
+    sums, group_positions = _stacked_groups(values, uses, users, batch_sums, context)
+    positions |= group_positions  # a batch can be part of a larger stack
     in_groups: set[Value] = set()
     for group_sum in sums.values():
         for stack in group_sum.stacks:
@@ -110,14 +112,16 @@ def stack_weights(outputs: Sequence[Value], context: Context) -> list[Value]:
     for total, product in batch_sums.items():
         if product not in in_groups:
             sums[total] = _Sum(stacks=[[product]], other_terms=[])
-    return rewritten(outputs, context, _Stacking(sums, places).change)
+    return rewritten(outputs, context, _Stacking(sums, positions).change)
 
 
 class _Stacking:
     """The rewrite of a program in which some weights are parts of stacked matrices."""
 
-    def __init__(self, sums: Mapping[Value, _Sum], places: Places) -> None:
-        self._sums, self._places = sums, places
+    def __init__(self, sums: Mapping[Value, _Sum], positions: Positions) -> None:
+        """`positions` has the place of each weight in its stack."""
+        self._sums = sums
+        self._positions = positions
         self._new: dict[Value, Value] = {}  # what replaces each value so far
         # for each stack and input, the outputs of its matrices, (matrices, vectors)
         self._outputs: dict[tuple[Source, Value], Vector] = {}
@@ -129,7 +133,7 @@ class _Stacking:
             self._new[old] = self._stacked_sum(self._sums[old], copy.shape)
         elif isinstance(copy.op, MatMul):
             weight = copy.op.weight
-            if weight.source in self._places and not weight.transposed:
+            if weight.source in self._positions and not weight.transposed:
                 self._new[old] = self._part(weight, copy.op.x, copy.shape)
         return self._new[old]
 
@@ -147,7 +151,7 @@ class _Stacking:
         `products` are the W_b^T d_b of each of its weights.
         """
         first = _weight(products[0])
-        position = self._places[first.source]
+        position = self._positions[first.source]
         inputs: list[Vector] = []  # the d_b of each weight, (matrices, …)
         for product in products:
             op = self._new[product].op
@@ -159,15 +163,16 @@ class _Stacking:
 
     def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:
         """The products W_b x of a weight, as parts of the output W x of its stack."""
-        place, count = self._places[weight.source], weight.members.size
-        key = place.stack, x
+        position = self._positions[weight.source]
+        key = position.stack, x
         if key not in self._outputs:
-            whole = place.stacked(weight) @ x
-            self._outputs[key] = split(whole, place.size, 0)
-        part = self._outputs[key]
-        if count < place.size:
-            part = part[place.start : place.start + count].reshape(*shape)
-        return place.rescaled(weight, part)
+            output = position.stacked(weight) @ x
+            self._outputs[key] = split(output, position.size, 0)
+        products = self._outputs[key]
+        if weight.members.size < position.size:
+            stop = position.start + weight.members.size
+            products = products[position.start : stop].reshape(*shape)
+        return position.rescaled(weight, products)
 
 
 def _weight(value: Value) -> Weight:
@@ -176,21 +181,22 @@ def _weight(value: Value) -> Weight:
     return value.op.weight
 
 
-def _places_in_stack(weights: Sequence[Weight]) -> Places:
+def _positions_in_stack(weights: Sequence[Weight]) -> Positions:
     """The positions of several weights in one stacked matrix, end to end.
 
     For example, weights of 2 and 3 matrices start at 0 and 2 of a stack of size 5.
     """
     same_std = len({weight.std for weight in weights}) == 1
-    stack = Source(weights[0].source.name if len(weights) == 1 else None)
+    name = weights[0].source.name if len(weights) == 1 else None
+    stack = Source(name)
     size = sum(weight.members.size for weight in weights)
     std = weights[0].std if same_std else 1.0
-    places: Places = {}
+    positions: Positions = {}
     start = 0
     for weight in weights:
-        places[weight.source] = _StackPosition(stack, start, size, std)
+        positions[weight.source] = _StackPosition(stack, start, size, std)
         start += weight.members.size
-    return places
+    return positions
 
 
 # A weight with a batch of matrices
@@ -198,14 +204,14 @@ def _places_in_stack(weights: Sequence[Weight]) -> Places:
 
 def _stacked_batches(
     uses: Mapping[Source, list[Value]], users: Users, context: Context
-) -> tuple[BatchSums, Places]:
-    """Batches that can be stacked: the sums over their matrices, and their places.
+) -> tuple[BatchSums, Positions]:
+    """Batches that can be stacked: the sums over their matrices, and their positions.
 
     `uses` has all products with each weight. A batch can be stacked if all products
     with its transposed matrices are summed over the matrices.
     """
     batch_sums: BatchSums = {}
-    places: Places = {}
+    positions: Positions = {}
     for products in uses.values():
         if not _always_act_together(products, context):
             continue
@@ -220,8 +226,8 @@ def _stacked_batches(
                     sums[total] = product
         if every_product_is_summed:
             batch_sums |= sums
-            places |= _places_in_stack([_weight(products[0])])
-    return batch_sums, places
+            positions |= _positions_in_stack([_weight(products[0])])
+    return batch_sums, positions
 
 
 def _always_act_together(products: Sequence[Value], context: Context) -> bool:
@@ -254,7 +260,8 @@ def _sum_over_batch(product: Value, users: Users) -> Value | None:
     constants [[1, …, 1]] over the last axis, so that products with more than one axis
     have their axis 0 moved to the end first.
     """
-    summed, readers = product, users.get(product, [])
+    summed = product
+    readers = users.get(product, [])
     if len(readers) == 1 and isinstance(readers[0].op, Take):
         positions = np.arange(product.size).reshape(product.shape)
         batch_last = np.moveaxis(positions, 0, -1)
@@ -284,13 +291,13 @@ def _stacked_groups(
     users: Users,
     batch_sums: BatchSums,
     context: Context,
-) -> tuple[dict[Value, _Sum], Places]:
-    """Sums with several products that can be stacked, and the places of their weights.
+) -> tuple[dict[Value, _Sum], Positions]:
+    """Sums with several products that can be stacked, and the positions of weights.
 
     `uses` has all products with each weight; `batch_sums` those of `_stacked_batches`.
     """
     sums: dict[Value, _Sum] = {}
-    places: Places = {}
+    positions: Positions = {}
     for total, terms in _maximal_sums(values, users):
         # for each key, the products that can be stacked, by their term of the sum
         candidates: dict[object, dict[Value, Value]] = {}
@@ -308,11 +315,11 @@ def _stacked_groups(
                 stacks.append(list(product_of_term.values()))
                 stacked_terms.update(product_of_term)
         for stack in stacks:
-            places |= _places_in_stack([_weight(product) for product in stack])
+            positions |= _positions_in_stack([_weight(product) for product in stack])
         if stacks:
             other_terms = [term for term in terms if term not in stacked_terms]
             sums[total] = _Sum(stacks, other_terms)
-    return sums, places
+    return sums, positions
 
 
 def _maximal_sums(
@@ -377,10 +384,10 @@ def _stacking_key(
     if len(other_uses) != 1:
         return None
     match other_uses[0].op:
-        case MatMul(weight=other, x=x, each=False) if not other.transposed:
-            widths = weight.in_width, weight.out_width
-            finite = all(math.isfinite(width.bind(context.bound)) for width in widths)
-            same_members = weight.members.tolist() == other.members.tolist()
-            if finite and weight.std > 0 and same_members:
-                return x, weight.in_width, weight.out_width, weight.fan, other.fan
+        case MatMul(weight=as_w, x=x, each=False) if not as_w.transposed:
+            widths = (weight.in_width, weight.out_width)
+            is_finite = all(math.isfinite(n.bind(context.bound)) for n in widths)
+            same_members = weight.members.tolist() == as_w.members.tolist()
+            if is_finite and weight.std > 0 and same_members:
+                return x, *widths, weight.fan, as_w.fan
     return None

@@ -73,7 +73,7 @@ def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[V
     """
 
     def change(old: Value, new: Value) -> Value:
-        """A nonlinearity of fewer or other vectors in place of one; others stay.
+        """Replace a nonlinearity by one of fewer or other vectors; others stay.
 
         `new` is the copy of the value on vectors that are already rewritten.
         """
@@ -212,7 +212,7 @@ def _positions_in(
 
 
 def _with_leaves(e: Any, new: Callable[[Any], Any]) -> Any:
-    """The same expression, with `new(leaf)` in place of each leaf."""
+    """The same expression, with each leaf replaced by `new(leaf)`."""
     if not isinstance(e, Call):
         return new(e)
     return Call(e.f, tuple(_with_leaves(x, new) for x in e.inputs))

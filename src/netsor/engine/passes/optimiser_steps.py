@@ -87,7 +87,7 @@ def expand_steps(outputs: Sequence[Value], context: Context) -> list[Value]:
     states: dict[Value, dict[Any, Any]] = {}
 
     def change(old: Value, new: Value) -> Value:
-        """Operations without steps in place of a value after steps; others stay."""
+        """Replace a value after steps by operations without steps; others stay."""
         match new.op:
             case (MatMul() | SteppedMatMul()) as op if op.weight.source in weights:
                 return weights[op.weight.source].act(new, op)
@@ -232,7 +232,8 @@ class _OuterProducts(DrawnWeight):
 
     def initial_product(self) -> Vector:
         """W x with the initial matrices: (matrices of the operation, vectors)."""
-        op, weight = self.op, self.op.weight
+        op = self.op
+        weight = self.op.weight
         new_product: Vector = weight.each(op.x) if op.each else weight @ op.x
         product = self._initial_products.setdefault(key_of(new_product), new_product)
         return product.reshape(weight.members.size, -1)
@@ -255,6 +256,7 @@ class _OuterProducts(DrawnWeight):
         """
 
         def factor(widths: Mapping[str, float]) -> float:
+            """The gain times the size of a term."""
             return self.gain(widths) * size(widths)
 
         return self.orders(coefficient * self.at_widths(factor))
@@ -315,7 +317,8 @@ class _OuterProducts(DrawnWeight):
         products in g; see `orthogonalised` in step_arithmetic.
         """
         summands = self._summands(g)
-        left, right = summands.left, summands.right
+        left = summands.left
+        right = summands.right
         polar_factor = partial(
             orthogonalised,
             sizes=summands.sizes,
@@ -324,7 +327,8 @@ class _OuterProducts(DrawnWeight):
             optimiser=type(self.optimiser).__name__,
         )
         f = Function("polar", polar_factor, lipschitz=False)
-        left_gram, right_gram = mean_dot(left, left), mean_dot(right, right)
+        left_gram = mean_dot(left, left)
+        right_gram = mean_dot(right, right)
         matrices = max(len(left_gram), len(right_gram))
         shape = (matrices, *left_gram.shape[1:])
         middle = applied(f, (left_gram, right_gram), shape, axes=2)
@@ -338,6 +342,7 @@ class _OuterProducts(DrawnWeight):
         """
 
         def relative_at(widths: Mapping[str, float]) -> float:
+            """ε relative to the unit of the gradient's entries, at these widths."""
             out_width = summands.left.width.bind(widths)
             in_width = summands.right.width.bind(widths)
             gram_size = (out_width * in_width) ** 0.5
@@ -369,6 +374,9 @@ class _OuterProducts(DrawnWeight):
         for size, count in zip(sizes, counts, strict=True):
 
             def relative_size(w: Mapping[str, float], size: Any = size) -> float:
+                """The size of a term at these widths, relative to the largest one
+                unless `absolute`.
+                """
                 return float(size(w) / (1.0 if absolute else unit(w)))
 
             orders = self.orders(self.at_widths(relative_size))
@@ -450,6 +458,7 @@ class _Gradient(_Term):
         for k, (term, _) in enumerate(terms):
 
             def size_of_sum(w: Mapping[str, float], term: Any = term) -> float:
+                """The size of a term at these widths, summed over coordinates."""
                 return float(term.size(w) * width.bind(w))
 
             for order in weights.acting_orders(coefficient, size_of_sum):
@@ -504,7 +513,8 @@ class _PolarFactor(_Term):
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """Σ_ij ⟨r_j, x⟩ M_ij l_i/√(out · in)."""
-        x, transposed = inputs.x, weights.op.weight.transposed
+        x = inputs.x
+        transposed = weights.op.weight.transposed
         left, right = inputs.sides(self.left, self.right, transposed)
         m = self.middle
         if len(m) > 1:
@@ -514,6 +524,7 @@ class _PolarFactor(_Term):
         coefficients = mean_dot(x, right) @ m
 
         def size(w: Mapping[str, float]) -> float:
+            """The root of the ratio of the two widths."""
             return float((x.width.bind(w) / left.width.bind(w)) ** 0.5)
 
         contributions = []
@@ -559,7 +570,9 @@ class _Leaf(Arithmetic):
     """
 
     def __init__(self, value: Value, op: SteppedParameter, context: Context) -> None:
-        self.value, self.op, self.context = value, op, context
+        self.value = value
+        self.op = op
+        self.context = context
         self.infinite = math.inf in context.bound.values()
 
     def after(self, states: Mapping[Any, Any]) -> _Stepped:
@@ -567,9 +580,10 @@ class _Leaf(Arithmetic):
 
         `states` are the states of optimisers before the step, such as momenta. There
         are several if earlier steps of the parameter used other optimisers; the update
-        reads and replaces only that of its own, None before the first step.
+        reads and replaces only its own state, None before the first step.
         """
-        op, optimiser = self.op, self.op.rule.optimiser
+        op = self.op
+        optimiser = self.op.rule.optimiser
         gradient = self._gradient()
         rates = rates_of(
             op, step=0, bound=self.context.bound, at_widths=self._at_widths
@@ -594,6 +608,7 @@ class _Leaf(Arithmetic):
         for k, d in enumerate(op.d):
 
             def size(widths: Mapping[str, float], k: int = k) -> float:
+                """The size of one of the terms, at these widths."""
                 return op.sizes(widths)[k]
 
             terms.append(Combination.of(d) * self._at_widths(size))
@@ -688,6 +703,7 @@ def _expand_first_order(
     distinct: dict[object, Value] = {}
 
     def merge(old: Value, new: Value) -> Value:
+        """The first of several equal values."""
         # `_Perturbed` marks moved vectors by a Take of all entries: remove it
         plain = new.op.x.take(new.op.flat) if isinstance(new.op, Take) else new
         return distinct.setdefault(key_of(plain), plain)
@@ -703,7 +719,8 @@ class _Perturbed:
     """
 
     def __init__(self, context: Context, unit: str) -> None:
-        self.context, self.unit = context, unit
+        self.context = context
+        self.unit = unit
         self.moved: dict[Value, Any] = {}  # y_j, each a separate value, and Δ_j
         self.scores: list[Value] = []  # the values that contain changed scores
         self.count = 0  # the number of these scores

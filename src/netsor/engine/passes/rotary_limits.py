@@ -274,11 +274,13 @@ class _RotaryLimit:
         links: dict[Leaf, list[_Link]] = {}
 
         def connect(a: Leaf, b: Leaf, is_opposite: bool) -> None:
+            """Link two leaves in both directions."""
             links.setdefault(a, []).append(_Link(b, is_opposite))
             links.setdefault(b, []).append(_Link(a, is_opposite))
 
         for x, y, _ in self.scores:
-            x_leaves, y_leaves = _leaves(x.x), _leaves(y.x)
+            x_leaves = _leaves(x.x)
+            y_leaves = _leaves(y.x)
             if not (x_leaves and y_leaves):
                 continue
             connect(x_leaves[0], y_leaves[0], is_opposite=True)
@@ -343,10 +345,14 @@ class _RotaryLimit:
         """
 
         def side(factor: Vector) -> Rotated:
+            """One side of a score as rotated vectors; with angles of None if it is not
+            rotated.
+            """
             unrotated = Rotated(factor, np.zeros(factor.shape), angles=None)
             return self.rotated.get(factor, unrotated)
 
-        x, y = side(op.x), side(op.y)
+        x = side(op.x)
+        y = side(op.y)
         angles = x.angles if x.angles is not None else y.angles
         if angles is None:
             return None
@@ -396,7 +402,8 @@ class _RotaryLimit:
         """
         if not (_is_copyable(x) and _is_copyable(y)):
             return False
-        x_leaves, y_leaves = _leaves(x), _leaves(y)
+        x_leaves = _leaves(x)
+        y_leaves = _leaves(y)
         if any(len(self.angles_of[leaf]) > 1 for leaf in x_leaves + y_leaves):
             return False  # κ for gaps of two kinds of angles is not implemented
         copied_x = {self.copied.get(leaf) for leaf in x_leaves}

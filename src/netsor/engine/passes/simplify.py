@@ -179,7 +179,7 @@ def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
         return j_is_a_vector_axis and no_new_axes and same_matrices
 
     def change(old: Value, new: Value) -> Value:
-        """A product with combinations in place of a combination of products."""
+        """A combination of products as a product with combinations."""
         if not isinstance(old.op, Mix) or not commutes(old, old.op.x):
             return new
         product = _product_with_combinations(new)
@@ -199,7 +199,8 @@ def _product_with_combinations(combined: Value) -> Vector:
     assert isinstance(combined.op, Mix)
     products = combined.op.x
     assert isinstance(products.op, MatMul)
-    weight, x = products.op.weight, products.op.x
+    weight = products.op.weight
+    x = products.op.x
     if not products.op.each:
         x = x[(None,) * len(weight.batch)]  # add the batch axes, of size 1
     combinations = mix(combined.op.a, x).broadcast_to(combined.shape)
@@ -211,7 +212,7 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     Identity: given its coefficients, a linear combination of independent Gaussian
     vectors is Gaussian. So a value whose sources (such as a product and a bias) have no
-    other use needs one source for each of its own vectors.
+    other use needs one source for each of its vectors.
     """
     values = context.ordered(outputs)
     sources_of = linear_sources(values)
@@ -273,6 +274,7 @@ def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Val
         return list(outputs)
 
     def change(old: Value, new: Value) -> Value:
+        """The number of a hyperparameter; other values stay."""
         if isinstance(new.op, ops.Hyperparameter):
             return constant(np.asarray(context.numbers[new.op.name]))
         return new
@@ -343,7 +345,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return is_used_once and _is_product_in_batch_of(x, q)
 
     def coordinates_of(old: Value, op: Dot, rewritten_op: Dot) -> Vector | None:
-        """The coordinates in place of a dot that is an output; None if it stays.
+        """The coordinates that replace a dot that is an output; None if it stays.
 
         `op` is the operation of `old`, and `rewritten_op` that of its rewritten copy.
         """
@@ -354,7 +356,8 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         size = 1.0 if is_score else width**-0.5
         x_is_free = is_free(op.x, op.y, old)
         y_is_free = is_free(op.y, op.x, old)
-        x, y = rewritten_op.x, rewritten_op.y
+        x = rewritten_op.x
+        y = rewritten_op.y
         # one factor is conditioned on; if both are free, the one with fewer vectors
         if y_is_free and (not x_is_free or op.x.size <= op.y.size):
             return _coordinate(y, x, size, turned=True).reshape(old.shape)
@@ -363,7 +366,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return None
 
     def change(old: Value, new: Value) -> Value:
-        """A coordinate of vectors in place of a dot that is an output, if possible."""
+        """Replace a dot that is an output by a coordinate of vectors, if possible."""
         if not isinstance(old.op, Dot) or not _is_output(old, users):
             return _entries_of_coordinates(old, new)
         assert isinstance(new.op, Dot)
@@ -376,7 +379,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 def _is_product_in_batch_of(x: Vector, q: Vector) -> bool:
     """Whether x is W z, other than q, where q has the batch axes of W.
 
-    Then each matrix meets the vectors q of its own index.
+    Then each matrix meets the vectors q with the same index.
     """
     if not isinstance(x.op, MatMul) or x is q:
         return False
@@ -408,7 +411,7 @@ def products_for_readouts(outputs: Sequence[Value], context: Context) -> list[Va
         matrices[readout.source] = ops.Source(name)
 
     def change(old: Value, new: Value) -> Value:
-        """Coordinates of products in place of a readout; other values stay."""
+        """Replace a readout by coordinates of products; other values stay."""
         if old in readout_of:
             readout = readout_of[old]
             assert isinstance(new.op, Dot)
@@ -434,11 +437,13 @@ def _readouts_to_replace(
     times_used = Counter(_matrix_of(product) for product in products)
 
     def is_product_without_other_use(x: Value) -> bool:
+        """Whether x is the only product of a matrix, and only this score uses it."""
         if not isinstance(x.op, MatMul):
             return False
         return times_used[_matrix_of(x)] == 1 and len(users[x]) == 1
 
     def is_returned(score: Value) -> bool:
+        """Whether a score is an output that coordinates of products can replace."""
         if any(is_product_without_other_use(x) for x in score.op.inputs):
             return False  # `condition_scores` needs fewer numbers
         return _is_output(score, users)
@@ -540,7 +545,9 @@ def _coordinate(x: Vector, q: Vector, size: float, turned: bool) -> Vector:
     `turned`.
     """
     assert isinstance(x.op, MatMul)
-    weight, z, count = x.op.weight, x.op.x, q.shape[-1]
+    weight = x.op.weight
+    z = x.op.x
+    count = q.shape[-1]
     gram = mean_dot(q, q)
     root = applied(ROOT, (gram,), (*q.shape, count), axes=2) * size
     if count == 1:

@@ -58,7 +58,7 @@ def value_of(number: Number) -> Scalar:
 
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:
-    """The widths, with a large number in place of infinity."""
+    """The widths, with infinity replaced by a large number."""
     return {
         name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1]
         for name, size in bound.items()
@@ -216,6 +216,7 @@ def rates_of(
     lr_scalar, decay_scalar = scalars_of(op, step)
 
     def weight_decay(_: Mapping[str, float]) -> float:
+        """The weight decay, which is the same at all widths."""
         return rule.weight_decay
 
     return Rates(
@@ -289,7 +290,8 @@ def _between_bases(
     T is orthogonalised as a matrix, so that terms of G may cancel. See `orthogonalised`
     for the arguments, and the comment above it for T.
     """
-    left, right = _roots(xp, a), _roots(xp, b)
+    left = _roots(xp, a)
+    right = _roots(xp, b)
     sizes = (size * left.norms * right.norms)[..., None, :]
     t = (left.root * sizes) @ xp.matrix_transpose(right.root)
     if steps is None:

@@ -95,7 +95,8 @@ class DrawnWeight(Arithmetic):
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         """From all products with the weight."""
-        self.context, self.classes = context, _classes(uses)
+        self.context = context
+        self.classes = _classes(uses)
         self.vectors = _vectors_per_matrix(uses, self.classes)
         # by the first member of a class and the steps so far
         self._trained: dict[tuple[object, ...], _Trained] = {}
@@ -109,7 +110,8 @@ class DrawnWeight(Arithmetic):
 
     def act(self, value: Value, op: Acting) -> Vector:
         """W' x of a product `value` with matrices after optimiser steps."""
-        self.value, self.op = value, op
+        self.value = value
+        self.op = op
         members = op.weight.members.ravel()
 
         def product(
@@ -346,6 +348,7 @@ def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
         drawn[source] = DrawnWeight(repeated_uses[source], context)
 
     def change(old: Value, new: Value) -> Value:
+        """The product of a sampled matrix, entry by entry; other values stay."""
         match new.op:
             case MatMul(weight) as op if weight.source in drawn:
                 return drawn[weight.source].act(new, op)

@@ -196,7 +196,8 @@ def _best_loop(step_numbers: Ints) -> Loop | None:
     for period in _candidate_periods(step_numbers):
         loop = _longest_loop(step_numbers, period)
         if loop.saved > most_saved:
-            best, most_saved = loop, loop.saved
+            best = loop
+            most_saved = loop.saved
     return best
 
 

@@ -230,6 +230,7 @@ class Plan:
         }
 
         def bound(register: Register) -> Register:
+            """The register of a hyperparameter's number; other registers stay."""
             if register.hyperparameter is None:
                 return register
             return registers.get(register.hyperparameter, register)
@@ -282,6 +283,7 @@ class Plan:
 
     @property
     def _integrals(self) -> list[Integral]:
+        """The Gaussian expectations that the plan computes."""
         return [step.integral for step in self.steps if step.integral is not None]
 
     @property
@@ -302,6 +304,7 @@ class Plan:
         """
 
         def seconds(draws: int) -> float:
+            """The time of this many draws."""
             return self.probing_seconds + self.integration_seconds(draws)
 
         if seconds(draws) <= MAX_SECONDS:
@@ -360,6 +363,7 @@ class Plan:
         return lines + [f"note: {remark}" for remark in self.notes]
 
     def _repr_html_(self) -> str:
+        """The plan as a table, for a notebook."""
         steps = table(
             printed_rows(self.steps, self.loops),
             ("step", "random numbers", "shape"),
@@ -468,6 +472,7 @@ def run(
             del arrays[register]
 
     def array_of(result: Register) -> Array:
+        """The array of a register: a result so far, or a constant."""
         return arrays[result] if result.value is None else constant(result)
 
     return array_of(plan.mean), array_of(plan.columns)

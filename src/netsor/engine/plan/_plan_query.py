@@ -70,6 +70,7 @@ def asks_products_alone(values: Sequence[Value], widths: Mapping[str, float]) ->
     """
 
     def infinitely_wide(value: Value) -> bool:
+        """Whether a value is a vector whose width is infinite."""
         return isinstance(value, Vector) and math.isinf(value.width.bind(widths))
 
     for value in values:
@@ -165,6 +166,7 @@ class PlanQuery:
         if one_limit and asks_products_alone(values, self.bound):
 
             def plan_at(width: float) -> Plan:
+                """The plan with this width as the largest."""
                 return self._at_most(width)._planned(shift, small_parts=False)
 
             return limit_of_products(self.outputs[0], plan_at)
@@ -215,7 +217,8 @@ class PlanQuery:
         count = len(self.outputs)
         forward = without_stops([*self.outputs, *(self.whole or self.outputs)])
         composed = compose_indices(forward)
-        outputs, whole = composed[:count], composed[count:]
+        outputs = composed[:count]
+        whole = composed[count:]
         positions = {
             value: position for position, value in enumerate(context.ordered(whole))
         }
@@ -227,7 +230,7 @@ class PlanQuery:
         return narrowed
 
     def _at_most(self, width: float) -> PlanQuery:
-        """The same request, with this width in place of larger and infinite ones.
+        """The same request, with larger and infinite widths replaced by this one.
 
         It samples no matrix, which would be too large. An infinite `width` changes
         nothing.

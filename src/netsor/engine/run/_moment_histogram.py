@@ -180,7 +180,8 @@ def cells_for(mean: Floats, var: Floats, request: str) -> MomentGrid:
             f"{request}: this law is known only from draws, which are stored one by"
             " one; take fewer"
         )
-    mean, var = mean[has_variance], var[has_variance]
+    mean = mean[has_variance]
+    var = var[has_variance]
     log_var = np.log(var)
     log_range = np.ptp(log_var)
     one_mean = np.ptp(mean) == 0
@@ -281,8 +282,10 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     accumulator.add(summed(cells, mean, var))
     node_mean, node_var, count = accumulator.nodes()
     # some variances are positive: `cells_for` rejects a law of points only
-    positive, node_positive = var > 0, node_var > 0
-    mean, var = mean[positive], var[positive]
+    positive = var > 0
+    node_positive = node_var > 0
+    mean = mean[positive]
+    var = var[positive]
     centre = float(mean.mean())
     std = float(np.sqrt(np.mean(var + (mean - centre) ** 2)))
     y = centre + std * np.linspace(-6.0, 6.0, 49)

@@ -116,7 +116,7 @@ class Conditional:
 def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs.
 
-    One replica if no random number is drawn; the cells of a grid in place of very many
+    One replica if no random number is drawn; the cells of a grid instead of very many
     replicas of one output; and the average if random numbers only shift the nodes of
     quadrature.
     """
@@ -254,7 +254,8 @@ def sample_outputs(query: PlanQuery, sampling: Sampling) -> list[Floats]:
 
     No covariance is formed, so there may be many outputs.
     """
-    draws, seed = sampling.draws, sampling.seed
+    draws = sampling.draws
+    seed = sampling.seed
     plan = replace(query, prices=sampling.backend.prices).plan()
     plan.check_integration(draws)
     size = plan.mean.shape[0]
@@ -293,7 +294,9 @@ def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     A pilot sample defines a grid of cells, and moments are accumulated in each of them
     (see `_moment_histogram`).
     """
-    draws, seed, backend = sampling.draws, sampling.seed, sampling.backend
+    draws = sampling.draws
+    seed = sampling.seed
+    backend = sampling.backend
     if draws > MAX_DRAWS:
         raise ArgumentError("draws", draws, "at most 2^34")
     size = backend.chunk(plan, draws)
@@ -424,7 +427,8 @@ class _Chunk:
         draws = np.empty((len(chunk), self.plan.mean.shape[0]))
         start = 0
         for mean, columns in outputs:
-            mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
+            mean = self.backend.numpy(mean)
+            columns = self.backend.numpy(columns)
             # a plan that depends on no random number returns one replica for all
             replicas = max(len(mean), len(columns))
             rows = draws if self.plan.constant else draws[start : start + replicas]

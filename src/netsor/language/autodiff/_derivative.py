@@ -197,10 +197,12 @@ def _cotangent_of_argument(
 
 
 def _add(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """Both summands get d."""
     return d
 
 
 def _subtract(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """The first argument gets d, and the second −d."""
     return d if k == 0 else -d
 
 
@@ -221,10 +223,12 @@ def _inverse(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
 
 
 def _sum(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """Every summand gets d."""
     return d[..., None].broadcast_to(op.scalars[0].shape)
 
 
 def _mean(op: ops.Apply, result: Scalar, d: Scalar, k: int) -> Scalar:
+    """Each of the N numbers gets d/N."""
     (p,) = op.scalars
     return (d / p.shape[-1])[..., None].broadcast_to(p.shape)
 
@@ -298,7 +302,8 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     The user declares it as a function of the arguments and of d = ∂p/∂f, whose last
     axes, after the `leading` ones of the operation, have the function's output shape.
     """
-    f, axes = op.f, op.axes
+    f = op.f
+    axes = op.axes
     declared = f.derivative
     if isinstance(declared, tuple | list):
         declared = declared[k]

@@ -247,7 +247,8 @@ class Reverse:
         there: for y = x[[5, 6, 7]][[0, 2]], the entries 5 and 7 of x get a
         contribution.
         """
-        x, positions = op.x, entries_in(op.flat, box)
+        x = op.x
+        positions = entries_in(op.flat, box)
         while isinstance(x.op, ops.Take):
             if x in self.leaves or x in self.constants:
                 break

@@ -344,9 +344,11 @@ def _update_of(
                 f"lr or weight_decay {number!r} must be a single scalar: index it",
             )
     # a vector in R^n is n × 1, a scalar 1 × 1
-    in_width, out_width = Width(1), Width(1)
+    in_width = Width(1)
+    out_width = Width(1)
     if isinstance(parameter, Weight):
-        in_width, out_width = parameter.in_width, parameter.out_width
+        in_width = parameter.in_width
+        out_width = parameter.out_width
     elif isinstance(parameter, Vector):
         out_width = parameter.width
     rule = ops.OptimiserStep(

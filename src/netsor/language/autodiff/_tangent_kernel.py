@@ -204,7 +204,9 @@ def _products(
     for members in dict.fromkeys(term.members for term in p_terms):
         p_side = [term for term in p_terms if term.members == members]
         p_left, p_right = _joined_factors(p_side, standard)
-        q_side, q_left, q_right = p_side, p_left, p_right
+        q_side = p_side
+        q_left = p_left
+        q_right = p_right
         if q_terms is not None:
             q_side = [term for term in q_terms if term.members == members]
             if not q_side:

@@ -13,6 +13,7 @@ X = TypeVar("X", Vector, Scalar)
 
 
 def _activate(f: known.Function, x: X) -> X:
+    """The function of every coordinate of vectors, or of scalars."""
     if isinstance(x, Scalar):
         return applied(f, (x,), x.shape)
     x = as_vector(x, f.name)

@@ -175,11 +175,12 @@ def as_function(
     if not callable(f.f):
         raise TraceError(operation, f"needs a function, got f={shown(f.f)}")
     if not _is_derivative(f.derivative, arguments):
-        needed = "a function"
+        expected = "a function"
         if arguments != 1:
-            needed = f"a tuple of {arguments} functions, one for each argument"
+            expected = f"a tuple of {arguments} functions, one for each argument"
         raise TraceError(
-            operation, f"derivative={shown(f.derivative)} of {f.name} must be {needed}"
+            operation,
+            f"derivative={shown(f.derivative)} of {f.name} must be {expected}",
         )
     return f
 

@@ -219,7 +219,8 @@ class Dot(Entrywise):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All pairs along the last axes: x_i for row i, and y_j for column j."""
-        row_axis, column_axis = ndim - 2, ndim - 1
+        row_axis = ndim - 2
+        column_axis = ndim - 1
         batch_axes_of_x = align_axes(self.x.ndim - 1, ndim - 2)
         batch_axes_of_y = align_axes(self.y.ndim - 1, ndim - 2)
         return (*batch_axes_of_x, row_axis), (*batch_axes_of_y, column_axis)

@@ -131,9 +131,11 @@ def _readout(
         return None
 
     def is_by_source(x: Value) -> bool:
+        """Whether x is a selection of the initial vectors of this source."""
         return x in selected and selected[x].initial.source is source
 
-    r, y = score.op.x, score.op.y
+    r = score.op.x
+    y = score.op.y
     turned = is_by_source(y)
     if turned and is_by_source(r):  # ⟨r_i, r_j⟩ is no readout
         return None

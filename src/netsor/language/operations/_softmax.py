@@ -61,10 +61,10 @@ def checked_mask(
     except Exception:  # rows of different lengths, or an object that numpy cannot read
         allowed = np.asarray(None)
     if allowed.dtype != bool:
-        needed = "'causal' or a boolean array"
+        expected = "'causal' or a boolean array"
         if allowed.dtype.kind in "iuf":
-            needed += f", got an array of {allowed.dtype}: write mask > 0"
-        raise TraceError(operation, "mask", mask, needed)
+            expected += f", got an array of {allowed.dtype}: write mask > 0"
+        raise TraceError(operation, "mask", mask, expected)
     try:
         np.broadcast_to(allowed, shape)
     except ValueError:

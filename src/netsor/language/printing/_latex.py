@@ -466,7 +466,8 @@ class Writer:
         i = tex.letters(value.shape)
         j = tex.primed(i)
         condition = self.condition(value)
-        z, other = self.z(value, i), self.z(value, j)
+        z = self.z(value, i)
+        other = self.z(value, j)
         if z == other:
             cov = rf"\operatorname{{Var}}({z}{condition})"
         else:
@@ -521,7 +522,8 @@ class Writer:
         i = tex.letters(value.shape)
         j = tex.primed(tex.letters(other.shape))
         condition = self.condition(value, other)
-        z, other_z = self.gaussian(value, i), self.gaussian(other, j)
+        z = self.gaussian(value, i)
+        other_z = self.gaussian(other, j)
         cov = rf"\operatorname{{Cov}}({z}, {other_z}{condition})"
         line = f"{cov} = {self._images(value, i, other, j)}"
         if value is other:
@@ -634,12 +636,14 @@ class Writer:
             return self._expanded_concat(x, i, j, letter, used)
         terms = self._combination(x, i, letter)
         if terms is not None:
-            x, i = terms.vector, terms.entry
+            x = terms.vector
+            i = terms.entry
         else:
             terms = self._combination(y, j, letter)
             if terms is None:
                 return _Sum((), (), self.expectation(x, i, y, j))
-            y, j = terms.vector, terms.entry
+            y = terms.vector
+            j = terms.entry
         inner = self.expanded(x, i, y, j, (*used, *terms.over))
         return inner.times(terms.factor, over=terms.over)
 

@@ -306,7 +306,8 @@ def variance(weight: Weight) -> str:
     factors = ""
     if weight.std != 1:
         factors += rf"{decimal(weight.std**2)} \,"
-    in_width, fan = dimension(weight.in_width), dimension(weight.fan)
+    in_width = dimension(weight.in_width)
+    fan = dimension(weight.fan)
     if in_width != fan:
         factors += rf"\frac{{{in_width}}}{{{fan}}} \,"
     return factors

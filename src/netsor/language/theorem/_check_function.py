@@ -43,6 +43,7 @@ def content_of(array: NumpyArray) -> Content:
         identity = id(array)
 
         def forget(_: ref[NumpyArray]) -> None:
+            """Remove the array's content from the cache when the array is deleted."""
             _content_cache.pop(identity, None)
 
         _content_cache[identity] = ref(array, forget), key
@@ -137,6 +138,7 @@ def declares(**facts: Any) -> Callable[[F], F]:
     """
 
     def declared(f: F) -> F:
+        """Write the facts on the function."""
         vars(f).update(facts)
         return f
 

@@ -176,6 +176,7 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
+        """The verdict and a table of the points, for a notebook."""
         rows = "".join(_html_row(point) for point in self.points)
         return (
             f"{title(self.program)}<div><strong>{verdict_of(self)}</strong></div>"
@@ -377,12 +378,12 @@ class _Checker:
 
     def _used_values(self) -> set[Value]:
         """Values that an operation other than indexing reads."""
-        used: set[Value] = set()
+        used_values: set[Value] = set()
         for value in reversed(self.values):
             is_index = isinstance(value.op, Take | Join)
-            if not is_index or value in used:
-                used.update(value.op.inputs)
-        return used
+            if not is_index or value in used_values:
+                used_values.update(value.op.inputs)
+        return used_values
 
     def _matrices_of(self, vectors: Sequence[Value]) -> set[int]:
         """The matrices that made the vectors, with −1 if one has another origin."""
@@ -586,20 +587,21 @@ class _Checker:
 
     def _tied(self, score: Value, op: Dot) -> bool:
         """Whether one matrix made both factors of an entry that the outputs need."""
-        x, y = op.x, op.y
+        x = op.x
+        y = op.y
         common = np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y))
         if not (common >= 0).any():
             return False
-        asked = self._asked[score]
-        if not asked.any():
+        is_read = self._asked[score]
+        if not is_read.any():
             return False
         # (vectors of x, vectors of y): in how many matrices a pair agrees
         share_a_matrix = self.expansion.used(x) @ self.expansion.used(y).T
         # the flat positions in x and y of the two factors of each entry of the score
         rows = np.arange(x.size).reshape(x.shape)[..., :, None]
         columns = np.arange(y.size).reshape(y.shape)[..., None, :]
-        asked_rows = np.broadcast_to(rows, score.shape)[asked]
-        asked_columns = np.broadcast_to(columns, score.shape)[asked]
+        asked_rows = np.broadcast_to(rows, score.shape)[is_read]
+        asked_columns = np.broadcast_to(columns, score.shape)[is_read]
         return bool(share_a_matrix[asked_rows, asked_columns].any())
 
     def _shares_matrix_with_factors(self, x: Value) -> bool:

@@ -31,6 +31,7 @@ from ._array import (
 
 
 def _power(x: Any, k: float) -> Any:
+    """x^k."""
     return x**k
 
 

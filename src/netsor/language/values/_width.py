@@ -70,7 +70,8 @@ class Width:
     __array_ufunc__ = None  # leaves number * Width of numpy to Width.__rmul__
 
     def __init__(self, name: str | int, factor: int = 1) -> None:
-        self.name, self.factor = None, whole(factor, "factor", "Width")
+        self.name = None
+        self.factor = whole(factor, "factor", "Width")
         if isinstance(name, str):
             self.name = bindable(name, "Width")
         else:

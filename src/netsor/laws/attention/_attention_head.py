@@ -252,7 +252,7 @@ def _central_moment(moments: Array, order: int) -> float:
 
 
 ROUNDING_RTOL = 1e-12  # relative differences that only rounding causes
-TINY = 1e-300  # in place of 0 in a denominator or a logarithm
+TINY = 1e-300  # replaces 0 in a denominator or a logarithm
 CLOSEST_TO_0 = 1e-15  # the smallest uniform number, of which a normal one is made
 MAX_CELL = 0.1  # widest cell in log w
 # share of the largest weight below which a weight changes no digit of any result

@@ -197,19 +197,25 @@ class Attention:
             exponent = math.log2(WORK / (6 * tokens**3))
             points = 2 ** int(np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT))
         points = _checked_points(points, "infinite_heads", SETS) or 0
+        points_of_set = points // SETS
+
         # scores P = σ_Q σ_K L N L^T with K = L L^T and standard normals N
         eigenvalues, vectors = np.linalg.eigh(k)
-        root = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
+        stds = np.sqrt(np.maximum(eigenvalues, 0.0))
+        root = (vectors * stds) @ vectors.T
         scaled_root = self.sigma_q * self.sigma_k * root
         means = []  # E[A K A^T] by each set of points
         for number in range(SETS):
             total = np.zeros((tokens, tokens))
-            for noise in normals(tokens**2, points // SETS, number):
-                scores = scaled_root @ noise.reshape(-1, tokens, tokens) @ root
+            for noise in normals(tokens**2, points_of_set, number):
+                n = noise.reshape(-1, tokens, tokens)
+                scores = scaled_root @ n @ root
                 a = self.function(self._masked(scores))
-                total += (a @ k @ np.swapaxes(a, 1, 2)).sum(axis=0)
-            means.append(total / (points // SETS))
+                covariances = a @ k @ np.swapaxes(a, 1, 2)
+                total += covariances.sum(axis=0)
+            means.append(total / points_of_set)
         value = np.mean(means, axis=0)
+
         # relative to the root of the variances: an error ε of the diagonal bounds the
         # error of any combination
         variances = np.diag(value)

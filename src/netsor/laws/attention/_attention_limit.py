@@ -162,10 +162,12 @@ class HeadSum(Law):
         return Estimate(float(by_set.mean()), error)
 
     def _var(self) -> Estimate:
+        """The variance is the second moment, because the mean is 0."""
         return self._moment(2)
 
     @cached_property
     def _std(self) -> float:
+        """The standard deviation, computed once."""
         return self.std()
 
     def _shape(self) -> tuple[Estimate, Estimate]:
@@ -278,9 +280,11 @@ class HeadSum(Law):
         return Estimate(self._distribution(y), of_tail.error)
 
     def _distribution(self, y: Array) -> Array:
+        """P(Y ≤ y), (points,)."""
         return np.asarray(self._distributions(y).rows.mean(axis=0))
 
     def _sf(self, y: Array) -> Array:
+        """P(Y > y) = P(Y ≤ −y), because the law is symmetric."""
         return self._distribution(-y)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
@@ -292,12 +296,15 @@ class HeadSum(Law):
         return below, above, self._density(y)
 
     def _ppf(self, q: Array, upper: bool) -> Array:
+        """Quantiles of the levels q."""
         return np.where(q == 0.5, 0.0, super()._ppf(q, upper))  # the law is symmetric
 
     def _logpdf(self, y: Array) -> Array:
+        """The logarithm of the density, (points,)."""
         return log_mean(self._logs(y, tail=False))
 
     def _log_tail(self, y: Array, sign: int) -> Array:
+        """The logarithm of the probability beyond y, on the side of the sign."""
         return log_mean(self._logs(y, tail=True))
 
     def _log_error(self, y: Array) -> Array:
@@ -315,6 +322,7 @@ class HeadSum(Law):
         return np.where(near, super()._log_error(y), far)
 
     def _log_doubt(self, y: Array) -> Array:
+        """The error of the log density where the density underflows; else 0."""
         # tilted rules reach every y, but blocks of underflowing densities show no error
         return np.where(self._density(y) <= MIN_DENSITY, self._log_error(y), 0.0)
 

@@ -156,6 +156,7 @@ class Correction:
         return "\n".join(f"{name:16} {term}" for name, term in self._rows)
 
     def _repr_html_(self) -> str:
+        """The terms as a table, for a notebook."""
         return title("First correction in 1/n") + table(self._rows, ("", "term"))
 
 

@@ -71,7 +71,7 @@ class Gradients:
 
     `widths` belong to the real model. `vocabulary` is the number of rows of the tables
     of embeddings, or None if there are no tables. `copies` says that blocks with the
-    same matrices are copies, each with parameters of its own.
+    same matrices are copies, each with its own parameters.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Gradients:
         return SquaredGradient(square, size)
 
     def _head(self, net: ProbedProgram, loss: Loss) -> SquaredGradient | None:
-        """The gradient of the matrix of the logits; None if it has none of its own."""
+        """The gradient of the matrix of the logits; None if it is part of another."""
         if loss.head is not None and not loss.tied:
             return SquaredGradient(loss.head, loss.head_size)
         before_head = {value for value in net.values[0] if isinstance(value.op, MatMul)}

@@ -236,7 +236,7 @@ def _head_ends(
     t = arrays[0].shape[-2]
     moments = sums.moments
     has_known_words = len(arrays) != 2
-    # with p · slope in place of s
+    # with p · slope for s
     products = sums.products / moments.mass
     squares = sums.squares / (moments.mass * transpose(moments.mass))
     if has_known_words:
@@ -396,6 +396,7 @@ class Logits(NamedTuple):
         return state, count
 
     def _capped(self, logits: Scalar) -> Scalar:
+        """Logits after a soft cap, if the model has one."""
         return logits if self.cap is None else self.cap * tanh(logits / self.cap)
 
 

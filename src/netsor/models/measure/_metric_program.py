@@ -221,6 +221,7 @@ class Probes:
 
     @cached_property
     def _sections(self) -> list[Section]:
+        """The sections of the program at finite width."""
         return self._build(limit=False)
 
     def _program(self, sections: Sequence[Section]) -> Program:

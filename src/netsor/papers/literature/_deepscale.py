@@ -117,7 +117,8 @@ def head_gradient(
     gradient_from_above = ns.gaussian(head_dim, tokens)
     y = (ns.softmax(ns.dot(q, k)) @ v) * gradient_from_above
     # the loss is the sum of all entries of y
-    total, ones = y.sum(0).reshape(1), ns.ones(head_dim).reshape(1)
+    total = y.sum(0).reshape(1)
+    ones = ns.ones(head_dim).reshape(1)
     loss = head_dim * ns.mean_dot(total, ones)[0, 0]
     # √width · ∂loss/∂x is what `grad` returns
     return Program(_moments(ns.grad(loss, x) / math.sqrt(width)))
@@ -136,7 +137,8 @@ def stack(tokens: int, heads: int, head_dim: int, score: float, depth: int) -> P
 
     They are taken before the first block and after each.
     """
-    width, sigma = heads * head_dim, score**0.25
+    width = heads * head_dim
+    sigma = score**0.25
     x = ns.gaussian(width, tokens)
     moments = [_moments(x)]
     for _ in range(depth):
@@ -279,6 +281,7 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _forward_label(width: int, r: float) -> str:
+    """The label of a forward pass at one width and ratio."""
     return f"forward {width} {r:.3f}"
 
 
@@ -423,7 +426,8 @@ def correlations(moments: Array) -> tuple[Array, Array]:
 
     `moments` is an array (draws, blocks, 2).
     """
-    squares, products = moments[..., 0], moments[..., 1]
+    squares = moments[..., 0]
+    products = moments[..., 1]
     ratio = products.mean(0) / squares.mean(0)
     # to first order, the error of a ratio of means is that of the mean of these
     residuals = products - ratio * squares

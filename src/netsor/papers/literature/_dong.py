@@ -155,9 +155,12 @@ def _pure_layer(
     Outputs are W^V m + e^λ Σ_j A_ij v_j, v = W^V u. Their mean has the mean c̄_j of
     c_ij over i, and their residuals are e^(3λ) Σ_j (c_ij − c̄_j) v_j.
     """
-    query, key, value = weight(N, N), weight(N, N), weight(N, N)
+    query = weight(N, N)
+    key = weight(N, N)
+    value = weight(N, N)
     size = apply(np.exp, log)  # e^λ
-    k, v = key @ u, value @ u
+    k = key @ u
+    v = value @ u
     a = softmax(size * dot(stack([query @ m]), k)[0])
     e = apply(_grown, dot(query @ u, k), log)
     mean_e = (e * a).sum(1).reshape((tokens, 1))
@@ -413,8 +416,10 @@ def _rate(numbers: Numbers) -> Claim:
 
 def _theorem(numbers: Numbers) -> Claim:
     """The claim on the theorem's condition, under which its bound falls with depth."""
-    bounds, logs = numbers["bound"], numbers[PURE_LABELS[0]]["log"]
-    bound_growth, scale = mean(bounds["log"][1]), mean(bounds["scale"])
+    bounds = numbers["bound"]
+    logs = numbers[PURE_LABELS[0]]["log"]
+    bound_growth = mean(bounds["log"][1])
+    scale = mean(bounds["scale"])
     growth = mean(logs[1] - logs[0])
     return Claim(
         "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), which"

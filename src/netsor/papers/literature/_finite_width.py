@@ -178,7 +178,8 @@ def first_order(depth: int) -> float:
     total = 0
     for layer in range(1, depth + 1):
         # the number of matrices that the layer is before, and after
-        before, after = depth + 1 - layer, layer
+        before = depth + 1 - layer
+        after = layer
         total += 5 * before**2 + 5 * after**2 + 2 * before * after
     return total / (depth + 1) ** 2
 

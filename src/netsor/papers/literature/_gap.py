@@ -52,7 +52,8 @@ def layer(tokens: int) -> Program:
     At infinite n scores are independent, as in the paper's model; m is the width, and
     tokens are orthonormal.
     """
-    n, m = ns.Width("n"), ns.Width("m")
+    n = ns.Width("n")
+    m = ns.Width("m")
     scores = STD * ns.dot(ns.gaussian(n, tokens), ns.gaussian(n, tokens))
     values = ns.gaussian(m, tokens)
     return Program((ns.softmax(scores), ns.mean_dot(values, values)))
@@ -82,7 +83,8 @@ def spectra(tokens: int, head_dim: int | None, draws: int, seed: int) -> Arrays:
         workers=1,
         progress=False,
     )
-    weights, values = np.asarray(drawn[0]), np.asarray(drawn[1])
+    weights = np.asarray(drawn[0])
+    values = np.asarray(drawn[1])
     singular = np.linalg.svd(weights, compute_uv=False)
     return {
         "gap": singular[:, 1] / singular[:, 0],
@@ -111,17 +113,22 @@ def gradient_norms(weights: Array, values: Array, tokens: Array) -> Growth:
     for a, w in zip(weights[: FIRST - 1], values[: FIRST - 1], strict=True):
         x = a @ x @ w
     y = weights[FIRST - 1] @ x
+
     p = np.eye(len(tokens))
     m = np.eye(len(tokens))
     for a, w in zip(weights[FIRST:], values[FIRST:], strict=True):
         p = a @ p
         m = w.T @ m
-    size = np.linalg.norm
+
     # both relative to their values at L = l, where P = M = 1
-    product = size(p) ** 2 * size(m) * size(m @ y) / (len(y) ** 1.5 * size(y))
-    norm = size(p @ y) * size(m) / (math.sqrt(len(y)) * size(y))
+    size = np.linalg.norm
+    at_first_layer = len(y) ** 1.5 * size(y)
+    of_code = size(p) ** 2 * size(m) * size(m @ y) / at_first_layer
+    at_first_layer = math.sqrt(len(y)) * size(y)
+    of_gradient = size(p @ y) * size(m) / at_first_layer
+
     per_layer = 1 / (LAST - FIRST)
-    return Growth(float(product) ** per_layer, float(norm) ** per_layer)
+    return Growth(float(of_code) ** per_layer, float(of_gradient) ** per_layer)
 
 
 def gradients(tokens: int, draws: int, seed: int) -> Arrays:
@@ -257,7 +264,8 @@ def _collapse(
 def _removed(numbers: Numbers) -> Claim:
     """The claim that the stable rank without the outlier does not fall."""
     ranks = means(numbers, "model", LENGTHS, "removed")
-    shortest, longest = LENGTHS[0], LENGTHS[-1]
+    shortest = LENGTHS[0]
+    longest = LENGTHS[-1]
     with_outlier = mean(numbers[f"model {longest}"]["rank"])
     listed = ", ".join(f"{e.value:.2f} (T = {tokens})" for tokens, e in ranks.items())
     return Claim(
@@ -325,7 +333,8 @@ def judge(numbers: Numbers) -> list[Claim]:
     heads of finite dimension.
     """
     _, middle, last = LONGER
-    ends, code_ends = (middle, last), (LENGTHS[0], LENGTHS[-1])
+    ends = (middle, last)
+    code_ends = (LENGTHS[0], LENGTHS[-1])
     long_words = "for independent scores in long contexts"
     code_words = "for independent scores at the lengths of the code"
     claims = [

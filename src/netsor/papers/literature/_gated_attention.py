@@ -94,8 +94,10 @@ def head(kind: str, width: int) -> Program:
             y = ns.sigmoid(ns.dot(single_gate, x)[0]) * y
         return out @ y
 
-    plus, minus = outputs(x), outputs(-x)
-    even, odd = plus + minus, plus - minus
+    plus = outputs(x)
+    minus = outputs(-x)
+    even = plus + minus
+    odd = plus - minus
     return Program(
         (
             ns.mean_dot(plus, plus),
@@ -166,6 +168,7 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
         )
 
     def next_block(x: ns.Vector) -> ns.Vector:
+        """A block of attention and a perceptron."""
         return block(x, attention, feed).output
 
     streams = stream(STD * ns.gaussian(width, DEEP_TOKENS), next_block, depth)
@@ -255,7 +258,8 @@ def _mean_rank(numbers: Numbers, kind: str) -> Estimate:
 
 def _rank(numbers: Numbers, kind: str) -> Claim:
     """The claim that a gate raises the rank of outputs."""
-    without, gated = _mean_rank(numbers, "none"), _mean_rank(numbers, kind)
+    without = _mean_rank(numbers, "none")
+    gated = _mean_rank(numbers, kind)
     negative_ratio = Estimate(
         -gated.value / without.value,
         math.hypot(without.error, gated.error) / without.value,

@@ -186,7 +186,8 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
     """The claim that the numbers tend to one number as N grows, or that they do not;
     `settles` is what is stated.
     """
-    first, last = spread(numbers, name, width=100), spread(numbers, name, width=None)
+    first = spread(numbers, name, width=100)
+    last = spread(numbers, name, width=None)
     bound = SETTLED * first.value
     margin = SIGMAS * math.hypot(last.error, SETTLED * first.error)
     if settles:

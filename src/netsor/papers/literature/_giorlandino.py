@@ -433,7 +433,8 @@ def draw(numbers: Numbers) -> Any:
         wide = drawn(numbers, "wide", beta)
         limit = drawn(numbers, "limit", beta)
         assert wide is not None
-        mean, std = wide.mean(axis=0), wide.std(axis=0, ddof=1)
+        mean = wide.mean(axis=0)
+        std = wide.std(axis=0, ddof=1)
         axes.fill_between(layers, mean - std, mean + std, color=colour, alpha=0.2, lw=0)
         label = f"our law, width {WIDTH}, β = {beta:g}"
         style = {"color": colour, "marker": mark, "ms": 3, "markevery": 10}
@@ -442,7 +443,8 @@ def draw(numbers: Numbers) -> Any:
             axes.plot(layers, limit.mean(axis=0), zorder=3, **LIMIT_STYLE)
         recursion = theory(float(mean[0]), beta, LAYERS)
         axes.plot(layers, recursion, color=colour, **THEORY_STYLE)
-        read_layers, read_means = list(READ[beta]), list(READ[beta].values())
+        read_layers = list(READ[beta])
+        read_means = list(READ[beta].values())
         axes.plot(read_layers, read_means, mark, mfc="white", color=colour, zorder=4)
     axes.plot([], [], label="our law, infinite width", **LIMIT_STYLE)
     axes.plot([], [], color=GREY, label="their theory", **THEORY_STYLE)

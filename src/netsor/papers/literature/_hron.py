@@ -65,7 +65,7 @@ def tokens() -> Array:
 
 
 def _unchanged(scores: Array) -> Array:
-    """The scores themselves, in place of their softmax."""
+    """The scores, without a softmax."""
     return scores
 
 
@@ -81,7 +81,10 @@ def kernels(scales: list[float], points: int, seed: int) -> Arrays:
     "error"), over d ("untied"), and over d with tied weights ("tied"). "plain" is the
     kernel without softmax at σ_Q = 1.
     """
-    exact, errors, tied, untied = [], [], [], []
+    exact = []
+    errors = []
+    tied = []
+    untied = []
     for scale in scales:
         layer = _layer(scale)
         law = layer.infinite_heads(points)
@@ -124,8 +127,10 @@ def tangent_program(kind: str) -> Any:
     # A given kernel, exactly, at infinite width: fixed vectors behind a random matrix.
     root = np.linalg.cholesky(kernel)
     x = weight(N, len(kernel)) @ data(root * len(kernel) ** 0.5)
-    query, key = weight(N, N), weight(N, N)
-    value, out = weight(N, N), weight(N, N)
+    query = weight(N, N)
+    key = weight(N, N)
+    value = weight(N, N)
+    out = weight(N, N)
     if kind == "tied":
         scores = mean_dot(key @ x[:1], key @ x)
         weights = [key, value, out]
@@ -175,7 +180,8 @@ def _gaussian(numbers: Numbers) -> Claim:
     """The claim that one head is not Gaussian, and infinitely many are."""
     arrays = numbers["heads 1"]
     kurtoses = estimates(arrays["kurtosis"], arrays["error"])
-    one_head, many_heads = kurtoses[0], kurtoses[-1]
+    one_head = kurtoses[0]
+    many_heads = kurtoses[-1]
     lines = []
     for heads, kurtosis in zip(HEADS, kurtoses, strict=True):
         lines.append(f"{heads}: {kurtosis.value:.2e}")

@@ -66,10 +66,13 @@ def attention(rates: Array, over_root: bool) -> Program:
     outputs.
     """
     n = ns.Width("n")
-    query, key = ns.weight(n, n), ns.weight(n, n)
-    value, out = ns.weight(n, n), ns.weight(n, n)
+    query = ns.weight(n, n)
+    key = ns.weight(n, n)
+    value = ns.weight(n, n)
+    out = ns.weight(n, n)
     x = ns.weight(n, TOKENS) @ ns.data(math.sqrt(TOKENS) * np.eye(TOKENS))
-    q, k = query @ x, key @ x
+    q = query @ x
+    k = key @ x
     if over_root:
         scores = ns.dot(q, k)
         weights = [value, out]
@@ -270,7 +273,8 @@ def _random(numbers: Numbers) -> Claim:
 def judge(numbers: Numbers) -> list[Claim]:
     """The limit, the rate, its change; and attention."""
     words = "for attention with scores over n, which has no proof"
-    first, last = WIDTHS[0], WIDTHS[-1]
+    first = WIDTHS[0]
+    last = WIDTHS[-1]
     up_to = f"up to n = {CHANGE}"
     return [
         _limit(numbers, "linear", "for a linear network", stated=True),

@@ -43,7 +43,9 @@ def layer(cosine: float, scale: float) -> Any:
     coordinates of r, n |∂p/∂W|² has the mean ‖∂S/∂W‖², which the paper looks at.
     """
     x = gaussian(N, TOKENS, cov=(1 - cosine) * np.eye(TOKENS) + cosine)
-    query, key, value = weight(N, N), weight(N, N), weight(N, N)
+    query = weight(N, N)
+    key = weight(N, N)
+    value = weight(N, N)
     attention = softmax(scale * dot(query @ x, key @ x))
     s = attention @ (value @ x)
     p = _read(s, TOKENS)
@@ -58,7 +60,9 @@ def last_layer(depth: int, scale: float) -> Any:
     x = gaussian(N, DEEP_TOKENS)
     for _ in range(depth):
         before = x
-        query, key, value = weight(N, N), weight(N, N), weight(N, N)
+        query = weight(N, N)
+        key = weight(N, N)
+        value = weight(N, N)
         attention = softmax(scale * dot(query @ x, key @ x))
         s = attention @ (value @ x)
         x = x + s
@@ -182,7 +186,8 @@ def _position(arrays: Arrays, cosine: float) -> int:
 def _exact_over_uniform(arrays: Arrays, name: str, cosine: float) -> Estimate:
     """The exact mean of a squared gradient over that by the assumption."""
     position = _position(arrays, cosine)
-    exact, assumed = arrays[name][position], arrays[f"{name}_uniform"][position]
+    exact = arrays[name][position]
+    assumed = arrays[f"{name}_uniform"][position]
     return _ratio_of_means(exact, assumed)
 
 
@@ -247,7 +252,8 @@ def _within_factor(formula: float, ours: Estimate) -> str:
     """
     low = ours.value - SIGMAS * ours.error
     high = ours.value + SIGMAS * ours.error
-    smallest, largest = formula / FACTOR, formula * FACTOR
+    smallest = formula / FACTOR
+    largest = formula * FACTOR
     if smallest > high or largest < low:
         return DISAGREES
     if high < largest and low > smallest:
@@ -287,7 +293,8 @@ def _medians(arrays: Arrays) -> list[_DepthMedians]:
     """The medians at each depth, from the arrays of `depths`."""
     medians = []
     for k, depth in enumerate(arrays["depth"]):
-        exact, formula = arrays["exact"][k], arrays["formula"][k]
+        exact = arrays["exact"][k]
+        formula = arrays["formula"][k]
         median = _DepthMedians(int(depth), _median(exact), float(np.median(formula)))
         medians.append(median)
     return medians
@@ -378,7 +385,8 @@ def _plot_distances(left: Any, right: Any, numbers: Numbers) -> None:
         style = {"marker": MARK_OF_SCALE[scale], "ms": 3, "color": colour}
         arrays = numbers[f"scale {scale:g}"]
         distance = 1 - arrays["cosine"]
-        query, value = arrays["query"].mean(axis=1), arrays["value"].mean(axis=1)
+        query = arrays["query"].mean(axis=1)
+        value = arrays["value"].mean(axis=1)
         query_uniform = arrays["query_uniform"].mean(axis=1)
         value_uniform = arrays["value_uniform"].mean(axis=1)
         left.plot(distance, query / value, **style)
@@ -398,7 +406,8 @@ def _plot_depths(axes: Any, arrays: Arrays, style: dict[str, Any]) -> None:
     """Plot medians by depth, with 90 % of networks, and those of the formula."""
     quantiles = np.quantile(arrays["exact"], [0.05, 0.5, 0.95], axis=1)
     low, middle, high = np.maximum(quantiles, 1e-30)
-    depth, colour = arrays["depth"], style["color"]
+    depth = arrays["depth"]
+    colour = style["color"]
     axes.fill_between(depth, low, high, color=colour, alpha=0.15, lw=0)
     axes.plot(depth, middle, **style)
     formula = np.median(arrays["formula"], axis=1)

@@ -64,12 +64,15 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
     """
 
     def attend(y: ns.Vector) -> ns.Vector:
+        """Causal attention."""
         return attention(y, width // HEAD_DIM, HEAD_DIM, "causal")
 
     def feed(y: ns.Vector) -> ns.Vector:
+        """The gated perceptron."""
         return mlp(y, 4 * width, activation=ns.silu, gate=True)
 
     def next_block(x: ns.Vector) -> ns.Vector:
+        """A block with norms in this order."""
         return block(x, attend, feed, norm, ORDERS[order]).output
 
     streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)
@@ -284,7 +287,8 @@ def _steadier(logs: Deep, order: str) -> Claim:
 
 def _large_activations(numbers: Numbers) -> Claim:
     """The claim on the gradient of W₂ at large activations."""
-    pre, peri = mean(numbers[PRE]["power"]), mean(numbers[PERI]["power"])
+    pre = mean(numbers[PRE]["power"])
+    peri = mean(numbers[PERI]["power"])
     return Claim(
         "At large activations h, the gradient of W₂ grows like |h| with Pre-LN and"
         " is bounded with Peri-LN.",
@@ -310,7 +314,8 @@ def _before_last_norm(numbers: Numbers) -> Claim:
 
 def judge(numbers: Numbers) -> list[Claim]:
     """Hidden states, gradients by depth, gradients at large activations."""
-    states, logs = _deep(numbers, "variance"), _deep(numbers, "log")
+    states = _deep(numbers, "variance")
+    logs = _deep(numbers, "log")
     return [
         _linear(states),
         _exponential(states),
@@ -344,11 +349,13 @@ def draw(numbers: Numbers) -> Any:
     """Variances and squared gradients by block, of the larger model."""
     figure = new(2.4)
     left, right = figure.subplots(1, 2)
-    states, logs = _deep(numbers, "variance"), _deep(numbers, "log")
+    states = _deep(numbers, "variance")
+    logs = _deep(numbers, "log")
     model = _models(states)[-1]
     for order, colour in LOOKS.items():
         setting = Setting(order, model, TOKENS)
-        variances, log = states[setting].mean(axis=0), logs[setting].mean(axis=0)
+        variances = states[setting].mean(axis=0)
+        log = logs[setting].mean(axis=0)
         blocks = BLOCKS[: len(variances)]
         style = {"marker": MARK_OF[colour], "ms": 3.5, "color": colour}
         left.plot(blocks, variances, label=order, **style)

@@ -138,7 +138,8 @@ def _disagreements(
     for result in results:
         for claim in claims[result.name]:
             if claim.verdict == DISAGREES:
-                published, ours = f"published: {claim.published}", f"ours: {claim.ours}"
+                published = f"published: {claim.published}"
+                ours = f"ours: {claim.ours}"
                 items.append(Item(FLAG, result.name, published, [ours]))
     return [Items(items)] if items else []
 
@@ -151,6 +152,7 @@ def _main_figure(
     """The figure of the first result that disagrees, else of the first one at all."""
 
     def disagrees(result: Result) -> bool:
+        """Whether a claim of the result disagrees."""
         return any(claim.verdict == DISAGREES for claim in claims[result.name])
 
     disagreeing = [result for result in results if disagrees(result)]
@@ -325,6 +327,7 @@ class Finished(FigureResult):
         return summary(self.claims)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The report."""
         results = [RESULTS[name] for name in self.claims]
         return document(results, self.claims, self.request.quick, self._svg, manifest)
 
@@ -340,6 +343,7 @@ class Finished(FigureResult):
         return to_dataframe(rows)
 
     def _spent(self) -> dict[str, Any]:
+        """The time of the parts, for the manifest."""
         work = round(sum(part["seconds"] for part in self._parts), 3)
         return {"seconds": {"work": work}, "parts": self._parts}
 

@@ -57,9 +57,11 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
         )
 
     def feed(y: ns.Vector) -> ns.Vector:
+        """The perceptron."""
         return mlp(y, HIDDEN, sigma_w=sigma, sigma_out=STD * math.sqrt(HIDDEN))
 
     def next_block(x: ns.Vector) -> ns.Vector:
+        """A block, with attention or without."""
         if not with_attention:
             return x + feed(before(x))
         return block(x, attend, feed, before).output

@@ -140,6 +140,7 @@ def _reaches_half(
     """
 
     def above_half(x: float) -> float:
+        """The distribution function at x, less 1/2."""
         return float(law(x).value - HALF)
 
     x = float(scipy.optimize.brentq(above_half, low, high, xtol=1e-9))
@@ -261,7 +262,8 @@ def _phases(shares: tuple[float, float], stated: bool) -> Claim:
     `shares` are two scales, as multiples of the critical one: below it and above it.
     """
     below, above = shares
-    largest, listed = -math.inf, []
+    largest = -math.inf
+    listed = []
     for s in LENGTHS:
         if s >= SHORT:
             low = cosine(s, below * math.log(s), RHO)

@@ -150,7 +150,8 @@ def _grid(numbers: Numbers, label: str, words: str) -> Claim:
     points = _points(numbers[label])
     verdicts = [point.verdict for point in points]
     worst = max(points, key=lambda point: abs(math.log(point.scaled.value)))
-    exact, fit = worst.exact, worst.fitted
+    exact = worst.exact
+    fit = worst.fitted
     excess = fit / exact.value - 1
     side = "above" if excess > 0 else "below"
     return Claim(
@@ -168,7 +169,8 @@ def _grid(numbers: Numbers, label: str, words: str) -> Claim:
 def _lognormal(numbers: Numbers) -> Claim:
     """The claim on the log-normal rule √(e/s), at every length and head dimension."""
     arrays = numbers["lognormal"]
-    tokens, head_dims = arrays["tokens"], arrays["head_dim"]
+    tokens = arrays["tokens"]
+    head_dims = arrays["head_dim"]
     rule = [math.sqrt(math.e / s) for s in tokens]
     ours = estimates(arrays["std"], arrays["error"])
     verdicts, distances = [], []

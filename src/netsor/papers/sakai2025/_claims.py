@@ -83,7 +83,8 @@ def _falls_to_limit(divergences: Divergences) -> Judgement:
     for n, kl in zip(divergences.parameters, estimates, strict=True):
         listed.append(f"{kl} (n = {n:.0f})")
     text = f"KL {', '.join(listed)}"
-    slope, last_slope = divergences.slope, divergences.last_slope
+    slope = divergences.slope
+    last_slope = divergences.last_slope
     if slope is None:
         text += "; fitted slope not known"
     else:
@@ -171,7 +172,7 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
     for variance, case in zip(heads.limit_variances, cases, strict=True):
         variances.append(f"{variance:.6f} (H = {case.heads})")
     text = (
-        f"KL to the Gaussian of its own variance {kl_by_heads[1]} (H = 1),"
+        f"KL to the Gaussian of the same variance {kl_by_heads[1]} (H = 1),"
         f" {kl_by_heads[256]} (H = 256); variance {', '.join(variances)}, {target}"
         " (infinitely many heads, integrated apart)"
     )
@@ -181,7 +182,8 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
         verdicts.append(decide_below(gap, VARIANCE_RTOL))
 
     if len(heads.variances) > 1:  # they were measured at width 256
-        first, last = heads.variances[0], heads.variances[-1]
+        first = heads.variances[0]
+        last = heads.variances[-1]
         gap = _relative_difference(last, first)
         verdicts.append(decide_below(gap, FINITE_VARIANCE_RTOL))
         text += f"; at width 256 {first} and {last}"
@@ -367,7 +369,7 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
 
 def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
     """From which laws the width of a case is distinguished: those whose KL from the
-    limit is more than TWICE the upper end of its own, `kl`.
+    limit is more than TWICE the upper end of the KL to its own limit, `kl`.
     """
     # draws at infinite width are there only if the limit was used for coupling
     has_draws = plan.exact and plan.agreement(case) is not None

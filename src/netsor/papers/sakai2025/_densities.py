@@ -34,7 +34,7 @@ Array = npt.NDArray[np.float64]
 
 BLOCKS = 8  # blocks of replicas in a trial, for the jackknife
 COUPLED = 16  # heads up to which widths are coupled with the limit
-# What random numbers are for: each purpose has a stream of its own.
+# What random numbers are for: each purpose has its own stream.
 ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)
 
 

@@ -104,7 +104,8 @@ def densities(plan: Plan, figure: Figure) -> Densities:
     if figure.parameter == "H" and figure.cases[0].head_dim is None:
         limit = figure.cases[0].limit
         density = limit_law(limit).infinite_heads().pdf(y)
-        role, error = "infinitely many heads", np.zeros_like(y)
+        role = "infinitely many heads"
+        error = np.zeros_like(y)
         curves.append(Curve(role, "exact", limit, y, density, error))
     return Densities(figure, curves)
 
@@ -233,7 +234,8 @@ def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate |
     well_above = value > WELL_ABOVE * error
     if np.count_nonzero(well_above) < 2:
         return None
-    value, error = value[well_above], error[well_above]
+    value = value[well_above]
+    error = error[well_above]
     log_n = np.log(np.array(parameters)[well_above])
     x = log_n - log_n.mean()
     weights = x / np.sum(x**2)

@@ -281,7 +281,8 @@ def _scores(data: Scores) -> Any:
     normal = np.exp(-(y**2) / 2) / math.sqrt(2 * np.pi)
     axes.plot(y, normal, color=BLUE, label="N(0, 1), the limit of 1/√n")
 
-    colours, scalings = (SKY, ORANGE), ("1/√n", "1/n")
+    colours = (SKY, ORANGE)
+    scalings = ("1/√n", "1/n")
     for h, colour, scaling in zip(data.histograms, colours, scalings, strict=True):
         density = h.counts / (h.counts.sum() * np.diff(h.edges))
         label = f"n = {h.case.width:.0f}, scaled by {scaling}"

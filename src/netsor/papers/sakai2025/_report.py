@@ -106,6 +106,7 @@ def document(
 
 
 def _figure(name: str, title: str, svg: Mapping[str, bytes]) -> Figure:
+    """A figure of the report."""
     return Figure(name, f"Figure {name}. {title}.", partial(svg.__getitem__, name))
 
 
@@ -214,7 +215,8 @@ def _kl_sentence(data: Mapping[str, Any]) -> str:
             return _fall_of_kl(name, divergences)
     heads = data.get("heads")
     if isinstance(heads, Heads) and heads.many:
-        first, last = heads.many[0].value, heads.many[-1].value
+        first = heads.many[0].value
+        last = heads.many[-1].value
         return (
             "KL between the limit and the Gaussian of infinitely many heads is"
             f" {first:.2e} for one head and {last:.2e} for 256."
@@ -224,12 +226,14 @@ def _kl_sentence(data: Mapping[str, Any]) -> str:
 
 def _fall_of_kl(name: str, divergences: Divergences) -> str:
     """The KL of the largest width, and the power of n that KL falls like."""
-    width, nearest = divergences.parameters[-1], divergences.best()[-1]
+    width = divergences.parameters[-1]
+    nearest = divergences.best()[-1]
     text = (
         f"KL between width {width:.0f} and the limit is {nearest.value:.2e} ±"
         f" {nearest.error:.0e} (figure {name})"
     )
-    slope, last_slope = divergences.slope, divergences.last_slope
+    slope = divergences.slope
+    last_slope = divergences.last_slope
     if slope is not None and last_slope is not None:
         text += (
             f"; it falls like n^{slope.value:.2f} over all widths and"
@@ -273,7 +277,8 @@ def _formula(line: str) -> str:
     if box is None:
         css_class, content = "formula", line
     else:
-        css_class, content = "formula boxed", box[1]
+        css_class = "formula boxed"
+        content = box[1]
     parts = re.split(r", \\quad | \\\\ ", content)
     paragraphs = "".join(f"<p>{mathml(part, block=True)}</p>" for part in parts)
     return f'<div class="{css_class}">{paragraphs}</div>'

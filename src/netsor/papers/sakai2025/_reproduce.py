@@ -86,17 +86,18 @@ class Request(studies.Request):
     @property
     def chosen(self) -> list[str]:
         """The names of the figures, in the paper's order."""
-        wanted: set[str] = set()
+        requested: set[str] = set()
         for name in self.names or NAMES:
-            wanted.update(GROUPS.get(name, (name,)))
-        return [name for name in NAMES if name in wanted]
+            requested.update(GROUPS.get(name, (name,)))
+        return [name for name in NAMES if name in requested]
 
     @property
     def plan(self) -> Plan:
         """The trials that the request needs."""
         trials, samples = TRIALS, None  # of the paper; None: each case has its own
         if self.quick:
-            trials, samples = QUICK["trials"], QUICK["samples"]
+            trials = QUICK["trials"]
+            samples = QUICK["samples"]
         return Plan(
             store=Store(self.out / "parts"),
             trials=self.trials or trials,
@@ -246,6 +247,7 @@ class _CaseWork:
 
     @property
     def draws(self) -> int:
+        """The number of draws that are still missing."""
         return self.missing * self.samples
 
     @property
@@ -355,7 +357,8 @@ class PaperStudy(Study[Finished]):
 
     def check(self) -> None:
         """Raise an error for more draws than the disk has room for."""
-        plan, out = self.request.plan, self.request.out
+        plan = self.request.plan
+        out = self.request.out
         folder = out.absolute()
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent

@@ -103,7 +103,7 @@ def audit(
         The number of different tokens, or several lengths; by default 16 and 128, as
         far as the model has positions.
     ids : sequence of int, optional
-        The token ids themselves, in place of `tokens`.
+        The token ids, instead of `tokens`.
     draws : int, optional
         Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens
         fewer, like 1/n², but 16 or more: these decide every rule that is not near its
@@ -392,6 +392,7 @@ class AuditStudy(Study[Audit | Comparison]):
         """
 
         def seconds_of(length: int) -> float:
+            """The time of a draw for this many tokens."""
             backend = self.request.backend
             case = AuditCase(model, length, ids=None, infinite=False, backend=backend)
             return case.draw_at_depth.seconds
@@ -410,7 +411,8 @@ class AuditStudy(Study[Audit | Comparison]):
         result_bytes = worker_bytes = 0.0
         parts = Counter[AuditCase]()  # the number of tasks that make each plan
         for case in request.subjects:
-            draw, draws = case.draw, request.draws_of(case.tokens)
+            draw = case.draw
+            draws = request.draws_of(case.tokens)
             quantities = case.plan.mean.shape[0]
             result_bytes += COPIES * DOUBLE_BYTES * draws * quantities
             numbers += draw.numbers * draws

@@ -196,6 +196,7 @@ class Baseline:
             )
 
     def _reject(self, allowed: str) -> NoReturn:
+        """Raise the error for a baseline that cannot be used."""
         raise ArgumentError("baseline", self.source, allowed)
 
     def compared(self, request: Request, model: Model) -> int:
@@ -310,6 +311,9 @@ def _rank(draws: int, earlier_draws: int, level: float) -> int:
     ranks = range(draws // 2 + 1, draws)
 
     def is_rare(k: int) -> bool:
+        """Whether P(X_(k) < upper median of the new draws) is at most the level, for
+        one law.
+        """
         return _below_band(k, draws, earlier_draws) <= level
 
     # the probability falls with k, so `is_rare` is false up to some k and then true

@@ -30,7 +30,7 @@ WORSE_ABOVE = {
     "cosine": True,
     "effective_rank": False,
 }
-TINY = 1e-300  # in place of 0 in a denominator
+TINY = 1e-300  # replaces 0 in a denominator
 WORSE_BY = 2.0  # a smaller factor between medians is not reported
 
 
@@ -229,7 +229,8 @@ def _is_worse(band: LastBand, others: Sequence[LastBand], worse_above: bool) -> 
 def _median_range(bands: Sequence[LastBand]) -> str:
     """The least and the largest median, as "0.1 to 0.3"; one number if they agree."""
     medians = [band.median for band in bands]
-    least, largest = number(min(medians)), number(max(medians))
+    least = number(min(medians))
+    largest = number(max(medians))
     return least if least == largest else f"{least} to {largest}"
 
 
@@ -284,7 +285,8 @@ def _preference(
     """
     verdicts = [finding.verdict for finding in rule_findings]
     worst = min(rule_findings, key=lambda finding: STATUSES.index(finding.verdict))
-    name, tokens = worst.name, worst.tokens[0]
+    name = worst.name
+    tokens = worst.tokens[0]
     findings = tuple(result.at(tokens).finding(name) for result in models)
     changes = FLAG in verdicts and OK in verdicts
     if name in NEUTRAL or worst.verdict != FLAG or NOT_APPLICABLE in verdicts:
@@ -440,7 +442,8 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
     Models of the same depth are compared block by block; of others, the embedding, the
     first block and the last block are compared with each other.
     """
-    draws, other_draws = first.best.by_block(name), second.best.by_block(name)
+    draws = first.best.by_block(name)
+    other_draws = second.best.by_block(name)
     # pairs of a block of the first model and one of the second
     blocks: list[tuple[int | None, int | None]] = []
     if len(draws) == len(other_draws):
@@ -454,7 +457,8 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
         EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]
     )
     for block, other_block in blocks:
-        x, y = draws[block], other_draws[other_block]
+        x = draws[block]
+        y = other_draws[other_block]
         distance = float(_distance(x, y, EVERY[name].log, rounding))
         yield _Pair(block, first, second, x, y, rounding, distance)
 

@@ -183,7 +183,8 @@ def headline(audit: LengthResult) -> str:
 
 def unavailable(result: LengthResult) -> dict[str, str]:
     """Missing results with the reason: the limit, or its gradients."""
-    model, request = result.model, result.request
+    model = result.model
+    request = result.request
     if model in request.refused:
         return {"no limit": request.refused[model]}
     reason = request.no_gradients(model, result.tokens)
@@ -390,7 +391,8 @@ def _band_text(
     if (block, quantity.name) not in draws.numbers:
         return "–"
     numbers = draws.numbers[block, quantity.name]
-    median, error = numbers["median"], numbers["error"]
+    median = numbers["median"]
+    error = numbers["error"]
     digits = quantity.digits
     text = f"{median:.{digits}g}"
     if error > NEGLIGIBLE * abs(median):
@@ -555,6 +557,7 @@ def _field_rows(compared: Differences) -> list[doc.Row]:
     """The fields in which the models differ; those with the same values share a row."""
 
     def text(value: Any) -> str:
+        """A cell of the table, with four digits."""
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     names_by_values: dict[tuple[str, ...], list[str]] = {}

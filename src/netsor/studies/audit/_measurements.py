@@ -246,7 +246,8 @@ class LengthResult(Mapping[str, Band]):
         """The indices (first, last) of the blocks of the network; of a network with an
         encoder and a decoder, a pair for each: ((0, 5), (6, 11)) for 6 blocks in both.
         """
-        encoder_blocks, blocks = self.model.layers, self.blocks
+        encoder_blocks = self.model.layers
+        blocks = self.blocks
         if blocks == encoder_blocks:
             return ((0, blocks - 1),)
         return (0, encoder_blocks - 1), (encoder_blocks, blocks - 1)
@@ -312,7 +313,8 @@ class LengthResult(Mapping[str, Band]):
         """How many different vectors the tokens are before the first block. Learned
         positions make all different, otherwise different ids do.
         """
-        model, ids = self.model, self.request.ids
+        model = self.model
+        ids = self.request.ids
         if isinstance(model, ProgramModel):
             return self.tokens
         if model.positions == "learned" and model.std_position:

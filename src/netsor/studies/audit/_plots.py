@@ -89,7 +89,8 @@ def swept_figures(
     """
     pictures = []
     for quantity in (*BLOCKS, *FINAL):
-        name, title = quantity.name, quantity.title
+        name = quantity.name
+        title = quantity.title
         if quantity.kind or not all(name in result.best for result in models):
             continue
         position = "at the output" if quantity in FINAL else "after the last block"
@@ -119,7 +120,9 @@ def _against_field(
         x = np.array(values, dtype=float)
     order = np.argsort(x)
     x = x[order]
-    medians, lows, highs = [], [], []
+    medians = []
+    lows = []
+    highs = []
     for k in order:
         band = models[k][quantity.name]
         # after the last block, or at the output

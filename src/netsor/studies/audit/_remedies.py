@@ -143,7 +143,8 @@ def branches(flagged: Flagged) -> Advice:
     for which the blocks with the smallest and the largest odds, attention : MLP, become
     equally far from 1 : 1.
     """
-    model, draws = flagged.model, flagged.draws
+    model = flagged.model
+    draws = flagged.draws
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     of_attention = np.median(attention, axis=0)
     of_mlp = np.median(draws["mlp_share"], axis=0)
@@ -172,7 +173,8 @@ def rank(flagged: Flagged) -> Advice:
     of the 2L branches adds to what tokens share: the sum should be small beside what
     they differ in.
     """
-    model, draws = flagged.model, flagged.draws
+    model = flagged.model
+    draws = flagged.draws
     if model.order == "post":
         # norms hide the growth of the stream; the odds of a branch in its sum show it
         odds = []

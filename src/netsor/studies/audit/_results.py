@@ -41,6 +41,7 @@ class AuditResult(TableResult):
         return measured
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
+        """The report."""
         return document(self.audits, self.differences, manifest)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -308,7 +309,8 @@ def _differences_as_dict(differences: Differences) -> dict[str, Any]:
 
 def _as_dict(result: LengthResult) -> dict[str, Any]:
     """The numbers and findings at one length, for JSON."""
-    model, request = result.model, result.request
+    model = result.model
+    request = result.request
     ids = request.ids_of(model)
     content: dict[str, Any] = {
         "model": model.name,

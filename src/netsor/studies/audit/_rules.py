@@ -305,7 +305,8 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     if medians[worst] < 0.5:
         weaker, share = "attention", of_attention
     else:
-        weaker, share = "the MLP", 1 - of_attention
+        weaker = "the MLP"
+        share = 1 - of_attention
     text = (
         f"after block 1 the stream is {np.median(mlp[:, 0]):.0%} MLP output,"
         f" {np.median(attention[:, 0]):.0%} attention output; in block {worst + 1}"
@@ -482,7 +483,8 @@ def _limit(inputs: RuleInput, rule: Rule) -> Finding:
             if distance > largest_distance:
                 largest_distance = distance
                 farthest = f"; farthest, {EVERY[name].title} in block {block}: {text}"
-    outside, doubtful = verdicts.count(FLAG), verdicts.count(UNDECIDED)
+    outside = verdicts.count(FLAG)
+    doubtful = verdicts.count(UNDECIDED)
     count = len(verdicts)
     share = outside / count
     text = f"{outside} of {count} medians of the limit are outside the band{farthest}"

@@ -63,7 +63,8 @@ def _scale_of_scores(
     Before the step scores should be of order d^(−1/2), so the expected exponent is
     minus half of that of the head's dimension d.
     """
-    dots, larger_dots = _dots(smallest.network), _dots(largest.network)
+    dots = _dots(smallest.network)
+    larger_dots = _dots(largest.network)
     if not dots or not larger_dots:
         return None
     ratio = _size(larger_dots[0], largest.widths) / _size(dots[0], smallest.widths)
@@ -121,7 +122,9 @@ def _nearest(value: Value, kind: type[Any]) -> list[Any]:
     For example, the nearest `MatMul` of W₂ φ(W₁ x) + W₃ x are W₂ φ(W₁ x) and W₃ x, but
     not W₁ x.
     """
-    nearest, pending, seen = [], [value], set()
+    nearest = []
+    pending = [value]
+    seen = set()
     while pending:
         ancestor = pending.pop()
         if id(ancestor) in seen:

@@ -168,6 +168,7 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     *earlier, last = _values_after_steps(net, optimiser, steps)
 
     def loss_change(after: ValuesAfterStep) -> Scalar:
+        """The change of the loss in the step."""
         if net.loss_of is None:
             assert after.loss is not None
             return after.loss - net.loss
@@ -395,7 +396,8 @@ class CheckTask(DrawTask):
         """The draws: "numbers" (draws, entries), and how many "random_numbers" they
         took.
         """
-        program, widths = self.case.program, self.case.widths
+        program = self.case.program
+        widths = self.case.widths
         # the report shows overflow after a step
         with np.errstate(over="ignore", invalid="ignore"):
             # `Check` has the quadrature errors

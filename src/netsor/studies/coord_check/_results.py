@@ -243,7 +243,8 @@ class Check(Mapping[str, Verdict]):
         if not promises_maximal_updates or not self.broken:
             return []
         cases = [case for case in request.cases(self.rule) if math.isfinite(case.width)]
-        narrowest, widest = cases[0], cases[-1]
+        narrowest = cases[0]
+        widest = cases[-1]
         return scales_of(
             SizedNetwork(narrowest.width, narrowest.widths, narrowest.network),
             SizedNetwork(widest.width, widest.widths, widest.network),
@@ -343,7 +344,8 @@ class Check(Mapping[str, Verdict]):
         width and its exponents; with its verdict, unless `judge` is false, as for sizes
         before the step.
         """
-        entry, fitted = verdict.entry, verdict.fit
+        entry = verdict.entry
+        fitted = verdict.fit
         content: dict[str, Any] = {
             "name": entry.name,
             "block": entry.block,
@@ -365,7 +367,7 @@ class Check(Mapping[str, Verdict]):
 
 def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The exponents through all widths as dicts for JSON, by the name of the entry;
-    None in place of an exponent without a fit.
+    None stands for an exponent without a fit.
     """
     exponents: dict[str, Any] = {}
     for verdict in verdicts:
@@ -376,7 +378,7 @@ def _exponents_by_name(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 def _finite_ends(size: Size) -> dict[str, float | None]:
     """A size and the ends of its interval by name, for JSON, which has no infinity:
-    None in place of a number that is not finite.
+    None stands for a number that is not finite.
     """
     ends: dict[str, float | None] = dict(size._asdict())
     for name, value in size._asdict().items():
@@ -442,7 +444,8 @@ def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
     """An exponent with its interval and its status; a short cell shows a status only if
     it is a flag.
     """
-    status, exponent = verdict.status, verdict.exponent
+    status = verdict.status
+    exponent = verdict.exponent
     if exponent is None:
         text = "–" if short else f"{verdict.verdict} {status}"
         return Cell(text, status="absent")
@@ -737,11 +740,12 @@ class CoordCheck(ByParametrisation[Check]):
         return Section("What each learning rate does", blocks, "html")
 
     def _figure(self) -> Any:
+        """The figure of the check."""
         return figure(self.parts, CHANGE)
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The options that the files of a saved check state; None in place of functions
+        """The options that the files of a saved check state; None for functions
         and of learning rates by weight, which JSON cannot hold.
         """
         request = self.request

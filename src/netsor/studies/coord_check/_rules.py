@@ -82,10 +82,12 @@ def size(draws: Floats, error: float = 0.0, squares: bool = True) -> Size:
         mean = logs.mean()
         two_errors = 2 * logs.std(ddof=1) / len(logs) ** 0.5
         value = float(np.exp(mean))
-        low, high = float(np.exp(mean - two_errors)), float(np.exp(mean + two_errors))
+        low = float(np.exp(mean - two_errors))
+        high = float(np.exp(mean + two_errors))
     else:
         value = float(np.median(draws)) if (draws > 0).any() else 0.0
-        low, high = float(draws.min()), float(draws.max())
+        low = float(draws.min())
+        high = float(draws.max())
     if not error:
         return Size(value, low, high)
     power = 2 if squares else 1
@@ -199,7 +201,8 @@ def judged(
         return STILL
     if promised is None:
         return ABSENT
-    lowest, highest = promised - slack - tolerance, promised + tolerance
+    lowest = promised - slack - tolerance
+    highest = promised + tolerance
     if fit.last.low > highest:
         return GROWS
     if fit.last.high < lowest:

@@ -189,7 +189,8 @@ class SweepCase(TrainingCase):
         kinds: dict[Any, str] = dict(network.kinds())
         for vector in network.vectors:
             kinds[vector] = "embedding"
-        factors, eps = dict(self.factors), dict(self.eps)
+        factors = dict(self.factors)
+        eps = dict(self.eps)
         named = NAMED[self.optimiser]
         optimisers = {}
         for parameter, kind in kinds.items():
@@ -243,6 +244,7 @@ class SweepCase(TrainingCase):
         rate = hyperparameter(LR)
 
         def rate_of(step: int) -> Scalar:
+            """The learning rate of a step, from the schedule."""
             return self.schedule[step] * rate
 
         return rate_of
@@ -279,7 +281,7 @@ def _takes_step(schedule: Any) -> bool:
 
 
 def _finite(loss: Any) -> Any:
-    """The losses, with DIVERGED in place of those that overflowed or are larger."""
+    """The losses; those that overflowed or are larger become DIVERGED."""
     xp = array_namespace(loss)
     return xp.where(xp.isfinite(loss), xp.clip(loss, None, DIVERGED), DIVERGED)
 

@@ -296,7 +296,8 @@ class Sweep:
         """
         rows = []
         for width, curve in self.curves.items():
-            losses, errors = curve.loss.tolist(), curve.error.tolist()
+            losses = curve.loss.tolist()
+            errors = curve.error.tolist()
             for lr, loss, error in zip(curve.lr.tolist(), losses, errors, strict=True):
                 row = {
                     "parametrisation": self.name,
@@ -396,7 +397,8 @@ def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> A
     diverging = [k for k in np.flatnonzero(curve.loss > top) if k >= lowest]
     end = diverging[0] + 1 if diverging else len(curve.loss)
     shown = slice(end)
-    lr, error = curve.lr[shown], curve.error[shown]
+    lr = curve.lr[shown]
+    error = curve.error[shown]
     loss = np.minimum(curve.loss[shown], ABOVE_TOP * top)
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
     low = loss * np.exp(-2 * error)
@@ -500,6 +502,7 @@ class Transfer(ByParametrisation[Sweep]):
 
     @property
     def _verdict(self) -> str:
+        """The verdicts of all sweeps, as a line of text."""
         return "; ".join(f"{sweep.name} {sweep.verdict}" for sweep in self.parts)
 
     def _document(self, manifest: dict[str, Any] | None = None) -> Document:
@@ -539,7 +542,8 @@ class Transfer(ByParametrisation[Sweep]):
 
     def _best_rates_section(self) -> Section:
         """The best rate at each width, then the exponents, for all parametrisations."""
-        request, sweeps = self.request, self.parts
+        request = self.request
+        sweeps = self.parts
         rows: list[Row] = []
         for width in request.widths:
             cells = [_best_cell(sweep, width) for sweep in sweeps]
