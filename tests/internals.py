@@ -637,6 +637,12 @@ _NAMES = {
         "training as network_training",
     ),
     "netsor.torch._random_parameters": ("Draws as ParameterDraws",),
+    "netsor.torch._run_bands": ("band as run_band", "enough_runs", "half_width"),
+    "netsor.torch._run_batches": ("Batch as LoopBatch",),
+    "netsor.torch._check_run": ("seeds_of", "train as runs_of_loop"),
+    "netsor.torch._run_hypotheses": ("possible_mistakes",),
+    "netsor.torch._run_logs": ("read_log",),
+    "netsor.torch._run_loop": ("loss_of", "run as run_of_loop"),
     "netsor.torch._structure": ("structure",),
 }
 

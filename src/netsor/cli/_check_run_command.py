@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -58,7 +58,10 @@ POSITIVE_REAL = opt.number(real, above=0)
     help="Passes whose mean gradient is one step.",
 )
 @option(
-    "--clip", type=POSITIVE_REAL, metavar="X", help="Gradients are clipped to this norm."
+    "--clip",
+    type=POSITIVE_REAL,
+    metavar="X",
+    help="Gradients are clipped to this norm.",
 )
 @option(
     "--loss",

@@ -97,7 +97,9 @@ def read_log(
     sought = {quantity: _names(quantity, columns) for quantity in known}
     step_names = _names("step", columns)
     present = {str(column) for row in rows for column in row}
-    steps = sorted(step for row in rows if (step := _step_of(row, step_names)) is not None)
+    steps = sorted(
+        step for row in rows if (step := _step_of(row, step_names)) is not None
+    )
     start = _first_step(steps, first, name)
     numbers: dict[str, dict[int, Logged]] = {}
     for k, row in enumerate(rows):
@@ -147,8 +149,8 @@ def _first_step(steps: list[int], first: int | None, name: str) -> int:
     if steps[0] > 1:
         raise ValueError(
             f"the log {name} begins at step {steps[0]}, and the law is of the first"
-            " steps: log every step from the first on, or name the number of the first"
-            " step with first (--first-step)"
+            " steps: log every step from the first on, or set first_step (--first-step)"
+            " to the number of the first one"
         )
     return steps[0]
 
@@ -223,7 +225,7 @@ def _rows_of(source: Any) -> tuple[str, list[Row]]:
         raise ArgumentError(
             "log", source, "a file, a list of mappings, or a mapping of lists"
         )
-    return "log", list(source)
+    return "of rows", list(source)
 
 
 def _read(path: Path) -> list[Row]:
@@ -250,7 +252,7 @@ def _read(path: Path) -> list[Row]:
     raise ArgumentError(
         "log",
         str(path),
-        "a .csv, .tsv or .jsonl file, a trainer_state.json, or the events of TensorBoard",
+        "a .csv, .tsv or .jsonl file, a trainer_state.json, or events of TensorBoard",
     )
 
 
@@ -264,7 +266,7 @@ def _of_folder(path: Path) -> list[Row]:
         "checkpoint-*/trainer_state.json",
     ):
         files = sorted(path.glob(pattern))
-        if len(files) == 1 or "checkpoint" in pattern and files:
+        if len(files) == 1 or ("checkpoint" in pattern and files):
             # the last checkpoint holds the whole log
             return _read(max(files, key=lambda file: file.stat().st_mtime))
         if files:
@@ -274,7 +276,7 @@ def _of_folder(path: Path) -> list[Row]:
     raise ArgumentError(
         "log",
         str(path),
-        "a folder with a trainer_state.json, a metrics.csv, or the events of TensorBoard",
+        "a folder with a trainer_state.json, a metrics.csv or events of TensorBoard",
     )
 
 

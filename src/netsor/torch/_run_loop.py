@@ -145,16 +145,17 @@ def new_module_on(build: Callable[[], Any], device: Any) -> Any:
 def seeded(seed: int, device: Any) -> Iterator[None]:
     """A context in which all random numbers begin at a seed; afterwards they go on."""
     devices = [device] if device.type == "cuda" else []
-    states = random.getstate(), np.random.get_state()
+    # the user's function may draw with any of them
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             yield
         finally:
             random.setstate(states[0])
-            np.random.set_state(states[1])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 def optimiser_of(make: Callable[[Any], Any], module: Any) -> Setup:
