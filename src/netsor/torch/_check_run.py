@@ -613,7 +613,8 @@ def run_law(
     _refuse_not_finite(values)
     too_large = replace(loop, of_module=_enlarge)
     scaled = train(too_large, seeds[:PAIRED], progress, "power")
-    name = type(new_module_on(build, loop.device)).__name__
+    with seeded(0, loop.device):
+        name = type(new_module_on(build, loop.device)).__name__
     return RunLaw(
         name=name,
         values=values,

@@ -163,16 +163,21 @@ def optimiser_of(make: Callable[[Any], Any], module: Any) -> Setup:
     result = make(module)
     if isinstance(result, Mapping):
         result = (result.get("optimizer"), result.get("lr_scheduler"))
-    parts = list(result) if isinstance(result, tuple | list) else [result]
-    parts = [part[0] if isinstance(part, list) and part else part for part in parts]
-    parts = [
-        part["scheduler"] if isinstance(part, Mapping) and "scheduler" in part else part
-        for part in parts
-    ]
-    is_setup = len(parts) <= 2 and isinstance(parts[0], torch.optim.Optimizer)
+    entries = result if isinstance(result, tuple | list) else [result]
+    parts = [_unwrapped(entry) for entry in entries]
+    is_setup = 1 <= len(parts) <= 2 and isinstance(parts[0], torch.optim.Optimizer)
     if not is_setup or isinstance(parts[0], torch.optim.LBFGS):
-        raise ArgumentError("optimizer", make, f"{OPTIMISER}, not {shown(result)}")
+        raise ArgumentError("optimiser", make, f"{OPTIMISER}, not {shown(result)}")
     return Setup(*parts)
+
+
+def _unwrapped(entry: Any) -> Any:
+    """An optimiser or a schedule, out of the list or mapping that Lightning allows."""
+    if isinstance(entry, list) and len(entry) == 1:
+        entry = entry[0]
+    if isinstance(entry, Mapping) and "scheduler" in entry:
+        return entry["scheduler"]
+    return entry
 
 
 def groups_of(module: Any, optimiser: Any) -> dict[str, list[Any]]:
@@ -292,8 +297,8 @@ def _cross_entropy(logits: Any, batch: Batch, module: Any) -> Any:
     if labels is None or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"{type(module).__name__} returned logits of shape {tuple(logits.shape)},"
-            f" and the batch has no labels ({', '.join(LABELS[:2])}) of that shape: pass"
-            " loss=, a function of the output and the batch"
+            f" and the batch has no labels ({', '.join(LABELS[:2])}) of that shape:"
+            " pass loss=, a function of the output and the batch"
         )
     return torch.nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=IGNORED
