@@ -159,7 +159,7 @@ def seeded(seed: int, device: Any) -> Iterator[None]:
 
 
 def optimiser_of(make: Callable[[Any], Any], module: Any) -> Setup:
-    """What the user's function returns, in the forms that PyTorch and Lightning know."""
+    """What the user's function returns, in the forms of PyTorch and Lightning."""
     result = make(module)
     if isinstance(result, Mapping):
         result = (result.get("optimizer"), result.get("lr_scheduler"))
