@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 VOCABULARY, WIDTH, HEADS, TOKENS = 96, 64, 4, 32
-ROWS, ACCUMULATION, STEPS, CLIP = 2, 4, 3, 1.0
+ROWS, ACCUMULATION, STEPS, CLIP = 2, 4, 2, 1.0
 WARM_UP, RATE = 4, 6e-3
 IGNORED = -1  # the label of padding, as in nanoGPT
 
@@ -30,9 +30,7 @@ class Block(torch.nn.Module):
     def forward(self, x):
         rows, tokens, _ = x.shape
         parts = self.c_attn(self.ln_1(x)).split(WIDTH, dim=2)
-        q, k, v = (
-            part.view(rows, tokens, HEADS, -1).transpose(1, 2) for part in parts
-        )
+        q, k, v = (part.view(rows, tokens, HEADS, -1).transpose(1, 2) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         x = x + self.drop(self.c_proj(y.transpose(1, 2).reshape(x.shape)))
         return x + self.drop(self.down(F.gelu(self.up(self.ln_2(x)))))
@@ -76,7 +74,11 @@ def groups(model):
         kind = "matrices" if p.ndim == 2 else "vectors"
         named["tables" if id(p) in tables else kind].append(p)
     return [
-        {"params": members, "name": name, "weight_decay": 0.1 if name != "vectors" else 0}
+        {
+            "params": members,
+            "name": name,
+            "weight_decay": 0.1 if name != "vectors" else 0,
+        }
         for name, members in named.items()
     ]
 
@@ -141,7 +143,7 @@ def train(seed, mistake=None, steps=STEPS):
             if mistake == "divided twice":
                 share = 1 / ACCUMULATION**2
             (loss * share).backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
         row = {"step": step, "loss": sum(losses) / len(losses)}
         if mistake == "summed logged loss":
             row["loss"] = sum(losses)

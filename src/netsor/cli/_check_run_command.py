@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 from click import UsageError, argument, option
 
-from .._validate import real, shown
+from .._validate import ArgumentError, real, shown
 from . import _options as opt
 from . import _output as out
 from ._options import cli
@@ -58,7 +59,10 @@ POSITIVE_REAL = opt.number(real, above=0)
     help="Passes whose mean gradient is one step.",
 )
 @option(
-    "--clip", type=POSITIVE_REAL, metavar="X", help="Gradients are clipped to this norm."
+    "--clip",
+    type=POSITIVE_REAL,
+    metavar="X",
+    help="Gradients are clipped to this norm.",
 )
 @option(
     "--loss",
@@ -114,7 +118,6 @@ def check_run_command(
         named_values,
         torch_module,
         usage_errors,
-        users_code,
     )
 
     if propose == (log is not None):
@@ -128,7 +131,7 @@ def check_run_command(
         loss = options.pop("loss")
         options["loss"] = None if loss is None else _function("--loss", loss)
         batches = torch.read_batches(options.pop("batches"))
-        with users_code(f"MODEL {shown(model)} cannot be trained"):
+        with _training(model):
             if propose:
                 result = torch.propose_batch(build, make, batches, **options)
             else:
@@ -145,6 +148,21 @@ def check_run_command(
     out.echo_either(as_json, result.to_dict(), text)
     if not result.ok:
         raise click.exceptions.Exit(FLAGGED)
+
+
+@contextmanager
+def _training(model: str) -> Iterator[None]:
+    """A context in which the user's code trains: its errors are one line each."""
+    from ._load_program import one_line
+
+    try:
+        yield
+    except ArgumentError:  # of an option, which the command words
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"MODEL {shown(model)} cannot be trained: {one_line(error)}"
+        ) from None
 
 
 def _function(option: str, target: str) -> Callable[..., Any]:

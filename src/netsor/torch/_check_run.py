@@ -1,8 +1,8 @@
 """A check of the first steps of a training run against the law of its log.
 
-The law is literal: fresh modules of your own function are trained for the same steps on
-the same batches, and `_run_bands` says where the numbers of one more run lie. If the log
-leaves its bands, the mistakes of `_run_hypotheses` are trained in the same way, and
+The law is literal: fresh modules of your own function are trained for the same steps
+on the same batches, and `_run_bands` says where the numbers of one more run lie. If the
+log leaves its bands, the mistakes of `_run_hypotheses` are trained in the same way, and
 those whose bands hold the whole log are named.
 """
 
@@ -56,7 +56,7 @@ MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
 FEW = 4  # runs with each mistake
-MOST_TRIED = 6  # mistakes that are tried with more runs
+MOST_TRIED = 4  # mistakes that are tried with more runs
 SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
@@ -223,7 +223,9 @@ class RunCheck:
     def verdict(self) -> str:
         """What is wrong first, and its probable cause, in one sentence."""
         if not self.findings:
-            subject = ", ".join(words(name) for name in self.compared if "/" not in name)
+            subject = ", ".join(
+                words(name) for name in self.compared if "/" not in name
+            )
             return f"{OK}: {counted(self.numbers, 'number')} as expected ({subject})"
         first = self.findings[0]
         text = f"{FLAG}: step {first.step} {words(first.quantity)} {first.text}"
@@ -435,7 +437,7 @@ class RunLaw:
         return RunPower(factors, std)
 
     def _explanations(self, logged: RunLog) -> list[str]:
-        """The questions of the mistakes that explain the whole log, the likeliest first.
+        """The questions of the mistakes that explain the log, the likeliest first.
 
         All are tried with a few runs, and the best of them with more.
         """
@@ -611,7 +613,8 @@ def run_law(
     _refuse_not_finite(values)
     too_large = replace(loop, of_module=_enlarge)
     scaled = train(too_large, seeds[:PAIRED], progress, "power")
-    name = type(new_module_on(build, loop.device)).__name__
+    with seeded(0, loop.device):
+        name = type(new_module_on(build, loop.device)).__name__
     return RunLaw(
         name=name,
         values=values,
@@ -702,9 +705,7 @@ def check_run(
     >>> print(ns.torch.check_run(build, adamw, batch, log="run.csv"))  # doctest: +SKIP
     """
     law = run_law(build, optimiser, batches, **options)
-    return law.check(
-        log, columns=columns, first_step=first_step, hypotheses=hypotheses
-    )
+    return law.check(log, columns=columns, first_step=first_step, hypotheses=hypotheses)
 
 
 def loop_of(
@@ -725,7 +726,9 @@ def loop_of(
         raise ArgumentError("build", build, "a function that returns a new module")
     if not callable(optimiser):
         raise ArgumentError(
-            "optimiser", optimiser, "a function of the module that returns its optimiser"
+            "optimiser",
+            optimiser,
+            "a function of the module that returns its optimiser",
         )
     steps = whole(steps, "steps", least=0, most=1000)
     accumulation = whole(accumulation, "accumulation")
@@ -788,7 +791,7 @@ def train(
     title: str = "",
     first: Mapping[str, Floats] | None = None,
 ) -> dict[str, Floats]:
-    """The numbers of several runs, (runs, steps + 1) by name; the first may be known."""
+    """The numbers of several runs, (runs, steps + 1) by name; `first` is the first."""
     from tqdm import tqdm  # slow to import
 
     hidden = None if progress else True  # None: shown on a terminal

@@ -108,7 +108,7 @@ class Recorder:
         """
         if self.complete:
             return
-        self._losses.append(float(loss))
+        self._losses.append(_number(loss))
         if batch is not None:
             self.batches.append(_copied(batch))
         self._gradients = {GRADIENT: float(gradient_norm(list(self._parameters())))}
@@ -209,9 +209,7 @@ class Recorder:
                 """Take the logged norm of the last step."""
                 number = state.global_step - 1
                 if logs and GRADIENT in logs and 0 <= number < len(recorder.rows):
-                    recorder.rows[number].setdefault(
-                        GRADIENT, float(logs[GRADIENT])
-                    )
+                    recorder.rows[number].setdefault(GRADIENT, float(logs[GRADIENT]))
                     recorder._act_if_complete()
 
         return Callback()
@@ -238,7 +236,7 @@ class Recorder:
                 self, trainer: Any, pl_module: Any, loss: Any
             ) -> None:
                 """Keep the loss, which Lightning divided by the number of passes."""
-                self.loss = float(loss) * trainer.accumulate_grad_batches
+                self.loss = _number(loss) * trainer.accumulate_grad_batches
 
             def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
                 """Record the pass."""
@@ -257,7 +255,7 @@ class Recorder:
         if self.complete or loss is None or not torch.is_grad_enabled():
             return
         inputs = {name: x for name, x in kwargs.items() if name not in COUNTS}
-        value = float(loss)
+        value = _number(loss)
         counted = kwargs.get(COUNTS[0])
         labels = inputs.get("labels")
         if counted is not None and labels is not None:
@@ -322,6 +320,11 @@ class Recorder:
                 "no step was recorded: create the Recorder with the optimiser that"
                 " steps, before the loop"
             )
+
+
+def _number(loss: Any) -> float:
+    """A loss as a number."""
+    return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
 def _copied(batch: Any) -> Any:

@@ -2,9 +2,9 @@
 
 With N values of mean m and standard deviation s, a new value of a normal law lies in
 m ± t s √(1 + 1/N) with probability 1 − p, where t is the quantile 1 − p/2 of Student's
-distribution with N − 1 degrees of freedom. Few runs cannot show that a law is normal, so
-the interval is wider: by the terms of Cornish and Fisher for a law of the skewness g and
-the excess kurtosis k, which the runs show, each enlarged by its own standard error,
+distribution with N − 1 degrees of freedom. Few runs cannot show that a law is normal,
+so the interval is wider, by the terms of Cornish and Fisher for a law of the skewness g
+and the excess kurtosis k that the runs show, enlarged by one and half a standard error,
 
     s (g + √(6/N)) (z² − 1)/6  and  s (k + ½√(24/N)) (z³ − 3z)/24,
 

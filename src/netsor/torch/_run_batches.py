@@ -222,7 +222,5 @@ def _read(path: Path) -> Any:
         ) from None
     except Exception as error:  # of three formats
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{named(path)} is not a batch of tensors: {reason}"
-        ) from None
+        raise ValueError(f"{named(path)} is not a batch of tensors: {reason}") from None
     raise ArgumentError("batch", str(path), "a .pt, .npy or .safetensors file")

@@ -1,8 +1,8 @@
 """Common mistakes of training code, each as a loop that makes it.
 
 A hypothesis is a healthy `Loop` with one field changed, so its law is computed as the
-healthy one. `possible_mistakes` lists those that a loop can have: no clipping is missing where
-nothing is clipped.
+healthy one. `possible_mistakes` lists those that a loop can have: no clipping is
+missing where nothing is clipped.
 """
 
 from __future__ import annotations
@@ -183,9 +183,7 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "sum over tokens",
             f"is the loss summed over the {tokens} tokens of a batch, not averaged?",
-            replace(
-                loop, gradient_factor=float(tokens), logged_factor=float(tokens)
-            ),
+            replace(loop, gradient_factor=float(tokens), logged_factor=float(tokens)),
         )
     share = _predicted_share(probe.batch)
     if share < 1:
@@ -215,7 +213,7 @@ def _label_count(probe: Probe) -> int:
 
 
 def _predicted_share(batch: Batch) -> float:
-    """The share of labels that a token predicts, where the module shifts them itself."""
+    """The share of labels that a token predicts, if the module shifts them itself."""
     labels, ids = batch.labels, batch.ids
     if labels is None or ids is None or labels.shape != ids.shape or ids.ndim < 2:
         return 1.0
@@ -231,7 +229,9 @@ def _of_factor(loop: Loop, factor: float) -> list[Hypothesis]:
     if not 2 <= count <= MOST_TIMES or count == loop.accumulation:
         return []
     if factor > 1:
-        question = f"are gradients {count} times too large: summed over {count} devices?"
+        question = (
+            f"are gradients {count} times too large: summed over {count} devices?"
+        )
         return [
             Hypothesis("factor", question, replace(loop, gradient_factor=float(count)))
         ]
@@ -272,9 +272,7 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         "labels shifted twice": (-1, "are labels shifted twice?"),
     }
     for name, (shift, question) in shifts.items():
-        yield Hypothesis(
-            name, question, replace(loop, of_batch=_shifted_labels(shift))
-        )
+        yield Hypothesis(name, question, replace(loop, of_batch=_shifted_labels(shift)))
 
 
 def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
@@ -298,16 +296,16 @@ def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Padding that counts."""
     batch = probe.batch
     labels, ids = batch.labels, batch.ids
-    is_padded = (
-        labels is not None and ids is not None and bool((labels < 0).any())
-    )
+    is_padded = labels is not None and ids is not None and bool((labels < 0).any())
     if is_padded and labels.shape == ids.shape:
         yield Hypothesis(
             "loss over padding",
             "does the loss count padding, or other tokens that labels leave out?",
             replace(loop, of_batch=_without_ignored),
         )
-    if any(bool((batch.kwargs[name] == 0).any()) for name in MASKS if name in batch.kwargs):
+    if any(
+        bool((batch.kwargs[name] == 0).any()) for name in MASKS if name in batch.kwargs
+    ):
         yield Hypothesis(
             "attention to padding",
             "is the attention mask of padding ignored?",
@@ -658,7 +656,9 @@ def _without_schedule(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _of_decay(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Weight decay that is missing, or acts where it should not."""
-    decays = [group.get("weight_decay", 0) for group in probe.setup.optimiser.param_groups]
+    decays = [
+        group.get("weight_decay", 0) for group in probe.setup.optimiser.param_groups
+    ]
     if not any(decays):
         return
     yield Hypothesis(

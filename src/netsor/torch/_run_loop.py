@@ -145,33 +145,39 @@ def new_module_on(build: Callable[[], Any], device: Any) -> Any:
 def seeded(seed: int, device: Any) -> Iterator[None]:
     """A context in which all random numbers begin at a seed; afterwards they go on."""
     devices = [device] if device.type == "cuda" else []
-    states = random.getstate(), np.random.get_state()
+    # the user's function may draw with any of them
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
             yield
         finally:
             random.setstate(states[0])
-            np.random.set_state(states[1])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 def optimiser_of(make: Callable[[Any], Any], module: Any) -> Setup:
-    """What the user's function returns, in the forms that PyTorch and Lightning know."""
+    """What the user's function returns, in the forms of PyTorch and Lightning."""
     result = make(module)
     if isinstance(result, Mapping):
         result = (result.get("optimizer"), result.get("lr_scheduler"))
-    parts = list(result) if isinstance(result, tuple | list) else [result]
-    parts = [part[0] if isinstance(part, list) and part else part for part in parts]
-    parts = [
-        part["scheduler"] if isinstance(part, Mapping) and "scheduler" in part else part
-        for part in parts
-    ]
-    is_setup = len(parts) <= 2 and isinstance(parts[0], torch.optim.Optimizer)
+    entries = result if isinstance(result, tuple | list) else [result]
+    parts = [_unwrapped(entry) for entry in entries]
+    is_setup = 1 <= len(parts) <= 2 and isinstance(parts[0], torch.optim.Optimizer)
     if not is_setup or isinstance(parts[0], torch.optim.LBFGS):
-        raise ArgumentError("optimizer", make, f"{OPTIMISER}, not {shown(result)}")
+        raise ArgumentError("optimiser", make, f"{OPTIMISER}, not {shown(result)}")
     return Setup(*parts)
+
+
+def _unwrapped(entry: Any) -> Any:
+    """An optimiser or a schedule, out of the list or mapping that Lightning allows."""
+    if isinstance(entry, list) and len(entry) == 1:
+        entry = entry[0]
+    if isinstance(entry, Mapping) and "scheduler" in entry:
+        return entry["scheduler"]
+    return entry
 
 
 def groups_of(module: Any, optimiser: Any) -> dict[str, list[Any]]:
@@ -291,8 +297,8 @@ def _cross_entropy(logits: Any, batch: Batch, module: Any) -> Any:
     if labels is None or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"{type(module).__name__} returned logits of shape {tuple(logits.shape)},"
-            f" and the batch has no labels ({', '.join(LABELS[:2])}) of that shape: pass"
-            " loss=, a function of the output and the batch"
+            f" and the batch has no labels ({', '.join(LABELS[:2])}) of that shape:"
+            " pass loss=, a function of the output and the batch"
         )
     return torch.nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=IGNORED

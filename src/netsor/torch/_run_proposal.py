@@ -67,8 +67,8 @@ class RunProposal:
         share = best.sequences * best.tokens / self.tokens
         return (
             f"{size} detect a gradient norm off by a factor of {best.factor:.3g} with"
-            f" probability {POWER}: {100 * share:.2g} % of the batch; train on them, and"
-            f" check with --sequences {best.sequences} --tokens {best.tokens}"
+            f" probability {POWER}: {100 * share:.2g} % of the batch; train on them,"
+            f" and check with --sequences {best.sequences} --tokens {best.tokens}"
         )
 
     def to_dict(self) -> dict[str, Any]:
