@@ -2,7 +2,11 @@
 fast.
 """
 
-from . import _program_commands, _study_commands  # noqa: F401 (each adds its commands)
+from . import (  # noqa: F401 (each adds its commands)
+    _parametrise_command,
+    _program_commands,
+    _study_commands,
+)
 from ._main import main
 
 __all__ = ["main"]

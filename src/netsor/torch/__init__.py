@@ -4,7 +4,8 @@ A module goes through these files: `_fresh_modules` and `_parameters` read the l
 its parameters, `_capture` records its graph, `_program` reads the graph as a program by
 the axis rule of `_axes`, `_structure` finds its blocks, and `_network` and
 `_check_init` are what studies and users do with them. `_from_config` begins with a
-configuration of transformers.
+configuration of transformers. `maximal_update/` runs the module itself, and derives how
+its learning rates and its initialisation must follow the width.
 
 Examples
 --------
@@ -26,6 +27,7 @@ from ._laws import Parameter, Parameters
 from ._network import network
 from ._parameters import parameters
 from ._program import program
+from .maximal_update import parametrise
 
 __all__ = [
     "InitCheck",
@@ -36,5 +38,6 @@ __all__ = [
     "check_init",
     "network",
     "parameters",
+    "parametrise",
     "program",
 ]

@@ -27,9 +27,7 @@ Tensors = dict[str, Any]  # parameters by name
 
 LIBRARY = torch.library.Library("netsor", "DEF")
 LIBRARY.define("module_output(Tensor x, str path) -> Tensor")
-LIBRARY.impl(
-    "module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd"
-)
+LIBRARY.impl("module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd")
 torch.library.register_autograd(
     "netsor::module_output", lambda context, gradient: (gradient, None), lib=LIBRARY
 )
