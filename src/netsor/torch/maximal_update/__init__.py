@@ -21,6 +21,7 @@ from ._optimisers import FAMILIES
 from ._results import DerivedRule, Solved, evidence_of
 from ._rules import ParameterRule, Power, ScalingRule
 from ._scale_hooks import OutputScale, place_of_scale
+from . import _solve
 from ._solve import Solution, Solver
 
 __all__ = ["parametrise"]
