@@ -2,7 +2,12 @@
 fast.
 """
 
-from . import _check_run_command, _program_commands, _study_commands  # noqa: F401 (each adds its commands)
+from . import (  # noqa: F401 (each adds its commands)
+    _check_run_command,
+    _parametrise_command,
+    _program_commands,
+    _study_commands,
+)
 from ._main import main
 
 __all__ = ["main"]

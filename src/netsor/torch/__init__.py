@@ -5,7 +5,9 @@ its parameters, `_capture` records its graph, `_program` reads the graph as a pr
 the axis rule of `reader/`, which also finds its blocks, and `_network` and
 `_check_init` are what studies and users do with them. `_reference`, `_weights` and
 `_parameter_tests` are the declared initialisation, the real numbers, and their
-comparison. `_from_config` begins with a configuration of transformers.
+comparison. `_from_config` begins with a configuration of transformers. `maximal_update/` runs
+the module itself, and derives how its learning rates and its initialisation must follow
+the width.
 
 Examples
 --------
@@ -32,6 +34,7 @@ from ._program import program
 from ._recorder import Recorder
 from ._run_batches import read_batches
 from ._run_proposal import RunProposal, propose_batch
+from .maximal_update import parametrise
 
 __all__ = [
     "InitCheck",
@@ -50,6 +53,7 @@ __all__ = [
     "constant",
     "network",
     "parameters",
+    "parametrise",
     "program",
     "propose_batch",
     "read_batches",

@@ -10,16 +10,18 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._validate import ArgumentError, also_spelled, one_of, whole
-from ._measure import Measurement, Subject, depth_taken, measure
+from ._emitted_file import reference_of
+from ._measure import Measurement, Subject, measure
 from ._optimisers import FAMILIES
-from ._results import DerivedRule, evidence_of
+from ._results import DerivedRule, Solved, evidence_of
 from ._rules import ParameterRule, Power, ScalingRule
 from ._scale_hooks import OutputScale, place_of_scale
+from . import _solve
 from ._solve import Solution, Solver
 
 __all__ = ["parametrise"]
@@ -100,14 +102,18 @@ def parametrise(
         base_depth=None,
     )
     say = progress or (lambda line: None)
-    before, rule, after, growing = _derived(subject, sizes, draws, say)
+    derived = _derived(subject, sizes, draws, say)
     return DerivedRule(
         subject=subject,
         widths=sizes,
         draws=draws,
-        rule=rule,
-        evidence=evidence_of(before, after, rule),
-        growing=growing,
+        rule=derived.rule,
+        evidence=evidence_of(derived.first, derived.last),
+        expected=_expected(derived.last),
+        reference=reference_of(derived.last.found.shapes, sizes),
+        growing=tuple(
+            _describe(derived.last.found, k) for k in derived.last.solution.growing
+        ),
     )
 
 
@@ -119,24 +125,30 @@ def _widths(widths: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+class Derived(NamedTuple):
+    """A rule, and what was measured before and under it."""
+
+    rule: ScalingRule
+    first: Solved
+    last: Solved
+
+
 def _derived(
     subject: Subject, widths: Sequence[int], draws: int, say: Callable[[str], None]
-) -> tuple[Measurement, ScalingRule, Measurement, tuple[str, ...]]:
-    """Measure and change until nothing remains to change: what was measured first, the
-    rule, what was measured last, and what grows whatever the exponents.
-    """
+) -> Derived:
+    """Measure and change until nothing remains to change."""
     rule = ScalingRule()
-    first: Measurement | None = None
+    first: Solved | None = None
     sizes = [(width, None) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
         found = measure(subject, rule, sizes, draws)
-        first = first or found
         solution = Solver(found.operations, found.exponents, found.random).solve()
+        last = Solved(found, solution)
+        first = first or last
         changed = _changed(rule, solution, found, subject.family.has_eps)
         if changed == rule:
-            growing = tuple(_describe(found, k) for k in solution.growing)
-            return first, rule, found, growing
+            return Derived(rule, first, last)
         rule = changed
     raise ArgumentError(
         "build",
@@ -144,6 +156,15 @@ def _derived(
         f"a module whose exponents settle: they still change after {MOST_ROUNDS} rounds"
         " (give larger widths, or more draws)",
     )
+
+
+def _expected(last: Solved) -> dict[str, float]:
+    """The exponent of the change of the output of each submodule."""
+    return {
+        operation.path: last.solution.change[operation.index]
+        for operation in last.found.operations.operations
+        if operation.path and operation.index in last.solution.change
+    }
 
 
 def _describe(found: Measurement, index: int) -> str:

@@ -38,9 +38,7 @@ class Batch:
 
     def cast(self, dtype: Any) -> Batch:
         """The same with inputs of another floating-point type."""
-        inputs = tuple(
-            x.to(dtype) if x.is_floating_point() else x for x in self.inputs
-        )
+        inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in self.inputs)
         return Batch(inputs, self.targets)
 
 

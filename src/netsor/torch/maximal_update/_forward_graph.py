@@ -27,9 +27,7 @@ Tensors = dict[str, Any]  # parameters by name
 
 LIBRARY = torch.library.Library("netsor", "DEF")
 LIBRARY.define("module_output(Tensor x, str path) -> Tensor")
-LIBRARY.impl(
-    "module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd"
-)
+LIBRARY.impl("module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd")
 torch.library.register_autograd(
     "netsor::module_output", lambda context, gradient: (gradient, None), lib=LIBRARY
 )
@@ -140,13 +138,17 @@ def operation_of(node: Node) -> str:
     target: Any = node.target
     if target is getitem:
         return "getitem"
-    return str(target).split(".")[-2].removeprefix("netsor::")
+    return str(target.overloadpacket).split(".")[-1].rstrip("_")
 
 
 def apply(node: Node, values: Mapping[Node, Any]) -> Any:
     """The value of a node from those of its inputs."""
     args = map_arg(node.args, lambda x: values[x])
     kwargs = map_arg(node.kwargs, lambda x: values[x])
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        # within PyTorch's own functions, where nothing else reads the argument
+        args = (args[0].clone(), *args[1:])
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from ..._validate import ArgumentError
+from ..._validate import ArgumentError, Shape
 from ...laws._power_law import Fit, fit
 from .._graph import UnsupportedError
 from ._batch import Batch, batch_of, logits_in
@@ -93,6 +93,7 @@ class Measurement:
     gradients: Mapping[str, Fit | None]
     stds: Mapping[str, Fit | None]  # of the entries of random parameters
     values: Mapping[Node, Any]  # of all operations in one draw of that network
+    shapes: Sequence[Mapping[str, Shape]]  # of all parameters, at each size
     random: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -144,6 +145,7 @@ def measure(
         gradients=_fits(gradients, at),
         stds=_fits(stds, at),
         values=graphs[0].values,
+        shapes=[each.shapes for each in graphs],
         random=frozenset(random),
     )
 
@@ -153,6 +155,7 @@ class Traced(NamedTuple):
 
     operations: Operations
     values: Mapping[Node, Any]
+    shapes: Mapping[str, Shape]  # of all parameters
 
 
 def _traced(
@@ -164,7 +167,8 @@ def _traced(
     graph = forward_graph(module, batch)
     with torch.no_grad():
         values = graph.values(_numbers(module), batch)
-    return Traced(operations_of(graph, batch.words), values)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    return Traced(operations_of(graph, batch.words), values, shapes)
 
 
 def _numbers(module: Any) -> dict[str, Any]:

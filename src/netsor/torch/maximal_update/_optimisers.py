@@ -60,16 +60,25 @@ class Family:
     name: str
     words: str  # in reports
     make: Callable[[Groups], Any]  # for measurements: without decay, with a tiny eps
+    make_real: Callable[[Groups], Any]  # as people train
     has_eps: bool = False
 
 
-def _adamw(groups: Groups) -> Any:
+def _tiny_adamw(groups: Groups) -> Any:
     return torch.optim.AdamW(groups, lr=1.0, eps=TINY_EPS, weight_decay=0.0)
 
 
+def _adamw(groups: Groups) -> Any:
+    return torch.optim.AdamW(groups, lr=1.0, weight_decay=0.0)
+
+
+def _adam(groups: Groups) -> Any:
+    return torch.optim.Adam(groups, lr=1.0)
+
+
 FAMILIES: Mapping[str, Family] = {
-    "adamw": Family("adamw", "AdamW", _adamw, has_eps=True),
-    "adam": Family("adam", "Adam", _adamw, has_eps=True),
-    "lion": Family("lion", "Lion", lambda groups: Lion(groups, lr=1.0)),
-    "sign": Family("sign", "sign descent", lambda groups: SignDescent(groups, lr=1.0)),
+    "adamw": Family("adamw", "AdamW", _tiny_adamw, _adamw, has_eps=True),
+    "adam": Family("adam", "Adam", _tiny_adamw, _adam, has_eps=True),
+    "lion": Family("lion", "Lion", Lion, Lion),
+    "sign": Family("sign", "sign descent", SignDescent, SignDescent),
 }

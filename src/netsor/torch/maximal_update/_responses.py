@@ -139,9 +139,7 @@ def operations_of(graph: ForwardGraph, words: Sequence[int]) -> Operations:
     return Operations(graph, nodes, tuple(by_index.values()))
 
 
-def _with_source(
-    operation: Operation, earlier: Mapping[int, Operation]
-) -> Operation:
+def _with_source(operation: Operation, earlier: Mapping[int, Operation]) -> Operation:
     """The operation with the value that it is a linear function of."""
     if operation.weights or not operation.inputs:
         return operation
@@ -345,7 +343,9 @@ class _Use(NamedTuple):
         return gradient * (STEP * size / rms(gradient))
 
 
-def with_narrow(all_operations: Sequence[Operations], shapes: Sequence[Any]) -> list[Operations]:
+def with_narrow(
+    all_operations: Sequence[Operations], shapes: Sequence[Any]
+) -> list[Operations]:
     """The operations of several widths, which know whether their last axis grows.
 
     `shapes` has the number of entries of the last axis of each operation, by its index,

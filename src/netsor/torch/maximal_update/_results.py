@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..._validate import counted
 from ...laws._power_law import Exponent, Fit
+from ._emitted_file import FileContent, Reference, source_of
 from ._measure import Measurement, Subject
+from ._real_training import Change, Training, coordinate_check, functions_of
 from ._responses import Edge
 from ._rules import ParameterRule, Power, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
+from ._solve import Solution
+
+POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
+OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
+# by exponents of the standard deviation and of Adam's learning rate (table 8 of Tensor
+# Programs V; biases and gains are input weights)
+KINDS = {
+    (0.0, 0.0): "µP, input or vector",
+    (-0.5, -1.0): "µP, hidden",
+    (-1.0, -1.0): "µP, output",
+}
+EXPLANATION = (
+    "Powers are factors of the initial numbers, the learning rate and eps; weight decay"
+    " has the inverse power of the learning rate. Exponents of updates have 99 %"
+    " intervals: 0 means that a step changes what a parameter writes as much at every"
+    " width."
+)
 
 
 class Evidence(NamedTuple):
@@ -34,34 +55,53 @@ class Evidence(NamedTuple):
     update: Exponent | None
 
 
-def evidence_of(
-    before: Measurement, after: Measurement, rule: ScalingRule
-) -> dict[str, Evidence]:
+class Solved(NamedTuple):
+    """A measurement, and what follows from it."""
+
+    found: Measurement
+    solution: Solution
+
+
+def evidence_of(first: Solved, last: Solved) -> dict[str, Evidence]:
     """The evidence of all parameters: of several uses, those that change most."""
     evidence = {}
-    for name in before.operations.graph.parameters:
-        std = before.stds.get(name)
+    for name in first.found.operations.graph.parameters:
+        std = first.found.stds.get(name)
         evidence[name] = Evidence(
             std=None if std is None else std.exponent,
-            written_before=_largest(before, before.exponents.written, name),
-            written=_largest(after, after.exponents.written, name),
-            update_before=_largest(before, before.exponents.updates, name),
-            update=_largest(after, after.exponents.updates, name),
+            written_before=_largest(first, first.found.exponents.written, name),
+            written=_largest(last, last.found.exponents.written, name),
+            update_before=_largest(first, first.found.exponents.updates, name),
+            update=_largest(last, last.found.exponents.updates, name),
         )
     return evidence
 
 
 def _largest(
-    found: Measurement, fits: Mapping[Edge, Fit | None], name: str
+    solved: Solved, fits: Mapping[Edge, Fit | None], name: str
 ) -> Exponent | None:
-    """The largest exponent over the uses of a parameter."""
+    """The largest exponent over the uses of a parameter, with the constants that
+    multiply what it writes.
+    """
     exponents = []
-    for operation in found.operations.operations:
+    for operation in solved.found.operations.operations:
         for k, names in operation.weights.items():
-            fit = fits.get(Edge(operation.index, k))
+            edge = Edge(operation.index, k)
+            fit = fits.get(edge)
             if name in names and fit is not None:
-                exponents.append(fit.exponent)
+                after = solved.solution.after.get(edge, 0.0)
+                exponents.append(_shifted(fit.exponent, after))
     return max(exponents, key=lambda x: x.value, default=None)
+
+
+def _shifted(exponent: Exponent, shift: float) -> Exponent:
+    """An exponent of a size that is multiplied by a known power."""
+    return Exponent(
+        exponent.value + shift,
+        exponent.error,
+        low=exponent.low + shift,
+        high=exponent.high + shift,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +123,8 @@ class DerivedRule:
     draws: int
     rule: ScalingRule
     evidence: Mapping[str, Evidence]
+    expected: Mapping[str, float]  # exponents of changes of outputs, by path
+    reference: Reference
     growing: tuple[str, ...] = ()
 
     @property
@@ -95,28 +137,211 @@ class DerivedRule:
         """The factors of outputs of modules."""
         return self.rule.scales
 
+    def source(self) -> str:
+        """The rule as a file of plain PyTorch, without netsor."""
+        return source_of(
+            FileContent(
+                module=self.module_name,
+                optimiser=self.subject.family.name,
+                parameters=self.parameters,
+                scales=self.scales,
+                reference=self.reference,
+                depth_pattern=None,
+                verified=self._verified(),
+                base_width=self.subject.base_width,
+            )
+        )
+
+    def _verified(self) -> list[str]:
+        """What the file is known to do, in sentences."""
+        widths = ", ".join(map(str, self.widths))
+        worst = max(
+            (abs(x.update.value) for x in self.evidence.values() if x.update),
+            default=0.0,
+        )
+        return [
+            f"Measured at widths {widths} with {self.draws} initialisations each: under"
+            " these exponents the update of every parameter changes what it writes by"
+            f" order 1 (exponents of the width within ±{worst:.2f} of 0)."
+        ]
+
+    def check(
+        self,
+        *,
+        widths: Sequence[int] | None = None,
+        lr: float = 2e-3,
+        steps: int = 3,
+        draws: int = 16,
+    ) -> list[Change]:
+        """Train real networks with the emitted file, and measure how much the outputs
+        of all submodules change.
+
+        Parameters
+        ----------
+        widths : sequence of int, optional
+            Those of the derivation by default.
+        lr : float
+            The learning rate at the smallest of them.
+        steps, draws : int
+            Steps of each training, and initialisations at each width; none of them was
+            used to derive the rule.
+
+        Returns
+        -------
+        changes : list of Change
+            `path`, the `exponent` of the width, and the `verdict` of each output.
+        """
+        training = Training(
+            build=self.subject.build,
+            family=self.subject.family,
+            batch=self.subject.batch,
+            seed=self.subject.seed + OTHER_SEEDS,
+            base=(self.subject.base_width,),
+            functions=functions_of(self.source()),
+            scales=self.scales,
+        )
+        at = [*(widths or self.widths)]
+        return coordinate_check(
+            training,
+            [(width,) for width in at],
+            at,
+            expected=self.expected,
+            lr=lr,
+            steps=steps,
+            draws=draws,
+        )
+
+    @staticmethod
+    def check_text(changes: Sequence[Change]) -> str:
+        """The result of `check`, the verdict first."""
+        counts = Counter(change.verdict for change in changes)
+        words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        lines = [f"real training with the written file: {words}"]
+        for change in changes:
+            lines.append(
+                f"{change.path:40} {_interval(change.exponent):22} {change.verdict}"
+            )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        parameters = {}
+        for name, evidence in self.evidence.items():
+            rule = self.rule.of(name)
+            parameters[name] = {
+                **{field: getattr(rule, field)._asdict() for field in POWERS},
+                "may_start_smaller": rule.is_free,
+                "rule": self.name_of(name),
+                "measured": {
+                    field: None if x is None else x.as_dict()
+                    for field, x in evidence._asdict().items()
+                },
+            }
+        return {
+            "module": self.module_name,
+            "optimiser": self.subject.family.name,
+            "widths": list(self.widths),
+            "parameters": parameters,
+            "scales": [
+                {
+                    "path": x.path,
+                    "part": None if x.part is None else list(x.part),
+                    "of": x.what,
+                    **x.power._asdict(),
+                }
+                for x in self.scales
+            ],
+            "growing": list(self.growing),
+        }
+
+    @property
+    def module_name(self) -> str:
+        """The name of the function that makes the module."""
+        return str(getattr(self.subject.build, "__name__", "build"))
+
+    def name_of(self, name: str) -> str:
+        """The kind of weight of Tensor Programs V whose exponents a parameter has, or
+        "".
+        """
+        rule, std = self.rule.of(name), self.evidence[name].std
+        total = 0.0 if std is None else round(2 * std.value) / 2 + rule.std.width
+        return KINDS.get((total, rule.lr.width), "")
+
+    @property
+    def verdict(self) -> str:
+        """What the rule changes, and what it agrees with, in a sentence or two."""
+        changed = [
+            name
+            for name, rule in self.rule.parameters.items()
+            if rule.std.width or rule.lr.width
+        ]
+        named = [name for name in self.rule.parameters if self.name_of(name)]
+        count = len(self.rule.parameters)
+        text = (
+            f"{self.module_name} with {self.subject.family.words}: {len(changed)} of"
+            f" {counted(count, 'parameter')} must follow the width, and"
+            f" {counted(len(self.scales), 'output')} must be scaled."
+        )
+        if len(named) == count:
+            return f"{text} All exponents are those of µP (Tensor Programs V)."
+        return (
+            f"{text} The exponents of {len(named)} are those of µP (Tensor Programs V)."
+        )
+
     def __str__(self) -> str:
-        lines = []
+        heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
+        rows = [heads]
         for pattern, rule in self.parameters.items():
             names = [x for x in self.evidence if pattern in (x, pattern_of(x))]
             shown = self.evidence[names[0]]
+            update = f"{_interval(shown.update_before)} → {_interval(shown.update)}"
+            kind = self.name_of(names[0])
+            row = (pattern, _n(rule.std), _n(rule.lr), _n(rule.eps), update)
+            rows.append((*row, kind + (", may start at 0" if rule.is_free else "")))
+        lines = [self.verdict, "", *_table(rows)]
+        scales = {
+            f"{pattern_of(x.path)}{_part(x)}: output times {_n(x.power)} ({x.what})"
+            for x in self.scales
+        }
+        lines += ["", *sorted(scales)] if scales else []
+        for place in self.growing:
             lines.append(
-                f"{pattern:40} std {_text(rule.std)} lr {_text(rule.lr)}"
-                f" eps {_text(rule.eps)}  update {_exponent(shown.update_before)} →"
-                f" {_exponent(shown.update)}"
+                f"{place}: its change grows with the width, and no exponent removes"
+                " that: what it normalises has a size that does not grow"
             )
-        for scale in self.scales:
-            lines.append(f"{scale.path} {scale.part} {scale.what} {_text(scale.power)}")
+        lines += ["", f"n is the width over {self.subject.base_width}. {EXPLANATION}"]
         return "\n".join(lines)
 
 
-def _text(power: Power) -> str:
-    """An exponent of the width."""
-    return f"{power.width:+.2f}"
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows in columns."""
+    count = max(map(len, rows))
+    filled = [(*row, *[""] * (count - len(row))) for row in rows]
+    widths = [max(len(row[k]) for row in filled) for k in range(count)]
+    return [
+        "  ".join(f"{x:{w}}" for x, w in zip(row, widths, strict=True)).rstrip()
+        for row in filled
+    ]
 
 
-def _exponent(exponent: Exponent | None) -> str:
+def _n(power: Power) -> str:
+    """A power of the width, such as n^-1/2."""
+    halves = {-0.5: "n^-1/2", 0.5: "n^1/2", 0.0: "1", 1.0: "n", -1.0: "1/n"}
+    return halves.get(power.width, f"n^{power.width:g}")
+
+
+def _part(scale: OutputScale) -> str:
+    """The entries that are scaled, in words."""
+    if scale.part is None:
+        return ""
+    return f" from {scale.part.start:.3g} to {scale.part.stop:.3g} of its last axis"
+
+
+def _interval(exponent: Exponent | None) -> str:
     """A measured exponent with its interval."""
     if exponent is None:
-        return "0"
-    return f"{exponent.value:+.2f} ({exponent.low:+.2f},{exponent.high:+.2f})"
+        return "does not move"
+    value, low, high = (
+        round(x, 2) + 0.0 for x in (exponent.value, exponent.low, exponent.high)
+    )
+    return f"{value:+.2f} ({low:+.2f},{high:+.2f})"

@@ -12,7 +12,7 @@ import torch
 
 from ._scale_hooks import OutputScale, add_hook
 
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, in the path of a parameter
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the path of a parameter
 
 
 class Power(NamedTuple):

@@ -53,6 +53,10 @@ class Solution:
     scales: dict[int, float] = field(default_factory=dict)
     # operations whose change grows for a reason that no exponent removes
     growing: dict[int, float] = field(default_factory=dict)
+    # c of every result
+    change: dict[int, float] = field(default_factory=dict)
+    # by edges of weights: the exponent of what multiplies a result before it is read
+    after: dict[Edge, float] = field(default_factory=dict)
 
 
 def rounded(fit: Fit | None, steps: int = STEPS) -> float:
@@ -85,7 +89,6 @@ class Solver:
                 continue
             for k in operation.inputs:
                 self._readers[k].append(operation)
-        self._change: dict[int, float] = {}  # c by operation
 
     def solve(self) -> Solution:
         """The exponents of all weights and scales."""
@@ -128,7 +131,7 @@ class Solver:
         change = NOTHING
         weights = dict(self._weights_by_input(operation))
         for k in operation.moving:
-            incoming = self._change.get(k, NOTHING)
+            incoming = self.solution.change.get(k, NOTHING)
             incoming += self._response(Edge(operation.index, k))
             weight = weights.get(k)
             if weight is not None and incoming > NOTHING:
@@ -141,7 +144,7 @@ class Solver:
                 self._std_of_written(operation, edge)
             if self.exponents.updates.get(edge) is not None:
                 change = max(change, -self._scaling_after(operation))
-        self._change[operation.index] = self._judged(operation, change)
+        self.solution.change[operation.index] = self._judged(operation, change)
 
     def _weights_by_input(self, operation: Operation) -> dict[int, Edge]:
         """The weight through which each moving input acts on the result."""
@@ -212,7 +215,9 @@ class Solver:
             update = self.exponents.updates.get(Edge(operation.index, k))
             if update is None:
                 continue
-            scaled = rounded(update, steps=2) + self._scaling_after(operation)
+            after = self._scaling_after(operation)
+            self.solution.after[Edge(operation.index, k)] = after
+            scaled = rounded(update, steps=2) + after
             scaled += self.solution.scales.get(operation.index, 0.0)
             for name in names:
                 rate = self.solution.lr.get(name, float("inf"))

@@ -1,0 +1,128 @@
+"""The command `netsor parametrise`: learning rates and initialisation of a module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click import Choice, UsageError, option
+
+from .._validate import shown
+from . import _options as opt
+from . import _output as out
+from ._options import cli
+
+FAILED = 3  # exit code, if --check finds a change that grows or shrinks
+# those of `FAMILIES` in torch/maximal_update, which needs PyTorch
+OPTIMISERS = ("adamw", "adam", "lion", "sign")
+OUT_FILE = (
+    "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
+)
+CHECK = (
+    "Train real networks for three steps with the written file, and exit with code 3 if"
+    " a change grows or shrinks with the width."
+)
+BATCH = (
+    "The name of (inputs, targets) in FILE: tensors that the module takes, and the"
+    " right class of each row of its logits.  [default: random tokens]"
+)
+
+
+@cli.command("parametrise")
+@click.argument("model", metavar="FILE:FUNCTION")
+@option(
+    "--optimiser",
+    "--optimizer",
+    type=Choice(OPTIMISERS),
+    default="adamw",
+    help="What trains the module.",
+)
+@option("--widths", type=opt.SIZES, default="64,128,256", help="Widths to measure.")
+@option("--batch", metavar="NAME", help=BATCH)
+@option(
+    "--draws",
+    type=opt.number(least=2),
+    default=4,
+    help="Initialisations at each width.",
+)
+@opt.SEED_OPTION
+@option("--out", "path", metavar="FILE", help=OUT_FILE)
+@opt.flag("--overwrite", help="Replace the file if it exists.")
+@opt.flag("--check", help=CHECK)
+@opt.AS_JSON
+def parametrise_command(
+    model: str,
+    path: str | None,
+    batch: str | None,
+    overwrite: bool,
+    check: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Derive the learning rates and the initialisation of a module (µP).
+
+    FILE:FUNCTION is a function of the width that returns a PyTorch module with logits.
+    FILE is executed. netsor measures, at several widths, how every operation responds
+    to updates, finds the exponents under which all changes are of order 1, and writes
+    them as a file of plain PyTorch with a function param_groups for your optimiser.
+    """
+    from ._load_program import find, is_target, torch_module, usage_errors
+
+    if not is_target(model):
+        raise UsageError(
+            f"MODEL {shown(model)} must be FILE:FUNCTION, as my_model.py:build"
+        )
+    file = _file(model, path, overwrite)
+    with out.stdout_to_stderr(as_json), usage_errors():
+        build = find(model).value
+        if batch is not None:
+            name = f"{model.rpartition(':')[0]}:{batch}"
+            options["batch"] = find(name).value
+        rule = torch_module().parametrise(build, progress=out.echo_error, **options)
+        _write(file, rule.source())
+        changes = rule.check() if check else []
+    content = {**rule.to_dict(), "file": str(file)}
+    text = f"{rule}\n\nwrote {file}"
+    if check:
+        content["check"] = [change.to_dict() for change in changes]
+        text += f"\n\n{rule.check_text(changes)}"
+    out.echo_either(as_json, content, text)
+    if any(change.is_wrong for change in changes):
+        raise click.exceptions.Exit(FAILED)
+
+
+cli.add_command(parametrise_command, "parametrize")
+
+
+def _file(model: str, path: str | None, overwrite: bool) -> Path:
+    """The file to write; an error if it exists."""
+    source, _, function = model.rpartition(":")
+    if path is None:
+        folder = Path(source).parent if source.endswith(".py") else Path()
+        file = folder / f"mup_{function}.py"
+    else:
+        out.check_name("--out", path)
+        file = Path(path)
+    if file.suffix != ".py":
+        raise UsageError(f"--out {shown(str(file))} must end in .py")
+    if file.is_dir():
+        raise UsageError(f"--out {shown(str(file))} must be a file, not a folder")
+    if file.exists() and not overwrite:
+        raise UsageError(
+            f"{shown(str(file))} exists: name another file with --out, or give"
+            " --overwrite"
+        )
+    return file
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    from ..runtime._files import write
+
+    try:
+        write(file, text.encode())
+    except OSError as error:
+        raise click.ClickException(
+            f"--out {shown(str(file))} cannot be written: {out.reason(error)}"
+        ) from None

@@ -1,0 +1,270 @@
+"""A derived rule as a file of plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..._validate import Shape
+from .._graph import UnsupportedError
+from ._rules import ParameterRule, Power, pattern_of
+from ._scale_hooks import OutputScale
+
+LONGEST = 88  # characters of a line
+
+
+class Reference(NamedTuple):
+    """The parameter whose shape shows the width."""
+
+    name: str
+    axis: int
+    ratio: float  # the number of its entries along the axis, over the width
+
+
+def reference_of(
+    shapes: Sequence[Mapping[str, Shape]], widths: Sequence[int]
+) -> Reference:
+    """A parameter with an axis proportional to the width, best equal to it.
+
+    `shapes` are those of all parameters, at each of the widths.
+    """
+    found: list[Reference] = []
+    for name, shape in shapes[0].items():
+        for axis in range(len(shape)):
+            ratios = {
+                at_width[name][axis] / width
+                for at_width, width in zip(shapes, widths, strict=True)
+            }
+            if len(ratios) == 1:
+                found.append(Reference(name, axis, ratios.pop()))
+    if not found:
+        raise UnsupportedError(
+            "no parameter has an axis in proportion to the width: build(width) must"
+            " make a module that grows with its argument"
+        )
+    return min(found, key=lambda x: x.ratio != 1)
+
+
+class FileContent(NamedTuple):
+    """What an emitted file says."""
+
+    module: str  # its name
+    optimiser: str
+    parameters: Mapping[str, ParameterRule]  # by patterns
+    scales: Sequence[OutputScale]
+    reference: Reference
+    depth_pattern: str | None  # of a parameter that every layer has
+    verified: Sequence[str]  # sentences
+    base_width: int
+
+
+HELPERS = '''
+
+class Rule(NamedTuple):
+    """Exponents of width / base_width{and_depth}."""
+
+    std: tuple[float, float] = (0.0, 0.0)
+    lr: tuple[float, float] = (0.0, 0.0)
+    eps: tuple[float, float] = (0.0, 0.0)
+    weight_decay: tuple[float, float] = (0.0, 0.0)
+
+
+class Scale(NamedTuple):
+    """A factor of the output of a submodule, or of a part of its last axis."""
+
+    path: str
+    power: tuple[float, float]
+    start: float = 0.0
+    stop: float = 1.0
+
+'''
+
+FUNCTIONS = '''
+
+def width_of(model):
+    """The width of a model."""
+    return model.get_parameter({reference!r}).shape[{axis}]{over}
+
+{depth_of}
+def factor(power, model, base_width{base_depth_argument}):
+    """A power of the width{and_the_depth}, relative to the base."""
+    width, depth = power
+    scale = (width_of(model) / base_width) ** width
+{depth_factor}    return scale
+
+
+def rule_of(name):
+    """The exponents of a parameter; * stands for the number of a layer."""
+    for pattern, rule in RULES.items():
+        if fnmatchcase(name, pattern):
+            return rule
+    raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
+
+
+def initialise(model, base_width{base_depth_argument}):
+    """Rescale the initial numbers of a new model, in place. Call it once, directly
+    after the model is constructed, and not after loading a checkpoint.
+    """
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.mul_(factor(rule_of(name).std, model, base_width{base_depth}))
+
+
+def scale_outputs(model, base_width{base_depth_argument}):
+    """Multiply outputs of submodules, by forward hooks. Call it for every model, also
+    before a checkpoint is loaded: hooks are not saved.
+    """
+    for scale in SCALES:
+        number = factor(scale.power, model, base_width{base_depth})
+        paths = [x for x, _ in model.named_modules() if fnmatchcase(x, scale.path)]
+        for path in paths:
+            hook = _times(number, scale.start, scale.stop)
+            model.get_submodule(path).register_forward_hook(hook)
+
+
+def _times(number, start, stop):
+    """A hook that multiplies entries of the last axis of an output."""
+
+    def hook(module, args, output):
+        first = output[0] if isinstance(output, tuple) else output
+        if (start, stop) == (0.0, 1.0):
+            scaled = first * number
+        else:
+            count = first.shape[-1]
+            numbers = torch.ones(count, dtype=first.dtype, device=first.device)
+            numbers[round(start * count) : round(stop * count)] = number
+            scaled = first * numbers
+        return (scaled, *output[1:]) if isinstance(output, tuple) else scaled
+
+    return hook
+
+
+def param_groups(
+    model, lr, base_width{base_depth_argument}, weight_decay=0.0{eps_argument}
+):
+    """The parameter groups of the optimiser; all numbers are those at base_width.
+    Weight decay is for parameters with two axes or more.
+    """
+    groups = {{}}
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        rule, decay = rule_of(name), weight_decay if p.ndim >= 2 else 0.0
+        group = groups.setdefault((rule, decay), {{"params": []}})
+        group["params"].append(p)
+        group["lr"] = lr * factor(rule.lr, model, base_width{base_depth})
+{eps_line}        decay *= factor(rule.weight_decay, model, base_width{base_depth})
+        group["weight_decay"] = decay
+    return list(groups.values())
+'''
+
+DEPTH_OF = '''
+def depth_of(model):
+    """The number of layers of a model."""
+    return sum(fnmatchcase(x, {pattern!r}) for x, _ in model.named_parameters())
+
+'''
+
+
+def source_of(content: FileContent) -> str:
+    """The text of the file."""
+    has_depth = content.depth_pattern is not None
+    ratio = content.reference.ratio
+    has_eps = any(rule.eps != Power() for rule in content.parameters.values())
+    head = [
+        f'"""Maximal updates (µP) of {content.module} with {content.optimiser}, derived'
+        " by netsor.",
+        "",
+        *_wrapped(content.verified),
+        "",
+        "Usage:",
+        "",
+        f"    model = {content.module}(width)",
+        f"    initialise(model, base_width={content.base_width})     # new models only",
+        f"    scale_outputs(model, base_width={content.base_width})  # always",
+        "    optimiser = torch.optim."
+        f"{_class_of(content.optimiser)}(param_groups(model, lr=…, base_width="
+        f"{content.base_width}))",
+        '"""',
+        "",
+        "from fnmatch import fnmatchcase",
+        "from typing import NamedTuple",
+        "",
+        "import torch",
+        "",
+    ]
+    helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
+    rules = ["", "RULES = {"]
+    rules += [
+        f"    {name!r}: {_rule(rule)}," for name, rule in content.parameters.items()
+    ]
+    rules += ["}", "SCALES = ("]
+    rules += _scale_lines(content.scales)
+    rules += [")"]
+    functions = FUNCTIONS.format(
+        reference=content.reference.name,
+        axis=content.reference.axis,
+        over="" if ratio == 1 else f" / {ratio:g}",
+        depth_of=DEPTH_OF.format(pattern=content.depth_pattern) if has_depth else "",
+        base_depth_argument=", base_depth" if has_depth else "",
+        base_depth=", base_depth" if has_depth else "",
+        and_the_depth=" and the depth" if has_depth else "",
+        depth_factor=(
+            "    scale *= (depth_of(model) / base_depth) ** depth\n"
+            if has_depth
+            else ""
+        ),
+        eps_argument=", eps=1e-8" if has_eps else "",
+        eps_line=(
+            '        group["eps"] = eps * factor(rule.eps, model, base_width'
+            + (", base_depth" if has_depth else "")
+            + ")\n"
+            if has_eps
+            else ""
+        ),
+    )
+    return "\n".join(head) + helpers + "\n".join(rules) + "\n" + functions
+
+
+def _class_of(optimiser: str) -> str:
+    """The name of a class of torch.optim, or of an optimiser that it lacks."""
+    return {"adamw": "AdamW", "adam": "Adam"}.get(optimiser, optimiser)
+
+
+def _rule(rule: ParameterRule) -> str:
+    """The exponents of a parameter that are not 0, as code."""
+    words = []
+    for field in ("std", "lr", "eps", "weight_decay"):
+        power: Power = getattr(rule, field)
+        if power != Power():
+            words.append(f"{field}={_pair(power)}")
+    return f"Rule({', '.join(words)})"
+
+
+def _pair(power: Power) -> str:
+    """Exponents of width and depth, as code."""
+    return f"({power.width + 0.0:g}, {power.depth + 0.0:g})"
+
+
+def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
+    """The factors of outputs as code, those of layers by pattern."""
+    lines: dict[str, None] = {}
+    for scale in scales:
+        part = ""
+        if scale.part is not None:
+            part = f", {scale.part.start!r}, {scale.part.stop!r}"
+        path = pattern_of(scale.path)
+        lines[f"    Scale({path!r}, {_pair(scale.power)}{part}),  # {scale.what}"] = (
+            None
+        )
+    return list(lines)
+
+
+def _wrapped(sentences: Sequence[str]) -> list[str]:
+    """Sentences in lines."""
+    lines = [""]
+    for word in " ".join(sentences).split():
+        if len(lines[-1]) + len(word) >= LONGEST:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines

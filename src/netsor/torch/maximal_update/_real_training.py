@@ -1,0 +1,210 @@
+"""Real training of the first steps, with an emitted file and the optimisers of torch.
+
+A coordinate check measures how much some steps change the output of every submodule, at
+several widths. Nothing here uses the measurements that a rule was derived from.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..._array_api import Floats
+from ...laws._power_law import Exponent, fit
+from ._batch import Batch, batch_of, logits_in
+from ._optimisers import Family
+from ._responses import rms
+from ._scale_hooks import OutputScale, Part
+
+LOGITS = "logits"  # of the words in the batch
+TOLERANCE = 0.1  # of an exponent
+GROWS, SHRINKS, OK, UNDECIDED = "grows", "shrinks", "ok", "undecided"
+
+
+class Functions(NamedTuple):
+    """The functions of an emitted file."""
+
+    initialise: Callable[..., None]
+    scale_outputs: Callable[..., None]
+    param_groups: Callable[..., list[dict[str, Any]]]
+
+
+def functions_of(source: str) -> Functions:
+    """The functions of the text of an emitted file, which is executed."""
+    module = types.ModuleType("emitted")
+    exec(compile(source, "emitted", "exec"), module.__dict__)
+    return Functions(
+        initialise=module.__dict__["initialise"],
+        scale_outputs=module.__dict__["scale_outputs"],
+        param_groups=module.__dict__["param_groups"],
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """Modules of several widths, and how they are trained.
+
+    Without `functions` all parameters have the same learning rate, and the modules are
+    left as they are (the standard parametrisation).
+    """
+
+    build: Callable[..., Any]
+    family: Family
+    batch: Any
+    seed: int
+    base: tuple[int, ...]  # the width, and the depth if there is one
+    functions: Functions | None
+    scales: Sequence[OutputScale] = ()
+
+    def start(self, size: tuple[int, ...], lr: float, draw: int) -> Started:
+        """A new module with its optimiser."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed + draw)
+            module = self.build(*size).eval()
+        batch = batch_of(module, self.batch, self.seed)
+        groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
+        if self.functions is not None:
+            self.functions.initialise(module, *self.base)
+            self.functions.scale_outputs(module, *self.base)
+            groups = self.functions.param_groups(module, lr, *self.base)
+        return Started(module, batch, self.family.make_real(groups), self.scales)
+
+
+class Started(NamedTuple):
+    """A module, the batch and the optimiser."""
+
+    module: Any
+    batch: Batch
+    optimiser: Any
+    scales: Sequence[OutputScale]
+
+    def step(self) -> float:
+        """One step; the loss before it."""
+        self.optimiser.zero_grad()
+        loss = self.batch.loss(logits_in(self.module(*self.batch.inputs)))
+        loss.backward()
+        self.optimiser.step()
+        return float(loss.detach())
+
+    def outputs(self) -> dict[str, Any]:
+        """The outputs of all submodules, by path, and the logits that count."""
+        with torch.no_grad(), recorded(self.module) as found:
+            logits = logits_in(self.module(*self.batch.inputs))
+        words = list(self.batch.words)
+        for path, value in found.items():
+            if value.shape == logits.shape:
+                found[path] = value[..., words]
+        for scale in self.scales:
+            if scale.part is not None and scale.path in found:
+                found[scale.path] = without_part(found[scale.path], scale.part)
+        found[LOGITS] = logits[..., words]
+        return found
+
+
+def without_part(value: Any, part: Part) -> Any:
+    """The entries of the last axis outside of a part, which has a factor of its own."""
+    count = value.shape[-1]
+    start, stop = round(part.start * count), round(part.stop * count)
+    return torch.cat([value[..., :start], value[..., stop:]], dim=-1)
+
+
+@contextmanager
+def recorded(module: Any) -> Iterator[dict[str, Any]]:
+    """A dict that gets the outputs of all submodules while the context lasts."""
+    found: dict[str, Any] = {}
+    handles = []
+
+    def recorder(path: str) -> Callable[..., None]:
+        """A hook that records the output of a submodule."""
+
+        def record(submodule: Any, args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, torch.Tensor) and first.is_floating_point():
+                found[path] = first.detach().clone()
+
+        return record
+
+    for path, part in module.named_modules():
+        if path:
+            handles.append(part.register_forward_hook(recorder(path)))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Change(NamedTuple):
+    """How the change of an output depends on the width, with the verdict."""
+
+    path: str
+    expected: float
+    exponent: Exponent | None
+    verdict: str  # "ok", "grows", "shrinks", "undecided" or "does not move"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it grows or shrinks against what is expected."""
+        return self.verdict in (GROWS, SHRINKS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        content = self._asdict()
+        if self.exponent is not None:
+            content["exponent"] = self.exponent.as_dict()
+        return content
+
+
+def coordinate_check(
+    training: Training,
+    sizes: Sequence[tuple[int, ...]],
+    at: Sequence[float],
+    *,
+    expected: Mapping[str, float],
+    lr: float,
+    steps: int,
+    draws: int,
+) -> list[Change]:
+    """How much `steps` steps change the output of every submodule, against `at`."""
+    changes: list[dict[str, list[float]]] = []
+    for size in sizes:
+        of_size: dict[str, list[float]] = {}
+        for draw in range(draws):
+            started = training.start(size, lr, draw)
+            before = started.outputs()
+            for _ in range(steps):
+                started.step()
+            for path, value in started.outputs().items():
+                if before[path].shape == value.shape:
+                    change = rms(value - before[path])
+                    of_size.setdefault(path, []).append(change)
+        changes.append(of_size)
+    paths = [x for x in changes[0] if all(len(y.get(x, ())) == draws for y in changes)]
+    return [
+        _judged(path, expected.get(path, 0.0), [np.array(y[path]) for y in changes], at)
+        for path in paths
+    ]
+
+
+def _judged(
+    path: str, expected: float, draws: Sequence[Floats], at: Sequence[float]
+) -> Change:
+    """The verdict on one output."""
+    found = fit(draws, at)
+    if found is None:
+        return Change(path, expected, None, "does not move")
+    exponent = found.exponent
+    verdict = UNDECIDED
+    if exponent.low > expected + TOLERANCE:
+        verdict = GROWS
+    elif exponent.high < expected - TOLERANCE:
+        verdict = SHRINKS
+    elif max(exponent.high - expected, expected - exponent.low) <= TOLERANCE:
+        verdict = OK
+    return Change(path, expected, exponent, verdict)
