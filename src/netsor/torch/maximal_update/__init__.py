@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._validate import ArgumentError, also_spelled, one_of, whole
+from . import _solve
 from ._emitted_file import reference_of
 from ._measure import Measurement, Subject, measure
 from ._optimisers import FAMILIES
 from ._results import DerivedRule, Solved, evidence_of
 from ._rules import ParameterRule, Power, ScalingRule
 from ._scale_hooks import OutputScale, place_of_scale
-from . import _solve
 from ._solve import Solution, Solver
 
 __all__ = ["parametrise"]
