@@ -19,7 +19,7 @@ from ..reader._graph import Graph, UnsupportedError, refused
 from ..reader._laws import Parameter, Parameters
 from ._blocks import common_path, name_blocks
 from ._custom_rules import check_rule
-from ._nodes import Item, Node, PrimitiveCall, trace_of
+from ._nodes import SCATTERS, Item, Node, PrimitiveCall, trace_of
 from ._patterns import joined, keep_users
 from ._primitives import OPERATIONS, RULES, operands_of
 
@@ -184,9 +184,17 @@ class Recorder:
         is_known = not any(_is_random(x) for x in inputs)
         if name in CALLS and not is_known:
             return self._call(equation, inputs)
-        loops = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        loops = {
+            "scan": self._scan,
+            "while": self._while,
+            "cond": self._cond,
+            "custom_linear_solve": self._linear_solve,
+        }
         if name in loops and not is_known:
             return loops[name](equation, inputs)
+        if not is_known and name not in SCATTERS and _has_functions(equation):
+            reason = "it calls a function in a way that is not supported"
+            raise self._refuse(equation, inputs, reason)
         return self._plain(equation, inputs)
 
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -347,6 +355,15 @@ class Recorder:
         branch = branches[number]
         return self.run(branch.jaxpr, branch.consts, args)
 
+    def _linear_solve(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """The solution of a linear system, by the function that solves it."""
+        params = equation.params
+        lengths, solve = params["const_lengths"], params["jaxprs"].solve
+        start = lengths.matvec + lengths.vecmat
+        consts = inputs[start : start + lengths.solve]
+        right = inputs[sum(lengths) :]
+        return self.run(solve.jaxpr, solve.consts, [*consts, *right])
+
     # Known numbers
 
     def value(self, x: Any) -> Any:
@@ -426,6 +443,14 @@ class Recorder:
                 ):
                     node.replace_argument(ids, known)
                     break
+
+
+def _has_functions(equation: Any) -> bool:
+    """Whether a parameter of a primitive is a function."""
+    leaves = jax.tree.leaves(
+        list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+    )
+    return any(hasattr(x, "eqns") for x in leaves)
 
 
 def _is_random(x: Any) -> bool:
