@@ -370,9 +370,9 @@ def _blocks_of_group(graph: Graph, group: dict[int, Numbered]) -> list[Block]:
                 blocks.append(_block_after(graph, part, None, is_staged=True))
             except NotABlockError as problem:
                 others.append((part, problem))
-    for part, problem in others:
+    for part, reason in others:
         if blocks and _keeps_shape(graph, part):
-            raise problem
+            raise reason
     return blocks
 
 
