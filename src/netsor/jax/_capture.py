@@ -48,6 +48,33 @@ UNCHANGED = (
 MOST_STEPS = 4096  # of a loop that is unrolled
 
 
+class Opened(NamedTuple):
+    """A jaxpr, and the constants that it refers to."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def opened(jaxpr: Any) -> Opened:
+    """A jaxpr and its constants, closed or not: since JAX 0.11 both are one type."""
+    return Opened(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()))
+
+
+class LoopCounts(NamedTuple):
+    """How many of the inputs of a scan are constants, and how many it carries."""
+
+    consts: int
+    carried: int
+
+
+def loop_counts(params: Mapping[str, Any]) -> LoopCounts:
+    """The counts of a scan: since JAX 0.11 the tree of its inputs has them."""
+    if "num_consts" in params:
+        return LoopCounts(params["num_consts"], params["num_carry"])
+    consts, carried, _ = (len(list(part)) for part in params["ft_in"])
+    return LoopCounts(consts, carried)
+
+
 class Variable(NamedTuple):
     """A parameter or an input of the function, in the order of its jaxpr."""
 
@@ -248,8 +275,7 @@ class Recorder:
         jaxpr = equation.params[CALLS[equation.primitive.name]]
         if equation.primitive.name.startswith("custom"):
             check_rule(equation, refuse=partial(self._refuse, equation, inputs))
-        jaxpr, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-        return self.run(jaxpr, consts, inputs)
+        return self.run(*opened(jaxpr), inputs)
 
     def _refuse(
         self, equation: Any, inputs: list[Any], reason: str
@@ -262,20 +288,19 @@ class Recorder:
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop over an axis, whose steps are unrolled."""
         params = equation.params
-        length, consts = params["length"], params["num_consts"]
+        length, (consts, carried) = params["length"], loop_counts(params)
         if length > MOST_STEPS:
             reason = f"a loop of {length} steps: at most {MOST_STEPS} are read"
             raise self._refuse(equation, inputs, reason)
-        start = consts + params["num_carry"]
+        start = consts + carried
         carry, over = inputs[consts:start], inputs[start:]
         parts = self._parts(over, length)
         steps: list[Any] = [None] * length
         order = range(length)
         for step in reversed(order) if params["reverse"] else order:
             xs = [part[step] for part in parts]
-            closed = params["jaxpr"]
             args = [*inputs[:consts], *carry, *xs]
-            results = self.run(closed.jaxpr, closed.consts, args)
+            results = self.run(*opened(params["jaxpr"]), args)
             carry = results[: len(carry)]
             steps[step] = results[len(carry) :]
         meta = self._meta(equation, inputs)
@@ -333,14 +358,14 @@ class Recorder:
         carry = inputs[first + second :]
         for _ in range(MOST_STEPS):
             args = [*inputs[:first], *carry]
-            (goes_on,) = self.run(conditions.jaxpr, conditions.consts, args)
+            (goes_on,) = self.run(*opened(conditions), args)
             if _is_random(goes_on):
                 reason = "a loop whose length depends on random numbers"
                 raise self._refuse(equation, inputs, reason)
             if not bool(self.value(goes_on)):
                 return carry
             args = [*inputs[first : first + second], *carry]
-            carry = self.run(body.jaxpr, body.consts, args)
+            carry = self.run(*opened(body), args)
         reason = f"a loop of more than {MOST_STEPS} steps"
         raise self._refuse(equation, inputs, reason)
 
@@ -353,7 +378,7 @@ class Recorder:
         branches = equation.params["branches"]
         number = int(np.clip(int(self.value(index)), 0, len(branches) - 1))
         branch = branches[number]
-        return self.run(branch.jaxpr, branch.consts, args)
+        return self.run(*opened(branch), args)
 
     def _linear_solve(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The solution of a linear system, by the function that solves it."""
@@ -362,7 +387,7 @@ class Recorder:
         start = lengths.matvec + lengths.vecmat
         consts = inputs[start : start + lengths.solve]
         right = inputs[sum(lengths) :]
-        return self.run(solve.jaxpr, solve.consts, [*consts, *right])
+        return self.run(*opened(solve), [*consts, *right])
 
     # Known numbers
 

@@ -172,6 +172,11 @@ def _square(call: Call, x: Tensor) -> Tensor:
     return arithmetic.multiply(call, x, x)
 
 
+@reads("one_minus_square")
+def _one_minus_square(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.subtract(call, np.ones(()), arithmetic.multiply(call, x, x))
+
+
 @reads("integer_pow")
 def _integer_pow(call: Call, x: Tensor, y: int) -> Tensor:
     return arithmetic.power(call, x, y)
@@ -338,7 +343,7 @@ def _padded(call: Call, x: Tensor, sizes: list[int]) -> Tensor:
     """A tensor, random or given, with zeros beside it along its last axes."""
     if arithmetic.is_random(x):
         return rearrangement.pad(call, x, sizes, 0.0)
-    pairs = [(before, after) for before, after in zip(sizes[::2], sizes[1::2])][::-1]
+    pairs = np.reshape(sizes, (-1, 2))[::-1].tolist()
     return np.pad(np.asarray(x), [(0, 0)] * (len(x.shape) - len(pairs)) + pairs)
 
 
