@@ -12,6 +12,7 @@ import netsor as ns
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 PICTURES = {
+    "entropy": {"entropy.png"},
     "picture": {"widths.png"},
     "tangent": {
         f"tangent-{name}.png" for name in ("decay", "heads", "output", "widths")
@@ -31,6 +32,7 @@ def needs(name):
 LONG = {
     "bayes",
     "check_init",
+    "entropy",
     "picture",
     "regression",
     "tangent",
@@ -62,8 +64,12 @@ def test_example_runs(name, capsys, monkeypatch, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == PICTURES.get(name, set())
 
 
-# a PyTorch module
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "check_init"])
+WITHOUT_A_NETWORK = {"check_init", "entropy"}  # a PyTorch module, built-in models
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXAMPLES if name not in WITHOUT_A_NETWORK]
+)
 def test_network_of_example_is_short(name):
     needs(name)
     net = importlib.import_module(f"examples.{name}").net

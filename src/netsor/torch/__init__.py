@@ -5,9 +5,9 @@ its parameters, `_capture` records its graph, `_program` reads the graph as a pr
 the axis rule of `reader/`, which also finds its blocks, and `_network` and
 `_check_init` are what studies and users do with them. `_reference`, `_weights` and
 `_parameter_tests` are the declared initialisation, the real numbers, and their
-comparison. `_from_config` begins with a configuration of transformers. `maximal_update/`
-runs the module itself, and derives how its learning rates and its initialisation must
-follow the width.
+comparison. `_from_config` begins with a configuration of transformers.
+`maximal_update/` runs the module itself, and derives how its learning rates and its
+initialisation must follow the width.
 
 Examples
 --------
@@ -22,11 +22,11 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
+from ..reader._declared_laws import constant
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import InitCheck, check_init
 from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
-from ._declared_laws import constant
 from ._init_tests import InitFinding
 from ._network import network
 from ._parameters import parameters

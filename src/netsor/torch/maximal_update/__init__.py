@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._validate import ArgumentError, also_spelled, one_of, whole
-from . import _solve
 from ._emitted_file import reference_of
 from ._measure import Measurement, Subject, measure
 from ._optimisers import FAMILIES

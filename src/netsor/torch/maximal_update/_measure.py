@@ -13,9 +13,9 @@ from torch.fx import Node
 
 from ..._validate import ArgumentError, Shape
 from ...laws._power_law import Fit, fit
-from .._graph import UnsupportedError
+from ...reader._graph import UnsupportedError
 from ._batch import Batch, batch_of, logits_in
-from ._forward_graph import forward_graph
+from ._forward_graph import ForwardGraph, forward_graph
 from ._optimisers import Family
 from ._responses import (
     Operations,
@@ -105,48 +105,78 @@ def measure(
     tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Measure networks of several widths, or several depths."""
-    graphs = [_traced(subject, rule, size) for size in sizes]
-    shapes = [last_axes(each.operations, each.values) for each in graphs]
-    by_size = with_narrow([each.operations for each in graphs], shapes)
-    first = by_size[0]
-    if any(x.graph.operations != first.graph.operations for x in by_size):
-        raise UnsupportedError(VARIES)
-    responses: list[list[Responses]] = []
-    gradients: list[list[dict[str, float]]] = []
-    stds: list[list[dict[str, float]]] = []
-    for (width, depth), operations in zip(sizes, by_size, strict=True):
-        responses.append([])
-        gradients.append([])
-        stds.append([])
+    networks = [_traced(subject, rule, size) for size in sizes]
+    axes = [last_axes(network.operations, network.values) for network in networks]
+    by_size = with_narrow([network.operations for network in networks], axes)
+    smallest = by_size[0]
+    for operations in by_size:
+        _refuse_other_operations(operations.graph, smallest.graph)
+    measured_draws: list[list[MeasuredDraw]] = []
+    for size, operations in zip(sizes, by_size, strict=True):
+        of_size = []
         for k in range(draws):
-            module = subject.new(width, depth, subject.seed + k, rule)
-            batch = subject.batch_for(module)
-            if operations.graph.is_data_dependent:
-                graph = forward_graph(module, batch)
-                if graph.operations != first.graph.operations:
-                    raise UnsupportedError(VARIES)
-                operations = replace(operations, graph=graph, nodes=graph.nodes)
-            rates = rule.groups(module, SMALL_LR, *subject.ratios(width, depth))
-            draw = steps_of(subject.family, module, batch, rates)
-            generator = torch.Generator().manual_seed(subject.seed + k)
-            responses[-1].append(
-                measured(operations, draw.before, draw.after, batch, generator)
-            )
-            gradients[-1].append(draw.gradients)
-            stds[-1].append({name: _std(p) for name, p in draw.before.items()})
+            seed = subject.seed + k
+            of_size.append(_measured_draw(subject, rule, size, operations, seed))
             tick()
-    at = [float(depth or 0) for _, depth in sizes]
-    if len({width for width, _ in sizes}) > 1:
-        at = [float(width) for width, _ in sizes]
-    random = [name for name, size in stds[0][0].items() if size]
+        measured_draws.append(of_size)
+    stds = [[draw.stds for draw in of_size] for of_size in measured_draws]
+    gradients = [[draw.gradients for draw in of_size] for of_size in measured_draws]
+    responses = [[draw.responses for draw in of_size] for of_size in measured_draws]
+    at = _abscissae(sizes)
     return Measurement(
-        operations=first,
+        operations=smallest,
         exponents=_exponents(responses, at),
         gradients=_fits(gradients, at),
         stds=_fits(stds, at),
-        values=graphs[0].values,
-        shapes=[each.shapes for each in graphs],
-        random=frozenset(random),
+        values=networks[0].values,
+        shapes=[network.shapes for network in networks],
+        random=frozenset(name for name, std in stds[0][0].items() if std),
+    )
+
+
+def _abscissae(sizes: Sequence[tuple[int, int | None]]) -> list[float]:
+    """What the exponents are in: the widths, or the depths of networks of one width."""
+    widths = [float(width) for width, _ in sizes]
+    if len(set(widths)) > 1:
+        return widths
+    return [float(depth or 0) for _, depth in sizes]
+
+
+def _refuse_other_operations(graph: ForwardGraph, smallest: ForwardGraph) -> None:
+    """Reject a network whose operations are not those of the smallest one."""
+    if graph.operations != smallest.operations:
+        raise UnsupportedError(VARIES)
+
+
+class MeasuredDraw(NamedTuple):
+    """What was measured in one initialisation."""
+
+    responses: Responses
+    gradients: dict[str, float]  # sizes of those of the first step that are not 0
+    stds: dict[str, float]  # of the entries of the parameters
+
+
+def _measured_draw(
+    subject: Subject,
+    rule: ScalingRule,
+    size: tuple[int, int | None],
+    operations: Operations,
+    seed: int,
+) -> MeasuredDraw:
+    """Measure one initialisation of the network of one width and depth."""
+    module = subject.new(*size, seed, rule)
+    batch = subject.batch_for(module)
+    if operations.graph.is_data_dependent:
+        graph = forward_graph(module, batch)
+        _refuse_other_operations(graph, operations.graph)
+        operations = replace(operations, graph=graph, nodes=graph.nodes)
+    groups = rule.groups(module, SMALL_LR, *subject.ratios(*size))
+    draw = steps_of(subject.family, module, batch, groups)
+    generator = torch.Generator().manual_seed(seed)
+    return MeasuredDraw(
+        responses=measured(operations, draw.before, draw.after, batch, generator),
+        gradients=draw.gradients,
+        stds={name: _std(p) for name, p in draw.before.items()},
     )
 
 
