@@ -92,7 +92,8 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         if on_cores:
             least = study.least_seconds()
             if least > LONGEST:
-                raise _too_long(request, f"{in_time(least)} or more")
+                shorter = study.shorter_than(LONGEST)
+                raise _too_long(request, f"{in_time(least)} or more", shorter)
         cost = study.estimate()
         cheaper = study.cheaper(cost) if on_cores else ""
     if on_cores and cost.clock > LONGEST:

@@ -219,10 +219,10 @@ def _of_key(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
 def _uniform(inputs: list[Any], shape: Shape) -> Any:
     """Uniform numbers drawn with a key."""
     key, *ends = inputs
-    numbers = [x.number if isinstance(x, Known) else None for x in ends]
-    if not key.is_random or None in numbers:
+    known = [x.number for x in ends if isinstance(x, Known) and x.number is not None]
+    if not key.is_random or len(known) < len(ends):
         return UNKNOWN
-    low, high = numbers
+    low, high = known
     # the least number that JAX draws is the one after −1, for erf⁻¹
     mean, std = 0.5 * (low + high), (high - low) / math.sqrt(12.0)
     if low == -1.0 + 2.0**-24 and high == 1.0:

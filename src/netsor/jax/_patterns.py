@@ -209,7 +209,8 @@ class Joiner:
         mean = _stripped(mean)
         if not _is(mean, "mean") or _stripped(mean.args[0]) is not _stripped(x):
             return False
-        return mean.kwargs["axes"] == (len(shape_of(mean.args[0])) - 1,)
+        last = len(shape_of(mean.args[0])) - 1
+        return bool(mean.kwargs["axes"] == (last,))
 
     def _inverse_deviation(
         self, node: Any, x: Node, target: str

@@ -132,7 +132,8 @@ class GaussianMixture1D(NamedTuple):
         """The weights divided by their sum; None if all are equal."""
         if np.ptp(self.weight) == 0:
             return None
-        return self.weight / self.weight.sum()
+        shares: Array = self.weight / self.weight.sum()
+        return shares
 
     def unseen(self, y: Array, kernel: str, count: float) -> Array:
         """How much the sum Σ_i w_i k_i may lack of components that `count` draws do not

@@ -445,6 +445,12 @@ class Study(ABC, Generic[Found]):
         """
         return 0.0
 
+    def shorter_than(self, seconds: float) -> str:
+        """A sentence with options that are likely to take less than this time, known
+        before a large model is planned; "" if there are none.
+        """
+        return ""
+
     def cheaper(self, cost: Cost) -> str:
         """Cheaper ways with their costs if this takes long, or else ""."""
         return ""

@@ -104,7 +104,7 @@ def _cross_entropy_loss(
     reduction: int = MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Scalars:
+) -> Any:
     return cross_entropy(
         x,
         target,

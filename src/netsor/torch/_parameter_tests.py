@@ -273,7 +273,9 @@ def _tests_of_moments(
     ratio = std / law.std
     score = normal_score(ratio**2, _freedom(law) * size)
     p = two_sided(score / math.sqrt(variance * size))
-    text = f"expected {law.std:.4g}, found {std:.4g}, {ratio:.3g} times as large"
+    text = f"expected {law.std:.4g}, found {std:.4g}"
+    if std > 0:
+        text += f", {ratio:.3g} times as large"
     yield InitFinding(name, "std", p, text)
     p = two_sided((mean - law.mean) / (law.std * math.sqrt(variance)))
     yield InitFinding(name, "mean", p, f"expected {law.mean:.3g}, found {mean:.3g}")

@@ -93,7 +93,7 @@ class Reference:
         It is "unknown" if there is none.
         """
         for known_name in (name, without_wrappers(name)):
-            law = (self.laws or {}).get(known_name)
+            law = None if self.laws is None else self.laws.get(known_name)
             if law is not None and law.shape == shape:
                 return law
         place = Place(None, "")

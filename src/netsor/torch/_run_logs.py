@@ -89,28 +89,14 @@ def read_log(
     name, rows = _rows_of(source)
     known = list(known)
     columns = dict(columns or {})
-    for quantity in columns:
-        if quantity not in known:
-            raise ArgumentError(
-                "columns", quantity, f"one of {', '.join(known)}, = and a column"
-            )
+    _refuse_unknown(columns, known)
     sought = {quantity: _names(quantity, columns) for quantity in known}
     step_names = _names("step", columns)
+    steps = _steps_of(rows, step_names)
+    logged_steps = [step for step in steps if step is not None]
+    start = _first_step(sorted(logged_steps), first, name)
+    numbers = _numbers_by_step(rows, steps, sought, start)
     present = {str(column) for row in rows for column in row}
-    steps = sorted(
-        step for row in rows if (step := _step_of(row, step_names)) is not None
-    )
-    start = _first_step(steps, first, name)
-    numbers: dict[str, dict[int, Logged]] = {}
-    for k, row in enumerate(rows):
-        step = _step_of(row, step_names)
-        number = k if step is None and not steps else step
-        if number is None or number < start:
-            continue
-        for quantity, names in sought.items():
-            logged = _number_of(row, names)
-            if logged is not None:
-                numbers.setdefault(quantity, {}).setdefault(number - start, logged)
     if not numbers:
         raise ValueError(
             f"the log {name} has none of the columns {', '.join(known)}; it has"
@@ -129,6 +115,44 @@ def _names(quantity: str, columns: Mapping[str, str]) -> tuple[str, ...]:
         return (columns[quantity].lower(),)
     aliases = STEP if quantity == "step" else ALIASES.get(quantity, ())
     return tuple(dict.fromkeys((quantity.lower(), *aliases)))
+
+
+def _refuse_unknown(columns: Mapping[str, str], known: list[str]) -> None:
+    """Reject a column that is named for an unknown quantity."""
+    for quantity in columns:
+        if quantity not in known:
+            raise ArgumentError(
+                "columns", quantity, f"one of {', '.join(known)}, = and a column"
+            )
+
+
+def _steps_of(rows: list[Row], step_names: Iterable[str]) -> list[int | None]:
+    """The step of each row: None without one, or its position where no row has one."""
+    steps = [_step_of(row, step_names) for row in rows]
+    if all(step is None for step in steps):
+        return list(range(len(rows)))
+    return steps
+
+
+def _numbers_by_step(
+    rows: list[Row],
+    steps: list[int | None],
+    sought: Mapping[str, tuple[str, ...]],
+    start: int,
+) -> dict[str, dict[int, Logged]]:
+    """The numbers by quantity and by step since `start`; the first row of a step wins.
+
+    `sought` are the columns of each quantity.
+    """
+    numbers: dict[str, dict[int, Logged]] = {}
+    for row, step in zip(rows, steps, strict=True):
+        if step is None or step < start:
+            continue
+        for quantity, names in sought.items():
+            logged = _number_of(row, names)
+            if logged is not None:
+                numbers.setdefault(quantity, {}).setdefault(step - start, logged)
+    return numbers
 
 
 def _refuse_missing(

@@ -54,11 +54,6 @@ def lower_linear(state: State, value: Value) -> LoweredVector:
     arrays = [x.coordinates for x in lowered]
     weights = None if coefficients is None else state.scalars[coefficients]
     coordinates = apply_linear(state, value, arrays, weights)
-    if value in state.analysis.infinite and coordinates.value is not None:
-        sizes = [state.size_of_terms(array) for array in arrays]
-        weight_sizes = None if weights is None else state.size_of_terms(weights)
-        terms = apply_linear(state, value, sizes, weight_sizes)
-        coordinates = without_rounding(state, coordinates, terms, SUM_RTOL)
     sample = None
     if any(x.sample is not None for x in lowered):
         samples = [state.sample(x) for x in vectors]
@@ -68,8 +63,19 @@ def lower_linear(state: State, value: Value) -> LoweredVector:
     marks = None if coefficients is None else state.order_one(coefficients)
     sets = combined(value, [state.sets(x) for x in vectors], marks)
     if coordinates.value is not None:
+        terms = _sizes_of_terms(state, value, arrays, weights)
+        coordinates = without_rounding(state, coordinates, terms, SUM_RTOL)
         sets = sets & sets_of(np.asarray(coordinates.value)[0] != 0)
     return LoweredVector(coordinates, sample, sets)
+
+
+def _sizes_of_terms(
+    state: State, value: Value, arrays: Sequence[Register], weights: Register | None
+) -> Register:
+    """The sum of the sizes of the terms of each coordinate of a linear combination."""
+    sizes = [state.size_of_terms(array) for array in arrays]
+    weight_sizes = None if weights is None else state.size_of_terms(weights)
+    return apply_linear(state, value, sizes, weight_sizes)
 
 
 def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Register:

@@ -13,6 +13,7 @@ import numpy as np
 from ..._array_api import Floats
 from ..._validate import counted, flag
 from ...engine import Plan
+from ...engine.passes.score_pieces import is_large
 from ...engine.plan._plan_query import no_garbage_collection
 from ...language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
 from ...language.values._graph import topological_order, widths_of
@@ -23,7 +24,9 @@ from ._gradients import Gradients
 from ._loss_gradient import End, ModelEnd, program_loss
 from ._metrics import (
     effective_rank,
+    of_all_heads,
     of_attention,
+    of_attention_by_head,
     of_experts,
     of_gram,
     of_logits,
@@ -89,13 +92,24 @@ def _attention_numbers(block: Block) -> Scalar:
     # dropped.
     scores: Any = arrays.get("scores", arrays.get("weights"))
     weights: Any = arrays.get("weights", scores)
-    numbers = apply(
-        partial(of_attention, allowed=allowed),
-        scores,
-        weights,
-        axes=3,
-        name="of_attention",
-    )
+    if allowed.ndim == 2 and is_large(scores):
+        # by head, so that scores and weights need not be in memory together
+        by_head = apply(
+            partial(of_attention_by_head, allowed=allowed),
+            scores,
+            weights,
+            axes=2,
+            name="of_attention_by_head",
+        )
+        numbers = apply(of_all_heads, by_head, axes=2)
+    else:
+        numbers = apply(
+            partial(of_attention, allowed=allowed),
+            scores,
+            weights,
+            axes=3,
+            name="of_attention",
+        )
     if "weights" not in arrays:
         return numbers[:2]
     if "scores" not in arrays:

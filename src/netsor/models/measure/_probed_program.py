@@ -265,12 +265,12 @@ def values_by_block(
     values = topological_order(roots)
     stop = {value: position for position, value in enumerate(values, 1)}
     values_of_root: dict[Value, list[Value]] = {}
-    start = 0
+    read = 0
     for root in roots:
         # encoder and decoder may start from the same value: the first has it
         if root not in values_of_root:
-            values_of_root[root] = values[start : stop[root]]
-        start = max(start, stop[root])
+            values_of_root[root] = values[read : stop[root]]
+        read = max(read, stop[root])
     embedding: list[Value] = []
     for root in dict.fromkeys(starts):
         embedding += values_of_root[root]

@@ -73,7 +73,8 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
 
 def _query_std(beta: float, tokens: int) -> float:
     """The std of query and key matrices for scores of the scale β √(log tokens)."""
-    return math.sqrt(beta) * math.log(tokens) ** 0.25
+    query_std: float = math.sqrt(beta) * math.log(tokens) ** 0.25
+    return query_std
 
 
 def _cosine(x: ns.Vector) -> ns.Scalar:

@@ -48,6 +48,8 @@ SHORT_TOKENS = 256  # of the plans from which the least time of longer inputs fo
 LONG = 120.0  # seconds; of longer audits cheaper ways are named
 # of cheaper ways: the blocks, and the factor by which tokens are fewer
 FEW_BLOCKS, FEWER_TOKENS = 4, 8
+# a study takes at most so many times the lower bound of its time, mostly
+MARGIN = 2.0
 # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and
 # ratios.md
 H200 = 150.0
@@ -363,16 +365,39 @@ class AuditStudy(Study[Audit | Comparison]):
             )
         return f"{CHEAPER}: {'; '.join(alternatives)}."
 
+    def shorter_than(self, seconds: float) -> str:
+        """A sentence with the most tokens, by halving, that are likely to take less
+        than this time, and with the time on a GPU.
+
+        The law of fewer tokens is exact for these positions.
+        """
+        request = self.request
+        tokens = request.lengths[-1]
+        least = self._least_seconds((tokens,))
+        while tokens > SHORT_TOKENS and least > seconds / MARGIN:
+            tokens //= 2
+            least = self._least_seconds((tokens,))
+        if tokens <= SHORT_TOKENS:
+            return ""
+        shorter = f"--tokens {tokens}: {in_time(least)} or more"
+        on_device = PLANNING + self.least_seconds() / H200
+        device = f"a GPU (--backend torch): {in_time(on_device)} or more on an H200"
+        return f"{CHEAPER}: {shorter}; {device}."
+
     def least_seconds(self) -> float:
         """A lower bound on the running time in seconds, from plans of short inputs; 0
         if no input is long.
         """
+        if self.request.ids is not None:
+            return 0.0
+        return self._least_seconds(self.request.lengths)
+
+    def _least_seconds(self, lengths: Sequence[int]) -> float:
+        """The same for inputs of these lengths."""
         request = self.request
         seconds = 0.0
         worker_bytes = BASE
-        if request.ids is not None:
-            return 0.0
-        for model, tokens in itertools.product(request.models, request.lengths):
+        for model, tokens in itertools.product(request.models, lengths):
             if isinstance(model, ProgramModel) or tokens <= SHORT_TOKENS:
                 continue
             draws = request.draws_of(tokens)

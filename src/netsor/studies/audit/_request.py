@@ -118,7 +118,13 @@ class Request(_study.Request):
         case = self._subject(model, tokens, infinite, gradients=False)
         # at d = ∞ the plan has a number for each score, not vectors
         every_pair_has_score = infinite and not case.keeps_heads
-        reject_large(model, tokens, every_pair_has_score, bool(self.gradients))
+        reject_large(
+            model,
+            tokens,
+            every_pair_has_score,
+            bool(self.gradients),
+            self.backend,
+        )
 
     def _with_limit(self, tokens: int) -> bool:
         """Whether to measure infinite widths at this length: with the option "inf" at

@@ -159,7 +159,7 @@ def apply(node: Node, values: Mapping[Node, Any]) -> Any:
     if schema is not None and schema.is_mutable:
         # within PyTorch's own functions, where nothing else reads the argument
         args = (args[0].clone(), *args[1:])
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return node.target(*args, **kwargs)
 
 
 def forward_graph(module: Module, batch: Batch) -> ForwardGraph:

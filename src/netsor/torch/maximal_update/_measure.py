@@ -179,9 +179,7 @@ def measure(
     drawn = [
         [_drawn(graphs, rule, network, k) for k in range(draws)] for network in networks
     ]
-    at = [float(depth or 0) for _, depth in sizes]
-    if len({width for width, _ in sizes}) > 1:
-        at = [float(width) for width, _ in sizes]
+    at = _abscissae(sizes)
 
     def all_of(kind: str) -> Any:
         """One field of all draws, by size and draw."""
@@ -196,6 +194,14 @@ def measure(
         shapes=[each.shapes for each in networks],
         random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
     )
+
+
+def _abscissae(sizes: Sequence[Size]) -> list[float]:
+    """What the exponents are in: the widths, or the depths of networks of one width."""
+    widths = [float(width) for width, _ in sizes]
+    if len(set(widths)) > 1:
+        return widths
+    return [float(depth or 0) for _, depth in sizes]
 
 
 def _networks(

@@ -291,7 +291,7 @@ class DerivedRule:
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
-        rows = [heads]
+        rows: list[tuple[str, ...]] = [heads]
         for pattern, rule in self.parameters.items():
             names = [x for x in self.evidence if pattern in (x, pattern_of(x))]
             shown = self.evidence[names[0]]
