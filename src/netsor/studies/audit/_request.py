@@ -121,9 +121,9 @@ class Request(_study.Request):
         reject_large(
             model,
             tokens,
-            every_pair_has_score,
-            bool(self.gradients),
-            self.backend,
+            infinite=every_pair_has_score,
+            gradients=bool(self.gradients),
+            backend=self.backend,
         )
 
     def _with_limit(self, tokens: int) -> bool:
