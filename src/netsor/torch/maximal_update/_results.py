@@ -25,6 +25,7 @@ KINDS = {
     (0.0, 0.0): "µP, input or vector",
     (-0.5, -1.0): "µP, hidden",
     (-1.0, -1.0): "µP, output",
+    (-0.5, 0.0): "µP, bias that starts smaller",
 }
 EXPLANATION = (
     "Powers are factors of the initial numbers, the learning rate and eps; weight decay"
@@ -300,7 +301,7 @@ class DerivedRule:
             rows.append((*row, kind + (", may start at 0" if rule.is_free else "")))
         lines = [self.verdict, "", *_table(rows)]
         scales = {
-            f"{pattern_of(x.path)}{_part(x)}: output times {_n(x.power)} ({x.what})"
+            f"{_scaled(x)}{_part(x)}: times {_n(x.power)} ({x.what})"
             for x in self.scales
         }
         lines += ["", *sorted(scales)] if scales else []
@@ -330,11 +331,19 @@ def _n(power: Power) -> str:
     return halves.get(power.width, f"n^{power.width:g}")
 
 
+def _scaled(scale: OutputScale) -> str:
+    """What a factor multiplies, in words."""
+    if not scale.parameters:
+        return f"output of {pattern_of(scale.path)}"
+    return " and ".join(pattern_of(name) for name in scale.parameters)
+
+
 def _part(scale: OutputScale) -> str:
     """The entries that are scaled, in words."""
     if scale.part is None:
         return ""
-    return f" from {scale.part.start:.3g} to {scale.part.stop:.3g} of its last axis"
+    axis = "first" if scale.parameters else "last"
+    return f", from {scale.part.start:.3g} to {scale.part.stop:.3g} of the {axis} axis"
 
 
 def _interval(exponent: Exponent | None) -> str:

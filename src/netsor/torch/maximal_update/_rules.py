@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._scale_hooks import OutputScale, add_hook
+from ._parameter_names import parameters_of
+from ._scale_hooks import OutputScale, add_scale
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the path of a parameter
 
@@ -66,15 +67,20 @@ class ScalingRule:
                 return rule
         return ParameterRule()
 
+    def without_rows(self) -> ScalingRule:
+        """The same without factors of rows of parameters."""
+        scales = tuple(x for x in self.scales if not x.parameters)
+        return ScalingRule(self.parameters, scales)
+
     def prepare(self, module: Any, width: float, depth: float) -> None:
         """Rescale the initial numbers of a new module, and scale its outputs."""
         with torch.no_grad():
-            for name, p in module.named_parameters():
+            for name, p in parameters_of(module).items():
                 factor = self.of(name).std.of(width, depth)
                 if factor != 1:
                     p.mul_(factor)
         for scale in self.scales:
-            add_hook(module, scale, scale.power.of(width, depth))
+            add_scale(module, scale, scale.power.of(width, depth))
 
     def groups(
         self, module: Any, lr: float, width: float, depth: float
@@ -82,7 +88,7 @@ class ScalingRule:
         """The groups of an optimiser, one for each parameter."""
         return [
             {"params": [p], "lr": lr * self.of(name).lr.of(width, depth)}
-            for name, p in module.named_parameters()
+            for name, p in parameters_of(module).items()
             if p.requires_grad
         ]
 
