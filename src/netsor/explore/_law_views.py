@@ -221,8 +221,8 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
     most_bytes = cores() * max(blocks, default=0.0)
     if most_bytes > memory() / 2:
         raise ValueError(
-            f"{draws:,} draws would need {in_bytes(most_bytes)} of memory: choose smaller"
-            " numbers on the sliders"
+            f"{draws:,} draws would need {in_bytes(most_bytes)} of memory: choose"
+            " smaller numbers on the sliders"
         )
     if seconds(draws) > limit:
         raise ValueError(
