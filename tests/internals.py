@@ -635,6 +635,8 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
+    "netsor.reader._graph": ("name_of", "shape_of"),
+    "netsor.reader._operations": ("SOFTMAX",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
         "Expand",
