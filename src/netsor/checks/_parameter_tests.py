@@ -234,9 +234,9 @@ def _tests_of_parts(
     size = shape[0] // len(parts)
     for k, of_part in enumerate(parts):
         start, stop = k * size, (k + 1) * size
-        where = f"{name}[{start}:{stop}]"
+        rows = f"{name}[{start}:{stop}]"
         part = replace(entries, numbers=entries.numbers[start:stop])
-        yield from parameter_tests(where, part, of_part, samples)
+        yield from parameter_tests(rows, part, of_part, samples)
 
 
 def _test_of_numbers(name: str, entries: Entries, law: Parameter) -> InitFinding:
