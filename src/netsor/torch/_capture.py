@@ -666,7 +666,7 @@ def _decomposed(exported: Any) -> Any:
 
 
 def _matrix_vector(matrix: Any, vector: Any) -> Any:
-    """A matrix times a vector, as a product with one row: a parameter stays a matrix."""
+    """A matrix times a vector as a product with one row, so that a parameter acts."""
     return (vector[None] @ matrix.mT)[0]
 
 
