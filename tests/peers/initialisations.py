@@ -246,7 +246,7 @@ class Law:
         build = partial(Logits, case)
         self.case = case
         graph = captured(build, inputs, {}, laws)
-        self.reader = _program.Reader(graph, trained=True, whole_matrices=True)
+        self.reader = _program.TorchReader(graph, trained=True, whole_matrices=True)
         self.probes = self.reader.program().probes
         self.rows, self.words = _targets(case, inputs)
         self.paths = case.paths

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from .._validate import Shape
-from ..reader._laws import Parameter, Parameters, law_of_entries, with_declared
+from ..reader._declared_laws import with_declared
+from ..reader._laws import Parameter, Parameters, law_of_entries
 from ._initialisers import laws_of
 from ._models import Functions, Leaves, arrays_of, functions_of
 

@@ -22,11 +22,11 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
+from ..reader._declared_laws import constant
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import InitCheck, check_init
 from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
-from ._declared_laws import constant
 from ._init_tests import InitFinding
 from ._network import network
 from ._parameters import parameters

@@ -28,6 +28,7 @@ from ..models.measure._metrics import (
     of_logits,
     of_shares,
 )
+from ..reader._declared_laws import Declaration, check_declared, with_declared
 from ..reader._graph import (
     Node,
     UnsupportedError,
@@ -52,7 +53,6 @@ from ..report._document import (
 )
 from ..report._html import to_cell
 from ._capture import captured, inputs_by_name
-from ._declared_laws import Declaration, check_declared, with_declared
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
 from ._init_tests import InitFinding, holm, pass_tests
 from ._network import inputs_of

@@ -12,8 +12,8 @@ import torch
 
 from .._array_api import Floats
 from .._validate import Rng, Shape, chosen_seed, whole
+from ..reader._declared_laws import Declaration, check_declared, with_declared
 from ..reader._laws import NOT_FINITE, Parameter, Parameters, law_of_entries
-from ._declared_laws import Declaration, check_declared, with_declared
 from ._fresh_modules import ModuleOrFactory, Sample, fresh, torch_seed
 
 # initialisations that are sampled at least

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..._validate import Shape
-from .._graph import UnsupportedError
+from ...reader._graph import UnsupportedError
 from ._rules import ParameterRule, Power, pattern_of
 from ._scale_hooks import OutputScale
 

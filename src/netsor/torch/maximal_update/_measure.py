@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..._validate import ArgumentError, Shape
 from ...laws._power_law import Fit, fit
-from .._graph import UnsupportedError
+from ...reader._graph import UnsupportedError
 from ._batch import Batch, batch_of, logits_in
 from ._forward_graph import forward_graph
 from ._optimisers import Family

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from .._graph import UnsupportedError
+from ...reader._graph import UnsupportedError
 from ._forward_graph import apply, operation_of
 from ._responses import Operation, Operations
 

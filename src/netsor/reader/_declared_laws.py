@@ -15,7 +15,7 @@ from typing import Any
 
 from .._validate import ArgumentError, as_number, scale
 from ..functions.quantiles import Distribution, transformed, truncated_normal
-from ..reader._laws import DECLARED, LAWS, PARTS, Parameter
+from ._laws import DECLARED, LAWS, PARTS, Parameter
 
 # a declaration: see above
 Declaration = Any
