@@ -126,6 +126,10 @@ _NAMES = {
         "expand_steps",
     ),
     "netsor.engine.passes.rotary_limits": ("Angles",),
+    "netsor.engine.passes.score_pieces": (
+        "is_large",
+        "split_scores",
+    ),
     "netsor.engine.passes.step_arithmetic": ("orthogonalised",),
     "netsor.engine.passes.weight_reuse": ("_Matrices",),
     "netsor.engine.plan._cost_model": (
@@ -631,6 +635,8 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
+    "netsor.reader._graph": ("name_of", "shape_of"),
+    "netsor.reader._operations": ("SOFTMAX",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
         "Expand",
@@ -681,6 +687,7 @@ _MODULES = (
     "netsor.engine.lower._rebase",
     "netsor.engine.lower._state",
     "netsor.engine.passes",
+    "netsor.engine.passes.score_pieces",
     "netsor.engine.passes.simplify",
     "netsor.engine.plan._cost_model",
     "netsor.engine.plan._draw_cost",

@@ -14,6 +14,7 @@ from tests.internals import (
     AuditCase,
     AuditStudy,
     NoLimitError,
+    Numpy,
     _cost,
     _memory,
     _process_pool,
@@ -89,15 +90,35 @@ def test_gradients_beyond_memory_are_rejected_before_planning(
 
 
 def test_long_inputs_are_planned_or_rejected_before_planning(unplanned, monkeypatch):
-    """4,096 tokens and 128,256 words: 2^29 logits, which no array may have."""
-    command = "audit", "llama-3-8b", "--tokens", "4096"
+    """16,384 tokens: their Gram matrices alone; 4,096 tokens fit in the same memory,
+    although their logits, and the scores of a block, would not.
+    """
+    command = "audit", "llama-3-8b", "--tokens"
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**33)
-    result = netsor(*command)
+    result = netsor(*command, "16384")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "4,096 tokens of llama-3-8b" in result.stderr
-    assert "of memory (available: 8 GiB); take fewer tokens" in result.stderr
-    monkeypatch.setattr(_memory, "memory", lambda: 2.0**36)
-    assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
+    assert "16,384 tokens of llama-3-8b" in result.stderr
+    assert (
+        "of memory (available: 8 GiB); take fewer tokens, or a smaller model (4,096"
+        " tokens fit)" in result.stderr
+    )
+    assert netsor(*command, "4096").stderr.endswith("netsor: a plan is begun\n")
+
+
+class Small(Numpy):
+    """A device of 1 GiB."""
+
+    def memory(self):
+        """Its memory."""
+        return 2.0**30
+
+
+def test_audit_beyond_memory_of_device_is_rejected_before_planning(unplanned):
+    """With the most tokens, by halving, that fit."""
+    with pytest.raises(
+        ValueError, match=r"4,096 tokens .* on cuda:0 .*: 1 GiB.*\(2,048 tokens fit\)"
+    ):
+        _request.Request((read("llama-3-8b"),), tokens=(4096,), backend=Small("cuda:0"))
 
 
 @pytest.mark.parametrize(

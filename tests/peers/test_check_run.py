@@ -350,8 +350,12 @@ def test_logs_of_every_format_are_the_same(law, tmp_path):
     assert check.ok
     assert any("the log has no gradient norm" in note for note in check.notes)
     assert any("counts steps from 1" in note for note in check.notes)
-    renamed = [{"step": r["step"], "L": r["loss"]} for r in numbers]
-    assert law.check(renamed, columns={"loss": "L"}).ok
+    renamed = [{"s": 1 + r["step"], "L": r["loss"], "n": "-"} for r in numbers]
+    assert law.check(renamed, columns={"loss": "L", "step": "s"}).ok
+    assert law.check([{"L": r["loss"]} for r in numbers], columns={"loss": "L"}).ok
+    for wrong in ({"loss": "M"}, {"loss": "n"}, {"loss": "L", "step": "t"}):
+        with pytest.raises(ValueError, match="must be a column of numbers in the log"):
+            law.check(renamed, columns=wrong)
 
 
 def test_rounded_logs_are_compared_as_rounded():
@@ -371,7 +375,8 @@ def test_rounded_logs_are_compared_as_rounded():
             [{"step": 0, "speed": 1.0}],
             "none of the columns loss, .* it has speed, step",
         ),
-        ([{"step": 10, "loss": 1.0}], "begins at step 10, .* --first-step"),
+        ([{"step": 10, "loss": 1.0}], r"begins at step 10, .*\(--first-step\)"),
+        ([{"step": -1, "loss": 1.0}], "begins at step -1, "),
         ([], "must be a file, a list of mappings"),
         ("none.csv", "a file that can be read: No such file"),
         ("run-1.wandb", r"export the history, .*to_csv"),

@@ -135,7 +135,9 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
         raise UsageError(message)
     part = None if match["index"] is None else literal(match["index"].strip())
     values = {name: _argument(name, text, module) for name, text in texts.items()}
-    return NamedProgram(module_name, match["name"], value, part, values)
+    return NamedProgram(
+        module=module_name, name=match["name"], value=value, part=part, arguments=values
+    )
 
 
 def _names_defined_in(module: Any) -> list[str]:

@@ -258,7 +258,7 @@ def _find_width(
     tolerance, quantity = checked(tolerance, quantity)
     announce(WIDTHS_TRIED * target.seconds)
     return width_needed(
-        target.net, tolerance, quantity, draws=draws, seed=seed, **kept_widths
+        target.net, tolerance, of=quantity, draws=draws, seed=seed, **kept_widths
     )
 
 

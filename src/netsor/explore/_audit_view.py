@@ -183,7 +183,9 @@ class AuditViewRequest:
                         f"{panel.title}, {curve.label}: no number in block {gaps[0]:g}"
                     )
         notes = (*missing, *self._notes(result))
-        return View(tuple(panels), {}, self.code, notes, result=result)
+        return View(
+            panels=tuple(panels), rows={}, code=self.code, notes=notes, result=result
+        )
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         """What is drawn, what is missing and why, and how long a sharper audit
@@ -267,7 +269,13 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
         tasks = request.tasks(case)
         arrays = []  # of each task
         for task in tasks:
-            progress = _Progress(finished, case.draw.seconds, total, seconds, tell)
+            progress = _Progress(
+                finished=finished,
+                seconds_per_draw=case.draw.seconds,
+                total=total,
+                seconds=seconds,
+                tell=tell,
+            )
             arrays.append(task.run(progress.report))
             finished += case.draw.seconds * task.draws
         _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
@@ -302,12 +310,16 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
             assert blocks is not None
             # bands at infinite width would hide those at the model's own widths
             band = (low, high) if look in ("band", "second") else ()
-            curves.append(Curve(label, look, blocks.astype(float), middle, band))
+            curves.append(
+                Curve(
+                    label=label, look=look, x=blocks.astype(float), y=middle, band=band
+                )
+            )
     return Panel(
-        quantity.title,
-        "block",
-        "",
-        tuple(curves),
+        title=quantity.title,
+        across="block",
+        unit="",
+        curves=tuple(curves),
         legend=len(curves) > 1,
         log=quantity.log and _varies(curves),
     )
@@ -416,7 +428,9 @@ def model_request(
         lines.append(f"other = {second.code}")
         models.append(second.model)
         arguments.append("compare=other")
-    return AuditViewRequest(tuple(models), tuple(lines), tuple(arguments), **options)
+    return AuditViewRequest(
+        models=tuple(models), lines=tuple(lines), arguments=tuple(arguments), **options
+    )
 
 
 def lengths_of_text(text: str) -> tuple[int, ...] | None:

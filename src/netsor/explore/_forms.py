@@ -80,7 +80,7 @@ def answer(
                     distances = view.more()
                 except ValueError as error:
                     problem = f"KL: {error_text(error)}"
-            emit("html", view_html(view, distances, problem, saved))
+            emit("html", view_html(view, more=distances, waiting=problem, saved=saved))
     except ConnectionError:  # the page was closed
         raise
     except (Exception, SystemExit) as error:  # a program of the user may raise anything
@@ -107,10 +107,10 @@ def _views(
         if control.startswith("width "):
             widths[control.removeprefix("width ")] = _number(value)
     if kind == "audit":
-        request = program_audit(target, arguments, widths, values["sharp"])
+        request = program_audit(target, arguments, widths, sharp=values["sharp"])
         return request.views(progress)
     output = int(values["output"] or 0)
-    return [program_view(target, arguments, widths, output, values["draws"])]
+    return [program_view(target, arguments, widths, output, draws=values["draws"])]
 
 
 def layer_of(values: Mapping[str, Any]) -> dict[str, Any]:

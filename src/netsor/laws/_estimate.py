@@ -587,10 +587,12 @@ class Replicas:
             # replicas it counts as up to STEEPER_OF_MANY errors heavier.
             share_of_more = max(0.0, 1 - MIN_DRAWS_FOR_TAIL / self.count)
             steeper = STEEPER_OF_MANY * share_of_more
-            return tail_error(samples, self.weight, self.count, steeper)
+            return tail_error(
+                samples, share=self.weight, count=self.count, steeper=steeper
+            )
         if 1 < self.count < 2 * FEWEST:
             return np.where(np.ptp(samples, axis=0) > 0, np.inf, 0.0)
-        return tail_error(samples, self.weight, self.count, STEEPER)
+        return tail_error(samples, share=self.weight, count=self.count, steeper=STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
         """The mean of samples (replicas, …), with the errors `spread` and `unseen`."""

@@ -144,7 +144,7 @@ class GaussianMixture1D(NamedTuple):
         """
         total = self.weight.sum()
         share = self._shares()
-        tail, largest_term = self._tails(y, kernel, share, count * total)
+        tail, largest_term = self._tails(y, kernel, share, count=count * total)
         estimate = total * tail
 
         # one more draw adds at most 1/count times its height: that of the narrowest

@@ -406,7 +406,9 @@ class Law(LawBase, Distribution):
         axes : matplotlib.axes.Axes
             The axes with the picture.
         """
-        return plot_law(self, ax, label, flag(gaussian, "gaussian"), flag(log, "log"))
+        return plot_law(
+            self, ax, label, gaussian=flag(gaussian, "gaussian"), log=flag(log, "log")
+        )
 
     _repr_html_ = card
 

@@ -246,7 +246,7 @@ def adapt_schedule(
     while power < 1.0:
         step = step_from(power, chains.height)
         power = min(1.0, power + step)
-        chains = _resample(chains, step, 1, rng)
+        chains = _resample(chains, step, runs=1, rng=rng)
         around = reference(chains.z)
         for _ in range(moves):
             chains = advance_chains(log_likelihood, chains, rng, power, around)

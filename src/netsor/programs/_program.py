@@ -213,7 +213,12 @@ class Program:
         in_paper = one_of(style, "style", "", ("full", "paper")) == "paper"
         probes = () if in_paper else self.probes
         return latex(
-            self.name, self.outputs, self.check(), document, probes, paper=in_paper
+            self.name,
+            self.outputs,
+            report=self.check(),
+            document=document,
+            probes=probes,
+            paper=in_paper,
         )
 
     def check(self) -> Report:
@@ -262,9 +267,19 @@ class Program:
         """
         values = topological_order(self._whole)
         bound, numbers = bind_names(values, widths, allow_inf=False)
-        sampling = Sampling(draws, chosen_seed(seed, rng), workers, executor, progress)
+        sampling = Sampling(
+            draws=draws,
+            seed=chosen_seed(seed, rng),
+            workers=workers,
+            executor=executor,
+            progress=progress,
+        )
         outputs = _reference.simulate(
-            self.outputs, source_order(values), bound | numbers, sampling, coordinates
+            self.outputs,
+            sources=source_order(values),
+            widths=bound | numbers,
+            sampling=sampling,
+            coordinates=coordinates,
         )
         return tuple(outputs) if isinstance(self.output, tuple) else outputs[0]
 

@@ -732,14 +732,18 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if is_zero(x) or is_zero(y):
         return np.zeros(call.shape)
     if len(y.shape) == 1 and isinstance(y, Vectors | Scalars):
-        # a product with one column
-        column = y.viewed(Reshape((y.shape[0], 1)))
-        whole = call._replace(shapes=[(*call.shape, 1)])
-        return matmul(whole, x, column).viewed(Reshape(call.shape))
+        return _product_with_column(call, x, y)
     are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
     if are_vectors and x.last and y.from_end == -2:
         return Scalars(ns.dot(x.plain, transposed(y).plain), math.sqrt(x.shape[-1]))
     return _combination(call, x, y)
+
+
+def _product_with_column(call: Call, x: Tensor, y: Vectors | Scalars) -> Tensor:
+    """The product with a tensor of one axis, as with a matrix of one column."""
+    column = y.viewed(Reshape((y.shape[0], 1)))
+    with_column = call._replace(shapes=[(*call.shape, 1)])
+    return matmul(with_column, x, column).viewed(Reshape(call.shape))
 
 
 def is_zero(x: Tensor) -> bool:
@@ -749,18 +753,7 @@ def is_zero(x: Tensor) -> bool:
 
 def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
     """x @ y, where coordinates of at most one of the two stay: sums over indices."""
-    if isinstance(y, Vectors) and y.from_end == -2:
-        y = call.draws.entries(y)
-    if isinstance(x, Vectors) and x.last:
-        x = call.draws.entries(x)
-    if isinstance(x, Vectors) and isinstance(y, Vectors):
-        # all coordinates of one times all of the other: the shorter ones are scalars
-        if x.from_end != -2 or y.from_end != -1:
-            raise Refusal("a product of vectors along axes of the batch")
-        if x.shape[-2] < y.shape[-1]:
-            x = call.draws.entries(x)
-        else:
-            y = call.draws.entries(y)
+    x, y = _with_entries(call, x, y)
     if isinstance(x, Vectors):
         # (yᵀ xᵀ)ᵀ: the scalars come first
         turned = [transposed(z) if is_random(z) else numbers(z).mT for z in (y, x)]
@@ -774,6 +767,25 @@ def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
         not y.last, "scalars multiply the coordinates of vectors, not the vectors"
     )
     return Vectors.of(scalars @ y.plain)
+
+
+def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of x @ y, at most one of which still consists of vectors.
+
+    Coordinates that the product sums over become scalars. Where all coordinates of x
+    meet all of y, those of the narrower factor do.
+    """
+    if isinstance(y, Vectors) and y.from_end == -2:
+        y = call.draws.entries(y)
+    if isinstance(x, Vectors) and x.last:
+        x = call.draws.entries(x)
+    if not isinstance(x, Vectors) or not isinstance(y, Vectors):
+        return x, y
+    if x.from_end != -2 or y.from_end != -1:
+        raise Refusal("a product of vectors along axes of the batch")
+    if x.shape[-2] < y.shape[-1]:
+        return call.draws.entries(x), y
+    return x, call.draws.entries(y)
 
 
 def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:

@@ -486,15 +486,9 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
     if not sums.terms or sums.last is None:
         raise NotABlockError(f"{path} adds nothing to its input")
     branches = _named_branches(graph, sums, {*part.nodes})
-    named_nodes: dict[str, tuple[Node, ...]] = {}
-    for branch in branches:
-        earlier = named_nodes.get(branch.name, ())
-        # one after the other they are one branch, unless a norm is between them
-        if earlier and not (is_staged and sums.middle is None):
-            raise NotABlockError(
-                f"{path} adds two branches of the kind {branch.name} to its stream"
-            )
-        named_nodes[branch.name] = (*earlier, branch.node)
+    # one after the other they are one branch, unless a norm is between them
+    may_repeat = is_staged and sums.middle is None
+    named_nodes = _nodes_by_name(branches, path, may_repeat)
     stream = part.end if part.end in sums.carriers else sums.last
     nodes = part.nodes
     if part.end is None:  # later nodes are not part of the block
@@ -521,6 +515,21 @@ class Branch(NamedTuple):
     name: str  # "attention", "cross" or "mlp"
     node: Node
     softmaxes: tuple[Node, ...]
+
+
+def _nodes_by_name(
+    branches: Iterable[Branch], path: str, may_repeat: bool
+) -> dict[str, tuple[Node, ...]]:
+    """What the branches of each kind add; two of one kind only if they may repeat."""
+    nodes: dict[str, tuple[Node, ...]] = {}
+    for branch in branches:
+        earlier = nodes.get(branch.name, ())
+        if earlier and not may_repeat:
+            raise NotABlockError(
+                f"{path} adds two branches of the kind {branch.name} to its stream"
+            )
+        nodes[branch.name] = (*earlier, branch.node)
+    return nodes
 
 
 def _softmaxes_of_attention(branches: Iterable[Branch]) -> tuple[Node, ...]:

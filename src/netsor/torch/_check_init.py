@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ OF_PARAMETERS = (
 FEWEST_DRAWS = 100
 MOST_NAMED = 3  # parameters that a note names
 OWN = "its own initialisation"
+DECLARED = "its declared laws"
 NO_REFERENCE = (
     "no reference was given: the module is compared with fresh ones that its own code"
     " makes"
@@ -210,7 +212,7 @@ class InitCheck:
     def _conclusion(self) -> str:
         """Whether the module agrees with the reference, and where to look first."""
         reference = self.reference
-        if reference != OWN:
+        if reference not in (OWN, DECLARED):
             reference = f"the reference {reference}"
         if self.first is None:
             verb = "agrees with" if self.ok else "was not compared in full with"
@@ -441,12 +443,14 @@ def check_init(
         notes.append(
             f"the forward and backward pass was not checked: {of_pass.problem}"
         )
-    if subject.is_own:
-        notes.append(NO_REFERENCE)
     names = list(numbers.tensors)
+    name_of_reference = subject.known.name
+    if subject.is_own:
+        name_of_reference = DECLARED if declared else OWN
+        notes += _notes_without_reference(names, declared or {})
     return InitCheck(
         name=type(real).__name__,
-        reference=OWN if subject.is_own else subject.known.name,
+        reference=name_of_reference,
         findings=findings,
         first=min(findings, key=_position(real), default=None),
         tests=of_parameters.tests + of_pass.tests,
@@ -556,6 +560,25 @@ def _comparable_structure(
         blocks = counted(len(net.blocks), "block")
         return net, f"it has {blocks}, and the reference has {len(known.masks)}"
     return net, ""
+
+
+def _notes_without_reference(
+    names: Sequence[str], declared: Mapping[str, Declaration]
+) -> list[str]:
+    """What a module is compared with if no reference was given."""
+    if not declared:
+        return [NO_REFERENCE]
+    rest = [
+        name
+        for name in names
+        if not any(fnmatchcase(name, pattern) for pattern in declared)
+    ]
+    if not rest:
+        return []
+    return [
+        f"{counted(len(rest), 'parameter')} without a declaration compared with fresh"
+        f" modules that the module's own code makes: {_first_of(rest)}"
+    ]
 
 
 def _declared_laws(

@@ -411,7 +411,7 @@ def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
     precision = xp.finfo(lower.dtype)
     min_square = precision.smallest_normal / precision.eps
     is_tiny = xp.any((lengths > 0) & (lengths < min_square), axis=-1)
-    return is_tiny | has_small_pivot(xp, lower, lengths, LEANING)
+    return is_tiny | has_small_pivot(xp, lower, lengths, min_ratio=LEANING)
 
 
 def unit(xp: Any, residual: Array, square_before: Array, floor: Array) -> Array:

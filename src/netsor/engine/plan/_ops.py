@@ -276,7 +276,7 @@ def triangle(xp: Any, *numbers: Array, places: Any, shape: Shape) -> Array:
     """
     zero = xp.zeros((1, *numbers[0].shape[1:-1], 1), dtype=numbers[0].dtype)
     flat = join(xp, *numbers, zero, axis=1)
-    entries = take(xp, flat, places, axis=1)
+    entries = take(xp, a=flat, places=places, axis=1)
     return reshape(xp, entries, (*flat.shape[1:-1], *shape))
 
 
@@ -360,7 +360,9 @@ def apply(
         to_fill = _array_to_fill(arrays, shape, out)
         if to_fill is not None:
             divisible_axes = arrays[0].ndim - axes
-            return _apply_in_batches(arrays, f, to_fill, divisible_axes)
+            return _apply_in_batches(
+                arrays, f, result=to_fill, divisible_axes=divisible_axes
+            )
 
     result = f(*arrays)
     if in_numpy and any(np.may_share_memory(result, a) for a in arrays):
@@ -414,7 +416,9 @@ def _apply_in_batches(
         for a in arrays:
             is_broadcast = a.shape[axis] == 1
             arrays_of_batch.append(a if is_broadcast else a[index])
-        _apply_in_batches(arrays_of_batch, f, result[index], divisible_axes)
+        _apply_in_batches(
+            arrays_of_batch, f, result=result[index], divisible_axes=divisible_axes
+        )
     return result
 
 

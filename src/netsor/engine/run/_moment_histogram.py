@@ -291,7 +291,10 @@ def binning(cells: MomentGrid, mean: Floats, var: Floats) -> float:
     y = centre + std * np.linspace(-6.0, 6.0, 49)
     exact = _density(y, mean, var)
     binned = _density(
-        y, node_mean[node_positive], node_var[node_positive], count[node_positive]
+        y,
+        mean=node_mean[node_positive],
+        var=node_var[node_positive],
+        count=count[node_positive],
     )
     return float(np.abs(binned - exact).max() / exact.max())
 

@@ -357,7 +357,7 @@ def remove_rounding_ties(
             continue
         if double is None:
             result = mean.copy()
-            double = _means_in_double(plan, seed, len(mean), backend)
+            double = _means_in_double(plan, seed, draws=len(mean), backend=backend)
 
         # move values to atoms of the law
         output = double[:, k]

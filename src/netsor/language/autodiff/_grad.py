@@ -126,7 +126,12 @@ class Reverse:
             seed = weights
             if unit is ... and seed_unit is not None:
                 seed = scale(width_ratio((), (Width(seed_unit),)), weights)
-            self._contribute(p, seed_unit, p._positions(), seed.broadcast_to(p.shape))
+            self._contribute(
+                p,
+                unit=seed_unit,
+                positions=p._positions(),
+                cotangent=seed.broadcast_to(p.shape),
+            )
 
     def _contribute(
         self, x: Value, unit: Unit, positions: Ints, cotangent: Any
@@ -212,7 +217,7 @@ class Reverse:
         for unit, cotangent_in_unit in by_unit.items():
             if unit in self._units[x]:
                 in_shape = unbroadcast(cotangent_in_unit, positions.shape)
-                self._contribute(x, unit, positions, in_shape)
+                self._contribute(x, unit, positions, cotangent=in_shape)
 
     def _cotangents(
         self,
@@ -238,7 +243,9 @@ class Reverse:
             return ()
         cotangent = d[None] if isinstance(value, Vector) else d
         result = _entries(value, box)
-        return cotangents_of_inputs(op, result, cotangent, units_of_inputs.__getitem__)
+        return cotangents_of_inputs(
+            op, result, d=cotangent, wants=units_of_inputs.__getitem__
+        )
 
     def _propagate_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
         """Propagate the cotangents d of indexed entries to where they came from.

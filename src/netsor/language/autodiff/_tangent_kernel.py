@@ -307,13 +307,13 @@ def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradie
         return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
 
     seed = [(p, constant(np.ones(p.shape)))]
-    without_unit = Reverse(seed, chosen.leaves, counts, unit=None)
+    without_unit = Reverse(seed, chosen.leaves, chosen=counts, unit=None)
     terms: dict[Source, list[Term]] = {}
     leaves: dict[Value, list[tuple[str | None, Any]]] = {}
     for unit in without_unit.units:
         reverse = without_unit
         if unit is not None:
-            reverse = Reverse(seed, chosen.leaves, counts, unit=unit)
+            reverse = Reverse(seed, chosen.leaves, chosen=counts, unit=unit)
         for use in reverse.uses:
             use_terms = terms_of(output=0, use=use, chosen=chosen, unit=unit)
             terms.setdefault(use.op.weight.source, []).extend(use_terms)

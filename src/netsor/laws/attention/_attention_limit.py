@@ -336,8 +336,12 @@ class HeadSum(Law):
         """One pair: the law with all variances larger, and smaller, by a share of
         `error`.
         """
-        up = HeadSum(self.head, self.heads, self.scale * (1 + error), origin)
-        down = HeadSum(self.head, self.heads, self.scale * (1 - error), origin)
+        up = HeadSum(
+            self.head, self.heads, scale=self.scale * (1 + error), origin=origin
+        )
+        down = HeadSum(
+            self.head, self.heads, scale=self.scale * (1 - error), origin=origin
+        )
         return [(up, down)]
 
     # The tails
@@ -393,7 +397,9 @@ class HeadSum(Law):
         ratios = np.exp(np.minimum(log_ratios, LARGEST_LOG)) * len(w)
         rules = []
         for set_w, set_weights, ratio in zip(w, weights, ratios, strict=True):
-            sum_nodes, sum_weights = power_rule(set_w, set_weights, self.heads, cell)
+            sum_nodes, sum_weights = power_rule(
+                set_w, weights=set_weights, count=self.heads, cell=cell
+            )
             rules.append((sum_nodes, sum_weights * ratio))
         return _TiltedRule(
             variances=joined(rules, self.scale / self.heads),

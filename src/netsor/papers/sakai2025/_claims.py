@@ -307,7 +307,15 @@ def judged(data: Data) -> list[Row]:
             measured = f"figure {claim.measured_in} was not requested"
             verdict = ABSENT
         figures = tuple(name for name in claim.figures if name in data)
-        rows.append(Row(claim.text, claim.rule, measured, verdict, figures))
+        rows.append(
+            Row(
+                claim=claim.text,
+                rule=claim.rule,
+                measured=measured,
+                verdict=verdict,
+                figures=figures,
+            )
+        )
     return rows
 
 
@@ -363,7 +371,7 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
         for case, kl in zip(curve.figure.cases, curve.best(), strict=True):
             nearest[case.limit] = case, kl
         for case, kl in nearest.values():
-            separated.append(_separation(plan, name, case, kl))
+            separated.append(_separation(plan, figure=name, case=case, kl=kl))
     return separated
 
 
@@ -392,7 +400,9 @@ def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation
             )
         )
     kurtosis = float(limit_law(case).kurtosis())
-    return Separation(figure, case, kurtosis, kl, tuple(others))
+    return Separation(
+        figure=figure, case=case, kurtosis=kurtosis, kl=kl, others=tuple(others)
+    )
 
 
 def _with_heads(limit: Case, heads: float) -> Law:

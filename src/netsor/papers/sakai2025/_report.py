@@ -102,7 +102,12 @@ def document(
             f" draws; {manifest['seconds']['sampling']:.1f} core-seconds of sampling."
         )
         sections.append(Section("How", [provenance(manifest, cost, FILES)]))
-    return Document("The paper, reproduced", first_sentence, SUBJECT, sections)
+    return Document(
+        title="The paper, reproduced",
+        verdict=first_sentence,
+        subject=SUBJECT,
+        sections=sections,
+    )
 
 
 def _figure(name: str, title: str, svg: Mapping[str, bytes]) -> Figure:

@@ -290,7 +290,13 @@ def _preference(
     findings = tuple(result.at(tokens).finding(name) for result in models)
     changes = FLAG in verdicts and OK in verdicts
     if name in NEUTRAL or worst.verdict != FLAG or NOT_APPLICABLE in verdicts:
-        return RulePreference(name, findings, tuple(short_names), changes, why="")
+        return RulePreference(
+            rule=name,
+            findings=findings,
+            preferred=tuple(short_names),
+            changes=changes,
+            why="",
+        )
     if changes:
         is_preferred = [status == OK for status in verdicts]
         flagged = []
@@ -310,7 +316,13 @@ def _preference(
     side = "above" if worst.above else "below"
     threshold = worst.value_text(worst.threshold or 0.0)
     why += f" ({join_words(values)}; flagged if {side} {threshold})"
-    return RulePreference(name, findings, tuple(preferred), changes, why)
+    return RulePreference(
+        rule=name,
+        findings=findings,
+        preferred=tuple(preferred),
+        changes=changes,
+        why=why,
+    )
 
 
 def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:

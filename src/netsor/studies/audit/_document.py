@@ -233,7 +233,9 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
         Section("Lengths", statuses, "verbose"),
         Section("Activation ranges and short formats", _range_blocks(audit.best)),
         _block_by_block(audit.lengths),
-        Section("All rules", [_rules_table(audit)], "html", folded=True),
+        Section(
+            title="All rules", blocks=[_rules_table(audit)], show="html", folded=True
+        ),
     ]
 
 
@@ -327,7 +329,7 @@ def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
     """The line of a rule; if it flags the model, with its advice."""
     if finding.verdict == OK:
         text = f"{finding.brief} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
-        return doc.Item(finding.verdict, finding.name, text, [])
+        return doc.Item(status=finding.verdict, name=finding.name, text=text, more=[])
     text = f"{finding.measured} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
     if len(audit.lengths) > 1:
         text = f"{finding.lengths_text}: {text}"
@@ -344,7 +346,7 @@ def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
                 f"It is ok at {join_words(ok_lengths)} tokens: audit the length you"
                 " train on."
             )
-    return doc.Item(finding.verdict, finding.name, text, details)
+    return doc.Item(status=finding.verdict, name=finding.name, text=text, more=details)
 
 
 def _block_table(
@@ -377,7 +379,7 @@ def _quantity_rows(
             tooltip = quantity.meaning if quantity in FINAL else ""
             row: list[str | Cell] = [Cell(quantity.title, tooltip)]
             for draws, block in columns:
-                row.append(_band_text(draws, quantity, block, bands))
+                row.append(_band_text(draws, quantity, block, with_band=bands))
             rows.append(row)
     return rows
 

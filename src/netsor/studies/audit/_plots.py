@@ -218,7 +218,7 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
                 continue
             band = draws.band(quantity.name)
             ends += [float(band.low.min()), float(band.high.max())]
-            style = _line_style(band, draws.subject.infinite, k, len(models))
+            style = _line_style(band, draws.subject.infinite, k, models=len(models))
             name = f"{names[k]}, n = ∞" if draws.subject.infinite else names[k]
             axes.plot(band.blocks, band.median, color=colour, label=name, **style)
             if draws is result.best:

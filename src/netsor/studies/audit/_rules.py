@@ -522,7 +522,7 @@ def _vanishing(inputs: RuleInput, rule: Rule) -> Finding:
     """By the gradient after the first block over that after the last: not from the
     embedding on, whose gradient may be large only since its vectors are small.
     """
-    return _through_stack(inputs, rule, below, from_embedding=False)
+    return _through_stack(inputs, rule, comparison=below, from_embedding=False)
 
 
 @rule(
@@ -547,7 +547,9 @@ def _exploding(inputs: RuleInput, rule: Rule) -> Finding:
     """By the gradient at the embedding over that after the last block; where an encoder
     and a decoder share the embedding, by that after the first block of each.
     """
-    return _through_stack(inputs, rule, above, from_embedding=len(inputs.stacks) == 1)
+    return _through_stack(
+        inputs, rule, comparison=above, from_embedding=len(inputs.stacks) == 1
+    )
 
 
 def _through_stack(
