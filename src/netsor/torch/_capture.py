@@ -269,10 +269,10 @@ def _refuse_random_numbers(node: Node) -> None:
 def _refuse_hooks(module: Module) -> None:
     """Reject hooks that may change gradients."""
     hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    parts = [("parameter", *item) for item in module.named_parameters()]
-    parts += [("module", *item) for item in module.named_modules()]
-    for kind, path, part in parts:
-        if any(getattr(part, name, None) for name in hooks):
+    differentiated = [("parameter", *item) for item in module.named_parameters()]
+    differentiated += [("module", *item) for item in module.named_modules()]
+    for kind, path, owner in differentiated:
+        if any(getattr(owner, name, None) for name in hooks):
             raise UnsupportedError(
                 f"the {kind} {path or 'itself'} has a hook on its gradient: remove the"
                 " hook"

@@ -839,11 +839,11 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     A parameter is at its module, a quantity at the end of its module.
     """
     positions: dict[str, tuple[int, int]] = {}
-    for k, (path, part) in enumerate(module.named_modules()):
+    for k, (path, submodule) in enumerate(module.named_modules()):
         names = path.split(".") if path else []
         for depth in range(1, len(names) + 1):  # of those that it is inside of, too
             positions[".".join(names[:depth])] = (k, 1)
-        for name, _ in part.named_parameters(recurse=False):
+        for name, _ in submodule.named_parameters(recurse=False):
             positions[".".join([*names, name])] = (k, 0)
     end = len(positions)
 

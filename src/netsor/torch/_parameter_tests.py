@@ -188,16 +188,14 @@ def parameter_tests(
 
 def _not_finite(numbers: Floats) -> str:
     """What is not finite among numbers."""
-    kinds = {
+    masks = {
         "NaN": np.isnan(numbers),
         "infinity": np.isposinf(numbers),
         "-infinity": np.isneginf(numbers),
     }
-    counts = [
-        f"{name} in {where.sum():,}" for name, where in kinds.items() if where.any()
-    ]
-    found = " and ".join(counts)
-    return f"expected finite entries, found {found} of {numbers.size:,} entries"
+    counts = [f"{name} in {mask.sum():,}" for name, mask in masks.items() if mask.any()]
+    listed = " and ".join(counts)
+    return f"expected finite entries, found {listed} of {numbers.size:,} entries"
 
 
 def _tests_of_parts(
@@ -213,8 +211,8 @@ def _tests_of_parts(
     size = p.shape[0] // len(parts)
     for k, of_part in enumerate(parts):
         start, stop = k * size, (k + 1) * size
-        where = f"{name}[{start}:{stop}]"
-        yield from parameter_tests(where, p[start:stop], of_part, samples, dtype)
+        rows = f"{name}[{start}:{stop}]"
+        yield from parameter_tests(rows, p[start:stop], of_part, samples, dtype)
 
 
 def _test_of_numbers(name: str, p: Any, law: Parameter) -> InitFinding:
@@ -425,10 +423,10 @@ def _test_of_precision(name: str, p: Any) -> Iterator[InitFinding]:
         return
     for dtype in LOW_PRECISION:
         is_rounded = bool((numbers.to(dtype).to(numbers.dtype) == numbers).all())
-        kind = str(dtype).removeprefix("torch.")
+        format_name = str(dtype).removeprefix("torch.")
         text = (
             f"expected {str(p.dtype).removeprefix('torch.')} numbers, found that all"
-            f" are {kind} numbers: they were drawn or rounded in {kind}"
+            f" are {format_name} numbers: they were drawn or rounded in {format_name}"
         )
         yield InitFinding(name, "precision", 0.0 if is_rounded else 1.0, text)
 

@@ -314,8 +314,8 @@ def _stds(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]
     Kinds whose matrices have different ones are left out.
     """
     stds: dict[Place, float] = {}
-    for k, kinds in enumerate(net.matrices):
-        for kind, values in kinds.items():
+    for k, matrices_by_kind in enumerate(net.matrices):
+        for kind, values in matrices_by_kind.items():
             weights = [value.op.weight for value in values]  # type: ignore[attr-defined]
             distinct = {
                 round(w.std / math.sqrt(w.fan.bind(widths)), 12) for w in weights

@@ -87,7 +87,7 @@ def _adapters(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         match = FIRST.fullmatch(name)
         if match is None:
             continue
-        kind = name[match.end("start") : match.start("end")]
-        other = f"{match['start']}{SECOND[kind]}{match['end']}"
-        if other in numbers:
-            yield name, other
+        suffix = name[match.end("start") : match.start("end")]
+        partner = f"{match['start']}{SECOND[suffix]}{match['end']}"
+        if partner in numbers:
+            yield name, partner
