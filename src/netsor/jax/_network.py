@@ -69,11 +69,11 @@ def network_graph(
 def networks(model: Any, ids: Any, lengths: Sequence[int | None]) -> list[Program]:
     """`network` on ids, or at one or several numbers of tokens."""
     if ids is not None:
-        return [network(model, _as_inputs(model, np.array(sequence_of(ids))))]
+        return [network(model, as_inputs(model, np.array(sequence_of(ids))))]
     return [network(model, token_ids(model, length)) for length in lengths]
 
 
-def _as_inputs(model: Any, ids: Any) -> Any:
+def as_inputs(model: Any, ids: Any) -> Any:
     """Ids of one sequence; models of Equinox take it without an axis of a batch."""
     return ids if takes_one_sequence(model) else ids[None]
 
@@ -104,4 +104,4 @@ def token_ids(model: Callable[[Any], Any], tokens: int | None) -> Any:
         raise ArgumentError(
             "tokens", tokens, f"at most {most}: {tables[0].name} has {most + 1} rows"
         )
-    return _as_inputs(model, np.arange(1, min(tokens or TOKENS, most) + 1))
+    return as_inputs(model, np.arange(1, min(tokens or TOKENS, most) + 1))

@@ -25,13 +25,18 @@ Arrays = Mapping[str, Any]  # the numbers of parameters, by name
 PassFunction = Callable[[Arrays], tuple[dict[int, Any], dict[int, Any], dict[str, Any]]]
 
 
-def real_structure(model: Any, inputs: Sequence[Any], laws: Parameters) -> Structure:
+def real_structure(
+    model: Any,
+    inputs: Sequence[Any],
+    laws: Parameters,
+    options: Mapping[str, Any] | None = None,
+) -> Structure:
     """The parts of a model none of whose parameters is a constant."""
     is_open = {
         name: replace(law, law="unknown") if _is_number(law) else law
         for name, law in laws.items()
     }
-    return structure(network_graph(model, inputs, Parameters(is_open, 0)))
+    return structure(network_graph(model, inputs, Parameters(is_open, 0), options))
 
 
 def _is_number(law: Any) -> bool:
