@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -37,6 +37,7 @@ from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._plain_functions import PLAIN_FUNCTIONS
 from ._recurrent_cells import PLAIN_RECURRENCES
 
 EINSUM = torch.ops.aten.einsum.default
@@ -55,6 +56,16 @@ LIKE = {
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "copy"), 0),
 }
+# operations that torch writes as several others, which are read
+COMPOSITE = (
+    *("numpy_T", "mH", "matrix_H", "adjoint", "swapdims"),
+    *("hstack", "vstack", "dstack", "column_stack", "tile", "broadcast_to"),
+    *("tensor_split", "hsplit", "vsplit", "dsplit", "take_along_dim"),
+    *("tensordot", "inner", "kron", "linalg_multi_dot", "linalg_norm"),
+    *("atleast_1d", "atleast_2d", "atleast_3d"),
+    *("cosine_similarity", "pairwise_distance", "glu"),
+    *("diff", "gradient", "trapezoid", "special_expit"),
+)
 # operations that return tensors whose numbers are not initialised
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 
@@ -509,6 +520,7 @@ def _attention(
 # functions of torch that are computed by others while a module is captured
 REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
+    **PLAIN_FUNCTIONS,
     **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
@@ -621,15 +633,18 @@ def _decomposed(exported: Any) -> Any:
     """An exported program without operations in place, and with few of `einsum`.
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
+    Operations of `COMPOSITE` become those that torch makes of them.
     """
     nodes = exported.graph.nodes
     in_place = any(is_in_place(node) for node in nodes)
     sums = [node for node in nodes if node.target is EINSUM]
-    if not in_place and not sums:
+    composite = any(name_of(node) in COMPOSITE for node in nodes)
+    if not in_place and not sums and not composite:
         return exported
     kept = {node.args[0] for node in sums if _is_batched(node)}
     kept -= {node.args[0] for node in sums if not _is_batched(node)}
-    decompose = torch.export.default_decompositions()[EINSUM]
+    known = torch.export.default_decompositions()
+    decompose = known[EINSUM]
 
     def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
         if equation in kept:
@@ -640,7 +655,23 @@ def _decomposed(exported: Any) -> Any:
     # itself calls deprecated
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return exported.run_decompositions({EINSUM: decomposed_einsum})
+        return exported.run_decompositions(
+            {**_decompositions(known), EINSUM: decomposed_einsum}
+        )
+
+
+def _decompositions(known: Mapping[Any, Any]) -> dict[Any, Callable[..., Any]]:
+    """What torch makes of each operation of `COMPOSITE`; they may contain others."""
+    packets = [getattr(torch.ops.aten, name) for name in COMPOSITE]
+    operations = [getattr(x, kind) for x in packets for kind in x.overloads()]
+    return {x: _decomposition(known, x) for x in operations}
+
+
+def _decomposition(known: Mapping[Any, Any], operation: Any) -> Callable[..., Any]:
+    """How torch computes an operation by others."""
+    if operation in known:  # the table fills itself here, and does not in `get`
+        return known[operation]  # type: ignore[no-any-return]
+    return operation.decompose  # type: ignore[no-any-return]
 
 
 def _is_batched(node: Node) -> bool:
