@@ -171,6 +171,10 @@ _NAMES = {
         "make_plan",
         "PlanQuery",
     ),
+    "netsor.engine.plan._recompute": (
+        "_Segmented as Segmented",
+        "recomputing",
+    ),
     "netsor.engine.plan._register": ("Register",),
     "netsor.engine.reference": (
         "_Literal",
