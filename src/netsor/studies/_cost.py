@@ -102,11 +102,16 @@ def reject_large(
         _check(
             lambda length: least_gradient_bytes(model, length),
             tokens,
-            f"gradients at {inputs} and {depth}",
-            "take fewer tokens or layers, or no gradients",
+            subject=f"gradients at {inputs} and {depth}",
+            remedy="take fewer tokens or layers, or no gradients",
         )
     remedy = "take fewer tokens, or a smaller model"
-    _check(lambda length: forward_bytes(model, length), tokens, inputs, remedy)
+    _check(
+        lambda length: forward_bytes(model, length),
+        tokens,
+        subject=inputs,
+        remedy=remedy,
+    )
     if backend.kind != "cpu":
         _check_device(model, tokens, inputs, remedy, backend)
     # of heads: queries, keys, values and outputs; a decoder block attends twice
@@ -115,13 +120,18 @@ def reject_large(
     if gradients:
         vectors *= BACKWARD
     vector_bytes = VECTOR_BYTES if infinite else FINITE_VECTOR_BYTES
-    _check(lambda length: vector_bytes * vectors * length, tokens, inputs, remedy)
+    _check(
+        lambda length: vector_bytes * vectors * length,
+        tokens,
+        subject=inputs,
+        remedy=remedy,
+    )
     if infinite:  # every pair of tokens has a score
         _check(
             lambda length: SCALAR_BYTES * vectors * length**2,
             tokens,
-            f"{inputs} at infinite width",
-            "take fewer tokens, or the actual widths alone",
+            subject=f"{inputs} at infinite width",
+            remedy="take fewer tokens, or the actual widths alone",
         )
 
 
@@ -151,9 +161,9 @@ def _check_device(
     _check(
         lambda length: share * drawn_bytes(model, length),
         tokens,
-        f"{inputs} on {backend.device}",
-        remedy,
-        backend.memory(),
+        subject=f"{inputs} on {backend.device}",
+        remedy=remedy,
+        room=backend.memory(),
     )
 
 

@@ -634,9 +634,9 @@ class Run:
         unfinished = [task for task in awaited if task not in self._finished]
         _process_pool.with_progress(
             self._finish(unfinished, meanwhile),
-            len(unfinished),
-            title or self.request.title.partition(":")[0],
-            self.request.progress,
+            count=len(unfinished),
+            title=title or self.request.title.partition(":")[0],
+            progress=self.request.progress,
         )
 
     def _finish(

@@ -82,7 +82,13 @@ def positive_products(
             rows[:] = rng.multinomial(width, probabilities, size=len(rows))
         stream = 1
         for k, pattern in enumerate(patterns):
-            _add_pattern(batch, pattern, counts[:, k], (*key, stream), following)
+            _add_pattern(
+                batch,
+                pattern,
+                count=counts[:, k],
+                first_key=(*key, stream),
+                following=following,
+            )
             stream += len(pattern)  # one for each vector of the pattern
         for i in range(vectors):
             # the squares at coordinates positive in this vector alone sum to a χ²,
@@ -271,7 +277,7 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
         return np.asarray(register.value, dtype=streams.dtype)
 
     with without_spurious_flags(streams.dtype):
-        return run(plan, draw, constant, in_numpy)
+        return run(plan, draw, constant, compute=in_numpy)
 
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
@@ -349,7 +355,10 @@ class Numpy(Backend):
     ) -> Iterator[tuple[Array, Array]]:
         """Blocks of replicas that fit in a cache, in order, from the same streams."""
         return blocks(
-            plan, Streams(seed, part.start // size, self.precision), len(part), tick
+            plan,
+            streams=Streams(seed, part.start // size, self.precision),
+            replicas=len(part),
+            tick=tick,
         )
 
     def cov(self, columns: Array) -> Array:

@@ -133,7 +133,7 @@ class _Pieces:
         step = min(heads_at_once(x.shape) for x in large)
         pieces: list[Any] = []
         for start in range(0, heads, step):
-            pieces.append(self._of_heads(value, copy, start, start + step))
+            pieces.append(self._of_heads(value, copy, start, stop=start + step))
         return cast(Value, join(pieces))
 
     def _of_heads(self, value: Value, copy: Value, start: int, stop: int) -> Value:
@@ -164,7 +164,7 @@ class _Pieces:
             value.op.inputs, copy.op.inputs, axes_read, strict=True
         ):
             if old in self.split:
-                yield self._of_heads(old, self.copies[old], start, stop)
+                yield self._of_heads(old, copy=self.copies[old], start=start, stop=stop)
             elif 0 in axes[:1] and old.shape[0] > 1:
                 if (new, start) not in self.done:
                     self.done[new, start] = new[start:stop]

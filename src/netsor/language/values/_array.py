@@ -1017,8 +1017,8 @@ class Take(Operation):
             axes = (*order, *range(self.x.ndim, len(array.shape)))
             return builder.step("permute", array, axes=axes)
         entries = builder.reshape(array, self.x.size, *trailing)
-        taken = builder.take(entries, self.flat.ravel(), axis=0)
-        return builder.reshape(taken, *self.flat.shape, *trailing)
+        chosen = builder.take(entries, self.flat.ravel(), axis=0)
+        return builder.reshape(chosen, *self.flat.shape, *trailing)
 
     def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """The same entries."""

@@ -349,10 +349,14 @@ class Probes:
         # without a decoder there is only one start
         for prefix, start in zip(prefixes, net.starts, strict=False):
             names = tuple(prefix + name for name in STREAM)
-            sections.append(Section("input", names, [of_stream(start)], whole=True))
+            sections.append(
+                Section(part="input", names=names, rows=[of_stream(start)], whole=True)
+            )
         if end.row:
             row = stack(list(end.row.values()))
-            sections.append(Section("end", tuple(end.row), [row], whole=True))
+            sections.append(
+                Section(part="end", names=tuple(end.row), rows=[row], whole=True)
+            )
         if end.loss is not None:
             gradients = Gradients(
                 net,
@@ -361,16 +365,20 @@ class Probes:
                 vocabulary=self.model.vocabulary,
                 copies=isinstance(self.source, ModelEnd) and self.source.model.shared,
             )
-            of_blocks = Section("block", gradients.names, gradients.rows, whole=False)
+            of_blocks = Section(
+                part="block", names=gradients.names, rows=gradients.rows, whole=False
+            )
             final = [gradients.final]
-            of_ends = Section("end", gradients.final_names, final, whole=True)
+            of_ends = Section(
+                part="end", names=gradients.final_names, rows=final, whole=True
+            )
             sections += [of_blocks, of_ends]
         if with_ranges:
             block_ranges, end_ranges = ranges(net, end.logits)
             names, rows = block_ranges
-            sections.append(Section("ranges", names, rows, whole=False))
+            sections.append(Section(part="ranges", names=names, rows=rows, whole=False))
             names, rows = end_ranges
-            sections.append(Section("ranges", names, rows, whole=True))
+            sections.append(Section(part="ranges", names=names, rows=rows, whole=True))
         return sections
 
     def _blocks(self) -> Section:
@@ -389,7 +397,7 @@ class Probes:
         rows = []
         for before, block in zip(net.before, net.blocks, strict=True):
             rows.append(_forward_row(before, block, branches, probed))
-        return Section("block", tuple(names), rows, whole=False)
+        return Section(part="block", names=tuple(names), rows=rows, whole=False)
 
 
 def _experts(block: Block) -> int:

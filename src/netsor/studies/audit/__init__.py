@@ -173,11 +173,15 @@ def audit(
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
-    models = [_subject(model, "model", sizes, ids, tokens)]
+    models = [_subject(model, argument="model", sizes=sizes, ids=ids, tokens=tokens)]
     for other in _as_list(compare):
         # the widths are those of the model; another program may lack some of them
         widths_of_other = _widths_of(other, model, sizes)
-        models.append(_subject(other, "compare", widths_of_other, ids, tokens))
+        models.append(
+            _subject(
+                other, argument="compare", sizes=widths_of_other, ids=ids, tokens=tokens
+            )
+        )
     if isinstance(models[0], ProgramModel) and not isinstance(model, Program):
         ids, tokens = None, None  # the program has them
     if isinstance(models[0], ProgramModel):
@@ -254,7 +258,7 @@ def _subject(
             return ProgramModel(model, dict(sizes))
         if is_function(model):
             program, *longer = _networks(model, ids, tokens)
-            return ProgramModel(program, {}, longer, ids)
+            return ProgramModel(program, widths={}, longer=longer, ids=ids)
         if isinstance(model, Transformer | ProgramModel):
             return model
         return _described(model, ids, tokens)
@@ -432,7 +436,9 @@ class AuditStudy(Study[Audit | Comparison]):
         def seconds_of(length: int) -> float:
             """The time of a draw for this many tokens."""
             backend = self.request.backend
-            case = AuditCase(model, length, ids=None, infinite=False, backend=backend)
+            case = AuditCase(
+                model=model, tokens=length, ids=None, infinite=False, backend=backend
+            )
             return case.draw_at_depth.seconds
 
         at_half = seconds_of(SHORT_TOKENS // 2)
@@ -493,8 +499,8 @@ class AuditStudy(Study[Audit | Comparison]):
                 resolve_precision(
                     subject.plan,
                     self.request.backend,
-                    self.request.draws_of(subject.tokens),
-                    DIGITS,
+                    draws=self.request.draws_of(subject.tokens),
+                    digits=DIGITS,
                 )
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
@@ -506,8 +512,8 @@ class AuditStudy(Study[Audit | Comparison]):
         for case in request.asked:
             # only the rule on the limit needs to know whether there is one, for which
             # the limit is planned
-            needed = not case.infinite or request.widths == "inf" or "limit" in rules
-            if needed and not (case.infinite and case.model in request.refused):
+            is_read = not case.infinite or request.widths == "inf" or "limit" in rules
+            if is_read and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
         # each rule says whether it has something to judge
         result_of(request, ones).failed(rules)
