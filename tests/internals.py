@@ -50,6 +50,11 @@ _NAMES = {
         "AUTO",
         "NoDeviceError",
     ),
+    "netsor.engine.backends._devices": (
+        "DeviceThreads",
+        "on_device",
+        "several",
+    ),
     "netsor.engine.backends._float_flags": ("float32_flags_are_reliable",),
     "netsor.engine.backends._numpy": (
         "block",
