@@ -913,7 +913,9 @@ def detach(call: Call, x: Tensor) -> Tensor:
         return replace(x, frozen=True)
     if not is_random(x):
         return x
+    if isinstance(x, Linear):  # still recognised together with its other parts
+        return replace(x, x=call.draws.without_gradient(x.x))
     x = call.settled(x)
     if isinstance(x, Scalars):
         return replace(x, base=ns.stop_gradient(x.base), root=None)
-    return replace(x, value=ns.stop_gradient(x.value))
+    return call.draws.without_gradient(x)

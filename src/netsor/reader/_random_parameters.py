@@ -279,6 +279,8 @@ class Draws:
         # By the value x · x: the vectors x. The rules of multiplication and of means
         # share it, to recognise norms
         self.squares: dict[Value, Vectors] = {}
+        # by vectors: the same without a gradient
+        self._detached: dict[Vectors, Vectors] = {}
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""
@@ -548,6 +550,12 @@ class Draws:
         vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
         vectors = stop_gradient(vectors) if x.frozen else vectors
         return Vectors.of(vectors, axis)
+
+    def without_gradient(self, x: Vectors) -> Vectors:
+        """The same vectors without a gradient: the same object for each use."""
+        if x not in self._detached:
+            self._detached[x] = replace(x, value=stop_gradient(x.value))
+        return self._detached[x]
 
     def can_be_scores(self, x: Vectors) -> bool:
         """Whether a mask may meet vectors: they are rows of a parameter, or few."""

@@ -349,10 +349,11 @@ def slice_scatter(
         x = x.joined(call)
     if not is_random(x):
         return Patchwork(numbers(x), axis, {positions: patch})
-    size = x.shape[axis]
-    before = pick(call, x, axis, slice(0, positions.start))
-    after = pick(call, x, axis, slice(positions.stop, size))
-    return concatenate(call, [before, patch, after], axis)
+    sides = slice(0, positions.start), slice(positions.stop, x.shape[axis])
+    before, after = (
+        [pick(call, x, axis, side)] if side.start < side.stop else [] for side in sides
+    )
+    return concatenate(call, [*before, patch, *after], axis)
 
 
 def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:
