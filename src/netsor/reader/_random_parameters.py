@@ -381,6 +381,15 @@ class Draws:
             matrix = matrix.T
         return Vectors.of(matrix @ x)
 
+    def acts_row_by_row(self, w: Random) -> bool:
+        """Whether a matrix is read as the vectors that its rows are.
+
+        It has entries of mean other than 0, and few outputs.
+        """
+        is_matrix = w.name not in self.ids and w.name not in self.of_given_numbers
+        few = w.shape[0] <= MOST_ENTRIES
+        return bool(self.laws[w.name].mean and is_matrix and few and not self.trained)
+
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
         """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
 
@@ -587,15 +596,15 @@ class Draws:
 
         The vectors themselves can still be used.
         """
-        size = x.shape[x.axis]
+        width = x.value.width.factor
+        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
+        size = len(np.unique(coordinates)) if x.is_interleaved else x.shape[x.axis]
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
         )
-        width = x.value.width.factor
-        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
         # only the pieces of coordinates that the view shows
-        piece = x.piece
+        piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
         used, index_of = np.unique(pieces, return_inverse=True)
         key = x.value, piece, tuple(used.tolist())

@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -54,6 +55,7 @@ LIKE = {
     **dict.fromkeys(("type_as", "expand_as", "view_as", "reshape_as"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "copy"), 0),
+    **dict.fromkeys(("fill", "zero"), 0),
 }
 # operations that return tensors whose numbers are not initialised
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
@@ -623,12 +625,23 @@ def _decomposed(exported: Any) -> Any:
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
     nodes = exported.graph.nodes
-    in_place = any(is_in_place(node) for node in nodes)
     sums = [node for node in nodes if node.target is EINSUM]
-    if not in_place and not sums:
-        return exported
     kept = {node.args[0] for node in sums if _is_batched(node)}
     kept -= {node.args[0] for node in sums if not _is_batched(node)}
+    # outside `PlainFunctions`, which would detach every result; torch copies what it
+    # itself calls deprecated
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        if any(is_in_place(node) for node in nodes):
+            return _decomposed_by_torch(exported, kept)
+        for node in sums:
+            if node.args[0] not in kept:
+                _write_out(exported.graph, node)
+    return exported
+
+
+def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
+    """An exported program that torch traces again; the equations in `kept` stay."""
     decompose = torch.export.default_decompositions()[EINSUM]
 
     def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
@@ -636,11 +649,27 @@ def _decomposed(exported: Any) -> Any:
             return NotImplemented
         return decompose(equation, operands)
 
-    # outside `PlainFunctions`, which would detach every result; torch copies what it
-    # itself calls deprecated
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return exported.run_decompositions({EINSUM: decomposed_einsum})
+    return exported.run_decompositions({EINSUM: decomposed_einsum})
+
+
+def _write_out(graph: Any, node: Node) -> None:
+    """Replace an `einsum` by the products and rearrangements that it consists of."""
+    equation, operands = node.args[:2]
+
+    def sum_of_products(*tensors: Any) -> Any:
+        return EINSUM(equation, tensors)
+
+    values = [x.meta["val"] for x in operands]
+    with values[0].fake_mode:
+        traced = make_fx(sum_of_products)(*values).graph
+    known = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
+    with graph.inserting_before(node):
+        steps = [step for step in traced.nodes if step.op == "call_function"]
+        for step in steps:
+            known[step] = graph.node_copy(step, known.__getitem__)
+            known[step].meta = {**node.meta, "val": step.meta["val"]}
+    (result,) = traced.output_node().args
+    node.replace_all_uses_with(known[result])
 
 
 def _is_batched(node: Node) -> bool:
