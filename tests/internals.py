@@ -126,6 +126,10 @@ _NAMES = {
         "expand_steps",
     ),
     "netsor.engine.passes.rotary_limits": ("Angles",),
+    "netsor.engine.passes.score_pieces": (
+        "is_large",
+        "split_scores",
+    ),
     "netsor.engine.passes.step_arithmetic": ("orthogonalised",),
     "netsor.engine.passes.weight_reuse": ("_Matrices",),
     "netsor.engine.plan._cost_model": (
@@ -166,6 +170,10 @@ _NAMES = {
         "asks_products_alone",
         "make_plan",
         "PlanQuery",
+    ),
+    "netsor.engine.plan._recompute": (
+        "_Segmented as Segmented",
+        "recomputing",
     ),
     "netsor.engine.plan._register": ("Register",),
     "netsor.engine.reference": (
@@ -618,13 +626,14 @@ _NAMES = {
     "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",
+        "entries_of",
         "forward_backward",
     ),
-    "netsor.torch._init_tests": (
+    "netsor.checks._findings": (
         "holm",
         "pass_tests",
     ),
-    "netsor.torch._parameter_tests": ("parameter_tests",),
+    "netsor.checks._parameter_tests": ("parameter_tests",),
     "netsor.torch._reference": ("reference_of",),
     "netsor.torch._deferred": (
         "Argument",
@@ -632,6 +641,8 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
+    "netsor.reader._graph": ("name_of", "shape_of"),
+    "netsor.reader._operations": ("SOFTMAX",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
         "Expand",
@@ -682,6 +693,7 @@ _MODULES = (
     "netsor.engine.lower._rebase",
     "netsor.engine.lower._state",
     "netsor.engine.passes",
+    "netsor.engine.passes.score_pieces",
     "netsor.engine.passes.simplify",
     "netsor.engine.plan._cost_model",
     "netsor.engine.plan._draw_cost",

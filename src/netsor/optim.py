@@ -479,7 +479,9 @@ class Muon(Optimiser):
             f" ns_steps={shown(steps)} must be three finite numbers and 1 to"
             f" {MAX_NS_STEPS} steps"
         )
-        return newton_schulz("Muon", problem, self.ns_coefficients, steps)
+        return newton_schulz(
+            "Muon", problem, coefficients=self.ns_coefficients, steps=steps
+        )
 
     def _adjustment(self, fan_in: float, fan_out: float) -> float:
         """The factor of lr."""

@@ -236,7 +236,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _sampled(self, latent: Latent) -> _bayes.Sampled:
         """The states of Markov chains over these random numbers, given the data."""
         return _bayes.sampled(
-            latent, self._data(self.noise_), self._schedule(), self.seed_, self.progress
+            latent,
+            data=self._data(self.noise_),
+            schedule=self._schedule(),
+            seed=self.seed_,
+            progress=self.progress,
         )
 
     def _schedule(self) -> _bayes.Schedule:
@@ -411,7 +415,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if with_evidence:
             paths += 1 + self.runs / 2
         data = model._data(combination.noise)
-        of_one = _bayes.cost(latent, data, self._schedule(), paths)
+        of_one = _bayes.cost(latent, data, schedule=self._schedule(), paths=paths)
         return _bayes.ChainCost(
             seconds=count * (planning + of_one.seconds),
             bytes=max(of_one.bytes, size),
@@ -597,11 +601,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return _bayes.evidence(
             latent,
             data,
-            self._schedule()._replace(particles=particles),
-            self.runs,
-            self.seed_,
-            self.progress,
-            shifted,
+            schedule=self._schedule()._replace(particles=particles),
+            runs=self.runs,
+            seed=self.seed_,
+            progress=self.progress,
+            shifted=shifted,
         )
 
     def _checked_size(

@@ -28,7 +28,6 @@ class Bug(NamedTuple):
     where: str  # the parameter that is found
     what: tuple[str, ...]  # kinds of findings, one of which must be there
     options: Callable[[bool, Any], dict[str, Any]] = lambda wrong, folder: {}
-    shows_itself: bool = True  # whether the forward pass would run
 
     @property
     def address(self) -> str:

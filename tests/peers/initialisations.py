@@ -1,9 +1,9 @@
 """Classes of transformers against their own initialisations: a table in
 docs/accuracy.md.
 
-`python -m tests.peers.initialisations` compares each class of `CASES` with real
-initialisations and writes the table; names of classes compare only these. For each
-class, 1,000 modules are built by transformers. Loss, logits, mean squares and cosines
+`python -m tests.peers.initialisations --jobs 8` compares each class of `CASES` with
+real initialisations, several at a time, and writes the table; names of classes compare
+only these. Set OMP_NUM_THREADS=1 for it. For each class, 1,000 modules are built by transformers. Loss, logits, mean squares and cosines
 of the stream after each block, entropies of attention, loads of experts and the squared
 gradient of every random parameter are compared with draws of their law (two samples,
 Kolmogorov–Smirnov). Then one parameter of the law gets another standard deviation,
@@ -12,11 +12,14 @@ which the comparison must notice.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import math
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -31,12 +34,13 @@ from scipy import stats
 from torch.nn import functional
 
 import netsor as ns
-from tests.internals import _program, captured, structure
+from tests.internals import SOFTMAX, _program, captured, name_of, shape_of, structure
 
 from .coverage import model_classes
 from .small_configs import inputs_for, small_config
 
-REAL, OURS = 1000, 3000
+REAL = 1000
+DRAWS = 3  # of the law, for each initialisation
 LEVEL = 1e-4  # of all statistics of all classes together
 FAULT = 1.03  # the factor of a standard deviation
 ROUNDING = 1e-12  # squared gradients below it are rounding
@@ -247,10 +251,9 @@ class Law:
         self.case = case
         graph = captured(build, inputs, {}, laws)
         self.reader = _program.TorchReader(graph, trained=True, whole_matrices=True)
-        self.probes = self.reader.program().probes
+        of_paths = {x.name: x.value for x in self.reader.program().probes}
         self.rows, self.words = _targets(case, inputs)
         self.paths = case.paths
-        of_paths = {probe.name: probe.value for probe in self.probes}
         self.streams = [of_paths[path] for path in case.paths]
         self.gates: list[Any] = []
         if not case.paths:
@@ -265,14 +268,22 @@ class Law:
         """The values of the program that are drawn."""
         logits = self.logits()
         streams = [x.reshape(-1) for x in self.streams]
-        weights = [x.value for x in self.probes if x.name.endswith(".weights")]
         return Observed(
             logits,
             [ns.mean_dot(x, x) for x in streams],
-            [x.reshape(-1, *x.shape[-2:]) for x in weights if x.ndim > 2],
+            [x.reshape(-1, *x.shape[-2:]) for x in self._weights()],
             self.gates,
             self._gradients(_loss(logits, self.words)) if gradients else {},
         )
+
+    def _weights(self) -> list[Any]:
+        """The weights of attention: every softmax of four axes."""
+        is_softmax = [
+            node
+            for node in self.reader.graph.nodes
+            if name_of(node) in SOFTMAX and len(shape_of(node)) > 3
+        ]
+        return [self.reader.value(self.reader.env[node]) for node in is_softmax]
 
     def logits(self) -> Any:
         """The logits of the rows that have a target, as scalars."""
@@ -437,6 +448,34 @@ class Row(NamedTuple):
         """The level of each statistic (Bonferroni)."""
         return LEVEL / (len(CASES) * len(self.p))
 
+    @property
+    def smallest(self) -> str:
+        """The statistic with the smallest p-value."""
+        return min(self.p, key=self.p.__getitem__)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no statistic differs."""
+        return self.p[self.smallest] > self.level
+
+    @property
+    def most_wrong(self) -> str:
+        """The statistic by which the wrong law is most noticeable."""
+        return min(self.p_of_fault, key=self.p_of_fault.__getitem__)
+
+    @property
+    def finds_fault(self) -> bool:
+        """Whether a statistic shows that the wrong law is wrong."""
+        return self.p_of_fault[self.most_wrong] < self.level
+
+    def __str__(self) -> str:
+        p, wrong = self.p[self.smallest], self.p_of_fault[self.most_wrong]
+        return (
+            f"{self.case.name}: {'agrees' if self.agrees else 'DIFFERS'},"
+            f" {len(self.p)} statistics, smallest p {p:.2g} ({self.smallest});"
+            f" fault in {self.parameter}: {wrong:.1g} ({self.most_wrong})"
+        )
+
 
 def p_values(law: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, float]:
     """The p-value of each statistic; those that are the same number are compared."""
@@ -458,7 +497,7 @@ def compared(case: Case, count: int = REAL) -> Row:
     """Compare the law of a class with real initialisations, and then a wrong law."""
     laws = ns.torch.parameters(partial(Logits, case))
     law = Law(case, laws)
-    ours = law.draw(OURS, gradients=True)
+    ours = law.draw(DRAWS * count, gradients=True)
     prefix = "gradient "
     names = [name.removeprefix(prefix) for name in ours if name.startswith(prefix)]
     theirs = real(case, law, names, count)
@@ -466,7 +505,7 @@ def compared(case: Case, count: int = REAL) -> Row:
     wrong = ns.torch.parameters(
         partial(Logits, case), declared={parameter: case.fault * laws[parameter].std}
     )
-    drawn = Law(case, wrong).draw(OURS, gradients=False, seed=5)
+    drawn = Law(case, wrong).draw(DRAWS * count, gradients=False, seed=5)
     return Row(
         case,
         p_values(ours, theirs),
@@ -475,23 +514,42 @@ def compared(case: Case, count: int = REAL) -> Row:
     )
 
 
-def main(names: list[str]) -> None:
-    """Compare classes, and write the table."""
+def main(arguments: list[str]) -> int:
+    """Compare classes, write the table, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.peers.initialisations")
+    parser.add_argument("names", nargs="*", metavar="CLASS", help="all by default")
+    parser.add_argument("--count", type=int, default=REAL, help="of initialisations")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    given = parser.parse_args(arguments)
+    missing = [name for name in CASES if not hasattr(transformers, name)]
+    if missing:
+        print(f"transformers {transformers.__version__} has no {', '.join(missing)}")
+    names = [name for name in given.names or CASES if name not in missing]
+    lines = _read_table()
+    has_failed = False
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, mp_context=context) as pool:
+        found = {pool.submit(_compared, name, given.count): name for name in names}
+        for future in as_completed(found):
+            error = future.exception()
+            if error is not None:
+                print(f"{found[future]}: {type(error).__name__}: {error}", flush=True)
+                has_failed = True
+                continue
+            row = future.result()
+            print(row, flush=True)
+            has_failed |= not (row.agrees and row.finds_fault)
+            lines[row.case.name] = _line(row)
+            write_table(lines)
+    return int(has_failed)
+
+
+def _compared(name: str, count: int) -> Row:
+    """`compared` in a process of its own."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    rows = _read_table()
-    for name in names or CASES:
-        row = compared(CASES[name])
-        rows[name] = _line(row)
-        worst = min(row.p, key=row.p.__getitem__)
-        found = min(row.p_of_fault, key=row.p_of_fault.__getitem__)
-        print(
-            f"{name}: {len(row.p)} statistics, smallest p {row.p[worst]:.2g} ({worst});"
-            f" fault in {row.parameter}: {row.p_of_fault[found]:.1g} ({found})",
-            flush=True,
-        )
-        write_table(rows)
+    return compared(CASES[name], count)
 
 
 def _read_table() -> dict[str, str]:
@@ -507,9 +565,10 @@ def _line(row: Row) -> str:
         f"`{row.case.name}`",
         row.case.unusual,
         str(len(row.p)),
-        f"{min(row.p.values()):.2g}",
+        f"{row.p[row.smallest]:.2g}",
+        "agrees" if row.agrees else "differs",
         f"{row.case.fault:g} × `{row.parameter}`",
-        _power_of_ten(min(row.p_of_fault.values())),
+        _power_of_ten(row.p_of_fault[row.most_wrong]),
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -522,8 +581,8 @@ def _power_of_ten(p: float) -> str:
 def write_table(rows: Mapping[str, str]) -> None:
     """Replace the table of docs/accuracy.md."""
     head = [
-        "| class | has | statistics | smallest p | planted fault | its p |",
-        "|---|---|---|---|---|---|",
+        "| class | has | statistics | smallest p | verdict | planted fault | its p |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines = [rows[name] for name in CASES if name in rows]
     before, _, rest = PAGE.read_text().partition(BEGIN)
@@ -532,4 +591,4 @@ def write_table(rows: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

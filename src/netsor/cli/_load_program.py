@@ -135,7 +135,9 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
         raise UsageError(message)
     part = None if match["index"] is None else literal(match["index"].strip())
     values = {name: _argument(name, text, module) for name, text in texts.items()}
-    return NamedProgram(module_name, match["name"], value, part, values)
+    return NamedProgram(
+        module=module_name, name=match["name"], value=value, part=part, arguments=values
+    )
 
 
 def _names_defined_in(module: Any) -> list[str]:
@@ -185,8 +187,8 @@ def one_line(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # the __str__ of a user's error may fail
         text = ""
-    where = getattr(error, "where", None)
-    if isinstance(where, SourceLocation) and Path(where.file).is_relative_to(OURS):
+    line = getattr(error, "where", None)
+    if isinstance(line, SourceLocation) and Path(line.file).is_relative_to(OURS):
         text = getattr(error, "plain", text)  # no line of the user's is to blame
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"

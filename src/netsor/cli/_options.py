@@ -412,9 +412,9 @@ def pop_backend(options: dict[str, Any]) -> Place:
 
     backend = choose(
         options.pop("backend"),
-        options.pop("device"),
-        options.pop("precision"),
-        ("auto", *PRECISIONS),  # --precision lists what a command allows
+        device=options.pop("device"),
+        precision=options.pop("precision"),
+        precisions=("auto", *PRECISIONS),  # --precision lists what a command allows
     )
     address = options.pop("dask")
     if address is None:

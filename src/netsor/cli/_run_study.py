@@ -92,7 +92,8 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         if on_cores:
             least = study.least_seconds()
             if least > LONGEST:
-                raise _too_long(request, f"{in_time(least)} or more")
+                shorter = study.shorter_than(LONGEST)
+                raise _too_long(request, f"{in_time(least)} or more", shorter)
         cost = study.estimate()
         cheaper = study.cheaper(cost) if on_cores else ""
     if on_cores and cost.clock > LONGEST:
@@ -106,7 +107,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
             sentences = [f"{request.title}; {_announced_cost(cost, where)}."]
             if reuses:
                 sentences.append("Finished parts in --out are reused.")
-            sentences += [request.remark, cheaper]
+            sentences += [request.remark, study.saved_memory(), cheaper]
             echo_notice(" ".join(filter(None, sentences)))
             return study.run(where.executor)
     except BrokenProcessPool:
@@ -207,7 +208,9 @@ def _described(source: str, changes: Sequence[str], layers: int | None) -> Trans
                 f"--layers {layers} and --set {text} cannot be combined: both set the"
                 " number of blocks"
             )
-    return changed(model, "--layers", [f"layers={layers}"], f"--layers {layers}")
+    return changed(
+        model, option="--layers", texts=[f"layers={layers}"], typed=f"--layers {layers}"
+    )
 
 
 def _refuse_layers(layers: int | None) -> None:
@@ -485,7 +488,7 @@ def _program(
             raise UsageError(
                 f"FILE:FUNCTION {shown(target)} cannot be read: {error}"
             ) from None
-        return ProgramModel(first, {}, longer, ids)
+        return ProgramModel(first, widths={}, longer=longer, ids=ids)
     for name, text in inputs.items():
         if text is not None:
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
@@ -522,11 +525,11 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if is_function(model):
             model, optimiser, rates, options["ids"] = of_module(
                 model,
-                options["widths"],
-                optimiser,
-                rates,
-                options["ids"],
-                options["steps"],
+                widths=options["widths"],
+                optimiser=optimiser,
+                lr=rates,
+                ids=options["ids"],
+                steps=options["steps"],
             )
             if rates is None:
                 call_build(model, ANY_WIDTH)  # rejects a function of other arguments
@@ -592,7 +595,9 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
         )
     if optimiser not in NAMED:
         option = spelled(("--optimiser", "--optimizer"))
-        optimiser = _named_in_file(option, optimiser, named.value, OPTIMISER_NAMES)
+        optimiser = _named_in_file(
+            option, name=optimiser, function=named.value, allowed=OPTIMISER_NAMES
+        )
     return named.value, optimiser
 
 
@@ -620,7 +625,10 @@ def _rates(lr: str, function: Any) -> Any:
     except ValueError:
         if function is not None:
             return _named_in_file(
-                "--lr", lr, function, "a number, or the name of rates"
+                "--lr",
+                name=lr,
+                function=function,
+                allowed="a number, or the name of rates",
             )
         raise UsageError(
             f"--lr {shown(lr)} must be a number, or kind=number,… as"

@@ -419,8 +419,8 @@ def explore_command(
         _server.serve(
             target,
             port,
-            not no_browser,
-            lambda address: click.echo(f"open {address} (Ctrl-C stops it)"),
+            browser=not no_browser,
+            say=lambda address: click.echo(f"open {address} (Ctrl-C stops it)"),
         )
     except BrokenPipeError:  # the reader closed stdout
         raise

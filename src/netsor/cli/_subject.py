@@ -186,7 +186,9 @@ def subject(
     if backend is None or is_formula:  # a formula needs no draws
         return target
     sides = [target.widths, limit] if with_limit else [target.widths]
-    seconds = sampling_seconds(target.net, sides, draws, backend, _written(sizes))
+    seconds = sampling_seconds(
+        target.net, sides, draws, backend, options=_written(sizes)
+    )
     return replace(target, seconds=seconds)
 
 
@@ -210,9 +212,9 @@ def _own_program(
             f"{option} belongs to the built-in layer; FILE:PROGRAM takes {instead}"
         )
     target = Target(
-        net,
-        bound_widths(net, options["binds"]),
-        net.name,
+        net=net,
+        widths=bound_widths(net, options["binds"]),
+        network=net.name,
         coordinate=options["coordinates"],
     )
     values = topological_order(net.outputs)

@@ -378,7 +378,7 @@ def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
     sizes = op.sizes(run.widths)
     gradient = sum(size * run.drawn[x] for size, x in zip(sizes, op.d, strict=True))
     before = MovedParameter(run.drawn[op.x], run.states.get(op.x, {}))
-    after = _updated(before, np.asarray(gradient), op, number=0, run=run)
+    after = _updated(before, gradient=np.asarray(gradient), op=op, number=0, run=run)
     run.states[value] = after.states
     return after.array
 

@@ -133,10 +133,10 @@ class AuditViewRequest:
         """The first model at the first length; then both; then all lengths."""
         lengths = self.lengths
         models = len(self.models)
-        first = None if lengths is None else lengths[:1]
+        shortest = None if lengths is None else lengths[:1]
         steps = [
-            Step(1, first, limit=False),
-            Step(models, first, self.limit),
+            Step(1, shortest, limit=False),
+            Step(models, shortest, self.limit),
             Step(models, lengths, self.limit),
         ]
         return [self._request(step) for step in dict.fromkeys(steps)]  # each once
@@ -183,7 +183,9 @@ class AuditViewRequest:
                         f"{panel.title}, {curve.label}: no number in block {gaps[0]:g}"
                     )
         notes = (*missing, *self._notes(result))
-        return View(tuple(panels), {}, self.code, notes, result=result)
+        return View(
+            panels=tuple(panels), rows={}, code=self.code, notes=notes, result=result
+        )
 
     def _notes(self, result: Audit | Comparison) -> Iterator[str]:
         """What is drawn, what is missing and why, and how long a sharper audit
@@ -267,7 +269,13 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
         tasks = request.tasks(case)
         arrays = []  # of each task
         for task in tasks:
-            progress = _Progress(finished, case.draw.seconds, total, seconds, tell)
+            progress = _Progress(
+                finished=finished,
+                seconds_per_draw=case.draw.seconds,
+                total=total,
+                seconds=seconds,
+                tell=tell,
+            )
             arrays.append(task.run(progress.report))
             finished += case.draw.seconds * task.draws
         _kept[case, draws] = joined(case, arrays, tasks[0].backend.precision)
@@ -302,12 +310,16 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
             assert blocks is not None
             # bands at infinite width would hide those at the model's own widths
             band = (low, high) if look in ("band", "second") else ()
-            curves.append(Curve(label, look, blocks.astype(float), middle, band))
+            curves.append(
+                Curve(
+                    label=label, look=look, x=blocks.astype(float), y=middle, band=band
+                )
+            )
     return Panel(
-        quantity.title,
-        "block",
-        "",
-        tuple(curves),
+        title=quantity.title,
+        across="block",
+        unit="",
+        curves=tuple(curves),
         legend=len(curves) > 1,
         log=quantity.log and _varies(curves),
     )
@@ -357,10 +369,10 @@ class Variant:
             texts.append("qk_norm=true" if self.qk_norm == "on" else "qk_norm=false")
         texts += [text.strip() for text in self.fields.split(",") if text.strip()]
         changes = settings(texts)
-        for last, first in (("std_o", "std_v"), ("std_out", "std_in")):
-            std, without_scaling = self._last_std(last, first)
+        for std_of_output, std_of_input in (("std_o", "std_v"), ("std_out", "std_in")):
+            std, without_scaling = self._last_std(std_of_output, std_of_input)
             if std != without_scaling:
-                changes.setdefault(last, std)
+                changes.setdefault(std_of_output, std)
         if self.depth != UNCHANGED:
             texts.append(f"depth scaling {self.depth}")
         if texts:
@@ -416,7 +428,9 @@ def model_request(
         lines.append(f"other = {second.code}")
         models.append(second.model)
         arguments.append("compare=other")
-    return AuditViewRequest(tuple(models), tuple(lines), tuple(arguments), **options)
+    return AuditViewRequest(
+        models=tuple(models), lines=tuple(lines), arguments=tuple(arguments), **options
+    )
 
 
 def lengths_of_text(text: str) -> tuple[int, ...] | None:

@@ -101,7 +101,7 @@ def law_view(
         if laws and not law._has_density:
             notes.append(f"in the limit it is always {law.mean():g}")
         else:
-            laws.append(_named(name, law, sizes, draws))
+            laws.append(_named(name, law, widths=sizes, draws=draws))
     gaussian, gaussian_note = _gaussian(laws[-1])
     laws.append(gaussian)
     if gaussian_note:
@@ -148,11 +148,13 @@ def _gaussian(last: Named) -> tuple[Named, str]:
     if not isinstance(law, HeadSum):
         label = "the Gaussian of its variance"
         source = f"{last.name}.gaussian()"
-        return Named("gaussian", label, law.gaussian(), source), ""
+        return Named(
+            name="gaussian", label=label, law=law.gaussian(), source=source
+        ), ""
     gaussian = Named(
-        "gaussian",
-        "infinitely many heads",
-        law.infinite_heads(),
+        name="gaussian",
+        label="infinitely many heads",
+        law=law.infinite_heads(),
         source="limit.infinite_heads()",
     )
     # the excess kurtosis of the limit with H heads is 1/H of that with one head
@@ -216,11 +218,11 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
         draws = quick[0] if quick else DRAWS[-1]  # DRAWS falls
         limit = SLOW
     blocks = [Draw.of(plan).block_bytes(draws) for plan in plans]
-    needed = cores() * max(blocks, default=0.0)
-    if needed > memory() / 2:
+    most_bytes = cores() * max(blocks, default=0.0)
+    if most_bytes > memory() / 2:
         raise ValueError(
-            f"{draws:,} draws would need {in_bytes(needed)} of memory: choose smaller"
-            " numbers on the sliders"
+            f"{draws:,} draws would need {in_bytes(most_bytes)} of memory: choose"
+            " smaller numbers on the sliders"
         )
     if seconds(draws) > limit:
         raise ValueError(
@@ -244,17 +246,17 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
         if curve.look == "limit":
             base = curve
     density = Panel(
-        "density",
-        "output coordinate y",
-        "density, logarithmic",
-        tuple(curves),
+        title="density",
+        across="output coordinate y",
+        unit="density, logarithmic",
+        curves=tuple(curves),
         log=True,  # which shows the tails
     )
     difference = Panel(
-        f"difference from {base.label}",
-        "output coordinate y",
-        "difference",
-        tuple(_minus(curve, base.y) for curve in curves),
+        title=f"difference from {base.label}",
+        across="output coordinate y",
+        unit="difference",
+        curves=tuple(_minus(curve, base.y) for curve in curves),
         share=0.5,
         legend=False,
     )
@@ -263,15 +265,15 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
 
 def _density_points(laws: list[Named]) -> Floats:
     """Where densities are drawn, around the mean of the first law."""
-    first = laws[0].law
-    centre = first.mean()
+    first_law = laws[0].law
+    centre = first_law.mean()
     reach = DENSITY_STDS * max(named.law.std() for named in laws)
     if not math.isfinite(centre + reach):
         raise ValueError(
             "the numbers leave double precision: choose less extreme values"
         )
-    if not first._has_density:
-        points = ", ".join(f"{point:g}" for point, _ in first.atoms[:3])
+    if not first_law._has_density:
+        points = ", ".join(f"{point:g}" for point, _ in first_law.atoms[:3])
         raise ValueError(
             f"the output is always {points}: its law has no density to show"
         )
@@ -286,7 +288,7 @@ def _density(named: Named, y: Floats) -> Curve:
     band: tuple[Floats, ...] = ()
     if error.any() and np.isfinite(error).all():
         band = (value - error, value + error)
-    return Curve(named.label, named.name, y, value, band)
+    return Curve(label=named.label, look=named.name, x=y, y=value, band=band)
 
 
 def _minus(curve: Curve, y: Floats) -> Curve:
@@ -332,7 +334,7 @@ def layer_view(
         arguments["low_rank"] = True
         widths["d"] = head_dim
     lines = [*IMPORTS, f"net = ns.paper.layer({_call_arguments(arguments)})"]
-    return law_view(_layer(**arguments), widths, draws, lines)
+    return law_view(_layer(**arguments), widths, wanted=draws, lines=lines)
 
 
 class Slider(NamedTuple):
@@ -372,10 +374,10 @@ def _slider(name: str, value: float) -> Slider:
     """
     if isinstance(value, int):
         least = 1 if value > 0 else 4 * value
-        return Slider(name, value, low=least, high=max(4 * value, 8), step=1)
+        return Slider(name=name, start=value, low=least, high=max(4 * value, 8), step=1)
     size = abs(value) if value else 1.0
     low = 0.0 if value >= 0 else -4 * size
-    return Slider(name, value, low=low, high=4 * size, step=size / 20)
+    return Slider(name=name, start=value, low=low, high=4 * size, step=size / 20)
 
 
 def program_view(
@@ -411,7 +413,9 @@ def program_view(
     for key in keys:
         entry = entry[key]
         brackets += f"[{str(key).strip('(,)')}]"
-    return law_view(entry, widths, draws, _lines(target, arguments, brackets))
+    return law_view(
+        entry, widths, wanted=draws, lines=_lines(target, arguments, brackets)
+    )
 
 
 def program_audit(
@@ -430,7 +434,9 @@ def program_audit(
     model = ProgramModel(target.program(**arguments), widths)
     sizes = [f"{name}={width_code(width)}" for name, width in widths.items()]
     lines = _lines(target, arguments)
-    return AuditViewRequest((model,), tuple(lines), ("net", *sizes), sharp=sharp)
+    return AuditViewRequest(
+        models=(model,), lines=tuple(lines), arguments=("net", *sizes), sharp=sharp
+    )
 
 
 def _lines(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from .._validate import Shape
-from ..reader._declared_laws import with_declared
+from ..reader._declared_laws import Declaration, with_declared
 from ..reader._laws import Parameter, Parameters, law_of_entries
 from ._initialisers import laws_of
 from ._models import Functions, Leaves, arrays_of, functions_of
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
 
 
 def parameters(
-    model: Any, *inputs: Any, declared: Mapping[str, float | Parameter] | None = None
+    model: Any, *inputs: Any, declared: Mapping[str, Declaration] | None = None
 ) -> Parameters:
     """The laws of all parameters of a JAX model, by their paths.
 
@@ -62,7 +62,7 @@ def parameters(
 def drawn(
     model: Any,
     inputs: tuple[Any, ...],
-    declared: Mapping[str, float | Parameter] | None = None,
+    declared: Mapping[str, Declaration] | None = None,
 ) -> Drawn:
     """The parameters of a model, and how it uses them."""
     functions, inputs = functions_of(model, arrays_of(inputs))

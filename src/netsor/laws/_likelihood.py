@@ -137,7 +137,7 @@ def updated(mean: Array, cov: Array, data: Observations) -> Update:
     determined = var <= ROUNDING * prior_var
     determined[:, exact] = True
     new_cov[determined[:, :, None] | determined[:, None, :]] = 0.0
-    return Update(new_mean, new_cov, root, z)
+    return Update(mean=new_mean, cov=new_cov, root=root, z=z)
 
 
 def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
@@ -310,8 +310,12 @@ def log_likelihood_on_device(
     observed_columns = xp.take(columns, entries, axis=1)
     count, rank = observed_columns.shape[1:]
     if 2 * rank > count:
-        return _log_density_by_cov(library, deviation, observed_columns, tau)
-    return _log_density_by_columns(library, deviation, observed_columns, tau)
+        return _log_density_by_cov(
+            library, deviation, columns=observed_columns, tau=tau
+        )
+    return _log_density_by_columns(
+        library, deviation, columns=observed_columns, tau=tau
+    )
 
 
 def _log_density_by_cov(library: Any, deviation: Any, columns: Any, tau: Any) -> Any:
@@ -388,9 +392,9 @@ def conditioned(
     cov = law.component_cov
     weight = law._replicas.weights
     origin = law.origin
-    data = checked_data(law.dim, observed, noise, "condition")
-    entries = data.entries
-    update = updated(law.component_mean, cov, data)
+    observations = checked_data(law.dim, observed, noise, "condition")
+    entries = observations.entries
+    update = updated(law.component_mean, cov, observations)
     with np.errstate(divide="ignore"):  # of replicas without weight
         log_joint = np.log(weight) + log_density(update.root, update.z)
     posterior = scipy.special.softmax(log_joint)

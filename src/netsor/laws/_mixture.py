@@ -208,7 +208,12 @@ class Mixture(Components, Law):
                 return self.smoothed(factor)._compressed.pdf(y)
 
             value, error = self.smoothed()._pdf(y)
-            bias = kernel_bias(value, density_with, self.bandwidth, self.effective)
+            bias = kernel_bias(
+                value,
+                density=density_with,
+                bandwidth=self.bandwidth,
+                draws=self.effective,
+            )
             return Estimate(value, combined(error, bias))
         value = self._density(y)
         error = self._error(value, y, "pdf")
@@ -265,10 +270,14 @@ class Mixture(Components, Law):
         # from the smaller tail: in the other the squares are near 1, and their
         # differences are rounding errors
         low = value <= 0.5
-        error[low] = self._error(value[low], y[low], "cdf", points_below[low])
+        error[low] = self._error(
+            value[low], y=y[low], kernel="cdf", points=points_below[low]
+        )
         high = ~low
         above = self._sf(y)[high]
-        error[high] = self._error(above, y[high], "cdf", points_above[high], sign=-1)
+        error[high] = self._error(
+            above, y=y[high], kernel="cdf", points=points_above[high], sign=-1
+        )
         return Estimate(value, combined(error, self.binning))
 
     def _sf(self, y: Array) -> Array:

@@ -89,8 +89,10 @@ def compress(
     else:
         # each block keeps its mass and its mean: w_high + w_low = mass, and w_high
         # (high − mean) + w_low (low − mean) = Σ w (x − mean)
-        mass = summed(index, w, count, blocks)
-        deviation = summed(index, w * (x - mean[index]), count, blocks)
+        mass = summed(index, weight=w, size=count, blocks=blocks)
+        deviation = summed(
+            index, weight=w * (x - mean[index]), size=count, blocks=blocks
+        )
         distance = np.where(pair.reach > 0, 2 * pair.reach, np.inf)
         share_of_high = pair.share_of_high[:, None]
         mass_of_high = mass * share_of_high + deviation / distance[:, None]
@@ -204,7 +206,7 @@ def binned(
     if blocks is not None:
         blocks_of_shares = Blocks(np.tile(blocks.labels, 2), blocks.number)
     occupied, index = np.unique(points, return_inverse=True)
-    total = summed(index, weights, len(occupied), blocks_of_shares)
+    total = summed(index, weight=weights, size=len(occupied), blocks=blocks_of_shares)
     gain = weight @ (upper_share * (1 - upper_share)) / (weight.sum() or 1.0)
     narrowed = np.full(len(occupied), var - gain * step**2)
     return GaussianMixture1D(mean.min() + step * occupied, narrowed, total)
@@ -230,7 +232,7 @@ def merged(gaussians: GaussianMixture1D, blocks: Blocks) -> GaussianMixture1D:
         fewer = _merged_by_variance(gaussians, blocks)
         if 2 * len(fewer.mean) < count:  # otherwise not worth the error
             return fewer
-    by_blocks = summed(np.arange(count), gaussians.weight, count, blocks)
+    by_blocks = summed(np.arange(count), gaussians.weight, size=count, blocks=blocks)
     return gaussians._replace(weight=by_blocks)
 
 
@@ -254,7 +256,15 @@ def _merged_by_variance(
         weight = gaussians.weight[in_cell]
         total = weight.sum()
         mean_var = float(weight @ var / total) if total > 0 else float(var.mean())
-        merged_cells.append(binned(mean, mean_var, weight, blocks.of(in_cell), LATTICE))
+        merged_cells.append(
+            binned(
+                mean,
+                var=mean_var,
+                weight=weight,
+                blocks=blocks.of(in_cell),
+                lattice=LATTICE,
+            )
+        )
     return _concatenated(merged_cells)
 
 
@@ -336,13 +346,17 @@ class Components:
         size = len(variances)
         if count is None:
             self.component_mean = _without_rounding(means, variances)
-            self.weight = checked_weights(weight, size, "Mixture", "weight")
+            self.weight = checked_weights(
+                weight, count=size, operation="Mixture", name="weight"
+            )
             self.count = None
             self.replicas = size
             self._replicas = Replicas(size, self.weight)
         else:
             self.component_mean = means
-            self.weight = checked_weights(count, size, "Mixture", "count")
+            self.weight = checked_weights(
+                count, count=size, operation="Mixture", name="count"
+            )
             self.count = numbers(count, "Mixture", "count")
             self.replicas = round(float(self.count.sum()))
             self._replicas = Replicas(size, self.weight, self.replicas)
@@ -468,7 +482,7 @@ class Components:
         if self.count is None:
             return self._weighted(shares.weight, shares.blocks), shares.mass
         by_blocks = summed(
-            shares.component, shares.weight, len(self.count), shares.blocks
+            shares.component, shares.weight, size=len(self.count), blocks=shares.blocks
         )
         weight = by_blocks[self._smooth]
         return self._gaussians._replace(weight=weight), shares.mass
@@ -505,10 +519,10 @@ class Components:
             lattice = LATTICE
         kernels = binned(
             self.component_mean[draws],
-            float(self.component_var[draws[0]]),
-            weight[draws],
-            blocks_of_draws,
-            lattice,
+            var=float(self.component_var[draws[0]]),
+            weight=weight[draws],
+            blocks=blocks_of_draws,
+            lattice=lattice,
         )
         return _concatenated([kernels, gaussians])
 
@@ -527,7 +541,9 @@ class Components:
         search_side: Any = "left" if side == "right" else "right"
         position = np.searchsorted(y[order], points, side=search_side)
         blocks = shares.blocks.of(of_points)
-        steps = summed(position, shares.weight[of_points], len(y) + 1, blocks)
+        steps = summed(
+            position, weight=shares.weight[of_points], size=len(y) + 1, blocks=blocks
+        )
         rows = np.empty((len(shares.mass), len(y)))
         rows[:, order] = np.cumsum(steps, axis=0)[:-1].T
         return Replicated(rows, shares.mass)

@@ -101,7 +101,7 @@ def plot_law(law: Any, ax: Any, label: str | None, gaussian: bool, log: bool) ->
     name = label
     if not label:
         name = "law" if gaussian else None
-    _add_line(axes, y, value, error, colour, "-", name)
+    _add_line(axes, y, value, error, colour, line="-", label=name)
     _add_arrows(axes, law, top, colour, bottom)
     if gaussian and law.std() > 0:
         axes.plot(
@@ -141,12 +141,20 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
         colour = COLOURS[k % len(COLOURS)]
         is_last = k == len(laws) - 1
         line = "-" if is_last else DOTTED
-        _add_line(densities, y, value, error, colour, line, name)
+        _add_line(densities, y, value, error, colour, line, label=name)
         _add_arrows(densities, law, top, colour)
         if differences is not None and not is_last:
             total_error = np.hypot(error, last_error)
             difference = value - last
-            _add_line(differences, y, difference, total_error, colour, line, label=None)
+            _add_line(
+                differences,
+                y,
+                value=difference,
+                error=total_error,
+                colour=colour,
+                line=line,
+                label=None,
+            )
     densities.set(ylabel="density", ylim=(0, None))
     if differences is not None:
         differences.axhline(0.0, color=GREY, lw=0.5, zorder=0)
@@ -174,20 +182,20 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     # the two sides of the grid, (GRID,) each
     low = mean - GRID_STDS * scale
     high = mean + GRID_STDS * scale
-    first = np.linspace(low[0], high[0], GRID)
-    second = np.linspace(low[1], high[1], GRID)
+    x_axis = np.linspace(low[0], high[0], GRID)
+    y_axis = np.linspace(low[1], high[1], GRID)
     cell = 2 * GRID_STDS * scale / (GRID - 1)
     # wider by less than a cell, to show thin ridges (two tokens that attend to the same
     # one) as ridges
     wider = pair.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2)
     smoothed = type(law)(pair.component_mean, wider, law.origin, law.weight)
-    grid = np.stack(np.meshgrid(first, second, indexing="ij"), axis=-1)
+    grid = np.stack(np.meshgrid(x_axis, y_axis, indexing="ij"), axis=-1)
     density = smoothed.pdf(grid)
     label_of_level = _levels(density, float(np.prod(cell)))
     axes = _one_axes(ax)
     lines = axes.contour(
-        first,
-        second,
+        x_axis,
+        y_axis,
         density.T,
         levels=sorted(label_of_level),
         colors=BLUE,
@@ -291,7 +299,7 @@ def _picture(law: Any) -> str:
     for point, mass in law.atoms[:MOST_ARROWS]:
         if low <= point <= high:
             arrows.append((point, min(mass.value, 1.0) / largest))
-    picture = density(y, value, error, arrows, f"density of {law.method}")
+    picture = density(y, value, error, atoms=arrows, words=f"density of {law.method}")
     numbers = law.with_error
     quantiles = [f"{y:.4g}" for y in law.ppf([0.05, 0.5, 0.95])]
     rows = [

@@ -290,7 +290,7 @@ def trace(
 
     # a shared layer returns values alone, and no None: the six fields from `stream` to
     # `weights`
-    shared_layer = nn.shared(lambda u: _layer(model, u, masks[0], bias)[:6])
+    shared_layer = nn.shared(lambda u: _layer(model, x=u, mask=masks[0], bias=bias)[:6])
     layers: list[Layer] = []
     stream = embedded
     decoded = None
@@ -298,7 +298,7 @@ def trace(
         if model.shared:
             layers.append(Layer(*shared_layer(stream)))
         else:
-            layers.append(_layer(model, stream, mask, bias))
+            layers.append(_layer(model, x=stream, mask=mask, bias=bias))
         stream = layers[-1].stream
     if table is not None and model.decoder_layers:
         context = final_norm(stream)
@@ -309,7 +309,11 @@ def trace(
         decoder = _decoder(model)
         for window in windows[model.layers :]:
             masks.append(_mask(tokens, window, causal=True))
-            layers.append(_decoder_layer(decoder, stream, context, masks[-1], bias))
+            layers.append(
+                _decoder_layer(
+                    decoder, x=stream, context=context, mask=masks[-1], bias=bias
+                )
+            )
             stream = layers[-1].stream
     return Trace(
         embedded=embedded,
@@ -396,7 +400,7 @@ def _layer(model: Description, x: ns.Vector, mask: Mask, bias: Bias) -> Layer:
 
     def attend(u: ns.Vector) -> ns.Vector:
         """The branch of attention, from the input u."""
-        attended = _attend(model, u, mask, bias)
+        attended = _attend(model, x=u, mask=mask, bias=bias)
         fields_of_branches["scores"] = attended.scores
         fields_of_branches["weights"] = attended.weights
         return attended.output
@@ -426,19 +430,19 @@ def _decoder_layer(
     model: Description, x: ns.Vector, context: ns.Vector, mask: Mask, bias: Bias
 ) -> Layer:
     """A block of a decoder, which also attends to the encoder's output `context`."""
-    attended = _attend(model, normed(model, x), mask, bias)
+    attended = _attend(model, x=normed(model, x), mask=mask, bias=bias)
     x = x + attended.output
     crossed = _attend(
-        model, normed(model, x), mask=None, bias=None, context=context
+        model, x=normed(model, x), mask=None, bias=None, context=context
     ).output
     x = x + crossed
-    given = normed(model, x)
-    fed = _feed(model, given)
+    queries = normed(model, x)
+    fed = _feed(model, queries)
     return Layer(
         stream=x + fed,
         attended=attended.output,
         fed=fed,
-        given=given,
+        given=queries,
         scores=attended.scores,
         weights=attended.weights,
         crossed=crossed,

@@ -231,10 +231,12 @@ class Config:
             fields["rotary_fraction"] = rotated / head_dim
         if rope_type == "llama3":
             fields["rotary_stretch"] = Stretch(
-                float(rope.take("factor", kind=float)),
-                float(rope.take("low_freq_factor", kind=float)),
-                float(rope.take("high_freq_factor", kind=float)),
-                float(rope.take("original_max_position_embeddings", kind=float)),
+                factor=float(rope.take("factor", kind=float)),
+                low=float(rope.take("low_freq_factor", kind=float)),
+                high=float(rope.take("high_freq_factor", kind=float)),
+                original=float(
+                    rope.take("original_max_position_embeddings", kind=float)
+                ),
             )
         elif rope_type != "default":
             self.refuse("rope_type", rope_type, "'default' or 'llama3'")

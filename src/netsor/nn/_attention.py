@@ -288,9 +288,25 @@ def attend(
         sigma_o=sigma_o,
         sigma_b=sigma_b,
     )
-    q = affine(x, d, sigma.q, sigma.b, layer.heads, "W^Q")  # (heads, …, tokens)
-    k = affine(sources, d, sigma.k, sigma.b, layer.groups, "W^K")
-    v = affine(sources, d, sigma.v, sigma.b, layer.groups, "W^V")
+    q = affine(
+        x, width=d, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.heads, name="W^Q"
+    )  # (heads, …, tokens)
+    k = affine(
+        sources,
+        width=d,
+        sigma_w=sigma.k,
+        sigma_b=sigma.b,
+        batch=layer.groups,
+        name="W^K",
+    )
+    v = affine(
+        sources,
+        width=d,
+        sigma_w=sigma.v,
+        sigma_b=sigma.b,
+        batch=layer.groups,
+        name="W^V",
+    )
     q = call_optional(qk_norm, q, "qk_norm", "attention")
     k = call_optional(qk_norm, k, "qk_norm", "attention")
     q = layer.rotated(q, rotary)

@@ -228,13 +228,13 @@ def mlp(
         sigma_b=sigma_b,
     )
     for width in widths:
-        u = affine(x, width, sigma.w, sigma.b)
+        u = affine(x, width, sigma_w=sigma.w, sigma_b=sigma.b)
         if gate:
-            gates = affine(x, width, sigma.gate, sigma.b, name="W^G")
+            gates = affine(x, width, sigma_w=sigma.gate, sigma_b=sigma.b, name="W^G")
             x = call_layer(activation, gates, "activation", "mlp") * u
         else:
             x = call_layer(activation, u, "activation", "mlp")
-    return affine(x, out, sigma.out, sigma.b)
+    return affine(x, width=out, sigma_w=sigma.out, sigma_b=sigma.b)
 
 
 T = TypeVar("T")

@@ -123,4 +123,6 @@ class Heads:
         self, y: Vector, width: Width, sigma_o: float | Scalar, sigma_b: float
     ) -> Vector:
         """W^O times the concatenated outputs of the heads, (heads, …) to (…)."""
-        return affine(concat(y, axis=0), width, sigma_o, sigma_b, name="W^O")
+        return affine(
+            concat(y, axis=0), width, sigma_w=sigma_o, sigma_b=sigma_b, name="W^O"
+        )

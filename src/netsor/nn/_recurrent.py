@@ -133,9 +133,20 @@ def linear_attention(
     )
     normalize = one_of(normalize, "normalize", operation, (True, False))
     eps = real(eps, "eps", operation, least=0, most=SCALE)
-    q = affine(x, width, sigma.q, sigma.b, layer.heads, "W^Q")
-    k = affine(x, width, sigma.k, sigma.b, layer.groups, "W^K")
-    v = affine(x, values_width, sigma.v, sigma.b, layer.groups, "W^V")
+    q = affine(
+        x, width, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.heads, name="W^Q"
+    )
+    k = affine(
+        x, width, sigma_w=sigma.k, sigma_b=sigma.b, batch=layer.groups, name="W^K"
+    )
+    v = affine(
+        x,
+        width=values_width,
+        sigma_w=sigma.v,
+        sigma_b=sigma.b,
+        batch=layer.groups,
+        name="W^V",
+    )
     q = layer.convolved(q, conv)
     k = layer.convolved(k, conv)
     v = layer.convolved(v, conv)
@@ -211,9 +222,20 @@ def retention(
         gammas = layer.numbers_per_head(decay, "decay")
         if not ((gammas >= 0) & (gammas <= 1)).all():
             raise TraceError(operation, "decay", decay, "numbers from 0 to 1")
-    q = affine(x, width, sigma.q, sigma.b, layer.heads, "W^Q")
-    k = affine(x, width, sigma.k, sigma.b, layer.heads, "W^K")
-    v = affine(x, values_width, sigma.v, sigma.b, layer.heads, "W^V")
+    q = affine(
+        x, width, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.heads, name="W^Q"
+    )
+    k = affine(
+        x, width, sigma_w=sigma.k, sigma_b=sigma.b, batch=layer.heads, name="W^K"
+    )
+    v = affine(
+        x,
+        width=values_width,
+        sigma_w=sigma.v,
+        sigma_b=sigma.b,
+        batch=layer.heads,
+        name="W^V",
+    )
     q = layer.rotated(q, rotary)
     k = layer.rotated(k, rotary)
     scores = layer.scores(q, k, scaling, "head_dim")
@@ -309,9 +331,30 @@ def mamba2(
     )
     if rates is None:
         rates = np.arange(1.0, layer.heads + 1)
-    v = affine(x, values_width, sigma.v, sigma.b, layer.heads, "W^V")
-    b = affine(x, state_width, sigma.k, sigma.b, layer.groups, "W^B")
-    c = affine(x, state_width, sigma.q, sigma.b, layer.groups, "W^C")
+    v = affine(
+        x,
+        width=values_width,
+        sigma_w=sigma.v,
+        sigma_b=sigma.b,
+        batch=layer.heads,
+        name="W^V",
+    )
+    b = affine(
+        x,
+        width=state_width,
+        sigma_w=sigma.k,
+        sigma_b=sigma.b,
+        batch=layer.groups,
+        name="W^B",
+    )
+    c = affine(
+        x,
+        width=state_width,
+        sigma_w=sigma.q,
+        sigma_b=sigma.b,
+        batch=layer.groups,
+        name="W^C",
+    )
     v = layer.convolved(v, conv)
     b = layer.convolved(b, conv)
     c = layer.convolved(c, conv)
@@ -425,9 +468,20 @@ def gated_delta(
         raise TraceError(operation, "scaling", scaling, "'sqrt' or a number")
     else:
         factor = real(scaling, "scaling", operation)
-    q = affine(x, width, sigma.q, sigma.b, layer.groups, "W^Q")
-    k = affine(x, width, sigma.k, sigma.b, layer.groups, "W^K")
-    v = affine(x, values_width, sigma.v, sigma.b, layer.heads, "W^V")
+    q = affine(
+        x, width, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.groups, name="W^Q"
+    )
+    k = affine(
+        x, width, sigma_w=sigma.k, sigma_b=sigma.b, batch=layer.groups, name="W^K"
+    )
+    v = affine(
+        x,
+        width=values_width,
+        sigma_w=sigma.v,
+        sigma_b=sigma.b,
+        batch=layer.heads,
+        name="W^V",
+    )
     q = layer.convolved(q, conv)
     k = layer.convolved(k, conv)
     v = layer.convolved(v, conv)
@@ -578,7 +632,14 @@ class _Mixer(Heads):
         """y ⊙ gate(W x), with one matrix for each head; y if there is no gate."""
         if gate is None:
             return y
-        z = affine(self.x, y.width, sigma, sigma_b, self.heads, "W^G")
+        z = affine(
+            self.x,
+            y.width,
+            sigma_w=sigma,
+            sigma_b=sigma_b,
+            batch=self.heads,
+            name="W^G",
+        )
         return call_layer(gate, z, "gate", self.operation) * y
 
     # Scalars

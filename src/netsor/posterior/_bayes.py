@@ -310,9 +310,16 @@ def sampled(
     progress_bar = _Bar(progress, first=particles * schedule.moves, more=all_moves)
     with one_blas_thread(), closing(progress_bar) as bar:
         path = mcmc.adapt_schedule(
-            log_likelihood, particles, latent.size, schedule.moves, rng, bar.tempered
+            log_likelihood,
+            particles,
+            latent.size,
+            schedule.moves,
+            rng,
+            report=bar.tempered,
         )
-        traced = _run_chains(log_likelihood, path.chains, schedule, rng, bar)
+        traced = _run_chains(
+            log_likelihood, particles=path.chains, schedule=schedule, rng=rng, bar=bar
+        )
         moments = _moments(latent, data, traced.z)
     traces = np.concatenate([traced.height[..., None], moments], axis=2)
     r_hat = float(mcmc.r_hat(traces).max())
@@ -359,7 +366,9 @@ def _run_chains(
     current = mcmc.Chains(particles.z[start], particles.height[start], 0)
     reference = mcmc.reference(particles.z)
     for move in range(length * thin):
-        current = mcmc.advance_chains(log_likelihood, current, rng, around=reference)
+        current = mcmc.advance_chains(
+            log_likelihood, chains=current, rng=rng, around=reference
+        )
         # the last of `thin` moves overwrites the others
         z[:, move // thin] = current.z
         height[:, move // thin] = current.height

@@ -83,9 +83,9 @@ class Latent:
         """
         mean, columns = run(
             self.plan,
-            lambda step: self._drawn(step, z),
-            lambda register: register.value,
-            in_numpy,
+            draw=lambda step: self._drawn(step, z),
+            constant=lambda register: register.value,
+            compute=in_numpy,
         )
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError(

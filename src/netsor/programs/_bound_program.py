@@ -127,7 +127,7 @@ class AtWidths(PlanQuery):
             layer.heads,
             layer.scale,
             origin,
-            lambda: at_positions._sampled(sampling),
+            mixture=lambda: at_positions._sampled(sampling),
         )
         law._fluctuations = layer.fluctuations
         return law
@@ -208,10 +208,10 @@ class AtWidths(PlanQuery):
         if backend != Numpy():
             method += f" ({backend})"
         return Provenance(
-            self.status,
-            method,
-            drawn.random_numbers,
-            seed,
-            quadrature_error,
-            (*self.notes, *drawn.notes),
+            status=self.status,
+            method=method,
+            random_numbers=drawn.random_numbers,
+            seed=seed,
+            quadrature_error=quadrature_error,
+            notes=(*self.notes, *drawn.notes),
         )

@@ -176,9 +176,9 @@ class Call(NamedTuple):
             sizes = a.shape[a.axis], b.shape[b.axis]
             a_is_indexed = sizes[0] < sizes[1] or (sizes[0] == sizes[1] and b.last)
             b_is_indexed = not a_is_indexed
-        first = self.draws.entries(a) if a_is_indexed else a
-        second = self.draws.entries(b) if b_is_indexed else b
-        return first, second
+        settled_a = self.draws.entries(a) if a_is_indexed else a
+        settled_b = self.draws.entries(b) if b_is_indexed else b
+        return settled_a, settled_b
 
 
 def vectors_of_scalars(x: Scalars) -> Vectors:
@@ -708,7 +708,7 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     )
     if isinstance(x, Interleaved):
         return _with_bias(call, _product_of_flattened(call, x, weight), bias)
-    given = None if is_random(x) else numbers(x)
+    known_numbers = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
         not x.last,
@@ -716,7 +716,7 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     )
     if call.draws.acts_row_by_row(weight):
         return _with_bias(call, _product_of_rows(call, x, weight), bias)
-    return _with_bias(call, call.draws.product(weight, x.plain, given), bias)
+    return _with_bias(call, call.draws.product(weight, x.plain, known_numbers), bias)
 
 
 def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
@@ -768,14 +768,18 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if is_zero(x) or is_zero(y):
         return np.zeros(call.shape)
     if len(y.shape) == 1 and isinstance(y, Vectors | Scalars):
-        # a product with one column
-        column = y.viewed(Reshape((y.shape[0], 1)))
-        whole = call._replace(shapes=[(*call.shape, 1)])
-        return matmul(whole, x, column).viewed(Reshape(call.shape))
+        return _product_with_column(call, x, y)
     are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
     if are_vectors and x.last and y.from_end == -2:
         return Scalars(ns.dot(x.plain, transposed(y).plain), math.sqrt(x.shape[-1]))
     return _combination(call, x, y)
+
+
+def _product_with_column(call: Call, x: Tensor, y: Vectors | Scalars) -> Tensor:
+    """The product with a tensor of one axis, as with a matrix of one column."""
+    column = y.viewed(Reshape((y.shape[0], 1)))
+    with_column = call._replace(shapes=[(*call.shape, 1)])
+    return matmul(with_column, x, column).viewed(Reshape(call.shape))
 
 
 def is_zero(x: Tensor) -> bool:
@@ -785,18 +789,7 @@ def is_zero(x: Tensor) -> bool:
 
 def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
     """x @ y, where coordinates of at most one of the two stay: sums over indices."""
-    if isinstance(y, Vectors) and y.from_end == -2:
-        y = call.draws.entries(y)
-    if isinstance(x, Vectors) and x.last:
-        x = call.draws.entries(x)
-    if isinstance(x, Vectors) and isinstance(y, Vectors):
-        # all coordinates of one times all of the other: the shorter ones are scalars
-        if x.from_end != -2 or y.from_end != -1:
-            raise Refusal("a product of vectors along axes of the batch")
-        if x.shape[-2] < y.shape[-1]:
-            x = call.draws.entries(x)
-        else:
-            y = call.draws.entries(y)
+    x, y = _with_entries(call, x, y)
     if isinstance(x, Vectors):
         # (yᵀ xᵀ)ᵀ: the scalars come first
         turned = [transposed(z) if is_random(z) else numbers(z).mT for z in (y, x)]
@@ -810,6 +803,25 @@ def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
         not y.last, "scalars multiply the coordinates of vectors, not the vectors"
     )
     return Vectors.of(scalars @ y.plain)
+
+
+def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of x @ y, at most one of which still consists of vectors.
+
+    Coordinates that the product sums over become scalars. Where all coordinates of x
+    meet all of y, those of the narrower factor do.
+    """
+    if isinstance(y, Vectors) and y.from_end == -2:
+        y = call.draws.entries(y)
+    if isinstance(x, Vectors) and x.last:
+        x = call.draws.entries(x)
+    if not isinstance(x, Vectors) or not isinstance(y, Vectors):
+        return x, y
+    if x.from_end != -2 or y.from_end != -1:
+        raise Refusal("a product of vectors along axes of the batch")
+    if x.shape[-2] < y.shape[-1]:
+        return call.draws.entries(x), y
+    return x, call.draws.entries(y)
 
 
 def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
@@ -895,8 +907,8 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
         raise Refusal("a condition that is random")
     kept = numbers(condition).astype(bool)
     if is_random(chosen) and is_random(other):
-        first = multiply(call, chosen, kept.astype(float))
-        return add(call, first, multiply(call, other, 1.0 - kept))
+        chosen_part = multiply(call, chosen, kept.astype(float))
+        return add(call, chosen_part, multiply(call, other, 1.0 - kept))
     if is_random(chosen):
         x, fill = chosen, numbers(other)
     else:
@@ -918,9 +930,9 @@ def _chosen_by_scalars(
             not is_random(x) and not np.isfinite(numbers(x)).all(),
             "a random choice between vectors and infinite numbers",
         )
-    first = multiply(call, chosen, condition)
+    chosen_part = multiply(call, chosen, condition)
     not_chosen = Scalars(1.0 - condition.value)
-    return add(call, first, multiply(call, other, not_chosen))
+    return add(call, chosen_part, multiply(call, other, not_chosen))
 
 
 def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:

@@ -227,15 +227,15 @@ def structure(graph: Graph) -> Structure:
 
 def _no_blocks(stacks: int, problems: Sequence[str]) -> str:
     """Why a network has no blocks, or too many stacks of them."""
-    needed = (
+    requirement = (
         "an audit needs modules layers.0, layers.1, …, which add branches to a stream"
         " (batch, tokens, width)"
     )
     if stacks:
         return f"{stacks} stacks of blocks were found, and at most two are read"
     if problems:
-        return f"no blocks were found: {problems[0]}; {needed}"
-    return f"no blocks were found: {needed}"
+        return f"no blocks were found: {problems[0]}; {requirement}"
+    return f"no blocks were found: {requirement}"
 
 
 def _stacks_of_modules(graph: Graph, problems: list[str]) -> list[Stack]:
@@ -303,13 +303,13 @@ def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
         if len(paths) < 2:
             continue
         cuts = [*(starts[path] for path in paths), len(graph.nodes)]
-        parts = [
+        iterations = [
             Part(path, graph.nodes[start:stop], None)
             for path, (start, stop) in zip(paths, pairwise(cuts), strict=True)
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
         before = next((x for x in inputs if graph.is_random(x)), None)
-        stacks += _stack(graph, before, parts, problems)
+        stacks += _stack(graph, before, iterations, problems)
     return stacks
 
 
@@ -370,9 +370,9 @@ def _blocks_of_group(graph: Graph, group: dict[int, Numbered]) -> list[Block]:
                 blocks.append(_block_after(graph, part, None, is_staged=True))
             except NotABlockError as problem:
                 others.append((part, problem))
-    for part, problem in others:
+    for part, reason in others:
         if blocks and _keeps_shape(graph, part):
-            raise problem
+            raise reason
     return blocks
 
 
@@ -486,15 +486,9 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
     if not sums.terms or sums.last is None:
         raise NotABlockError(f"{path} adds nothing to its input")
     branches = _named_branches(graph, sums, {*part.nodes})
-    named_nodes: dict[str, tuple[Node, ...]] = {}
-    for branch in branches:
-        earlier = named_nodes.get(branch.name, ())
-        # one after the other they are one branch, unless a norm is between them
-        if earlier and not (is_staged and sums.middle is None):
-            raise NotABlockError(
-                f"{path} adds two branches of the kind {branch.name} to its stream"
-            )
-        named_nodes[branch.name] = (*earlier, branch.node)
+    # one after the other they are one branch, unless a norm is between them
+    may_repeat = is_staged and sums.middle is None
+    named_nodes = _nodes_by_name(branches, path, may_repeat)
     stream = part.end if part.end in sums.carriers else sums.last
     nodes = part.nodes
     if part.end is None:  # later nodes are not part of the block
@@ -521,6 +515,21 @@ class Branch(NamedTuple):
     name: str  # "attention", "cross" or "mlp"
     node: Node
     softmaxes: tuple[Node, ...]
+
+
+def _nodes_by_name(
+    branches: Iterable[Branch], path: str, may_repeat: bool
+) -> dict[str, tuple[Node, ...]]:
+    """What the branches of each kind add; two of one kind only if they may repeat."""
+    nodes: dict[str, tuple[Node, ...]] = {}
+    for branch in branches:
+        earlier = nodes.get(branch.name, ())
+        if earlier and not may_repeat:
+            raise NotABlockError(
+                f"{path} adds two branches of the kind {branch.name} to its stream"
+            )
+        nodes[branch.name] = (*earlier, branch.node)
+    return nodes
 
 
 def _softmaxes_of_attention(branches: Iterable[Branch]) -> tuple[Node, ...]:

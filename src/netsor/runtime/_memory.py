@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,13 +32,30 @@ def memory() -> float:
     return min(limits)
 
 
-def check_memory(size: float, subject: str, remedy: str) -> None:
+def check_memory(
+    size: float, subject: str, remedy: str, room: float | None = None
+) -> None:
     """Raise an error, before any work, if `size` bytes do not fit in memory.
 
-    `subject` is what needs them, and `remedy` the advice, both for the message.
+    `subject` is what needs them, and `remedy` the advice, both for the message. `room`
+    is the memory of a device; by default it is that of this process.
     """
-    if size > memory():
+    available = memory() if room is None else room
+    if size > available:
         raise ValueError(
             f"{subject} would need {in_bytes(size)} of memory (available:"
-            f" {in_bytes(memory())}); {remedy}"
+            f" {in_bytes(available)}); {remedy}"
         )
+
+
+def most_fitting(
+    size: Callable[[int], float], count: int, room: float | None = None
+) -> int:
+    """The count, halved until `size(count)` bytes fit in memory; 0 if not even 1 fits.
+
+    For `room` see `check_memory`.
+    """
+    available = memory() if room is None else room
+    while count and size(count) > available:
+        count //= 2
+    return count

@@ -91,7 +91,7 @@ class Rate:
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to plot; pyplot's current axes by default.
+            Where to plot; the axes of a new figure by default.
         label : str, optional
             Its name in the legend.
 
@@ -103,7 +103,7 @@ class Rate:
         if ax is None:
             import matplotlib.pyplot as plt  # slow to import
 
-            ax = plt.gca()
+            ax = plt.figure(layout="constrained").gca()
         widths = np.array(self.widths, dtype=float)
         value = np.array([kl.value for kl in self.kl], dtype=float)
         error = np.array([kl.error for kl in self.kl], dtype=float)
@@ -198,7 +198,7 @@ def rate(
     >>> rate.plot().get_yscale()
     'log'
     """
-    name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
+    name, law = _growing(net, width, others, draws, seed=chosen_seed(seed, rng))
     sizes = []
     if isinstance(widths, Sequence) or np.ndim(widths) == 1:
         sizes = [as_whole(n) for n in widths]
@@ -377,7 +377,7 @@ def width_needed(
     kurtosis within 0.5 of the limit from n between 421 and 462 on
     """
     allowed, of = checked(tolerance, of)
-    name, law = _growing(net, width, others, draws, chosen_seed(seed, rng))
+    name, law = _growing(net, width, others, draws, seed=chosen_seed(seed, rng))
     limit = law(inf)
     differences: dict[int, Estimate] = {}
 
@@ -419,7 +419,15 @@ def width_needed(
     if low >= LEAST and high < inf:
         low = _end(low, int(high), is_above)
         high = _end(int(high), low, is_below)
-    return WidthNeeded(net.name, name, of, allowed, low, high, differences)
+    return WidthNeeded(
+        name=net.name,
+        width=name,
+        of=of,
+        tolerance=allowed,
+        low=low,
+        high=high,
+        differences=differences,
+    )
 
 
 def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:
@@ -512,7 +520,7 @@ def difference(law: Law, limit: Law, of: str | float) -> Estimate:
     components = Components(mean, var)
     limit_components = Components(limit_mean, limit_var)
     if isinstance(of, float):
-        return _quantile_difference(components, limit_components, limit, of)
+        return _quantile_difference(components, limit_components, limit, level=of)
     return _moment_difference(components, limit_components, limit, of)
 
 

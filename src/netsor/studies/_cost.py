@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .._validate import ArgumentError
-from ..engine.backends import Backend
+from ..engine.backends import AUTO, Backend, Numpy
+from ..engine.passes.score_pieces import MOST_SCORES
 from ..engine.plan._draw_cost import (
+    FINITE_VECTOR_BYTES,
     PAIR_BYTES,
     SCALAR_BYTES,
     TEMPORARY,
@@ -17,23 +19,27 @@ from ..engine.plan._draw_cost import (
 )
 from ..models import Transformer
 from ..models.measure._loss_gradient import PIECE_NUMBERS
-from ..runtime._memory import check_memory, memory
+from ..runtime._memory import check_memory, memory, most_fitting
 from ..runtime._parallel import cores
 
 START = 1.5  # seconds until workers run, one on each core
 REPORT = 3.0  # seconds for the figures of a report
+DOUBLE_BYTES = 8  # of a number
 BACKWARD = 4  # times as many operations, at most, with gradients
 MAX_LAYERS = 2000
-# Of a draw: the numbers held at a time for each pair of tokens of a head, at 1,024
-# tokens or more, and for each logit of a piece; 1.3 times as many for some models.
-HELD_PER_PAIR, HELD_PER_LOGIT = 2.5, 2.0
+# Of a draw: the numbers held at a time for each score of a piece (scores and weights),
+# for each logit of a piece (its noise), and for each token and hidden unit (of a gated
+# perceptron, and of others); 1.3 times as many for some models.
+HELD_PER_SCORE, HELD_PER_LOGIT = 2.0, 1.0
+HELD_PER_HIDDEN_GATED, HELD_PER_HIDDEN = 3.0, 2.0
 # Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96
 # tokens: the numbers of a draw for each pair of tokens of a head, and for each token
 # and hidden unit (of a gated perceptron, and of others); the bytes of planning for each
-# pair of tokens of a head, and for each token of a head. Larger plans take up to 1.4
-# times that.
+# token of a head. Larger plans take up to 1.4 times that.
 KEPT_PER_PAIR, KEPT_PER_HIDDEN_GATED, KEPT_PER_HIDDEN = 2.5, 7.5, 5.0
-PLANNED_PER_PAIR, PLANNED_PER_TOKEN = 68.0, 6000.0
+PLANNED_PER_TOKEN = 600.0
+# what a plan takes, at most, over the estimates of the least that it takes
+MOST_OVER_LEAST = 1.4
 SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
 
 
@@ -73,9 +79,16 @@ def at_depth(model: Transformer, cost: Callable[[Transformer], Draw]) -> Draw:
 
 
 def reject_large(
-    model: Transformer, tokens: int, infinite: bool, gradients: bool
+    model: Transformer,
+    tokens: int,
+    infinite: bool,
+    gradients: bool,
+    backend: Backend = Numpy(),  # noqa: B008 (it is frozen)
 ) -> None:
-    """Reject models that are too large to plan."""
+    """Reject models that are too large to plan, or to draw on a device.
+
+    The error names the most tokens that fit: the law of these positions is exact.
+    """
     if model.layers + model.decoder_layers > MAX_LAYERS:
         raise ArgumentError(
             "layers", model.layers, f"at most {MAX_LAYERS} for an audit of {model.name}"
@@ -86,53 +99,133 @@ def reject_large(
     inputs = f"{tokens:,} tokens of {model.name} ({sizes})"
     if gradients:
         depth = f"{model.layers + model.decoder_layers:,} layers"
-        check_memory(
-            gradient_bytes(model, tokens),
-            f"gradients at {inputs} and {depth}",
-            "take fewer tokens or layers, or no gradients",
+        _check(
+            lambda length: least_gradient_bytes(model, length),
+            tokens,
+            subject=f"gradients at {inputs} and {depth}",
+            remedy="take fewer tokens or layers, or no gradients",
         )
     remedy = "take fewer tokens, or a smaller model"
-    check_memory(forward_bytes(model, tokens), inputs, remedy)
+    _check(
+        lambda length: forward_bytes(model, length),
+        tokens,
+        subject=inputs,
+        remedy=remedy,
+    )
+    if backend.kind != "cpu":
+        _check_device(model, tokens, inputs, remedy, backend)
     # of heads: queries, keys, values and outputs; a decoder block attends twice
     attentions = model.layers + 2 * model.decoder_layers
-    vectors = 4.0 * tokens * model.heads * attentions
+    vectors = 4.0 * model.heads * attentions  # of each token
     if gradients:
         vectors *= BACKWARD
-    check_memory(VECTOR_BYTES * vectors, inputs, remedy)
+    vector_bytes = VECTOR_BYTES if infinite else FINITE_VECTOR_BYTES
+    _check(
+        lambda length: vector_bytes * vectors * length,
+        tokens,
+        subject=inputs,
+        remedy=remedy,
+    )
     if infinite:  # every pair of tokens has a score
-        check_memory(
-            SCALAR_BYTES * vectors * tokens,
-            f"{inputs} at infinite width",
-            "take fewer tokens, or the actual widths alone",
+        _check(
+            lambda length: SCALAR_BYTES * vectors * length**2,
+            tokens,
+            subject=f"{inputs} at infinite width",
+            remedy="take fewer tokens, or the actual widths alone",
         )
+
+
+def _check(
+    size: Callable[[int], float],
+    tokens: int,
+    subject: str,
+    remedy: str,
+    room: float | None = None,
+) -> None:
+    """Raise an error if `size(tokens)` bytes do not fit, with the tokens that do.
+
+    `room` is the memory of a device; by default it is that of this process.
+    """
+    fitting = most_fitting(lambda length: MOST_OVER_LEAST * size(length), tokens, room)
+    if 2 <= fitting < tokens:
+        remedy += f" ({fitting:,} tokens fit)"
+    check_memory(size(tokens), subject, remedy, room)
+
+
+def _check_device(
+    model: Transformer, tokens: int, inputs: str, remedy: str, backend: Backend
+) -> None:
+    """Raise an error if a draw does not fit on a device."""
+    # the precision may still be chosen: then single counts
+    share = 0.5 if backend.precision == AUTO else backend.itemsize / DOUBLE_BYTES
+    _check(
+        lambda length: share * drawn_bytes(model, length),
+        tokens,
+        subject=f"{inputs} on {backend.device}",
+        remedy=remedy,
+        room=backend.memory(),
+    )
 
 
 def forward_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of a draw, in bytes: the largest of what it holds at a
-    time (the scores of a block, a piece of the logits, the hidden units), and the
-    tables of the plan.
+    """About the least memory of a draw and of its plan, in bytes."""
+    return TEMPORARY * drawn_bytes(model, tokens) + PAIR_BYTES * tokens**2
+
+
+def drawn_bytes(model: Transformer, tokens: int) -> float:
+    """About the least memory of the arrays of a draw in double precision, in bytes: the
+    largest of what it holds at a time (a piece of the scores of a block, a piece of the
+    logits, the hidden units).
     """
-    scores = HELD_PER_PAIR * model.heads * tokens**2
-    logits = HELD_PER_LOGIT * min(
-        tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2)
+    scores = min(model.heads * tokens**2, max(MOST_SCORES, tokens**2))
+    logits = min(tokens * (model.vocabulary or 0), max(PIECE_NUMBERS, tokens**2))
+    per_hidden = HELD_PER_HIDDEN_GATED if model.gated else HELD_PER_HIDDEN
+    held = (
+        HELD_PER_SCORE * scores,
+        HELD_PER_LOGIT * logits,
+        per_hidden * tokens * model.hidden,
     )
-    hidden = tokens * model.hidden
-    return TEMPORARY * 8 * max(scores, logits, hidden) + PAIR_BYTES * tokens**2
+    return DOUBLE_BYTES * max(held)
+
+
+def least_gradient_bytes(model: Transformer, tokens: int) -> float:
+    """About the least memory of gradients and of their plan, in bytes."""
+    return min(gradient_bytes(model, tokens), recomputed_bytes(model, tokens))
 
 
 def gradient_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of gradients, in bytes: what every block keeps for the
-    backward pass, and its part of the plan.
+    """About the least memory of gradients and of their plan, in bytes, if every block
+    keeps what the backward pass reads.
     """
+    kept = (model.layers + model.decoder_layers) * _kept_in_block(model, tokens)
+    return TEMPORARY * kept + _planned_gradient_bytes(model, tokens)
+
+
+def recomputed_bytes(model: Transformer, tokens: int) -> float:
+    """The same if blocks are computed again in the backward pass (see
+    `engine.plan._recompute`): the stream after each block, and one block or the logits.
+    """
+    blocks = model.layers + model.decoder_layers
+    streams = DOUBLE_BYTES * blocks * tokens * model.width
+    logits = DOUBLE_BYTES * min(tokens * (model.vocabulary or 0), PIECE_NUMBERS)
+    most = max(logits, _kept_in_block(model, tokens))
+    return TEMPORARY * (streams + most) + _planned_gradient_bytes(model, tokens)
+
+
+def _kept_in_block(model: Transformer, tokens: int) -> float:
+    """The bytes that a block keeps for the backward pass; of all blocks, the mean."""
     attentions = model.layers + 2 * model.decoder_layers
     blocks = model.layers + model.decoder_layers
     per_hidden = KEPT_PER_HIDDEN_GATED if model.gated else KEPT_PER_HIDDEN
-    pairs = attentions * model.heads * tokens**2
-    kept = KEPT_PER_PAIR * pairs + per_hidden * blocks * tokens * model.hidden
-    planned = (
-        PLANNED_PER_PAIR * pairs + PLANNED_PER_TOKEN * attentions * model.heads * tokens
-    )
-    return TEMPORARY * 8 * kept + planned
+    pairs = attentions / blocks * model.heads * tokens**2
+    kept = KEPT_PER_PAIR * pairs + per_hidden * tokens * model.hidden
+    return DOUBLE_BYTES * kept
+
+
+def _planned_gradient_bytes(model: Transformer, tokens: int) -> float:
+    """The bytes that a plan with gradients takes."""
+    attentions = model.layers + 2 * model.decoder_layers
+    return PLANNED_PER_TOKEN * attentions * model.heads * tokens
 
 
 class Cost(NamedTuple):

@@ -180,9 +180,9 @@ def named_parametrisation(name: str, optimiser: str) -> Parametrisation:
         )
     kinds["head"] = Scaling(std=Power(exponents.head), lr=Power(lr_of_head))
     return Parametrisation(
-        name,
-        WORDS[name],
-        kinds,
+        name=name,
+        words=WORDS[name],
+        kinds=kinds,
         logits=Power(exponents.tied_logits),
         head_dim=exponents.scores,
         features=-0.5 if name == "ntk" else 0.0,
@@ -199,7 +199,12 @@ def parametrisation(
     if isinstance(name, Parametrisation):
         return name
     if isinstance(name, Mapping):
-        return _read(dict(name), optimiser, "parametrisation", "parametrisation")
+        return _read(
+            dict(name),
+            optimiser,
+            default_name="parametrisation",
+            source="parametrisation",
+        )
     if isinstance(name, str) and name in WORDS:
         return named_parametrisation(name, optimiser)
     path = Path(name) if isinstance(name, str | Path) else None
@@ -210,7 +215,12 @@ def parametrisation(
         rejected = name if path is None else str(name)
         raise ArgumentError("parametrisation", rejected, allowed)
     try:
-        return _read(fields(path, MAX_FILE_BYTES), optimiser, path.stem, str(path))
+        return _read(
+            fields(path, MAX_FILE_BYTES),
+            optimiser,
+            default_name=path.stem,
+            source=str(path),
+        )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(
@@ -228,9 +238,9 @@ def _read(
     "parametrisation".
     """
     name = content.pop("name", default_name)
-    like = content.pop("like", "fixed")
-    _check_names(name, like)
-    start = _as_tables(named_parametrisation(like, optimiser))
+    starting_point = content.pop("like", "fixed")
+    _check_names(name, starting_point)
+    start = _as_tables(named_parametrisation(starting_point, optimiser))
     # "matrices" sets all matrices of the blocks, and each kind may set its own
     matrices = content.get("matrices", {})
     tables = {key: value for key, value in content.items() if key != "matrices"}
@@ -242,8 +252,8 @@ def _read(
         with_matrices[kind] = _merged(start[kind], matrices, "matrices")
     merged = _merged(with_matrices, tables, "")
     words = f"{name}, from a file"
-    if like != "fixed":
-        words += f" that begins with {like}"
+    if starting_point != "fixed":
+        words += f" that begins with {starting_point}"
     logits = merged.pop("logits")
     scores = merged.pop("scores")
     promise = merged.pop("promise")
@@ -256,7 +266,7 @@ def _read(
         head_dim=scores[HEAD_DIM],
         features=promise["features"],
         outputs=promise["logits"],
-        like=like,
+        like=starting_point,
         settings=(
             *_matrix_settings(matrices, tables, start),
             *_settings(tables, with_matrices),
@@ -320,7 +330,9 @@ def _matrix_settings(
                     is_change = True
             if is_change:
                 key = f"matrices.{quantity}.{axis}"
-                settings.append(Setting(key, quantity, axis, tuple(kinds)))
+                settings.append(
+                    Setting(key=key, quantity=quantity, of=axis, kinds=tuple(kinds))
+                )
     return settings
 
 
@@ -354,7 +366,9 @@ def _kind_settings(
         for axis, value in powers.items():
             if value != before[axis]:
                 key = f"{kind}.{quantity}.{axis}"
-                settings.append(Setting(key, quantity, axis, (kind,)))
+                settings.append(
+                    Setting(key=key, quantity=quantity, of=axis, kinds=(kind,))
+                )
     return settings
 
 
@@ -427,10 +441,10 @@ def scaled(
     groups = model.key_heads
     d = model.d
     if grow == GROW_HEADS:
-        heads = _times(heads, width, model, "heads")
-        groups = _times(groups, width, model, "groups")
+        heads = _times(heads, width, model, noun="heads")
+        groups = _times(groups, width, model, noun="groups")
     else:
-        d = _times(d, width, model, "the dimension of a head")
+        d = _times(d, width, model, noun="the dimension of a head")
     name = f"{model.name}, {rule.name}, n = {width:,}"
     if depth != model.layers:
         name += f", L = {depth}"
@@ -452,7 +466,9 @@ def scaled(
     if model.tied:
         factor = rule.logits.of(width_ratio, depth_ratio)
         changes["logit_scale"] = model.logit_scale * factor
-    changes |= _score_change(model, rule, d, rule.scores.of(width_ratio, depth_ratio))
+    changes |= _score_change(
+        model, rule, head_dim=d, factor=rule.scores.of(width_ratio, depth_ratio)
+    )
     return model.replace(**changes)
 
 

@@ -445,6 +445,18 @@ class Study(ABC, Generic[Found]):
         """
         return 0.0
 
+    def shorter_than(self, seconds: float) -> str:
+        """A sentence with options that are likely to take less than this time, known
+        before a large model is planned; "" if there are none.
+        """
+        return ""
+
+    def saved_memory(self) -> str:
+        """A sentence on the memory that recomputing saves, if anything is computed
+        again; "" otherwise.
+        """
+        return ""
+
     def cheaper(self, cost: Cost) -> str:
         """Cheaper ways with their costs if this takes long, or else ""."""
         return ""
@@ -622,9 +634,9 @@ class Run:
         unfinished = [task for task in awaited if task not in self._finished]
         _process_pool.with_progress(
             self._finish(unfinished, meanwhile),
-            len(unfinished),
-            title or self.request.title.partition(":")[0],
-            self.request.progress,
+            count=len(unfinished),
+            title=title or self.request.title.partition(":")[0],
+            progress=self.request.progress,
         )
 
     def _finish(

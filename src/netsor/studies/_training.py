@@ -500,7 +500,9 @@ class TrainingStudy(_study.Study[_study.Found]):
         worker_bytes, tasks = 0.0, 0
         for case in request.cases(request.checks[0]):
             if case.model is not None:
-                reject_large(case.model, len(case.ids), infinite=False, gradients=True)
+                reject_large(
+                    case.model, tokens=len(case.ids), infinite=False, gradients=True
+                )
             draw = case.draw(double_precision)
             task_draws = min(request.draws, request.part_draws(case))
             case_tasks = math.ceil(request.draws / task_draws)

@@ -98,7 +98,10 @@ class ByParametrisation(TableResult, Several[Part]):
             sections.append(self._provenance(manifest))
         headline = f"{done.format(batch=self._batch_text)}, {self._drawn_text}"
         return Document(
-            f"{self.heading} of {request.name}", verdict, headline, sections
+            title=f"{self.heading} of {request.name}",
+            verdict=verdict,
+            subject=headline,
+            sections=sections,
         )
 
     @property

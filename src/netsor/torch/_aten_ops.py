@@ -104,7 +104,7 @@ def _cross_entropy_loss(
     reduction: int = MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Scalars:
+) -> Any:
     return cross_entropy(
         x,
         target,
@@ -307,6 +307,30 @@ def _std(
 ) -> Tensor:
     variance = _var(call, x, dim, keepdim, unbiased, correction)
     return arithmetic.raised(variance, 0.5)
+
+
+@reads("var_mean")
+def _var_mean(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    correction: Any = None,
+) -> list[Tensor]:
+    variance = _var(call, x, dim, keepdim, correction=correction)
+    return [variance, _mean(call, x, dim, keepdim)]
+
+
+@reads("std_mean")
+def _std_mean(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    correction: Any = None,
+) -> list[Tensor]:
+    std = _std(call, x, dim, keepdim, correction=correction)
+    return [std, _mean(call, x, dim, keepdim)]
 
 
 @reads("where")

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -271,10 +272,10 @@ def _refuse_random_numbers(node: Node) -> None:
 def _refuse_hooks(module: Module) -> None:
     """Reject hooks that may change gradients."""
     hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    parts = [("parameter", *item) for item in module.named_parameters()]
-    parts += [("module", *item) for item in module.named_modules()]
-    for kind, path, part in parts:
-        if any(getattr(part, name, None) for name in hooks):
+    differentiated = [("parameter", *item) for item in module.named_parameters()]
+    differentiated += [("module", *item) for item in module.named_modules()]
+    for kind, path, owner in differentiated:
+        if any(getattr(owner, name, None) for name in hooks):
             raise UnsupportedError(
                 f"the {kind} {path or 'itself'} has a hook on its gradient: remove the"
                 " hook"
@@ -515,6 +516,18 @@ REPLACED_BUT_COMPLEX = {
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 
+# operations that torch can write by simpler ones, which the table of operations has
+COMPOSITE = frozenset(
+    (
+        *("numpy_T", "matrix_H", "mH", "adjoint", "swapdims"),
+        *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "tile"),
+        *("hstack", "vstack", "dstack", "column_stack", "tensor_split"),
+        *("hsplit", "vsplit", "inner", "tensordot", "dot", "vdot", "mv"),
+        *("linalg_multi_dot", "chain_matmul", "linalg_norm", "cosine_similarity"),
+        *("glu", "var_mean", "std_mean"),
+    )
+)
+
 
 def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The exported program of a copy whose parameters have shapes and no memory."""
@@ -620,24 +633,39 @@ def _plain_torch() -> Iterator[None]:
 
 
 def _decomposed(exported: Any) -> Any:
-    """An exported program without operations in place, and with few of `einsum`.
+    """An exported program without operations in place, with few of `einsum`, and
+    without those of `COMPOSITE`.
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
-    nodes = exported.graph.nodes
-    sums = [node for node in nodes if node.target is EINSUM]
+    calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+    sums = [node for node in calls if node.target is EINSUM]
     kept = {node.args[0] for node in sums if _is_batched(node)}
     kept -= {node.args[0] for node in sums if not _is_batched(node)}
     # outside `PlainFunctions`, which would detach every result; torch copies what it
     # itself calls deprecated
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        if any(is_in_place(node) for node in nodes):
+        if any(is_in_place(node) for node in calls):
             return _decomposed_by_torch(exported, kept)
-        for node in sums:
-            if node.args[0] not in kept:
+        for node in calls:
+            is_sum = node.target is EINSUM and node.args[0] not in kept
+            if is_sum or name_of(node) in COMPOSITE:
                 _write_out(exported.graph, node)
     return exported
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """What the operations in `COMPOSITE` consist of, if torch does not write them out.
+
+    Torch always does so for operations that are not in its table, such as x.T.
+    """
+    table = {}
+    for operation, rule in torch.export.default_decompositions().items():
+        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
+            table[operation] = rule
+    return {**table, torch.ops.aten.mv.default: _matrix_vector}
 
 
 def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
@@ -649,19 +677,23 @@ def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
             return NotImplemented
         return decompose(equation, operands)
 
-    return exported.run_decompositions({EINSUM: decomposed_einsum})
+    return exported.run_decompositions({**_decompositions(), EINSUM: decomposed_einsum})
 
 
 def _write_out(graph: Any, node: Node) -> None:
-    """Replace an `einsum` by the products and rearrangements that it consists of."""
-    equation, operands = node.args[:2]
+    """Replace an operation by the products and rearrangements that it consists of."""
+    operands = node.all_input_nodes
 
-    def sum_of_products(*tensors: Any) -> Any:
-        return EINSUM(equation, tensors)
+    def operation(*tensors: Any) -> Any:
+        of_node = dict(zip(operands, tensors, strict=True))
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), of_node.__getitem__
+        )
+        return node.target(*args, **kwargs)
 
     values = [x.meta["val"] for x in operands]
     with values[0].fake_mode:
-        traced = make_fx(sum_of_products)(*values).graph
+        traced = make_fx(operation, _decompositions())(*values).graph
     known = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
     with graph.inserting_before(node):
         steps = [step for step in traced.nodes if step.op == "call_function"]
@@ -669,7 +701,16 @@ def _write_out(graph: Any, node: Node) -> None:
             known[step] = graph.node_copy(step, known.__getitem__)
             known[step].meta = {**node.meta, "val": step.meta["val"]}
     (result,) = traced.output_node().args
-    node.replace_all_uses_with(known[result])
+    if not isinstance(result, list | tuple):
+        node.replace_all_uses_with(known[result])
+        return
+    for user in [*node.users]:  # one of several results
+        user.replace_all_uses_with(known[result[user.args[1]]])
+
+
+def _matrix_vector(matrix: Any, vector: Any) -> Any:
+    """A matrix times a vector as a product with one row, so that a parameter acts."""
+    return (vector[None] @ matrix.mT)[0]
 
 
 def _is_batched(node: Node) -> bool:

@@ -11,7 +11,7 @@ import importlib.util
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,17 @@ from ..runtime._files import content, named, parsed
 # names of a column in the logs of common trainers, in small letters
 STEP = ("step", "iter", "iteration", "global_step", "_step", "trainer/global_step")
 ALIASES = {
-    "loss": ("loss", "train_loss", "train/loss", "training_loss", "lm loss", "lm_loss"),
+    "loss": (
+        "loss",
+        "train_loss",
+        "train/loss",
+        "training_loss",
+        "lm loss",
+        "lm_loss",
+        "loss_metrics/global_avg_loss",
+        "reduced_train_loss",
+        "train/ce loss",
+    ),
     "grad_norm": (
         "grad_norm",
         "train/grad_norm",
@@ -31,6 +41,9 @@ ALIASES = {
         "grad norm",
         "total_norm",
         "gnorm",
+        "grad_2.0_norm_total",
+        "grad/norm/total",
+        "optim/total grad norm",
     ),
     "param_norm": ("param_norm", "params_norm", "params norm", "weight_norm"),
     "update_norm": ("update_norm", "train/update_norm"),
@@ -40,6 +53,7 @@ WANDB = (
     " wandb.Api().run(PATH).history().to_csv('run.csv') does"
 )
 LARGEST = 2**28  # bytes of a log that is read
+MOST_NAMED = 12  # columns of a log that an error names
 
 
 class Logged(NamedTuple):
@@ -51,7 +65,7 @@ class Logged(NamedTuple):
 
 @dataclass(frozen=True)
 class RunLog:
-    """The numbers of a run by name and step, and the columns that were not read.
+    """The numbers of a run by name and step.
 
     Attributes
     ----------
@@ -59,15 +73,12 @@ class RunLog:
         Where it comes from.
     numbers : dict
         By name, such as "grad_norm", and by step, counted from 0.
-    unread : list of str
-        Columns that no law is known of.
     first : int
         The number that the log gives its first step.
     """
 
     name: str
     numbers: dict[str, dict[int, Logged]]
-    unread: list[str]
     first: int
 
 
@@ -89,38 +100,53 @@ def read_log(
     name, rows = _rows_of(source)
     known = list(known)
     columns = dict(columns or {})
+    _refuse_unknown(columns, known)
+    steps = _steps_of(rows, _names("step", columns))
+    start = _first_step(steps, first, name)
+    numbers: dict[str, dict[int, Logged]] = {}
+    for quantity in known:
+        by_step = _numbers_of(rows, steps, _names(quantity, columns))
+        counted = {step - start: x for step, x in by_step.items() if step >= start}
+        if counted:
+            numbers[quantity] = counted
+    _refuse_missing(columns, numbers, rows)
+    if not numbers:
+        present = sorted({str(column) for row in rows for column in row})
+        raise ValueError(
+            f"the log {name} has none of the columns {', '.join(known)}; it has"
+            f" {', '.join(present[:MOST_NAMED]) or 'none'}: name them with columns"
+            " (--column grad_norm=NAME)"
+        )
+    return RunLog(name, numbers, start)
+
+
+def _refuse_unknown(columns: Mapping[str, str], known: Sequence[str]) -> None:
+    """Reject a column for a quantity that has no law."""
     for quantity in columns:
-        if quantity not in known:
+        if quantity not in (*known, "step"):
             raise ArgumentError(
                 "columns", quantity, f"one of {', '.join(known)}, = and a column"
             )
-    sought = {quantity: _names(quantity, columns) for quantity in known}
-    step_names = _names("step", columns)
-    present = {str(column) for row in rows for column in row}
-    steps = sorted(
-        step for row in rows if (step := _step_of(row, step_names)) is not None
-    )
-    start = _first_step(steps, first, name)
-    numbers: dict[str, dict[int, Logged]] = {}
-    for k, row in enumerate(rows):
-        step = _step_of(row, step_names)
-        number = k if step is None and not steps else step
-        if number is None or number < start:
-            continue
-        for quantity, names in sought.items():
-            logged = _number_of(row, names)
-            if logged is not None:
-                numbers.setdefault(quantity, {}).setdefault(number - start, logged)
-    if not numbers:
-        raise ValueError(
-            f"the log {name} has none of the columns {', '.join(known)}; it has"
-            f" {', '.join(sorted(present)[:12]) or 'none'}: name them with columns"
-            " (--column grad_norm=NAME)"
-        )
-    _refuse_missing(columns, numbers, name)
-    read = {column for names in sought.values() for column in names} | set(step_names)
-    unread = sorted(column for column in present if column.lower() not in read)
-    return RunLog(name, numbers, unread, start)
+
+
+def _steps_of(rows: Sequence[Row], names: Iterable[str]) -> list[int | None]:
+    """The step of each row; rows are counted if the log has no steps."""
+    steps = [_step_of(row, names) for row in rows]
+    if all(step is None for step in steps):
+        return list(range(len(rows)))
+    return steps
+
+
+def _numbers_of(
+    rows: Sequence[Row], steps: Sequence[int | None], names: Iterable[str]
+) -> dict[int, Logged]:
+    """The first number of each step in a column; rows without a step are left out."""
+    numbers: dict[int, Logged] = {}
+    for row, step in zip(rows, steps, strict=True):
+        logged = _number_of(row, names)
+        if logged is not None and step is not None:
+            numbers.setdefault(step, logged)
+    return numbers
 
 
 def _names(quantity: str, columns: Mapping[str, str]) -> tuple[str, ...]:
@@ -132,27 +158,30 @@ def _names(quantity: str, columns: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _refuse_missing(
-    columns: Mapping[str, str], numbers: Mapping[str, Any], name: str
+    columns: Mapping[str, str], numbers: Mapping[str, Any], rows: Sequence[Row]
 ) -> None:
-    """Reject a named column that the log does not have."""
+    """Reject a named column that the log does not have, or that has no numbers."""
+    present = {str(column).strip().lower() for row in rows for column in row}
     for quantity, column in columns.items():
-        if quantity not in numbers:
+        is_there = column.lower() in present
+        if not is_there or (quantity != "step" and quantity not in numbers):
             raise ArgumentError(
-                "columns", f"{quantity}={column}", f"a column of the log {name}"
+                "columns", f"{quantity}={column}", "a column of numbers in the log"
             )
 
 
-def _first_step(steps: list[int], first: int | None, name: str) -> int:
+def _first_step(steps: Sequence[int | None], first: int | None, name: str) -> int:
     """The number of the first step."""
-    if first is not None or not steps:
-        return first or 0
-    if steps[0] > 1:
+    if first is not None:
+        return first
+    lowest = min(step for step in steps if step is not None)
+    if lowest not in (0, 1):
         raise ValueError(
-            f"the log {name} begins at step {steps[0]}, and the law is of the first"
+            f"the log {name} begins at step {lowest}, and the law is of the first"
             " steps: log every step from the first on, or set first_step (--first-step)"
             " to the number of the first one"
         )
-    return steps[0]
+    return lowest
 
 
 def _step_of(row: Row, names: Iterable[str]) -> int | None:

@@ -58,7 +58,7 @@ class Chi(NamedTuple):
             x = z[..., :large]
             w = self.polynomial[-1, :]
             for power in range(self.polynomial.shape[0] - 2, -1, -1):
-                w = _multiply_add(xp, w, x, self.polynomial[power, :])
+                w = _multiply_add(xp, w, x, c=self.polynomial[power, :])
             columns.append(self.scale * w * xp.sqrt(w))
         if self.squares.shape[1]:
             small = z[..., large:]

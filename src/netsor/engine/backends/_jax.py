@@ -132,7 +132,7 @@ class Jax(Device):
 
         # On a CPU, two concurrent blocks can deadlock in XLA's threads.
         with _cpu_lock if self.kind == "cpu" else nullcontext(), self._within():
-            arrays = block(plan_pieces, compiled, seed, part.start, size)
+            arrays = block(plan_pieces, compiled, seed, part.start, replicas=size)
             mean = cut(_result(arrays, plan.mean))
             columns = cut(_result(arrays, plan.columns))
             if self.kind == "cpu":

@@ -437,7 +437,9 @@ def _traced(piece: Piece, replicas: int, inputs: PieceInputs) -> list[Array]:
             arrays[step.out] = arrays[step.args[0]] * next(remaining_factors)
         else:
             arguments = [arrays[arg] for arg in step.args]
-            arrays[step.out] = compute(LIBRARY, step.kind, arguments, step.params)
+            arrays[step.out] = compute(
+                LIBRARY, step.kind, inputs=arguments, params=step.params
+            )
     # arrays that depend only on hyperparameters have one replica
     return [
         jnp.broadcast_to(arrays[register], (replicas, *register.shape))
@@ -468,7 +470,10 @@ def _normals_of_draws(
             keys.append(jnp.broadcast_to(key[step], (count, 2)))
             numbers.append(np.arange(count, dtype=np.uint32))
         first_normals, second_normals = normal_pairs(
-            jnp.concat(keys), replica_numbers, np.concatenate(numbers), piece.drawn
+            jnp.concat(keys),
+            replica=replica_numbers,
+            number=np.concatenate(numbers),
+            precision=piece.drawn,
         )
         normals = {}
         start = 0
@@ -595,7 +600,9 @@ def _native(step: Step, precision: str) -> bool:
     try:
         with jax.enable_x64(precision == "float64"):
             result = jax.eval_shape(
-                lambda *arrays: compute(LIBRARY, step.kind, arrays, step.params),
+                lambda *arrays: compute(
+                    LIBRARY, step.kind, inputs=arrays, params=step.params
+                ),
                 *shapes,
             )
     except Exception:  # of a user's function; if it is wrong, numpy raises the error
@@ -643,6 +650,8 @@ def _on_host(
         array = arrays[arg] if arg.value is None else arg.value
         inputs[arg] = np.asarray(array, dtype=np.float64)
     arguments = [inputs[arg] for arg in step.args]
-    result = compute(_gram_schmidt.NUMPY, step.kind, arguments, step.params)
+    result = compute(
+        _gram_schmidt.NUMPY, step.kind, inputs=arguments, params=step.params
+    )
     result = np.broadcast_to(result, (replicas, *step.out.shape))
     return jnp.asarray(result, dtype=precision)

@@ -159,7 +159,7 @@ class StepwiseBackend(Device):
         # an input that occurs twice stays one array: kernels of u and u are symmetric
         copies = {id(array): self.numpy(array) for array in inputs}
         arrays = [copies[id(array)] for array in inputs]
-        return compute(NUMPY, step.kind, arrays, step.params)
+        return compute(NUMPY, step.kind, inputs=arrays, params=step.params)
 
     def evaluate(
         self,
@@ -237,13 +237,17 @@ class StepwiseBackend(Device):
         The block has `replicas` replicas, from number `start` on; the generator makes
         the numbers of all of them.
         """
-        stream = Stream(seed, step.params["key"], start, replicas)
+        stream = Stream(
+            seed=seed, key=step.params["key"], start=start, replicas=replicas
+        )
         precision = "float32" if self.rounded else self.precision
         shape = step.out.shape
         if step.kind == "normals":
             numbers = self.normals(stream, shape, precision)
         else:
-            numbers = self.chi(stream, shape, step.params["freedom"], precision)
+            numbers = self.chi(
+                stream, shape, freedom=step.params["freedom"], precision=precision
+            )
         xp = self.library.xp
         dtype = getattr(xp, self.precision)
         return xp.astype(numbers[:count, ...], dtype, copy=False)
@@ -286,7 +290,7 @@ class StepwiseBackend(Device):
         if result is None:
             return False
         with suppress(Exception), np.errstate(all="ignore"):
-            expected = compute(NUMPY, "apply", in_numpy, step.params)
+            expected = compute(NUMPY, kind="apply", inputs=in_numpy, params=step.params)
             if isinstance(result, type(in_library[0])):
                 result = self.numpy(result)
             return bool(

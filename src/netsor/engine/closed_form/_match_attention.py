@@ -253,7 +253,10 @@ def _layer_fluctuations(
     if fluctuations is None:
         return None
     return LayerFluctuations(
-        fluctuations.root, fluctuations.directions, temperature, shares
+        tokens=fluctuations.root,
+        directions=fluctuations.directions,
+        temperature=temperature,
+        shares=shares,
     )
 
 

@@ -67,7 +67,7 @@ def _from_patterns(
     rows = step.args[-1]
     # a factorisation reads the rows itself, and its Gram matrix reads them twice
     row_reads = 3 if step.kind == "reduced" else 1
-    relu = _source_of(rows, step_of, reads, row_reads)
+    relu = _source_of(rows, step_of, reads, allowed_reads=row_reads)
     if relu is None or relu.step.kind != "apply":
         return None
     if content(relu.step.params["f"]) != content(RELU):
@@ -78,7 +78,7 @@ def _from_patterns(
     if normals.step.out.size != rows.size:
         return None
     scales = [*normals.factors, *relu.factors]
-    return _steps_of_patterns(step, rows, normals.step, scales)
+    return _steps_of_patterns(step, rows, normals=normals.step, scales=scales)
 
 
 def _steps_of_patterns(

@@ -98,14 +98,16 @@ def series(f: Single, terms: int) -> Series:
         return result
     values_per_row = _common(terms).points.size
     for block in slices(len(rows), VALUES // values_per_row):
-        _fill(result, f, rows[block], terms)
+        _fill(result, f, rows=rows[block], terms=terms)
 
     # again, over a longer range, if φ grows so fast that its tails matter
     square = result.square[rows]
-    is_growing = growing(f, rows, square, reach(terms), mean_only=terms <= 2)
+    is_growing = growing(f, rows, square, end=reach(terms), mean_only=terms <= 2)
     growing_rows = rows[is_growing]
     for block in slices(len(growing_rows), VALUES // (16 * values_per_row)):
-        _fill_separately(result, f, growing_rows[block], terms, is_growing=True)
+        _fill_separately(
+            result, f, rows=growing_rows[block], terms=terms, is_growing=True
+        )
     return result
 
 
@@ -184,7 +186,7 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
 
     others = rows[~is_smooth]
     for block in slices(len(others), VALUES // (2 * points.size)):
-        _fill_separately(result, f, others[block], terms)
+        _fill_separately(result, f, rows=others[block], terms=terms)
 
 
 def _fill_separately(
@@ -200,7 +202,7 @@ def _fill_separately(
     if is_growing:
         poles = Poles(f_of_rows, FARTHEST, step(terms))
         end, beyond = ends(f, rows)
-        panels = _panels_to(end, f_of_rows, poles, terms)
+        panels = _panels_to(end, f=f_of_rows, poles=poles, terms=terms)
     else:
         poles = Poles(f_of_rows, reach(terms), step(terms))
         panels = _panels_within_reach(f_of_rows, poles, terms)
@@ -248,21 +250,21 @@ def _panels_within_reach(f: Single, poles: Poles, terms: int) -> Resolved:
     """Panels for the integrals of φ h_k, k < terms, of the rows of f."""
     return resolve(
         _values_without_poles(f, poles),
-        _panel_edges(f, poles, reach(terms), step(terms)),
-        partial(_largest, terms=terms),
-        max(TOLERANCE, 4 * f.features.noise),
+        edges=_panel_edges(f, poles, end=reach(terms), length=step(terms)),
+        density=partial(_largest, terms=terms),
+        tolerance=max(TOLERANCE, 4 * f.features.noise),
         failing=64 if terms == 1 else 400,
     )
 
 
 def _panels_to(end: Array, f: Single, poles: Poles, terms: int) -> Resolved:
     """Panels between ∓ `end` (rows,) for the integrals of rows that grow."""
-    edges = _panel_edges(f, poles, FARTHEST, step(terms))
+    edges = _panel_edges(f, poles, end=FARTHEST, length=step(terms))
     return resolve(
         _values_without_poles(f, poles),
-        np.clip(edges, -end[:, None], end[:, None]),
-        largest_density,
-        max(TOLERANCE, 4 * f.features.noise),
+        edges=np.clip(edges, -end[:, None], end[:, None]),
+        density=largest_density,
+        tolerance=max(TOLERANCE, 4 * f.features.noise),
         squares=True,
     )
 

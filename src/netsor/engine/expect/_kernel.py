@@ -274,7 +274,11 @@ class _ConditionedPairs:
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             panels = resolve(
-                self.integrand, self._edges(), largest_density, tolerance, scale
+                self.integrand,
+                edges=self._edges(),
+                density=largest_density,
+                tolerance=tolerance,
+                scale=scale,
             )
             density = np.exp(log_density(panels.x))
             value = panels.integrate(panels.values * density)
@@ -762,7 +766,7 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
     """
     lead, mean, variance, params = flattened(x, xx)
     std = np.sqrt(np.maximum(variance[:, 0, 0], 0.0))
-    rows = single(x.f, mean[:, 0], std, params)
+    rows = single(x.f, mean=mean[:, 0], std=std, params=params)
     is_near = rows.near_poles(reach(terms=3)).any(axis=0)
     for pole in rows.features.poles[is_near]:
         if not is_integrable(x.f, float(pole)):

@@ -123,7 +123,7 @@ def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Ar
         for block in slices(len(members), rows_per_batch):
             rows = members[block]
             value[rows], error[rows] = _estimate(
-                integrand, rows, int(variables), log_size
+                integrand, rows, variables=int(variables), log_size=log_size
             )
     return value, error
 

@@ -140,7 +140,9 @@ class Library(_gram_schmidt.LinalgBackend):
             """The same with a larger error; if it still is unclear, no row depends."""
             shift = floor[..., 0, :]
             regular = self._factor_independent(gram, shift == 0, shift)
-            lower = self._factor_or_nan(gram, shift, slack=2 * MORE, regular=regular)
+            lower = self._factor_or_nan(
+                gram, floor=shift, slack=2 * MORE, regular=regular
+            )
             lower = xp.where(self._is_nan(lower)[..., None, None], regular, lower)
             inexact = self._is_nan(lower)
             return self.recompute_where(
@@ -277,7 +279,7 @@ class Library(_gram_schmidt.LinalgBackend):
             return xp.where(is_accurate[..., None, None], lower, xp.nan)
 
         lower = _gram_schmidt.wide_factor(
-            xp, rows, factor_or_nan, relative_norm=_gram_schmidt.REST
+            xp, rows, factor_of=factor_or_nan, relative_norm=_gram_schmidt.REST
         )
         # NaN marks the matrices to compute again
         return self.recompute_where(lower, self._is_nan(lower), from_basis, rows)

@@ -411,7 +411,7 @@ def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
     precision = xp.finfo(lower.dtype)
     min_square = precision.smallest_normal / precision.eps
     is_tiny = xp.any((lengths > 0) & (lengths < min_square), axis=-1)
-    return is_tiny | has_small_pivot(xp, lower, lengths, LEANING)
+    return is_tiny | has_small_pivot(xp, lower, lengths, min_ratio=LEANING)
 
 
 def unit(xp: Any, residual: Array, square_before: Array, floor: Array) -> Array:
@@ -454,10 +454,10 @@ def wide_factor(
     that part, and `factor_of(gram, floor)` factors the Gram matrix of what remains. A
     remainder counts as 0 up to `relative_norm` of its row, as in `span`.
     """
-    first = rows[..., :1, :]
+    first_row = rows[..., :1, :]
     floor = relative_norm**2 * squares(xp, rows)
-    norm = xp.sqrt(squares(xp, first))[..., None]
-    direction = first / xp.where(norm > 0, norm, xp.ones_like(norm))
+    norm = xp.sqrt(squares(xp, first_row))[..., None]
+    direction = first_row / xp.where(norm > 0, norm, xp.ones_like(norm))
     first_column = gram(xp, rows, direction)
     remainder = rows - first_column * direction
     is_nonzero = xp.astype(squares(xp, remainder) > floor, rows.dtype)

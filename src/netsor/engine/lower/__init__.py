@@ -122,7 +122,9 @@ def lower(
     independent = base.independent if base else {}
     while True:
         builder = Builder(shift, independent=dict(independent))
-        state = State(analysis, list(notes), builder, groups_on_nodes)
+        state = State(
+            analysis, notes=list(notes), builder=builder, on_nodes=groups_on_nodes
+        )
         try:
             return _lowered(state, groups_on_nodes)
         except NodesNeeded as error:
@@ -235,7 +237,7 @@ def _dot(state: State, value: Scalar, op: ops.Dot) -> Register:
         return builder.constant(np.zeros(value.shape))
     if op.power == 1:
         return mean(state, value, op.x, op.y)
-    inner = products(state, op.x, op.y, value.ndim, "p = ⟨q, k⟩")
+    inner = products(state, op.x, op.y, value.ndim, label="p = ⟨q, k⟩")
     return builder.step("scale", inner, by=1 / state.norm(op.x))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language.operations._operation import (
+    Apply,
     Data,
     Dot,
     Gaussian,
@@ -44,6 +45,11 @@ Partners = Mapping[Value, set[Value]]
 
 # Nonlinearities asked for products with each other; None stands for linear vectors
 Component = frozenset[Value | None]
+
+# a function of so many scalars, 8 MiB, with at most so many times fewer results, is
+# computed as soon as it can be, and the scalars then need not be kept
+LARGE_SCALARS = 2**20
+FEWER_RESULTS = 64
 
 
 class ProgramAnalysis:
@@ -339,9 +345,10 @@ def _ordered_with(
 
 
 def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
-    """The values with means of products moved to right after their vectors.
+    """The values with summaries moved to right after what they summarise.
 
-    Then the vectors need not be kept for them, and no frame rebased.
+    These are means of products, for which vectors then need not be kept and no frame
+    rebased, and functions with few results of large arrays of scalars.
     """
     position = {value: k for k, value in enumerate(values)}
     users = users_of(values)
@@ -350,6 +357,8 @@ def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
     for value in reversed(values):
         match value.op:
             case Dot(power=1):
+                early.add(value)
+            case Apply() if _summarises(value):
                 early.add(value)
             case Take() if isinstance(value, Vector):
                 readers = users.get(value)
@@ -360,6 +369,12 @@ def _schedule_means_early(values: Sequence[Value]) -> list[Value]:
             position[value] = max(position[x] for x in value.op.inputs)
     # stable: a value with the position of its input stays behind it
     return sorted(values, key=lambda value: position[value])
+
+
+def _summarises(value: Value) -> bool:
+    """Whether a function of scalars has few results, and a large array to read."""
+    largest = max(x.size for x in value.op.inputs)
+    return largest >= LARGE_SCALARS and value.size * FEWER_RESULTS <= largest
 
 
 def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:

@@ -343,7 +343,9 @@ class Clusters:
             return rearranged
         match value.op:
             case MatMul(weight=weight, x=x, each=each):
-                return self._ids_of_products(value, weight.members.size, x, each)
+                return self._ids_of_products(
+                    value, matrices=weight.members.size, x=x, each=each
+                )
             case Data() | MaterialisedMatMul():
                 return self._new(*value.shape, self.blocks[value])
             case Gaussian(factor=factor):

@@ -118,13 +118,15 @@ class Dual:
         y_small = self[y]
         x_sets = state.sets(x)
         y_sets = state.sets(y)
-        unknown = pairs_meet(x, x_small.unknown, y, y_sets, ndim)
-        unknown = unknown | pairs_meet(x, x_sets, y, y_small.unknown, ndim)
+        unknown = pairs_meet(x, x_sets=x_small.unknown, y=y, y_sets=y_sets, ndim=ndim)
+        unknown = unknown | pairs_meet(x, x_sets, y, y_sets=y_small.unknown, ndim=ndim)
         unknown = unknown | unknown_pairs(state, x, y, ndim)
         # x0 · N · y0 can be other than 0 where neither is 0, and so on
-        from_normals = pairs_meet(x, _is_nonzero(x_sets), y, _is_nonzero(y_sets), ndim)
-        from_x = pairs_meet(x, x_small.support, y, y_sets, ndim)
-        from_y = pairs_meet(x, x_sets, y, y_small.support, ndim)
+        from_normals = pairs_meet(
+            x, x_sets=_is_nonzero(x_sets), y=y, y_sets=_is_nonzero(y_sets), ndim=ndim
+        )
+        from_x = pairs_meet(x, x_sets=x_small.support, y=y, y_sets=y_sets, ndim=ndim)
+        from_y = pairs_meet(x, x_sets, y, y_sets=y_small.support, ndim=ndim)
         x_coordinates = state.vectors[x].coordinates
         y_coordinates = state.vectors[y].coordinates
         terms = []
@@ -132,17 +134,33 @@ class Dual:
             terms.append(crossed_products(state, x, y, ndim))
         if x_small.part is not None and from_x.any():
             terms.append(
-                paired_products(state, x_small.part, y_coordinates, x, y, ndim)
+                paired_products(
+                    state,
+                    x_array=x_small.part,
+                    y_array=y_coordinates,
+                    x=x,
+                    y=y,
+                    ndim=ndim,
+                )
             )
         if y_small.part is not None and from_y.any():
             terms.append(
-                paired_products(state, x_coordinates, y_small.part, x, y, ndim)
+                paired_products(
+                    state,
+                    x_array=x_coordinates,
+                    y_array=y_small.part,
+                    x=x,
+                    y=y,
+                    ndim=ndim,
+                )
             )
         part = self.sum(terms)
         if part is not None:
             part = builder.step("scale", part, by=1 / state.norm(x) ** 2)
         support = from_normals | from_x | from_y
-        return Fluctuation(part, support, unknown, self.unit(x))
+        return Fluctuation(
+            part=part, support=support, unknown=unknown, unit=self.unit(x)
+        )
 
     def unit(self, x: Vector) -> Unit:
         """The unit m^(−1/2) of ε parts of x; m is the width of one block of its space.
@@ -222,7 +240,9 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
         for x_bits, y_bits in _blocks_without_law(frame, union(x_sets), union(y_sets)):
             x_marks = ((x_sets & x_bits) != 0).astype(object)
             y_marks = ((y_sets & y_bits) != 0).astype(object)
-            unknown = unknown | pairs_meet(x, x_marks, y, y_marks, ndim)
+            unknown = unknown | pairs_meet(
+                x, x_sets=x_marks, y=y, y_sets=y_marks, ndim=ndim
+            )
     return unknown
 
 
@@ -380,7 +400,7 @@ class _SpanDerivative:
         known_small = self.dual[known]
         if known_small.part is None:
             return []
-        inner = products(state, self.x, known, self.products_ndim, "")
+        inner = products(state, self.x, known, ndim=self.products_ndim, label="")
         minus_c0 = builder.step("scale", inner, by=-1.0 / self.mean_square)
         meets = state.meets(self.x, known, self.products_ndim)
         self.support = self.support | mixed(meets, known_small.support)
@@ -395,7 +415,7 @@ class _SpanDerivative:
         builder = self.builder
         state = self.state
         width = self.coordinates.shape[-1]
-        inner = products(state, self.x, self.value, self.products_ndim, "")
+        inner = products(state, self.x, self.value, ndim=self.products_ndim, label="")
         lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
         rows = state.rows(remainder, width)
         columns = builder.step("transposed", rows)
@@ -447,13 +467,17 @@ class _SpanDerivative:
         cross = apart_from_new & below
         if not cross.any():
             return y
-        inner = crossed_products(state, value, value, self.products_ndim)
+        inner = crossed_products(state, x=value, y=value, ndim=self.products_ndim)
         if y is not None:
             ndim = self.products_ndim
-            y_d = paired_products(state, y, self.coordinates, value, value, ndim)
+            y_d = paired_products(
+                state, x_array=y, y_array=self.coordinates, x=value, y=value, ndim=ndim
+            )
             inner = builder.step("add", inner, y_d)
             inner = builder.step("add", inner, builder.step("transposed", y_d))
-        without_law = cross & unknown_pairs(state, value, value, self.products_ndim)
+        without_law = cross & unknown_pairs(
+            state, x=value, y=value, ndim=self.products_ndim
+        )
         sets = state.sets(value)
         self.unknown = self.unknown | mixed(without_law, sets)
         self.support = self.support | mixed(cross, sets)

@@ -124,7 +124,7 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
         guard(dual, op.d, op.u)
     else:
         support = np.ones(value.shape, dtype=bool)
-        inner = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
+        inner = products(state, x=op.d, y=op.u, ndim=value.ndim, label="⟨W^T b, d⟩")
         ratio = op.gain / (state.norm(op.d) * state.norm(op.g))
         terms.append(builder.step("scale", inner, by=ratio))
 
@@ -134,7 +134,9 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
     # Here W acts on a residual, which has no direction; W^T would act on the result.
     if any(isinstance(ancestor.op, MatMul) for ancestor in common):
         guard(dual, op.b)
-    return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g))
+    return Fluctuation(
+        part=dual.sum(terms), support=support, unknown=unknown, unit=dual.unit(op.g)
+    )
 
 
 def _slope(f: Function) -> Callable[[Any], Any] | None:
@@ -287,8 +289,8 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
         small = dual[x]  # x1_i
         if not isinstance(x, Vector):
             small = dual.converted(small, dual.unit(value))
-        changed = _changed(dual, value, frame, number, small.support)
-        unknown |= _changed(dual, value, frame, number, small.unknown)
+        changed = _changed(dual, value, frame, number, marks=small.support)
+        unknown |= _changed(dual, value, frame, number, marks=small.unknown)
         is_smooth_in_x = all(
             is_smooth(f) for f, inputs in feature.factors if number in inputs
         )
@@ -297,11 +299,15 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
         else:
             unknown |= changed
         if is_smooth_in_x and small.part is not None:
-            changes.append(_argument_at_nodes(dual, value, x, small.part, frame))
+            changes.append(
+                _argument_at_nodes(dual, value, x, array=small.part, frame=frame)
+            )
         else:  # 0, or unknown
             changes.append(builder.constant(np.zeros((1, 1, 1))))
         main_part = _main(state, x)
-        arguments.append(_argument_at_nodes(dual, value, x, main_part, frame))
+        arguments.append(
+            _argument_at_nodes(dual, value, x, array=main_part, frame=frame)
+        )
     shape = (*positions.shape, nodes)
     directional = builder.step(
         "apply",
@@ -395,15 +401,17 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
         for main, term in zip(x0, x1, strict=True):
             zeros = np.zeros(main.shape)
             arrays.append(term.part or state.builder.constant(zeros))
-        parts.append(apply_linear(state, value, arrays, a0))
+        parts.append(apply_linear(state, value, arrays, coefficients=a0))
     if coefficients is not None:
         marks = [_main_marks(state, x) for x in terms]
         a1 = dual.converted(dual[coefficients], unit)
         unknown = unknown | marks_of(value, marks, a1.unknown)
         if a1.part is not None and a1.support.any():  # a1 x0
             support = support | marks_of(value, marks, a1.support)
-            parts.append(apply_linear(state, value, x0, a1.part))
-    return Fluctuation(dual.sum(parts), support, unknown, unit)
+            parts.append(apply_linear(state, value, arrays=x0, coefficients=a1.part))
+    return Fluctuation(
+        part=dual.sum(parts), support=support, unknown=unknown, unit=unit
+    )
 
 
 def _unit(dual: Dual, value: Value, op: Operation) -> Unit | None:
@@ -513,7 +521,7 @@ def _check_main_part_is_zero(state: State, value: Scalar, x: Vector, y: Vector) 
     x_is_constant = state.vectors[x].coordinates.value is not None
     y_is_constant = state.vectors[y].coordinates.value is not None
     if meets.any() and x_is_constant and y_is_constant:
-        means = np.asarray(mean(state, value, x, y, SUM_RTOL).value)[0]
+        means = np.asarray(mean(state, value, x, y, rtol=SUM_RTOL).value)[0]
         meets = meets & (means != 0)
     if meets.any():
         raise ScoreError(

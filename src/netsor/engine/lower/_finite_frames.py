@@ -176,7 +176,7 @@ class BartlettFrame(Frame):
             freedom=self.group.width - d - np.arange(new),
         )
         key = (*seed_key, OWN, 0)
-        return self._triangle(cross, chi, key, f"{label}: along each other")
+        return self._triangle(cross, chi, key, label=f"{label}: along each other")
 
     def spanning(
         self, vectors: Register, outputs: bool, kept: int

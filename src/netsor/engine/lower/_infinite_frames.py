@@ -296,7 +296,9 @@ class InfiniteWidthFrame(LimitFrame):
         rows = new.basis.add(
             self.builder, new, seed_key, self.directions, linear, self.group.constant
         )
-        block = self.add_block(rows.shape[-1] - self.directions, seed_key, new, along)
+        block = self.add_block(
+            rows.shape[-1] - self.directions, seed_key, feature=new, along=along
+        )
         self._unit_rows()
         return rows, block.along
 
@@ -398,7 +400,7 @@ class InfiniteWidthFrame(LimitFrame):
         block = self.blocks[a]
         below = np.tri(block.stop - block.start, k=-1, dtype=bool)
         label = "scores of sources drawn together"
-        return self._symmetric(block, below, stream=0, label=label)
+        return self._symmetric(block, mask=below, stream=0, label=label)
 
     def _normals_with_squares(self, a: int) -> Register:
         """All normals within a block; those of (1, …, 1) with itself are 0."""
@@ -409,7 +411,7 @@ class InfiniteWidthFrame(LimitFrame):
         diagonal = np.eye(block.stop - block.start, dtype=bool)
         label = "squares of sources"
         squares = self._symmetric(
-            block, diagonal, stream=1, label=label, std=math.sqrt(2.0)
+            block, mask=diagonal, stream=1, label=label, std=math.sqrt(2.0)
         )
         return self.builder.step("add", others, squares)
 
@@ -562,7 +564,7 @@ class NodeFrame(LimitFrame):
         frames, count = new.rows[0].shape[:2]
         shape = frames, count, self.nodes
         arrays = [builder.step("scale", rows, by=self.nodes**0.5) for rows in new.rows]
-        arrays = tie_equal_arguments(builder, new.f, arrays, arrays)
+        arrays = tie_equal_arguments(builder, new.f, rows=arrays, arrays=arrays)
         params = [builder.reshape(p, frames, count, 1) for p in new.params]
         builder.nodes = True
         values = builder.step(
@@ -583,7 +585,7 @@ class NodeFrame(LimitFrame):
         Returns the set of these and of all that they can have products with.
         """
         meets = self.along(new.signs)
-        block = self.add_block(new.count, seed_key, new, meets)
+        block = self.add_block(new.count, seed_key, feature=new, along=meets)
         return block.along
 
     def white_noise(self) -> Register:

@@ -53,23 +53,31 @@ def lower_linear(state: State, value: Value) -> LoweredVector:
     lowered = [state.vectors[x] for x in vectors]
     arrays = [x.coordinates for x in lowered]
     weights = None if coefficients is None else state.scalars[coefficients]
-    coordinates = apply_linear(state, value, arrays, weights)
-    if value in state.analysis.infinite and coordinates.value is not None:
-        sizes = [state.size_of_terms(array) for array in arrays]
-        weight_sizes = None if weights is None else state.size_of_terms(weights)
-        terms = apply_linear(state, value, sizes, weight_sizes)
-        coordinates = without_rounding(state, coordinates, terms, SUM_RTOL)
+    coordinates = apply_linear(state, value, arrays, coefficients=weights)
     sample = None
     if any(x.sample is not None for x in lowered):
         samples = [state.sample(x) for x in vectors]
-        sample = apply_linear(state, value, samples, weights)
+        sample = apply_linear(state, value, arrays=samples, coefficients=weights)
     if value not in state.analysis.infinite:
         return LoweredVector(coordinates, sample)
     marks = None if coefficients is None else state.order_one(coefficients)
     sets = combined(value, [state.sets(x) for x in vectors], marks)
     if coordinates.value is not None:
+        terms = _sizes_of_terms(state, value, arrays, weights)
+        coordinates = without_rounding(
+            state, known=coordinates, terms=terms, rtol=SUM_RTOL
+        )
         sets = sets & sets_of(np.asarray(coordinates.value)[0] != 0)
     return LoweredVector(coordinates, sample, sets)
+
+
+def _sizes_of_terms(
+    state: State, value: Value, arrays: Sequence[Register], weights: Register | None
+) -> Register:
+    """The sum of the sizes of the terms of each coordinate of a linear combination."""
+    sizes = [state.size_of_terms(array) for array in arrays]
+    weight_sizes = None if weights is None else state.size_of_terms(weights)
+    return apply_linear(state, value, arrays=sizes, coefficients=weight_sizes)
 
 
 def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Register:
@@ -84,7 +92,9 @@ def lower_scalar(state: State, value: Scalar, arrays: Sequence[Register]) -> Reg
     if result.value is None or not state.analysis.infinite or not is_sum:
         return result
     size = _size_of_result(state, value, arrays)
-    return without_rounding(state, result, size, SCALAR_RTOL, value)
+    return without_rounding(
+        state, known=result, terms=size, rtol=SCALAR_RTOL, keep=value
+    )
 
 
 def _size_of_result(
@@ -102,16 +112,16 @@ def _size_of_result(
             p_terms, q_terms = term_sizes
             p_size, q_size = [state.size_of_terms(array) for array in arrays]
             errors_of_p = apply_linear(
-                state, value, [p_terms, q_size], coefficients=None
+                state, value, arrays=[p_terms, q_size], coefficients=None
             )
             errors_of_q = apply_linear(
-                state, value, [p_size, q_terms], coefficients=None
+                state, value, arrays=[p_size, q_terms], coefficients=None
             )
             return state.builder.step("add", errors_of_p, errors_of_q)
         added = value
         if isinstance(op, Apply) and op.f is SUBTRACT:
             added = Scalar(replace(op, f=ADD), value.shape)
-        return apply_linear(state, added, term_sizes, coefficients=None)
+        return apply_linear(state, value=added, arrays=term_sizes, coefficients=None)
 
 
 def without_rounding(
@@ -202,7 +212,7 @@ def mean(
     They cancel if the sum is below `rtol` times the sum of their sizes.
     """
     builder = state.builder
-    inner = products(state, x, y, value.ndim, "⟨x, x'⟩/n")
+    inner = products(state, x, y, value.ndim, label="⟨x, x'⟩/n")
     scale = 1 / state.norm(x) ** 2
     # no quadrature error for a known 0
     if any(isinstance(state.frames[group], NodeFrame) for group in state.groups_of(x)):
@@ -213,11 +223,15 @@ def mean(
         return result
     x_size = state.size_of_terms(state.vectors[x].coordinates)
     y_size = state.size_of_terms(state.vectors[y].coordinates)
-    inner_size = paired_products(state, x_size, y_size, x, y, value.ndim)
+    inner_size = paired_products(
+        state, x_array=x_size, y_array=y_size, x=x, y=y, ndim=value.ndim
+    )
     terms = builder.step("scale", inner_size, by=scale)
     # not a score or a correction that is made of it
     is_mean = isinstance(value.op, Dot) and value.op.power == 1
-    return without_rounding(state, result, terms, rtol, value if is_mean else None)
+    return without_rounding(
+        state, known=result, terms=terms, rtol=rtol, keep=value if is_mean else None
+    )
 
 
 def products(state: State, x: Vector, y: Vector, ndim: int, label: str) -> Register:
@@ -227,7 +241,15 @@ def products(state: State, x: Vector, y: Vector, ndim: int, label: str) -> Regis
     """
     x_coordinates = state.vectors[x].coordinates
     y_coordinates = state.vectors[y].coordinates
-    return paired_products(state, x_coordinates, y_coordinates, x, y, ndim, label)
+    return paired_products(
+        state,
+        x_array=x_coordinates,
+        y_array=y_coordinates,
+        x=x,
+        y=y,
+        ndim=ndim,
+        label=label,
+    )
 
 
 def paired_products(
@@ -291,9 +313,11 @@ def crossed_products(state: State, x: Vector, y: Vector, ndim: int) -> Register:
         y_rows = state.builder.step("part", y_rows, start=start, stop=stop)
     else:
         start, stop = state.direction_range(x)
-        y_rows = _crossed(state, y, x, start, stop)
+        y_rows = _crossed(state, x=y, y=x, start=start, stop=stop)
         x_rows = state.builder.step("part", x_rows, start=start, stop=stop)
-    return paired_products(state, x_rows, y_rows, x, y, ndim, "p = ⟨q, k⟩")
+    return paired_products(
+        state, x_array=x_rows, y_array=y_rows, x=x, y=y, ndim=ndim, label="p = ⟨q, k⟩"
+    )
 
 
 def _crossed(state: State, x: Vector, y: Vector, start: int, stop: int) -> Register:

@@ -183,7 +183,7 @@ def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> boo
             relative_step = 0.0 if trial % 2 else ROUNDED
             moved = []
             for b, move in zip(base, moves, strict=True):
-                moved.append(_moved(b, move, relative_step, rng))
+                moved.append(_moved(b, move, relative=relative_step, rng=rng))
             change = np.abs(np.asarray(f(*moved)) - at_base)
             is_small = change <= JUMP * size  # False for NaN
             if (np.isfinite(at_base) & ~is_small).any():
@@ -228,7 +228,9 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     if value not in state.analysis.infinite:
         width = int(state.analysis.widths[value])
         arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
-        coordinates = _apply(state, value, op, arrays, arrays, scalars)
+        coordinates = _apply(
+            state, value, op, rows=arrays, arrays=arrays, scalars=scalars
+        )
         return LoweredVector(coordinates)
 
     check_jumps(state, value)
@@ -239,7 +241,7 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
         count = len(state.analysis.picked)
         samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
         rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
-        sample = _apply(state, value, op, rows, samples, scalars)
+        sample = _apply(state, value, op, rows, arrays=samples, scalars=scalars)
 
     # the coordinates along the directions of each group's frame
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
@@ -286,7 +288,9 @@ def _apply(
             result.append(state.align_axes(register, x.ndim, value.ndim))
         return result
 
-    arguments = tie_equal_arguments(builder, op.f, aligned(rows), aligned(arrays))
+    arguments = tie_equal_arguments(
+        builder, op.f, rows=aligned(rows), arrays=aligned(arrays)
+    )
     if op.f is MULTIPLY and len(arguments) == 2:
         return builder.step("multiply", *arguments, label="product of coordinates")
     coordinates = arrays[0].shape[-1]
@@ -415,7 +419,7 @@ def outer_product_sum(
         return _outer_product_sum_at_nodes(state, value, op)
     width = int(state.analysis.widths[value])
     l_coordinates = state.vectors[op.left].coordinates
-    return LoweredVector(_sum_at(state, value, op, l_coordinates, width))
+    return LoweredVector(_sum_at(state, value, op, left=l_coordinates, width=width))
 
 
 def _sum_at(
@@ -460,7 +464,9 @@ def _outer_product_sum_at_nodes(
     sample = None
     if value in state.analysis.coordinates:
         l_sample = state.sample(op.left)
-        sample = _sum_at(state, value, op, l_sample, len(state.analysis.picked))
+        sample = _sum_at(
+            state, value, op, left=l_sample, width=len(state.analysis.picked)
+        )
     sets = _sets_of_signs(state, value, op)
     state.epsilon_parts.clear()  # ε parts may lie along these functions too
     padded = builder.pad_or_cut(state.vectors[op.left].coordinates, nodes)
@@ -474,7 +480,7 @@ def _outer_product_sum_at_nodes(
         f=partial(checked_left, sizes=op.sizes, varies=varies, optimiser=op.optimiser),
         shape=at_nodes.shape,
     )
-    sum_at_nodes = _sum_at(state, value, op, checked, nodes)
+    sum_at_nodes = _sum_at(state, value, op, left=checked, width=nodes)
     scaled = builder.step("scale", sum_at_nodes, by=nodes**-0.5)
     return LoweredVector(scaled, sample, sets)
 

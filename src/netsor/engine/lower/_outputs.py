@@ -179,7 +179,13 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
         never_drawn = builder.step("part", sample, start=count, stop=sample.shape[-1])
         coefficients = builder.pad_or_cut(never_drawn, variables)
     if output not in analysis.infinite and vector.coordinates.shape[-1]:
-        drawn = _in_frame(state, output, in_block(vector.coordinates), rows, index)
+        drawn = _in_frame(
+            state,
+            output,
+            coordinates=in_block(vector.coordinates),
+            rows=rows,
+            index=index,
+        )
         mean = builder.step("add", mean, drawn)
     return _Coordinate(mean, coefficients)
 

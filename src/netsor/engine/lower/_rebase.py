@@ -215,7 +215,9 @@ def _span(
     new_frame.constant = constant
     state.frames[group] = new_frame
     for value, coordinates in zip(beyond, new_rows, strict=True):
-        _replace_coordinates(state, value, group.positions[value], coordinates)
+        _replace_coordinates(
+            state, value, positions=group.positions[value], coordinates=coordinates
+        )
 
 
 def _cut_like(

@@ -372,15 +372,19 @@ class ResidualBasis:
         """What new features have along linear directions and earlier residuals, and
         what is left of them. See `add` for the arguments.
         """
-        along_linear = _along_linear_directions(builder, new, old, linear, constant)
-        gram = _kernel(builder, new, new, constant, named(new.f))
+        along_linear = _along_linear_directions(
+            builder, new, directions=old, linear=linear, constant=constant
+        )
+        gram = _kernel(
+            builder, x=new, y=new, constant=constant, feature_name=named(new.f)
+        )
         residual_gram = gram
         if linear:
             residual_gram = _less(builder, gram, along_linear, along_linear)
         along_earlier = None
         if self.factor is not None:
             products = self._products_with_features(
-                builder, new, along_linear, linear, constant
+                builder, new, along=along_linear, linear=linear, constant=constant
             )
             along_earlier = builder.step("solve", self.factor, products)
             residual_gram = _less(builder, residual_gram, along_earlier, along_earlier)
@@ -434,7 +438,9 @@ class ResidualBasis:
                 zeros = np.zeros((frames, count, earlier.count))
                 products.append(builder.constant(zeros))
                 continue
-            product = _kernel(builder, new, earlier, constant, named(new.f))
+            product = _kernel(
+                builder, x=new, y=earlier, constant=constant, feature_name=named(new.f)
+            )
             if linear:
                 padded = builder.pad_or_cut(earlier_along, old)
                 product = _less(builder, product, along, padded)

@@ -157,10 +157,14 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     if fresh.sample is not None:
         sample = scaled(fresh.sample)
     sources = Sources(coordinates, sample, sets=fresh.sets.reshape(1, rank, blocks))
-    centred = _combined(state, value, builder.constant(c), sources, (1, 1))
+    centred = _combined(
+        state, value, c=builder.constant(c), sources=sources, slots=(1, 1)
+    )
     if not op.mean.any():
         return centred
-    return _shifted(state, value, centred, builder.constant(op.mean[..., None, None]))
+    return _shifted(
+        state, value, x=centred, mean=builder.constant(op.mean[..., None, None])
+    )
 
 
 def _shifted(
@@ -212,14 +216,16 @@ def matmul(state: State, value: Vector, op: MatMul) -> LoweredVector:
     slots = members, blocks
     if isinstance(x.op, Span):  # orthonormal inputs, so that C is the identity
         identity = builder.constant(np.eye(x.shape[-1])[None])
-        sources = _sources(state, value, members * blocks, x.shape[-1])
+        sources = _sources(state, value, slots=members * blocks, sources=x.shape[-1])
         label = f"{state.label(value)} = C E"
-        return _combined(state, value, identity, sources, slots, label)
+        return _combined(
+            state, value, c=identity, sources=sources, slots=slots, label=label
+        )
     copies = members if op.each else 1
     rows = _input_rows(state, x, copies)
     factor = _factor(state, value, x, rows)
     c = builder.step("scale", factor.c, by=weight.std / state.norm(x))
-    sources = _sources(state, value, members * blocks, c.shape[-1])
+    sources = _sources(state, value, slots=members * blocks, sources=c.shape[-1])
     shares_inputs = copies == 1 and members > 1
     if shares_inputs and _draws_standard_basis(state, value):
         return _stacked_product(
@@ -236,10 +242,10 @@ def _input_rows(state: State, x: Vector, copies: int) -> Register:
     """
     coordinates = state.vectors[x].coordinates
     start, _ = state.direction_range(x)
-    used = state.builder.step(
+    rows_in_frames = state.builder.step(
         "part", coordinates, start=start, stop=coordinates.shape[-1]
     )
-    return state.rows(used, used.shape[-1], copies)
+    return state.rows(rows_in_frames, rows_in_frames.shape[-1], copies)
 
 
 def _draws_standard_basis(state: State, value: Vector) -> bool:
@@ -497,14 +503,14 @@ def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
     # the first direction is (1, …, 1)
     rows = builder.step("part", rows, start=1, stop=rows.shape[-1])
     c = _reduced(state, rows, "combined sources")
-    sources = _sources(state, value, len(positions), c.shape[-1])
+    sources = _sources(state, value, slots=len(positions), sources=c.shape[-1])
     order = np.argsort(positions.ravel())  # rows are by member: back to those of x
     slots = len(positions), 1
     centred = _combined(state, value, c, sources, slots, order=order)
     if not any(group.constant for group in state.groups_of(x)):
         return centred
     mean = builder.step("part", coordinates, start=0, stop=1)
-    return _shifted(state, value, centred, mean)
+    return _shifted(state, value, x=centred, mean=mean)
 
 
 # A matrix that acts again: orthonormal directions of what is new
@@ -570,13 +576,15 @@ def _sample_of_directions(
     width = max(state.sample(v).shape[-1] for v in vectors)
     remainder = state.rows(state.sample(x), width)
     for v in known:
-        inner = products(state, x, v, value.ndim + 1, "")
+        inner = products(state, x, v, ndim=value.ndim + 1, label="")
         minus_a = builder.step("scale", inner, by=-1 / mean_square)
         known_sample = state.rows(state.sample(v), width)
         along_known = builder.step("product", minus_a, known_sample)
         remainder = builder.step("add", remainder, along_known)
     x_coordinates = state.vectors[x].coordinates
-    inner = paired_products(state, x_coordinates, coordinates, x, x, value.ndim + 1)
+    inner = paired_products(
+        state, x_array=x_coordinates, y_array=coordinates, x=x, y=x, ndim=value.ndim + 1
+    )
     b = builder.step("scale", inner, by=1 / mean_square)
     columns = builder.step("transposed", remainder)
     solved = builder.step("transposed", builder.step("solve", b, columns))
@@ -612,12 +620,12 @@ def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
     analysis = state.analysis
     size = analysis.blocks[op.g] * analysis.widths[op.g]
     if op.d in analysis.infinite:
-        required = score(state, value, op.d, op.u)
+        required = score(state, value, x=op.d, y=op.u)
     else:
-        inner = products(state, op.d, op.u, value.ndim, "⟨W^T b, d⟩")
+        inner = products(state, x=op.d, y=op.u, ndim=value.ndim, label="⟨W^T b, d⟩")
         required = builder.step("scale", inner, by=1 / state.norm(op.d))
     required = builder.step("scale", required, by=op.gain * size**-0.5)
-    inner = products(state, op.g, op.b, value.ndim, "⟨b, g⟩")
+    inner = products(state, x=op.g, y=op.b, ndim=value.ndim, label="⟨b, g⟩")
     present = builder.step("scale", inner, by=-1 / size)
     return builder.step("add", required, present)
 
@@ -647,4 +655,4 @@ def _adjoint_at_infinite_width(
             ),
         )
     ratio = op.gain * math.sqrt(d.width.factor / g.width.factor)
-    return builder.step("scale", mean(state, value, d, u), by=ratio)
+    return builder.step("scale", mean(state, value, x=d, y=u), by=ratio)

@@ -299,7 +299,9 @@ class State:
             return NodeFrame(group, builder)
         if group.width == math.inf:
             scored = group in analysis.scored
-            return InfiniteWidthFrame(group, builder, group.constant, scored=scored)
+            return InfiniteWidthFrame(
+                group, builder, ones=group.constant, scored=scored
+            )
         picked = local_coordinates(group, analysis.picked)
         if group.nonlinear or group.has_data or group in analysis.coordinates_cheaper:
             return StandardBasis(group, builder, picked)
@@ -486,7 +488,7 @@ class State:
 
     def meets(self, x: Vector, y: Vector, ndim: int) -> Bools:
         """Whether x[…, i] and y[…, j] have a direction in common, with `ndim` axes."""
-        return pairs_meet(x, self.sets(x), y, self.sets(y), ndim)
+        return pairs_meet(x, x_sets=self.sets(x), y=y, y_sets=self.sets(y), ndim=ndim)
 
     def order_one(self, c: Value) -> Bools:
         """The scalars whose limit can be other than 0, (*shape,)."""

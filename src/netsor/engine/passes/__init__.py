@@ -19,6 +19,7 @@ from .batch_weights import stack_weights
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps
 from .rotary_limits import expand_rotary
+from .score_pieces import split_scores
 from .trained_weights import materialise
 from .weight_reuse import eliminate_reuse
 
@@ -65,6 +66,7 @@ PIPELINE = (
     Pass("commute", simplify.commute_mix, shortcut="commute"),
     Pass("compose", compose_nonlinearities, shortcut="compose"),
     Pass("fuse", simplify.fuse_sources, shortcut="fuse"),
+    Pass("pieces", split_scores),
 )
 # Shortcuts of lowering and of finished plans, and the formula for a sum over heads
 OTHER_SHORTCUTS = (

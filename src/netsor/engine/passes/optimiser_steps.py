@@ -240,7 +240,7 @@ class _OuterProducts(DrawnWeight):
 
     def at_widths(self, rate: WidthFunction) -> Combination:
         """A number that depends on the widths, with its order in the infinite ones."""
-        return number_at(rate, self.context.bound, self.value, self.op.steps[0].name)
+        return number_at(rate, self.context.bound, self.value, of=self.op.steps[0].name)
 
     def orders(self, coefficient: Combination) -> list[Order]:
         """The parts of a coefficient that are of order 1 or n^(−1/2)."""
@@ -352,7 +352,9 @@ class _OuterProducts(DrawnWeight):
         for _, powers in relative.terms:
             if sum(power for _, power in powers) > 0:
                 optimiser = type(self.optimiser).__name__
-                raise eps_error(self.value, eps, optimiser, "the singular values")
+                raise eps_error(
+                    self.value, eps, optimiser, quantity="the singular values"
+                )
         return float(_number_of_order_one(self.orders(relative)))
 
     def _summands(self, g: Combination, absolute: bool = False) -> _Summands:
@@ -486,7 +488,9 @@ class _Signs(_Term):
         x = inputs.x
         left, right = inputs.sides(self.left, self.right, weights.op.weight.transposed)
         if self.eps and math.inf in weights.context.bound.values():
-            raise eps_error(weights.value, self.eps, self.optimiser, "the entries")
+            raise eps_error(
+                weights.value, self.eps, self.optimiser, quantity="the entries"
+            )
         matrices = max(len(left), len(right), len(x))
         outer = Outer(
             left=left,
@@ -590,7 +594,9 @@ class _Leaf(Arithmetic):
         )
         if rates.eps and self.infinite:
             name = type(optimiser).__name__
-            raise eps_error(self.value, rates.eps, name, "the entries")
+            raise eps_error(
+                self.value, rates.eps, optimiser=name, quantity="the entries"
+            )
         parameter, state = optimiser._update(
             self, Combination.of(op.x), gradient, states.get(optimiser), rates
         )
@@ -616,7 +622,7 @@ class _Leaf(Arithmetic):
 
     def _at_widths(self, rate: WidthFunction) -> Combination:
         """A number that depends on the widths, with its order in the infinite ones."""
-        return number_at(rate, self.context.bound, self.value, self.op.rule.name)
+        return number_at(rate, self.context.bound, self.value, of=self.op.rule.name)
 
     def _realised(self, total: Combination, with_small_parts: bool = True) -> Any:
         """A combination as a value, with or without its parts of order n^(−1/2)."""
@@ -801,7 +807,9 @@ class _Perturbed:
             one = constant(np.ones(()))
             changed = []
             for score in entries:
-                changed.append(score + self._effect(old, score, one, moved))
+                changed.append(
+                    score + self._effect(old, p=score, seed=one, moved=moved)
+                )
             return stack(changed).reshape(*p.shape)
         # p + Σ_i effect_i e_i with the unit vectors e_i; seeds have mean square 1
         size = int(self.context.width(p))
@@ -810,7 +818,7 @@ class _Perturbed:
         effects = []
         for k in range(p.size):
             for seed in seeds:
-                effects.append(self._effect(old, entries[k], seed, moved))
+                effects.append(self._effect(old, p=entries[k], seed=seed, moved=moved))
         return p + mix(stack(effects).reshape(*p.shape, size), unit_vectors)
 
     def _effect(self, old: Value, p: Value, seed: Value, moved: list[Value]) -> Any:

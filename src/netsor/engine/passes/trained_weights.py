@@ -152,7 +152,9 @@ class DrawnWeight(Arithmetic):
         if uses is None:
             return before
         optimiser = steps_of(op)[number].optimiser
-        rates = rates_of(op, number, self.context.bound, self.at_widths)
+        rates = rates_of(
+            op, step=number, bound=self.context.bound, at_widths=self.at_widths
+        )
         self.optimiser = optimiser
         gradient = self.gradient(uses, members)
         w, state = optimiser._update(

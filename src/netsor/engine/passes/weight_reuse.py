@@ -315,7 +315,9 @@ class _Matrices:
         x, earlier = self._with_earlier_directions(x, side)
         # no later use needs directions, and the correction is linear in D
         if not earlier and not self.uses_left and not infinite:
-            return self._corrected(self.fresh(x, side, gain), x, side, gain)
+            return self._corrected(
+                self.fresh(x, side, gain), new=x, side=side, gain=gain
+            )
         new = Vector(Span(x, earlier), x.shape, x.width)
         image = self._corrected(self.fresh(new, side), new, side)
         directions = _extended(earlier[0] if earlier else None, new)

@@ -102,7 +102,7 @@ def kernel(
         value, error = expect.kernel(x, y, xx, xy, yy)
     else:
         value, error = expect.kernel_of_several(x, y, a, b)
-    _check_error_is_finite(value, error, (f, g), a)
+    _check_error_is_finite(value, error, functions=(f, g), a=a)
     return _shifted(value, error, shift)
 
 
@@ -145,7 +145,7 @@ def moments(
         mean, slope, error = expect.moments(x, a @ np.swapaxes(a, -1, -2))
     else:
         mean, slope, error = expect.moments_of_several(x, a)
-    _check_error_is_finite(mean, error, (f,), a)
+    _check_error_is_finite(mean, error, functions=(f,), a=a)
     mean_and_slope = np.concatenate([mean[..., None], slope], axis=-1)
     # `error` is that of the mean and of β u; divide by the norm of u to get that of β
     length = np.linalg.norm(a, axis=-1)  # (…, i, r)

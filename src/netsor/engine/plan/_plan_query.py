@@ -184,8 +184,8 @@ class PlanQuery:
         followed.
         """
         context = Context(
-            self.bound,
-            {},
+            bound=self.bound,
+            origin={},
             prices=self.prices,
             numbers=dict(self.numbers),
             without=self.without,
@@ -200,7 +200,12 @@ class PlanQuery:
         # a shifted plan makes the choices of the plan that it is compared with
         base = self.plan() if shift else None
         analysis = ProgramAnalysis(
-            rewritten, narrowed, context, names, frozenset(self.without), self.picked
+            rewritten,
+            original_outputs=narrowed,
+            context=context,
+            names=names,
+            without=frozenset(self.without),
+            picked=self.picked,
         )
         plan = lower(analysis, context.notes, shift, base)
         plan.small_parts = small_parts

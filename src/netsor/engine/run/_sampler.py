@@ -19,6 +19,7 @@ from ..backends import Backend, Numpy
 from ..backends._float_flags import overflow_raises
 from ..backends._numpy import Streams, block_of, blocks
 from ..plan._draw_cost import Draw
+from ..plan._ir_builder import Builder
 from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ..plan._plan_query import PlanQuery
 from . import _quadrature_error as quadrature
@@ -86,7 +87,12 @@ class Sampling:
         # fifth of the sampling time.
         with one_blas_thread() if self.backend.threads else nullcontext():
             yield from run(
-                work, chunks, self.threads, self.executor, self.progress, together
+                work,
+                chunks,
+                workers=self.threads,
+                executor=self.executor,
+                progress=self.progress,
+                together=together,
             )
 
 
@@ -121,7 +127,7 @@ def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
     quadrature.
     """
     query = replace(query, prices=sampling.backend.prices)
-    plan = query.plan()
+    plan = sampling.backend.within_memory(query.plan())
     plan.check_integration(sampling.draws)
     error = quadrature.checked_quadrature_error(quadrature.moves(query))
     draws = plan.replicas(sampling.draws)
@@ -138,7 +144,9 @@ def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
     covs[:, is_zero] = 0.0
     covs[:, :, is_zero] = 0.0
     if backend.precision == "float32":
-        means = remove_rounding_ties(plan, means, covs, sampling.seed, backend)
+        means = remove_rounding_ties(
+            plan, mean=means, cov=covs, seed=sampling.seed, backend=backend
+        )
     if plan.averaged:
         bias = np.where(is_zero, 0.0, quadrature.bias_beside(query, means))
         return _average(plan, means, covs, error, bias, backend)
@@ -179,7 +187,9 @@ def _sample_replicas(
     """Conditional means (draws, k) and covariances (draws, k, k) of all replicas."""
     backend = sampling.backend
     size = plan.mean.shape[0]
-    work = _Chunk(plan, sampling.seed, backend, backend.chunk(plan, draws))
+    work = _Chunk(
+        plan=plan, seed=sampling.seed, backend=backend, size=backend.chunk(plan, draws)
+    )
     slots = at_once(sampling.threads, sampling.executor)  # chunks in flight
     numbers_per_draw = size + size**2
     # bytes for each number of a draw: 8 in the law, and 1 for the finiteness check; 8
@@ -257,6 +267,7 @@ def sample_outputs(query: PlanQuery, sampling: Sampling) -> list[Floats]:
     draws = sampling.draws
     seed = sampling.seed
     plan = replace(query, prices=sampling.backend.prices).plan()
+    plan = sampling.backend.within_memory(plan)
     plan.check_integration(draws)
     size = plan.mean.shape[0]
     check_memory(
@@ -266,7 +277,9 @@ def sample_outputs(query: PlanQuery, sampling: Sampling) -> list[Floats]:
     )
     rows = np.empty((draws, size))
     backend, _ = resolve_precision(plan, sampling.backend, draws)
-    work = _Chunk(plan, seed, backend, backend.chunk(plan, draws))
+    work = _Chunk(
+        plan=plan, seed=seed, backend=backend, size=backend.chunk(plan, draws)
+    )
     tasks = chunks(draws, work.size)
     if isinstance(backend, Numpy):
         slots = at_once(sampling.workers, sampling.executor)
@@ -357,12 +370,17 @@ def _small_part_is_lost(plan: Plan, seed: int, arrays: Sequence[Floats]) -> bool
         is_bad |= ~is_finite.all(axis=1)
     first_bad = int(np.argmax(is_bad))
     replicas = min(max(first_bad + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    guards = [step.out for step in plan.steps if step.kind == "lost"]
-    for guard in guards:
-        values, _ = quadrature.sample_block(replace(plan, mean=guard), seed, replicas)
-        if np.isnan(values).any():
-            return True
-    return False
+    builder = Builder()
+    guards = [
+        builder.reshape(step.out, 1) for step in plan.steps if step.kind == "lost"
+    ]
+    if not guards:
+        return False
+    # each guard is 0 or NaN, so their sum tells of all in one run of the plan
+    total = builder.fold("add", guards)
+    guarded = replace(plan, steps=[*plan.steps, *builder.steps], mean=total)
+    values, _ = quadrature.sample_block(guarded, seed, replicas)
+    return bool(np.isnan(values).any())
 
 
 @dataclass(frozen=True)
@@ -420,7 +438,7 @@ class _Chunk:
                 if keyed.start >= chunk.start
             ]
             streams = Streams(self.seed, keyed_chunks, self.backend.precision)
-            outputs = blocks(self.plan, streams, len(chunk), tick)
+            outputs = blocks(self.plan, streams, replicas=len(chunk), tick=tick)
         else:
             streams = Streams(self.seed, chunk.start, self.backend.precision)
             outputs = self._blocks(chunk, tick)

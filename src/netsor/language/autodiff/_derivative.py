@@ -169,7 +169,7 @@ def _apply(op: ops.Apply, result: Scalar, d: Units, wants: Wants) -> Cotangents:
         for k in range(len(op.scalars)):
             if unit not in wants(k):
                 continue
-            cotangent = _cotangent_of_argument(op, result, cotangent_of_result, k)
+            cotangent = _cotangent_of_argument(op, result, d=cotangent_of_result, k=k)
             if cotangent is not None:
                 yield k, {unit: cotangent}
 

@@ -126,7 +126,12 @@ class Reverse:
             seed = weights
             if unit is ... and seed_unit is not None:
                 seed = scale(width_ratio((), (Width(seed_unit),)), weights)
-            self._contribute(p, seed_unit, p._positions(), seed.broadcast_to(p.shape))
+            self._contribute(
+                p,
+                unit=seed_unit,
+                positions=p._positions(),
+                cotangent=seed.broadcast_to(p.shape),
+            )
 
     def _contribute(
         self, x: Value, unit: Unit, positions: Ints, cotangent: Any
@@ -212,7 +217,7 @@ class Reverse:
         for unit, cotangent_in_unit in by_unit.items():
             if unit in self._units[x]:
                 in_shape = unbroadcast(cotangent_in_unit, positions.shape)
-                self._contribute(x, unit, positions, in_shape)
+                self._contribute(x, unit, positions, cotangent=in_shape)
 
     def _cotangents(
         self,
@@ -238,7 +243,9 @@ class Reverse:
             return ()
         cotangent = d[None] if isinstance(value, Vector) else d
         result = _entries(value, box)
-        return cotangents_of_inputs(op, result, cotangent, units_of_inputs.__getitem__)
+        return cotangents_of_inputs(
+            op, result, d=cotangent, wants=units_of_inputs.__getitem__
+        )
 
     def _propagate_index(self, op: ops.Take, box: Box, d: dict[Unit, Any]) -> None:
         """Propagate the cotangents d of indexed entries to where they came from.
@@ -321,9 +328,9 @@ def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> An
     """
     box_positions = entries_in(value._positions(), box)
     merged = _merged(contributions)
-    first = merged[0]
-    if len(merged) == 1 and np.array_equal(first.positions, box_positions):
-        return first.cotangent
+    first_term = merged[0]
+    if len(merged) == 1 and np.array_equal(first_term.positions, box_positions):
+        return first_term.cotangent
     entries = box_positions.ravel()
     contributions_by_entry = [_SortedContribution(term, entries) for term in merged]
     # Entries with the same number of terms from each contribution are summed together:
@@ -342,7 +349,7 @@ def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> An
             if count:
                 terms.append(contribution.sums(selected, count))
         if not terms:
-            terms = [zeros_like(first.cotangent.take(np.zeros_like(selected)))]
+            terms = [zeros_like(first_term.cotangent.take(np.zeros_like(selected)))]
         sums.append(reduce(operator.add, terms))
     joined: Any = sums[0] if len(sums) == 1 else join(sums)
     # The sums have the entries by pattern: bring them back into the order of the box.

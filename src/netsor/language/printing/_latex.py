@@ -297,16 +297,16 @@ class Writer:
         op = value.op
         i = tex.letters(value.shape)
         name = self.ref(value, i)
-        where = _index_ranges(value, i)
+        ranges = _index_ranges(value, i)
         match op:
             case Constant() if value.size == 1:
                 return []
             case Constant():
-                return [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
+                return [rf"{name} \in \mathbb{{R}} \text{{ given}} {ranges}"]
             case Data(vectors=vectors):
                 return [
                     rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}}"
-                    rf" {where}"
+                    rf" {ranges}"
                 ]
             case ops.Gaussian(mean=mean, factor=factor) if isinstance(value, Vector):
                 space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
@@ -314,14 +314,14 @@ class Writer:
                     centre, definition = tex.constant_vectors(mean, i)
                     return [
                         rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
-                        rf" {where}{definition}"
+                        rf" {ranges}{definition}"
                     ]
                 return [
                     rf"{space} \text{{ with independent coordinates }}"
-                    rf" {tex.gaussian_law(mean, factor)} {where}"
+                    rf" {tex.gaussian_law(mean, factor)} {ranges}"
                 ]
             case ops.Normal(std=std):
-                return [rf"{name} {tex.normal(std)} {where}"]
+                return [rf"{name} {tex.normal(std)} {ranges}"]
             case ops.Hyperparameter(name=symbol):
                 return [rf"{name} = \text{{{tex.escape(symbol)}}} \text{{ given}}"]
             case ops.Root(over=over, under=under):
@@ -329,9 +329,9 @@ class Writer:
                 denominator = " ".join(map(tex.dimension, under)) or "1"
                 return [rf"{name} = \sqrt{{{numerator}/({denominator})}}"]
             case MatMul() | SteppedMatMul():
-                return self._product_lines(op, value, i, where)
+                return self._product_lines(op, value, i, ranges)
         notation = tex.Notation(self.ref, self.positions)
-        line = f"{name} = {op.latex(value, i, notation)} {where}"
+        line = f"{name} = {op.latex(value, i, notation)} {ranges}"
         if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
@@ -406,10 +406,10 @@ class Writer:
         count_before = -1
         while count_before < len(self.needed):
             count_before = len(self.needed)
-            needed = [value for value in self.values if value in self.needed]
-            inner = [value for value in needed if value not in outputs]
+            defined = [value for value in self.values if value in self.needed]
+            inner = [value for value in defined if value not in outputs]
             lines = list(chain.from_iterable(map(self.limit, inner)))
-            lines += self.shared(needed)
+            lines += self.shared(defined)
         if not laws:
             return lines
         inside = r" \\ ".join(laws)
@@ -448,7 +448,7 @@ class Writer:
                     rf"\operatorname{{Cov}}({z}, {self.z(value, j)}) = {cov}",
                 ]
             case ops.Concat() if isinstance(value, Vector):
-                product = self.expectation(value, i, value, j)
+                product = self.expectation(value, i, y=value, j=j)
                 return [f"{product} = {self.expanded(value, i, value, j)}"]
         # the operation's own formula, with limits in place of values; `self.z` marks
         # its inputs as needed, also if the limit is not known
@@ -614,7 +614,7 @@ class Writer:
         other_op: Any = other.op
         member = i[: len(op.weight.batch)]
         other_member = j[: len(other_op.weight.batch)]
-        same = self.same(op.weight, member, other_op.weight, other_member)
+        same = self.same(op.weight, i=member, other=other_op.weight, j=other_member)
         x_entry = tex.read_indices(value, i)[0]
         y_entry = tex.read_indices(other, j)[0]
         inner = self.product(op.x, x_entry, other_op.x, y_entry, used)
@@ -628,7 +628,7 @@ class Writer:
         `used` are the summation letters of the sums around it.
         """
         if self._have_one_matrix(x, y):
-            return self._images(x, i, y, j, used)
+            return self._images(x, i, other=y, j=j, used=used)
         letters_in_use = "".join((*i, *j, *used))
         unused = [letter for letter in LETTERS if letter not in letters_in_use]
         letter = unused[0] if unused else None
@@ -682,14 +682,18 @@ class Writer:
         match value.op:
             case ops.Mix(a=c, x=x) if letter and x.shape[-1] > 1:
                 coefficient, entry = tex.read_indices(value, i, letter)
-                return _Terms(self.z(c, coefficient), (letter,), x, entry)
+                return _Terms(
+                    factor=self.z(c, coefficient), over=(letter,), vector=x, entry=entry
+                )
             case ops.Mix(a=c, x=x) | ops.Scale(c=c, x=x) if letter:
                 coefficient, entry = tex.read_indices(value, i, "1")
-                return _Terms(self.z(c, coefficient), (), x, entry)
+                return _Terms(
+                    factor=self.z(c, coefficient), over=(), vector=x, entry=entry
+                )
             case ops.Take(Vector() as x) as op:
                 entry_of_x = taken_indices(op, i, first=1)
                 if entry_of_x is not None:
-                    return _Terms("", (), x, entry_of_x)
+                    return _Terms(factor="", over=(), vector=x, entry=entry_of_x)
         return None
 
 

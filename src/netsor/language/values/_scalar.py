@@ -308,7 +308,7 @@ def call_text(f: Function, inputs: Sequence[str], scalars: int = 0) -> str:
     """
     if f in INFIX:
         return f" {INFIX[f].text} ".join(inputs)
-    return f"{f.name}({_arguments(f, inputs, scalars, '{:g}'.format)})"
+    return f"{f.name}({_arguments(f, inputs, scalars, shown='{:g}'.format)})"
 
 
 def call_latex(
@@ -328,7 +328,7 @@ def call_latex(
     inputs = notation.inputs(value, i)
     if infix and f in INFIX:
         return f" {INFIX[f].latex} ".join(inputs)
-    arguments = _arguments(f, inputs, scalars, notation.number)
+    arguments = _arguments(f, inputs, scalars, shown=notation.number)
     call = notation.function(f.name, [arguments])
     return call + entry_subscript(value.op, value, i)
 
@@ -385,7 +385,8 @@ def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        raise TraceError(operation, problem) from None
+        rule = "as in numpy, sizes must be equal or 1, counted from the last axis"
+        raise TraceError(operation, f"{problem}: {rule}") from None
 
 
 def applied(

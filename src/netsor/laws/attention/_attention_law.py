@@ -180,8 +180,8 @@ class Attention:
                 f" the tokens that token={token} sees cancel: it has no density",
             )
         origin = Provenance("proved", "convolution over heads at infinite width")
-        head = lazy_head(scores, keys, self.function, points)
-        return HeadSum(head, heads, factor, origin)
+        head = lazy_head(scores, values=keys, function=self.function, points=points)
+        return HeadSum(head, heads, scale=factor, origin=origin)
 
     @one_blas_thread()
     def infinite_heads(self, points: int | None = None) -> Joint:
@@ -352,7 +352,9 @@ def attention_std(
         mean_square = 0.0  # E Σ_j a_j² over q
         for square, weight in zip(squares.tolist(), weights.tolist(), strict=True):
             tau = factor * math.sqrt((1 - common) * square)
-            mean_square += weight * _mean_sum_of_squares(count, tau, step, bool(causal))
+            mean_square += weight * _mean_sum_of_squares(
+                count, tau, step, causal=bool(causal)
+            )
         return math.sqrt((1 - common) * mean_square + common)
 
     rough_step, fine_step = STEPS

@@ -97,8 +97,8 @@ class Gradients:
         leaves = [self._reshaped(x) for x in (*net.starts, *net.streams, *tables)]
         self.back = Reverse(
             loss.seeds,
-            [leaf for leaf in leaves if leaf in self.reached],
-            lambda op: True,
+            leaves=[leaf for leaf in leaves if leaf in self.reached],
+            chosen=lambda op: True,
             constants=loss.constants,
         )
         self.uses: dict[Parameter, list[Use]] = {}
@@ -107,7 +107,7 @@ class Gradients:
         # Gram matrices whose products are |∂L/∂W|²
         self._gram_pairs: dict[Batch, tuple[Scalar, Scalar]] = {}
         self._make_rows(net)
-        self._make_final(net, loss, tables, vocabulary or 0)
+        self._make_final(net, loss, tables, words=vocabulary or 0)
 
     def _make_rows(self, net: ProbedProgram) -> None:
         """Set the names and the rows of the blocks.

@@ -13,6 +13,7 @@ import numpy as np
 from ..._array_api import Floats
 from ..._validate import counted, flag
 from ...engine import Plan
+from ...engine.passes.score_pieces import is_large
 from ...engine.plan._plan_query import no_garbage_collection
 from ...language import Scalar, Value, Vector, apply, join, mean_dot, softmax, stack
 from ...language.values._graph import topological_order, widths_of
@@ -23,7 +24,9 @@ from ._gradients import Gradients
 from ._loss_gradient import End, ModelEnd, program_loss
 from ._metrics import (
     effective_rank,
+    of_all_heads,
     of_attention,
+    of_attention_by_head,
     of_experts,
     of_gram,
     of_logits,
@@ -89,13 +92,24 @@ def _attention_numbers(block: Block) -> Scalar:
     # dropped.
     scores: Any = arrays.get("scores", arrays.get("weights"))
     weights: Any = arrays.get("weights", scores)
-    numbers = apply(
-        partial(of_attention, allowed=allowed),
-        scores,
-        weights,
-        axes=3,
-        name="of_attention",
-    )
+    if allowed.ndim == 2 and is_large(scores):
+        # by head, so that scores and weights need not be in memory together
+        by_head = apply(
+            partial(of_attention_by_head, allowed=allowed),
+            scores,
+            weights,
+            axes=2,
+            name="of_attention_by_head",
+        )
+        numbers = apply(of_all_heads, by_head, axes=2)
+    else:
+        numbers = apply(
+            partial(of_attention, allowed=allowed),
+            scores,
+            weights,
+            axes=3,
+            name="of_attention",
+        )
     if "weights" not in arrays:
         return numbers[:2]
     if "scores" not in arrays:
@@ -335,10 +349,14 @@ class Probes:
         # without a decoder there is only one start
         for prefix, start in zip(prefixes, net.starts, strict=False):
             names = tuple(prefix + name for name in STREAM)
-            sections.append(Section("input", names, [of_stream(start)], whole=True))
+            sections.append(
+                Section(part="input", names=names, rows=[of_stream(start)], whole=True)
+            )
         if end.row:
             row = stack(list(end.row.values()))
-            sections.append(Section("end", tuple(end.row), [row], whole=True))
+            sections.append(
+                Section(part="end", names=tuple(end.row), rows=[row], whole=True)
+            )
         if end.loss is not None:
             gradients = Gradients(
                 net,
@@ -347,16 +365,20 @@ class Probes:
                 vocabulary=self.model.vocabulary,
                 copies=isinstance(self.source, ModelEnd) and self.source.model.shared,
             )
-            of_blocks = Section("block", gradients.names, gradients.rows, whole=False)
+            of_blocks = Section(
+                part="block", names=gradients.names, rows=gradients.rows, whole=False
+            )
             final = [gradients.final]
-            of_ends = Section("end", gradients.final_names, final, whole=True)
+            of_ends = Section(
+                part="end", names=gradients.final_names, rows=final, whole=True
+            )
             sections += [of_blocks, of_ends]
         if with_ranges:
             block_ranges, end_ranges = ranges(net, end.logits)
             names, rows = block_ranges
-            sections.append(Section("ranges", names, rows, whole=False))
+            sections.append(Section(part="ranges", names=names, rows=rows, whole=False))
             names, rows = end_ranges
-            sections.append(Section("ranges", names, rows, whole=True))
+            sections.append(Section(part="ranges", names=names, rows=rows, whole=True))
         return sections
 
     def _blocks(self) -> Section:
@@ -375,7 +397,7 @@ class Probes:
         rows = []
         for before, block in zip(net.before, net.blocks, strict=True):
             rows.append(_forward_row(before, block, branches, probed))
-        return Section("block", tuple(names), rows, whole=False)
+        return Section(part="block", names=tuple(names), rows=rows, whole=False)
 
 
 def _experts(block: Block) -> int:

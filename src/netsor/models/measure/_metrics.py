@@ -74,10 +74,29 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     """
     if allowed.ndim == 3:
         heads = _of_heads_with_masks(scores, weights, allowed)
-    elif type(scores) is type(weights) is np.ndarray:
-        heads = _of_heads_in_batches(scores, weights, allowed)
     else:
-        heads = _of_heads(scores, weights, allowed)
+        heads = of_attention_by_head(scores, weights, allowed=allowed)
+    return of_all_heads(heads)
+
+
+@declares(numbers=5)
+def of_attention_by_head(scores: Array, weights: Array, *, allowed: Bools) -> Array:
+    """(…, s, t) → (…, 5): the numbers of each head, from which `of_all_heads` makes
+    those of `of_attention`.
+
+    They are mean, variance and largest of the allowed scores, entropy, largest weight.
+    All heads have the same mask `allowed`, (s, t).
+    """
+    if type(scores) is type(weights) is np.ndarray:
+        return _of_heads_in_batches(scores, weights, allowed)
+    return _of_heads(scores, weights, allowed)
+
+
+@declares(numbers=4)
+def of_all_heads(heads: Array) -> Array:
+    """(…, heads, 5) → (…, 4): the numbers of `of_attention`, from those of each
+    head.
+    """
     xp = array_namespace(heads)
     # in the order of `_of_heads`
     mean = heads[..., 0]

@@ -144,9 +144,9 @@ class ProbedProgram:
         """Add a probe to a block, or to the ends."""
         name = probe.name
         if name in group and name in (*ENDS, *ONCE):
-            where = "" if name in ENDS else f" in block {len(self.blocks) + 1}"
+            of_block = "" if name in ENDS else f" in block {len(self.blocks) + 1}"
             raise ValueError(
-                f"{self.name} has the probe {name!r} twice{where}: once is allowed"
+                f"{self.name} has the probe {name!r} twice{of_block}: once is allowed"
             )
         group.setdefault(name, []).append(probe)
 
@@ -265,12 +265,12 @@ def values_by_block(
     values = topological_order(roots)
     stop = {value: position for position, value in enumerate(values, 1)}
     values_of_root: dict[Value, list[Value]] = {}
-    start = 0
+    read = 0
     for root in roots:
         # encoder and decoder may start from the same value: the first has it
         if root not in values_of_root:
-            values_of_root[root] = values[start : stop[root]]
-        start = max(start, stop[root])
+            values_of_root[root] = values[read : stop[root]]
+        read = max(read, stop[root])
     embedding: list[Value] = []
     for root in dict.fromkeys(starts):
         embedding += values_of_root[root]

@@ -126,10 +126,10 @@ def _forward(x: Array, matrices: Array, share: float) -> tuple[Array, list[_Bran
     branch in its sum.
     """
     branches = []
-    for first, second in matrices:
-        inner = GAIN * np.maximum(x, 0) @ first.T
+    for w_in, w_out in matrices:
+        inner = GAIN * np.maximum(x, 0) @ w_in.T
         branches.append(_Branch(x, inner))
-        x = x + share * GAIN * np.maximum(inner, 0) @ second.T
+        x = x + share * GAIN * np.maximum(inner, 0) @ w_out.T
     return x, branches
 
 
@@ -150,9 +150,9 @@ def _backward(
     gradient = by_output
     for k in range(len(branches) - 1, 1, -1):
         before, inner = branches[k]
-        first, second = matrices[k]
-        by_inner = share * GAIN * (gradient @ second) * (inner > 0)
-        gradient = gradient + GAIN * (by_inner @ first) * (before > 0)
+        w_in, w_out = matrices[k]
+        by_inner = share * GAIN * (gradient @ w_out) * (inner > 0)
+        gradient = gradient + GAIN * (by_inner @ w_in) * (before > 0)
     return gradient
 
 
@@ -175,7 +175,14 @@ def parts(quick: bool) -> list[Part]:
         for depth in depths:
             arguments = {"depth": depth, "alpha": alpha, "networks": networks}
             seconds = 0.2 + networks * (0.015 + 0.006 * depth)
-            parts.append(Part(f"{alpha} {depth}", distances, arguments, seconds))
+            parts.append(
+                Part(
+                    label=f"{alpha} {depth}",
+                    work=distances,
+                    arguments=arguments,
+                    seconds=seconds,
+                )
+            )
     return parts
 
 
@@ -204,13 +211,17 @@ def _stored(numbers: Numbers, alpha: float) -> Claim:
         verdicts.append(decide(1 / FACTOR < ratio < FACTOR))
         listed.append(f"{stored[depth]:.2g} and {ours.first_row:.2g} (L = {depth})")
     return Claim(
-        f"The distances that are stored with the notebook at α = {alpha:g}, medians by"
-        " depth.",
-        f"They are within a factor of {FACTOR:g} of ours if the first order sums the"
-        " first row of the change with all rows of the gradient, as the notebook"
-        " does.",
-        f"Theirs and ours: {'; '.join(listed)}.",
-        combine(*verdicts),
+        published=(
+            f"The distances that are stored with the notebook at α = {alpha:g}, medians"
+            " by depth."
+        ),
+        rule=(
+            f"They are within a factor of {FACTOR:g} of ours if the first order sums"
+            " the first row of the change with all rows of the gradient, as the"
+            " notebook does."
+        ),
+        ours=f"Theirs and ours: {'; '.join(listed)}.",
+        verdict=combine(*verdicts),
     )
 
 
@@ -224,14 +235,18 @@ def _claim_by_definition(numbers: Numbers, alpha: float) -> Claim:
     ours = medians(numbers, alpha)
     largest = max(float(median.all_entries) for median in ours.values())
     return Claim(
-        f"Figure 6, α = {alpha:g}: the distance of a branch from its linearisation"
-        f" {trend} with depth, from {shallow:.1e} at L = 2 to {deep:.1e} at 4096.",
-        "With the first order summed over all entries, as it is defined, a median"
+        published=(
+            f"Figure 6, α = {alpha:g}: the distance of a branch from its linearisation"
+            f" {trend} with depth, from {shallow:.1e} at L = 2 to {deep:.1e} at 4096."
+        ),
+        rule="With the first order summed over all entries, as it is defined, a median"
         f" distance is above {ROUNDING:g}.",
-        f"At most {largest:.1e} in double precision: the branch is piecewise linear in"
-        " this matrix, and equals its linearisation up to rounding until a unit"
-        " changes its sign.",
-        decide(largest > ROUNDING),
+        ours=(
+            f"At most {largest:.1e} in double precision: the branch is piecewise linear"
+            " in this matrix, and equals its linearisation up to rounding until a unit"
+            " changes its sign."
+        ),
+        verdict=decide(largest > ROUNDING),
     )
 
 
@@ -306,12 +321,12 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "completep",
-            "The distance from linearisation: medians that are stored with the"
+            name="completep",
+            caption="The distance from linearisation: medians that are stored with the"
             " notebook, and ours, with the first order summed from the first row of the"
             " change (dots) and from all entries (crosses); dotted: rounding.",
-            draw,
-            rows,
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread="the paper beyond its abstract and the notebook's comments.",

@@ -195,7 +195,9 @@ def forward(width: int, r: float, scores: list[float], draws: int, seed: int) ->
     """Moments of one head's output for each draw, an array (scores, draws, 2)."""
     moments = []
     for score in scores:
-        moments.append(_drawn(head(TOKENS, width, HEAD, score, r), draws, seed))
+        moments.append(
+            _drawn(head(TOKENS, width, head_dim=HEAD, score=score, r=r), draws, seed)
+        )
     return {"moments": np.stack(moments)}
 
 
@@ -206,7 +208,7 @@ def backward(width: int, scores: list[float], draws: int, seed: int) -> Arrays:
     """
     moments = []
     for score in scores:
-        net = head_gradient(TOKENS, width, HEAD, score, 0.0)
+        net = head_gradient(TOKENS, width, head_dim=HEAD, score=score, r=0.0)
         moments.append(_drawn(net, draws, seed))
     return {"moments": np.stack(moments)}
 
@@ -241,7 +243,11 @@ def perceptrons(correlations: list[float], seed: int) -> Arrays:
 
 def stacks(score: float, draws: int, seed: int) -> Arrays:
     """Moments of the stream by block for each draw, an array (draws, blocks, 2)."""
-    return {"moments": _drawn(stack(LENGTH, HEADS, HEAD, score, DEPTH), draws, seed)}
+    return {
+        "moments": _drawn(
+            stack(LENGTH, HEADS, head_dim=HEAD, score=score, depth=DEPTH), draws, seed
+        )
+    }
 
 
 def _drawn(net: Program, draws: int, seed: int) -> Array:
@@ -262,21 +268,49 @@ def parts(quick: bool) -> list[Part]:
             "draws": 100 if quick else 400,
         }
         seconds = 4.0 if quick else 15.0
-        parts.append(Part(_forward_label(width, r), forward, arguments, seconds))
+        parts.append(
+            Part(
+                label=_forward_label(width, r),
+                work=forward,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
 
     arguments = {
         "width": BACKWARD_WIDTH,
         "scores": list(BACKWARD),
         "draws": 20 if quick else 80,
     }
-    parts.append(Part("backward", backward, arguments, 10.0 if quick else 40.0))
+    parts.append(
+        Part(
+            label="backward",
+            work=backward,
+            arguments=arguments,
+            seconds=10.0 if quick else 40.0,
+        )
+    )
     arguments = {"tokens": list(LIMIT_LENGTHS), "scores": list(LARGER)}
-    parts.append(Part("limits", limits, arguments, 2.0))
-    parts.append(Part("perceptrons", perceptrons, {"correlations": list(PAIRS)}, 1.0))
+    parts.append(Part(label="limits", work=limits, arguments=arguments, seconds=2.0))
+    parts.append(
+        Part(
+            label="perceptrons",
+            work=perceptrons,
+            arguments={"correlations": list(PAIRS)},
+            seconds=1.0,
+        )
+    )
     for score in (1.0, 4.0):
         arguments = {"score": score, "draws": 16 if quick else 100}
         seconds = 2.0 if quick else 10.0
-        parts.append(Part(f"stack {score:g}", stacks, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"stack {score:g}",
+                work=stacks,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     return parts
 
 
@@ -337,14 +371,16 @@ def _grid(points: list[_Point], quantity: str, words: str) -> Claim:
     worst = distances.index(max(distances))
     point = points[worst]
     return Claim(
-        f"The formula for the {words} of attention's output holds over their grid.",
-        f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at all its points: T ="
+        published=(
+            f"The formula for the {words} of attention's output holds over their grid."
+        ),
+        rule=f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at all its points: T ="
         f" {TOKENS}, d = {HEAD}, input widths {', '.join(map(str, WIDTHS))}, scores of"
         " standard deviation up to 0.36.",
-        f"Published over ours, farthest off: {ratios[worst]} (width {point.width},"
+        ours=f"Published over ours, farthest off: {ratios[worst]} (width {point.width},"
         f" correlation {point.correlation:.2f}, variance of scores {point.score:.2g}),"
         f" of {len(ratios)} points.",
-        combine(*(near(ratio, 1.0, MAX_RELATIVE_ERROR) for ratio in ratios)),
+        verdict=combine(*(near(ratio, 1.0, MAX_RELATIVE_ERROR) for ratio in ratios)),
     )
 
 
@@ -362,14 +398,14 @@ def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
     `words` says where.
     """
     exact = _limit(numbers, tokens, score)
-    published = attention_formula(tokens, math.inf, score, 0.0).variance
+    published = attention_formula(tokens, width=math.inf, score=score, r=0.0).variance
     return Claim(
-        f"The formula for the variance of attention's output, {words}.",
-        f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens}"
+        published=f"The formula for the variance of attention's output, {words}.",
+        rule=f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens}"
         f" independent tokens, scores of variance {score:g}.",
-        f"Published {published:.4g}, exact {exact.value:.4g} ± {exact.error:.0e}:"
+        ours=f"Published {published:.4g}, exact {exact.value:.4g} ± {exact.error:.0e}:"
         f" {published / exact.value:.2f} times.",
-        extrapolate(within(published, exact, MAX_RELATIVE_ERROR)),
+        verdict=extrapolate(within(published, exact, MAX_RELATIVE_ERROR)),
     )
 
 
@@ -392,15 +428,20 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
     through_values = _limit(numbers, TOKENS, score).value * TOKENS
     verdict = near(gradient, 1.0, MAX_GRADIENT_ERROR)
     return Claim(
-        f"The formula for the variance of the gradient by attention's input, {words}.",
-        f"It is within {MAX_GRADIENT_ERROR:.1%} of our law, the 99th percentile of the"
-        f" errors that they publish (T = {TOKENS}, d = {HEAD}, width {BACKWARD_WIDTH},"
-        f" scores of variance {score:.2g}).",
-        f"Published over ours: {gradient}. The formula has the path through values"
+        published=(
+            "The formula for the variance of the gradient by attention's input,"
+            f" {words}."
+        ),
+        rule=(
+            f"It is within {MAX_GRADIENT_ERROR:.1%} of our law, the 99th percentile of"
+            f" the errors that they publish (T = {TOKENS}, d = {HEAD}, width"
+            f" {BACKWARD_WIDTH}, scores of variance {score:.2g})."
+        ),
+        ours=f"Published over ours: {gradient}. The formula has the path through values"
         " alone, and flat attention: with the exact weights that path is"
         f" {through_values:.2f} times it, the whole gradient"
         f" {1 / gradient.value:.2f} times.",
-        extrapolate(verdict, stated=score in SCORES),
+        verdict=extrapolate(verdict, stated=score in SCORES),
     )
 
 
@@ -411,12 +452,14 @@ def _perceptrons(numbers: Numbers) -> Claim:
     worst = int(np.argmax(distance))
     largest = float(distance[worst])
     return Claim(
-        "The correlation of outputs of a ReLU perceptron is 1/π + r/2 + (1/2 − 1/π) r²,"
-        " approximately.",
-        "It is within 0.01 of our law at infinite width for r = 0.025, 0.075, …,"
+        published=(
+            "The correlation of outputs of a ReLU perceptron is 1/π + r/2 + (1/2 −"
+            " 1/π) r², approximately."
+        ),
+        rule="It is within 0.01 of our law at infinite width for r = 0.025, 0.075, …,"
         " 0.975.",
-        f"Farthest off by {largest:.4f}, at r = {PAIRS[worst]:g}.",
-        decide_below(Estimate(largest, 0.0), 0.01),
+        ours=f"Farthest off by {largest:.4f}, at r = {PAIRS[worst]:g}.",
+        verdict=decide_below(Estimate(largest, 0.0), 0.01),
     )
 
 
@@ -438,7 +481,7 @@ def correlations(moments: Array) -> tuple[Array, Array]:
 def _stack(numbers: Numbers, score: float) -> Claim:
     """The claim on the formulas in a row, against a stack of blocks."""
     moments = numbers[f"stack {score:g}"]["moments"]
-    published = stack_formula(LENGTH, HEADS * HEAD, score, DEPTH)
+    published = stack_formula(LENGTH, width=HEADS * HEAD, score=score, depth=DEPTH)
     published_variance = float(published[-1, 0])
     published_correlation = published[:, 1] / published[:, 0]
 
@@ -450,16 +493,22 @@ def _stack(numbers: Numbers, score: float) -> Claim:
     for estimate in estimates(distance, error):  # of each block
         verdicts.append(decide_below(estimate, 0.05))
     return Claim(
-        "Block after block, the formulas give the moments of a pre-norm stream, at"
-        f" scores of variance {score:g}.",
-        f"After {DEPTH} blocks the variance is within {MAX_RELATIVE_ERROR:.0%} of our"
-        f" law, and the correlation within 0.05 in all of them (T = {LENGTH}, width"
-        f" {HEADS * HEAD}, {HEADS} heads).",
-        f"Variance: published {published_variance:.2f}, ours {variance}. Correlation,"
-        f" farthest off after block {worst}: published"
-        f" {published_correlation[worst]:.3f}, ours"
-        f" {estimates(correlation, error)[worst]}.",
-        extrapolate(combine(*verdicts)),
+        published=(
+            "Block after block, the formulas give the moments of a pre-norm stream, at"
+            f" scores of variance {score:g}."
+        ),
+        rule=(
+            f"After {DEPTH} blocks the variance is within {MAX_RELATIVE_ERROR:.0%} of"
+            f" our law, and the correlation within 0.05 in all of them (T = {LENGTH},"
+            f" width {HEADS * HEAD}, {HEADS} heads)."
+        ),
+        ours=(
+            f"Variance: published {published_variance:.2f}, ours {variance}."
+            f" Correlation, farthest off after block {worst}: published"
+            f" {published_correlation[worst]:.3f}, ours"
+            f" {estimates(correlation, error)[worst]}."
+        ),
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -472,7 +521,7 @@ def judge(numbers: Numbers) -> list[Claim]:
         _grid(points, "covariance", "covariance of two tokens"),
         _beyond(numbers, TOKENS, score=1.0, words=xavier),
         _beyond(numbers, TOKENS, score=4.0, words="at large scores"),
-        _beyond(numbers, 4, score=1.0, words="at few tokens"),
+        _beyond(numbers, tokens=4, score=1.0, words="at few tokens"),
         _backward(numbers, SCORES[-1], "at the largest scores of their grid"),
         _backward(numbers, 1.0, "at scores of variance 1"),
         _perceptrons(numbers),
@@ -486,11 +535,13 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     output by tokens and variance of scores, then for its gradient.
     """
     for tokens, score in itertools.product(LIMIT_LENGTHS, LARGER):
-        published = attention_formula(tokens, math.inf, score, 0.0).variance
+        published = attention_formula(
+            tokens, width=math.inf, score=score, r=0.0
+        ).variance
         ours = ratio(published, _limit(numbers, tokens, score))
-        yield _row("output", tokens, score, ours)
+        yield _row("output", tokens, score, ratio=ours)
     for score, gradient in zip(BACKWARD, _gradients(numbers), strict=True):
-        yield _row("gradient", TOKENS, score, gradient)
+        yield _row("gradient", TOKENS, score, ratio=gradient)
 
 
 def _row(quantity: str, tokens: int, score: float, ratio: Estimate) -> dict[str, Any]:
@@ -515,7 +566,9 @@ def draw(numbers: Numbers) -> Any:
     for row, (tokens, colour) in enumerate(zip(LIMIT_LENGTHS, colours, strict=True)):
         published = []
         for score in LARGER:
-            published.append(attention_formula(tokens, math.inf, score, 0.0).variance)
+            published.append(
+                attention_formula(tokens, width=math.inf, score=score, r=0.0).variance
+            )
         ratios = np.array(published) / numbers["limits"]["value"][row]
         style = {"color": colour, "marker": MARKS[row + 2], "ms": 3}
         axes.plot(LARGER, ratios, label=f"output, T = {tokens}", **style)
@@ -575,11 +628,13 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "deepscale",
-            "Published variance over the exact one, one head, against the variance of"
-            " scores; grey: within 10 %, and the scores of their own grid.",
-            draw,
-            rows,
+            name="deepscale",
+            caption=(
+                "Published variance over the exact one, one head, against the variance"
+                " of scores; grey: within 10 %, and the scores of their own grid."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

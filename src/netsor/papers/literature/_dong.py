@@ -281,7 +281,7 @@ def bert(layers: int, skip: bool, mlp: bool, draws: int, seed: int) -> Arrays:
         for draw in range(draws):
             square = float(squares[draw])
             residual, centre = coordinates(
-                square, grams[draw], crosses[draw], generator
+                square, gram=grams[draw], cross=crosses[draw], generator=generator
             )
             ratios[layer, draw] = composite(residual) / composite(residual + centre)
     return {"ratio": ratios}
@@ -338,15 +338,39 @@ def parts(quick: bool) -> list[Part]:
     infinite = {"width": None, **pure_arguments}
     seconds = 3.0 if quick else 30.0
     parts = [
-        Part("attention", bert, shallow, 4.0 if quick else 16.0),
-        Part(PURE_LABELS[0], pure, finite, seconds),
-        Part(PURE_LABELS[1], pure, infinite, seconds),
-        Part("bound", bound, {"width": PURE_WIDTH, **PURE, "draws": 100}, 1.0),
+        Part(
+            label="attention",
+            work=bert,
+            arguments=shallow,
+            seconds=4.0 if quick else 16.0,
+        ),
+        Part(label=PURE_LABELS[0], work=pure, arguments=finite, seconds=seconds),
+        Part(label=PURE_LABELS[1], work=pure, arguments=infinite, seconds=seconds),
+        Part(
+            label="bound",
+            work=bound,
+            arguments={"width": PURE_WIDTH, **PURE, "draws": 100},
+            seconds=1.0,
+        ),
     ]
     if not quick:
         deep = {"layers": LAYERS, "skip": True, "draws": 16}
-        parts.append(Part("with skip", bert, {**deep, "mlp": False}, 30.0))
-        parts.append(Part("transformer", bert, {**deep, "mlp": True}, 45.0))
+        parts.append(
+            Part(
+                label="with skip",
+                work=bert,
+                arguments={**deep, "mlp": False},
+                seconds=30.0,
+            )
+        )
+        parts.append(
+            Part(
+                label="transformer",
+                work=bert,
+                arguments={**deep, "mlp": True},
+                seconds=45.0,
+            )
+        )
     return parts
 
 
@@ -366,7 +390,12 @@ def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
             f" {FLOAT32_FLOOR:g}"
         )
     if name not in numbers:
-        return Claim(statement, f"{rule}.", "Not in a quick run.", ABSENT)
+        return Claim(
+            published=statement,
+            rule=f"{rule}.",
+            ours="Not in a quick run.",
+            verdict=ABSENT,
+        )
 
     ratios = numbers[name]["ratio"]
     published = PUBLISHED[name][: len(ratios)]
@@ -384,7 +413,12 @@ def _curve(numbers: Numbers, name: str, statement: str) -> Claim:
         f" {ratios[-1].std(ddof=1):.1g}); farthest {max(deviations, key=abs):+.1f}"
         " standard deviations."
     )
-    return Claim(statement, f"{rule}.", measured, decide(all(is_near)))
+    return Claim(
+        published=statement,
+        rule=f"{rule}.",
+        ours=measured,
+        verdict=decide(all(is_near)),
+    )
 
 
 def _rate(numbers: Numbers) -> Claim:
@@ -404,13 +438,17 @@ def _rate(numbers: Numbers) -> Claim:
         )
     first_means = [f"{log.mean():.2f}" for log in numbers["width ∞"]["log"][:4]]
     return Claim(
-        "Attention alone loses rank at a cubic rate: the residual after L layers is of"
-        " the order of a 3^L-th power.",
-        "The last step of log |residual|/|mean| is 3 times the step before, to 2 %, by"
-        " four standard errors.",
-        f"{'; '.join(measured)}. The first layers are slower: the mean of log10 is"
+        published=(
+            "Attention alone loses rank at a cubic rate: the residual after L layers"
+            " is of the order of a 3^L-th power."
+        ),
+        rule=(
+            "The last step of log |residual|/|mean| is 3 times the step before, to 2"
+            " %, by four standard errors."
+        ),
+        ours=f"{'; '.join(measured)}. The first layers are slower: the mean of log10 is"
         f" {', '.join(first_means)} after 0 to 3 of them.",
-        combine(*verdicts),
+        verdict=combine(*verdicts),
     )
 
 
@@ -422,18 +460,22 @@ def _theorem(numbers: Numbers) -> Claim:
     scale = mean(bounds["scale"])
     growth = mean(logs[1] - logs[0])
     return Claim(
-        "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L), which"
-        " vanishes if ‖res X‖² < √d/(4β).",
-        "That condition holds at a usual initialisation (tokens with mean square 1,"
-        f" weights N(0, 1/d), d = {PURE_WIDTH}): the bound after one layer is below"
-        " ‖res X‖, by four standard errors.",
-        f"After one layer the bound is 10^({bound_growth.value:.2f} ±"
+        published=(
+            "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L),"
+            " which vanishes if ‖res X‖² < √d/(4β)."
+        ),
+        rule=(
+            "That condition holds at a usual initialisation (tokens with mean square"
+            f" 1, weights N(0, 1/d), d = {PURE_WIDTH}): the bound after one layer is"
+            " below ‖res X‖, by four standard errors."
+        ),
+        ours=f"After one layer the bound is 10^({bound_growth.value:.2f} ±"
         f" {bound_growth.error:.1g}) times ‖res X‖, and it grows with depth; the"
         f" relative residual itself is 10^({growth.value:.3f} ± {growth.error:.3f}) of"
         " what it was. The bound falls for tokens smaller than"
         f" {scale.value:.4f} ± {scale.error:.0e} of that size, so a usual"
         " initialisation is outside its condition. Tokens collapse there all the same.",
-        extrapolate(decide_below(bound_growth, 0.0)),
+        verdict=extrapolate(decide_below(bound_growth, 0.0)),
     )
 
 
@@ -460,10 +502,17 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     for name, published in PUBLISHED.items():
         if name in numbers:
             for layer, ratios in enumerate(numbers[name]["ratio"]):
-                yield _row(f"BERT: {name}", layer, published[layer], ratios)
+                yield _row(
+                    f"BERT: {name}", layer, published=published[layer], draws=ratios
+                )
     for label in (*PURE_LABELS, "bound"):
         for layer, logs in enumerate(numbers[label]["log"]):
-            yield _row(f"log10 of attention alone: {label}", layer, math.nan, logs)
+            yield _row(
+                f"log10 of attention alone: {label}",
+                layer,
+                published=math.nan,
+                draws=logs,
+            )
 
 
 def _row(curve: str, layer: int, published: float, draws: Array) -> dict[str, Any]:
@@ -488,7 +537,9 @@ def draw(numbers: Numbers) -> Any:
     _plot_attention_alone(panels["b"], numbers)
     if deep:
         for name, colour, mark in zip(deep, (GREEN, BLUE), "s^", strict=False):
-            _plot_curve(panels["c"], numbers, name, name, colour=colour, mark=mark)
+            _plot_curve(
+                panels["c"], numbers, name, label=name, colour=colour, mark=mark
+            )
         panels["c"].set(xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(0, 0.8))
         panels["c"].legend(loc="lower left")
     return figure
@@ -496,7 +547,9 @@ def draw(numbers: Numbers) -> Any:
 
 def _plot_bert_attention(axes: Any, numbers: Numbers) -> None:
     """BERT without residual connections and perceptrons."""
-    _plot_curve(axes, numbers, "attention", "our law", colour=VERMILLION, mark="o")
+    _plot_curve(
+        axes, numbers, name="attention", label="our law", colour=VERMILLION, mark="o"
+    )
     axes.axhline(FLOAT32_FLOOR, color=GREY, lw=0.6, ls=":")
     style = {"color": GREY, "fontsize": 6, "ha": "right", "va": "top"}
     axes.text(LAYERS, FLOAT32_FLOOR / 1.6, "rounding of float32", **style)
@@ -561,12 +614,15 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "dong",
-            "BERT-base at initialisation, our law (with 90 % of networks) and the"
-            " published curves. Right: attention alone, the mean of log10 of residual"
-            " over mean, and the theorem's bound on it over its value at layer 0.",
-            draw,
-            rows,
+            name="dong",
+            caption=(
+                "BERT-base at initialisation, our law (with 90 % of networks) and the"
+                " published curves. Right: attention alone, the mean of log10 of"
+                " residual over mean, and the theorem's bound on it over its value at"
+                " layer 0."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

@@ -104,7 +104,14 @@ def parts(quick: bool) -> list[Part]:
             "draws": draws,
         }
         seconds = 0.5 + draws * depth * (6e-6 + 1.1e-7 * width)
-        parts.append(Part(f"{activation} {depth} {width}", sampled, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"{activation} {depth} {width}",
+                work=sampled,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     return parts
 
 
@@ -124,14 +131,20 @@ def _diagonal(numbers: Numbers) -> Claim:
     worst_depth, worst_width = worst
     tanh = _mean(numbers, f"tanh {DEEP} {STATED}", "own")
     return Claim(
-        "For ReLU the mean tangent kernel has no finite-width correction on its"
-        " diagonal.",
-        f"Its mean is within {MEAN_RTOL:.0%} of the limit at widths from {WIDTHS[0]},"
-        f" with {DEPTHS[0]} and {DEEP} hidden layers.",
-        f"Over the limit, farthest off: {means[worst]} (depth {worst_depth}, width"
+        published=(
+            "For ReLU the mean tangent kernel has no finite-width correction on its"
+            " diagonal."
+        ),
+        rule=(
+            f"Its mean is within {MEAN_RTOL:.0%} of the limit at widths from"
+            f" {WIDTHS[0]}, with {DEPTHS[0]} and {DEEP} hidden layers."
+        ),
+        ours=f"Over the limit, farthest off: {means[worst]} (depth {worst_depth}, width"
         f" {worst_width})."
         f" For tanh, which the statement leaves out, {tanh} at width {STATED}.",
-        combine(*(within(1.0, estimate, MEAN_RTOL) for estimate in means.values())),
+        verdict=combine(
+            *(within(1.0, estimate, MEAN_RTOL) for estimate in means.values())
+        ),
     )
 
 
@@ -153,12 +166,16 @@ def _off_diagonal(numbers: Numbers) -> Claim:
         abs(predicted.value - exact.value), math.hypot(predicted.error, exact.error)
     )
     return Claim(
-        "Off the diagonal the first-order correction in 1/n describes sampled networks"
-        f" from n = {STATED} on.",
-        f"For orthogonal inputs, depth {DEEP}, the mean at n = {STATED} is within"
+        published=(
+            "Off the diagonal the first-order correction in 1/n describes sampled"
+            f" networks from n = {STATED} on."
+        ),
+        rule=f"For orthogonal inputs, depth {DEEP}, the mean at n = {STATED} is within"
         f" {MEAN_RTOL:.0%} of 1 + c/n, c from n = {wide[0]} to {wide[-1]}.",
-        f"Over the limit: 1 + c/n is {predicted}, exact {exact}; c = {coefficient}.",
-        decide_below(distance, MEAN_RTOL),
+        ours=(
+            f"Over the limit: 1 + c/n is {predicted}, exact {exact}; c = {coefficient}."
+        ),
+        verdict=decide_below(distance, MEAN_RTOL),
     )
 
 
@@ -191,13 +208,17 @@ def _variance(numbers: Numbers, depth: int) -> Claim:
     ratio = variances[STATED] / limit
     listed = ", ".join(f"{e.value:.2f} (n = {n})" for n, e in variances.items())
     return Claim(
-        f"So it does for the variance of the kernel on its diagonal: {depth} hidden"
-        " layers.",
-        f"n Var Θ/Θ_∞² at n = {STATED} is within {VARIANCE_RTOL:.0%} of its limit,"
+        published=(
+            f"So it does for the variance of the kernel on its diagonal: {depth} hidden"
+            " layers."
+        ),
+        rule=f"n Var Θ/Θ_∞² at n = {STATED} is within {VARIANCE_RTOL:.0%} of its limit,"
         f" {limit:.2f} by our derivation.",
-        f"{listed}. At n = {STATED} the first order is {1 - 1 / ratio.value:.0%} too"
-        " small.",
-        extrapolate(near(ratio, 1.0, VARIANCE_RTOL)),
+        ours=(
+            f"{listed}. At n = {STATED} the first order is {1 - 1 / ratio.value:.0%}"
+            " too small."
+        ),
+        verdict=extrapolate(near(ratio, 1.0, VARIANCE_RTOL)),
     )
 
 
@@ -209,11 +230,13 @@ def _order(numbers: Numbers) -> Claim:
     variances = [variance(numbers, f"relu {DEEP} {n}") / n for n in widths]
     power = slope_of(widths, variances)
     return Claim(
-        "Fluctuations of the kernel are of order 1/n.",
-        f"The exponent of n in its variance from {WIDTHS[-2]} to {WIDTHS[-1]} is within"
-        f" {EXPONENT_ATOL:g} of −1.",
-        f"{power}.",
-        near(power, -1.0),
+        published="Fluctuations of the kernel are of order 1/n.",
+        rule=(
+            f"The exponent of n in its variance from {WIDTHS[-2]} to {WIDTHS[-1]} is"
+            f" within {EXPONENT_ATOL:g} of −1."
+        ),
+        ours=f"{power}.",
+        verdict=near(power, -1.0),
     )
 
 
@@ -289,12 +312,14 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "finite-width",
-            "Left: the mean tangent kernel of one input over its limit, with four"
-            " standard errors. Right: n times its variance over the squared limit;"
-            " dotted: the first order in 1/n.",
-            draw,
-            rows,
+            name="finite-width",
+            caption=(
+                "Left: the mean tangent kernel of one input over its limit, with four"
+                " standard errors. Right: n times its variance over the squared limit;"
+                " dotted: the first order in 1/n."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread=(

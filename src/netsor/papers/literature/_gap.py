@@ -167,7 +167,14 @@ def parts(quick: bool) -> list[Part]:
             parts.append(_spectra_part(f"head {head_dim}", tokens, head_dim, draws))
     for tokens in LENGTHS:
         arguments = {"tokens": tokens, "draws": 10 if quick else 40}
-        parts.append(Part(f"layers {tokens}", gradients, arguments, 0.3))
+        parts.append(
+            Part(
+                label=f"layers {tokens}",
+                work=gradients,
+                arguments=arguments,
+                seconds=0.3,
+            )
+        )
     return parts
 
 
@@ -183,7 +190,9 @@ def _spectra_part(name: str, tokens: int, head_dim: int | None, draws: int) -> P
     """A part with the spectra at one length; its label is the name and the length."""
     arguments = {"tokens": tokens, "head_dim": head_dim, "draws": draws}
     seconds = 0.2 + 0.3 * draws * (tokens / 500) ** 2.5
-    return Part(f"{name} {tokens}", spectra, arguments, seconds)
+    return Part(
+        label=f"{name} {tokens}", work=spectra, arguments=arguments, seconds=seconds
+    )
 
 
 def _lengths(numbers: Numbers, name: str) -> list[int]:
@@ -213,7 +222,7 @@ def slope(
     numbers: Numbers, name: str, first: int, last: int, key: str = "gap"
 ) -> Estimate:
     """The exponent of T in the mean of one array, between two lengths."""
-    ends = means(numbers, name, (first, last), key)
+    ends = means(numbers, name, lengths=(first, last), key=key)
     return slope_of([first, last], [ends[first], ends[last]])
 
 
@@ -229,19 +238,25 @@ def _gap(
 
     `stated` says whether the authors state it for these scores and lengths.
     """
-    first, last = ends
-    exponent = slope(numbers, name, first, last)
+    shortest, longest = ends
+    exponent = slope(numbers, name, shortest, longest)
     verdict = near(exponent, -0.5)
     gaps = []
-    for tokens, gap in means(numbers, name, _lengths(numbers, name), "gap").items():
+    for tokens, gap in means(
+        numbers, name, lengths=_lengths(numbers, name), key="gap"
+    ).items():
         gaps.append(f"{gap.value:.3f} (T = {tokens})")
     return Claim(
-        "A spectral gap of attention opens as the context grows: s₂/s₁ falls like"
-        f" T^(−1/2), {words}.",
-        f"The exponent of T in its mean, from {first:,} to {last:,}, is within"
-        f" {EXPONENT_ATOL:g} of −1/2.",
-        f"{exponent}. Means: {', '.join(gaps)}.",
-        extrapolate(verdict, stated=stated),
+        published=(
+            "A spectral gap of attention opens as the context grows: s₂/s₁ falls like"
+            f" T^(−1/2), {words}."
+        ),
+        rule=(
+            f"The exponent of T in its mean, from {shortest:,} to {longest:,}, is"
+            f" within {EXPONENT_ATOL:g} of −1/2."
+        ),
+        ours=f"{exponent}. Means: {', '.join(gaps)}.",
+        verdict=extrapolate(verdict, stated=stated),
     )
 
 
@@ -249,31 +264,33 @@ def _collapse(
     numbers: Numbers, name: str, lengths: tuple[int, ...], words: str, *, stated: bool
 ) -> Claim:
     """The claim that the stable rank of outputs falls with the length."""
-    ranks = means(numbers, name, lengths, "rank")
+    ranks = means(numbers, name, lengths, key="rank")
     verdict = decide_decreasing(ranks[lengths[0]], ranks[lengths[-1]])
     return Claim(
-        "Rank collapses in width: the stable rank of a layer's output falls as the"
-        f" context grows, {words}.",
-        f"Its mean at T = {lengths[-1]:,} is below that at {lengths[0]}, by four"
+        published=(
+            "Rank collapses in width: the stable rank of a layer's output falls as the"
+            f" context grows, {words}."
+        ),
+        rule=f"Its mean at T = {lengths[-1]:,} is below that at {lengths[0]}, by four"
         " standard errors.",
-        f"{_listed(ranks)}.",
-        extrapolate(verdict, stated=stated),
+        ours=f"{_listed(ranks)}.",
+        verdict=extrapolate(verdict, stated=stated),
     )
 
 
 def _removed(numbers: Numbers) -> Claim:
     """The claim that the stable rank without the outlier does not fall."""
-    ranks = means(numbers, "model", LENGTHS, "removed")
+    ranks = means(numbers, name="model", lengths=LENGTHS, key="removed")
     shortest = LENGTHS[0]
     longest = LENGTHS[-1]
     with_outlier = mean(numbers[f"model {longest}"]["rank"])
     listed = ", ".join(f"{e.value:.2f} (T = {tokens})" for tokens, e in ranks.items())
     return Claim(
-        "Without the outlier 11ᵀ/T the rank does not collapse in width.",
-        f"The mean stable rank without it grows from T = {shortest} to {longest},"
+        published="Without the outlier 11ᵀ/T the rank does not collapse in width.",
+        rule=f"The mean stable rank without it grows from T = {shortest} to {longest},"
         " and is above that with it.",
-        f"{listed}; with the outlier {with_outlier}.",
-        combine(
+        ours=f"{listed}; with the outlier {with_outlier}.",
+        verdict=combine(
             decide_decreasing(ranks[longest], ranks[shortest]),
             decide_decreasing(ranks[longest], with_outlier),
         ),
@@ -282,28 +299,38 @@ def _removed(numbers: Numbers) -> Claim:
 
 def _explosion(numbers: Numbers) -> Claim:
     """The claim that gradients with the outlier explode."""
-    growths = means(numbers, "layers", LENGTHS, "kept")
-    exponent = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], "kept")
+    growths = means(numbers, name="layers", lengths=LENGTHS, key="kept")
+    exponent = slope(
+        numbers, name="layers", first=LENGTHS[0], last=LENGTHS[-1], key="kept"
+    )
     return Claim(
-        "With the outlier gradients explode, the more the longer the context is.",
-        f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST} to"
-        f" {LAST}, has an exponent of T above {EXPONENT_ATOL:g}, from T ="
-        f" {LENGTHS[0]} to {LENGTHS[-1]}.",
-        f"{_listed(growths)}; exponent {exponent}.",
-        decide_below(Estimate(-exponent.value, exponent.error), -EXPONENT_ATOL),
+        published=(
+            "With the outlier gradients explode, the more the longer the context is."
+        ),
+        rule=(
+            f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST}"
+            f" to {LAST}, has an exponent of T above {EXPONENT_ATOL:g}, from T ="
+            f" {LENGTHS[0]} to {LENGTHS[-1]}."
+        ),
+        ours=f"{_listed(growths)}; exponent {exponent}.",
+        verdict=decide_below(Estimate(-exponent.value, exponent.error), -EXPONENT_ATOL),
     )
 
 
 def _no_explosion(numbers: Numbers) -> Claim:
     """The claim that gradients without the outlier do not explode."""
-    growths = means(numbers, "layers", LENGTHS, "removed")
-    exponent = slope(numbers, "layers", LENGTHS[0], LENGTHS[-1], "removed")
+    growths = means(numbers, name="layers", lengths=LENGTHS, key="removed")
+    exponent = slope(
+        numbers, name="layers", first=LENGTHS[0], last=LENGTHS[-1], key="removed"
+    )
     return Claim(
-        "Without the outlier 11ᵀ/T gradients do not explode.",
-        f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST} to"
-        f" {LAST}, is below 1 at all lengths.",
-        f"{_listed(growths)}; exponent {exponent}.",
-        combine(*(decide_below(growth, 1.0) for growth in growths.values())),
+        published="Without the outlier 11ᵀ/T gradients do not explode.",
+        rule=(
+            f"The growth per layer of the code's measure of ∂X_L/∂W_l, from L = {FIRST}"
+            f" to {LAST}, is below 1 at all lengths."
+        ),
+        ours=f"{_listed(growths)}; exponent {exponent}.",
+        verdict=combine(*(decide_below(growth, 1.0) for growth in growths.values())),
     )
 
 
@@ -311,20 +338,22 @@ def _product(numbers: Numbers) -> Claim:
     """The claim that the code's product of norms stands for the norm of the
     gradient.
     """
-    norms = means(numbers, "layers", LENGTHS, "kept_norm")
+    norms = means(numbers, name="layers", lengths=LENGTHS, key="kept_norm")
     ratios = {}
     for tokens in LENGTHS:
         arrays = numbers[f"layers {tokens}"]
         ratios[tokens] = mean(arrays["kept"] / arrays["kept_norm"])
     return Claim(
-        "The code's product of two norms, ‖J‖ ‖J A X‖, stands for the norm of"
+        published="The code's product of two norms, ‖J‖ ‖J A X‖, stands for the norm of"
         " ∂X_L/∂W_l, to avoid a Kronecker product.",
-        f"Their growths per layer are within {NORM_RTOL:.0%} of each other at all"
+        rule=f"Their growths per layer are within {NORM_RTOL:.0%} of each other at all"
         " lengths, with the outlier.",
-        f"The product's growth over that of the norm: {_listed(ratios)}. The norm grows"
-        f" {_listed(norms)} per layer. The product has the Jacobian twice, the norm"
-        " once.",
-        combine(*(near(ratio, 1.0, NORM_RTOL) for ratio in ratios.values())),
+        ours=(
+            f"The product's growth over that of the norm: {_listed(ratios)}. The norm"
+            f" grows {_listed(norms)} per layer. The product has the Jacobian twice,"
+            " the norm once."
+        ),
+        verdict=combine(*(near(ratio, 1.0, NORM_RTOL) for ratio in ratios.values())),
     )
 
 
@@ -338,16 +367,26 @@ def judge(numbers: Numbers) -> list[Claim]:
     long_words = "for independent scores in long contexts"
     code_words = "for independent scores at the lengths of the code"
     claims = [
-        _gap(numbers, "model", ends, long_words, stated=True),
-        _gap(numbers, "model", code_ends, code_words, stated=False),
-        _collapse(numbers, "model", LENGTHS, "for independent scores", stated=True),
+        _gap(numbers, name="model", ends=ends, words=long_words, stated=True),
+        _gap(numbers, name="model", ends=code_ends, words=code_words, stated=False),
+        _collapse(
+            numbers,
+            name="model",
+            lengths=LENGTHS,
+            words="for independent scores",
+            stated=True,
+        ),
         _removed(numbers),
     ]
     heads = {f"head {d}": f"for heads of dimension {d}" for d in HEAD_DIMS}
     for name, words in heads.items():
-        claims.append(_gap(numbers, name, (LONGER[0], last), words, stated=False))
+        claims.append(
+            _gap(numbers, name, ends=(LONGER[0], last), words=words, stated=False)
+        )
     for name, words in heads.items():
-        claims.append(_collapse(numbers, name, LONGER, words, stated=False))
+        claims.append(
+            _collapse(numbers, name, lengths=LONGER, words=words, stated=False)
+        )
     return [
         *claims,
         _explosion(numbers),
@@ -424,11 +463,13 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "gap",
-            "Left: the second singular value of attention over the first. Right: the"
-            " stable rank of a layer's output.",
-            draw,
-            rows,
+            name="gap",
+            caption=(
+                "Left: the second singular value of attention over the first. Right:"
+                " the stable rank of a layer's output."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread=(

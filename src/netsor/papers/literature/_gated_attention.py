@@ -160,7 +160,7 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
         """The perceptron, SwiGLU."""
         return mlp(
             y,
-            hidden_width,
+            hidden=hidden_width,
             activation=ns.silu,
             gate=True,
             sigma_w=sigma(width),
@@ -205,7 +205,14 @@ def parts(quick: bool) -> list[Part]:
     draws = 10 if quick else 400
     for kind in ALONE:
         arguments = {"kind": kind, "width": MODELS[28].stream, "draws": draws}
-        parts.append(Part(f"head {kind}", heads, arguments, 0.02 * draws))
+        parts.append(
+            Part(
+                label=f"head {kind}",
+                work=heads,
+                arguments=arguments,
+                seconds=0.02 * draws,
+            )
+        )
     draws = 4 if quick else 32
     depths = [28] if quick else list(MODELS)
     for depth in depths:
@@ -218,7 +225,14 @@ def parts(quick: bool) -> list[Part]:
                 "hidden": MODELS[depth].hidden,
                 "draws": draws,
             }
-            parts.append(Part(f"stack {kind} {depth}", stacks, arguments, seconds))
+            parts.append(
+                Part(
+                    label=f"stack {kind} {depth}",
+                    work=stacks,
+                    arguments=arguments,
+                    seconds=seconds,
+                )
+            )
     return parts
 
 
@@ -242,11 +256,14 @@ def _nonlinear(numbers: Numbers) -> Claim:
         verdicts.append(decide_below(negative, -EVEN_MIN))
     expected = 1 - 0.25 / gate_square(MODELS[28].stream)
     return Claim(
-        "The gate introduces a nonlinearity between the value and output projections.",
-        "Of the squared output, the part that is even in the tokens is above"
+        published=(
+            "The gate introduces a nonlinearity between the value and output"
+            " projections."
+        ),
+        rule="Of the squared output, the part that is even in the tokens is above"
         f" {EVEN_MIN:g} with a gate and below 1e-9 without one: a linear map has none.",
-        f"{_listed(even)}; 1 − 1/(4 E σ²) = {expected:.4f}.",
-        combine(*verdicts),
+        ours=f"{_listed(even)}; 1 − 1/(4 E σ²) = {expected:.4f}.",
+        verdict=combine(*verdicts),
     )
 
 
@@ -265,11 +282,13 @@ def _rank(numbers: Numbers, kind: str) -> Claim:
         math.hypot(without.error, gated.error) / without.value,
     )
     return Claim(
-        f"A {LOOKS[kind][0]} raises the rank of a head's outputs.",
-        f"The rank of one head's outputs for {TOKENS} tokens in {DIRECTIONS} directions"
-        f" is more than {RANK_FACTOR:g} times that without a gate.",
-        f"{_listed({'none': without, kind: gated})}.",
-        extrapolate(decide_below(negative_ratio, -RANK_FACTOR)),
+        published=f"A {LOOKS[kind][0]} raises the rank of a head's outputs.",
+        rule=(
+            f"The rank of one head's outputs for {TOKENS} tokens in {DIRECTIONS}"
+            f" directions is more than {RANK_FACTOR:g} times that without a gate."
+        ),
+        ours=f"{_listed({'none': without, kind: gated})}.",
+        verdict=extrapolate(decide_below(negative_ratio, -RANK_FACTOR)),
     )
 
 
@@ -277,11 +296,13 @@ def _sparse(numbers: Numbers) -> Claim:
     """The claim that most gates are closed at initialisation."""
     closed = mean(numbers["head headwise"]["closed"])
     return Claim(
-        "Gates are sparse: at initialisation.",
-        f"At least half of all gates are below {CLOSED:g}.",
-        f"{closed} of them are. Their mean is 1/2 by symmetry, and the mean of their"
-        f" squares {gate_square(MODELS[28].stream):.4f}.",
-        extrapolate(decide_below(Estimate(-closed.value, closed.error), -0.5)),
+        published="Gates are sparse: at initialisation.",
+        rule=f"At least half of all gates are below {CLOSED:g}.",
+        ours=(
+            f"{closed} of them are. Their mean is 1/2 by symmetry, and the mean of"
+            f" their squares {gate_square(MODELS[28].stream):.4f}."
+        ),
+        verdict=extrapolate(decide_below(Estimate(-closed.value, closed.error), -0.5)),
     )
 
 
@@ -313,12 +334,16 @@ def _steady(numbers: Numbers) -> Claim:
         )
         verdicts.append(decide_decreasing(growth["none"], growth["elementwise"]))
     return Claim(
-        "The gate makes training more stable: at initialisation, gradients grow less"
-        " towards the first block.",
-        "The mean logarithm of the growth of their squares is below that without gates,"
-        " by four standard errors.",
-        f"{'. '.join(lines)}.",
-        extrapolate(combine(*verdicts)),
+        published=(
+            "The gate makes training more stable: at initialisation, gradients grow"
+            " less towards the first block."
+        ),
+        rule=(
+            "The mean logarithm of the growth of their squares is below that without"
+            " gates, by four standard errors."
+        ),
+        ours=f"{'. '.join(lines)}.",
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -339,11 +364,11 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
         if kind in ALONE:
             spectrum = numbers[f"head {kind}"]["spectrum"]
             for index, eigenvalues in enumerate(spectrum.T, start=1):
-                yield _row("spectrum", kind, 0, index, eigenvalues)
+                yield _row("spectrum", kind, blocks=0, index=index, draws=eigenvalues)
         if kind in STACKS:
             for depth, growth in _growths(numbers, kind).items():
                 for number, logs in zip(measured_blocks(depth), growth.T, strict=True):
-                    yield _row("growth", kind, depth, number, logs)
+                    yield _row("growth", kind, blocks=depth, index=number, draws=logs)
 
 
 def _row(
@@ -429,12 +454,12 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "gated-attention",
-            f"Left: the spectrum of one head's outputs for {TOKENS} tokens in"
+            name="gated-attention",
+            caption=f"Left: the spectrum of one head's outputs for {TOKENS} tokens in"
             f" {DIRECTIONS} directions. Right: how much more squared gradients grow"
             " from the last block to earlier ones than without a gate.",
-            draw,
-            rows,
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

@@ -139,7 +139,14 @@ def parts(quick: bool) -> list[Part]:
     for name, run in RUNS.items():
         for width in (*run.printed, None):
             arguments = {"name": name, "width": width, "draws": draws}
-            parts.append(Part(f"{name} {width}", order, arguments, seconds=0.1))
+            parts.append(
+                Part(
+                    label=f"{name} {width}",
+                    work=order,
+                    arguments=arguments,
+                    seconds=0.1,
+                )
+            )
     return parts
 
 
@@ -161,11 +168,13 @@ def _drawn(numbers: Numbers, name: str, words: str) -> Claim:
     listed = ", ".join(f"{value:.3g} ({n:,})" for n, value in printed)
     ranks_in_law = ", ".join(f"{share:.2f}" for share in rank)
     return Claim(
-        f"{words}: {listed}.",
-        "They are independent draws of our law at their N: Kolmogorov's test does not"
-        f" reject it at {LEVEL:.0e}.",
-        f"Their ranks in the law: {ranks_in_law}; level {level:.2f}.",
-        decide(level > LEVEL),
+        published=f"{words}: {listed}.",
+        rule=(
+            "They are independent draws of our law at their N: Kolmogorov's test does"
+            f" not reject it at {LEVEL:.0e}."
+        ),
+        ours=f"Their ranks in the law: {ranks_in_law}; level {level:.2f}.",
+        verdict=decide(level > LEVEL),
     )
 
 
@@ -186,10 +195,10 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
     """The claim that the numbers tend to one number as N grows, or that they do not;
     `settles` is what is stated.
     """
-    first = spread(numbers, name, width=100)
+    narrowest = spread(numbers, name, width=100)
     last = spread(numbers, name, width=None)
-    bound = SETTLED * first.value
-    margin = SIGMAS * math.hypot(last.error, SETTLED * first.error)
+    bound = SETTLED * narrowest.value
+    margin = SIGMAS * math.hypot(last.error, SETTLED * narrowest.error)
     if settles:
         agrees = last.value + margin < bound
     else:
@@ -200,12 +209,14 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
     else:
         scaling, behaviour, side = "√N", "do not settle", "above"
     return Claim(
-        f"The numbers printed for scores over {scaling}, {name.split()[0]} start,"
-        f" {behaviour} as N grows.",
-        f"The standard deviation in the limit is {side} half of that at N = 100.",
-        f"Mean {limit:.4f} and standard deviation {last.value:.4f} in the limit;"
-        f" standard deviation {first.value:.4f} at N = 100.",
-        decide(agrees),
+        published=(
+            f"The numbers printed for scores over {scaling}, {name.split()[0]} start,"
+            f" {behaviour} as N grows."
+        ),
+        rule=f"The standard deviation in the limit is {side} half of that at N = 100.",
+        ours=f"Mean {limit:.4f} and standard deviation {last.value:.4f} in the limit;"
+        f" standard deviation {narrowest.value:.4f} at N = 100.",
+        verdict=decide(agrees),
     )
 
 
@@ -222,12 +233,17 @@ def _theory(numbers: Numbers) -> Claim:
         deviations.append(f"{deviation:+.1f}")
     listed = ", ".join(f"{value:.3f} ({n:,})" for n, value in WARM_OVER_N.items())
     return Claim(
-        "For scores over N their theory of infinite N starts at a number, which"
-        f" networks approach: {listed}.",
-        f"Each is within {SIGMAS:g} standard deviations of the mean of our law at"
+        published=(
+            "For scores over N their theory of infinite N starts at a number, which"
+            f" networks approach: {listed}."
+        ),
+        rule=f"Each is within {SIGMAS:g} standard deviations of the mean of our law at"
         " its N.",
-        f"The limit is {limit:.4f}. Standard deviations away: {', '.join(deviations)}.",
-        combine(*verdicts),
+        ours=(
+            f"The limit is {limit:.4f}. Standard deviations away:"
+            f" {', '.join(deviations)}."
+        ),
+        verdict=combine(*verdicts),
     )
 
 
@@ -267,9 +283,9 @@ def draw(numbers: Numbers) -> Any:
     """The printed numbers, with the law, for scores over √N and over N."""
     figure = new(2.4)
     left, right = figure.subplots(1, 2)
-    _plot_run(left, numbers, "warm", VERMILLION)
+    _plot_run(left, numbers, name="warm", colour=VERMILLION)
     left.set(title="scores over √N", ylabel="mean of A²")
-    _plot_run(right, numbers, "warm over N", BLUE)
+    _plot_run(right, numbers, name="warm over N", colour=BLUE)
     right.set(title="scores over N")
     return figure
 
@@ -314,11 +330,13 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "gating",
-            "The mean of A² at the start: printed (dots), and 90 % of our law (band)."
-            " Over √N it stays random.",
-            draw,
-            rows,
+            name="gating",
+            caption=(
+                "The mean of A² at the start: printed (dots), and 90 % of our law"
+                " (band). Over √N it stays random."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread="the paper beyond its abstract; verdicts are on the notebook.",

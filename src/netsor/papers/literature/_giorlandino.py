@@ -107,7 +107,7 @@ def parts(quick: bool) -> list[Part]:
     return [
         *_cosine_parts(quick),
         *_gradient_parts(quick),
-        Part("shares", shares, share_arguments, seconds=2.0),
+        Part(label="shares", work=shares, arguments=share_arguments, seconds=2.0),
     ]
 
 
@@ -118,8 +118,15 @@ def _cosine_parts(quick: bool) -> list[Part]:
     parts = []
     for beta in READ:
         for index in range(1 if quick else 6):
-            arguments = _cosine_arguments(beta, WIDTH, 4, index)
-            parts.append(Part(f"wide {beta} {index}", cosines, arguments, seconds=8.0))
+            arguments = _cosine_arguments(beta, WIDTH, draws=4, index=index)
+            parts.append(
+                Part(
+                    label=f"wide {beta} {index}",
+                    work=cosines,
+                    arguments=arguments,
+                    seconds=8.0,
+                )
+            )
         # the limit varies less, and at small β a quick run leaves it out
         if beta > 1:
             repeats = 1 if quick else 3
@@ -129,7 +136,14 @@ def _cosine_parts(quick: bool) -> list[Part]:
             draws = 3 if quick else 6
             arguments = _cosine_arguments(beta, width=None, draws=draws, index=index)
             seconds = 33.0 if quick else 39.0
-            parts.append(Part(f"limit {beta} {index}", cosines, arguments, seconds))
+            parts.append(
+                Part(
+                    label=f"limit {beta} {index}",
+                    work=cosines,
+                    arguments=arguments,
+                    seconds=seconds,
+                )
+            )
     return parts
 
 
@@ -184,7 +198,14 @@ def _gradient_parts(quick: bool) -> list[Part]:
                     "draws": draws,
                 }
                 label = f"gradient {tokens} {beta} {dropout}"
-                parts.append(Part(label, gradients, arguments, seconds))
+                parts.append(
+                    Part(
+                        label=label,
+                        work=gradients,
+                        arguments=arguments,
+                        seconds=seconds,
+                    )
+                )
     return parts
 
 
@@ -224,13 +245,17 @@ def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
     for estimate in estimates(distance, error):  # of each layer
         verdicts.append(decide_below(estimate, COSINE_ATOL))
     return Claim(
-        "Their theory, of infinite width and infinitely many tokens, gives the cosine"
-        f" at β = {beta:g}, {width}.",
-        f"It is within {COSINE_ATOL} of the mean of our law of {TOKENS} tokens at all"
-        f" {LAYERS} layers.",
-        f"Farthest off at layer {worst}: theory {recursion[worst]:.3f}, law"
+        published=(
+            "Their theory, of infinite width and infinitely many tokens, gives the"
+            f" cosine at β = {beta:g}, {width}."
+        ),
+        rule=(
+            f"It is within {COSINE_ATOL} of the mean of our law of {TOKENS} tokens at"
+            f" all {LAYERS} layers."
+        ),
+        ours=f"Farthest off at layer {worst}: theory {recursion[worst]:.3f}, law"
         f" {ours[worst]} ({len(draws)} draws).{at_35}",
-        extrapolate(combine(*verdicts)),
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -256,13 +281,17 @@ def _measured(numbers: Numbers, beta: float) -> Claim:
     worst = max(over_allowed, key=over_allowed.__getitem__)
     listed = ", ".join(lines)
     return Claim(
-        f"Their measured cosine at β = {beta:g}, a mean over {MODELS} models.",
-        "It is within four standard errors of such a mean from our law at width"
+        published=(
+            f"Their measured cosine at β = {beta:g}, a mean over {MODELS} models."
+        ),
+        rule="It is within four standard errors of such a mean from our law at width"
         f" {WIDTH}, and {READING} for reading the figure, at every layer that was"
         " read.",
-        f"Theirs and ours: {listed}. Largest difference: {distance[worst]:.3f}, allowed"
-        f" {allowed[worst]:.3f}.",
-        decide(distance[worst] <= allowed[worst]),
+        ours=(
+            f"Theirs and ours: {listed}. Largest difference: {distance[worst]:.3f},"
+            f" allowed {allowed[worst]:.3f}."
+        ),
+        verdict=decide(distance[worst] <= allowed[worst]),
     )
 
 
@@ -280,12 +309,16 @@ def _shares(numbers: Numbers) -> Claim:
     for s, share in zip(arrays["tokens"], ours, strict=True):
         texts.append(f"{share.value:.4f} at T = {int(s):,}")
     return Claim(
-        "Attention weights condense as in the random energy model: Σ_j a_j² is"
-        f" {limit:.4f} at β = {SHARES_BETA:g}.",
-        f"It is within {SHARE_ATOL} of the exact mean at T = {LENGTHS[0]}, the length"
-        " of their model.",
-        f"{'; '.join(texts)}.",
-        extrapolate(near(ours[0], limit, SHARE_ATOL)),
+        published=(
+            "Attention weights condense as in the random energy model: Σ_j a_j² is"
+            f" {limit:.4f} at β = {SHARES_BETA:g}."
+        ),
+        rule=(
+            f"It is within {SHARE_ATOL} of the exact mean at T = {LENGTHS[0]}, the"
+            " length of their model."
+        ),
+        ours=f"{'; '.join(texts)}.",
+        verdict=extrapolate(near(ours[0], limit, SHARE_ATOL)),
     )
 
 
@@ -347,12 +380,16 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
         setting = "without dropout"
     verdict = combine(*verdicts)
     return Claim(
-        "Their measured |∂L/∂W_Q|² T d^(−2) (log T)^(−½) by β, T = 2048 and 4096; and"
-        f" our law {setting}.",
-        f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d = {HEAD},"
-        " at β above 1.",
-        f"Theirs and ours, in units of 10⁻⁶: {'; '.join(listed)}.",
-        extrapolate(verdict, stated=dropout > 0),
+        published=(
+            "Their measured |∂L/∂W_Q|² T d^(−2) (log T)^(−½) by β, T = 2048 and 4096;"
+            f" and our law {setting}."
+        ),
+        rule=(
+            f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d ="
+            f" {HEAD}, at β above 1."
+        ),
+        ours=f"Theirs and ours, in units of 10⁻⁶: {'; '.join(listed)}.",
+        verdict=extrapolate(verdict, stated=dropout > 0),
     )
 
 
@@ -371,12 +408,16 @@ def _vanishing(numbers: Numbers) -> Claim:
     for tokens, ratio in zip(lengths, ratios, strict=True):
         lines.append(f"{ratio} at T = {tokens}")
     return Claim(
-        "Below the critical β gradients of queries vanish as the number of tokens"
-        " grows.",
-        "In their units, the gradient at β = 0.65 over that at β = 3 falls from the"
-        " shortest length to the longest.",
-        f"{'; '.join(lines)}.",
-        decide_decreasing(ratios[0], ratios[-1]),
+        published=(
+            "Below the critical β gradients of queries vanish as the number of tokens"
+            " grows."
+        ),
+        rule=(
+            "In their units, the gradient at β = 0.65 over that at β = 3 falls from"
+            " the shortest length to the longest."
+        ),
+        ours=f"{'; '.join(lines)}.",
+        verdict=decide_decreasing(ratios[0], ratios[-1]),
     )
 
 
@@ -477,9 +518,9 @@ def gradient_draw(numbers: Numbers) -> Any:
     styles = ((SKY, "s-"), (BLUE, "^-"))
     for tokens, (colour, fmt) in zip(longer, styles, strict=False):
         style = {"color": colour, "fmt": fmt}
-        _plot_gradients(axes, gradients, tokens, 0.1, **style)
+        _plot_gradients(axes, gradients, tokens, dropout=0.1, **style)
     style = {"color": VERMILLION, "fmt": "D-"}
-    _plot_gradients(axes, gradients, longer[-1], 0.0, **style)
+    _plot_gradients(axes, gradients, tokens=longer[-1], dropout=0.0, **style)
     axes.plot(
         list(GRADIENT),
         [1e6 * value for value in GRADIENT.values()],
@@ -559,18 +600,22 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "giorlandino-cosine",
-            "The mean cosine of two tokens by layer; the band is one standard deviation"
-            " between initialisations.",
-            draw,
-            rows,
+            name="giorlandino-cosine",
+            caption=(
+                "The mean cosine of two tokens by layer; the band is one standard"
+                " deviation between initialisations."
+            ),
+            draw=draw,
+            rows=rows,
         ),
         Picture(
-            "giorlandino-gradient",
-            "The squared gradient of queries in their units over β, at initialisation,"
-            " one layer.",
-            gradient_draw,
-            gradient_rows,
+            name="giorlandino-gradient",
+            caption=(
+                "The squared gradient of queries in their units over β, at"
+                " initialisation, one layer."
+            ),
+            draw=gradient_draw,
+            rows=gradient_rows,
         ),
     ),
 )

@@ -55,7 +55,7 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
     """
     n = ns.Width("n")
     query_std = _query_std(beta, longest)
-    words = embedding(ids(tokens), n, std=0.1, position_std=0.1)
+    words = embedding(ids(tokens), width=n, std=0.1, position_std=0.1)
     segment = ns.gaussian(n, cov=SEGMENT_STD**2)  # one for all tokens
     x = ns.layer_norm(words + segment)
     cosines = [_cosine(x)]
@@ -66,14 +66,15 @@ def encoder(tokens: int, beta: float, layers: int, longest: int = 512) -> Progra
         values = ns.weight(n, n, std=WEIGHT_STD) @ x
         attended = ns.softmax(ns.dot(queries, keys)) @ values
         x = ns.layer_norm(x + attended + ns.gaussian(n, cov=BIAS))
-        x = ns.layer_norm(x + mlp(x, n, sigma_w=WEIGHT_STD, sigma_b=BIAS_STD))
+        x = ns.layer_norm(x + mlp(x, hidden=n, sigma_w=WEIGHT_STD, sigma_b=BIAS_STD))
         cosines.append(_cosine(x))
     return Program(ns.stack(cosines))
 
 
 def _query_std(beta: float, tokens: int) -> float:
     """The std of query and key matrices for scores of the scale β √(log tokens)."""
-    return math.sqrt(beta) * math.log(tokens) ** 0.25
+    query_std: float = math.sqrt(beta) * math.log(tokens) ** 0.25
+    return query_std
 
 
 def _cosine(x: ns.Vector) -> ns.Scalar:
@@ -114,7 +115,7 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     x = ns.layer_norm(x + dropped(attended, dropout))
 
     # the perceptron
-    hidden = mlp(x, width, sigma_w=WEIGHT_STD, sigma_b=BIAS_STD)
+    hidden = mlp(x, hidden=width, sigma_w=WEIGHT_STD, sigma_b=BIAS_STD)
     x = ns.layer_norm(x + dropped(hidden, dropout))
 
     # the head before the logits

@@ -163,16 +163,40 @@ def parts(quick: bool) -> list[Part]:
         "points": 2**12 if quick else 2**15,
     }
     parts = [
-        Part("kernels", kernels, arguments, 1.5 if quick else 10.0),
-        Part("tied", tangents, {"kind": "tied", "draws": 1}, 1.0),
+        Part(
+            label="kernels",
+            work=kernels,
+            arguments=arguments,
+            seconds=1.5 if quick else 10.0,
+        ),
+        Part(
+            label="tied",
+            work=tangents,
+            arguments={"kind": "tied", "draws": 1},
+            seconds=1.0,
+        ),
     ]
     for scale in (1.0, 4.0):
         arguments = {"scale": scale, "points": 2**15 if quick else 2**19}
         seconds = 1.0 if quick else 4.0
-        parts.append(Part(f"heads {scale:g}", kurtoses, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"heads {scale:g}",
+                work=kurtoses,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     for kind in ("plain", "softmax"):
         arguments = {"kind": kind, "draws": 4000 if quick else 60_000}
-        parts.append(Part(kind, tangents, arguments, 2.0 if quick else 15.0))
+        parts.append(
+            Part(
+                label=kind,
+                work=tangents,
+                arguments=arguments,
+                seconds=2.0 if quick else 15.0,
+            )
+        )
     return parts
 
 
@@ -186,15 +210,21 @@ def _gaussian(numbers: Numbers) -> Claim:
     for heads, kurtosis in zip(HEADS, kurtoses, strict=True):
         lines.append(f"{heads}: {kurtosis.value:.2e}")
     return Claim(
-        "Single-head attention is not Gaussian in the limit of infinite width; with"
-        " infinitely many heads it is.",
-        f"The excess kurtosis of an output is above {KURTOSIS_ATOL:g} with one head,"
-        f" and below it with {HEADS[-1]}, by four errors.",
-        f"By heads, {', '.join(lines)}; one head ± {one_head.error:.0e}. It is 1/H of"
-        " that of one head: infinitely many are a limit, and"
-        f" {math.ceil(one_head.value / KURTOSIS_ATOL)} heads are within"
-        f" {KURTOSIS_ATOL:g} of it.",
-        combine(
+        published=(
+            "Single-head attention is not Gaussian in the limit of infinite width;"
+            " with infinitely many heads it is."
+        ),
+        rule=(
+            f"The excess kurtosis of an output is above {KURTOSIS_ATOL:g} with one"
+            f" head, and below it with {HEADS[-1]}, by four errors."
+        ),
+        ours=(
+            f"By heads, {', '.join(lines)}; one head ± {one_head.error:.0e}. It is 1/H"
+            " of that of one head: infinitely many are a limit, and"
+            f" {math.ceil(one_head.value / KURTOSIS_ATOL)} heads are within"
+            f" {KURTOSIS_ATOL:g} of it."
+        ),
+        verdict=combine(
             decide_below(Estimate(-one_head.value, one_head.error), -KURTOSIS_ATOL),
             decide_below(many_heads, KURTOSIS_ATOL),
         ),
@@ -209,12 +239,14 @@ def _tied(numbers: Numbers) -> Claim:
     tangent_difference = abs(arrays["tangent"][0] / (2 * kernel) - 1)
     largest = max(kernel_difference, tangent_difference)
     return Claim(
-        "With scores over d and tied queries and keys the kernel is A K A^T, A ="
-        " softmax(K), and the tangent kernel twice that.",
-        "Our program at infinite width, which does not use it, gives the same to"
+        published=(
+            "With scores over d and tied queries and keys the kernel is A K A^T, A ="
+            " softmax(K), and the tangent kernel twice that."
+        ),
+        rule="Our program at infinite width, which does not use it, gives the same to"
         f" {SAME:g}.",
-        f"Largest relative difference {largest:.1e}.",
-        decide(largest < SAME),
+        ours=f"Largest relative difference {largest:.1e}.",
+        verdict=decide(largest < SAME),
     )
 
 
@@ -234,13 +266,21 @@ def _plain(numbers: Numbers) -> Claim:
     ours = Estimate(mean_variance, float(arrays["plain_error"]) * closed)
     tangent = mean(numbers["plain"]["tangent"])
     return Claim(
-        "With scores over √d, infinitely many heads and no softmax, the kernel is (Σ_jk"
-        " K_jk²) K and the tangent kernel 4 times that.",
-        f"Both are within {CLOSE:.0%} of ours, by four errors: the mean variance of an"
-        " output, and the tangent kernel of the first word.",
-        f"{closed:.3f}, ours {ours.value:.3f} ± {ours.error:.2g}; {4 * closed:.2f},"
-        f" ours {tangent.value:.2f} ± {tangent.error:.2g}.",
-        combine(within(closed, ours, CLOSE), within(4 * closed, tangent, CLOSE)),
+        published=(
+            "With scores over √d, infinitely many heads and no softmax, the kernel is"
+            " (Σ_jk K_jk²) K and the tangent kernel 4 times that."
+        ),
+        rule=(
+            f"Both are within {CLOSE:.0%} of ours, by four errors: the mean variance of"
+            " an output, and the tangent kernel of the first word."
+        ),
+        ours=(
+            f"{closed:.3f}, ours {ours.value:.3f} ± {ours.error:.2g}; {4 * closed:.2f},"
+            f" ours {tangent.value:.2f} ± {tangent.error:.2g}."
+        ),
+        verdict=combine(
+            within(closed, ours, CLOSE), within(4 * closed, tangent, CLOSE)
+        ),
     )
 
 
@@ -263,14 +303,18 @@ def _stand_in(numbers: Numbers) -> Claim:
     tied_tangent = 2 * float(_at_scale_1(numbers, "tied"))
     verdicts.append(within(tied_tangent, tangent, SHARE))
     return Claim(
-        "With softmax and scores over √d no closed form is known (the library raises an"
-        " error); it offers the kernel with scores over d and tied weights, without a"
-        " statement on how near that is.",
-        "The variance of the first word, and its tangent kernel, are within"
+        published=(
+            "With softmax and scores over √d no closed form is known (the library"
+            " raises an error); it offers the kernel with scores over d and tied"
+            " weights, without a statement on how near that is."
+        ),
+        rule="The variance of the first word, and its tangent kernel, are within"
         f" {SHARE:.0%} of those with scores over √d, by four errors.",
-        f"Variance, {'; '.join(listed)}. Tangent kernel at 1: {tied_tangent:.4f}, ours"
-        f" {tangent.value:.4f} ± {tangent.error:.0e}.",
-        extrapolate(combine(*verdicts)),
+        ours=(
+            f"Variance, {'; '.join(listed)}. Tangent kernel at 1: {tied_tangent:.4f},"
+            f" ours {tangent.value:.4f} ± {tangent.error:.0e}."
+        ),
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -287,12 +331,14 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
             value = float(arrays[name][k, 0, 0])
             error = value * float(arrays["error"][k]) if name == "exact" else 0.0
             variance = Estimate(value, error)
-            yield _row(f"variance, {name}", float(scale), "inf", variance)
+            yield _row(
+                f"variance, {name}", scale=float(scale), heads="inf", number=variance
+            )
     for scale in (1.0, 4.0):
         arrays = numbers[f"heads {scale:g}"]
         kurtoses = estimates(arrays["kurtosis"], arrays["error"])
         for heads, kurtosis in zip(HEADS, kurtoses, strict=True):
-            yield _row("excess kurtosis", scale, heads, kurtosis)
+            yield _row("excess kurtosis", scale, heads, number=kurtosis)
 
 
 def _row(
@@ -368,12 +414,14 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "hron",
-            "Left: variance of an output with infinitely many heads, by the scale of"
-            " scores, for three ways to divide them. Right: excess kurtosis at infinite"
-            " width by the number of heads; dotted: 0.01.",
-            draw,
-            rows,
+            name="hron",
+            caption=(
+                "Left: variance of an output with infinitely many heads, by the scale"
+                " of scores, for three ways to divide them. Right: excess kurtosis at"
+                " infinite width by the number of heads; dotted: 0.01."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

@@ -159,7 +159,14 @@ def parts(quick: bool) -> list[Part]:
             draws = _draws(network, width, quick)
             seconds = 0.2 + draws * (5e-4 if network == "over n" else 1e-4)
             arguments = {"network": network, "width": width, "draws": draws}
-            parts.append(Part(f"{network} {width}", optima, arguments, seconds))
+            parts.append(
+                Part(
+                    label=f"{network} {width}",
+                    work=optima,
+                    arguments=arguments,
+                    seconds=seconds,
+                )
+            )
     return parts
 
 
@@ -192,11 +199,11 @@ def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
     exact = float(numbers[f"{network} None"]["rate"][0])
     verdict = within(1.0, rate, LIMIT_RTOL)
     return Claim(
-        "The best rate of one step converges to a constant, m yᵀKy/(L |Ky|²),"
+        published="The best rate of one step converges to a constant, m yᵀKy/(L |Ky|²),"
         f" {words}.",
-        f"Its mean at width 10⁶ is within {LIMIT_RTOL:.0%} of that.",
-        f"Over the constant: {rate} at 10⁶, {exact:.12g} at infinite width.",
-        extrapolate(verdict, stated=stated),
+        rule=f"Its mean at width 10⁶ is within {LIMIT_RTOL:.0%} of that.",
+        ours=f"Over the constant: {rate} at 10⁶, {exact:.12g} at infinite width.",
+        verdict=extrapolate(verdict, stated=stated),
     )
 
 
@@ -209,11 +216,13 @@ def _convergence(
     exponent = slope(numbers, network, first, last)
     verdict = near(exponent, -0.5)
     return Claim(
-        f"It does so like n^(−1/2), {words}.",
-        f"The exponent of n in the mean distance, from {first:,} to {last:,}, is within"
-        f" {EXPONENT_ATOL:g} of −1/2.",
-        f"{exponent}.",
-        extrapolate(verdict, stated=stated),
+        published=f"It does so like n^(−1/2), {words}.",
+        rule=(
+            f"The exponent of n in the mean distance, from {first:,} to {last:,}, is"
+            f" within {EXPONENT_ATOL:g} of −1/2."
+        ),
+        ours=f"{exponent}.",
+        verdict=extrapolate(verdict, stated=stated),
     )
 
 
@@ -230,7 +239,7 @@ def groups(numbers: Numbers, width: int) -> Array:
 
 def _change(numbers: Numbers) -> Claim:
     """The claim that the best rate converges faster from some width on."""
-    exponent = slope(numbers, "linear", CHANGE, WIDTHS[-1])
+    exponent = slope(numbers, network="linear", first=CHANGE, last=WIDTHS[-1])
     # √n times the mean distance, by width
     scaled = {n: distance(numbers, "linear", n) * math.sqrt(n) for n in WIDTHS}
     listed = ", ".join(f"{e.value:.3f} ({n:,})" for n, e in scaled.items())
@@ -238,15 +247,21 @@ def _change(numbers: Numbers) -> Claim:
     is_below = groups(numbers, 4 * CHANGE) < groups(numbers, CHANGE) / 4
     share_below = float(np.mean(is_below))
     return Claim(
-        f"The bound n^(−1/2) is likely not tight: beyond n = {CHANGE} convergence is"
-        " seen to be much faster, without an explanation.",
-        f"The exponent of n in the mean distance, from {CHANGE:,} to 10⁶, is more than"
-        f" {EXPONENT_ATOL:g} below −1/2.",
-        f"{exponent}. √n times the mean distance: {listed}; the error is {error:.1g}."
-        f" The mean over {NETWORKS} networks fluctuates: in {share_below:.0%} of cases"
-        f" its distance at {4 * CHANGE:,} is below a quarter of that at {CHANGE:,},"
-        " where a half is expected.",
-        decide_below(exponent, -0.5 - EXPONENT_ATOL),
+        published=(
+            f"The bound n^(−1/2) is likely not tight: beyond n = {CHANGE} convergence"
+            " is seen to be much faster, without an explanation."
+        ),
+        rule=(
+            f"The exponent of n in the mean distance, from {CHANGE:,} to 10⁶, is more"
+            f" than {EXPONENT_ATOL:g} below −1/2."
+        ),
+        ours=(
+            f"{exponent}. √n times the mean distance: {listed}; the error is"
+            f" {error:.1g}. The mean over {NETWORKS} networks fluctuates: in"
+            f" {share_below:.0%} of cases its distance at {4 * CHANGE:,} is below a"
+            f" quarter of that at {CHANGE:,}, where a half is expected."
+        ),
+        verdict=decide_below(exponent, -0.5 - EXPONENT_ATOL),
     )
 
 
@@ -259,29 +274,47 @@ def _random(numbers: Numbers) -> Claim:
     share = float(rate.std(ddof=1)) / mean(rate).value
     relative = Estimate(share, share / math.sqrt(2 * len(rate)))
     return Claim(
-        "For attention with scores over √n it is not proved that the best rate"
-        " converges to a constant.",
-        f"Its standard deviation at infinite width is below {CONSTANT_RTOL:.0%} of its"
-        " mean.",
-        f"The limit is random: standard deviation {100 * relative.value:.1f} ±"
+        published=(
+            "For attention with scores over √n it is not proved that the best rate"
+            " converges to a constant."
+        ),
+        rule=(
+            f"Its standard deviation at infinite width is below {CONSTANT_RTOL:.0%} of"
+            " its mean."
+        ),
+        ours=f"The limit is random: standard deviation {100 * relative.value:.1f} ±"
         f" {100 * relative.error:.1f} % of the mean, 5 % of networks below {low:.3f}"
         f" and 5 % above {high:.3f} of the rate for uniform attention.",
-        extrapolate(decide_below(relative, CONSTANT_RTOL)),
+        verdict=extrapolate(decide_below(relative, CONSTANT_RTOL)),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """The limit, the rate, its change; and attention."""
     words = "for attention with scores over n, which has no proof"
-    first = WIDTHS[0]
+    narrowest = WIDTHS[0]
     last = WIDTHS[-1]
     up_to = f"up to n = {CHANGE}"
     return [
-        _limit(numbers, "linear", "for a linear network", stated=True),
-        _convergence(numbers, "linear", first, CHANGE, up_to, stated=True),
+        _limit(numbers, network="linear", words="for a linear network", stated=True),
+        _convergence(
+            numbers,
+            network="linear",
+            first=narrowest,
+            last=CHANGE,
+            words=up_to,
+            stated=True,
+        ),
         _change(numbers),
-        _limit(numbers, "over n", words, stated=False),
-        _convergence(numbers, "over n", CHANGE, last, words, stated=False),
+        _limit(numbers, network="over n", words=words, stated=False),
+        _convergence(
+            numbers,
+            network="over n",
+            first=CHANGE,
+            last=last,
+            words=words,
+            stated=False,
+        ),
         _random(numbers),
     ]
 
@@ -345,12 +378,14 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "learning-rate",
-            "Left: how much the best rate varies between networks. Right: its mean"
-            " distance to the limit (line), and the distance of means over three"
-            " networks (band: 90 % of them); dotted: n = 1024.",
-            draw,
-            rows,
+            name="learning-rate",
+            caption=(
+                "Left: how much the best rate varies between networks. Right: its mean"
+                " distance to the limit (line), and the distance of means over three"
+                " networks (band: 90 % of them); dotted: n = 1024."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread=(

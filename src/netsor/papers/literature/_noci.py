@@ -147,7 +147,14 @@ def parts(quick: bool) -> list[Part]:
             "draws": 1000 if quick else 5000,
         }
         seconds = 5.0 if quick else 40.0
-        parts.append(Part(f"scale {scale:g}", gradients, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"scale {scale:g}",
+                work=gradients,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     for scale in DEEP_SCALES:
         arguments = {
             "scale": scale,
@@ -155,7 +162,14 @@ def parts(quick: bool) -> list[Part]:
             "draws": 200 if quick else 2000,
         }
         seconds = 3.0 if quick else 25.0
-        parts.append(Part(f"depth {scale:g}", depths, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"depth {scale:g}",
+                work=depths,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     return parts
 
 
@@ -214,11 +228,13 @@ def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
         listed.append(f"σ_Qσ_K = {scale:g}: {ratio.value:.3f} ± {ratio.error:.3f}")
     verdict = combine(*verdicts)
     return Claim(
-        f"{formula}, from the assumption of uniform attention, {tokens}.",
-        f"The formula is within {SHARE:.0%} of the exact mean over initialisations, by"
-        " four standard errors.",
-        f"Exact over formula: {'; '.join(listed)}.",
-        extrapolate(verdict, stated=is_collapsed),
+        published=f"{formula}, from the assumption of uniform attention, {tokens}.",
+        rule=(
+            f"The formula is within {SHARE:.0%} of the exact mean over initialisations,"
+            " by four standard errors."
+        ),
+        ours=f"Exact over formula: {'; '.join(listed)}.",
+        verdict=extrapolate(verdict, stated=is_collapsed),
     )
 
 
@@ -235,14 +251,16 @@ def _vanishing(numbers: Numbers) -> Claim:
     power = slope_of(distances, ratios)
     collapsed = ratios[-1]
     return Claim(
-        "As tokens collapse, gradients of queries and keys vanish and those of"
-        " values do not.",
-        "‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² falls like (1 − cosine)², the power that the"
+        published=(
+            "As tokens collapse, gradients of queries and keys vanish and those of"
+            " values do not."
+        ),
+        rule="‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² falls like (1 − cosine)², the power that the"
         " formulas give, to 10 %, by four standard errors.",
-        f"Power {power.value:.3f} ± {power.error:.3f}; the ratio is"
+        ours=f"Power {power.value:.3f} ± {power.error:.3f}; the ratio is"
         f" {collapsed.value:.2e} ± {collapsed.error:.0e} at cosine {COLLAPSED:g},"
         " σ_Qσ_K = 1.",
-        within(2.0, power, SHARE),
+        verdict=within(2.0, power, SHARE),
     )
 
 
@@ -270,14 +288,20 @@ def _deep(numbers: Numbers) -> Claim:
             f"{depth}: {formula:.2g}, ours {exact.value:.2g} ± {exact.error:.1g}"
         )
     return Claim(
-        "The same formulas, under the same assumption, for every layer of a stack with"
-        " residual connections.",
-        "In the last layer of a stack without norms, σ_Qσ_K = 1, the formulas give the"
-        " median over networks of ‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² to a factor of 2 at every"
-        " depth, by four standard errors.",
-        f"By depth, {'; '.join(listed)}. The stream grows, so scores do, and attention"
-        " becomes the opposite of uniform.",
-        extrapolate(combine(*verdicts)),
+        published=(
+            "The same formulas, under the same assumption, for every layer of a stack"
+            " with residual connections."
+        ),
+        rule=(
+            "In the last layer of a stack without norms, σ_Qσ_K = 1, the formulas give"
+            " the median over networks of ‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² to a factor of 2 at"
+            " every depth, by four standard errors."
+        ),
+        ours=(
+            f"By depth, {'; '.join(listed)}. The stream grows, so scores do, and"
+            " attention becomes the opposite of uniform."
+        ),
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -442,13 +466,15 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "noci",
-            "Top: mean squared gradients of an attention layer against the distance of"
-            " its tokens, exact and (dotted) with uniform attention. Bottom: the last"
-            " layer of stacks with residual connections, median and 90 % of networks,"
-            " and (dotted) with uniform attention.",
-            draw,
-            rows,
+            name="noci",
+            caption=(
+                "Top: mean squared gradients of an attention layer against the"
+                " distance of its tokens, exact and (dotted) with uniform attention."
+                " Bottom: the last layer of stacks with residual connections, median"
+                " and 90 % of networks, and (dotted) with uniform attention."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

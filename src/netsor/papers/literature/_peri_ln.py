@@ -69,11 +69,11 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
 
     def feed(y: ns.Vector) -> ns.Vector:
         """The gated perceptron."""
-        return mlp(y, 4 * width, activation=ns.silu, gate=True)
+        return mlp(y, hidden=4 * width, activation=ns.silu, gate=True)
 
     def next_block(x: ns.Vector) -> ns.Vector:
         """A block with norms in this order."""
-        return block(x, attend, feed, norm, ORDERS[order]).output
+        return block(x, attend, feed, norm, order=ORDERS[order]).output
 
     streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)
     inner = [streams[number] for number in BLOCKS if number <= blocks]
@@ -135,14 +135,14 @@ def parts(quick: bool) -> list[Part]:
     models = list(MODELS)[:1] if quick else list(MODELS)
     for model in models:
         parts += [_depth_part(order, model, TOKENS, quick) for order in LOOKS]
-    parts.append(_depth_part("Post-LN", "400M", MORE, quick))
+    parts.append(_depth_part("Post-LN", model="400M", tokens=MORE, quick=quick))
     for label, order, last_norm in (
         (PRE, "Pre-LN", False),
         (PERI, "Peri-LN", False),
         (PRE_WITH_LAST_NORM, "Pre-LN", True),
     ):
         arguments = {"order": order, "last_norm": last_norm, "width": 2048}
-        parts.append(Part(label, power, arguments, 0.1))
+        parts.append(Part(label=label, work=power, arguments=arguments, seconds=0.1))
     return parts
 
 
@@ -163,7 +163,12 @@ def _depth_part(order: str, model: str, tokens: int, quick: bool) -> Part:
         "draws": draws,
     }
     seconds = blocks**2 * (6e-3 + 1.6e-4 * draws) * tokens / TOKENS
-    return Part(f"{order} {model} {tokens}", depth, arguments, seconds)
+    return Part(
+        label=f"{order} {model} {tokens}",
+        work=depth,
+        arguments=arguments,
+        seconds=seconds,
+    )
 
 
 class Setting(NamedTuple):
@@ -223,11 +228,13 @@ def _linear(states: Deep) -> Claim:
     """The claim on hidden states with Peri-LN."""
     measured, verdict = _state_growth(states, "Peri-LN")
     return Claim(
-        "With Peri-LN the variance of hidden states grows linearly with depth.",
-        "At initialisation, the power p of depth, from the last two doublings, is"
+        published=(
+            "With Peri-LN the variance of hidden states grows linearly with depth."
+        ),
+        rule="At initialisation, the power p of depth, from the last two doublings, is"
         f" within {EXPONENT_ATOL:g} of 1.",
-        measured,
-        verdict,
+        ours=measured,
+        verdict=verdict,
     )
 
 
@@ -235,12 +242,16 @@ def _exponential(states: Deep) -> Claim:
     """The claim on hidden states with Pre-LN."""
     measured, verdict = _state_growth(states, "Pre-LN")
     return Claim(
-        "With Pre-LN the variance of hidden states can grow exponentially with"
-        " depth (during training).",
-        "At initialisation, the exponent p of exp(c l^p), from the last two doublings,"
-        f" is within {EXPONENT_ATOL:g} of 1.",
-        measured,
-        extrapolate(verdict),
+        published=(
+            "With Pre-LN the variance of hidden states can grow exponentially with"
+            " depth (during training)."
+        ),
+        rule=(
+            "At initialisation, the exponent p of exp(c l^p), from the last two"
+            f" doublings, is within {EXPONENT_ATOL:g} of 1."
+        ),
+        ours=measured,
+        verdict=extrapolate(verdict),
     )
 
 
@@ -259,11 +270,11 @@ def _vanishing(logs: Deep, tokens: int) -> Claim:
             listed.append(f"{change} ({setting.model}, by block: {_by_block(values)})")
             verdicts.append(decide_below(change, math.log(VANISHED)))
     return Claim(
-        f"Post-LN is prone to vanishing gradients: {tokens} tokens.",
-        f"{START} |∂f/∂x|² falls below {VANISHED:g} of itself: its logarithm by"
+        published=f"Post-LN is prone to vanishing gradients: {tokens} tokens.",
+        rule=f"{START} |∂f/∂x|² falls below {VANISHED:g} of itself: its logarithm by"
         f" {-math.log(VANISHED):.2f}.",
-        f"{'; '.join(listed)}.",
-        extrapolate(combine(*verdicts)),
+        ours=f"{'; '.join(listed)}.",
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -278,10 +289,10 @@ def _steadier(logs: Deep, order: str) -> Claim:
         peri_size = Estimate(abs(peri.value), peri.error)
         verdicts.append(decide_decreasing(other_size, peri_size))
     return Claim(
-        f"Gradients are steadier with Peri-LN than with {order}.",
-        f"{START} log |∂f/∂x|² changes less, by four standard errors.",
-        f"{'; '.join(listed)}.",
-        extrapolate(combine(*verdicts)),
+        published=f"Gradients are steadier with Peri-LN than with {order}.",
+        rule=f"{START} log |∂f/∂x|² changes less, by four standard errors.",
+        ours=f"{'; '.join(listed)}.",
+        verdict=extrapolate(combine(*verdicts)),
     )
 
 
@@ -290,12 +301,16 @@ def _large_activations(numbers: Numbers) -> Claim:
     pre = mean(numbers[PRE]["power"])
     peri = mean(numbers[PERI]["power"])
     return Claim(
-        "At large activations h, the gradient of W₂ grows like |h| with Pre-LN and"
-        " is bounded with Peri-LN.",
-        f"The power of |h| in |∂f/∂W₂| for one branch is within {EXPONENT_ATOL:g} of 1"
-        f" with Pre-LN, within {EXPONENT_ATOL:g} of 0 with Peri-LN.",
-        f"{pre} with Pre-LN, {peri} with Peri-LN.",
-        combine(near(pre, 1.0), near(peri, 0.0)),
+        published=(
+            "At large activations h, the gradient of W₂ grows like |h| with Pre-LN and"
+            " is bounded with Peri-LN."
+        ),
+        rule=(
+            f"The power of |h| in |∂f/∂W₂| for one branch is within {EXPONENT_ATOL:g}"
+            f" of 1 with Pre-LN, within {EXPONENT_ATOL:g} of 0 with Peri-LN."
+        ),
+        ours=f"{pre} with Pre-LN, {peri} with Peri-LN.",
+        verdict=combine(near(pre, 1.0), near(peri, 0.0)),
     )
 
 
@@ -303,12 +318,14 @@ def _before_last_norm(numbers: Numbers) -> Claim:
     """The same for a network that ends with a norm."""
     power = mean(numbers[PRE_WITH_LAST_NORM]["power"])
     return Claim(
-        "At large activations h, the gradient of W₂ grows like |h| with Pre-LN,"
-        " before a last norm too.",
-        f"The power of |h| in |∂f/∂W₂| is within {EXPONENT_ATOL:g} of 1 if a norm"
+        published=(
+            "At large activations h, the gradient of W₂ grows like |h| with Pre-LN,"
+            " before a last norm too."
+        ),
+        rule=f"The power of |h| in |∂f/∂W₂| is within {EXPONENT_ATOL:g} of 1 if a norm"
         " follows the sum.",
-        f"{power}.",
-        extrapolate(near(power, 1.0)),
+        ours=f"{power}.",
+        verdict=extrapolate(near(power, 1.0)),
     )
 
 
@@ -396,11 +413,13 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "peri-ln",
-            "Left: variances of hidden states. Right: squared gradients, over the"
-            " last.",
-            draw,
-            rows,
+            name="peri-ln",
+            caption=(
+                "Left: variances of hidden states. Right: squared gradients, over the"
+                " last."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread=(

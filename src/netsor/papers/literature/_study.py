@@ -123,11 +123,18 @@ def document(
         Section("", [Paragraph(RULE_NOTE)], "html"),
     ]
     for result in results:
-        sections.append(_section(result, claims[result.name], svg, quick))
+        sections.append(
+            _section(result, claims=claims[result.name], svg=svg, quick=quick)
+        )
     if manifest is not None:
         work = f"{manifest['seconds']['work']:.0f} core-seconds of work."
         sections.append(Section("How", [provenance(manifest, work, FILES)], "html"))
-    return Document("Published results, checked", summary(claims), subject, sections)
+    return Document(
+        title="Published results, checked",
+        verdict=summary(claims),
+        subject=subject,
+        sections=sections,
+    )
 
 
 def _disagreements(
@@ -140,7 +147,9 @@ def _disagreements(
             if claim.verdict == DISAGREES:
                 published = f"published: {claim.published}"
                 ours = f"ours: {claim.ours}"
-                items.append(Item(FLAG, result.name, published, [ours]))
+                items.append(
+                    Item(status=FLAG, name=result.name, text=published, more=[ours])
+                )
     return [Items(items)] if items else []
 
 
@@ -233,7 +242,9 @@ def _section(
     rows = [_claim_cells(claim) for claim in claims]
     blocks.append(Table(["Published", "Our law", "Verdict"], rows, prose=True))
     blocks.append(Figures([_figure(picture, svg) for picture in result.pictures]))
-    return Section(result.title, blocks, "verbose", anchor=result.name)
+    return Section(
+        title=result.title, blocks=blocks, show="verbose", anchor=result.name
+    )
 
 
 def _claim_cells(claim: Claim) -> Row:

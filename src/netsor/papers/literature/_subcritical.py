@@ -64,7 +64,7 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
         """A block, with attention or without."""
         if not with_attention:
             return x + feed(before(x))
-        return block(x, attend, feed, before).output
+        return block(x, attend, feed, norm=before).output
 
     tokens = ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE)
     streams = stream(tokens, next_block, depth + 1)
@@ -101,7 +101,14 @@ def parts(quick: bool) -> list[Part]:
                 "with_attention": kind == "attention",
             }
             seconds = seconds_per_block * depth * (1 + draws / 24) / 2
-            parts.append(Part(f"{norm} {kind}", growth, arguments, seconds))
+            parts.append(
+                Part(
+                    label=f"{norm} {kind}",
+                    work=growth,
+                    arguments=arguments,
+                    seconds=seconds,
+                )
+            )
     return parts
 
 
@@ -127,12 +134,14 @@ def _claim(numbers: Numbers, norm: str, kind: str) -> Claim:
         )
     blocks = "transformer" if kind == "attention" else "perceptrons only"
     return Claim(
-        f"With {norm} squared gradients grow {growth}: {blocks}.",
-        f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a power"
-        " law has 0, an exponential 1.",
-        f"{power}. Growth by doublings of depth, from block {BLOCKS[0]} on:"
+        published=f"With {norm} squared gradients grow {growth}: {blocks}.",
+        rule=(
+            f"The exponent p of exp(c l^p), from the last three blocks, is {rule}; a"
+            " power law has 0, an exponential 1."
+        ),
+        ours=f"{power}. Growth by doublings of depth, from block {BLOCKS[0]} on:"
         f" {doublings}.",
-        extrapolate(verdict),
+        verdict=extrapolate(verdict),
     )
 
 
@@ -199,11 +208,13 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "subcritical",
-            "How squared gradients grow with depth; a power law is a line here, and an"
-            " exponential of √depth bends up.",
-            draw,
-            rows,
+            name="subcritical",
+            caption=(
+                "How squared gradients grow with depth; a power law is a line here,"
+                " and an exponential of √depth bends up."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread=(

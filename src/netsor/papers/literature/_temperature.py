@@ -184,12 +184,29 @@ def parts(quick: bool) -> list[Part]:
     parts = []
     for head_dim in (FIXED_NORM, 128):
         arguments: dict[str, Any] = {"lengths": lengths, "head_dim": head_dim}
-        parts.append(Part(f"normal {head_dim}", normal_scores, arguments, 1.0))
+        parts.append(
+            Part(
+                label=f"normal {head_dim}",
+                work=normal_scores,
+                arguments=arguments,
+                seconds=1.0,
+            )
+        )
     for dimension in (*DIMENSIONS, None):
         arguments = {"lengths": lengths, "dimension": dimension}
-        parts.append(Part(f"own {dimension}", own_scores, arguments, 1.2))
+        parts.append(
+            Part(
+                label=f"own {dimension}",
+                work=own_scores,
+                arguments=arguments,
+                seconds=1.2,
+            )
+        )
     arguments = {"lengths": lengths, "shares": list(SHARES)}
-    return [*parts, Part("entropy", entropies, arguments, 2.0)]
+    return [
+        *parts,
+        Part(label="entropy", work=entropies, arguments=arguments, seconds=2.0),
+    ]
 
 
 def _scales(numbers: Numbers, label: str) -> dict[int, Estimate]:
@@ -207,13 +224,15 @@ def _power(numbers: Numbers, label: str, published: float, words: str) -> Claim:
     factor = scales[LONG].value / scales[SHORT].value
     power = math.log(factor) / math.log(math.log(LONG) / math.log(SHORT))
     return Claim(
-        f"The critical scale of {words} grows like (log T)^{published:g}.",
-        f"Between {SHORT:,} and {LONG:,} tokens the exponent of log T in the scale at"
-        f" which half the attention is on one token is within {EXPONENT_ATOL:g} of"
-        f" {published:g}.",
-        f"{power:.3f}: from {scales[SHORT].value:.3f} to {scales[LONG].value:.3f},"
+        published=f"The critical scale of {words} grows like (log T)^{published:g}.",
+        rule=(
+            f"Between {SHORT:,} and {LONG:,} tokens the exponent of log T in the scale"
+            f" at which half the attention is on one token is within {EXPONENT_ATOL:g}"
+            f" of {published:g}."
+        ),
+        ours=f"{power:.3f}: from {scales[SHORT].value:.3f} to {scales[LONG].value:.3f},"
         f" {factor:.3f} times as large.",
-        extrapolate(near(Estimate(power, scales[LONG].error), published)),
+        verdict=extrapolate(near(Estimate(power, scales[LONG].error), published)),
     )
 
 
@@ -228,13 +247,15 @@ def _collapse(numbers: Numbers) -> Claim:
     limits = ", ".join(f"{value:g}" for value in limit)
     shares = ", ".join(f"{share:g}" for share in SHARES)
     return Claim(
-        "Above the critical scale the entropy of attention collapses. For normal"
-        " scores this is √(2 log T) (the random energy model), and entropy over log T"
-        f" tends to {limits} at {shares} times it.",
-        f"The exact mean entropy is within {ENTROPY_ATOL:g} log T of that at all"
+        published=(
+            "Above the critical scale the entropy of attention collapses. For normal"
+            " scores this is √(2 log T) (the random energy model), and entropy over"
+            f" log T tends to {limits} at {shares} times it."
+        ),
+        rule=f"The exact mean entropy is within {ENTROPY_ATOL:g} log T of that at all"
         f" lengths from {LENGTHS[0]:,} to 10⁶.",
-        f"{'; '.join(lines)}.",
-        extrapolate(decide_below(Estimate(largest, 1e-6), ENTROPY_ATOL)),
+        ours=f"{'; '.join(lines)}.",
+        verdict=extrapolate(decide_below(Estimate(largest, 1e-6), ENTROPY_ATOL)),
     )
 
 
@@ -248,11 +269,13 @@ def _threshold(numbers: Numbers, label: str, words: str, stated: bool) -> Claim:
     verdict = combine(*(within(1.0, ratio, SCALE_RTOL) for ratio in ratios.values()))
     listed = "; ".join(f"{e.value:.4f} at T = {s:,}" for s, e in ratios.items())
     return Claim(
-        f"A token keeps its own weight above β = log T/(1 − ρ): {words}.",
-        f"The β at which the mean of A_ii is one half is within {SCALE_RTOL:.0%} of"
-        " that at every length.",
-        f"Exact over published: {listed}.",
-        extrapolate(verdict, stated=stated),
+        published=f"A token keeps its own weight above β = log T/(1 − ρ): {words}.",
+        rule=(
+            f"The β at which the mean of A_ii is one half is within {SCALE_RTOL:.0%} of"
+            " that at every length."
+        ),
+        ours=f"Exact over published: {listed}.",
+        verdict=extrapolate(verdict, stated=stated),
     )
 
 
@@ -272,30 +295,41 @@ def _phases(shares: tuple[float, float], stated: bool) -> Claim:
             listed.append(f"{low:.3f} and {high:.3f} at T = {s:,}")
     verdict = decide_below(Estimate(largest, 1e-12), COSINE_ATOL)
     return Claim(
-        "Below the critical scale a layer collapses tokens to one direction, above it"
-        f" does nothing: at {below:g} and {above:g} times 1/(1 − ρ), the cosine of two"
-        f" outputs is 1 and ρ = {RHO:g}.",
-        f"Both cosines are within {COSINE_ATOL:g} of that for a simplex of {SHORT:,}"
-        " tokens and more.",
-        f"{'; '.join(listed)}.",
-        extrapolate(verdict, stated=stated),
+        published=(
+            "Below the critical scale a layer collapses tokens to one direction, above"
+            f" it does nothing: at {below:g} and {above:g} times 1/(1 − ρ), the cosine"
+            f" of two outputs is 1 and ρ = {RHO:g}."
+        ),
+        rule=(
+            f"Both cosines are within {COSINE_ATOL:g} of that for a simplex of"
+            f" {SHORT:,} tokens and more."
+        ),
+        ours=f"{'; '.join(listed)}.",
+        verdict=extrapolate(verdict, stated=stated),
     )
 
 
 def judge(numbers: Numbers) -> list[Claim]:
     """The limits of two papers, where they state them and at the lengths in use."""
     claims = [
-        _threshold(numbers, "own None", "tokens of equal cosines ρ", stated=True),
+        _threshold(
+            numbers, label="own None", words="tokens of equal cosines ρ", stated=True
+        ),
         _phases((0.5, 1.5), stated=True),
         _phases((0.9, 1.1), stated=False),
     ]
     for d in DIMENSIONS:
         words = f"random tokens of dimension {d}, with mean cosine ρ"
-        claims.append(_threshold(numbers, f"own {d}", words, stated=False))
+        claims.append(_threshold(numbers, label=f"own {d}", words=words, stated=False))
     return [
         *claims,
-        _power(numbers, "own None", 1.0, "equal competitors"),
-        _power(numbers, f"normal {FIXED_NORM}", 0.5, "independent normal scores"),
+        _power(numbers, label="own None", published=1.0, words="equal competitors"),
+        _power(
+            numbers,
+            label=f"normal {FIXED_NORM}",
+            published=0.5,
+            words="independent normal scores",
+        ),
         _collapse(numbers),
     ]
 
@@ -380,12 +414,15 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "temperature",
-            "Left: how much a token attends to itself when all others are equally far,"
-            " by the scale of scores. Right: the scale at which half the attention is"
-            " on one token, over its limit for infinitely many tokens.",
-            draw,
-            rows,
+            name="temperature",
+            caption=(
+                "Left: how much a token attends to itself when all others are equally"
+                " far, by the scale of scores. Right: the scale at which half the"
+                " attention is on one token, over its limit for infinitely many"
+                " tokens."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
     unread=(

@@ -66,13 +66,13 @@ def tangent_limit(depths: list[int], seed: int) -> Arrays:
     """The tangent kernel at infinite width, by the published recursion and `ns.ntk`:
     arrays (depths, sequences, sequences).
     """
-    first = IMAGES @ IMAGES.T / IMAGES.shape[1]
+    gram_of_inputs = IMAGES @ IMAGES.T / IMAGES.shape[1]
     ours = []
     for depth in depths:
         kernels = tangent_program(depth, inf).draw(n=inf, draws=1, progress=False)
         ours.append(np.asarray(kernels)[0])
     return {
-        "recursion": np.stack([tangent(first, depth) for depth in depths]),
+        "recursion": np.stack([tangent(gram_of_inputs, depth) for depth in depths]),
         "ours": np.stack(ours),
     }
 
@@ -81,13 +81,13 @@ def kernel_limit(depths: list[int], seed: int) -> Arrays:
     """The kernel of the last tokens at infinite width, by the published recursion and
     by our program: arrays (depths, tokens, tokens).
     """
-    first = word_kernel()[np.ix_(PLACES, PLACES)]
+    gram_of_words = word_kernel()[np.ix_(PLACES, PLACES)]
     ours = []
     for depth in depths:
         kernels = kernel_program(1, depth).draw(n=inf, draws=1, progress=False)
         ours.append(np.asarray(kernels)[0, 0])
     return {
-        "recursion": np.stack([last_kernel(first, depth) for depth in depths]),
+        "recursion": np.stack([last_kernel(gram_of_words, depth) for depth in depths]),
         "ours": np.stack(ours),
     }
 
@@ -123,19 +123,43 @@ def parts(quick: bool) -> list[Part]:
     depths = TANGENT_DEPTHS[:1] if quick else TANGENT_DEPTHS
     seconds = 3.0 if quick else 6.0
     parts = [
-        Part("tangent limit", tangent_limit, {"depths": depths}, seconds),
-        Part("kernel limit", kernel_limit, {"depths": KERNEL_DEPTHS}, 1.0),
+        Part(
+            label="tangent limit",
+            work=tangent_limit,
+            arguments={"depths": depths},
+            seconds=seconds,
+        ),
+        Part(
+            label="kernel limit",
+            work=kernel_limit,
+            arguments={"depths": KERNEL_DEPTHS},
+            seconds=1.0,
+        ),
     ]
     for width in (64, 256, 1024) if quick else TANGENT:
         draws = 200 if quick else min(1000, 2**21 // width)
         arguments = {"width": width, "draws": draws}
         seconds = 2.0 if quick else 9.0
-        parts.append(Part(f"tangent {width}", tangent_width, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"tangent {width}",
+                work=tangent_width,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     for width in (32, 128, 512) if quick else KERNEL:
         draws = 40 if quick else min(200, 2**17 // width)
         arguments = {"width": width, "draws": draws}
         seconds = 2.0 if quick else 7.0
-        parts.append(Part(f"kernel {width}", kernel_width, arguments, seconds))
+        parts.append(
+            Part(
+                label=f"kernel {width}",
+                work=kernel_width,
+                arguments=arguments,
+                seconds=seconds,
+            )
+        )
     return parts
 
 
@@ -182,11 +206,13 @@ def _recursion(arrays: Arrays, subject: str, depths: list[int]) -> Claim:
     largest = float(np.abs(arrays["ours"] / arrays["recursion"] - 1).max())
     compared = " and ".join(str(depth) for depth in depths[: len(arrays["ours"])])
     return Claim(
-        f"{subject} is given by a recursion over layers.",
-        "The recursion and our program at infinite width, which does not use it, agree"
-        f" to {SAME:g} in every entry.",
-        f"Largest relative difference {largest:.1e}, at depth {compared}.",
-        decide(largest < SAME),
+        published=f"{subject} is given by a recursion over layers.",
+        rule=(
+            "The recursion and our program at infinite width, which does not use it,"
+            f" agree to {SAME:g} in every entry."
+        ),
+        ours=f"Largest relative difference {largest:.1e}, at depth {compared}.",
+        verdict=decide(largest < SAME),
     )
 
 
@@ -203,12 +229,16 @@ def _means(distances: list[_Distance], subject: str) -> Claim:
             f" {ours.error:.1g}"
         )
     return Claim(
-        f"{subject}, by width, as the mean of {NETWORKS} networks.",
-        f"At every width the published mean is within {MAX_Z:g} standard deviations of"
-        " our law of such a mean.",
-        f"{'; '.join(lines)}. Farthest at {farthest.width}: {farthest.deviation:+.1f}"
-        " standard deviations.",
-        decide(abs(farthest.deviation) < MAX_Z),
+        published=f"{subject}, by width, as the mean of {NETWORKS} networks.",
+        rule=(
+            f"At every width the published mean is within {MAX_Z:g} standard deviations"
+            " of our law of such a mean."
+        ),
+        ours=(
+            f"{'; '.join(lines)}. Farthest at {farthest.width}:"
+            f" {farthest.deviation:+.1f} standard deviations."
+        ),
+        verdict=decide(abs(farthest.deviation) < MAX_Z),
     )
 
 
@@ -219,12 +249,14 @@ def _power(distances: list[_Distance], power: float, subject: str) -> Claim:
     slope = slope_of([d.width for d in distances], [d.ours for d in distances])
     factor = np.mean([d.ours.value * d.width**-power for d in distances])
     return Claim(
-        f"{subject} falls like width^{power:g}.",
-        "The slope of our means in logarithms is within 15 % of that power, by four"
-        " standard errors.",
-        f"Slope {slope.value:.3f} ± {slope.error:.3f}; about {factor:.2f} ·"
+        published=f"{subject} falls like width^{power:g}.",
+        rule=(
+            "The slope of our means in logarithms is within 15 % of that power, by"
+            " four standard errors."
+        ),
+        ours=f"Slope {slope.value:.3f} ± {slope.error:.3f}; about {factor:.2f} ·"
         f" width^{power:g}.",
-        within(power, slope, 0.15),
+        verdict=within(power, slope, 0.15),
     )
 
 
@@ -269,10 +301,10 @@ def draw(numbers: Numbers) -> Any:
     """
     figure = new(2.3)
     left, right = figure.subplots(1, 2)
-    _plot_distances(left, numbers, "kernel", -1.0)
+    _plot_distances(left, numbers, name="kernel", power=-1.0)
     left.set_title("I: kernel, squared")
     left.set_ylabel("off the limit")
-    _plot_distances(right, numbers, "tangent", -0.5)
+    _plot_distances(right, numbers, name="tangent", power=-0.5)
     right.set_title("II: tangent kernel")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
@@ -338,12 +370,14 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "tensor-programs",
-            "How far a kernel at finite width is from its limit: published means of ten"
-            " networks, and our law of such a mean. Dotted: the power of the width that"
-            " was published.",
-            draw,
-            rows,
+            name="tensor-programs",
+            caption=(
+                "How far a kernel at finite width is from its limit: published means"
+                " of ten networks, and our law of such a mean. Dotted: the power of"
+                " the width that was published."
+            ),
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

@@ -59,8 +59,10 @@ def exact(
     """
     rows = []
     for s, d, mult in itertools.product(tokens, head_dims, mults):
-        std, error = attention_std(s, d, scale=mult / d, causal=causal)
-        rows.append((s, d, mult, std, error, fitted(s, d, mult, causal)))
+        std, error = attention_std(s, head_dim=d, scale=mult / d, causal=causal)
+        rows.append(
+            (s, d, mult, std, error, fitted(s, head_dim=d, mult=mult, causal=causal))
+        )
     names = ("tokens", "head_dim", "mult", "std", "error", "fitted")
     columns = np.array(rows).T
     return dict(zip(names, columns, strict=True))
@@ -82,10 +84,14 @@ def parts(quick: bool) -> list[Part]:
     grid = {"tokens": list(LENGTHS), "head_dims": list(HEADS), "mults": list(MULTS)}
     rule = {"tokens": list(RULE_LENGTHS), "head_dims": list(RULE_HEADS)}
     return [
-        Part("tested", exact, test, seconds=0.1),
-        Part("plain", exact, {**grid, "causal": False}, seconds=0.6),
-        Part("causal", exact, {**grid, "causal": True}, seconds=1.0),
-        Part("lognormal", lognormal, rule, seconds=0.1),
+        Part(label="tested", work=exact, arguments=test, seconds=0.1),
+        Part(
+            label="plain", work=exact, arguments={**grid, "causal": False}, seconds=0.6
+        ),
+        Part(
+            label="causal", work=exact, arguments={**grid, "causal": True}, seconds=1.0
+        ),
+        Part(label="lognormal", work=lognormal, arguments=rule, seconds=0.1),
     ]
 
 
@@ -135,11 +141,13 @@ def _tested(numbers: Numbers) -> Claim:
     """The claim on the fit at the point of the library's own test."""
     (point,) = _points(numbers["tested"])
     return Claim(
-        "The fitted model gives attention's output standard deviation 1 at s = 64,"
-        " d = 64, mult = 1 (its test).",
-        f"{RULE}.",
-        f"{point.scaled.value:.4f} ± {point.scaled.error:.0e}.",
-        point.verdict,
+        published=(
+            "The fitted model gives attention's output standard deviation 1 at s = 64,"
+            " d = 64, mult = 1 (its test)."
+        ),
+        rule=f"{RULE}.",
+        ours=f"{point.scaled.value:.4f} ± {point.scaled.error:.0e}.",
+        verdict=point.verdict,
     )
 
 
@@ -155,14 +163,17 @@ def _grid(numbers: Numbers, label: str, words: str) -> Claim:
     excess = fit / exact.value - 1
     side = "above" if excess > 0 else "below"
     return Claim(
-        "It gives standard deviation 1 on the grid of the library's analysis"
+        published="It gives standard deviation 1 on the grid of the library's analysis"
         f" too, {words}.",
-        f"{RULE}, at all points.",
-        f"Outside at {verdicts.count(DISAGREES)} of {len(points)} points. Farthest off"
-        f" at s = {worst.tokens}, d = {worst.head_dim}, mult = {worst.mult:g}: fitted"
-        f" {fit:.5g}, exact {exact.value:.5g} ± {exact.error:.0e}, {abs(excess):.0%}"
-        f" {side}; scaled, the output has {worst.scaled.value:.3f} where 1 is meant.",
-        combine(*verdicts),
+        rule=f"{RULE}, at all points.",
+        ours=(
+            f"Outside at {verdicts.count(DISAGREES)} of {len(points)} points. Farthest"
+            f" off at s = {worst.tokens}, d = {worst.head_dim}, mult = {worst.mult:g}:"
+            f" fitted {fit:.5g}, exact {exact.value:.5g} ± {exact.error:.0e},"
+            f" {abs(excess):.0%} {side}; scaled, the output has"
+            f" {worst.scaled.value:.3f} where 1 is meant."
+        ),
+        verdict=combine(*verdicts),
     )
 
 
@@ -179,14 +190,16 @@ def _lognormal(numbers: Numbers) -> Claim:
         distances.append(abs(math.log(published / exact.value)))
     worst = distances.index(max(distances))
     return Claim(
-        "With scores ⟨q, k⟩/√d the output has standard deviation √(e/s), from a"
-        " log-normal model.",
-        f"√(e/s) is within 5 % of the exact number for s = {RULE_LENGTHS[0]} to"
+        published=(
+            "With scores ⟨q, k⟩/√d the output has standard deviation √(e/s), from a"
+            " log-normal model."
+        ),
+        rule=f"√(e/s) is within 5 % of the exact number for s = {RULE_LENGTHS[0]} to"
         f" {RULE_LENGTHS[-1]:,} and d = {RULE_HEADS[0]} to {RULE_HEADS[-1]}.",
-        f"Holds at {verdicts.count(AGREES)} of {len(ours)} points; farthest off at"
+        ours=f"Holds at {verdicts.count(AGREES)} of {len(ours)} points; farthest off at"
         f" s = {tokens[worst]:.0f}, d = {head_dims[worst]:.0f}: {rule[worst]:.5g},"
         f" exact {ours[worst].value:.5g} ± {ours[worst].error:.0e}.",
-        combine(*verdicts),
+        verdict=combine(*verdicts),
     )
 
 
@@ -289,11 +302,11 @@ RESULT = Result(
     judge=judge,
     pictures=(
         Picture(
-            "unit-scaling",
-            "The fitted standard deviation over the exact one; grey: within the"
+            name="unit-scaling",
+            caption="The fitted standard deviation over the exact one; grey: within the"
             " tolerance of the library's own tests.",
-            draw,
-            rows,
+            draw=draw,
+            rows=rows,
         ),
     ),
 )

@@ -182,11 +182,11 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
         verdicts.append(decide_below(gap, VARIANCE_RTOL))
 
     if len(heads.variances) > 1:  # they were measured at width 256
-        first = heads.variances[0]
+        one_head = heads.variances[0]
         last = heads.variances[-1]
-        gap = _relative_difference(last, first)
+        gap = _relative_difference(last, one_head)
         verdicts.append(decide_below(gap, FINITE_VARIANCE_RTOL))
-        text += f"; at width 256 {first} and {last}"
+        text += f"; at width 256 {one_head} and {last}"
     verdicts.append(limits_verdict(heads.finite))
     return Judgement(text + _limits_note(heads.finite), combine(*verdicts))
 
@@ -307,7 +307,15 @@ def judged(data: Data) -> list[Row]:
             measured = f"figure {claim.measured_in} was not requested"
             verdict = ABSENT
         figures = tuple(name for name in claim.figures if name in data)
-        rows.append(Row(claim.text, claim.rule, measured, verdict, figures))
+        rows.append(
+            Row(
+                claim=claim.text,
+                rule=claim.rule,
+                measured=measured,
+                verdict=verdict,
+                figures=figures,
+            )
+        )
     return rows
 
 
@@ -363,7 +371,7 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
         for case, kl in zip(curve.figure.cases, curve.best(), strict=True):
             nearest[case.limit] = case, kl
         for case, kl in nearest.values():
-            separated.append(_separation(plan, name, case, kl))
+            separated.append(_separation(plan, figure=name, case=case, kl=kl))
     return separated
 
 
@@ -392,7 +400,9 @@ def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation
             )
         )
     kurtosis = float(limit_law(case).kurtosis())
-    return Separation(figure, case, kurtosis, kl, tuple(others))
+    return Separation(
+        figure=figure, case=case, kurtosis=kurtosis, kl=kl, others=tuple(others)
+    )
 
 
 def _with_heads(limit: Case, heads: float) -> Law:

@@ -94,19 +94,39 @@ def densities(plan: Plan, figure: Figure) -> Densities:
         if plan.exact:
             curves.append(_exact_curve(plan, case, y))
         if plan.paper:
-            curves.append(_kernel_curve("width n", case, plan.draws(case)[0], y))
+            curves.append(_kernel_curve("width n", case, law=plan.draws(case)[0], y=y))
     for limit in dict.fromkeys(case.limit for case in figure.cases):
         if plan.exact:
             density, error = limit_law(limit).with_error.pdf(y)
-            curves.append(Curve("limit", "exact", limit, y, density, error))
+            curves.append(
+                Curve(
+                    role="limit",
+                    estimator="exact",
+                    case=limit,
+                    y=y,
+                    density=density,
+                    error=error,
+                )
+            )
         if plan.paper:
-            curves.append(_kernel_curve("limit", limit, plan.limit_draws(limit)[0], y))
+            curves.append(
+                _kernel_curve("limit", case=limit, law=plan.limit_draws(limit)[0], y=y)
+            )
     if figure.parameter == "H" and figure.cases[0].head_dim is None:
         limit = figure.cases[0].limit
         density = limit_law(limit).infinite_heads().pdf(y)
         role = "infinitely many heads"
         error = np.zeros_like(y)
-        curves.append(Curve(role, "exact", limit, y, density, error))
+        curves.append(
+            Curve(
+                role=role,
+                estimator="exact",
+                case=limit,
+                y=y,
+                density=density,
+                error=error,
+            )
+        )
     return Densities(figure, curves)
 
 
@@ -114,13 +134,22 @@ def _exact_curve(plan: Plan, case: Case, y: Array) -> Curve:
     """Our estimate at finite width, with standard errors from blocks of replicas."""
     blocks = plan.blocks(case)[:, SHOWN]  # densities (blocks, points)
     error = blocks.std(axis=0, ddof=1) / math.sqrt(len(blocks))
-    return Curve("width n", "exact", case, y, blocks.mean(axis=0), error)
+    return Curve(
+        role="width n",
+        estimator="exact",
+        case=case,
+        y=y,
+        density=blocks.mean(axis=0),
+        error=error,
+    )
 
 
 def _kernel_curve(role: str, case: Case, law: Empirical, y: Array) -> Curve:
     """The paper's kernel estimate of the density, from the draws of one trial."""
     density, error = law.with_error.pdf(y)
-    return Curve(role, "paper", case, y, density, error)
+    return Curve(
+        role=role, estimator="paper", case=case, y=y, density=density, error=error
+    )
 
 
 @dataclass(frozen=True)

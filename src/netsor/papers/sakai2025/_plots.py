@@ -174,8 +174,8 @@ def _plot_trials(
     _plot_error_bars(
         axes,
         x,
-        mean,
-        spread,
+        value=mean,
+        error=spread,
         fmt=marker,
         mfc="white",
         color=colour,
@@ -197,9 +197,9 @@ def _plot_estimates(
         return
     _plot_error_bars(
         axes,
-        positions[positive],
-        value[positive],
-        error[positive],
+        x=positions[positive],
+        value=value[positive],
+        error=error[positive],
         fmt="o",
         color=BLUE,
         label=label,
@@ -234,13 +234,13 @@ def _divergences(data: Divergences) -> Any:
         axes.axhline(floor, label="paper's, limit against itself", **style)
     if data.paper:
         label = "paper's estimator (kernels)"
-        _plot_trials(axes, x, data.paper, colour=VERMILLION, label=label)
+        _plot_trials(axes, x, trials=data.paper, colour=VERMILLION, label=label)
     if data.exact:
         label = "ours (exact, coupled)"
         if data.figure.parameter == "n" and data.slope is not None:
             label = _slope_label(data.slope, data.last_slope)
             _plot_power_law(axes, data, data.slope.value)
-        _plot_estimates(axes, x, data.exact, label)
+        _plot_estimates(axes, x, estimates=data.exact, label=label)
     _set_kl_axes(axes, data.figure.parameter, x)
     figure.legend(loc="outside lower center", ncols=1)
     axes.set_title(data.figure.title)
@@ -308,13 +308,15 @@ def _heads(data: Heads) -> Any:
     x = data.finite.parameters
     if data.finite.paper:
         label = "n = 256 and limit, paper's estimator"
-        _plot_trials(axes, x, data.finite.paper, colour=VERMILLION, label=label)
+        _plot_trials(axes, x, trials=data.finite.paper, colour=VERMILLION, label=label)
         label = "limit and H = ∞, paper's estimator"
         _plot_trials(
-            axes, x, data.gaussian.paper, colour=PURPLE, label=label, marker="D"
+            axes, x, trials=data.gaussian.paper, colour=PURPLE, label=label, marker="D"
         )
     if data.finite.exact:
-        _plot_estimates(axes, x, data.finite.exact, "n = 256 and limit, ours")
+        _plot_estimates(
+            axes, x, estimates=data.finite.exact, label="n = 256 and limit, ours"
+        )
         values = [estimate.value for estimate in data.many]
         style = {"color": BLACK, "lw": 1.0, "marker": ".", "ms": 4}
         axes.plot(HEADS, values, label="limit and H = ∞, ours", **style)

@@ -401,8 +401,8 @@ class PaperStudy(Study[Finished]):
             separations_in_order += separated[name]
         return Finished(
             self.request,
-            {name: tables[name] for name in names},
-            {name: pictures[name] for name in names},
+            tables={name: tables[name] for name in names},
+            figures={name: pictures[name] for name in names},
             run=run,
             rows=judged(data),
             data=data,

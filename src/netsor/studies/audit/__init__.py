@@ -29,7 +29,7 @@ from ...models.measure._metric_program import ProgramModel
 from ...programs._program import Program
 from ...runtime._memory import check_memory, memory
 from ...runtime._parallel import Progress, cores
-from ...runtime._units import in_time
+from ...runtime._units import in_bytes, in_time
 from .._cost import Cost, forward_bytes, overhead_seconds, worker_count
 from .._output_dir import Arrays
 from .._study import Run, Study
@@ -48,6 +48,8 @@ SHORT_TOKENS = 256  # of the plans from which the least time of longer inputs fo
 LONG = 120.0  # seconds; of longer audits cheaper ways are named
 # of cheaper ways: the blocks, and the factor by which tokens are fewer
 FEW_BLOCKS, FEWER_TOKENS = 4, 8
+# a study takes at most so many times the lower bound of its time, mostly
+MARGIN = 2.0
 # cores that one such GPU is worth, at least: 157 to 1,440 in bench/results/gpu.md and
 # ratios.md
 H200 = 150.0
@@ -171,11 +173,15 @@ def audit(
         name, size = next(iter(sizes.items()))
         raise ValueError(f"{name}={size!r} is not an argument of an audit of a model")
 
-    models = [_subject(model, "model", sizes, ids, tokens)]
+    models = [_subject(model, argument="model", sizes=sizes, ids=ids, tokens=tokens)]
     for other in _as_list(compare):
         # the widths are those of the model; another program may lack some of them
         widths_of_other = _widths_of(other, model, sizes)
-        models.append(_subject(other, "compare", widths_of_other, ids, tokens))
+        models.append(
+            _subject(
+                other, argument="compare", sizes=widths_of_other, ids=ids, tokens=tokens
+            )
+        )
     if isinstance(models[0], ProgramModel) and not isinstance(model, Program):
         ids, tokens = None, None  # the program has them
     if isinstance(models[0], ProgramModel):
@@ -252,7 +258,7 @@ def _subject(
             return ProgramModel(model, dict(sizes))
         if is_function(model):
             program, *longer = _networks(model, ids, tokens)
-            return ProgramModel(program, {}, longer, ids)
+            return ProgramModel(program, widths={}, longer=longer, ids=ids)
         if isinstance(model, Transformer | ProgramModel):
             return model
         return _described(model, ids, tokens)
@@ -363,16 +369,52 @@ class AuditStudy(Study[Audit | Comparison]):
             )
         return f"{CHEAPER}: {'; '.join(alternatives)}."
 
+    def saved_memory(self) -> str:
+        """How much memory a draw of gradients takes, with and without computing blocks
+        again, if they would not fit otherwise.
+        """
+        plans = [case.plan for case in self.request.subjects]
+        largest = max(plans, key=lambda plan: plan.bytes_kept)
+        if not largest.bytes_kept:
+            return ""
+        return (
+            "Blocks are computed again for their gradients, so that a draw takes"
+            f" {in_bytes(largest.bytes)}; it would take {in_bytes(largest.bytes_kept)}."
+        )
+
+    def shorter_than(self, seconds: float) -> str:
+        """A sentence with the most tokens, by halving, that are likely to take less
+        than this time, and with the time on a GPU.
+
+        The law of fewer tokens is exact for these positions.
+        """
+        request = self.request
+        tokens = request.lengths[-1]
+        least = self._least_seconds((tokens,))
+        while tokens > SHORT_TOKENS and least > seconds / MARGIN:
+            tokens //= 2
+            least = self._least_seconds((tokens,))
+        if tokens <= SHORT_TOKENS:
+            return ""
+        shorter = f"--tokens {tokens}: {in_time(least)} or more"
+        on_device = PLANNING + self.least_seconds() / H200
+        device = f"a GPU (--backend torch): {in_time(on_device)} or more on an H200"
+        return f"{CHEAPER}: {shorter}; {device}."
+
     def least_seconds(self) -> float:
         """A lower bound on the running time in seconds, from plans of short inputs; 0
         if no input is long.
         """
+        if self.request.ids is not None:
+            return 0.0
+        return self._least_seconds(self.request.lengths)
+
+    def _least_seconds(self, lengths: Sequence[int]) -> float:
+        """The same for inputs of these lengths."""
         request = self.request
         seconds = 0.0
         worker_bytes = BASE
-        if request.ids is not None:
-            return 0.0
-        for model, tokens in itertools.product(request.models, request.lengths):
+        for model, tokens in itertools.product(request.models, lengths):
             if isinstance(model, ProgramModel) or tokens <= SHORT_TOKENS:
                 continue
             draws = request.draws_of(tokens)
@@ -394,7 +436,9 @@ class AuditStudy(Study[Audit | Comparison]):
         def seconds_of(length: int) -> float:
             """The time of a draw for this many tokens."""
             backend = self.request.backend
-            case = AuditCase(model, length, ids=None, infinite=False, backend=backend)
+            case = AuditCase(
+                model=model, tokens=length, ids=None, infinite=False, backend=backend
+            )
             return case.draw_at_depth.seconds
 
         at_half = seconds_of(SHORT_TOKENS // 2)
@@ -455,8 +499,8 @@ class AuditStudy(Study[Audit | Comparison]):
                 resolve_precision(
                     subject.plan,
                     self.request.backend,
-                    self.request.draws_of(subject.tokens),
-                    DIGITS,
+                    draws=self.request.draws_of(subject.tokens),
+                    digits=DIGITS,
                 )
 
     def refuse_unmeasured(self, rules: Sequence[str]) -> None:
@@ -468,8 +512,8 @@ class AuditStudy(Study[Audit | Comparison]):
         for case in request.asked:
             # only the rule on the limit needs to know whether there is one, for which
             # the limit is planned
-            needed = not case.infinite or request.widths == "inf" or "limit" in rules
-            if needed and not (case.infinite and case.model in request.refused):
+            is_read = not case.infinite or request.widths == "inf" or "limit" in rules
+            if is_read and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
         # each rule says whether it has something to judge
         result_of(request, ones).failed(rules)

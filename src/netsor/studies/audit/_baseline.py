@@ -289,7 +289,7 @@ def _earlier(content: Mapping[str, Any]) -> EarlierLength:
     ids = content["ids"]
     if ids is not None:
         ids = tuple(whole(token_id, "ids", least=0) for token_id in ids)
-    return EarlierLength(draws, content["widths"], ids, bands)
+    return EarlierLength(draws=draws, widths=content["widths"], ids=ids, bands=bands)
 
 
 def _listed(ids: Sequence[int] | None) -> str:

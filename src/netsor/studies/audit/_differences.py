@@ -290,7 +290,13 @@ def _preference(
     findings = tuple(result.at(tokens).finding(name) for result in models)
     changes = FLAG in verdicts and OK in verdicts
     if name in NEUTRAL or worst.verdict != FLAG or NOT_APPLICABLE in verdicts:
-        return RulePreference(name, findings, tuple(short_names), changes, why="")
+        return RulePreference(
+            rule=name,
+            findings=findings,
+            preferred=tuple(short_names),
+            changes=changes,
+            why="",
+        )
     if changes:
         is_preferred = [status == OK for status in verdicts]
         flagged = []
@@ -310,7 +316,13 @@ def _preference(
     side = "above" if worst.above else "below"
     threshold = worst.value_text(worst.threshold or 0.0)
     why += f" ({join_words(values)}; flagged if {side} {threshold})"
-    return RulePreference(name, findings, tuple(preferred), changes, why)
+    return RulePreference(
+        rule=name,
+        findings=findings,
+        preferred=tuple(preferred),
+        changes=changes,
+        why=why,
+    )
 
 
 def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:
@@ -429,10 +441,10 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
 def _all_pairs(models: Sequence[LengthResult]) -> Iterator[tuple[str, _Pair]]:
     """Every quantity that two models have in common, with every pair of draws of it."""
     for model, other_model in combinations(models, 2):
-        for first, second in zip(model.lengths, other_model.lengths, strict=True):
-            for name in first.best.measured:
-                if name in second.best:
-                    for pair in _pairs(first, second, name):
+        for of_model, of_other in zip(model.lengths, other_model.lengths, strict=True):
+            for name in of_model.best.measured:
+                if name in of_other.best:
+                    for pair in _pairs(of_model, of_other, name):
                         yield name, pair
 
 

@@ -111,16 +111,16 @@ def document(
     """The document of an audit of one model, or of the comparison of several; with its
     manifest, for a folder.
     """
-    first = audits[0]
+    first_audit = audits[0]
     names = [audit.model.name for audit in audits]
-    subject = headline(first)
+    subject = headline(first_audit)
     title = " and ".join(names)
     if compared is None:
-        verdict = _verdict(first)
-        sections = _audit_sections(first)
+        verdict = _verdict(first_audit)
+        sections = _audit_sections(first_audit)
     else:
-        if first.request.swept:
-            field, _ = first.request.swept
+        if first_audit.request.swept:
+            field, _ = first_audit.request.swept
             title = f"{names[0].partition(', ')[0]}, {field} swept"
         verdict = f"{compared.verdict[0].upper()}{compared.verdict[1:]}."
         subject = f"{join_words(names)}. {subject}"
@@ -128,9 +128,9 @@ def document(
     if manifest is not None:
         provenance_blocks = [Paragraph(RULE_NOTE), _provenance(audits, manifest)]
         sections.append(Section("How", provenance_blocks, "html"))
-    if first.request.unchecked:  # the reader must not miss it
+    if first_audit.request.unchecked:  # the reader must not miss it
         sections.insert(0, Section("", [Paragraph(subject)]))
-        subject = first.request.unchecked
+        subject = first_audit.request.unchecked
     return doc.Document(
         title=f"Audit of {title}",
         verdict=verdict,
@@ -233,7 +233,9 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
         Section("Lengths", statuses, "verbose"),
         Section("Activation ranges and short formats", _range_blocks(audit.best)),
         _block_by_block(audit.lengths),
-        Section("All rules", [_rules_table(audit)], "html", folded=True),
+        Section(
+            title="All rules", blocks=[_rules_table(audit)], show="html", folded=True
+        ),
     ]
 
 
@@ -327,7 +329,7 @@ def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
     """The line of a rule; if it flags the model, with its advice."""
     if finding.verdict == OK:
         text = f"{finding.brief} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
-        return doc.Item(finding.verdict, finding.name, text, [])
+        return doc.Item(status=finding.verdict, name=finding.name, text=text, more=[])
     text = f"{finding.measured} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
     if len(audit.lengths) > 1:
         text = f"{finding.lengths_text}: {text}"
@@ -344,7 +346,7 @@ def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
                 f"It is ok at {join_words(ok_lengths)} tokens: audit the length you"
                 " train on."
             )
-    return doc.Item(finding.verdict, finding.name, text, details)
+    return doc.Item(status=finding.verdict, name=finding.name, text=text, more=details)
 
 
 def _block_table(
@@ -377,7 +379,7 @@ def _quantity_rows(
             tooltip = quantity.meaning if quantity in FINAL else ""
             row: list[str | Cell] = [Cell(quantity.title, tooltip)]
             for draws, block in columns:
-                row.append(_band_text(draws, quantity, block, bands))
+                row.append(_band_text(draws, quantity, block, with_band=bands))
             rows.append(row)
     return rows
 

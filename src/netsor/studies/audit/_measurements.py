@@ -130,7 +130,9 @@ class Draws(Mapping[str, Floats]):
             error = np.sqrt(np.mean(np.square(moved), axis=0))
         median, low, high = band(draws)
         block_numbers = None if blocks == [None] else np.array(blocks)
-        return Band(block_numbers, median, low, high, error)
+        return Band(
+            blocks=block_numbers, median=median, low=low, high=high, error=error
+        )
 
     @cached_property
     def numbers(self) -> dict[tuple[int | None, str], dict[str, float]]:
@@ -365,10 +367,10 @@ def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity as (draws, 1 + blocks) with the embedding first, if it is measured
     there too; otherwise as it is, (draws, blocks) or (draws,).
     """
-    first = at_embedding(name)
-    if first not in arrays:
+    of_embedding = at_embedding(name)
+    if of_embedding not in arrays:
         return arrays[name]
-    return np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
+    return np.concatenate([arrays[of_embedding][:, None], arrays[name]], axis=1)
 
 
 class FormatFit(NamedTuple):
@@ -435,4 +437,4 @@ def _range_of(activation: str, arrays: Mapping[str, Floats]) -> Range:
             )
         )
     ends = {"median": median, "low": low, "high": high}
-    return Range(activation, block, ends, fits)
+    return Range(activation=activation, block=block, largest=ends, formats=fits)

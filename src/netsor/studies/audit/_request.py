@@ -118,7 +118,13 @@ class Request(_study.Request):
         case = self._subject(model, tokens, infinite, gradients=False)
         # at d = ∞ the plan has a number for each score, not vectors
         every_pair_has_score = infinite and not case.keeps_heads
-        reject_large(model, tokens, every_pair_has_score, bool(self.gradients))
+        reject_large(
+            model,
+            tokens,
+            infinite=every_pair_has_score,
+            gradients=bool(self.gradients),
+            backend=self.backend,
+        )
 
     def _with_limit(self, tokens: int) -> bool:
         """Whether to measure infinite widths at this length: with the option "inf" at
@@ -452,7 +458,7 @@ def sweep(
     are_values = all(isinstance(value, int | float | str) for value in listed)
     if not are_values or len(set(listed)) < max(2, len(listed)):
         raise ArgumentError(
-            "sweep", {field: values}, "over two numbers or words, or more, each once"
+            "sweep", {field: values}, "over two or more numbers or words, each once"
         )
     models = []
     for value in listed:

@@ -206,7 +206,7 @@ def of_module(
         )
     if lr is None and optimiser in NAMED:
         lr = NAMED[optimiser].lr
-    program_of, step = training(build, first, optimiser, lr, ids)
+    program_of, step = training(build, width=first, optimiser=optimiser, lr=lr, ids=ids)
     lr = 0.0 if lr is None else lr
     return TrainedFunction(program_of, optimiser=step, lr=lr, ids=None)
 

@@ -107,7 +107,14 @@ def _watched(
         has_blocks = len(activations) > 1 or name in IN_BLOCKS
         for k, activation in enumerate(activations, 1):
             mask = masks[k - 1] if name == "scores" and masks else None
-            watched.append(Watched(name, k if has_blocks else None, activation, mask))
+            watched.append(
+                Watched(
+                    name=name,
+                    block=k if has_blocks else None,
+                    value=activation,
+                    mask=mask,
+                )
+            )
     return watched
 
 
@@ -137,7 +144,9 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
             source = value.op.weight.source
             if source in names:
                 acts.append(WeightUse(block=None, kind=names[source], value=value))
-    return Network(_watched(values, masks), loss, acts, rates, eps)
+    return Network(
+        watched=_watched(values, masks), loss=loss, acts=acts, rates=rates, eps=eps
+    )
 
 
 def _weight_names(loss: Scalar) -> dict[Any, str]:
@@ -190,7 +199,7 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     for step_number, after in enumerate(earlier, 1):
         for watched, new in zip(net.watched, after.watched, strict=True):
             name, block, before, mask = watched
-            entry = Entry(CHANGE, name, block, step_number)
+            entry = Entry(what=CHANGE, name=name, block=block, step=step_number)
             squares[entry] = square(new - before, mask)
         squares[Entry(CHANGE, "loss", step=step_number)] = loss_change(after)
     return squares
@@ -242,7 +251,9 @@ def _trained_values(
     optimisers = {}
     for weights, rate in rates.items():
         optimisers[weights] = NAMED[optimiser].memory(rate, eps.get(weights, 0.0))
-    return train(values, net.loss, optimisers, steps, net.parameters)[1:]
+    return train(
+        values, net.loss, optimiser=optimisers, steps=steps, weights=net.parameters
+    )[1:]
 
 
 def joined(entries: Mapping[Entry, Scalar]) -> Program:
@@ -317,7 +328,7 @@ class CheckCase(TrainingCase):
 
     def _network_of_model(self, model: Transformer) -> Network:
         """The network of a described model, with the cross-entropy of its batch."""
-        net = training(model, self.ids, self.targets, self.vectors)
+        net = training(model, self.ids, self.targets, vectors_of=self.vectors)
         vocabulary = model.vocabulary or 0
         batch = unit_vectors(sorted({*self.ids, *self.targets}), vocabulary)
         logits = vocabulary * mean_dot(net.logits, batch)
@@ -548,8 +559,8 @@ class Request(TrainingRequest):
             )
             raise ArgumentError("promise", promise, allowed)
         as_written = Parametrisation(
-            "program",
-            "as it is written",
+            name="program",
+            words="as it is written",
             features=promise.get("features", 0.0),
             outputs=promise.get("logits", 0.0),
         )

@@ -171,7 +171,15 @@ class Check(Mapping[str, Verdict]):
             promised = self.rule.promise(entry.name, self.request.axis)
             slack = slack_of(entry, self.rule, self.request)
             word = judged(fitted, promised, self.request.tolerance, slack)
-            verdicts.append(Verdict(entry, promised, fitted, word, slack))
+            verdicts.append(
+                Verdict(
+                    entry=entry,
+                    promised=promised,
+                    fit=fitted,
+                    verdict=word,
+                    slack=slack,
+                )
+            )
         return verdicts
 
     def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
@@ -227,10 +235,20 @@ class Check(Mapping[str, Verdict]):
         """
         request = self.request
         scales = wrong_scales(
-            self._scales, self.verdicts, self.sizes, request.tolerance, self.updates
+            self._scales,
+            changes=self.verdicts,
+            sizes=self.sizes,
+            tolerance=request.tolerance,
+            updates=self.updates,
         )
         letter = LETTERS[request.axis]
-        return advice(self.updates, self.verdicts, self.sizes, letter, scales)
+        return advice(
+            self.updates,
+            changes=self.verdicts,
+            sizes=self.sizes,
+            letter=letter,
+            scales=scales,
+        )
 
     @cached_property
     def _scales(self) -> list[Scale]:
@@ -270,9 +288,11 @@ class Check(Mapping[str, Verdict]):
         """One row for each entry and width (or depth), and one for its limit."""
         for entry, by_width in self.draws.items():
             for n, draws in zip(self.request.at, by_width, strict=True):
-                yield self._row(entry, n, size(draws), len(draws))
+                yield self._row(entry, n, size=size(draws), replicas=len(draws))
         for entry, draws in (self.limit or {}).items():
-            yield self._row(entry, math.inf, self.limit_size(entry), len(draws))
+            yield self._row(
+                entry, n=math.inf, size=self.limit_size(entry), replicas=len(draws)
+            )
 
     def _row(self, entry: Entry, n: float, size: Size, replicas: int) -> dict[str, Any]:
         """One row of `rows`: the size of an entry at one width (or depth) n; the column
@@ -425,7 +445,9 @@ def _conclusion(check: Check) -> doc.Item:
     else:
         status = OK
     explanations = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences]
-    return doc.Item(status, check.name, "; ".join(texts), explanations)
+    return doc.Item(
+        status=status, name=check.name, text="; ".join(texts), more=explanations
+    )
 
 
 def _broken_text(verdicts: Sequence[Verdict], noun: str, axis: str) -> list[str]:
@@ -552,7 +574,12 @@ def figure(checks: Sequence[Check], what: str) -> Any:
         "change of coordinates" if what == CHANGE else "size of ΔW x",
     )
     return panels(
-        checks, panel, labels, panel_width=0.72, legend_width=0.9, share_x=True
+        checks,
+        draw=panel,
+        labels=labels,
+        panel_width=0.72,
+        legend_width=0.9,
+        share_x=True,
     )
 
 
@@ -727,7 +754,9 @@ class CoordCheck(ByParametrisation[Check]):
             if in_blocks:
                 table = size_table(check, in_blocks, "every block")
                 title = f"{check.name}: every block"
-                sections.append(Section(title, [table], "html", folded=True))
+                sections.append(
+                    Section(title=title, blocks=[table], show="html", folded=True)
+                )
         return sections
 
     def _updates_section(self) -> Section:

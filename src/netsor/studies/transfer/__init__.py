@@ -185,7 +185,7 @@ class SweepCase(TrainingCase):
         """The loss of a described model after the last step. Biases and gains have the
         learning rate and eps of embeddings.
         """
-        network = training(model, self.ids, self.targets, self.vectors)
+        network = training(model, self.ids, self.targets, vectors_of=self.vectors)
         kinds: dict[Any, str] = dict(network.kinds())
         for vector in network.vectors:
             kinds[vector] = "embedding"
@@ -198,9 +198,9 @@ class SweepCase(TrainingCase):
         after_steps = train(
             network.logits,
             network.loss,
-            optimisers,
-            self.steps,
-            network.parameters,
+            optimiser=optimisers,
+            steps=self.steps,
+            weights=network.parameters,
             schedule=self._schedule(),
             clip_norm=self.clip_norm,
         )
@@ -231,7 +231,7 @@ class SweepCase(TrainingCase):
             loss,
             optimiser,
             request.steps,
-            None if request.weights is None else request.weights(net),
+            weights=None if request.weights is None else request.weights(net),
             schedule=self._schedule(),
             clip_norm=self.clip_norm,
         )

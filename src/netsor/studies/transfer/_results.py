@@ -443,15 +443,25 @@ def _conclusion(sweep: Sweep) -> Item:
     for width, reason in sweep.refused.items():
         details.append(f"No law at width {width_text(width)}: {reason}.")
     if sweep.verdict == OUTSIDE:
-        return Item(UNDECIDED, sweep.name, OUTSIDE, details + _missing_rates(sweep))
+        return Item(
+            status=UNDECIDED,
+            name=sweep.name,
+            text=OUTSIDE,
+            more=details + _missing_rates(sweep),
+        )
     exponent = f"exponent {_exponent_text(sweep.exponent)}"
     if sweep.verdict == UNKNOWN:
         details.append("More draws, larger widths or a finer grid settle it.")
         text = (
             f"{exponent}, neither within ±{TOLERANCE} nor outside for all larger widths"
         )
-        return Item(UNDECIDED, sweep.name, text, details)
-    return Item(_status(sweep), sweep.name, f"{sweep.verdict}; {exponent}", details)
+        return Item(status=UNDECIDED, name=sweep.name, text=text, more=details)
+    return Item(
+        status=_status(sweep),
+        name=sweep.name,
+        text=f"{sweep.verdict}; {exponent}",
+        more=details,
+    )
 
 
 def _missing_rates(sweep: Sweep) -> list[str]:
@@ -562,7 +572,9 @@ class Transfer(ByParametrisation[Sweep]):
         for sweep in self.parts:
             title = f"{sweep.name}: loss at each learning rate"
             table = _loss_table(sweep)
-            sections.append(Section(title, [table], "verbose", folded=True))
+            sections.append(
+                Section(title=title, blocks=[table], show="verbose", folded=True)
+            )
         return sections
 
     def plot(self) -> Any:
@@ -601,8 +613,8 @@ class Transfer(ByParametrisation[Sweep]):
         labels = "learning rate", f"loss after {steps_text(self.request)}"
         return panels(
             self.parts,
-            panel,
-            labels,
+            draw=panel,
+            labels=labels,
             panel_width=0.8,
             legend_width=0.7,
             share_x=False,

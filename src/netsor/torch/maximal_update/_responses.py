@@ -173,13 +173,14 @@ def _set_columns(by_index: dict[int, Operation], columns: tuple[int, ...]) -> No
 def _producer(node: Node) -> Node:
     """The operation that made a value: of an entry of a tuple, that of the tuple."""
     if operation_of(node) == "getitem":
-        return node.args[0]  # type: ignore[return-value]
+        return node.args[0]
     return node
 
 
 def _inputs(node: Node) -> Sequence[Node]:
     """The tensors that a value is computed from."""
-    return _producer(node).all_input_nodes
+    nodes: Sequence[Node] = _producer(node).all_input_nodes
+    return nodes
 
 
 def _call(node: Node, values: Mapping[Node, Any]) -> Any:
