@@ -171,6 +171,10 @@ _NAMES = {
         "make_plan",
         "PlanQuery",
     ),
+    "netsor.engine.plan._recompute": (
+        "_Segmented as Segmented",
+        "recomputing",
+    ),
     "netsor.engine.plan._register": ("Register",),
     "netsor.engine.reference": (
         "_Literal",
@@ -619,6 +623,7 @@ _NAMES = {
         "Vectors",
     ),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",
         "entries_of",

@@ -451,6 +451,12 @@ class Study(ABC, Generic[Found]):
         """
         return ""
 
+    def saved_memory(self) -> str:
+        """A sentence on the memory that recomputing saves, if anything is computed
+        again; "" otherwise.
+        """
+        return ""
+
     def cheaper(self, cost: Cost) -> str:
         """Cheaper ways with their costs if this takes long, or else ""."""
         return ""
