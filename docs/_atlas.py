@@ -211,7 +211,7 @@ COLUMNS = {
     "first loss − ln V": "loss",
 }
 INTRODUCTION = """---
-description: About fifty open models at initialisation (initialization), audited alike and comparable. Entropy, growth, rank, first loss and gradients before training.
+description: Open models at initialisation (initialization), audited alike.
 hide: [toc]
 ---
 
