@@ -95,7 +95,7 @@ def test_names_of_devices():
     assert several("cuda:0,cuda:1") == several("cuda:0, cuda:1") == DEVICES
     assert several("cuda:0") == several(None) == ()
     for names in ("cuda:0,cuda:0", "cuda,cpu", "cuda:0,"):
-        with pytest.raises(ValueError, match="device=.* must be one device, or CUDA"):
+        with pytest.raises(ValueError, match="must be one device, or CUDA"):
             several(names)
     with pytest.raises(ValueError, match="one device with an executor"):
         choose_several("torch", "cuda:0,cuda:1", executor=DeviceThreads(DEVICES))
