@@ -50,6 +50,11 @@ _NAMES = {
         "AUTO",
         "NoDeviceError",
     ),
+    "netsor.engine.backends._devices": (
+        "DeviceThreads",
+        "on_device",
+        "several",
+    ),
     "netsor.engine.backends._float_flags": ("float32_flags_are_reliable",),
     "netsor.engine.backends._numpy": (
         "block",
@@ -170,6 +175,10 @@ _NAMES = {
         "asks_products_alone",
         "make_plan",
         "PlanQuery",
+    ),
+    "netsor.engine.plan._recompute": (
+        "_Segmented as Segmented",
+        "recomputing",
     ),
     "netsor.engine.plan._register": ("Register",),
     "netsor.engine.reference": (
@@ -619,15 +628,17 @@ _NAMES = {
         "Vectors",
     ),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",
+        "entries_of",
         "forward_backward",
     ),
-    "netsor.torch._init_tests": (
+    "netsor.checks._findings": (
         "holm",
         "pass_tests",
     ),
-    "netsor.torch._parameter_tests": ("parameter_tests",),
+    "netsor.checks._parameter_tests": ("parameter_tests",),
     "netsor.torch._reference": ("reference_of",),
     "netsor.torch._deferred": (
         "Argument",

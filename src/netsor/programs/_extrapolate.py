@@ -253,7 +253,7 @@ def _inflated(cov: Array, count: int, rounding: float) -> Array:
     inflation = (count - 1) * (count - 2) / (free * (free - 1))
     inflated = inflation * cov
     jitter = rounding**2 + ROUNDING * np.diag(inflated).mean() + np.finfo(float).tiny
-    return inflated + np.eye(len(cov)) * jitter
+    return np.asarray(inflated + np.eye(len(cov)) * jitter)
 
 
 def _prior_covs(n: Array, size: Array) -> Array:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._validate import ArgumentError
-from ._init_tests import InitFinding
+from ..checks._findings import InitFinding
 from ._sharded_checkpoint import METADATA, Chunk, chunks_of
 
 ALLOWED = (

@@ -522,7 +522,7 @@ def _log_psi(w: Array, log_weight: Array, tilt: float) -> Array:
     """
     if tilt * float(w.max()) < 1:
         excess = np.exp(log_weight) * np.expm1(tilt * w)
-        return np.log1p(excess.sum(axis=1))
+        return np.asarray(np.log1p(excess.sum(axis=1)))
     return np.asarray(scipy.special.logsumexp(log_weight + tilt * w, axis=1))
 
 

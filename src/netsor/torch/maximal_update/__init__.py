@@ -84,7 +84,7 @@ def parametrise(
     --------
     >>> rule = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
     >>> print(rule)  # doctest: +SKIP
-    >>> Path("mup.py").write_text(rule.source())  # doctest: +SKIP
+    >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
     one_of(optimiser, "optimiser", "", tuple(FAMILIES))
     sizes = _widths(widths)
