@@ -112,7 +112,7 @@ def test_law_of_infinite_heads_and_linear_scaling_is_gaussian():
 def test_compare_prints_distances_with_errors(tmp_path):
     picture = tmp_path / "picture.png"
     result = netsor(
-        "compare", "--width", "64", "--draws", "20000", "--json", "--plot", str(picture)
+        "compare", "--width", "64", "--draws", "4000", "--json", "--plot", str(picture)
     )
     found = json.loads(result.stdout)
     assert found["kl"]["value"] == pytest.approx(2.121e-3, abs=5 * found["kl"]["error"])
@@ -171,6 +171,8 @@ BAD_OPTIONS = {
     ): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
     ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
     ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
+    ("reproduce", "--heads", "2"): "No such option --heads: netsor reproduce has the"
+    " paper's settings; for others use netsor law --heads or netsor compare --heads",
     ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",
     ("law", "--width", "-3"): "'--width': '-3' must be a positive integer or inf",
     ("law", "--width", "2.5"): "'--width': '2.5' must be a positive integer or inf",

@@ -13,15 +13,17 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -55,17 +57,8 @@ LIKE = {
     **dict.fromkeys(("type_as", "expand_as", "view_as", "reshape_as"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "copy"), 0),
+    **dict.fromkeys(("fill", "zero"), 0),
 }
-# operations that torch writes as several others, which are read
-COMPOSITE = (
-    *("numpy_T", "mH", "matrix_H", "adjoint", "swapdims"),
-    *("hstack", "vstack", "dstack", "column_stack", "tile", "broadcast_to"),
-    *("tensor_split", "hsplit", "vsplit", "dsplit", "take_along_dim"),
-    *("tensordot", "inner", "kron", "linalg_multi_dot", "linalg_norm"),
-    *("atleast_1d", "atleast_2d", "atleast_3d"),
-    *("cosine_similarity", "pairwise_distance", "glu"),
-    *("diff", "gradient", "trapezoid", "special_expit"),
-)
 # operations that return tensors whose numbers are not initialised
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 
@@ -280,10 +273,10 @@ def _refuse_random_numbers(node: Node) -> None:
 def _refuse_hooks(module: Module) -> None:
     """Reject hooks that may change gradients."""
     hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    parts = [("parameter", *item) for item in module.named_parameters()]
-    parts += [("module", *item) for item in module.named_modules()]
-    for kind, path, part in parts:
-        if any(getattr(part, name, None) for name in hooks):
+    differentiated = [("parameter", *item) for item in module.named_parameters()]
+    differentiated += [("module", *item) for item in module.named_modules()]
+    for kind, path, owner in differentiated:
+        if any(getattr(owner, name, None) for name in hooks):
             raise UnsupportedError(
                 f"the {kind} {path or 'itself'} has a hook on its gradient: remove the"
                 " hook"
@@ -525,6 +518,19 @@ REPLACED_BUT_COMPLEX = {
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 
+# operations that torch can write by simpler ones, which the table of operations has
+COMPOSITE = frozenset(
+    (
+        *("numpy_T", "matrix_H", "mH", "adjoint", "swapdims"),
+        *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "tile"),
+        *("hstack", "vstack", "dstack", "column_stack", "tensor_split"),
+        *("hsplit", "vsplit", "inner", "tensordot", "dot", "vdot", "mv"),
+        *("linalg_multi_dot", "chain_matmul", "linalg_norm", "cosine_similarity"),
+        *("glu", "var_mean", "std_mean", "special_expit", "pairwise_distance"),
+        *("take_along_dim", "dsplit", "kron", "diff", "gradient", "trapezoid"),
+    )
+)
+
 
 def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The exported program of a copy whose parameters have shapes and no memory."""
@@ -630,48 +636,84 @@ def _plain_torch() -> Iterator[None]:
 
 
 def _decomposed(exported: Any) -> Any:
-    """An exported program without operations in place, and with few of `einsum`.
+    """An exported program without operations in place, with few of `einsum`, and
+    without those of `COMPOSITE`.
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
-    Operations of `COMPOSITE` become those that torch makes of them.
     """
-    nodes = exported.graph.nodes
-    in_place = any(is_in_place(node) for node in nodes)
-    sums = [node for node in nodes if node.target is EINSUM]
-    composite = any(name_of(node) in COMPOSITE for node in nodes)
-    if not in_place and not sums and not composite:
-        return exported
+    calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+    sums = [node for node in calls if node.target is EINSUM]
     kept = {node.args[0] for node in sums if _is_batched(node)}
     kept -= {node.args[0] for node in sums if not _is_batched(node)}
-    known = torch.export.default_decompositions()
-    decompose = known[EINSUM]
+    # outside `PlainFunctions`, which would detach every result; torch copies what it
+    # itself calls deprecated
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        if any(is_in_place(node) for node in calls):
+            return _decomposed_by_torch(exported, kept)
+        for node in calls:
+            is_sum = node.target is EINSUM and node.args[0] not in kept
+            if is_sum or name_of(node) in COMPOSITE:
+                _write_out(exported.graph, node)
+    return exported
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """What the operations in `COMPOSITE` consist of, if torch does not write them out.
+
+    Torch always does so for operations that are not in its table, such as x.T.
+    """
+    table = {}
+    for operation, rule in torch.export.default_decompositions().items():
+        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
+            table[operation] = rule
+    return {**table, torch.ops.aten.mv.default: _matrix_vector}
+
+
+def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
+    """An exported program that torch traces again; the equations in `kept` stay."""
+    decompose = torch.export.default_decompositions()[EINSUM]
 
     def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
         if equation in kept:
             return NotImplemented
         return decompose(equation, operands)
 
-    # outside `PlainFunctions`, which would detach every result; torch copies what it
-    # itself calls deprecated
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return exported.run_decompositions(
-            {**_decompositions(known), EINSUM: decomposed_einsum}
+    return exported.run_decompositions({**_decompositions(), EINSUM: decomposed_einsum})
+
+
+def _write_out(graph: Any, node: Node) -> None:
+    """Replace an operation by the products and rearrangements that it consists of."""
+    operands = node.all_input_nodes
+
+    def operation(*tensors: Any) -> Any:
+        of_node = dict(zip(operands, tensors, strict=True))
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), of_node.__getitem__
         )
+        return node.target(*args, **kwargs)
+
+    values = [x.meta["val"] for x in operands]
+    with values[0].fake_mode:
+        traced = make_fx(operation, _decompositions())(*values).graph
+    known = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
+    with graph.inserting_before(node):
+        steps = [step for step in traced.nodes if step.op == "call_function"]
+        for step in steps:
+            known[step] = graph.node_copy(step, known.__getitem__)
+            known[step].meta = {**node.meta, "val": step.meta["val"]}
+    (result,) = traced.output_node().args
+    if not isinstance(result, list | tuple):
+        node.replace_all_uses_with(known[result])
+        return
+    for user in [*node.users]:  # one of several results
+        user.replace_all_uses_with(known[result[user.args[1]]])
 
 
-def _decompositions(known: Mapping[Any, Any]) -> dict[Any, Callable[..., Any]]:
-    """What torch makes of each operation of `COMPOSITE`; they may contain others."""
-    packets = [getattr(torch.ops.aten, name) for name in COMPOSITE]
-    operations = [getattr(x, kind) for x in packets for kind in x.overloads()]
-    return {x: _decomposition(known, x) for x in operations}
-
-
-def _decomposition(known: Mapping[Any, Any], operation: Any) -> Callable[..., Any]:
-    """How torch computes an operation by others."""
-    if operation in known:  # the table fills itself here, and does not in `get`
-        return known[operation]  # type: ignore[no-any-return]
-    return operation.decompose  # type: ignore[no-any-return]
+def _matrix_vector(matrix: Any, vector: Any) -> Any:
+    """A matrix times a vector as a product with one row, so that a parameter acts."""
+    return (vector[None] @ matrix.mT)[0]
 
 
 def _is_batched(node: Node) -> bool:

@@ -28,31 +28,9 @@ def distances(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any
     return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], dim=-1)
 
 
-def variance_and_mean(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.var_mean`, with the same arguments as `torch.var`."""
-    return torch.var(x, *args, **kwargs), _mean_beside(x, args, kwargs)
-
-
-def deviation_and_mean(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.std_mean`, with the same arguments as `torch.std`."""
-    return torch.std(x, *args, **kwargs), _mean_beside(x, args, kwargs)
-
-
-def _mean_beside(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The mean over the axes of a variance."""
-    by_position = dict(zip(("dim", "unbiased", "keepdim"), args, strict=False))
-    options = {**by_position, **kwargs}
-    axes = options.get("dim")
-    if axes is None or isinstance(axes, bool):  # `unbiased` alone
-        return x.mean()
-    return x.mean(axes, keepdim=options.get("keepdim", False))
-
-
 PLAIN_FUNCTIONS = {
     torch.prelu: prelu,
     torch.Tensor.prelu: prelu,
     torch.bilinear: bilinear,
     torch.cdist: distances,
-    torch.var_mean: variance_and_mean,
-    torch.std_mean: deviation_and_mean,
 }

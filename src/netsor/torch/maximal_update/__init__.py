@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._validate import ArgumentError, also_spelled, one_of, whole
+from ..._validate import ArgumentError, Shape, also_spelled, one_of, whole
 from ._emitted_file import reference_of
-from ._measure import Measurement, Subject, measure
+from ._measure import Graphs, Measurement, Subject, measure
 from ._optimisers import FAMILIES
+from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
-from ._rules import ParameterRule, Power, ScalingRule
+from ._rules import ParameterRule, ScalingRule
 from ._scale_hooks import OutputScale, place_of_scale
 from ._solve import Solution, Solver
 
@@ -83,7 +84,7 @@ def parametrise(
     --------
     >>> rule = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
     >>> print(rule)  # doctest: +SKIP
-    >>> Path("mup.py").write_text(rule.source())  # doctest: +SKIP
+    >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
     one_of(optimiser, "optimiser", "", tuple(FAMILIES))
     sizes = _widths(widths)
@@ -109,7 +110,7 @@ def parametrise(
         rule=derived.rule,
         evidence=evidence_of(derived.first, derived.last),
         expected=_expected(derived.last),
-        reference=reference_of(derived.last.found.shapes, sizes),
+        reference=reference_of(_unscaled_shapes(derived), sizes),
         growing=tuple(
             _describe(derived.last.found, k) for k in derived.last.solution.growing
         ),
@@ -124,6 +125,15 @@ def _widths(widths: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
+    """The shapes of the parameters that have no factor, at each width."""
+    scaled = {name for x in derived.rule.scales for name in x.parameters}
+    return [
+        {name: shape for name, shape in shapes.items() if name not in scaled}
+        for shapes in derived.last.found.shapes
+    ]
+
+
 class Derived(NamedTuple):
     """A rule, and what was measured before and under it."""
 
@@ -136,12 +146,12 @@ def _derived(
     subject: Subject, widths: Sequence[int], draws: int, say: Callable[[str], None]
 ) -> Derived:
     """Measure and change until nothing remains to change."""
-    rule = ScalingRule()
+    rule, graphs = ScalingRule(), Graphs(subject)
     first: Solved | None = None
     sizes = [(width, None) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
-        found = measure(subject, rule, sizes, draws)
+        found = measure(graphs, rule, sizes, draws)
         solution = Solver(found.operations, found.exponents, found.random).solve()
         last = Solved(found, solution)
         first = first or last
@@ -218,8 +228,8 @@ def _with_scales(
     scales = {(x.path, x.part): x for x in rule.scales}
     last = found.operations.last
     for index, exponent in solution.scales.items():
-        place = place_of_scale(found.operations, index, found.values)
         is_logits = _leads_to(found, index, last)
+        place = place_of_scale(found.operations, index, found.values)
         earlier = scales.get((place.path, place.part))
         if earlier is not None:
             exponent += earlier.power.width
@@ -228,6 +238,7 @@ def _with_scales(
             part=place.part,
             power=Power(round(2 * exponent) / 2),
             what="logits" if is_logits else "scores",
+            parameters=place.parameters,
         )
     return tuple(scales.values())
 

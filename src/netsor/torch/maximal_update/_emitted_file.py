@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..._validate import Shape
 from ...reader._graph import UnsupportedError
-from ._rules import ParameterRule, Power, pattern_of
+from ._power import Power
+from ._rules import ParameterRule, pattern_of
 from ._scale_hooks import OutputScale
 
 LONGEST = 88  # characters of a line
@@ -70,7 +71,7 @@ class Rule(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """A factor of the output of a submodule, or of a part of its last axis."""
+    """{scaled}"""
 
     path: str
     power: tuple[float, float]
@@ -78,6 +79,11 @@ class Scale(NamedTuple):
     stop: float = 1.0
 
 '''
+
+SCALED = (
+    "A factor of the output of a submodule, or of a part of its last axis.",
+    "A factor of the output of a submodule, or of rows of a parameter.",
+)
 
 FUNCTIONS = '''
 
@@ -95,7 +101,7 @@ def factor(power, model, base_width{base_depth_argument}):
 
 def rule_of(name):
     """The exponents of a parameter; * stands for the number of a layer."""
-    for pattern, rule in RULES.items():
+{original_name}    for pattern, rule in RULES.items():
         if fnmatchcase(name, pattern):
             return rule
     raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
@@ -111,8 +117,8 @@ def initialise(model, base_width{base_depth_argument}):
 
 
 def scale_outputs(model, base_width{base_depth_argument}):
-    """Multiply outputs of submodules, by forward hooks. Call it for every model, also
-    before a checkpoint is loaded: hooks are not saved.
+    """Multiply {what_is_scaled}. Call it for every model, also
+    before a checkpoint is loaded.
     """
     for scale in SCALES:
         number = factor(scale.power, model, base_width{base_depth})
@@ -120,7 +126,7 @@ def scale_outputs(model, base_width{base_depth_argument}):
         for path in paths:
             hook = _times(number, scale.start, scale.stop)
             model.get_submodule(path).register_forward_hook(hook)
-
+{scaled_parameters}
 
 def _times(number, start, stop):
     """A hook that multiplies entries of the last axis of an output."""
@@ -165,12 +171,42 @@ def depth_of(model):
 
 '''
 
+ROWS = '''
+class Rows(torch.nn.Module):
+    """Multiplies rows of a parameter, from `start` to `stop` as shares of them."""
+
+    def __init__(self, number, start, stop):
+        super().__init__()
+        self.number, self.start, self.stop = number, start, stop
+
+    def forward(self, p):
+        numbers = torch.ones(len(p), dtype=p.dtype, device=p.device)
+        rows = slice(round(self.start * len(p)), round(self.stop * len(p)))
+        numbers[rows] = self.number
+        return p * numbers.reshape(-1, *[1] * (p.ndim - 1))
+
+'''
+
+SCALED_PARAMETERS = """\
+        for name, _ in list(model.named_parameters()):
+            if fnmatchcase(name, scale.path):
+                path, _, last = name.rpartition(".")
+                rows = Rows(number, scale.start, scale.stop)
+                owner = model.get_submodule(path)
+                parametrize.register_parametrization(owner, last, rows)
+"""
+ORIGINAL_NAME = """\
+    if "parametrizations." in name:
+        name = name.replace("parametrizations.", "").removesuffix(".original")
+"""
+
 
 def source_of(content: FileContent) -> str:
     """The text of the file."""
     has_depth = content.depth_pattern is not None
     ratio = content.reference.ratio
     has_eps = any(rule.eps != Power() for rule in content.parameters.values())
+    has_rows = any(scale.parameters for scale in content.scales)
     head = [
         f'"""Maximal updates (µP) of {content.module} with {content.optimiser}, derived'
         " by netsor.",
@@ -191,9 +227,13 @@ def source_of(content: FileContent) -> str:
         "from typing import NamedTuple",
         "",
         "import torch",
+        *(["from torch.nn.utils import parametrize"] if has_rows else []),
         "",
     ]
     helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
+    helpers = helpers.replace("{scaled}", SCALED[has_rows])
+    if has_rows:
+        helpers += ROWS
     rules = ["", "RULES = {"]
     rules += [
         f"    {name!r}: {_rule(rule)}," for name, rule in content.parameters.items()
@@ -204,6 +244,13 @@ def source_of(content: FileContent) -> str:
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
+        what_is_scaled=(
+            "outputs of submodules and rows of parameters"
+            if has_rows
+            else "outputs of submodules, by forward hooks"
+        ),
+        original_name=ORIGINAL_NAME if has_rows else "",
+        scaled_parameters=SCALED_PARAMETERS if has_rows else "",
         over="" if ratio == 1 else f" / {ratio:g}",
         depth_of=DEPTH_OF.format(pattern=content.depth_pattern) if has_depth else "",
         base_depth_argument=", base_depth" if has_depth else "",
@@ -253,10 +300,9 @@ def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
         part = ""
         if scale.part is not None:
             part = f", {scale.part.start!r}, {scale.part.stop!r}"
-        path = pattern_of(scale.path)
-        lines[f"    Scale({path!r}, {_pair(scale.power)}{part}),  # {scale.what}"] = (
-            None
-        )
+        for path in scale.parameters or (scale.path,):
+            pattern, power = pattern_of(path), _pair(scale.power)
+            lines[f"    Scale({pattern!r}, {power}{part}),  # {scale.what}"] = None
     return list(lines)
 
 

@@ -7,7 +7,7 @@ outputs of submodules in the graph by an identity, `netsor::module_output`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import getitem
@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ._batch import Batch, logits_in
+from ._parameter_names import parameters_of
 
 Module = Any  # a torch.nn.Module
 Tensors = dict[str, Any]  # parameters by name
@@ -58,6 +59,8 @@ VIEWS = frozenset(
 )
 # operations whose shape or control flow may depend on the numbers of their inputs
 DATA_DEPENDENT = frozenset({"nonzero", "_local_scalar_dense", "masked_select"})
+# those whose numbers become constants of the recorded operations
+MADE_CONSTANT = frozenset({"_local_scalar_dense"})
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,16 @@ class ForwardGraph:
     @property
     def is_data_dependent(self) -> bool:
         """Whether other numbers may have another graph."""
-        return any(
-            operation_of(node) in DATA_DEPENDENT for node in self.module.graph.nodes
-        )
+        return self._has(DATA_DEPENDENT)
+
+    @property
+    def has_constants_of_numbers(self) -> bool:
+        """Whether numbers of one draw became constants."""
+        return self._has(MADE_CONSTANT)
+
+    def _has(self, names: Collection[str]) -> bool:
+        """Whether one of these operations was recorded."""
+        return any(operation_of(node) in names for node in self.module.graph.nodes)
 
     @property
     def logits(self) -> Node:
@@ -154,12 +164,14 @@ def apply(node: Node, values: Mapping[Node, Any]) -> Any:
 
 def forward_graph(module: Module, batch: Batch) -> ForwardGraph:
     """The graph of the logits of a batch."""
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    parameters = {name: p.detach() for name, p in parameters_of(module).items()}
+    names = [name for name, _ in module.named_parameters()]
     buffers = {name: x.detach() for name, x in module.named_buffers()}
 
     def logits(parameters: Tensors, *inputs: Any) -> Any:
         """The logits of a batch for other numbers of the parameters."""
-        output = functional_call(module, {**parameters, **buffers}, inputs)
+        given = dict(zip(names, parameters.values(), strict=True))
+        output = functional_call(module, {**given, **buffers}, inputs)
         return logits_in(output)
 
     trace: Callable[..., GraphModule] = make_fx(
@@ -190,7 +202,7 @@ def _marked(module: Module) -> Iterator[None]:
     """Mark the outputs of all submodules while the context lasts."""
     handles = []
     for path, part in module.named_modules():
-        if path:
+        if path and "parametrizations" not in path:
             handles.append(part.register_forward_hook(_marker(path)))
     try:
         yield

@@ -17,6 +17,7 @@ from ...reader._graph import UnsupportedError
 from ._batch import Batch, batch_of, logits_in
 from ._forward_graph import ForwardGraph, forward_graph
 from ._optimisers import Family
+from ._parameter_names import parameters_of
 from ._responses import (
     Operations,
     Responses,
@@ -27,9 +28,11 @@ from ._responses import (
     with_narrow,
 )
 from ._rules import ScalingRule
+from ._scale_hooks import OutputScale, with_scaled_rows
 from ._solve import Exponents
 
 Build = Callable[..., Any]
+Size = tuple[int, int | None]  # the width and the depth
 # Of the learning rate of a measurement: so small that all changes are linear in it
 SMALL_LR = 1e-5
 # Steps of a measurement: after one, weights behind a matrix that starts at 0 have moved
@@ -97,44 +100,103 @@ class Measurement:
     random: frozenset[str] = field(default_factory=frozenset)
 
 
+class Network(NamedTuple):
+    """The operations of a network of one size, and their values in one draw."""
+
+    size: Size
+    operations: Operations
+    values: Mapping[Node, Any]
+    shapes: Mapping[str, Shape]  # of all parameters
+
+
+class Drawn(NamedTuple):
+    """What was measured in one draw of a network."""
+
+    responses: Responses
+    gradients: Mapping[str, float]
+    stds: Mapping[str, float]
+
+
+@dataclass
+class Graphs:
+    """The graphs of a module by size: recording them takes most of the time, and other
+    standard deviations have the same ones.
+    """
+
+    subject: Subject
+    known: dict[tuple[Size, tuple[OutputScale, ...]], ForwardGraph] = field(
+        default_factory=dict
+    )
+
+    def of(self, rule: ScalingRule, size: Size) -> ForwardGraph:
+        """The graph under a rule."""
+        key = (size, rule.scales)
+        if key not in self.known:
+            module = self.subject.new(*size, self.subject.seed, rule.without_rows())
+            self.known[key] = self.recorded(rule, size, module)
+        return self.known[key]
+
+    def recorded(self, rule: ScalingRule, size: Size, module: Any) -> ForwardGraph:
+        """The graph of a module, which has no factors of rows."""
+        graph = forward_graph(module, self.subject.batch_for(module))
+        ratios = self.subject.ratios(*size)
+        rows = [(x, x.power.of(*ratios)) for x in rule.scales if x.parameters]
+        return with_scaled_rows(graph, rows)
+
+    def of_draw(self, rule: ScalingRule, network: Network, module: Any) -> ForwardGraph:
+        """The graph of one draw, recorded again if its numbers change it."""
+        graph = network.operations.graph
+        if not graph.is_data_dependent or _computes(graph, module, self.subject):
+            return graph
+        again = self.recorded(rule, network.size, module)
+        if again.operations != graph.operations:
+            raise UnsupportedError(VARIES)
+        return again
+
+
+def _computes(graph: ForwardGraph, module: Any, subject: Subject) -> bool:
+    """Whether a graph computes the logits of a module."""
+    if graph.has_constants_of_numbers:
+        return False
+    batch = subject.batch_for(module)
+    with torch.no_grad():
+        expected = logits_in(module(*batch.inputs))
+        try:
+            found = graph.values(_numbers(module), batch)[graph.logits]
+        except (RuntimeError, IndexError):  # other shapes
+            return False
+    return found.shape == expected.shape and bool(torch.allclose(found, expected))
+
+
 def measure(
-    subject: Subject,
+    graphs: Graphs,
     rule: ScalingRule,
-    sizes: Sequence[tuple[int, int | None]],
+    sizes: Sequence[Size],
     draws: int,
-    tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Measure networks of several widths, or several depths."""
-    networks = [_traced(subject, rule, size) for size in sizes]
-    axes = [last_axes(network.operations, network.values) for network in networks]
-    by_size = with_narrow([network.operations for network in networks], axes)
-    smallest = by_size[0]
-    for operations in by_size:
-        _refuse_other_operations(operations.graph, smallest.graph)
-    measured_draws: list[list[MeasuredDraw]] = []
-    for size, operations in zip(sizes, by_size, strict=True):
-        of_size = []
-        for k in range(draws):
-            seed = subject.seed + k
-            of_size.append(_measured_draw(subject, rule, size, operations, seed))
-            tick()
-        measured_draws.append(of_size)
-    stds = [[draw.stds for draw in of_size] for of_size in measured_draws]
-    gradients = [[draw.gradients for draw in of_size] for of_size in measured_draws]
-    responses = [[draw.responses for draw in of_size] for of_size in measured_draws]
+    networks = _networks(graphs, rule, sizes)
+    drawn = [
+        [_drawn(graphs, rule, network, k) for k in range(draws)] for network in networks
+    ]
     at = _abscissae(sizes)
+
+    def all_of(kind: str) -> Any:
+        """One field of all draws, by size and draw."""
+        return [[getattr(draw, kind) for draw in of_size] for of_size in drawn]
+
     return Measurement(
-        operations=smallest,
-        exponents=_exponents(responses, at),
-        gradients=_fits(gradients, at),
-        stds=_fits(stds, at),
+        operations=networks[0].operations,
+        exponents=_exponents(all_of("responses"), at),
+        gradients=_fits(all_of("gradients"), at),
+        stds=_fits(all_of("stds"), at),
         values=networks[0].values,
-        shapes=[network.shapes for network in networks],
-        random=frozenset(name for name, std in stds[0][0].items() if std),
+        shapes=[each.shapes for each in networks],
+        random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
     )
 
 
-def _abscissae(sizes: Sequence[tuple[int, int | None]]) -> list[float]:
+def _abscissae(sizes: Sequence[Size]) -> list[float]:
     """What the exponents are in: the widths, or the depths of networks of one width."""
     widths = [float(width) for width, _ in sizes]
     if len(set(widths)) > 1:
@@ -142,68 +204,53 @@ def _abscissae(sizes: Sequence[tuple[int, int | None]]) -> list[float]:
     return [float(depth or 0) for _, depth in sizes]
 
 
-def _refuse_other_operations(graph: ForwardGraph, smallest: ForwardGraph) -> None:
-    """Reject a network whose operations are not those of the smallest one."""
-    if graph.operations != smallest.operations:
+def _networks(
+    graphs: Graphs, rule: ScalingRule, sizes: Sequence[Size]
+) -> list[Network]:
+    """The networks of all sizes, with operations that know whether they grow."""
+    networks = [_network(graphs, rule, size) for size in sizes]
+    shapes = [last_axes(each.operations, each.values) for each in networks]
+    of_size = with_narrow([each.operations for each in networks], shapes)
+    names = of_size[0].graph.operations
+    if any(operations.graph.operations != names for operations in of_size):
         raise UnsupportedError(VARIES)
+    pairs = zip(networks, of_size, strict=True)
+    return [each._replace(operations=operations) for each, operations in pairs]
 
 
-class MeasuredDraw(NamedTuple):
-    """What was measured in one initialisation."""
-
-    responses: Responses
-    gradients: dict[str, float]  # sizes of those of the first step that are not 0
-    stds: dict[str, float]  # of the entries of the parameters
-
-
-def _measured_draw(
-    subject: Subject,
-    rule: ScalingRule,
-    size: tuple[int, int | None],
-    operations: Operations,
-    seed: int,
-) -> MeasuredDraw:
-    """Measure one initialisation of the network of one width and depth."""
-    module = subject.new(*size, seed, rule)
+def _network(graphs: Graphs, rule: ScalingRule, size: Size) -> Network:
+    """The network of one width and depth."""
+    subject = graphs.subject
+    graph = graphs.of(rule, size)
+    module = subject.new(*size, subject.seed, rule.without_rows())
     batch = subject.batch_for(module)
-    if operations.graph.is_data_dependent:
-        graph = forward_graph(module, batch)
-        _refuse_other_operations(graph, operations.graph)
-        operations = replace(operations, graph=graph, nodes=graph.nodes)
-    groups = rule.groups(module, SMALL_LR, *subject.ratios(*size))
-    draw = steps_of(subject.family, module, batch, groups)
-    generator = torch.Generator().manual_seed(seed)
-    return MeasuredDraw(
-        responses=measured(operations, draw.before, draw.after, batch, generator),
-        gradients=draw.gradients,
-        stds={name: _std(p) for name, p in draw.before.items()},
-    )
-
-
-class Traced(NamedTuple):
-    """The operations of a network, and their values in one draw."""
-
-    operations: Operations
-    values: Mapping[Node, Any]
-    shapes: Mapping[str, Shape]  # of all parameters
-
-
-def _traced(
-    subject: Subject, rule: ScalingRule, size: tuple[int, int | None]
-) -> Traced:
-    """The operations of the network of one width and depth."""
-    module = subject.new(*size, subject.seed, rule)
-    batch = subject.batch_for(module)
-    graph = forward_graph(module, batch)
     with torch.no_grad():
         values = graph.values(_numbers(module), batch)
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    return Traced(operations_of(graph, batch.words), values, shapes)
+    shapes = {name: tuple(p.shape) for name, p in parameters_of(module).items()}
+    return Network(size, operations_of(graph, batch.words), values, shapes)
+
+
+def _drawn(graphs: Graphs, rule: ScalingRule, network: Network, k: int) -> Drawn:
+    """Measure initialisation k of a network."""
+    subject, operations = graphs.subject, network.operations
+    seed = subject.seed + k
+    module = subject.new(*network.size, seed, rule)
+    batch = subject.batch_for(module)
+    if operations.graph.is_data_dependent:
+        plain = subject.new(*network.size, seed, rule.without_rows())
+        graph = graphs.of_draw(rule, network, plain)
+        operations = replace(operations, graph=graph, nodes=graph.nodes)
+    rates = rule.groups(module, SMALL_LR, *subject.ratios(*network.size))
+    draw = steps_of(subject.family, module, batch, rates)
+    generator = torch.Generator().manual_seed(seed)
+    responses = measured(operations, draw.before, draw.after, batch, generator)
+    stds = {name: _std(p) for name, p in draw.before.items()}
+    return Drawn(responses, draw.gradients, stds)
 
 
 def _numbers(module: Any) -> dict[str, Any]:
     """The parameters of a module, by name."""
-    return {name: p.detach() for name, p in module.named_parameters()}
+    return {name: p.detach() for name, p in parameters_of(module).items()}
 
 
 def _std(p: Any) -> float:
@@ -217,13 +264,13 @@ def steps_of(
     family: Family, module: Any, batch: Batch, groups: list[dict[str, Any]]
 ) -> Draw:
     """Take some steps from an initialisation, with these learning rates."""
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    before = {name: p.detach().clone() for name, p in parameters_of(module).items()}
     optimiser = family.make(groups)
     sizes: dict[str, float] = {}
     for _ in range(STEPS):
         optimiser.zero_grad()
         batch.loss(logits_in(module(*batch.inputs))).backward()
-        for name, p in module.named_parameters():
+        for name, p in parameters_of(module).items():
             if p.grad is not None and not sizes.get(name):
                 sizes[name] = rms(p.grad)
         optimiser.step()

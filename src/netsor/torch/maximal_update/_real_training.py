@@ -131,7 +131,7 @@ def recorded(module: Any) -> Iterator[dict[str, Any]]:
         return record
 
     for path, part in module.named_modules():
-        if path:
+        if path and "parametrizations" not in path:
             handles.append(part.register_forward_hook(recorder(path)))
     try:
         yield found

@@ -11,9 +11,10 @@ from ..._validate import counted
 from ...laws._power_law import Exponent, Fit
 from ._emitted_file import FileContent, Reference, source_of
 from ._measure import Measurement, Subject
+from ._power import Power
 from ._real_training import Change, Training, coordinate_check, functions_of
 from ._responses import Edge
-from ._rules import ParameterRule, Power, ScalingRule, collapsed, pattern_of
+from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
 from ._solve import Solution
 
@@ -25,6 +26,7 @@ KINDS = {
     (0.0, 0.0): "µP, input or vector",
     (-0.5, -1.0): "µP, hidden",
     (-1.0, -1.0): "µP, output",
+    (-0.5, 0.0): "µP, bias that starts smaller",
 }
 EXPLANATION = (
     "Powers are factors of the initial numbers, the learning rate and eps; weight decay"
@@ -300,7 +302,7 @@ class DerivedRule:
             rows.append((*row, kind + (", may start at 0" if rule.is_free else "")))
         lines = [self.verdict, "", *_table(rows)]
         scales = {
-            f"{pattern_of(x.path)}{_part(x)}: output times {_n(x.power)} ({x.what})"
+            f"{_scaled(x)}{_part(x)}: times {_n(x.power)} ({x.what})"
             for x in self.scales
         }
         lines += ["", *sorted(scales)] if scales else []
@@ -330,11 +332,19 @@ def _n(power: Power) -> str:
     return halves.get(power.width, f"n^{power.width:g}")
 
 
+def _scaled(scale: OutputScale) -> str:
+    """What a factor multiplies, in words."""
+    if not scale.parameters:
+        return f"output of {pattern_of(scale.path)}"
+    return " and ".join(pattern_of(name) for name in scale.parameters)
+
+
 def _part(scale: OutputScale) -> str:
     """The entries that are scaled, in words."""
     if scale.part is None:
         return ""
-    return f" from {scale.part.start:.3g} to {scale.part.stop:.3g} of its last axis"
+    axis = "first" if scale.parameters else "last"
+    return f", from {scale.part.start:.3g} to {scale.part.stop:.3g} of the {axis} axis"
 
 
 def _interval(exponent: Exponent | None) -> str:

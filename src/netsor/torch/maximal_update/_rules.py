@@ -6,24 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ._scale_hooks import OutputScale, add_hook
+from ._parameter_names import parameters_of
+from ._power import Power
+from ._scale_hooks import OutputScale, add_scale
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the path of a parameter
-
-
-class Power(NamedTuple):
-    """Exponents of the width and of the depth."""
-
-    width: float = 0.0
-    depth: float = 0.0
-
-    def of(self, width: float, depth: float) -> float:
-        """The factor at these ratios to the base."""
-        return float(width**self.width * depth**self.depth)
 
 
 ZERO = Power()
@@ -66,15 +57,20 @@ class ScalingRule:
                 return rule
         return ParameterRule()
 
+    def without_rows(self) -> ScalingRule:
+        """The same without factors of rows of parameters."""
+        scales = tuple(x for x in self.scales if not x.parameters)
+        return ScalingRule(self.parameters, scales)
+
     def prepare(self, module: Any, width: float, depth: float) -> None:
         """Rescale the initial numbers of a new module, and scale its outputs."""
         with torch.no_grad():
-            for name, p in module.named_parameters():
+            for name, p in parameters_of(module).items():
                 factor = self.of(name).std.of(width, depth)
                 if factor != 1:
                     p.mul_(factor)
         for scale in self.scales:
-            add_hook(module, scale, scale.power.of(width, depth))
+            add_scale(module, scale, scale.power.of(width, depth))
 
     def groups(
         self, module: Any, lr: float, width: float, depth: float
@@ -82,7 +78,7 @@ class ScalingRule:
         """The groups of an optimiser, one for each parameter."""
         return [
             {"params": [p], "lr": lr * self.of(name).lr.of(width, depth)}
-            for name, p in module.named_parameters()
+            for name, p in parameters_of(module).items()
             if p.requires_grad
         ]
 

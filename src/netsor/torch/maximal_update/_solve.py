@@ -27,7 +27,7 @@ from ...laws._power_law import Fit
 from ._responses import Edge, Operation, Operations
 
 NOTHING = -float("inf")  # the exponent of what does not change
-STEPS = 4  # exponents of responses are multiples of 1/4
+NEAR = 0.12  # of an exponent: what finite widths change
 EXCESS = 0.2  # an exponent of a change above this grows
 
 
@@ -59,11 +59,18 @@ class Solution:
     after: dict[Edge, float] = field(default_factory=dict)
 
 
-def rounded(fit: Fit | None, steps: int = STEPS) -> float:
-    """The nearest multiple of 1/steps of an exponent; −∞ if there is none."""
+def simplest(fit: Fit | None, denominator: int = 4) -> float:
+    """The simplest exponent that agrees with a measured one; −∞ if there is none.
+
+    It is 0 if that lies in the interval, so that a few large entries, as of the steps
+    of a scan, do not count as growth; otherwise the nearest fraction.
+    """
     if fit is None:
         return NOTHING
-    return round(fit.exponent.value * steps) / steps
+    value, _, low, high = fit.exponent
+    if min(low, value - NEAR) <= 0 <= max(high, value + NEAR):
+        return 0.0
+    return round(value * denominator) / denominator
 
 
 @dataclass
@@ -100,7 +107,7 @@ class Solver:
 
     def _response(self, edge: Edge) -> float:
         """r of an input, a multiple of 1/4."""
-        return rounded(self.exponents.responses.get(edge))
+        return simplest(self.exponents.responses.get(edge))
 
     def _scaling_after(self, operation: Operation) -> float:
         """The exponent of the constants that multiply a result before a nonlinearity
@@ -165,7 +172,7 @@ class Solver:
             return incoming
         needed = -excess
         # few outputs: smaller at first than it is to become
-        is_readout = rounded(self.exponents.written[weight]) < self._response(
+        is_readout = simplest(self.exponents.written[weight]) < self._response(
             Edge(operation.index, self._input_of(weight))
         )
         if is_readout:
@@ -186,11 +193,13 @@ class Solver:
 
     def _std_of_written(self, operation: Operation, weight: Edge) -> None:
         """The standard deviation for which a weight on given inputs writes order 1."""
-        written = rounded(self.exponents.written.get(weight))
+        written = simplest(self.exponents.written.get(weight))
         if written == NOTHING:
             return
+        needed = -written - self._scaling_after(operation)
+        if operation.moving and needed > 0:
+            return  # it is added to other terms, and may start smaller
         for name in operation.weights[weight.input] & set(self.random):
-            needed = -written - self._scaling_after(operation)
             self.solution.std.setdefault(name, needed)
 
     def _judged(self, operation: Operation, change: float) -> float:
@@ -217,7 +226,7 @@ class Solver:
                 continue
             after = self._scaling_after(operation)
             self.solution.after[Edge(operation.index, k)] = after
-            scaled = rounded(update, steps=2) + after
+            scaled = simplest(update, denominator=2) + after
             scaled += self.solution.scales.get(operation.index, 0.0)
             for name in names:
                 rate = self.solution.lr.get(name, float("inf"))
