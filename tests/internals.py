@@ -50,6 +50,11 @@ _NAMES = {
         "AUTO",
         "NoDeviceError",
     ),
+    "netsor.engine.backends._devices": (
+        "DeviceThreads",
+        "on_device",
+        "several",
+    ),
     "netsor.engine.backends._float_flags": ("float32_flags_are_reliable",),
     "netsor.engine.backends._numpy": (
         "block",
@@ -623,6 +628,7 @@ _NAMES = {
         "Vectors",
     ),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",
         "entries_of",
@@ -660,10 +666,18 @@ _NAMES = {
     "netsor.reader._structure": ("structure",),
     "netsor.torch._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
-    "netsor.torch._check_run": ("seeds_of", "train as runs_of_loop"),
+    "netsor.torch._check_run": (
+        "seeds_of",
+        "train as runs_of_loop",
+        "words as run_words",
+    ),
     "netsor.torch._run_hypotheses": ("possible_mistakes",),
     "netsor.torch._run_logs": ("read_log",),
-    "netsor.torch._run_loop": ("loss_of", "run as run_of_loop"),
+    "netsor.torch._run_loop": (
+        "loss_of",
+        "norm as norm_of_tensors",
+        "run as run_of_loop",
+    ),
 }
 
 # Modules whose attributes tests replace or list

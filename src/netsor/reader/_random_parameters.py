@@ -279,6 +279,8 @@ class Draws:
         # By the value x · x: the vectors x. The rules of multiplication and of means
         # share it, to recognise norms
         self.squares: dict[Value, Vectors] = {}
+        # by vectors: the same without a gradient
+        self._detached: dict[Vectors, Vectors] = {}
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""
@@ -385,6 +387,15 @@ class Draws:
         if drawn[part].as_part != as_part:
             return matrix.T
         return matrix
+
+    def acts_row_by_row(self, w: Random) -> bool:
+        """Whether a matrix is read as the vectors that its rows are.
+
+        It has entries of mean other than 0, and few outputs.
+        """
+        is_matrix = w.name not in self.ids and w.name not in self.of_given_numbers
+        few = w.shape[0] <= MOST_ENTRIES
+        return bool(self.laws[w.name].mean and is_matrix and few and not self.trained)
 
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
         """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
@@ -556,6 +567,12 @@ class Draws:
         vectors = stop_gradient(vectors) if x.frozen else vectors
         return Vectors.of(vectors, axis)
 
+    def without_gradient(self, x: Vectors) -> Vectors:
+        """The same vectors without a gradient: the same object for each use."""
+        if x not in self._detached:
+            self._detached[x] = replace(x, value=stop_gradient(x.value))
+        return self._detached[x]
+
     def can_be_scores(self, x: Vectors) -> bool:
         """Whether a mask may meet vectors: they are rows of a parameter, or few."""
         base = _base_of(x.value, self._rows_of_vectors)
@@ -586,15 +603,15 @@ class Draws:
 
         The vectors themselves can still be used.
         """
-        size = x.shape[x.axis]
+        width = x.value.width.factor
+        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
+        size = len(np.unique(coordinates)) if x.is_interleaved else x.shape[x.axis]
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
         )
-        width = x.value.width.factor
-        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
         # only the pieces of coordinates that the view shows
-        piece = x.piece
+        piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
         used, index_of = np.unique(pieces, return_inverse=True)
         key = x.value, piece, tuple(used.tolist())
