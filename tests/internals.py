@@ -491,6 +491,7 @@ _NAMES = {
         "ONE_THREAD",
         "Workers",
     ),
+    "netsor.studies._calibration": ("calibrated", "slowness"),
     "netsor.studies._convergence": (
         "difference",
         "slope_of",
@@ -773,6 +774,7 @@ _MODULES = (
     "netsor.runtime._parallel",
     "netsor.runtime._process_pool",
     "netsor.studies._convergence",
+    "netsor.studies._calibration",
     "netsor.studies._cost",
     "netsor.studies._output_dir",
     "netsor.studies._study as studies_study",
