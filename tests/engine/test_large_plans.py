@@ -66,7 +66,7 @@ def test_planned_numbers_grow_with_blocks_not_with_their_square():
 
     def held(layers):
         model = read("llama-3-8b").replace(
-            layers=layers, width=2048, heads=4, groups=2, hidden=64, vocabulary=50
+            layers=layers, width=2048, heads=4, groups=2, hidden=64, vocabulary=100
         )
         plan = model.probes(tokens=64, gradients=True).plan()
         arrays = {}
