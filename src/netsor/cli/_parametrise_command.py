@@ -20,8 +20,10 @@ OUT_FILE = (
     "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
 )
 CHECK = (
-    "Train real networks for three steps with the written file, and exit with code 3 if"
-    " a change grows or shrinks with the width."
+    "Train real networks with the written file: three steps for the changes of all"
+    " outputs, and five steps at many learning rates, beside one rate for all"
+    " parameters. Exit with code 3 if a change grows or shrinks with the width, or if"
+    " the best rate shifts."
 )
 BATCH = (
     "The name of (inputs, targets) in FILE: tensors that the module takes, and the"
@@ -82,13 +84,16 @@ def parametrise_command(
         rule = torch_module().parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
         changes = rule.check() if check else []
+        sweeps = rule.transfer(progress=not as_json) if check else None
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:
         content["check"] = [change.to_dict() for change in changes]
-        text += f"\n\n{rule.check_text(changes)}"
+        content["transfer"] = sweeps.as_dict()
+        text += f"\n\n{rule.check_text(changes)}\n\n{sweeps}"
     out.echo_either(as_json, content, text)
-    if any(change.is_wrong for change in changes):
+    shifts = check and sweeps["derived"].verdict.startswith("shifts")
+    if shifts or any(change.is_wrong for change in changes):
         raise click.exceptions.Exit(FAILED)
 
 

@@ -46,7 +46,7 @@ def functions_of(source: str) -> Functions:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Training:
     """Modules of several widths, and how they are trained.
 
@@ -61,6 +61,9 @@ class Training:
     base: tuple[int, ...]  # the width, and the depth if there is one
     functions: Functions | None
     scales: Sequence[OutputScale] = ()
+    # what makes the optimiser of a module, instead of the family; its learning rates
+    # are then factors
+    make: Callable[[Any], Any] | None = None
 
     def start(self, size: tuple[int, ...], lr: float, draw: int) -> Started:
         """A new module with its optimiser."""
@@ -73,7 +76,13 @@ class Training:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
             groups = self.functions.param_groups(module, lr, *self.base)
-        return Started(module, batch, self.family.make_real(groups), self.scales)
+        if self.make is None:
+            optimiser = self.family.make_real(groups)
+        else:
+            optimiser = self.make(module)
+            for group in optimiser.param_groups:
+                group["lr"] = lr * group["lr"]
+        return Started(module, batch, optimiser, self.scales)
 
 
 class Started(NamedTuple):
@@ -84,13 +93,19 @@ class Started(NamedTuple):
     optimiser: Any
     scales: Sequence[OutputScale]
 
-    def step(self) -> float:
-        """One step; the loss before it."""
+    def step(self, clip_norm: float | None = None) -> None:
+        """One step, with gradients of at most this norm."""
         self.optimiser.zero_grad()
-        loss = self.batch.loss(logits_in(self.module(*self.batch.inputs)))
-        loss.backward()
+        self.batch.loss(logits_in(self.module(*self.batch.inputs))).backward()
+        if clip_norm is not None:
+            parameters = self.module.parameters()
+            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
         self.optimiser.step()
-        return float(loss.detach())
+
+    def loss(self) -> float:
+        """The loss of the batch."""
+        with torch.no_grad():
+            return float(self.batch.loss(logits_in(self.module(*self.batch.inputs))))
 
     def outputs(self) -> dict[str, Any]:
         """The outputs of all submodules, by path, and the logits that count."""
