@@ -621,13 +621,14 @@ _NAMES = {
     "netsor.torch._capture": ("captured",),
     "netsor.torch._check_init": (
         "_own_reference",
+        "entries_of",
         "forward_backward",
     ),
-    "netsor.torch._init_tests": (
+    "netsor.checks._findings": (
         "holm",
         "pass_tests",
     ),
-    "netsor.torch._parameter_tests": ("parameter_tests",),
+    "netsor.checks._parameter_tests": ("parameter_tests",),
     "netsor.torch._reference": ("reference_of",),
     "netsor.torch._deferred": (
         "Argument",

@@ -171,6 +171,8 @@ BAD_OPTIONS = {
     ): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
     ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
     ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
+    ("reproduce", "--heads", "2"): "No such option --heads: netsor reproduce has the"
+    " paper's settings; for others use netsor law --heads or netsor compare --heads",
     ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",
     ("law", "--width", "-3"): "'--width': '-3' must be a positive integer or inf",
     ("law", "--width", "2.5"): "'--width': '2.5' must be a positive integer or inf",

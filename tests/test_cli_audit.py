@@ -528,7 +528,7 @@ BAD = {
         "tiny.json",
         "--sweep",
         "std=0.1",
-    ): "--sweep std must be over two numbers or words, or more, each once",
+    ): "--sweep std must be over two or more numbers or words, each once",
     (
         "tiny.json",
         "--sweep",

@@ -78,7 +78,7 @@ def test_audit_of_program(tmp_path, monkeypatch):
         ((), "--bind width n is not bound: give n=…"),
         (
             ("--bind", "n=8", "--arg", "named=strem"),
-            "name='strem' must be one of embedding, stream, attention",
+            "name='strem' must be one of embedding, before, stream, attention",
         ),
         (("--bind", "n=8", "--arg", "named=mlp"), "must name its streams for an audit"),
         (

@@ -210,10 +210,12 @@ def test_developer_map_names_every_folder():
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize(
+    "name", sorted({command.name for command in cli.commands.values()})
+)
 def test_cli_reference_lists_every_option(name):
     """In the section of the command, or among the options that several commands
     share.

@@ -44,6 +44,11 @@ def test_version_and_date_agree_everywhere():
     assert {str(citation()["date-released"]), codemeta()["datePublished"]} == {dates[0]}
 
 
+def test_readme_shows_the_citation_that_the_package_prints():
+    assert netsor.__citation__ in (ROOT / "README.md").read_text()
+    assert f"year = {{{citation()['date-released'].year}}}" in netsor.__citation__
+
+
 def test_changelog_has_no_repeated_lines():
     """As it would where a merge brings back what was moved to the section of a
     version.

@@ -21,7 +21,15 @@ from importlib import import_module
 from threading import RLock
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
+__citation__ = f"""\
+@software{{netsor,
+  title = {{netsor: exact distributions of wide neural networks with attention}},
+  author = {{{{The netsor developers}}}},
+  version = {{{__version__}}},
+  year = {{2026}},
+  license = {{MIT}}
+}}"""
 
 
 def _read_stub() -> dict[str, str]:

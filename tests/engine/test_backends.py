@@ -560,13 +560,13 @@ def test_blocks_on_a_cpu_are_computed_one_after_the_other(monkeypatch):
     active, most = [], []
     compute = _jax.block
 
-    def block(*given):
+    def block(*arguments, **named_arguments):
         active.append(1)
         most.append(len(active))
         time.sleep(0.01)  # long enough for another thread to come in
-        made = compute(*given)
+        draws = compute(*arguments, **named_arguments)
         active.pop()
-        return made
+        return draws
 
     monkeypatch.setattr(_jax, "block", block)
     monkeypatch.setattr(_jax.Jax, "chunk", lambda *_: 8)

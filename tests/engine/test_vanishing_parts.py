@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf
-from tests.internals import SmallParts, _Matrices
+from tests.internals import SmallParts, _Matrices, _quadrature_error
 
 from .compare import exact_draws
 from .test_gradients import smallest_p_of_draws
@@ -111,6 +111,28 @@ def test_unfollowed_vanishing_parts_raise_an_error(monkeypatch):
     )
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
         read_by_one_vector().law(n=inf, draws=100, seed=5)
+
+
+def test_all_guards_are_tried_in_one_run_of_the_plan(monkeypatch):
+    """Training makes thousands of guards, and a run for each never ended: the time
+    grew like their square.
+    """
+    monkeypatch.setattr(
+        _Matrices, "deficient", lambda self, x, side, orders, context: False
+    )
+    two = ns.Program((*read_by_one_vector().outputs, *read_by_one_vector().outputs))
+    guards = [step for step in two.plan(n=inf).steps if step.kind == "lost"]
+    assert len(guards) > 1
+    runs = []
+    sample_block = _quadrature_error.sample_block
+    monkeypatch.setattr(
+        _quadrature_error,
+        "sample_block",
+        lambda plan, *options: runs.append(plan) or sample_block(plan, *options),
+    )
+    with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
+        two.law(n=inf, draws=100, seed=5)
+    assert len(runs) == 1
 
 
 def test_nan_is_not_taken_for_a_vanishing_part():

@@ -70,7 +70,7 @@ def test_explore_bad_input_ends_in_one_line(served, tmp_path, arguments, words):
 
 
 def test_explore_reports_taken_port(served, monkeypatch):
-    def serve(*_):
+    def serve(*_, **__):
         raise OSError(98, "Address already in use")
 
     monkeypatch.setattr(_server, "serve", serve)

@@ -113,7 +113,7 @@ def test_uncovered_operation_is_conjectured_wherever_it_stands():
         report = net.check()
         assert report.verdict == "conjectured"
         (reason,) = report.reasons
-        assert "is made by Flip, which no theorem of the checker covers" in reason
+        assert "made by Flip, which no theorem of the checker covers" in reason
         assert "every operation is one that the theorems speak of" in str(report)
 
 
@@ -140,7 +140,7 @@ def test_bounds_and_base_classes_claim_no_theorem(bounded, monkeypatch):
         report = net.check()
         assert report.verdict == "conjectured"
         assert any(
-            "is made by Halved, which no theorem of the checker covers" in reason
+            "made by Halved, which no theorem of the checker covers" in reason
             for reason in report.reasons
         )
 

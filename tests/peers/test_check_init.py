@@ -138,7 +138,7 @@ def test_missing_truncation_is_found_by_the_shape():
             torch.nn.init.trunc_normal_(p, std=std, a=-cut, b=cut)
         return made
 
-    from tests.internals import parameter_tests
+    from tests.internals import entries_of, parameter_tests
 
     laws = ns.torch.parameters(build)
     assert laws["1.weight"].law == "truncated normal"
@@ -147,7 +147,10 @@ def test_missing_truncation_is_found_by_the_shape():
         tests = {
             t.what: t.p
             for t in parameter_tests(
-                "1.weight", build(cut)[1].weight, laws["1.weight"], laws.samples
+                "1.weight",
+                entries_of(build(cut)[1].weight),
+                laws["1.weight"],
+                laws.samples,
             )
         }
         assert least <= min(tests["shape"], tests["tails"]) <= most

@@ -565,15 +565,16 @@ def test_a_run_of_the_trainer_is_checked(tmp_path, capsys):
             labels[:, 0] = first
         torch.manual_seed(4)
         model = build()
+        folder = tmp_path / f"{first}"
         trainer = transformers.Trainer(
             model,
             transformers.TrainingArguments(
-                str(tmp_path / f"{first}"),
+                str(folder),
                 max_steps=2,
                 per_device_train_batch_size=4,
                 gradient_accumulation_steps=2,
                 logging_steps=1,
-                report_to=[],
+                report_to=["tensorboard"],
                 learning_rate=1e-3,
                 save_steps=2,
                 use_cpu=True,
@@ -589,14 +590,24 @@ def test_a_run_of_the_trainer_is_checked(tmp_path, capsys):
         recorder.check_when_complete(build, adamw, **options)
         trainer.add_callback(recorder.trainer_callback())
         trainer.train()
-        assert "ok: 10 numbers as expected" in capsys.readouterr().out
+        # five norms and losses and the update norms of two groups, at two steps
+        assert "ok: 14 numbers as expected" in capsys.readouterr().out
+        (events,) = {file.parent for file in tmp_path.rglob(f"{first}/**/*tfevents*")}
+        logs = [read_log(log, ["loss", "grad_norm"]) for log in (folder, events)]
+        for log in logs:
+            for step, row in enumerate(recorder.rows):
+                norm = log.numbers["grad_norm"][step].value
+                assert norm == pytest.approx(row["grad_norm"], rel=1e-5)
+                share = 1 if first is not None else 11 / 12
+                loss = log.numbers["loss"][step].value
+                assert loss == pytest.approx(share * row["loss"], rel=1e-5)
         state = ns.torch.check_run(
             build,
             adamw,
             recorder.batches,
             steps=1,
             accumulation=2,
-            log=tmp_path / f"{first}",
+            log=folder,
             **options,
         )
         if first is None:
@@ -606,8 +617,11 @@ def test_a_run_of_the_trainer_is_checked(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_of_lightning_is_checked(tmp_path):
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_of_lightning_is_checked(accumulation, tmp_path):
+    """Lightning logs the loss of the last pass of a step."""
     lightning = pytest.importorskip("lightning.pytorch")
+    pytest.importorskip("tensorboard")
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -618,25 +632,33 @@ def test_a_run_of_lightning_is_checked(tmp_path):
             (ids,) = batch
             logits = self.net(ids)
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+            losses.append(loss.item())
             self.log("train_loss", loss)
             return loss
+
+        def on_before_optimizer_step(self, optimizer):
+            self.log_dict(lightning.utilities.grad_norm(self.net, norm_type=2))
 
         def configure_optimizers(self):
             return optimizer
 
     torch.manual_seed(2)
+    losses = []
     module = Module()
     optimizer = sgd(module.net)
     recorder = ns.torch.Recorder(module.net, optimizer, steps=2)
-    logger = lightning.loggers.CSVLogger(tmp_path)
+    loggers = [
+        lightning.loggers.CSVLogger(tmp_path),
+        lightning.loggers.TensorBoardLogger(tmp_path),
+    ]
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(IDS.repeat(4, 1)), batch_size=4
     )
     trainer = lightning.Trainer(
         max_steps=3,
-        accumulate_grad_batches=2,
-        gradient_clip_val=1.0,
-        logger=logger,
+        accumulate_grad_batches=accumulation,
+        gradient_clip_val=0.2,
+        logger=loggers,
         callbacks=[recorder.lightning_callback()],
         accelerator="cpu",
         enable_progress_bar=False,
@@ -645,12 +667,27 @@ def test_a_run_of_lightning_is_checked(tmp_path):
         enable_model_summary=False,
     )
     trainer.fit(module, loader)
-    assert recorder.accumulation == 2
-    assert len(recorder.batches) == 6
+    for logger in loggers:
+        logger.finalize("success")
+    assert recorder.accumulation == accumulation
+    assert len(recorder.batches) == 3 * accumulation
     for row in recorder.rows:
-        assert row["grad_norm_clipped"] <= 1.0001 < row["grad_norm"]
-    check = recorder.check(Bigram, sgd, clip=1.0, initialisations=24, progress=False)
+        assert row["grad_norm_clipped"] <= 0.2001 < row["grad_norm"]
+    options = {"clip": 0.2, "initialisations": 24, "progress": False}
+    check = recorder.check(Bigram, sgd, **options)
     assert check.ok, str(check)
+    for logger in loggers:
+        log = read_log(logger.log_dir, ["loss", "grad_norm"])
+        for step, row in enumerate(recorder.rows):
+            last = losses[(step + 1) * accumulation - 1]
+            assert log.numbers["loss"][step].value == pytest.approx(last, rel=1e-5)
+            norm = log.numbers["grad_norm"][step].value
+            assert norm == pytest.approx(row["grad_norm"], rel=1e-3)
+    if accumulation == 1:
+        read = ns.torch.check_run(
+            Bigram, sgd, recorder.batches, log=loggers[0].log_dir, steps=2, **options
+        )
+        assert read.ok, str(read)
 
 
 # Planted mistakes

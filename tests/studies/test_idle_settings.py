@@ -282,7 +282,7 @@ def test_matrices_count_if_one_of_them_does():
     with pytest.raises(
         ValueError,
         match=(
-            r"without gate.lr.width|matrices.lr.width, since every matrix has a number"
+            r"without gate.lr.width|matrices.lr.width, since every matrix has its own number"
         ),
     ):
         CheckRequest(

@@ -187,8 +187,8 @@ def one_line(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # the __str__ of a user's error may fail
         text = ""
-    where = getattr(error, "where", None)
-    if isinstance(where, SourceLocation) and Path(where.file).is_relative_to(OURS):
+    line = getattr(error, "where", None)
+    if isinstance(line, SourceLocation) and Path(line.file).is_relative_to(OURS):
         text = getattr(error, "plain", text)  # no line of the user's is to blame
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"

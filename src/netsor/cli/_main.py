@@ -91,15 +91,31 @@ def _run(watch: Watch) -> int:
     return 2
 
 
+# `netsor reproduce` has the settings of the paper: other ones are those of a layer
+OF_THE_LAYER = ("--heads", "--activation", "--width")
+
+
 def _usage_message(error: ClickException) -> str:
     """What click says of wrong usage, with the help or the options that are meant."""
     text = error.format_message()
+    if isinstance(error, click.NoSuchOption) and _is_of_the_layer(error):
+        return (
+            f"No such option {error.option_name}: netsor reproduce has the paper's"
+            f" settings; for others use netsor law {error.option_name} or"
+            f" netsor compare {error.option_name}"
+        )
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         nearest = " or ".join(error.possibilities[:2])  # click sorts them by name
         return f"No such option {error.option_name}: did you mean {nearest}?"
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
         return f"{text.rstrip('.')}: see {error.ctx.command_path} --help"
     return text
+
+
+def _is_of_the_layer(error: click.NoSuchOption) -> bool:
+    """Whether `netsor reproduce` was given an option of `netsor law`."""
+    command = error.ctx.info_name if error.ctx is not None else None
+    return command == "reproduce" and error.option_name in OF_THE_LAYER
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def parametrise_command(
         raise click.exceptions.Exit(FAILED)
 
 
-cli.add_command(parametrise_command, "parametrize")
+# the American spelling works too, and help lists the command once
+parametrize_command = copy(parametrise_command)
+parametrize_command.hidden = True
+cli.add_command(parametrize_command, "parametrize")
 
 
 def _file(model: str, path: str | None, overwrite: bool) -> Path:

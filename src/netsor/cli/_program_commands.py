@@ -49,11 +49,11 @@ def law_command(
     from ._subject import announce, subject
 
     out.check_plot(plot)
-    where = opt.pop_backend(options)
+    place = opt.pop_backend(options)
     with out.stdout_to_stderr(as_json):
-        target = subject(options, draws, backend=where.backend)
+        target = subject(options, draws, backend=place.backend)
         announce(target.seconds)
-        law = target.law(draws, seed, where)
+        law = target.law(draws, seed, place)
         moments = _moments(law)
         points = _values_at(law, at)
         densities = {f"pdf at {point.y:g}": point.pdf for point in points}
@@ -176,7 +176,7 @@ def compare_command(
     from ._subject import announce, subject
 
     out.check_plot(plot)
-    where = opt.pop_backend(options)
+    place = opt.pop_backend(options)
     infinite_heads = options["infinite_heads"]
     _check_limit_options(
         keep_head_dim=keep_head_dim,
@@ -185,14 +185,14 @@ def compare_command(
         tolerance=tolerance,
     )
     with out.stdout_to_stderr(as_json):
-        target = subject(options, draws, with_limit=True, backend=where.backend)
+        target = subject(options, draws, with_limit=True, backend=place.backend)
         kept_widths = {"d": target.widths["d"]} if keep_head_dim else {}
-        needed = None
+        wide_enough = None
         if tolerance is not None:
-            needed = _find_width(target, kept_widths, tolerance, of, draws, seed)
+            wide_enough = _find_width(target, kept_widths, tolerance, of, draws, seed)
         announce(target.seconds)
         sides = target, target.limit(kept_widths, infinite_heads)
-        laws = {side.label: side.law(draws, seed, where) for side in sides}
+        laws = {side.label: side.law(draws, seed, place) for side in sides}
         finite, limit = laws.values()
         measured = distances(finite, limit)
         out.check_finite(measured)
@@ -200,13 +200,13 @@ def compare_command(
             out.draw(plot, laws)
     notes = list(dict.fromkeys([*finite.notes, *limit.notes]))  # each once
     if as_json:
-        content = _distances_as_dict(measured, needed)
+        content = _distances_as_dict(measured, wide_enough)
         content["method"] = [finite.method, limit.method]
         content["status"] = limit.status
         content["notes"] = notes
         out.echo_json(content)
     else:
-        _print_distances(target, laws, draws, needed)
+        _print_distances(target, laws, draws, wide_enough)
         out.echo_rows(notes, measured)
 
 

@@ -133,10 +133,10 @@ class AuditViewRequest:
         """The first model at the first length; then both; then all lengths."""
         lengths = self.lengths
         models = len(self.models)
-        first = None if lengths is None else lengths[:1]
+        shortest = None if lengths is None else lengths[:1]
         steps = [
-            Step(1, first, limit=False),
-            Step(models, first, self.limit),
+            Step(1, shortest, limit=False),
+            Step(models, shortest, self.limit),
             Step(models, lengths, self.limit),
         ]
         return [self._request(step) for step in dict.fromkeys(steps)]  # each once
@@ -369,10 +369,10 @@ class Variant:
             texts.append("qk_norm=true" if self.qk_norm == "on" else "qk_norm=false")
         texts += [text.strip() for text in self.fields.split(",") if text.strip()]
         changes = settings(texts)
-        for last, first in (("std_o", "std_v"), ("std_out", "std_in")):
-            std, without_scaling = self._last_std(last, first)
+        for std_of_output, std_of_input in (("std_o", "std_v"), ("std_out", "std_in")):
+            std, without_scaling = self._last_std(std_of_output, std_of_input)
             if std != without_scaling:
-                changes.setdefault(last, std)
+                changes.setdefault(std_of_output, std)
         if self.depth != UNCHANGED:
             texts.append(f"depth scaling {self.depth}")
         if texts:

@@ -132,17 +132,17 @@ def model_of(values: Mapping[str, Any]) -> AuditViewRequest:
     source = values.get("path", "").strip()
     if not source:
         source = str(PASTED) if pasted else values["name"]
-    second = None
+    variant = None
     other_source = values.get(f"{SECOND}path", "").strip()
     if not other_source:
         other_source = values.get(f"{SECOND}name")
     if other_source:
         if other_source == SAME:
             other_source = source
-        second = _variant(values, other_source, SECOND)
+        variant = _variant(values, other_source, SECOND)
     return model_request(
         _variant(values, source),
-        second,
+        variant,
         tokens=lengths_of_text(values.get("tokens", "")),
         limit=values.get("limit", False),
         gradients=values.get("gradients", False),
@@ -226,14 +226,14 @@ def local_page(target: NamedProgram | None, nonce: str = "") -> str:
         forms["Your program"] = form("program", target=target)
         if target.program().probes:
             forms["Its audit"] = form("audit", target=target)
-    first = "One layer" if target is None else "Your program"
+    first_tab = "One layer" if target is None else "Your program"
     folder = Path(__file__).parent
     style = (folder / "_page.css").read_text(encoding="utf-8")
     script = (folder / "_page.js").read_text(encoding="utf-8")
     return str(
         markup().page(
             f"<style>{style}</style>",
-            markup().views(forms, first, script, nonce),
+            markup().views(forms, first_tab, script, nonce),
             nonce,
         )
     )

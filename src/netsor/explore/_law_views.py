@@ -218,11 +218,11 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
         draws = quick[0] if quick else DRAWS[-1]  # DRAWS falls
         limit = SLOW
     blocks = [Draw.of(plan).block_bytes(draws) for plan in plans]
-    needed = cores() * max(blocks, default=0.0)
-    if needed > memory() / 2:
+    most_bytes = cores() * max(blocks, default=0.0)
+    if most_bytes > memory() / 2:
         raise ValueError(
-            f"{draws:,} draws would need {in_bytes(needed)} of memory: choose smaller"
-            " numbers on the sliders"
+            f"{draws:,} draws would need {in_bytes(most_bytes)} of memory: choose"
+            " smaller numbers on the sliders"
         )
     if seconds(draws) > limit:
         raise ValueError(
@@ -265,15 +265,15 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
 
 def _density_points(laws: list[Named]) -> Floats:
     """Where densities are drawn, around the mean of the first law."""
-    first = laws[0].law
-    centre = first.mean()
+    first_law = laws[0].law
+    centre = first_law.mean()
     reach = DENSITY_STDS * max(named.law.std() for named in laws)
     if not math.isfinite(centre + reach):
         raise ValueError(
             "the numbers leave double precision: choose less extreme values"
         )
-    if not first._has_density:
-        points = ", ".join(f"{point:g}" for point, _ in first.atoms[:3])
+    if not first_law._has_density:
+        points = ", ".join(f"{point:g}" for point, _ in first_law.atoms[:3])
         raise ValueError(
             f"the output is always {points}: its law has no density to show"
         )

@@ -19,7 +19,7 @@ from ..reader._graph import Graph, UnsupportedError, refused
 from ..reader._laws import Parameter, Parameters
 from ._blocks import common_path, name_blocks
 from ._custom_rules import check_rule
-from ._nodes import Item, Node, PrimitiveCall, trace_of
+from ._nodes import SCATTERS, Item, Node, PrimitiveCall, trace_of
 from ._patterns import joined, keep_users
 from ._primitives import OPERATIONS, RULES, operands_of
 
@@ -46,6 +46,33 @@ UNCHANGED = (
     "sharding_constraint",
 )
 MOST_STEPS = 4096  # of a loop that is unrolled
+
+
+class Opened(NamedTuple):
+    """A jaxpr, and the constants that it refers to."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def opened(jaxpr: Any) -> Opened:
+    """A jaxpr and its constants, closed or not: since JAX 0.11 both are one type."""
+    return Opened(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()))
+
+
+class LoopCounts(NamedTuple):
+    """How many of the inputs of a scan are constants, and how many it carries."""
+
+    consts: int
+    carried: int
+
+
+def loop_counts(params: Mapping[str, Any]) -> LoopCounts:
+    """The counts of a scan: since JAX 0.11 the tree of its inputs has them."""
+    if "num_consts" in params:
+        return LoopCounts(params["num_consts"], params["num_carry"])
+    consts, carried, _ = (len(list(part)) for part in params["ft_in"])
+    return LoopCounts(consts, carried)
 
 
 class Variable(NamedTuple):
@@ -184,9 +211,17 @@ class Recorder:
         is_known = not any(_is_random(x) for x in inputs)
         if name in CALLS and not is_known:
             return self._call(equation, inputs)
-        loops = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        loops = {
+            "scan": self._scan,
+            "while": self._while,
+            "cond": self._cond,
+            "custom_linear_solve": self._linear_solve,
+        }
         if name in loops and not is_known:
             return loops[name](equation, inputs)
+        if not is_known and name not in SCATTERS and _has_functions(equation):
+            reason = "it calls a function in a way that is not supported"
+            raise self._refuse(equation, inputs, reason)
         return self._plain(equation, inputs)
 
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -240,8 +275,7 @@ class Recorder:
         jaxpr = equation.params[CALLS[equation.primitive.name]]
         if equation.primitive.name.startswith("custom"):
             check_rule(equation, refuse=partial(self._refuse, equation, inputs))
-        jaxpr, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-        return self.run(jaxpr, consts, inputs)
+        return self.run(*opened(jaxpr), inputs)
 
     def _refuse(
         self, equation: Any, inputs: list[Any], reason: str
@@ -254,20 +288,19 @@ class Recorder:
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop over an axis, whose steps are unrolled."""
         params = equation.params
-        length, consts = params["length"], params["num_consts"]
+        length, (consts, carried) = params["length"], loop_counts(params)
         if length > MOST_STEPS:
             reason = f"a loop of {length} steps: at most {MOST_STEPS} are read"
             raise self._refuse(equation, inputs, reason)
-        start = consts + params["num_carry"]
+        start = consts + carried
         carry, over = inputs[consts:start], inputs[start:]
         parts = self._parts(over, length)
         steps: list[Any] = [None] * length
         order = range(length)
         for step in reversed(order) if params["reverse"] else order:
             xs = [part[step] for part in parts]
-            closed = params["jaxpr"]
             args = [*inputs[:consts], *carry, *xs]
-            results = self.run(closed.jaxpr, closed.consts, args)
+            results = self.run(*opened(params["jaxpr"]), args)
             carry = results[: len(carry)]
             steps[step] = results[len(carry) :]
         meta = self._meta(equation, inputs)
@@ -325,14 +358,14 @@ class Recorder:
         carry = inputs[first + second :]
         for _ in range(MOST_STEPS):
             args = [*inputs[:first], *carry]
-            (goes_on,) = self.run(conditions.jaxpr, conditions.consts, args)
+            (goes_on,) = self.run(*opened(conditions), args)
             if _is_random(goes_on):
                 reason = "a loop whose length depends on random numbers"
                 raise self._refuse(equation, inputs, reason)
             if not bool(self.value(goes_on)):
                 return carry
             args = [*inputs[first : first + second], *carry]
-            carry = self.run(body.jaxpr, body.consts, args)
+            carry = self.run(*opened(body), args)
         reason = f"a loop of more than {MOST_STEPS} steps"
         raise self._refuse(equation, inputs, reason)
 
@@ -345,7 +378,16 @@ class Recorder:
         branches = equation.params["branches"]
         number = int(np.clip(int(self.value(index)), 0, len(branches) - 1))
         branch = branches[number]
-        return self.run(branch.jaxpr, branch.consts, args)
+        return self.run(*opened(branch), args)
+
+    def _linear_solve(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """The solution of a linear system, by the function that solves it."""
+        params = equation.params
+        lengths, solve = params["const_lengths"], params["jaxprs"].solve
+        start = lengths.matvec + lengths.vecmat
+        consts = inputs[start : start + lengths.solve]
+        right = inputs[sum(lengths) :]
+        return self.run(*opened(solve), [*consts, *right])
 
     # Known numbers
 
@@ -426,6 +468,14 @@ class Recorder:
                 ):
                     node.replace_argument(ids, known)
                     break
+
+
+def _has_functions(equation: Any) -> bool:
+    """Whether a parameter of a primitive is a function."""
+    leaves = jax.tree.leaves(
+        list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+    )
+    return any(hasattr(x, "eqns") for x in leaves)
 
 
 def _is_random(x: Any) -> bool:

@@ -48,7 +48,10 @@ def check_rule(equation: Any, refuse: Callable[[str], Exception]) -> None:
 
 def _is_of_jax(closed: Any) -> bool:
     """Whether a function is one of JAX's own."""
-    info = getattr(closed.jaxpr.debug_info, "func_src_info", None) or ""
+    info = (
+        getattr(getattr(closed, "jaxpr", closed).debug_info, "func_src_info", None)
+        or ""
+    )
     return "site-packages/jax/" in str(info).replace("\\", "/")
 
 

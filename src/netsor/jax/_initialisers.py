@@ -18,7 +18,7 @@ import numpy as np
 from .._validate import Shape
 from ..functions.quantiles import Distribution, transformed
 from ..reader._laws import Parameter, law_of_entries
-from ._capture import CALLS, UNCHANGED
+from ._capture import CALLS, UNCHANGED, loop_counts, opened
 from ._functions import NUMPY
 from ._nodes import PrimitiveCall
 
@@ -151,8 +151,7 @@ class Interpreter:
             shape = tuple(equation.outvars[0].aval.shape)
             return [_uniform(inputs, shape)]
         closed = equation.params[CALLS[equation.primitive.name]]
-        jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
-        return self.run(jaxpr, consts, inputs)
+        return self.run(*opened(closed), inputs)
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """A loop that draws the parameters of all layers, one after the other.
@@ -160,11 +159,10 @@ class Interpreter:
         The results are followed if the loop carries nothing random.
         """
         params = equation.params
-        consts, carried = params["num_consts"], params["num_carry"]
+        consts, carried = loop_counts(params)
         over = [_each(x) for x in inputs[consts + carried :]]
-        closed = params["jaxpr"]
         args = [*inputs[: consts + carried], *over]
-        results = self.run(closed.jaxpr, closed.consts, args)
+        results = self.run(*opened(params["jaxpr"]), args)
         same = [
             before is after
             or (isinstance(before, Known) and isinstance(after, Known) and not carried)

@@ -25,6 +25,20 @@ from ..reader._graph import shape_of
 PACKAGE = str(Path(__file__).parent.parent)
 # parameters of primitives that are types of numbers
 TYPES = ("new_dtype", "preferred_element_type", "dtype")
+# primitives whose parameters have a function of numbers of one type
+SCATTERS = {
+    "scatter-add": jax.lax.scatter_add,
+    "scatter-max": jax.lax.scatter_max,
+    "scatter-min": jax.lax.scatter_min,
+    "scatter-mul": jax.lax.scatter_mul,
+    "scatter-sub": jax.lax.scatter_sub,
+}
+OPTIONS_OF_SCATTER = (
+    "dimension_numbers",
+    "indices_are_sorted",
+    "unique_indices",
+    "mode",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +54,9 @@ class PrimitiveCall:
     def __call__(self, *arrays: Any) -> Any:
         """What JAX computes; floating point has the precision of the arrays."""
         arrays = _of_one_type(arrays)
+        if self.name in SCATTERS:
+            options = {name: self.params[name] for name in OPTIONS_OF_SCATTER}
+            return SCATTERS[self.name](*arrays, **options)
         params = dict(self.params)
         floating = [x.dtype for x in arrays if _is_floating(x.dtype)]
         for name in TYPES:

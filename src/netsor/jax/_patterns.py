@@ -342,7 +342,10 @@ class Joiner:
             "convert_element_type",
         ):
             return False
-        shapes = {shape_of(x) for x in node.args if _is_random(x)}
+        random = [x for x in node.args if _is_random(x)]
+        if any(_is_integer(x) for x in (node, *random)):
+            return False
+        shapes = {shape_of(x) for x in random}
         known = [x for x in node.args if not _is_random(x)]
         return shapes == {shape_of(node)} and all(
             self.number(x) is not None for x in known
@@ -404,6 +407,11 @@ def _is(x: Any, target: str) -> bool:
 def _is_random(x: Any) -> bool:
     """Whether an argument is random."""
     return isinstance(x, Node) and x.is_random
+
+
+def _is_integer(node: Node) -> bool:
+    """Whether the entries of a result are integers, as those of sort by argument."""
+    return bool(jax.numpy.issubdtype(node.meta["val"].dtype, np.integer))
 
 
 def _is_affine(node: Node) -> bool:

@@ -27,6 +27,7 @@ from ..reader._graph import shape_of
 from ..reader._operations import REARRANGEMENTS
 from ._nodes import Node
 from ._products import product
+from ._scatter import scatter
 
 Operation = Callable[..., Any]
 RULES: dict[str, Operation] = {}
@@ -59,6 +60,8 @@ def apply_rule(
     node: Node, call: Call, args: Sequence[Any], names: tuple[str, ...]
 ) -> Any:
     """The result of an operation, by the rule of the first of these names."""
+    if "getitem" in names:  # one of several results, whatever computes them
+        names = ("getitem",)
     name = next((name for name in names if name in RULES), None)
     if name is None:
         raise Refusal(
@@ -66,7 +69,8 @@ def apply_rule(
         )
     function = RULES[name]
     known = inspect.signature(function).parameters
-    options = {key: value for key, value in node.kwargs.items() if key in known}
+    given = {**node.kwargs, "compute": node.compute, "primitive": node.target}
+    options = {key: value for key, value in given.items() if key in known}
     return function(call, *args, **options)
 
 
@@ -168,6 +172,11 @@ def _square(call: Call, x: Tensor) -> Tensor:
     return arithmetic.multiply(call, x, x)
 
 
+@reads("one_minus_square")
+def _one_minus_square(call: Call, x: Tensor) -> Tensor:
+    return arithmetic.subtract(call, np.ones(()), arithmetic.multiply(call, x, x))
+
+
 @reads("integer_pow")
 def _integer_pow(call: Call, x: Tensor, y: int) -> Tensor:
     return arithmetic.power(call, x, y)
@@ -226,6 +235,15 @@ def _layer_norm(call: Call, x: Tensor, eps: float) -> Tensor:
     return arithmetic.normalised(ns.layer_norm, call, x, (1,), eps=eps)
 
 
+@reads("reduce_prod")
+def _reduce_prod(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
+    for axis in sorted((axis % len(x.shape) for axis in axes), reverse=True):
+        last = x.shape[axis] - 1
+        products = rearrangement.running(call, x, axis, arithmetic.multiply)
+        x = rearrangement.pick(call, products, axis, last)
+    return x
+
+
 @reads("softmax")
 def _softmax(call: Call, x: Tensor, axis: int) -> Scalars:
     return arithmetic.softmax(call, x, axis)
@@ -274,12 +292,11 @@ def _convolution(
     feature_group_count: int,
     batch_group_count: int,
 ) -> Tensor:
-    refuse_if(
-        batch_group_count > 1 or any(step > 1 for step in lhs_dilation),
-        "transposed convolutions, and groups of the batch",
-    )
+    refuse_if(batch_group_count > 1, "groups of the batch")
     specs = dimension_numbers
     x = rearrangement.permute(call, x, specs.lhs_spec)
+    if any(step > 1 for step in lhs_dilation):
+        x = _with_gaps(call, x, lhs_dilation)
     kernel = rearrangement.permute(call, kernel, specs.rhs_spec)
     shape = tuple(call.shape[axis] for axis in specs.out_spec)
     for number, (before, after) in enumerate(padding):
@@ -288,7 +305,7 @@ def _convolution(
             padded = [*x.shape]
             padded[2 + number] += before + after
             whole = call._replace(shapes=[tuple(padded)])
-            x = rearrangement.pad(whole, x, sizes, 0.0)
+            x = _padded(whole, x, sizes)
     same = [before if before == after else 0 for before, after in padding]
     result = convolution.convolution(
         call._replace(shapes=[shape]),
@@ -301,6 +318,33 @@ def _convolution(
     )
     order = tuple(np.argsort(specs.out_spec).tolist())
     return rearrangement.permute(call, result, order)
+
+
+def _with_gaps(call: Call, x: Tensor, steps: Sequence[int]) -> Tensor:
+    """Images with zeros between their pixels."""
+    sizes = [
+        (size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)
+    ]
+
+    def of_array(array: Any) -> Any:
+        """The same for an array."""
+        spread = np.zeros((*array.shape[:2], *sizes))
+        places = tuple(slice(None, None, step) for step in steps)
+        spread[:, :, *places] = array
+        return spread
+
+    if not arithmetic.is_random(x):
+        return of_array(np.asarray(x))
+    whole = call._replace(shapes=[(*x.shape[:2], *sizes)], of_array=of_array)
+    return convolution.rearranged(whole, x)
+
+
+def _padded(call: Call, x: Tensor, sizes: list[int]) -> Tensor:
+    """A tensor, random or given, with zeros beside it along its last axes."""
+    if arithmetic.is_random(x):
+        return rearrangement.pad(call, x, sizes, 0.0)
+    pairs = np.reshape(sizes, (-1, 2))[::-1].tolist()
+    return np.pad(np.asarray(x), [(0, 0)] * (len(x.shape) - len(pairs)) + pairs)
 
 
 # Rearrangements
@@ -416,10 +460,10 @@ def _rev(call: Call, x: Tensor, dimensions: Sequence[int]) -> Tensor:
 
 @reads("pad")
 def _pad(call: Call, x: Tensor, value: Any, padding_config: Any) -> Tensor:
-    refuse_if(
-        any(inside for _, _, inside in padding_config), "padding between the entries"
-    )
     refuse_if(arithmetic.is_random(value), "padding with random numbers")
+    if any(inside for _, _, inside in padding_config):
+        refuse_if(value != 0, "padding between the entries with other numbers than 0")
+        return convolution.rearranged(call, x)
     sizes = [
         size for before, after, _ in padding_config[::-1] for size in (before, after)
     ]
@@ -430,6 +474,26 @@ def _pad(call: Call, x: Tensor, value: Any, padding_config: Any) -> Tensor:
 def _gather(call: Call, x: Tensor, ids: Any) -> Tensor:
     refuse_if(arithmetic.is_random(ids), "indices that are random")
     return convolution.rearranged(call, x)
+
+
+@reads("scatter", "scatter-add")
+def _scatter(
+    call: Call,
+    x: Tensor,
+    ids: Any,
+    updates: Tensor,
+    dimension_numbers: Any,
+    compute: Callable[..., Any],
+    primitive: str,
+) -> Tensor:
+    refuse_if(arithmetic.is_random(ids), "indices that are random")
+
+    def of_arrays(operand: Any, given: Any) -> Any:
+        """What JAX computes from arrays in place of the operand and the updates."""
+        return compute(np.float32(operand), ids, np.float32(given))
+
+    adds = primitive == "scatter-add"
+    return scatter(call, x, updates, dimension_numbers, of_arrays, adds=adds)
 
 
 @reads("embedding")

@@ -17,7 +17,7 @@ import numpy as np
 from ..reader import _arithmetic as arithmetic
 from ..reader import _rearrangement as rearrangement
 from ..reader._arithmetic import Call, Tensor, is_random
-from ..reader._axes import Refusal, refuse_if
+from ..reader._axes import Refusal, Vectors, refuse_if
 from ..reader._einsum import einsum
 from ..reader._layout import Permute, Reshape
 from ..reader._random_parameters import Random
@@ -158,5 +158,39 @@ def _of_tensors(call: Call, x: Tensor, of_x: Axes, y: Tensor, of_y: Axes) -> Ten
             names[axis] = next(letters)
     result = [names_x[axis] for axis in (*of_x.batch, *of_x.free)]
     result += [names_y[axis] for axis in of_y.free]
+    x, y = (call.settled(z) if is_random(z) else z for z in (x, y))
+    if _share_coordinates(x, of_x, y, of_y):
+        return _coordinate_by_coordinate(call, x, of_x, y, of_y)
     equation = f"{''.join(names_x)},{''.join(names_y)}->{''.join(result)}"
     return einsum(call, equation, [x, y])
+
+
+def _share_coordinates(x: Tensor, of_x: Axes, y: Tensor, of_y: Axes) -> bool:
+    """Whether the coordinates of both operands are along the same axis of the batch."""
+    if not isinstance(x, Vectors) or not isinstance(y, Vectors):
+        return False
+    if x.is_interleaved or y.is_interleaved:
+        return False
+    return (x.axis, y.axis) in zip(of_x.batch, of_y.batch, strict=True)
+
+
+def _coordinate_by_coordinate(
+    call: Call, x: Vectors, of_x: Axes, y: Vectors, of_y: Axes
+) -> Tensor:
+    """The product of vectors, summed over axes of indices."""
+    sizes = [
+        [z.shape[axis] for axis in axes]
+        for z, axes in ((x, of_x.batch), (x, of_x.free), (y, of_y.free))
+    ]
+    batch, free_x, free_y = sizes
+    summed = [x.shape[axis] for axis in of_x.summed]
+    ones_x, ones_y = [1] * len(free_x), [1] * len(free_y)
+    first = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
+    second = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
+    shape_x = (*batch, *free_x, *ones_y, *summed)
+    first = rearrangement.reshape(call, first, shape_x)
+    second = rearrangement.reshape(call, second, (*batch, *ones_x, *free_y, *summed))
+    whole = call._replace(shapes=[(*batch, *free_x, *free_y, *summed)])
+    products = arithmetic.multiply(whole, first, second)
+    axes = [k - len(summed) for k in range(len(summed))]
+    return arithmetic.total(call, products, axes) if axes else products

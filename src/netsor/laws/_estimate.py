@@ -374,23 +374,14 @@ def _tail_errors(
     largest_tail = min(TAIL, max(count / 5, FEWEST))
     tail_draws = np.minimum(largest_tail, count * share_that_differs / 2)
     tail_share = np.clip(tail_draws, 1, None) / count
-    mass = np.cumsum(weight, axis=0)
-    column = np.arange(deviation.shape[1])
-    # the position of the last draw of the tail, the share p of the tail, and its start
-    # x_p
-    last = np.sum(mass < tail_share * (1 - 1e-9), axis=0)
-    last = np.minimum(last, len(deviation) - 2)
-    p = mass[last, column]
-    start = deviation[last + 1, column]
-    # a column of only two different values has no tail
-    largest = np.where(deviation[0] > 0, deviation[0], 1.0)
-    start = np.where(start > 0, start, largest)
+    tail = _tail_of_columns(deviation, weight, tail_share)
 
     # σ from the mean of log(x/x_p) over the tail
-    is_in_tail = np.arange(len(deviation))[:, None] <= last
-    log_start = np.log(start)
-    log_ratio = np.log(np.maximum(deviation, start)) - log_start
+    is_in_tail = np.arange(len(deviation))[:, None] <= tail.last
+    log_start = np.log(tail.start)
+    log_ratio = np.log(np.maximum(deviation, tail.start)) - log_start
     log_ratio = np.where(is_in_tail, log_ratio, 0.0)
+    p = tail.share
     z_p = -_quantile(np.clip(p, 1e-300, 0.5))
     normal_density = np.exp(-(z_p**2) / 2) / math.sqrt(2 * math.pi)
     sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z_p)
@@ -403,6 +394,30 @@ def _tail_errors(
     exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
     has_deviations = deviation[0] > 0
     return np.where(has_deviations, np.exp(exponent), 0.0)
+
+
+class _Tail(NamedTuple):
+    """The largest deviations of each column, as arrays (columns,)."""
+
+    last: Array  # the position of the smallest of them
+    share: Array  # p, their share of the weight
+    start: Array  # x_p, the next smaller deviation
+
+
+def _tail_of_columns(deviation: Array, weight: Array, tail_share: Array) -> _Tail:
+    """The tail of each column, with at least the weight `tail_share` (columns,).
+
+    The deviations (draws, columns) fall, and `weight` has their weights.
+    """
+    mass = np.cumsum(weight, axis=0)
+    column = np.arange(deviation.shape[1])
+    last = np.sum(mass < tail_share * (1 - 1e-9), axis=0)
+    last = np.minimum(last, len(deviation) - 2)
+    start = deviation[last + 1, column]
+    # a column of only two different values has no tail
+    largest = np.where(deviation[0] > 0, deviation[0], 1.0)
+    start = np.where(start > 0, start, largest)
+    return _Tail(last=last, share=mass[last, column], start=start)
 
 
 def tail_index(samples: Array) -> Array:

@@ -412,6 +412,17 @@ ROUNDED_VARIANCE = 1e-13
 UNIFORM_ENDS = 1e-300, 1 - 1e-16  # whose normal quantiles are finite
 
 
+def _normal_cdf(bound: Array, mean: Array, std: Array) -> Array:
+    """P(N(mean, std²) ≤ bound), (values, components); a step where std is 0.
+
+    bound and std: (components,), mean: (values, components).
+    """
+    is_random = std > 0
+    scale = np.where(is_random, std, 1.0)
+    probability = scipy.special.ndtr((bound - mean) / scale)
+    return np.where(is_random, probability, bound >= mean)
+
+
 def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     """Unbiased values of P(lower < N(0, cov_r) ≤ upper) for components r.
 
@@ -439,12 +450,9 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
 
         # the mean of entry j given the earlier ones; m are values, r components
         mean = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
-
-        # P(entry j ≤ bound) given the earlier entries, (values, components)
-        below_lower = scipy.special.ndtr((lower[:, j] - mean) / scale)
-        below_lower = np.where(is_random, below_lower, lower[:, j] >= mean)
-        below_upper = scipy.special.ndtr((upper[:, j] - mean) / scale)
-        below_upper = np.where(is_random, below_upper, upper[:, j] >= mean)
+        std = np.where(is_random, scale, 0.0)
+        below_lower = _normal_cdf(lower[:, j], mean, std)
+        below_upper = _normal_cdf(upper[:, j], mean, std)
         between = below_upper - below_lower
         probability *= between
         if j < entries - 1:

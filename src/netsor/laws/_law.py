@@ -472,24 +472,12 @@ class WithError:
             left_of_value = self.cdf(np.nextafter(value, -np.inf))
             level_error = np.maximum(level_error, left_of_value.error)
 
-        inner = np.where((level > 0) & (level < 1), level, 0.5)
-        # an overflow means that nothing is known about the log odds of a tiny level
-        with np.errstate(over="ignore"):
-            step = level_error / (inner * (1 - inner))
-        error = np.zeros_like(level_error)
-        # a jump of the quantile may lie between one error and two
-        for steps in (-WIDE, -1.0, 1.0, WIDE):
-            log_odds = scipy.special.logit(inner) + steps * step
-            moved = np.asarray(law.ppf(scipy.special.expit(log_odds)))
-            with np.errstate(invalid="ignore"):  # infinity minus infinity
-                error = np.maximum(error, np.abs(moved - value) / abs(steps))
-
+        error = self._change_of_quantile(level, level_error, value)
         # at least the error over the density, which steps of draws would hide; an atom
         # has no density
+        density = np.zeros_like(level_error)
         if law._has_density:
             density = np.asarray(law.pdf(value))
-        else:
-            density = np.zeros_like(level_error)
         with np.errstate(over="ignore"):
             zeros = np.zeros_like(level_error)
             linear = np.divide(level_error, density, out=zeros, where=density > 0)
@@ -498,6 +486,27 @@ class WithError:
         is_exact = ~np.isfinite(value) | (error < ROOT_ATOL * law.std())
         error = np.where(is_exact, 0.0, error)
         return Estimate(value[()], error[()], law.sources)
+
+    def _change_of_quantile(
+        self, level: Array, level_error: Array, value: Array
+    ) -> Array:
+        """The largest change of quantiles `value` as their levels move by their errors.
+
+        Levels move in log odds, by one error and by more: a jump of the quantile may
+        lie in between.
+        """
+        inner = np.where((level > 0) & (level < 1), level, 0.5)
+        # an overflow means that nothing is known about the log odds of a tiny level
+        with np.errstate(over="ignore"):
+            step = level_error / (inner * (1 - inner))
+        largest = np.zeros_like(level_error)
+        for steps in (-WIDE, -1.0, 1.0, WIDE):
+            log_odds = scipy.special.logit(inner) + steps * step
+            moved = np.asarray(self._law.ppf(scipy.special.expit(log_odds)))
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
+                change = np.abs(moved - value) / abs(steps)
+                largest = np.maximum(largest, change)
+        return largest
 
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function; its error is the radius of a circle in the

@@ -392,9 +392,9 @@ def conditioned(
     cov = law.component_cov
     weight = law._replicas.weights
     origin = law.origin
-    data = checked_data(law.dim, observed, noise, "condition")
-    entries = data.entries
-    update = updated(law.component_mean, cov, data)
+    observations = checked_data(law.dim, observed, noise, "condition")
+    entries = observations.entries
+    update = updated(law.component_mean, cov, observations)
     with np.errstate(divide="ignore"):  # of replicas without weight
         log_joint = np.log(weight) + log_density(update.root, update.z)
     posterior = scipy.special.softmax(log_joint)

@@ -182,20 +182,20 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     # the two sides of the grid, (GRID,) each
     low = mean - GRID_STDS * scale
     high = mean + GRID_STDS * scale
-    first = np.linspace(low[0], high[0], GRID)
-    second = np.linspace(low[1], high[1], GRID)
+    x_axis = np.linspace(low[0], high[0], GRID)
+    y_axis = np.linspace(low[1], high[1], GRID)
     cell = 2 * GRID_STDS * scale / (GRID - 1)
     # wider by less than a cell, to show thin ridges (two tokens that attend to the same
     # one) as ridges
     wider = pair.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2)
     smoothed = type(law)(pair.component_mean, wider, law.origin, law.weight)
-    grid = np.stack(np.meshgrid(first, second, indexing="ij"), axis=-1)
+    grid = np.stack(np.meshgrid(x_axis, y_axis, indexing="ij"), axis=-1)
     density = smoothed.pdf(grid)
     label_of_level = _levels(density, float(np.prod(cell)))
     axes = _one_axes(ax)
     lines = axes.contour(
-        first,
-        second,
+        x_axis,
+        y_axis,
         density.T,
         levels=sorted(label_of_level),
         colors=BLUE,

@@ -436,13 +436,13 @@ def _decoder_layer(
         model, x=normed(model, x), mask=None, bias=None, context=context
     ).output
     x = x + crossed
-    given = normed(model, x)
-    fed = _feed(model, given)
+    queries = normed(model, x)
+    fed = _feed(model, queries)
     return Layer(
         stream=x + fed,
         attended=attended.output,
         fed=fed,
-        given=given,
+        given=queries,
         scores=attended.scores,
         weights=attended.weights,
         crossed=crossed,

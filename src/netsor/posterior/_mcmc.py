@@ -377,6 +377,29 @@ def r_hat(draws: Array) -> Array:
     return np.maximum(*ratios)
 
 
+def _lagged_products(scores: Array) -> Array:
+    """Σ_t x_t x_(t + lag) of each chain, for scores x minus their mean.
+
+    The arrays are (chains, draws, quantities) and (chains, lags, quantities).
+    """
+    length = scores.shape[1]
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    spectrum = np.fft.rfft(centred, 2 * length, axis=1)  # padded: no lag wraps around
+    lagged_products = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)
+    return lagged_products[:, :length]
+
+
+def _falling_and_positive(pair_sums: Array) -> Array:
+    """Sums of neighbouring autocorrelations, (pairs, quantities), without noise.
+
+    The sums of a Markov chain are positive and fall. From the first that is not
+    positive, only noise is left.
+    """
+    positive_so_far = np.cumprod(pair_sums > 0, axis=0) > 0
+    without_noise = np.where(positive_so_far, pair_sums, 0.0)
+    return np.minimum.accumulate(without_noise, axis=0)
+
+
 def effective(draws: Array) -> Array:
     """The effective sample size for the mean of each quantity's ranks, (quantities,).
 
@@ -386,22 +409,15 @@ def effective(draws: Array) -> Array:
     scores, within, between = _normal_scores(draws)
     chains, length, _ = scores.shape
     total = chains * length
-    centred = scores - scores.mean(axis=1, keepdims=True)
-    spectrum = np.fft.rfft(centred, 2 * length, axis=1)  # padded: no lag wraps around
-    lagged_products = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :length]
-    autocovariance = lagged_products.mean(axis=0) / length  # (lags, quantities)
+    autocovariance = _lagged_products(scores).mean(axis=0) / length
     variance = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
         variogram = within - autocovariance * length / (length - 1)
         rho = np.where(variance > 0, 1 - variogram / variance, 0.0)
     rho[0] = 1.0
     even_length = length - length % 2
-    pair_sums = rho[:even_length].reshape(length // 2, 2, -1).sum(axis=1)
-    # sums of neighbours are positive and fall; from the first that does not, only noise
-    # is left
-    positive_so_far = np.cumprod(pair_sums > 0, axis=0) > 0
-    pair_sums = np.where(positive_so_far, pair_sums, 0.0)
-    pair_sums = np.minimum.accumulate(pair_sums, axis=0)
+    pairs = rho[:even_length].reshape(length // 2, 2, -1)
+    pair_sums = _falling_and_positive(pairs.sum(axis=1))
     # anticorrelated draws are worth more than independent ones; at most this many times
     most = np.log10(max(total, 10))
     correlation_time = np.maximum(-1 + 2 * pair_sums.sum(axis=0), 1 / most)

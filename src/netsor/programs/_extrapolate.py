@@ -206,13 +206,7 @@ def _posterior_limit(
     # numbers are relative to the mean at the largest width, here and below
     off = mean - mean[-1]
 
-    # An estimate whose weights come from the estimated covariance has more noise than
-    # that covariance says.
-    free = count - len(n)
-    inflation = (count - 1) * (count - 2) / (free * (free - 1))
-    cov = inflation * cov
-    jitter = rounding**2 + ROUNDING * np.diag(cov).mean() + np.finfo(float).tiny
-    cov += np.eye(len(n)) * jitter
+    cov = _inflated(cov, count, rounding)
 
     # the sizes of the prior: multiples of the change over the widths, or of its noise
     steps = np.diff(np.eye(len(n)), axis=0)
@@ -242,10 +236,24 @@ def _posterior_limit(
     limit = float(np.sum(weight * value))
     variance = 1 / precision + (value - limit) ** 2
     deviation = math.sqrt(np.sum(weight * variance))
+    degrees_of_freedom = count - len(n) + 1
     return Limit(
         value=float(mean[-1]) + limit,
-        error=student(free + 1, 2.0) * deviation + rounding,
+        error=student(degrees_of_freedom, 2.0) * deviation + rounding,
     )
+
+
+def _inflated(cov: Array, count: int, rounding: float) -> Array:
+    """The covariance of the noise of an estimate that is weighted by `cov`.
+
+    An estimate whose weights come from a covariance that is itself estimated, from
+    `count` blocks, has more noise than that covariance says.
+    """
+    free = count - len(cov)
+    inflation = (count - 1) * (count - 2) / (free * (free - 1))
+    inflated = inflation * cov
+    jitter = rounding**2 + ROUNDING * np.diag(inflated).mean() + np.finfo(float).tiny
+    return np.asarray(inflated + np.eye(len(cov)) * jitter)
 
 
 def _prior_covs(n: Array, size: Array) -> Array:
@@ -362,8 +370,8 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
         return result
 
     with np.errstate(all="ignore"):
-        at_limit = np.asarray(f(*(point.value for point in points)))
-        base = np.where(np.isfinite(at_limit), at_limit, 0.0)
+        value_at_limit = np.asarray(f(*(point.value for point in points)))
+        base = np.where(np.isfinite(value_at_limit), value_at_limit, 0.0)
         distances = []  # D(t), for each entry
         for t in RAY:
             deviation = np.abs(f(*arguments_at(t)) - base)
@@ -648,19 +656,24 @@ class ExtrapolatedLaw:
         It moves to two errors on each side of them: four laws. If centre or spread show
         no limit, it moves as far again as from the smallest width to the largest.
         """
-        last = _centres_and_spreads(self._last)
-        first = _centres_and_spreads(_pooled([laws[0] for laws in self.laws]))
+        # arrays (2, outputs): the centres and the spreads
+        at_largest = _centres_and_spreads(self._last)
+        smallest_width = _pooled([laws[0] for laws in self.laws])
+        at_smallest = _centres_and_spreads(smallest_width)
         limits = self._extrapolated(_centres_and_spreads)
-        value = np.array([limit.value for limit in limits]).reshape(last.shape)
-        error = np.array([limit.error for limit in limits]).reshape(last.shape)
+        value = np.array([limit.value for limit in limits]).reshape(at_largest.shape)
+        error = np.array([limit.error for limit in limits]).reshape(at_largest.shape)
         has_limit = np.isfinite(error)
-        value = np.where(has_limit, value, last)
-        error = np.where(has_limit, error, np.abs(last - first) / 2)
-        fully, partly = [], []
+        value = np.where(has_limit, value, at_largest)
+        half_change = np.abs(at_largest - at_smallest) / 2
+        error = np.where(has_limit, error, half_change)
+        fully = []
+        partly = []
         for sides in product((-2.0, 2.0), repeat=2):  # of the centre and of the spread
             target = value + np.array(sides)[:, None] * error
-            fully.append(self._move_to(target, last))
-            partly.append(self._move_to(last + PART * (target - last), last))
+            on_the_way = at_largest + PART * (target - at_largest)
+            fully.append(self._move_to(target, at_largest))
+            partly.append(self._move_to(on_the_way, at_largest))
         return _MovedLaws(fully, partly)
 
     def _move_to(self, target: Array, last: Array) -> Any:

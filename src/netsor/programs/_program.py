@@ -370,14 +370,14 @@ class Program:
             `law.with_error` has every number with its standard error: of sampling and
             of Gaussian expectations.
         """
-        where = choose(backend, device, precision)
+        chosen_backend = choose(backend, device, precision)
         sampling = Sampling(
             draws,
             seed=chosen_seed(seed, rng),
             workers=workers,
             executor=executor,
             progress=progress,
-            backend=where,
+            backend=chosen_backend,
             least=2,
         )
         exact = one_of(method, "method", "law", ("exact", "extrapolate")) == "exact"
@@ -487,8 +487,8 @@ class Program:
         seed = chosen_seed(seed, rng)
         schedule = Schedule(draws, chains, thin, particles, moves).checked()
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
-        data = checked_data(latent.entries, observed, noise, "posterior")
-        return _bayes.posterior(latent, data, schedule, seed, progress, origin)
+        observations = checked_data(latent.entries, observed, noise, "posterior")
+        return _bayes.posterior(latent, observations, schedule, seed, progress, origin)
 
     def posterior_cost(
         self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0, **options: Any
@@ -521,8 +521,8 @@ class Program:
         start = time.perf_counter()
         latent, _ = self._at(widths).latent(workers, where)
         planning = time.perf_counter() - start
-        data = checked_data(latent.entries, observed, noise, "posterior_cost")
-        cost = _bayes.cost(latent, data, schedule)
+        observations = checked_data(latent.entries, observed, noise, "posterior_cost")
+        cost = _bayes.cost(latent, observations, schedule)
         # the means and the covariances of the states: 16 bytes for each pair of entries
         law_bytes = 16.0 * schedule.draws * latent.entries**2
         return replace(
@@ -566,9 +566,11 @@ class Program:
         # there are no chains, but a schedule needs two
         schedule = Schedule(chains=2, particles=particles, moves=moves).checked()
         latent, origin = at.latent(workers, choose(backend, device), seed)
-        data = checked_data(latent.entries, observed, noise, "log_evidence")
+        observations = checked_data(latent.entries, observed, noise, "log_evidence")
         shifted = at.shifted(workers) if origin.quadrature_error else []
-        return _bayes.evidence(latent, data, schedule, runs, seed, progress, shifted)
+        return _bayes.evidence(
+            latent, observations, schedule, runs, seed, progress, shifted
+        )
 
     def _at(self, widths: dict[str, float], need_limit: bool = True) -> AtWidths:
         """The program at these widths, with the status of its law.

@@ -155,9 +155,9 @@ class Call(NamedTuple):
             sizes = a.shape[a.axis], b.shape[b.axis]
             a_is_indexed = sizes[0] < sizes[1] or (sizes[0] == sizes[1] and b.last)
             b_is_indexed = not a_is_indexed
-        first = self.draws.entries(a) if a_is_indexed else a
-        second = self.draws.entries(b) if b_is_indexed else b
-        return first, second
+        settled_a = self.draws.entries(a) if a_is_indexed else a
+        settled_b = self.draws.entries(b) if b_is_indexed else b
+        return settled_a, settled_b
 
 
 def vectors_of_scalars(x: Scalars) -> Vectors:
@@ -682,13 +682,13 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     )
     if isinstance(x, Interleaved):
         return _with_bias(call, _product_of_flattened(call, x, weight), bias)
-    given = None if is_random(x) else numbers(x)
+    known_numbers = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     refuse_if(
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",
     )
-    return _with_bias(call, call.draws.product(weight, x.plain, given), bias)
+    return _with_bias(call, call.draws.product(weight, x.plain, known_numbers), bias)
 
 
 def _with_bias(call: Call, product: Tensor, bias: Tensor) -> Tensor:
@@ -871,8 +871,8 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
         raise Refusal("a condition that is random")
     kept = numbers(condition).astype(bool)
     if is_random(chosen) and is_random(other):
-        first = multiply(call, chosen, kept.astype(float))
-        return add(call, first, multiply(call, other, 1.0 - kept))
+        chosen_part = multiply(call, chosen, kept.astype(float))
+        return add(call, chosen_part, multiply(call, other, 1.0 - kept))
     if is_random(chosen):
         x, fill = chosen, numbers(other)
     else:
@@ -894,9 +894,9 @@ def _chosen_by_scalars(
             not is_random(x) and not np.isfinite(numbers(x)).all(),
             "a random choice between vectors and infinite numbers",
         )
-    first = multiply(call, chosen, condition)
+    chosen_part = multiply(call, chosen, condition)
     not_chosen = Scalars(1.0 - condition.value)
-    return add(call, first, multiply(call, other, not_chosen))
+    return add(call, chosen_part, multiply(call, other, not_chosen))
 
 
 def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:

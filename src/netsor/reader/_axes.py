@@ -239,10 +239,10 @@ def end_to_end(parts: Sequence[Vectors], axis: int) -> Vectors:
 
     All are cut into pieces of one size, which are then one vector.
     """
-    size = math.gcd(*(part.shape[axis] for part in parts))
+    size = math.gcd(*(vectors.shape[axis] for vectors in parts))
     cut_parts = []
-    for part in parts:
-        last = part.moved(axis, -1)
+    for vectors in parts:
+        last = vectors.moved(axis, -1)
         cut = last.viewed(Reshape((*last.shape[:-1], last.shape[-1] // size, size)))
         cut_parts.append(cut.plain)
     return Vectors.of(concat(join(cut_parts, axis=-1), axis=-1), axis)
@@ -413,8 +413,8 @@ class Linear:
     @property
     def used_coordinates(self) -> tuple[int, int]:
         """The first coordinate that the function depends on, and one past the last."""
-        used = self.image.any(axis=0)
-        first, minus_last = np.broadcast_to(self.reach, self.image.shape)[:, used]
+        is_used = self.image.any(axis=0)
+        first, minus_last = np.broadcast_to(self.reach, self.image.shape)[:, is_used]
         nowhere = self.x.shape[-1]
         if not (first < nowhere).any():
             return 0, 0
@@ -482,18 +482,20 @@ def settled(linear: Linear) -> Vectors:
         stop - start != linear.shape[-1],
         "coordinates of a vector are combined in a way that is not a rotary position",
     )
-    part = x.part(start, stop)
+    combined = x.part(start, stop)
     before = x.probe[..., start:stop]
     after = linear.image
     factor = after[0]  # the image of ones
     rounding = 1e-12 * np.abs(after).max()
     if not np.allclose(after[1], factor * before[1], rtol=1e-9, atol=rounding):
-        return _rotated(part, before, after)
+        return _rotated(combined, before, after)
     if np.ptp(factor, axis=-1).any():
-        return Vectors.of(part.plain * data(np.broadcast_to(factor, part.shape)))
+        return Vectors.of(
+            combined.plain * data(np.broadcast_to(factor, combined.shape))
+        )
     if (factor == 1).all():
-        return part
-    return Vectors.of(factor[..., 0] * part.plain)
+        return combined
+    return Vectors.of(factor[..., 0] * combined.plain)
 
 
 class Rotation(NamedTuple):
@@ -508,17 +510,19 @@ class Rotation(NamedTuple):
 
 def _rotated(x: Vectors, before: Floats, after: Floats) -> Vectors:
     """Vectors of which all coordinates, or the last ones, have rotary positions."""
-    first = int(
+    first_changed = int(
         np.flatnonzero((after != before).reshape(-1, x.shape[-1]).any(axis=0))[0]
     )
     try:
         return _rotated_from_first(x, before, after)
     except Refusal:
-        if first == 0:
+        if first_changed == 0:
             raise
-    last_part = x.part(first, x.shape[-1])
-    rotated = _rotated_from_first(last_part, before[..., first:], after[..., first:])
-    return end_to_end([x.part(0, first), rotated], rotated.axis)
+    last_part = x.part(first_changed, x.shape[-1])
+    rotated = _rotated_from_first(
+        last_part, before[..., first_changed:], after[..., first_changed:]
+    )
+    return end_to_end([x.part(0, first_changed), rotated], rotated.axis)
 
 
 def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:

@@ -236,13 +236,13 @@ def _group(
         windows = shape.of_pixels(of_group)
         matrix = matrices.viewed(Reshape((outputs, windows.shape[-1])))
         return _vectors(call.draws.product(matrix, ns.data(windows), windows))
-    part = x.part(channels.start, channels.stop).plain
+    channels_of_group = x.part(channels.start, channels.stop).plain
     if math.prod(shape.windows.kernel) == 1:
-        inside = taken(part, shape.positions(x)[..., 0], ndim)
+        inside = taken(channels_of_group, shape.positions(x)[..., 0], ndim)
         matrix = matrices.viewed(Reshape((outputs, inputs)))
     else:
         # the entries of a window one after the other, each with all channels
-        inside = ns.concat(taken(part, shape.positions(x), ndim), axis=-1)
+        inside = ns.concat(taken(channels_of_group, shape.positions(x), ndim), axis=-1)
         matrix = matrices.viewed(Permute.moving(1, -1, ndim=ndim + 2))
     return _vectors(call.draws.product(matrix, inside))
 

@@ -52,11 +52,11 @@ def law_of_declaration(declaration: Declaration, argument: str) -> Parameter:
         scale(declaration.std, f"{argument}.std")
         return declaration
     if isinstance(declaration, list | tuple) and declaration:
-        parts = tuple(
+        laws = tuple(
             law_of_declaration(part, f"{argument}[{k}]")
             for k, part in enumerate(declaration)
         )
-        return Parameter("", (), PARTS, note=DECLARED, value=parts)
+        return Parameter("", (), PARTS, note=DECLARED, value=laws)
     if hasattr(declaration, "dist") and hasattr(declaration, "ppf"):
         return _law_of_scipy(declaration, argument)
     if as_number(declaration) is None:

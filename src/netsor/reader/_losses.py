@@ -56,12 +56,14 @@ def cross_entropy(
     right = unit_vectors(words.ravel()[rows].tolist(), logits.width.factor)
     if reduction == MEAN:
         return Scalars(cross_entropy_of(logits[rows], right))
-    each = [cross_entropy_of(logits[[row]], right[[k]]) for k, row in enumerate(rows)]
+    losses_of_rows = [
+        cross_entropy_of(logits[[row]], right[[k]]) for k, row in enumerate(rows)
+    ]
     refuse_if(
         reduction != SUM and len(rows) < words.size,
         "losses of single tokens, where some tokens have no target",
     )
-    losses = join(each)
+    losses = join(losses_of_rows)
     return Scalars(losses.sum() if reduction == SUM else losses.reshape(*words.shape))
 
 

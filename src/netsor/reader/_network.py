@@ -120,8 +120,8 @@ def _streams(parts: Structure) -> dict[Any, Any]:
 
 def _tables(graph: Graph) -> set[str]:
     """The parameters whose rows are looked up."""
-    used = {node.args[0] for node in graph.nodes if name_of(node) == "embedding"}
-    return {graph.parameters[node] for node in used if node in graph.parameters}
+    tables = {node.args[0] for node in graph.nodes if name_of(node) == "embedding"}
+    return {graph.parameters[node] for node in tables if node in graph.parameters}
 
 
 def _names_of_kinds(parts: Structure) -> dict[str, str]:
@@ -232,9 +232,9 @@ def _probes_of_attention(
             f"the heads of {block.path} have scores of different shapes: an audit takes"
             " one per block"
         )
-    first = all_pairs[0][0]
-    if all((pairs == first).all() for pairs in all_pairs):
-        return [probe._replace(mask=first) for probe in probes], first
+    shared_mask = all_pairs[0][0]
+    if all((pairs == shared_mask).all() for pairs in all_pairs):
+        return [probe._replace(mask=shared_mask) for probe in probes], shared_mask
     return probes, np.concatenate(all_pairs[::2])  # those of scores
 
 
@@ -257,13 +257,13 @@ def _is_causal(reader: Reader, parts: Structure, masks: list[Any]) -> bool:
     """
     if any(mask is not None for mask in masks):
         return any(_hides_tokens(mask) for mask in masks)
-    first: Any = reader.tokens[parts.blocks[0].before]
-    last: Any = reader.tokens[parts.blocks[-1].stream]
-    if first.size < 2 or first.size != last.size:
+    input_tokens: Any = reader.tokens[parts.blocks[0].before]
+    output_tokens: Any = reader.tokens[parts.blocks[-1].stream]
+    if input_tokens.size < 2 or input_tokens.size != output_tokens.size:
         return False
-    direction = np.random.default_rng(0).standard_normal(last.width.factor)
+    direction = np.random.default_rng(0).standard_normal(output_tokens.width.factor)
     try:
-        gradient = grad(dot(data(direction), last[0]), first)
+        gradient = grad(dot(data(direction), output_tokens[0]), input_tokens)
     except TraceError:  # of a function without a known derivative
         return False
     column = gradient[:, None]
@@ -312,16 +312,16 @@ def _hides_tokens(mask: Any) -> bool:
 
 def loss_of(net: Network) -> Program:
     """The loss of the first step of a network to train."""
-    parts, targets, name = net.structure, net.targets, net.program.name
-    if parts.words is None or targets is None or len(targets.rows) < 2:
+    structure, targets, name = net.structure, net.targets, net.program.name
+    if structure.words is None or targets is None or len(targets.rows) < 2:
         raise UnsupportedError(
             f"{name} returns no logits for the tokens of one sequence: training needs"
             " them"
         )
     rows = np.array(targets.rows)
     logits = net.logits.reshape(-1)[rows]
-    size, ids = logits.width.factor, parts.words.ids[rows].tolist()
-    words = unit_vectors(ids, size) if parts.head == parts.words.table else None
+    size, ids = logits.width.factor, structure.words.ids[rows].tolist()
+    words = unit_vectors(ids, size) if structure.head == structure.words.table else None
     loss = cross_entropy_of(logits, unit_vectors(targets.words, size), words)
     watched = [probe for probe in net.program.probes if probe.name in WATCHED]
     # of the words that a step moves by order 1

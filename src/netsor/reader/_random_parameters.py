@@ -170,8 +170,8 @@ class DrawnRows:
         Also the places of these positions in their rows, which are 0.
         """
         block, within = np.divmod(starts, self.length * self.step)
-        place, offset = np.divmod(within, self.step)
-        return block * self.step + offset, place
+        position, offset = np.divmod(within, self.step)
+        return block * self.step + offset, position
 
     def of_storage(self, numbers: Any) -> Any:
         """The rows, in the order in which they were drawn, of the whole parameter."""
@@ -282,9 +282,10 @@ class Draws:
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""
-        first = self._uses.setdefault(name, use)
+        earlier_use = self._uses.setdefault(name, use)
         refuse_if(
-            first != use, f"the parameter {name} is used both as {first} and as {use}"
+            earlier_use != use,
+            f"the parameter {name} is used both as {earlier_use} and as {use}",
         )
         return self.laws[name]
 
@@ -404,14 +405,14 @@ class Draws:
             f"parts of {w.name} that overlap, or its transpose, act as different"
             f" matrices on given numbers: {law.remedy}",
         )
-        used = np.flatnonzero(x.reshape(-1, x.shape[-1]).any(axis=0))
-        if not used.size:
-            used = np.array([0])
-        columns.add(used.tolist())
-        vectors = columns.joined[columns.indices(used)]
+        nonzero_columns = np.flatnonzero(x.reshape(-1, x.shape[-1]).any(axis=0))
+        if not nonzero_columns.size:
+            nonzero_columns = np.array([0])
+        columns.add(nonzero_columns.tolist())
+        vectors = columns.joined[columns.indices(nonzero_columns)]
         if w.frozen:
             vectors = stop_gradient(vectors)
-        return Vectors.of(x[..., used] @ vectors)
+        return Vectors.of(x[..., nonzero_columns] @ vectors)
 
     def _is_whole(self, w: Random) -> bool:
         """Whether a view is the whole parameter, and not transposed.

@@ -93,8 +93,10 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
     """Entries along an axis: by an integer, a slice, or an array of integers."""
     axis %= len(x.shape)
     if isinstance(x, Patchwork):
-        given = x.given_numbers(axis, index)
-        return pick(call, x.joined(call), axis, index) if given is None else given
+        picked_numbers = x.given_numbers(axis, index)
+        if picked_numbers is not None:
+            return picked_numbers
+        return pick(call, x.joined(call), axis, index)
     if isinstance(x, Interleaved):
         return rearranged(call, x, Index(axis, index))
     if isinstance(x, Random | Scalars):
@@ -191,14 +193,14 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         size = x.shape[axis]
         if before < 0 or after < 0:
             x = pick(call, x, axis, slice(max(-before, 0), size - max(-after, 0)))
-        parts = []
+        paddings = []
         for count in (before, after):
             shape = list(x.shape)
             shape[axis] = max(count, 0)
-            parts.append(np.full(shape, value))
+            paddings.append(np.full(shape, value))
         shape[axis] = size + before + after
         whole = call._replace(shapes=[tuple(shape)])
-        x = concatenate(whole, [parts[0], x, parts[1]], axis)
+        x = concatenate(whole, [paddings[0], x, paddings[1]], axis)
     return x
 
 
@@ -317,15 +319,15 @@ class Patchwork:
 
     def joined(self, call: Call) -> Tensor:
         """The whole tensor."""
-        parts: list[Tensor] = []
+        patches_in_order: list[Tensor] = []
         position, size = 0, self.shape[self.axis]
         for positions in sorted(self.patches, key=lambda each: each.start):
-            parts += self._given(position, positions.start)
-            parts.append(self.patches[positions])
+            patches_in_order += self._given(position, positions.start)
+            patches_in_order.append(self.patches[positions])
             position = positions.stop
-        parts += self._given(position, size)
+        patches_in_order += self._given(position, size)
         whole = call._replace(shapes=[self.shape])
-        return concatenate(whole, parts, self.axis)
+        return concatenate(whole, patches_in_order, self.axis)
 
     def _given(self, start: int, stop: int) -> list[Floats]:
         """The given numbers between two patches."""

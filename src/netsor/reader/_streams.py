@@ -225,8 +225,8 @@ def _turned(user: Node, axes: tuple[int, ...]) -> tuple[int, ...] | None:
         return tuple(axes[axis] for axis in user.args[1])
     if name_of(user) == "transpose":
         swapped = list(axes)
-        first, second = user.args[1:3]
-        swapped[first], swapped[second] = swapped[second], swapped[first]
+        axis0, axis1 = user.args[1:3]
+        swapped[axis0], swapped[axis1] = swapped[axis1], swapped[axis0]
         return tuple(swapped)
     if len(shape_of(user)) != len(axes):
         return None

@@ -227,15 +227,15 @@ def structure(graph: Graph) -> Structure:
 
 def _no_blocks(stacks: int, problems: Sequence[str]) -> str:
     """Why a network has no blocks, or too many stacks of them."""
-    needed = (
+    requirement = (
         "an audit needs modules layers.0, layers.1, …, which add branches to a stream"
         " (batch, tokens, width)"
     )
     if stacks:
         return f"{stacks} stacks of blocks were found, and at most two are read"
     if problems:
-        return f"no blocks were found: {problems[0]}; {needed}"
-    return f"no blocks were found: {needed}"
+        return f"no blocks were found: {problems[0]}; {requirement}"
+    return f"no blocks were found: {requirement}"
 
 
 def _stacks_of_modules(graph: Graph, problems: list[str]) -> list[Stack]:
@@ -303,13 +303,13 @@ def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
         if len(paths) < 2:
             continue
         cuts = [*(starts[path] for path in paths), len(graph.nodes)]
-        parts = [
+        iterations = [
             Part(path, graph.nodes[start:stop], None)
             for path, (start, stop) in zip(paths, pairwise(cuts), strict=True)
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
         before = next((x for x in inputs if graph.is_random(x)), None)
-        stacks += _stack(graph, before, parts, problems)
+        stacks += _stack(graph, before, iterations, problems)
     return stacks
 
 

@@ -91,7 +91,7 @@ class Rate:
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to plot; pyplot's current axes by default.
+            Where to plot; the axes of a new figure by default.
         label : str, optional
             Its name in the legend.
 
@@ -103,7 +103,7 @@ class Rate:
         if ax is None:
             import matplotlib.pyplot as plt  # slow to import
 
-            ax = plt.gca()
+            ax = plt.figure(layout="constrained").gca()
         widths = np.array(self.widths, dtype=float)
         value = np.array([kl.value for kl in self.kl], dtype=float)
         error = np.array([kl.error for kl in self.kl], dtype=float)

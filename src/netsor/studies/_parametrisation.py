@@ -238,9 +238,9 @@ def _read(
     "parametrisation".
     """
     name = content.pop("name", default_name)
-    like = content.pop("like", "fixed")
-    _check_names(name, like)
-    start = _as_tables(named_parametrisation(like, optimiser))
+    starting_point = content.pop("like", "fixed")
+    _check_names(name, starting_point)
+    start = _as_tables(named_parametrisation(starting_point, optimiser))
     # "matrices" sets all matrices of the blocks, and each kind may set its own
     matrices = content.get("matrices", {})
     tables = {key: value for key, value in content.items() if key != "matrices"}
@@ -252,8 +252,8 @@ def _read(
         with_matrices[kind] = _merged(start[kind], matrices, "matrices")
     merged = _merged(with_matrices, tables, "")
     words = f"{name}, from a file"
-    if like != "fixed":
-        words += f" that begins with {like}"
+    if starting_point != "fixed":
+        words += f" that begins with {starting_point}"
     logits = merged.pop("logits")
     scores = merged.pop("scores")
     promise = merged.pop("promise")
@@ -266,7 +266,7 @@ def _read(
         head_dim=scores[HEAD_DIM],
         features=promise["features"],
         outputs=promise["logits"],
-        like=like,
+        like=starting_point,
         settings=(
             *_matrix_settings(matrices, tables, start),
             *_settings(tables, with_matrices),

@@ -22,12 +22,13 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.torch needs PyTorch: pip install torch ({error})") from error
 
+from ..checks._findings import InitFinding
+from ..checks._init_check import InitCheck
 from ..reader._declared_laws import constant
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
-from ._check_init import InitCheck, check_init
+from ._check_init import check_init
 from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
-from ._init_tests import InitFinding
 from ._network import network
 from ._parameters import parameters
 from ._program import program

@@ -309,6 +309,30 @@ def _std(
     return arithmetic.raised(variance, 0.5)
 
 
+@reads("var_mean")
+def _var_mean(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    correction: Any = None,
+) -> list[Tensor]:
+    variance = _var(call, x, dim, keepdim, correction=correction)
+    return [variance, _mean(call, x, dim, keepdim)]
+
+
+@reads("std_mean")
+def _std_mean(
+    call: Call,
+    x: Tensor,
+    dim: Any = (),
+    keepdim: bool = False,
+    correction: Any = None,
+) -> list[Tensor]:
+    std = _std(call, x, dim, keepdim, correction=correction)
+    return [std, _mean(call, x, dim, keepdim)]
+
+
 @reads("where")
 def _where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     return arithmetic.where(call, condition, self, other)

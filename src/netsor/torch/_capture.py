@@ -269,10 +269,10 @@ def _refuse_random_numbers(node: Node) -> None:
 def _refuse_hooks(module: Module) -> None:
     """Reject hooks that may change gradients."""
     hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    parts = [("parameter", *item) for item in module.named_parameters()]
-    parts += [("module", *item) for item in module.named_modules()]
-    for kind, path, part in parts:
-        if any(getattr(part, name, None) for name in hooks):
+    differentiated = [("parameter", *item) for item in module.named_parameters()]
+    differentiated += [("module", *item) for item in module.named_modules()]
+    for kind, path, owner in differentiated:
+        if any(getattr(owner, name, None) for name in hooks):
             raise UnsupportedError(
                 f"the {kind} {path or 'itself'} has a hook on its gradient: remove the"
                 " hook"
@@ -513,6 +513,18 @@ REPLACED_BUT_COMPLEX = {
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
 
+# operations that torch can write by simpler ones, which the table of operations has
+COMPOSITE = frozenset(
+    (
+        *("numpy_T", "matrix_H", "mH", "adjoint", "swapdims"),
+        *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "tile"),
+        *("hstack", "vstack", "dstack", "column_stack", "tensor_split"),
+        *("hsplit", "vsplit", "inner", "tensordot", "dot", "vdot", "mv"),
+        *("linalg_multi_dot", "chain_matmul", "linalg_norm", "cosine_similarity"),
+        *("glu", "var_mean", "std_mean"),
+    )
+)
+
 
 def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The exported program of a copy whose parameters have shapes and no memory."""
@@ -618,29 +630,44 @@ def _plain_torch() -> Iterator[None]:
 
 
 def _decomposed(exported: Any) -> Any:
-    """An exported program without operations in place, and with few of `einsum`.
+    """An exported program without operations in place, with few of `einsum`, and
+    without those of `COMPOSITE`.
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
     nodes = exported.graph.nodes
+    calls = [node for node in nodes if node.op == "call_function"]
     in_place = any(is_in_place(node) for node in nodes)
-    sums = [node for node in nodes if node.target is EINSUM]
-    if not in_place and not sums:
+    sums = [node for node in calls if node.target is EINSUM]
+    is_composite = any(name_of(node) in COMPOSITE for node in calls)
+    if not in_place and not sums and not is_composite:
         return exported
     kept = {node.args[0] for node in sums if _is_batched(node)}
     kept -= {node.args[0] for node in sums if not _is_batched(node)}
-    decompose = torch.export.default_decompositions()[EINSUM]
+    default = torch.export.default_decompositions()
 
     def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
         if equation in kept:
             return NotImplemented
-        return decompose(equation, operands)
+        return default[EINSUM](equation, operands)
 
+    # torch always decomposes those that are not in its table, such as x.T
+    table = {}
+    for operation, rule in default.items():
+        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
+            table[operation] = rule
+    table[torch.ops.aten.mv.default] = _matrix_vector
+    table[EINSUM] = decomposed_einsum
     # outside `PlainFunctions`, which would detach every result; torch copies what it
     # itself calls deprecated
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return exported.run_decompositions({EINSUM: decomposed_einsum})
+        return exported.run_decompositions(table)
+
+
+def _matrix_vector(matrix: Any, vector: Any) -> Any:
+    """A matrix times a vector as a product with one row, so that a parameter acts."""
+    return (vector[None] @ matrix.mT)[0]
 
 
 def _is_batched(node: Node) -> bool:

@@ -8,59 +8,47 @@ compared is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError, as_number, counted, seed_number, whole
+from ..checks._findings import InitFinding, holm
+from ..checks._init_check import DECLARED, OWN, InitCheck, first_of
+from ..checks._parameter_tests import (
+    PREFIX,
+    Entries,
+    NumberType,
+    correlation_tests,
+    parameter_tests,
+)
+from ..checks._pass import (
+    Found,
+    Pass,
+    PassFindings,
+    pass_findings,
+    quantities_of,
+    watched,
+)
+from ..checks._reference import Reference
 from ..models import read
-from ..models.measure._metric_program import ATTENTION, BRANCHES, STREAM
-from ..models.measure._metrics import (
-    effective_rank,
-    of_attention,
-    of_gram,
-    of_logits,
-    of_shares,
-)
 from ..reader._declared_laws import Declaration, check_declared, with_declared
-from ..reader._graph import (
-    Node,
-    UnsupportedError,
-    name_of,
-    outputs_of_modules,
-    path_of,
-    refused,
-    shape_of,
-)
+from ..reader._graph import Node, name_of, refused
 from ..reader._laws import Parameter, Parameters
 from ..reader._network import Targets
-from ..reader._structure import Block, Structure, structure
-from ..report._document import (
-    FLAG,
-    OK,
-    Document,
-    Item,
-    Items,
-    Paragraph,
-    Section,
-    to_text,
-)
-from ..report._html import to_cell
+from ..reader._structure import Structure, structure
 from ._capture import captured, inputs_by_name
 from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
-from ._init_tests import InitFinding, holm, pass_tests
 from ._network import inputs_of
-from ._parameter_tests import correlation_tests, parameter_tests
 from ._reference import (
     PARAMETERS_ONLY,
-    Reference,
     has_batch,
     reference_of,
     reference_of_parameters,
@@ -69,289 +57,12 @@ from ._shard_tests import adapter_tests, shard_tests
 from ._weights import ALLOWED as ALLOWED_WEIGHTS
 from ._weights import Numbers, numbers_of
 
-# prefixes of the quantities of the stream before the first block of each stack
-STARTS = ("input_", "decoder_input_")
-END = ("logit_std", "loss", "max_probability")  # quantities of the logits
-# quantities that a mask changes
-SCORES = tuple(name for names in ATTENTION.values() for name in names)
-MOST_SHOWN = 10  # departures of parameters that `print` shows, and of the pass
-MOST_IMPLIED = 3  # of the pass, if parameters depart
-EXACT = ("value", "tie", "mask", "finite", "precision")  # comparisons without a p-value
-# what departs, if it is a parameter; everything else is a quantity of the pass
-OF_PARAMETERS = (
-    "value",
-    "std",
-    "mean",
-    "shape",
-    "tails",
-    "rows",
-    "columns",
-    "independence",
-    "spectrum",
-    "repeats",
-    "precision",
-    "tie",
-)
 # of a pass: p-values beyond the largest tenth of them follow an exponential tail
 FEWEST_DRAWS = 100
-MOST_NAMED = 3  # parameters that a note names
-OWN = "its own initialisation"
-DECLARED = "its declared laws"
 NO_REFERENCE = (
     "no reference was given: the module is compared with fresh ones that its own code"
     " makes"
 )
-NOT_FOUND = "no reference: mistakes in the module's own code cannot be found"
-# the status if nothing departs, but parameters or pass were not checked
-INCOMPLETE = "incomplete"
-NO_BREAK = "\N{NO-BREAK SPACE}"
-
-
-@dataclass(frozen=True)
-class InitCheck:
-    """The result of `ns.torch.check_init`; `print` shows the verdict first.
-
-    Attributes
-    ----------
-    findings : list of InitFinding
-        All departures: parameters in the order of the module, then the pass in the
-        order of the forward pass.
-    first : InitFinding or None
-        The first finding along the network.
-    tests : int
-        How many tests there were.
-    parameters : int
-        How many parameters the module has.
-    unchecked : list of str
-        Parameters that no test looked at: those without a declared law, or with a law
-        that has no test.
-    undeclared : list of str
-        Parameters without a declared law.
-    checked_pass : str
-        "forward and backward pass", "forward pass" (the reference has no gradients), or
-        "" if no pass was checked.
-    draws : int
-        How many draws the pass was compared with; 0 if it was not checked.
-    notes : list of str
-        What was not checked, and why.
-    parameters_only : bool
-        Whether only parameters were to be checked.
-
-    Examples
-    --------
-    >>> ns.torch.check_init(build, ids, reference="config.json").ok  # doctest: +SKIP
-    True
-    """
-
-    name: str
-    reference: str
-    findings: list[InitFinding]
-    first: InitFinding | None
-    tests: int
-    parameters: int
-    unchecked: list[str]
-    undeclared: list[str]
-    checked_pass: str
-    draws: int
-    notes: list[str]
-    parameters_only: bool = False
-
-    @property
-    def status(self) -> str:
-        """The result in a word.
-
-        It is "FLAG" if something departs, else "incomplete" if no parameter or no pass
-        was checked, else "ok". With `parameters_only` no pass is needed.
-        """
-        if self.findings:
-            return FLAG
-        is_complete = len(self.unchecked) < self.parameters
-        if not self.parameters_only:
-            is_complete = is_complete and bool(self.checked_pass)
-        return OK if is_complete else INCOMPLETE
-
-    @property
-    def ok(self) -> bool:
-        """Whether what was to be checked was checked, and nothing departs."""
-        return self.status == OK
-
-    @property
-    def coverage(self) -> str:
-        """What was checked, in a few words."""
-        of_pass = "forward and backward pass not checked"
-        if self.checked_pass:
-            of_pass = f"{self.checked_pass} checked"
-        return f"{self._coverage_of_parameters}; {of_pass}"
-
-    @property
-    def _coverage_of_parameters(self) -> str:
-        """How many tests there were, and of how many parameters."""
-        total = counted(self.parameters, "parameter")
-        of_parameters = f"all {total} checked"
-        if self.unchecked:
-            of_parameters = f"{len(self.unchecked):,} of {total} unchecked"
-        return f"{counted(self.tests, 'test')}; {of_parameters}"
-
-    @property
-    def verdict(self) -> str:
-        """The status, what departs and what was checked, in one line.
-
-        Without a reference it also says what cannot be found.
-        """
-        status, coverage = self.status, self.coverage
-        if not self.checked_pass:
-            status += " (forward pass not checked)"
-            coverage = self._coverage_of_parameters
-        parts = [self._conclusion(), coverage]
-        if not self.findings:  # what was checked matters most
-            parts.reverse()
-        if self.reference == OWN:
-            parts.append(NOT_FOUND)
-        return f"{status}: {'; '.join(parts)}"
-
-    def _conclusion(self) -> str:
-        """Whether the module agrees with the reference, and where to look first."""
-        reference = self.reference
-        if reference not in (OWN, DECLARED):
-            reference = f"the reference {reference}"
-        if self.first is None:
-            verb = "agrees with" if self.ok else "was not compared in full with"
-            return f"{self.name} {verb} {reference}"
-        departing = {finding.where for finding in self._of_parameters()}
-        subject = f"a {self.checked_pass}"
-        if departing:
-            subject = counted(len(departing), "parameter")
-        return (
-            f"{self.name} differs from {reference} in {subject}; look first at"
-            f" {self.first.where}"
-        )
-
-    def _of_parameters(self) -> list[InitFinding]:
-        """The departures of parameters."""
-        return [finding for finding in self.findings if finding.what in OF_PARAMETERS]
-
-    def _of_pass(self) -> list[InitFinding]:
-        """The departures of the pass."""
-        return [
-            finding for finding in self.findings if finding.what not in OF_PARAMETERS
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, `ok`, `status`, `coverage` and `verdict`, for JSON."""
-        return {
-            **asdict(self),
-            "ok": self.ok,
-            "status": self.status,
-            "coverage": self.coverage,
-            "verdict": self.verdict,
-        }
-
-    def __str__(self) -> str:
-        return to_text(self._document())
-
-    def _repr_html_(self) -> str:
-        return to_cell(self._document())
-
-    def _document(self) -> Document:
-        """The report."""
-        subject = ""
-        if self.draws:
-            subject = (
-                f"Expected ranges hold 99 % of {self.draws} draws of the reference. "
-            )
-        if self.tests:
-            subject += "p-values are adjusted for the number of tests."
-        else:
-            subject = ""
-        of_parameters = self._of_parameters()
-        because, shown = "", MOST_SHOWN
-        if of_parameters:
-            because, shown = " (perhaps because of these parameters)", MOST_IMPLIED
-        notes = [*self._notes_on_parameters(), *self.notes]
-        sections = [
-            Section("Parameters that differ", _items(of_parameters, MOST_SHOWN)),
-            Section(
-                f"Activations and gradients that differ{because}",
-                _items(self._of_pass(), shown),
-            ),
-            Section("", [Paragraph(f"note: {note}") for note in notes]),
-        ]
-        return Document(
-            f"Initialisation of {self.name}",
-            self.verdict,
-            subject,
-            [section for section in sections if section.blocks],
-        )
-
-    def _notes_on_parameters(self) -> list[str]:
-        """Which parameters were not checked, and why."""
-        reasons = {
-            "unknown to the reference": self.undeclared,
-            "of a law that has no test": [
-                name for name in self.unchecked if name not in self.undeclared
-            ],
-        }
-        return [
-            f"{counted(len(names), 'parameter')} not checked, {reason}:"
-            f" {_first_of(names)}"
-            for reason, names in reasons.items()
-            if names
-        ]
-
-
-def _first_of(names: Sequence[str]) -> str:
-    """The first names of a list, as text."""
-    shown = list(names[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        shown.append("…")
-    return ", ".join(shown)
-
-
-def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
-    """The first `most` findings: expected and found values, with the p-value."""
-    # by which a mean is judged
-    wrong_std = {finding.where for finding in findings if finding.what == "std"}
-    texts: dict[tuple[str, str], str] = {}
-    for finding in findings:
-        if finding.what == "mean" and finding.where in wrong_std:
-            continue
-        label = _label(finding)
-        text = f"{label}: {finding.text}" if label else finding.text
-        if finding.what not in EXACT:
-            text += f" {_p_value(finding.p)}"
-        texts.setdefault((finding.where, label), text.rstrip())
-    items = [Item(FLAG, where, text) for (where, _), text in texts.items()]
-    if not items:
-        return []
-    blocks: list[Items | Paragraph] = [Items(items[:most])]
-    if len(items) > most:
-        remaining = len(items) - most
-        blocks.append(
-            Paragraph(
-                f"… and {remaining} more: --json, or `findings` in Python, has all"
-            )
-        )
-    return blocks
-
-
-def _label(finding: InitFinding) -> str:
-    """What departs, in words; "" if the text of the finding says it."""
-    if finding.what in ("value", "finite"):
-        return ""
-    if finding.what in ("shape", "tails"):  # two tests of one thing
-        return "distribution"
-    if finding.what in ("grad_mean_square", "grad_input"):
-        return "mean square of the gradient"
-    label = finding.what.replace("_", " ")
-    if finding.what.startswith("grad_"):
-        return f"squared gradient of {label.removeprefix('grad ')}"
-    return label
-
-
-def _p_value(p: float) -> str:
-    """A p-value in parentheses, which no line break divides."""
-    text = f"(p = {p:.1g})" if p >= 1e-300 else "(p < 1e-300)"
-    return text.replace(" ", NO_BREAK)
 
 
 def check_init(
@@ -434,8 +145,13 @@ def check_init(
     )
     of_pass = PassFindings([], tests=0, checked="", problem=subject.problem)
     if subject.net is not None and not subject.problem:
-        of_pass = _pass_findings(
-            subject.net, numbers.tensors, subject.known, draws, seed, level_of_pass
+        of_pass = pass_findings(
+            subject.net,
+            partial(forward_backward, subject.net, numbers.tensors),
+            subject.known,
+            draws,
+            seed,
+            level_of_pass,
         )
     findings = of_parameters.findings + of_pass.findings
     notes = []
@@ -577,7 +293,7 @@ def _notes_without_reference(
         return []
     return [
         f"{counted(len(rest), 'parameter')} without a declaration compared with fresh"
-        f" modules that the module's own code makes: {_first_of(rest)}"
+        f" modules that the module's own code makes: {first_of(rest)}"
     ]
 
 
@@ -625,10 +341,11 @@ def _parameter_findings(
             continue
         if name in numbers.shards:
             tests += shard_tests(name, p, law, numbers.shards[name])
-        tests += parameter_tests(name, p, law, samples, numbers.types.get(name))
+        entries = entries_of(p, numbers.types.get(name))
+        tests += parameter_tests(name, entries, law, samples)
     tests += _ties(real, subject.known, subject.net)
     tested = {test.where.partition("[")[0] for test in tests}
-    tests += correlation_tests(numbers.tensors, laws)
+    tests += correlation_tests(_starts(numbers.tensors, laws), laws)
     adjusted = holm([test.p for test in tests])
     findings = [
         replace(test, p=float(p))
@@ -643,7 +360,36 @@ def _parameter_findings(
 def _tests_without_law(name: str, p: Any) -> Iterator[InitFinding]:
     """What is wrong with the entries of a parameter under every law."""
     if p.is_floating_point() and not bool(torch.isfinite(p).all()):
-        yield from parameter_tests(name, p, Parameter(name, (), "unknown"), samples=1)
+        unknown = Parameter(name, (), "unknown")
+        yield from parameter_tests(name, entries_of(p), unknown, samples=1)
+
+
+def entries_of(p: Any, dtype: Any = None) -> Entries:
+    """The entries of a tensor, which may come from a file of another type."""
+    numbers: Floats = p.detach().double().cpu().numpy()
+    return Entries(numbers, _number_type(p.dtype), _number_type(dtype or p.dtype))
+
+
+def _number_type(dtype: Any) -> NumberType:
+    """A type of PyTorch."""
+    about = torch.finfo(dtype)
+    return NumberType(
+        str(dtype).removeprefix("torch."),
+        eps=about.eps,
+        least=about.smallest_normal * about.eps,
+        largest=about.max,
+    )
+
+
+def _starts(
+    tensors: Mapping[str, Any], laws: Mapping[str, Parameter]
+) -> dict[str, Floats]:
+    """The first entries of the parameters that have a law and are finite."""
+    return {
+        name: p.detach().reshape(-1)[:PREFIX].double().cpu().numpy()
+        for name, p in tensors.items()
+        if name in laws and bool(torch.isfinite(p).all())
+    }
 
 
 def _refuse_without_numbers(module: Any, weights: Any) -> None:
@@ -711,139 +457,17 @@ def _ties(
         yield InitFinding(net.head, "tie", 0.0, text)
 
 
-class PassFindings(NamedTuple):
-    """Departures of the real pass."""
-
-    findings: list[InitFinding]  # in the order of the network
-    tests: int
-    checked: str  # what was compared
-    problem: str = ""  # why nothing was compared
-
-
-def _pass_findings(
-    net: Structure,
-    numbers: Mapping[str, Any],
-    known: Reference,
-    draws: int,
-    seed: int,
-    level: float,
-) -> PassFindings:
-    """The departures of one pass, at a level for all its quantities together."""
-    try:
-        law = known.measure(draws, seed)
-        quantities, weights = forward_backward(net, numbers, known.targets, known.masks)
-    except UnsupportedError as error:
-        return PassFindings([], tests=0, checked="", problem=str(error))
-    except NotFiniteError as error:
-        text = "expected finite activations, found NaN or infinity"
-        finding = InitFinding(error.where, "finite", 0.0, text)
-        return PassFindings([finding], tests=1, checked="forward pass")
-    by_block = {name: x.reshape(draws, -1) for name, x in law.items()}
-    laws = {
-        (name, k): by_block[name][:, k]
-        for name, k in quantities
-        if name in by_block and k < by_block[name].shape[1]
-    }
-    compared = {key: quantities[key] for key in laws}
-    masks = _compare_masks(net, weights, known.masks)
-    findings = list(masks.wrong.values())
-    for (name, k), p in zip(compared, pass_tests(compared, laws), strict=True):
-        because_of_mask = k in masks.wrong and name in SCORES
-        if p < level and not because_of_mask:
-            low, high = np.quantile(laws[name, k], [0.005, 0.995])
-            text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
-            findings.append(InitFinding(_path(net, name, k), name, p, text))
-    tests = len(compared) + masks.compared
-    checked = _checked(compared)
-    problem = "" if checked else "it has no quantity in common with the reference"
-    return PassFindings(findings, tests=tests, checked=checked, problem=problem)
-
-
-class MaskComparison(NamedTuple):
-    """The masks of the blocks against those of the reference."""
-
-    wrong: dict[int, InitFinding]  # by the number of the block
-    compared: int
-
-
-def _compare_masks(
-    net: Structure, weights: Sequence[Floats | None], masks: Sequence[Bools]
-) -> MaskComparison:
-    """Compare which tokens attend to which, block by block.
-
-    `weights` are those of attention: a pair of tokens attends if one is above 0.
-    """
-    wrong: dict[int, InitFinding] = {}
-    compared = 0
-    blocks = zip(net.blocks, weights, masks, strict=True)
-    for k, (block, attention, mask) in enumerate(blocks):
-        if attention is None or not _fits(mask, attention):
-            continue
-        compared += 1
-        used = attention > 0
-        if mask.ndim == 2:
-            used = np.any(used, axis=0)
-        else:  # rows of padding attend to nothing that counts
-            used = used & mask.any(axis=-1, keepdims=True)
-        pairs = np.argwhere(used != mask)
-        if not len(pairs):
-            continue
-        i, j = pairs[0, -2:]
-        if used[tuple(pairs[0])]:
-            text = f"expected token {i} not to attend to token {j}, found that it does"
-        else:
-            text = f"expected token {i} to attend to token {j}, found that it does not"
-        text += f"; {len(pairs)} pairs of tokens differ"
-        wrong[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
-    return MaskComparison(wrong, compared)
-
-
-def _fits(mask: Bools, attention: Floats) -> bool:
-    """Whether a mask is one for these weights (heads, tokens, tokens)."""
-    return mask.shape in (attention.shape, attention.shape[-2:])
-
-
-def _checked(compared: Iterable[tuple[str, int]]) -> str:
-    """What the quantities of a pass are of."""
-    names = {name for name, _ in compared}
-    if any(name.startswith("grad_") for name in names):
-        return "forward and backward pass"
-    return "forward pass" if names else ""
-
-
-def _path(net: Structure, name: str, k: int) -> str:
-    """The module, or the parameter, that a quantity is of."""
-    if name.startswith(STARTS) or name == "grad_input":
-        stack = net.stacks[-1 if name.startswith("decoder") else 0]
-        return path_of(stack[0].before) or "the input of the first block"
-    if name == "grad_embedding" and net.words:
-        return net.words.table
-    if name in (*END, "grad_head", "grad_embedding"):
-        return net.head or "the output"
-    block = net.blocks[k]
-    if name in SCORES and block.softmaxes:
-        return path_of(block.softmaxes[0])
-    branches = block.branches.get(name.removesuffix("_share"))
-    if branches is None:
-        return block.path or "the module"
-    branch = branches[0]
-    # the outermost module that returns it, such as the whole perceptron and not its
-    # dropout
-    paths = outputs_of_modules(net.graph.nodes).get(branch, [path_of(branch)])
-    return min(paths, key=len)
-
-
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     """A function that says where a finding is along the network.
 
     A parameter is at its module, a quantity at the end of its module.
     """
     positions: dict[str, tuple[int, int]] = {}
-    for k, (path, part) in enumerate(module.named_modules()):
+    for k, (path, submodule) in enumerate(module.named_modules()):
         names = path.split(".") if path else []
         for depth in range(1, len(names) + 1):  # of those that it is inside of, too
             positions[".".join(names[:depth])] = (k, 1)
-        for name, _ in part.named_parameters(recurse=False):
+        for name, _ in submodule.named_parameters(recurse=False):
             positions[".".join([*names, name])] = (k, 0)
     end = len(positions)
 
@@ -860,169 +484,46 @@ def forward_backward(
     numbers: Mapping[str, Any],
     targets: Targets | None,
     masks: Sequence[Bools | None],
-) -> tuple[dict[tuple[str, int], float], list[Floats | None]]:
-    """The quantities of a pass, and the attention weights of each block.
+) -> Found:
+    """The quantities of one pass of a module with these numbers."""
+    return quantities_of(net, _run(net, numbers, targets), targets, masks)
 
-    Quantities are by name and block, in the order of the network, gradients last; those
-    of the whole network are at block 0. Weights have the shape (heads, tokens, tokens).
-    """
+
+def _run(net: Structure, numbers: Mapping[str, Any], targets: Targets | None) -> Pass:
+    """One pass of a module with these numbers."""
     parameters = {}
     for name, p in numbers.items():
         moves = p.is_floating_point() and name not in net.graph.frozen
         parameters[name] = p.detach().cpu().requires_grad_(moves)
     values = _values(net, parameters)
-    _refuse_not_finite(net, values)
-    quantities: dict[tuple[str, int], float] = {}
-    for prefix, stack in zip(STARTS, net.stacks, strict=False):
-        names = [prefix + name for name in STREAM]
-        _record(
-            quantities,
-            0,
-            names,
-            _stream_quantities(_tokens(net, stack[0], values[stack[0].before])),
-        )
-    weights = [
-        _record_block(quantities, net, number, values, masks)
-        for number in range(len(net.blocks))
-    ]
-    if net.logits is not None:
-        _loss(quantities, values[net.logits], targets).backward()
-        _record_gradients(quantities, net, values, parameters)
-    return quantities, weights
+    arrays = {node: _as_array(values[node]) for node in watched(net)}
+    if net.logits is None:
+        return Pass(arrays, {}, {})
+    _loss(values[net.logits], targets).backward()
+    gradients = {
+        node: _as_array(values[node].grad)
+        for node in net.streams
+        if values[node].grad is not None
+    }
+    squares = {name: _square_of_gradient(p) for name, p in parameters.items()}
+    return Pass(arrays, gradients, squares)
 
 
-Quantities = dict[tuple[str, int], float]
+def _as_array(x: Any) -> Floats:
+    """A tensor in double precision."""
+    array: Floats = x.detach().double().numpy()
+    return array
 
 
-def _record(quantities: Quantities, k: int, names: Sequence[str], values: Any) -> None:
-    """Enter one number for each name, at block k."""
-    for name, value in zip(names, np.ravel(values), strict=True):
-        quantities[name, k] = float(value)
-
-
-def _rows(x: Any, axes: int = 1) -> Floats:
-    """A torch tensor as an array with one axis before the last `axes`."""
-    array = x.detach().double().numpy()
-    rows: Floats = array.reshape(-1, *array.shape[-axes:])
-    return rows
-
-
-def _tokens(net: Structure, block: Block, x: Any) -> Floats:
-    """The rows of a stream that are tokens and no padding."""
-    rows = _rows(x.movedim(block.coordinate_axis, -1))
-    if x.shape == shape_of(block.stream):
-        return rows[net.tokens_of(block)]
-    return rows[net.tokens_before(block)]
-
-
-def _stream_quantities(tokens: Floats) -> Floats:
-    """The quantities `STREAM` of a stream."""
-    gram = tokens @ tokens.T / tokens.shape[-1]
-    return np.concatenate([of_gram(gram), effective_rank(gram)])
-
-
-def _record_block(
-    quantities: Quantities,
-    net: Structure,
-    k: int,
-    values: Mapping[Node, Any],
-    masks: Sequence[Bools | None],
-) -> Floats | None:
-    """Enter the quantities of a block; the result is its attention weights."""
-    block = net.blocks[k]
-    weights = None
-    if block.softmaxes:
-        scores = _of_heads([values[softmax.args[0]] for softmax in block.softmaxes])
-        weights = _of_heads([values[softmax] for softmax in block.softmaxes])
-        mask = masks[k] if k < len(masks) else None
-        if mask is not None and _fits(mask, weights):
-            _record(quantities, k, SCORES, of_attention(scores, weights, allowed=mask))
-    shares = _shares(net, block, values)
-    for name in BRANCHES:
-        if any(name in other.branches for other in net.blocks):
-            quantities[f"{name}_share", k] = shares.get(name, 0.0)
-    tokens = _tokens(net, block, values[block.stream])
-    _record(quantities, k, STREAM, _stream_quantities(tokens))
-    return weights
-
-
-def _of_heads(tensors: Sequence[Any]) -> Floats:
-    """Scores or weights of one or several softmaxes, (heads, tokens, tokens)."""
-    return np.concatenate([_rows(x, 2) for x in tensors])
-
-
-def _shares(
-    net: Structure, block: Block, values: Mapping[Node, Any]
-) -> dict[str, float]:
-    """The share of each branch of a block in its update of the stream."""
-
-    def mean_square(nodes: Iterable[Node]) -> Any:
-        """The mean square of a sum of streams."""
-        total = sum(values[node] for node in nodes)
-        return np.mean(_tokens(net, block, total) ** 2)
-
-    names = [name for name in BRANCHES if name in block.branches]
-    summands = [(block.start,), *(block.branches[name] for name in names)]
-    squares = [np.array([mean_square(nodes) for nodes in summands])]
-    if block.middle is not None:
-        squares.append(np.array([mean_square([block.middle])]))
-    shares = of_shares(*squares)
-    return {name: float(share) for name, share in zip(names, shares, strict=True)}
-
-
-def _loss(quantities: Quantities, logits: Any, targets: Targets | None) -> Any:
-    """Enter the quantities `END` of the logits; the result is the loss.
-
-    Without targets it is the mean loss over all words.
-    """
+def _loss(logits: Any, targets: Targets | None) -> Any:
+    """The loss of the right words; without targets, the mean over all words."""
     logits = logits.double().reshape(-1, logits.shape[-1])
     if targets is None:
         right = logits.mean(-1)
     else:
         logits = logits[list(targets.rows)]
         right = logits[range(len(targets.rows)), list(targets.words)]
-    loss = (torch.logsumexp(logits, -1) - right).mean()
-    std, _, largest = of_logits(logits.detach().numpy())
-    _record(quantities, 0, END, (std, loss.item(), largest))
-    return loss
-
-
-def _record_gradients(
-    quantities: Quantities,
-    net: Structure,
-    values: Mapping[Node, Any],
-    parameters: Mapping[str, Any],
-) -> None:
-    """Enter the squares of the gradients of streams and parameters."""
-    for k, block in enumerate(net.blocks):
-        stream = values[block.stream]
-        quantities["grad_mean_square", k] = _mean_gradient(net, block, stream)
-        for kind, names in block.matrices.items():
-            square = sum(_gradient(parameters[name]) for name in names)
-            quantities[f"grad_{kind}", k] = float(square)
-    first = net.stacks[0][0]
-    quantities["grad_input", 0] = _mean_gradient(net, first, values[first.before])
-    table = net.words.table if net.words else None
-    if table is not None:
-        quantities["grad_embedding", 0] = _gradient(parameters[table])
-    if net.head is not None and net.head != table:
-        quantities["grad_head", 0] = _gradient(parameters[net.head])
-
-
-class NotFiniteError(ValueError):
-    """An activation has NaN or infinite entries."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__(where)
-        self.where = where
-
-
-def _refuse_not_finite(net: Structure, values: Mapping[Node, Any]) -> None:
-    """Reject streams and logits that are not finite."""
-    watched = {*net.streams, net.logits}
-    for node in net.graph.nodes:
-        if node in watched and not bool(torch.isfinite(values[node]).all()):
-            raise NotFiniteError(path_of(node) or "the module")
+    return (torch.logsumexp(logits, -1) - right).mean()
 
 
 def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
@@ -1056,13 +557,6 @@ def _remedy_of_types(parameters: Mapping[str, Any]) -> str:
     return f": its parameters are {' and '.join(sorted(types))}; make it with .float()"
 
 
-def _mean_gradient(net: Structure, block: Block, x: Any) -> float:
-    """The mean square of the gradients of a stream, over its tokens."""
-    if x.grad is None:
-        return 0.0
-    return float(np.mean(_tokens(net, block, x.grad) ** 2))
-
-
-def _gradient(x: Any) -> float:
+def _square_of_gradient(x: Any) -> float:
     """|∂L/∂x|²."""
     return 0.0 if x.grad is None else float(x.grad.double().square().sum())

@@ -241,8 +241,8 @@ def torch_operation(name: str) -> Callable[..., Any]:
         return operator.getitem
     if name == "aten.copy.default":
         return _copied
-    found: Any = operator.attrgetter(name)(torch.ops)
-    return found  # type: ignore[no-any-return]
+    operation: Any = operator.attrgetter(name)(torch.ops)
+    return operation  # type: ignore[no-any-return]
 
 
 def _copied(x: Any, source: Any, non_blocking: bool = False) -> Any:

@@ -64,13 +64,13 @@ def _hidden(experts: Any, expert: int, tokens: Any) -> Any:
     if not experts.has_gate:
         return experts.act_fn(_product(experts, "up_proj", expert, tokens))
     if experts.is_concatenated:
-        both = _product(experts, "gate_up_proj", expert, tokens)
+        gates_and_values = _product(experts, "gate_up_proj", expert, tokens)
     else:
-        both = Interleaved(
+        gates_and_values = Interleaved(
             even=_product(experts, "gate_up_proj", expert, tokens, slice(0, None, 2)),
             odd=_product(experts, "gate_up_proj", expert, tokens, slice(1, None, 2)),
         )
-    return experts._apply_gate(both)
+    return experts._apply_gate(gates_and_values)
 
 
 class Interleaved(NamedTuple):

@@ -81,10 +81,10 @@ def _initialise_again(module: Module) -> None:
     """Initialise every parameter again, with the methods that modules have for it."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     awaited = _mark_empty_buffers(module)
-    for part in module.modules():
+    for submodule in module.modules():
         # transformers marks initialised modules and parameters with it
-        part.__dict__.pop("_is_hf_initialized", None)
-        for p in part.parameters(recurse=False):
+        submodule.__dict__.pop("_is_hf_initialized", None)
+        for p in submodule.parameters(recurse=False):
             p.__dict__.pop("_is_hf_initialized", None)
     with torch.no_grad():
         _call_initialisers(module)
@@ -133,8 +133,8 @@ def _mark_empty_buffers(module: Module) -> list[_AwaitedBuffer]:
     Initialised buffers do not begin with it.
     """
     awaited: list[_AwaitedBuffer] = []
-    for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False):
+    for submodule in module.modules():
+        for name, buffer in submodule.named_buffers(recurse=False):
             if not _empty(buffer) or not buffer.numel():
                 continue
             mark: Any
@@ -144,23 +144,25 @@ def _mark_empty_buffers(module: Module) -> list[_AwaitedBuffer]:
                 mark = torch.finfo(buffer.dtype).min
             else:
                 mark = torch.iinfo(buffer.dtype).min
-            part._buffers[name] = torch.full(buffer.shape, mark, dtype=buffer.dtype)
-            awaited.append(_AwaitedBuffer(part, name, mark))
+            submodule._buffers[name] = torch.full(
+                buffer.shape, mark, dtype=buffer.dtype
+            )
+            awaited.append(_AwaitedBuffer(submodule, name, mark))
     return awaited
 
 
 def _call_initialisers(module: Module) -> None:
     """Call the methods by which PyTorch and transformers initialise modules."""
-    for part in module.modules():
+    for submodule in module.modules():
         for method in ("reset_parameters", "_reset_parameters"):
-            if callable(getattr(part, method, None)):
-                getattr(part, method)()
+            if callable(getattr(submodule, method, None)):
+                getattr(submodule, method)()
     if callable(getattr(module, "init_weights", None)):
         module.init_weights()
         # the head of a tied embedding came after it, and filled the row of padding
-        for part in module.modules():
-            if isinstance(part, torch.nn.Embedding):
-                part._fill_padding_idx_with_zero()
+        for submodule in module.modules():
+            if isinstance(submodule, torch.nn.Embedding):
+                submodule._fill_padding_idx_with_zero()
     elif callable(getattr(module, "_init_weights", None)):
         module.apply(module._init_weights)
 

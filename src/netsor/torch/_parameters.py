@@ -181,8 +181,8 @@ def _initialisations(
 def _buffers(module: Any) -> dict[str, Any]:
     """The real tensors that a module keeps in buffers and other attributes, by path."""
     tensors = dict(module.named_buffers())
-    for path, part in module.named_modules():
-        for name, x in vars(part).items():
+    for path, submodule in module.named_modules():
+        for name, x in vars(submodule).items():
             if type(x) is torch.Tensor:
                 tensors[f"{path}.{name}".lstrip(".")] = x
     return {

@@ -135,12 +135,14 @@ def is_pointwise(node: Node) -> bool:
 def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:
     """A pointwise operation on vectors, and on scalars and numbers beside them."""
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    places = [k for k, x in enumerate(leaves) if is_random(x) or _is_array(x)]
-    operands = {k: call.settled(leaves[k]) for k in places}
+    operand_positions = [
+        k for k, x in enumerate(leaves) if is_random(x) or _is_array(x)
+    ]
+    operands = {k: call.settled(leaves[k]) for k in operand_positions}
     first = next((x for x in operands.values() if isinstance(x, Vectors)), None)
     if first is None:
         raise Refusal("not of vectors")
-    operands = {k: call.beside(leaves[k], first) for k in places}
+    operands = {k: call.beside(leaves[k], first) for k in operand_positions}
     for x in operands.values():
         refuse_if(
             isinstance(x, Vectors) and x.from_end != first.from_end,
@@ -148,7 +150,7 @@ def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tenso
         )
     plain = {k: values_beside(first, x) for k, x in operands.items()}
     # the language takes vectors before scalars
-    order = sorted(places, key=lambda k: not isinstance(plain[k], ns.Vector))
+    order = sorted(operand_positions, key=lambda k: not isinstance(plain[k], ns.Vector))
     for number, k in enumerate(order):
         leaves[k] = Result(number)
     template = pytree.tree_unflatten(leaves, structure)

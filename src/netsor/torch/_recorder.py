@@ -260,8 +260,8 @@ class Recorder:
         labels = inputs.get("labels")
         if counted is not None and labels is not None:
             # the loss is a sum over this batch, divided by all labels of the step
-            own = int((labels[..., 1:] >= 0).sum())
-            value *= float(counted) / max(own, 1)
+            labels_of_batch = int((labels[..., 1:] >= 0).sum())
+            value *= float(counted) / max(labels_of_batch, 1)
         self._losses.append(value)
         self.batches.append(_copied(args if args else inputs))
 

@@ -151,6 +151,11 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         replace(loop, logged_factor=1 / count),
     )
     yield Hypothesis(
+        "last logged loss",
+        "is the logged loss that of the last accumulation step only, not the mean?",
+        replace(loop, logged_last=True),
+    )
+    yield Hypothesis(
         "divided twice",
         f"are gradients divided by {count} accumulation steps twice?",
         replace(loop, gradient_factor=1 / count),

@@ -22,7 +22,17 @@ from ..runtime._files import content, named, parsed
 # names of a column in the logs of common trainers, in small letters
 STEP = ("step", "iter", "iteration", "global_step", "_step", "trainer/global_step")
 ALIASES = {
-    "loss": ("loss", "train_loss", "train/loss", "training_loss", "lm loss", "lm_loss"),
+    "loss": (
+        "loss",
+        "train_loss",
+        "train/loss",
+        "training_loss",
+        "lm loss",
+        "lm_loss",
+        "loss_metrics/global_avg_loss",
+        "reduced_train_loss",
+        "train/ce loss",
+    ),
     "grad_norm": (
         "grad_norm",
         "train/grad_norm",
@@ -31,6 +41,9 @@ ALIASES = {
         "grad norm",
         "total_norm",
         "gnorm",
+        "grad_2.0_norm_total",
+        "grad/norm/total",
+        "optim/total grad norm",
     ),
     "param_norm": ("param_norm", "params_norm", "params norm", "weight_norm"),
     "update_norm": ("update_norm", "train/update_norm"),

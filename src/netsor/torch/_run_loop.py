@@ -60,6 +60,8 @@ class Loop:
         It changes a batch.
     gradient_factor, logged_factor : float
         Factors of the gradients, and of the loss that is logged.
+    logged_last : bool
+        Whether the loss of the last pass is logged, not the mean of all.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never".
     updates : int
@@ -85,6 +87,7 @@ class Loop:
     of_batch: Callable[[Batch], Batch] | None = None
     gradient_factor: float = 1.0
     logged_factor: float = 1.0
+    logged_last: bool = False
     zero: str = "step"
     updates: int = 1
     schedule: str = "after"
@@ -240,7 +243,8 @@ def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
         losses.append(loss.detach())
         if loop.schedule == "pass" and setup.schedule is not None:
             setup.schedule.step()
-    return torch.stack(losses).mean() * loop.logged_factor
+    logged = losses[-1:] if loop.logged_last else losses
+    return torch.stack(logged).mean() * loop.logged_factor
 
 
 def loss_of(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..checks._findings import InitFinding, normal_score
+from ..checks._parameter_tests import FEWEST, KURTOSIS, PREFIX, most_correlated
 from ..reader._laws import INDEPENDENT, Parameter
-from ._init_tests import InitFinding, normal_score
-from ._parameter_tests import FEWEST, KURTOSIS, PREFIX, _most_correlated
 from ._weights import Shards
 
 
@@ -29,7 +29,7 @@ def shard_tests(
     count = min(part.size for part in parts)
     if count < FEWEST:
         return
-    pair = _most_correlated(np.array([part[: min(count, PREFIX)] for part in parts]), 0)
+    pair = most_correlated(np.array([part[: min(count, PREFIX)] for part in parts]), 0)
     relation = f"correlation {pair.correlation:.2f}"
     if abs(pair.correlation) > 0.999:
         relation = "the same numbers"
@@ -87,7 +87,7 @@ def _adapters(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         match = FIRST.fullmatch(name)
         if match is None:
             continue
-        kind = name[match.end("start") : match.start("end")]
-        other = f"{match['start']}{SECOND[kind]}{match['end']}"
-        if other in numbers:
-            yield name, other
+        suffix = name[match.end("start") : match.start("end")]
+        partner = f"{match['start']}{SECOND[suffix]}{match['end']}"
+        if partner in numbers:
+            yield name, partner

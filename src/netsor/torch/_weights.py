@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._validate import ArgumentError
-from ._init_tests import InitFinding
+from ..checks._findings import InitFinding
 from ._sharded_checkpoint import METADATA, Chunk, chunks_of
 
 ALLOWED = (
@@ -114,9 +114,9 @@ def _gathered(p: Any) -> Whole:
 
 def _of_copies(digests: Sequence[str]) -> str:
     """What is wrong with copies whose digests differ."""
-    kinds = len(set(digests))
+    distinct = len(set(digests))
     return (
-        f"expected the same numbers on all {len(digests)} ranks, found {kinds}"
+        f"expected the same numbers on all {len(digests)} ranks, found {distinct}"
         " different copies: replicas do not agree"
     )
 
@@ -156,10 +156,12 @@ def _load(module: Any, weights: Any) -> dict[str, Whole]:
 
 def _prefix(named: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
     """What stands before the names of parameters in files, such as "model."."""
-    first = next(iter(named), "")
-    if first in tensors:
+    parameter = next(iter(named), "")
+    if parameter in tensors:
         return ""
-    prefixes = [key.removesuffix(first) for key in tensors if key.endswith(f".{first}")]
+    prefixes = [
+        key.removesuffix(parameter) for key in tensors if key.endswith(f".{parameter}")
+    ]
     return prefixes[0] if len(prefixes) == 1 else ""
 
 
@@ -193,27 +195,27 @@ def _from_chunks(pieces: list[Chunk], shape: tuple[int, ...]) -> Whole | None:
     """A tensor of this shape from chunks that say where they begin."""
     tensor = pieces[0].tensor.new_empty(shape)
     filled = 0
-    for piece in pieces:
-        assert piece.offsets is not None
-        ranges = zip(piece.offsets, piece.tensor.shape, strict=False)
+    for chunk in pieces:
+        assert chunk.offsets is not None
+        ranges = zip(chunk.offsets, chunk.tensor.shape, strict=False)
         stops = [start + size for start, size in ranges]
         if len(stops) != len(shape) or any(map(int.__gt__, stops, shape)):
             return None
-        index = tuple(map(slice, piece.offsets, stops))
-        tensor[index] = piece.tensor
-        filled += piece.tensor.numel()
+        index = tuple(map(slice, chunk.offsets, stops))
+        tensor[index] = chunk.tensor
+        filled += chunk.tensor.numel()
     if filled != tensor.numel():
         return None
     cut = [
         axis
         for axis in range(len(shape))
-        if any(piece.tensor.shape[axis] < shape[axis] for piece in pieces)
+        if any(chunk.tensor.shape[axis] < shape[axis] for chunk in pieces)
     ]
     if len(cut) != 1:
         return Whole(tensor)
     (axis,) = cut
-    in_order = sorted(pieces, key=lambda piece: piece.offsets or ())
-    sizes = tuple(int(piece.tensor.shape[axis]) for piece in in_order)
+    in_order = sorted(pieces, key=lambda piece: chunk.offsets or ())
+    sizes = tuple(int(chunk.tensor.shape[axis]) for chunk in in_order)
     return Whole(tensor, Shards(axis, sizes))
 
 

@@ -326,9 +326,12 @@ WRONG = [
     ),
     (
         {"sweep": {"std": [0.1]}},
-        "sweep={'std': [0.1]} must be over two numbers or more",
+        "sweep={'std': [0.1]} must be over two or more numbers or words",
     ),
-    ({"sweep": {"std": "ab"}}, "sweep={'std': 'ab'} must be over two numbers or more"),
+    (
+        {"sweep": {"std": "ab"}},
+        "sweep={'std': 'ab'} must be over two or more numbers or words",
+    ),
     ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must be one field and its values"),
     (
         {"sweep": {"std": [0.1, 0.2]}, "compare": TINY},

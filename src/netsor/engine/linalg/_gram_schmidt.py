@@ -454,10 +454,10 @@ def wide_factor(
     that part, and `factor_of(gram, floor)` factors the Gram matrix of what remains. A
     remainder counts as 0 up to `relative_norm` of its row, as in `span`.
     """
-    first = rows[..., :1, :]
+    first_row = rows[..., :1, :]
     floor = relative_norm**2 * squares(xp, rows)
-    norm = xp.sqrt(squares(xp, first))[..., None]
-    direction = first / xp.where(norm > 0, norm, xp.ones_like(norm))
+    norm = xp.sqrt(squares(xp, first_row))[..., None]
+    direction = first_row / xp.where(norm > 0, norm, xp.ones_like(norm))
     first_column = gram(xp, rows, direction)
     remainder = rows - first_column * direction
     is_nonzero = xp.astype(squares(xp, remainder) > floor, rows.dtype)

@@ -213,6 +213,21 @@ def directions(rows: Any) -> Any:
     return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
+def _solve_by_halves(xp: Any, lower: Array, b: Array) -> Array:
+    """`solve` by solving for two halves: [x, y] [[C, 0], [D, E]]^T = [x C^T, x D^T + y
+    E^T].
+    """
+    half = lower.shape[-1] // 2
+    c = lower[..., :half, :half]
+    d = lower[..., half:, :half]
+    e = lower[..., half:, half:]
+    first_half = b[..., :half]
+    second_half = b[..., half:]
+    x = solve(xp, c, first_half)
+    y = solve(xp, e, second_half - x @ xp.matrix_transpose(d))
+    return xp.concat([x, y], axis=-1)
+
+
 def solve(xp: Any, lower: Array, b: Array) -> Array:
     """The solution X (…, vectors, size) of X C^T = b for lower triangular C.
 
@@ -227,14 +242,7 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
         return b @ np.swapaxes(inverse(lower), -1, -2)
 
     if size > PANEL:
-        # [x, y] [[C, 0], [D, E]]^T = [x C^T, x D^T + y E^T]
-        half = size // 2
-        c = lower[..., :half, :half]
-        d = lower[..., half:, :half]
-        e = lower[..., half:, half:]
-        x = solve(xp, c, b[..., :half])
-        y = solve(xp, e, b[..., half:] - x @ xp.matrix_transpose(d))
-        return xp.concat([x, y], axis=-1)
+        return _solve_by_halves(xp, lower, b)
 
     remainder = b
     columns = []

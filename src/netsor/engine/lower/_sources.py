@@ -242,10 +242,10 @@ def _input_rows(state: State, x: Vector, copies: int) -> Register:
     """
     coordinates = state.vectors[x].coordinates
     start, _ = state.direction_range(x)
-    used = state.builder.step(
+    rows_in_frames = state.builder.step(
         "part", coordinates, start=start, stop=coordinates.shape[-1]
     )
-    return state.rows(used, used.shape[-1], copies)
+    return state.rows(rows_in_frames, rows_in_frames.shape[-1], copies)
 
 
 def _draws_standard_basis(state: State, value: Vector) -> bool:

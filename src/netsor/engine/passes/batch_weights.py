@@ -150,8 +150,8 @@ class _Stacking:
 
         `products` are the W_b^T d_b of each of its weights.
         """
-        first = _weight(products[0])
-        position = self._positions[first.source]
+        weight = _weight(products[0])
+        position = self._positions[weight.source]
         inputs: list[Vector] = []  # the d_b of each weight, (matrices, …)
         for product in products:
             op = self._new[product].op
@@ -159,7 +159,7 @@ class _Stacking:
             d_b = op.x if op.each else op.x[None]
             inputs.append(position.rescaled(op.weight, d_b))
         d = concat(join(inputs), axis=0)
-        return (position.stacked(first) @ d).reshape(*shape)
+        return (position.stacked(weight) @ d).reshape(*shape)
 
     def _part(self, weight: Weight, x: Vector, shape: tuple[int, ...]) -> Vector:
         """The products W_b x of a weight, as parts of the output W x of its stack."""

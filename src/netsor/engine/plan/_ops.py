@@ -216,28 +216,45 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     has_few_terms = 0 < terms <= MAX_UNROLLED_TERMS
     has_short_sides = max(rows, columns) <= 4 * MAX_UNROLLED_TERMS
     if has_few_terms and has_short_sides and not is_numpy(xp):
-        # JAX fuses it into one pass over all replicas
-        total: Array = 0
-        for k in range(terms):
-            column_of_a = a[..., :, k, None]
-            row_of_b = b[..., None, k, :]
-            total = total + column_of_a * row_of_b
-        return total
+        return _unrolled_product(a, b)
 
     # if many matrices a meet one b, their rows are stacked to one large matrix
     b_is_one_matrix = math.prod(b.shape[1:-2]) == 1  # in each replica
     a_is_many_matrices = math.prod(a.shape[1:-2]) > 1
     if b_is_one_matrix and b.shape[0] == 1 and not a_is_innermost:
-        all_rows = math.prod(a.shape[:-1])
-        stacked = xp.reshape(a, (all_rows, terms))
-        products = stacked @ xp.reshape(b, b.shape[-2:])
-        return xp.reshape(products, (*a.shape[:-1], columns))
+        return _product_with_constant_matrix(xp, a, b)
     if b_is_one_matrix and a_is_many_matrices:
-        rows_of_replica = math.prod(a.shape[1:-1])
-        stacked = xp.reshape(a, (a.shape[0], rows_of_replica, terms))
-        products = stacked @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
-        return xp.reshape(products, (products.shape[0], *a.shape[1:-1], columns))
+        return _product_with_matrix_of_replica(xp, a, b)
     return a @ b
+
+
+def _unrolled_product(a: Array, b: Array) -> Array:
+    """`product` as a sum of outer products.
+
+    JAX fuses it into one pass over all replicas.
+    """
+    total: Array = 0
+    for k in range(a.shape[-1]):
+        column_of_a = a[..., :, k, None]
+        row_of_b = b[..., None, k, :]
+        total = total + column_of_a * row_of_b
+    return total
+
+
+def _product_with_constant_matrix(xp: Any, a: Array, b: Array) -> Array:
+    """`product` for one matrix b, with the rows of all a in one large matrix."""
+    *lead, terms = a.shape
+    rows = xp.reshape(a, (math.prod(lead), terms))
+    products = rows @ xp.reshape(b, b.shape[-2:])
+    return xp.reshape(products, (*lead, b.shape[-1]))
+
+
+def _product_with_matrix_of_replica(xp: Any, a: Array, b: Array) -> Array:
+    """`product` for one matrix b in each replica, with the rows of its a stacked."""
+    replicas, *lead, terms = a.shape
+    rows = xp.reshape(a, (replicas, math.prod(lead), terms))
+    products = rows @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
+    return xp.reshape(products, (products.shape[0], *lead, b.shape[-1]))
 
 
 def gram(xp: Any, a: Array, b: Array) -> Array:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._array_api import Array, Floats
+from ..._array_api import Array, Floats, Ints
 
 HEIGHT = 0.01  # cell height in log v, if all replicas have the same mean
 # cell height in log v, if means vary: the grid is then two-dimensional
@@ -37,6 +37,17 @@ UNIT = 2.0**26
 # maximal number of distinct (mean, variance) outside the grid, stored one by one;
 # mostly v = 0
 STRAY = 100_000
+
+
+def _tilt(up: Array, up2: Array, up3: Array, spread: Array) -> Array:
+    """How far the middle of the two Gaussians of a cell is from the mean of `up`.
+
+    It gives them the third moment of up; 0 where the spread, the variance of up, is a
+    rounding error.
+    """
+    third_central_moment = up3 - 3 * up * up2 + 2 * up**3
+    tilt = np.zeros_like(spread)
+    return np.divide(third_central_moment, 2 * spread, out=tilt, where=spread > 1e-9)
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,27 @@ class MomentGrid:
             weights.append(xp.where(is_inside, in_units, 0.0))
         return PlacedReplicas(cell=cell, weights=xp.stack(weights), outside=~is_inside)
 
+    def _regression(
+        self, index: Ints, moments: Array, reach: Array, unit: Array
+    ) -> tuple[Array, Array, Array]:
+        """The regression of the means of cells on the positions of their variances.
+
+        It is the mean in the middle of each cell `index`, the change of the mean over
+        the `reach` of up, and the variance that remains. `unit` are the variances in
+        the middle of the cells.
+        """
+        up, _, across, across2, across_up = moments
+        std = np.sqrt(unit) / STEPS
+        covariance = across_up - across * up
+        slope = np.zeros_like(unit)
+        slope = np.divide(covariance, reach, out=slope, where=reach > 1e-7)
+        residual_of_across = across2 - across**2 - slope**2
+        residual = std**2 * np.maximum(residual_of_across, 0.0)
+        column = index % self.columns - self.columns // 2
+        mean = np.full_like(unit, self.centre)
+        mean = mean + (column + 0.5 + across) * std
+        return mean, slope * std, residual
+
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians of the law, two per cell.
 
@@ -116,33 +148,22 @@ class MomentGrid:
         row = index // self.columns
         count = sums[0, index].astype(np.float64)
         # the mean and the mean square of up, and what `placed` adds to them
-        up, up2, *other_moments = sums[1:, index] / UNIT / count
+        moments = sums[1:, index] / UNIT / count
+        up, up2 = moments[:2]
         spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
         # the variance in the middle of each cell
         unit = np.exp((row + self.first + 0.5) * self.height)
 
-        mean = np.full_like(unit, self.centre)
         tilt = np.zeros_like(unit)
-        slope = np.zeros_like(unit)
-        residual = np.zeros_like(unit)
         if self.one_mean:
-            (up3,) = other_moments
-            third_central_moment = up3 - 3 * up * up2 + 2 * up**3
-            # it stays 0 where the spread is a rounding error
-            tilt = np.divide(
-                third_central_moment, 2 * spread, out=tilt, where=spread > 1e-9
-            )
+            tilt = _tilt(up, up2, up3=moments[2], spread=spread)
         reach = np.sqrt(spread + tilt**2)
-        if not self.one_mean:
-            across, across2, across_up = other_moments
-            std = np.sqrt(unit) / STEPS
-            covariance = across_up - across * up
-            slope = np.divide(covariance, reach, out=slope, where=reach > 1e-7)
-            residual_of_across = across2 - across**2 - slope**2
-            residual = std**2 * np.maximum(residual_of_across, 0.0)
-            column = index % self.columns - self.columns // 2
-            mean = mean + (column + 0.5 + across) * std
-            slope = slope * std
+        if self.one_mean:
+            mean = np.full_like(unit, self.centre)
+            slope = np.zeros_like(unit)
+            residual = np.zeros_like(unit)
+        else:
+            mean, slope, residual = self._regression(index, moments, reach, unit)
 
         upper_position = up + tilt + reach
         lower_position = up + tilt - reach

@@ -228,6 +228,32 @@ def _compare(plan: Plan, backend: Backend, replicas: int) -> _Comparison:
         return _difference(double, single)
 
 
+def _unit_of_differences(mean: Floats, squares: Floats) -> Floats:
+    """The unit of differences between precisions, (outputs,): the standard deviation.
+
+    An output without spread is measured by its size. Both arguments are (replicas,
+    outputs): conditional means, and mean squares around the centre.
+    """
+    size = np.abs(mean).max(axis=0)
+    spread = np.sqrt(squares.mean(axis=0))
+    unit = np.where(spread > ROUNDING * size, spread, size)
+    return np.where(unit > 0, unit, 1.0)
+
+
+def _crossings(y: Floats, single_y: Floats) -> tuple[Floats, Floats]:
+    """`_crossing` of each output with different draws; 0 for outputs with equal ones.
+
+    The draws are (replicas, outputs), in double and in single precision.
+    """
+    outputs = y.shape[1]
+    crossing = np.zeros(outputs)
+    significance = np.zeros(outputs)
+    differs = (single_y != y).any(axis=0)
+    for k in np.flatnonzero(differs):
+        crossing[k], significance[k] = _crossing(y[:, k], single_y[:, k])
+    return crossing, significance
+
+
 def _difference(double: Floats, single: Floats) -> _Comparison:
     """Compare means and variances of the same replicas, (replicas, 2 outputs)."""
     mean, variance = np.split(double, 2, axis=1)
@@ -236,12 +262,7 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     squares = variance + (mean - centre) ** 2
     single_squares = single_variance + (single_mean - centre) ** 2
 
-    # the unit of differences; an output without spread is measured by its size
-    size = np.abs(mean).max(axis=0)
-    spread = np.sqrt(squares.mean(axis=0))
-    unit = np.where(spread > ROUNDING * size, spread, size)
-    unit = np.where(unit > 0, unit, 1.0)
-
+    unit = _unit_of_differences(mean, squares)
     mean_change = (single_mean - mean) / unit
     square_change = (single_squares - squares) / unit**2
     of_mean = _shift(mean / unit, mean_change)
@@ -255,20 +276,20 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     single_y = single_mean + np.sqrt(single_variance) * normals
     single_y = np.nan_to_num(single_y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     gap = np.abs(single_y - y)
+    relative_gap = np.where(gap > 0, gap / np.abs(y), 0.0)
     single_y = _without_rounding(y, single_y, unit)
-    crossing = np.zeros_like(unit)
-    for k in np.flatnonzero((single_y != y).any(axis=0)):
-        crossing[k], significance = _crossing(y[:, k], single_y[:, k])
-        is_equal[k] &= significance <= SIGNIFICANT
+    crossing, significance = _crossings(y, single_y)
+    is_equal &= significance <= SIGNIFICANT
 
     std_change = (np.sqrt(single_variance) - np.sqrt(variance)) / unit
     square_distance = np.mean(mean_change**2, axis=0) + np.mean(std_change**2, axis=0)
+    distance = np.sqrt(square_distance)
     return _Comparison(
         replicas=len(double),
-        distance=np.nan_to_num(np.sqrt(square_distance), nan=np.inf, posinf=np.inf),
+        distance=np.nan_to_num(distance, nan=np.inf, posinf=np.inf),
         shift=np.maximum(of_mean.bound, of_variance.bound),
         crossing=crossing,
-        digits=np.max(np.where(gap > 0, gap / np.abs(y), 0.0), axis=0),
+        digits=np.max(relative_gap, axis=0),
         insignificant=np.where(is_equal, bias, np.inf),
     )
 

@@ -19,6 +19,7 @@ from ..backends import Backend, Numpy
 from ..backends._float_flags import overflow_raises
 from ..backends._numpy import Streams, block_of, blocks
 from ..plan._draw_cost import Draw
+from ..plan._ir_builder import Builder
 from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ..plan._plan_query import PlanQuery
 from . import _quadrature_error as quadrature
@@ -368,12 +369,17 @@ def _small_part_is_lost(plan: Plan, seed: int, arrays: Sequence[Floats]) -> bool
         is_bad |= ~is_finite.all(axis=1)
     first_bad = int(np.argmax(is_bad))
     replicas = min(max(first_bad + 1, QUADRATURE_PROBE_REPLICAS), block_of(plan, 8))
-    guards = [step.out for step in plan.steps if step.kind == "lost"]
-    for guard in guards:
-        values, _ = quadrature.sample_block(replace(plan, mean=guard), seed, replicas)
-        if np.isnan(values).any():
-            return True
-    return False
+    builder = Builder()
+    guards = [
+        builder.reshape(step.out, 1) for step in plan.steps if step.kind == "lost"
+    ]
+    if not guards:
+        return False
+    # each guard is 0 or NaN, so their sum tells of all in one run of the plan
+    total = builder.fold("add", guards)
+    guarded = replace(plan, steps=[*plan.steps, *builder.steps], mean=total)
+    values, _ = quadrature.sample_block(guarded, seed, replicas)
+    return bool(np.isnan(values).any())
 
 
 @dataclass(frozen=True)

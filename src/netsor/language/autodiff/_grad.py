@@ -328,9 +328,9 @@ def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> An
     """
     box_positions = entries_in(value._positions(), box)
     merged = _merged(contributions)
-    first = merged[0]
-    if len(merged) == 1 and np.array_equal(first.positions, box_positions):
-        return first.cotangent
+    first_term = merged[0]
+    if len(merged) == 1 and np.array_equal(first_term.positions, box_positions):
+        return first_term.cotangent
     entries = box_positions.ravel()
     contributions_by_entry = [_SortedContribution(term, entries) for term in merged]
     # Entries with the same number of terms from each contribution are summed together:
@@ -349,7 +349,7 @@ def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> An
             if count:
                 terms.append(contribution.sums(selected, count))
         if not terms:
-            terms = [zeros_like(first.cotangent.take(np.zeros_like(selected)))]
+            terms = [zeros_like(first_term.cotangent.take(np.zeros_like(selected)))]
         sums.append(reduce(operator.add, terms))
     joined: Any = sums[0] if len(sums) == 1 else join(sums)
     # The sums have the entries by pattern: bring them back into the order of the box.

@@ -290,17 +290,25 @@ class Gradients(NamedTuple):
     latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps of each matrix so far
 
 
+def _latest_steps(
+    values: Sequence[Value],
+) -> dict[Source, tuple[OptimiserStep, ...]]:
+    """All steps of each matrix that the values depend on, up to its last one."""
+    latest: dict[Source, tuple[OptimiserStep, ...]] = {}
+    for value in topological_order(values, past=False):
+        if isinstance(value.op, Acting):
+            source = value.op.weight.source
+            steps = steps_of(value.op)
+            latest[source] = max(latest.get(source, ()), steps, key=len)
+    return latest
+
+
 def gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> Gradients:
     """The gradient of Σ p by the chosen parameters.
 
     They are those after the last step that `outputs` depend on.
     """
-    latest: dict[Source, tuple[OptimiserStep, ...]] = {}
-    for value in topological_order([p, *outputs], past=False):
-        if isinstance(value.op, Acting):
-            source = value.op.weight.source
-            steps = steps_of(value.op)
-            latest[source] = max(latest.get(source, ()), steps, key=len)
+    latest = _latest_steps([p, *outputs])
 
     def counts(op: Acting) -> bool:
         """Skip uses of a matrix before its last step: they belong to earlier steps."""

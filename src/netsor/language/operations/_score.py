@@ -122,8 +122,8 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     """
     x = as_vector(x, "rms_norm")
     eps = real(eps, "eps", "rms_norm", least=0)
-    one = x[..., None]
-    mean_square = mean_dot(one, one)[..., 0, 0]
+    one_vector = x[..., None]
+    mean_square = mean_dot(one_vector, one_vector)[..., 0, 0]
     # the reciprocal root is Lipschitz away from 0, so for eps > 0
     f = Function(
         "rsqrt",
@@ -147,8 +147,8 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     >>> ns.layer_norm(ns.gaussian(ns.Width("n"), 3), eps=1e-5).shape
     (3,)
     """
-    one = ones(as_vector(x, "layer_norm").width)
-    return rms_norm(x - mean_dot(x, one) * one, eps, gain)
+    constant_vector = ones(as_vector(x, "layer_norm").width)
+    return rms_norm(x - mean_dot(x, constant_vector) * constant_vector, eps, gain)
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:

@@ -297,16 +297,16 @@ class Writer:
         op = value.op
         i = tex.letters(value.shape)
         name = self.ref(value, i)
-        where = _index_ranges(value, i)
+        ranges = _index_ranges(value, i)
         match op:
             case Constant() if value.size == 1:
                 return []
             case Constant():
-                return [rf"{name} \in \mathbb{{R}} \text{{ given}} {where}"]
+                return [rf"{name} \in \mathbb{{R}} \text{{ given}} {ranges}"]
             case Data(vectors=vectors):
                 return [
                     rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}}"
-                    rf" {where}"
+                    rf" {ranges}"
                 ]
             case ops.Gaussian(mean=mean, factor=factor) if isinstance(value, Vector):
                 space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
@@ -314,14 +314,14 @@ class Writer:
                     centre, definition = tex.constant_vectors(mean, i)
                     return [
                         rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
-                        rf" {where}{definition}"
+                        rf" {ranges}{definition}"
                     ]
                 return [
                     rf"{space} \text{{ with independent coordinates }}"
-                    rf" {tex.gaussian_law(mean, factor)} {where}"
+                    rf" {tex.gaussian_law(mean, factor)} {ranges}"
                 ]
             case ops.Normal(std=std):
-                return [rf"{name} {tex.normal(std)} {where}"]
+                return [rf"{name} {tex.normal(std)} {ranges}"]
             case ops.Hyperparameter(name=symbol):
                 return [rf"{name} = \text{{{tex.escape(symbol)}}} \text{{ given}}"]
             case ops.Root(over=over, under=under):
@@ -329,9 +329,9 @@ class Writer:
                 denominator = " ".join(map(tex.dimension, under)) or "1"
                 return [rf"{name} = \sqrt{{{numerator}/({denominator})}}"]
             case MatMul() | SteppedMatMul():
-                return self._product_lines(op, value, i, where)
+                return self._product_lines(op, value, i, ranges)
         notation = tex.Notation(self.ref, self.positions)
-        line = f"{name} = {op.latex(value, i, notation)} {where}"
+        line = f"{name} = {op.latex(value, i, notation)} {ranges}"
         if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
@@ -406,10 +406,10 @@ class Writer:
         count_before = -1
         while count_before < len(self.needed):
             count_before = len(self.needed)
-            needed = [value for value in self.values if value in self.needed]
-            inner = [value for value in needed if value not in outputs]
+            defined = [value for value in self.values if value in self.needed]
+            inner = [value for value in defined if value not in outputs]
             lines = list(chain.from_iterable(map(self.limit, inner)))
-            lines += self.shared(needed)
+            lines += self.shared(defined)
         if not laws:
             return lines
         inside = r" \\ ".join(laws)

@@ -93,7 +93,7 @@ class Expansion:
         """
         tables: dict[Value, Table] = {}
         # number of the first matrix of a weight, or of E_0 of an initial vector
-        first: dict[Source, int] = {}
+        first_number: dict[Source, int] = {}
         # a number per vector, unchanged by indexing and stacking
         numbers: dict[Value, Ints] = {}
         count = 1
@@ -110,17 +110,19 @@ class Expansion:
                 continue
             match value.op:
                 case Gaussian(source=source, factor=factor):
-                    if source not in first:
-                        first[source] = matrices
+                    if source not in first_number:
+                        first_number[source] = matrices
                         matrices += factor.shape[-1]
-                    tables[value] = _initial_vectors(value.op, first[source], total)
+                    tables[value] = _initial_vectors(
+                        value.op, first_number[source], total
+                    )
                 case MatMul(weight=weight, x=x) if weight.source not in self.transposed:
-                    if weight.source not in first:
-                        first[weight.source] = matrices
+                    if weight.source not in first_number:
+                        first_number[weight.source] = matrices
                         matrices += weight.count
                     further_axes = (1,) * (value.ndim - len(weight.batch))
                     members = weight.members.reshape(weight.batch + further_axes)
-                    matrix = first[weight.source] + members
+                    matrix = first_number[weight.source] + members
                     keys = matrix * total + np.broadcast_to(numbers[x], value.shape)
                     nonzero: Any = np.full(value.shape, weight.std > 0)
                     tables[value] = _single_columns(keys, nonzero)

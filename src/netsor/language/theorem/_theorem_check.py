@@ -100,8 +100,8 @@ class Point:
         """The names of values for which one line breaks this point for one reason."""
         names: dict[tuple[SourceLocation, str], list[str]] = {}
         for violation in self.violations:
-            place = violation.where, violation.reason
-            names.setdefault(place, []).append(violation.value)
+            line = violation.where, violation.reason
+            names.setdefault(line, []).append(violation.value)
         return names
 
 
@@ -202,8 +202,8 @@ def _listed(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     if len(names) <= LISTED_NAMES + 1:  # "and 1 more" would be as long as the name
         return ", ".join(names)
-    first = ", ".join(names[:LISTED_NAMES])
-    return f"{first} and {len(names) - LISTED_NAMES} more"
+    listed = ", ".join(names[:LISTED_NAMES])
+    return f"{listed} and {len(names) - LISTED_NAMES} more"
 
 
 def _wrapped(text: str, indent: str) -> str:

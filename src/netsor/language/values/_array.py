@@ -970,8 +970,8 @@ class Take(Operation):
         builder = lowering.builder
         trailing = array.shape[self.x.ndim :]
         entries = builder.reshape(array, self.x.size, *trailing)
-        taken = builder.take(entries, self.flat.ravel(), axis=0)
-        return builder.reshape(taken, *self.flat.shape, *trailing)
+        chosen = builder.take(entries, self.flat.ravel(), axis=0)
+        return builder.reshape(chosen, *self.flat.shape, *trailing)
 
     def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """The same entries."""

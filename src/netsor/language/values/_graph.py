@@ -420,10 +420,10 @@ def _mask_of_input(mask: Bools, axes: Axes, shape: Shape) -> Bools:
     # the axes read, in the order of the input's, and then those of the result alone
     ordered = np.transpose(mask, (*axes_read, *axes_not_read))
     # an entry is needed if any entry of the result that reads it is
-    needed = np.any(ordered, axis=tuple(range(len(axes_read), mask.ndim)))
+    is_needed = np.any(ordered, axis=tuple(range(len(axes_read), mask.ndim)))
     # axes that are read whole come in with size 1, and broadcast below
     axes_read_whole = tuple(k for k, axis in enumerate(axes) if axis is None)
-    aligned = np.expand_dims(needed, axes_read_whole)
+    aligned = np.expand_dims(is_needed, axes_read_whole)
     # an axis of size 1 may be repeated in the result: all repetitions read one entry
     axes_of_size_1 = tuple(k for k, size in enumerate(shape) if size == 1)
     merged = np.any(aligned, axis=axes_of_size_1, keepdims=True)

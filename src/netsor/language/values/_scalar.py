@@ -385,7 +385,8 @@ def broadcast_shapes(operation: str, problem: str, *shapes: Shape) -> Shape:
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        raise TraceError(operation, problem) from None
+        rule = "as in numpy, sizes must be equal or 1, counted from the last axis"
+        raise TraceError(operation, f"{problem}: {rule}") from None
 
 
 def applied(

@@ -380,13 +380,7 @@ class HeadSum(Law):
         tilt = y**2 / (2 * v**2)
         head_tilt = tilt * self.scale / self.heads  # of one w
         exponent = log_weight + head_tilt * w
-        # log ψ = log E[e^(θ w)] of each set, to all digits, because we multiply it by
-        # the number of heads
-        if head_tilt * float(w.max()) < 1:
-            excess = np.exp(log_weight) * np.expm1(head_tilt * w)
-            log_psi = np.log1p(excess.sum(axis=1))
-        else:
-            log_psi = scipy.special.logsumexp(exponent, axis=1)
+        log_psi = _log_psi(w, log_weight, head_tilt)
         mean_log_psi = float(log_psi.mean())
         is_large = exponent > exponent.max(axis=1, keepdims=True) - LOG_RANGE
         weights = np.where(is_large, np.exp(exponent - log_psi[:, None]), 0.0)
@@ -519,6 +513,17 @@ def _mixture_from_arrays(arrays: dict[str, Any], origin: Provenance) -> Mixture:
         quadrature_error=float(quadrature_error or 0.0),
     )
     return Mixture(origin=origin_of_replicas, **arrays)
+
+
+def _log_psi(w: Array, log_weight: Array, tilt: float) -> Array:
+    """log E[e^(tilt w)] of each set, (sets,), from w and its weights (sets, points).
+
+    It has all digits, because it is multiplied by the number of heads.
+    """
+    if tilt * float(w.max()) < 1:
+        excess = np.exp(log_weight) * np.expm1(tilt * w)
+        return np.asarray(np.log1p(excess.sum(axis=1)))
+    return np.asarray(scipy.special.logsumexp(log_weight + tilt * w, axis=1))
 
 
 def _logs_of_tilted(tilted: _TiltedRule, y: Array, tail: bool) -> Array:

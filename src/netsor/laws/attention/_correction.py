@@ -528,6 +528,20 @@ class Distances(NamedTuple):
     unresolved: Array  # errors of the two because g is not resolved close to 0
 
 
+def _first_resolved(y: Array, g: Array, std: float) -> int:
+    """The position of the point from which on the correction g is resolved.
+
+    It follows the last point at which the error of g is more than half of g, or of its
+    mean density over y > std/4. y: (points,), g: (estimates, points).
+    """
+    steps_of_outer = LOG_STEP * y * (y > std / 4)
+    outer_mass = np.abs(g[0]) @ steps_of_outer
+    unresolved = np.flatnonzero(_relative_error(g, outer_mass / std) > 0.5)
+    if not len(unresolved):
+        return 0
+    return int(unresolved[-1]) + 1
+
+
 def _distances(v: Array, amounts: Array) -> Distances:
     """Distances to the limit, by the trapezium rule in log y over y > 0.
 
@@ -539,13 +553,8 @@ def _distances(v: Array, amounts: Array) -> Distances:
     y = np.exp(np.arange(log_start, log_stop, LOG_STEP))
     f, g = _densities(y, v, amounts)
 
-    # Begin where g is resolved: after the last point at which its error is more than
-    # half of it, or of its mean density over y > std/4.
     std = math.sqrt(amounts[0, 0] @ v)
-    steps_of_outer = LOG_STEP * y * (y > std / 4)
-    outer_mass = np.abs(g[0]) @ steps_of_outer
-    unresolved = np.flatnonzero(_relative_error(g, outer_mass / std) > 0.5)
-    start = unresolved[-1] + 1 if len(unresolved) else 0
+    start = _first_resolved(y, g, std)
     resolved = slice(min(start, len(y) - 2), None)
     y = y[resolved]
     f = f[..., resolved]

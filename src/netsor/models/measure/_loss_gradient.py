@@ -232,40 +232,58 @@ def _head_ends(
     The targets are among the words of `arrays`, which are those of `of_head`.
     """
     xp = array_namespace(*arrays)
-    transpose = xp.matrix_transpose
     t = arrays[0].shape[-2]
     moments = sums.moments
-    has_known_words = len(arrays) != 2
     # with p · slope for s
     products = sums.products / moments.mass
-    squares = sums.squares / (moments.mass * transpose(moments.mass))
-    if has_known_words:
+    squares = sums.squares / (moments.mass * xp.matrix_transpose(moments.mass))
+    of_known = []
+    if len(arrays) == 2:
+        products, squares = _without_targets(
+            products, squares, moments=moments, arrays=arrays, targets=targets, cap=cap
+        )
+    else:
         # the targets are known words, which have no part in products and squares
         logits = capped(arrays[0], cap)
         is_target = np.equal.outer(targets, np.arange(logits.shape[-1]))
         one_hot = xp.asarray(is_target, dtype=logits.dtype)
         p = xp.exp(logits - moments.top) / moments.mass
         c = (p - one_hot) * _slope(logits, cap) / t
-        of_known = [flat(c)]
-    else:
-        # Subtract 1[w is the target of i] from p. All matrices are (…, t, t), and
-        # column j belongs to the target of vector j.
-        root, noise = arrays
-        noise = xp.take(noise, xp.asarray(targets), axis=-1)
-        logits = capped(root @ noise, cap)
-        slope = _slope(logits, cap) + 0.0 * logits
-        slope_at_target = xp.linalg.diagonal(slope)[..., None]
-        p = xp.exp(logits - moments.top) / moments.mass
-        # c_iw c_jw at the target w of j, or of i, or of both
-        at_one_target = p * slope * transpose(slope_at_target)
-        has_same_target = np.equal.outer(targets, targets)
-        same_target = xp.asarray(has_same_target, dtype=noise.dtype)
-        at_both_targets = slope_at_target * transpose(slope_at_target)
-        products = products - slope_at_target * transpose(noise)
-        squares = squares + same_target * at_both_targets
-        squares = squares - at_one_target - transpose(at_one_target)
-        of_known = []
+        of_known.append(flat(c))
     return joined(moments.ends(), flat(products / t), flat(squares / t**2), *of_known)
+
+
+def _without_targets(
+    products: Array,
+    squares: Array,
+    moments: LogitMoments,
+    arrays: Sequence[Array],
+    targets: Sequence[int],
+    cap: float | None,
+) -> tuple[Array, Array]:
+    """The sums with 1[w is the target of i] subtracted from p, for random words.
+
+    `products` and `squares` are those without targets, and `arrays` the root and the
+    noise of all words. All matrices are (…, t, t), and column j belongs to the target
+    of vector j.
+    """
+    xp = array_namespace(*arrays)
+    transpose = xp.matrix_transpose
+    root, noise = arrays
+    noise = xp.take(noise, xp.asarray(targets), axis=-1)
+    logits = capped(root @ noise, cap)
+    slope = _slope(logits, cap) + 0.0 * logits
+    slope_at_target = xp.linalg.diagonal(slope)[..., None]
+    p = xp.exp(logits - moments.top) / moments.mass
+    # c_iw c_jw at the target w of j, or of i, or of both
+    at_one_target = p * slope * transpose(slope_at_target)
+    has_same_target = np.equal.outer(targets, targets)
+    same_target = xp.asarray(has_same_target, dtype=noise.dtype)
+    at_both_targets = slope_at_target * transpose(slope_at_target)
+    products = products - slope_at_target * transpose(noise)
+    squares = squares + same_target * at_both_targets
+    squares = squares - at_one_target - transpose(at_one_target)
+    return products, squares
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
@@ -542,7 +560,9 @@ def cross_entropy(
     y = words.y
     t = y.size
     numbers = _head_numbers(words, tuple(words.columns(targets)))
-    known_words = 0 if words.known is None else words.known.shape[-1]
+    known_words = 0
+    if words.known is not None:
+        known_words = words.known.shape[-1]
     positions = head_parts(t, known_words)
     products = numbers[positions.products].reshape(t, t)
     squares = numbers[positions.squares].reshape(t, t)
@@ -561,7 +581,8 @@ def cross_entropy(
         if model.padding is not None and words.column is not None:
             column = words.column.get(model.padding, len(words.column))
             c_padding = c[:, column]
-            of_padding = model.width * (c_padding[:, None] * c_padding * gram).sum()
+            c_of_pairs = c_padding[:, None] * c_padding
+            of_padding = model.width * (c_of_pairs * gram).sum()
             head = of_padding if head is None else head + of_padding
     head_size = (model.vocabulary or 0) * model.width * model.std_logits**2
     loss = Loss(tuple(seeds), head=head, head_size=head_size, tied=model.tied)

@@ -144,9 +144,9 @@ class ProbedProgram:
         """Add a probe to a block, or to the ends."""
         name = probe.name
         if name in group and name in (*ENDS, *ONCE):
-            where = "" if name in ENDS else f" in block {len(self.blocks) + 1}"
+            of_block = "" if name in ENDS else f" in block {len(self.blocks) + 1}"
             raise ValueError(
-                f"{self.name} has the probe {name!r} twice{where}: once is allowed"
+                f"{self.name} has the probe {name!r} twice{of_block}: once is allowed"
             )
         group.setdefault(name, []).append(probe)
 

@@ -126,10 +126,10 @@ def _forward(x: Array, matrices: Array, share: float) -> tuple[Array, list[_Bran
     branch in its sum.
     """
     branches = []
-    for first, second in matrices:
-        inner = GAIN * np.maximum(x, 0) @ first.T
+    for w_in, w_out in matrices:
+        inner = GAIN * np.maximum(x, 0) @ w_in.T
         branches.append(_Branch(x, inner))
-        x = x + share * GAIN * np.maximum(inner, 0) @ second.T
+        x = x + share * GAIN * np.maximum(inner, 0) @ w_out.T
     return x, branches
 
 
@@ -150,9 +150,9 @@ def _backward(
     gradient = by_output
     for k in range(len(branches) - 1, 1, -1):
         before, inner = branches[k]
-        first, second = matrices[k]
-        by_inner = share * GAIN * (gradient @ second) * (inner > 0)
-        gradient = gradient + GAIN * (by_inner @ first) * (before > 0)
+        w_in, w_out = matrices[k]
+        by_inner = share * GAIN * (gradient @ w_out) * (inner > 0)
+        gradient = gradient + GAIN * (by_inner @ w_in) * (before > 0)
     return gradient
 
 

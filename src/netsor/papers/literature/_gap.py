@@ -238,8 +238,8 @@ def _gap(
 
     `stated` says whether the authors state it for these scores and lengths.
     """
-    first, last = ends
-    exponent = slope(numbers, name, first, last)
+    shortest, longest = ends
+    exponent = slope(numbers, name, shortest, longest)
     verdict = near(exponent, -0.5)
     gaps = []
     for tokens, gap in means(
@@ -251,8 +251,10 @@ def _gap(
             "A spectral gap of attention opens as the context grows: s₂/s₁ falls like"
             f" T^(−1/2), {words}."
         ),
-        rule=f"The exponent of T in its mean, from {first:,} to {last:,}, is within"
-        f" {EXPONENT_ATOL:g} of −1/2.",
+        rule=(
+            f"The exponent of T in its mean, from {shortest:,} to {longest:,}, is"
+            f" within {EXPONENT_ATOL:g} of −1/2."
+        ),
         ours=f"{exponent}. Means: {', '.join(gaps)}.",
         verdict=extrapolate(verdict, stated=stated),
     )

@@ -195,10 +195,10 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
     """The claim that the numbers tend to one number as N grows, or that they do not;
     `settles` is what is stated.
     """
-    first = spread(numbers, name, width=100)
+    narrowest = spread(numbers, name, width=100)
     last = spread(numbers, name, width=None)
-    bound = SETTLED * first.value
-    margin = SIGMAS * math.hypot(last.error, SETTLED * first.error)
+    bound = SETTLED * narrowest.value
+    margin = SIGMAS * math.hypot(last.error, SETTLED * narrowest.error)
     if settles:
         agrees = last.value + margin < bound
     else:
@@ -215,7 +215,7 @@ def _settles(numbers: Numbers, name: str, settles: bool) -> Claim:
         ),
         rule=f"The standard deviation in the limit is {side} half of that at N = 100.",
         ours=f"Mean {limit:.4f} and standard deviation {last.value:.4f} in the limit;"
-        f" standard deviation {first.value:.4f} at N = 100.",
+        f" standard deviation {narrowest.value:.4f} at N = 100.",
         verdict=decide(agrees),
     )
 

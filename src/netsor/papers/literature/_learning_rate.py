@@ -292,7 +292,7 @@ def _random(numbers: Numbers) -> Claim:
 def judge(numbers: Numbers) -> list[Claim]:
     """The limit, the rate, its change; and attention."""
     words = "for attention with scores over n, which has no proof"
-    first = WIDTHS[0]
+    narrowest = WIDTHS[0]
     last = WIDTHS[-1]
     up_to = f"up to n = {CHANGE}"
     return [
@@ -300,7 +300,7 @@ def judge(numbers: Numbers) -> list[Claim]:
         _convergence(
             numbers,
             network="linear",
-            first=first,
+            first=narrowest,
             last=CHANGE,
             words=up_to,
             stated=True,

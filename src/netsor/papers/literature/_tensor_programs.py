@@ -66,13 +66,13 @@ def tangent_limit(depths: list[int], seed: int) -> Arrays:
     """The tangent kernel at infinite width, by the published recursion and `ns.ntk`:
     arrays (depths, sequences, sequences).
     """
-    first = IMAGES @ IMAGES.T / IMAGES.shape[1]
+    gram_of_inputs = IMAGES @ IMAGES.T / IMAGES.shape[1]
     ours = []
     for depth in depths:
         kernels = tangent_program(depth, inf).draw(n=inf, draws=1, progress=False)
         ours.append(np.asarray(kernels)[0])
     return {
-        "recursion": np.stack([tangent(first, depth) for depth in depths]),
+        "recursion": np.stack([tangent(gram_of_inputs, depth) for depth in depths]),
         "ours": np.stack(ours),
     }
 
@@ -81,13 +81,13 @@ def kernel_limit(depths: list[int], seed: int) -> Arrays:
     """The kernel of the last tokens at infinite width, by the published recursion and
     by our program: arrays (depths, tokens, tokens).
     """
-    first = word_kernel()[np.ix_(PLACES, PLACES)]
+    gram_of_words = word_kernel()[np.ix_(PLACES, PLACES)]
     ours = []
     for depth in depths:
         kernels = kernel_program(1, depth).draw(n=inf, draws=1, progress=False)
         ours.append(np.asarray(kernels)[0, 0])
     return {
-        "recursion": np.stack([last_kernel(first, depth) for depth in depths]),
+        "recursion": np.stack([last_kernel(gram_of_words, depth) for depth in depths]),
         "ours": np.stack(ours),
     }
 

@@ -97,11 +97,11 @@ def _mix(k: Array, spans: Spans, causal: bool) -> Array:
     to: 1 + softmax(k), sequence by sequence.
     """
     mix = np.eye(len(k))
-    for first, last in spans:
-        weights = np.exp(k[first:last, first:last])
+    for start, stop in spans:
+        weights = np.exp(k[start:stop, start:stop])
         if causal:
             weights = np.tril(weights)
-        mix[first:last, first:last] += weights / weights.sum(axis=1, keepdims=True)
+        mix[start:stop, start:stop] += weights / weights.sum(axis=1, keepdims=True)
     return mix
 
 
@@ -155,7 +155,7 @@ def tangent(kernel: Array, depth: int) -> Array:
             )
         )
         kernel = after
-    lengths = [last - first for first, last in HALVES]
+    lengths = [stop - start for start, stop in HALVES]
     share = np.repeat(1 / np.array(lengths), lengths)  # of each token in its mean
     # ⟨δ, δ'⟩ of two tokens, with δ the gradient by a token after the last block
     back = np.outer(share, share)
@@ -171,7 +171,7 @@ def tangent(kernel: Array, depth: int) -> Array:
         total = total + by_inner * block.z  # of W¹
         total = total + back * block.before  # of U; as σ = 1, `back` is by U x and by x
     # sum over the tokens of both sequences
-    starts = [first for first, _ in HALVES]
+    starts = [start for start, _ in HALVES]
     return np.add.reduceat(np.add.reduceat(total, starts, axis=0), starts, axis=1)
 
 
@@ -180,8 +180,8 @@ def _attended(k: Any, spans: Spans, mask: str | None) -> Any:
     axis.
     """
     sequences = []
-    for first, last in spans:
-        x = k[..., first:last]
+    for start, stop in spans:
+        x = k[..., start:stop]
         sequences.append(x + softmax(mean_dot(x, x), mask=mask) @ x)
     return join(sequences, axis=-1)
 
@@ -203,7 +203,7 @@ def tangent_program(depth: int, width: float) -> Any:
         z = layer_norm(_attended(u @ x, HALVES, mask=None), eps=0.0, gain=gain)
         x = layer_norm(z + outer @ relu(inner @ z), eps=0.0, gain=gain)
     r = gaussian(N)
-    outputs = [dot(r, x[first:last]).mean() for first, last in HALVES]
+    outputs = [dot(r, x[start:stop]).mean() for start, stop in HALVES]
     return ntk(stack(outputs), weights=[*weights, r])
 
 

@@ -182,11 +182,11 @@ def _becomes_gaussian(heads: Heads) -> Judgement:
         verdicts.append(decide_below(gap, VARIANCE_RTOL))
 
     if len(heads.variances) > 1:  # they were measured at width 256
-        first = heads.variances[0]
+        one_head = heads.variances[0]
         last = heads.variances[-1]
-        gap = _relative_difference(last, first)
+        gap = _relative_difference(last, one_head)
         verdicts.append(decide_below(gap, FINITE_VARIANCE_RTOL))
-        text += f"; at width 256 {first} and {last}"
+        text += f"; at width 256 {one_head} and {last}"
     verdicts.append(limits_verdict(heads.finite))
     return Judgement(text + _limits_note(heads.finite), combine(*verdicts))
 

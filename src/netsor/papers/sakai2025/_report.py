@@ -220,11 +220,11 @@ def _kl_sentence(data: Mapping[str, Any]) -> str:
             return _fall_of_kl(name, divergences)
     heads = data.get("heads")
     if isinstance(heads, Heads) and heads.many:
-        first = heads.many[0].value
+        kl_of_one_head = heads.many[0].value
         last = heads.many[-1].value
         return (
             "KL between the limit and the Gaussian of infinitely many heads is"
-            f" {first:.2e} for one head and {last:.2e} for 256."
+            f" {kl_of_one_head:.2e} for one head and {last:.2e} for 256."
         )
     return "To see how KL falls with the width, add figure 1b."
 

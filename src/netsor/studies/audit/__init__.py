@@ -499,8 +499,8 @@ class AuditStudy(Study[Audit | Comparison]):
         for case in request.asked:
             # only the rule on the limit needs to know whether there is one, for which
             # the limit is planned
-            needed = not case.infinite or request.widths == "inf" or "limit" in rules
-            if needed and not (case.infinite and case.model in request.refused):
+            is_read = not case.infinite or request.widths == "inf" or "limit" in rules
+            if is_read and not (case.infinite and case.model in request.refused):
                 ones.append(draws_of_ones(case))
         # each rule says whether it has something to judge
         result_of(request, ones).failed(rules)

@@ -441,10 +441,10 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
 def _all_pairs(models: Sequence[LengthResult]) -> Iterator[tuple[str, _Pair]]:
     """Every quantity that two models have in common, with every pair of draws of it."""
     for model, other_model in combinations(models, 2):
-        for first, second in zip(model.lengths, other_model.lengths, strict=True):
-            for name in first.best.measured:
-                if name in second.best:
-                    for pair in _pairs(first, second, name):
+        for of_model, of_other in zip(model.lengths, other_model.lengths, strict=True):
+            for name in of_model.best.measured:
+                if name in of_other.best:
+                    for pair in _pairs(of_model, of_other, name):
                         yield name, pair
 
 

@@ -111,16 +111,16 @@ def document(
     """The document of an audit of one model, or of the comparison of several; with its
     manifest, for a folder.
     """
-    first = audits[0]
+    first_audit = audits[0]
     names = [audit.model.name for audit in audits]
-    subject = headline(first)
+    subject = headline(first_audit)
     title = " and ".join(names)
     if compared is None:
-        verdict = _verdict(first)
-        sections = _audit_sections(first)
+        verdict = _verdict(first_audit)
+        sections = _audit_sections(first_audit)
     else:
-        if first.request.swept:
-            field, _ = first.request.swept
+        if first_audit.request.swept:
+            field, _ = first_audit.request.swept
             title = f"{names[0].partition(', ')[0]}, {field} swept"
         verdict = f"{compared.verdict[0].upper()}{compared.verdict[1:]}."
         subject = f"{join_words(names)}. {subject}"
@@ -128,9 +128,9 @@ def document(
     if manifest is not None:
         provenance_blocks = [Paragraph(RULE_NOTE), _provenance(audits, manifest)]
         sections.append(Section("How", provenance_blocks, "html"))
-    if first.request.unchecked:  # the reader must not miss it
+    if first_audit.request.unchecked:  # the reader must not miss it
         sections.insert(0, Section("", [Paragraph(subject)]))
-        subject = first.request.unchecked
+        subject = first_audit.request.unchecked
     return doc.Document(
         title=f"Audit of {title}",
         verdict=verdict,

@@ -367,10 +367,10 @@ def _from_embedding(arrays: Mapping[str, Floats], name: str) -> Floats:
     """A quantity as (draws, 1 + blocks) with the embedding first, if it is measured
     there too; otherwise as it is, (draws, blocks) or (draws,).
     """
-    first = at_embedding(name)
-    if first not in arrays:
+    of_embedding = at_embedding(name)
+    if of_embedding not in arrays:
         return arrays[name]
-    return np.concatenate([arrays[first][:, None], arrays[name]], axis=1)
+    return np.concatenate([arrays[of_embedding][:, None], arrays[name]], axis=1)
 
 
 class FormatFit(NamedTuple):

@@ -230,8 +230,8 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
     _draw_thresholds(axes, models, quantity.name)
     _draw_branch_threshold(axes, models, colours, quantity.name)
-    first = " (0: embedding)" if quantity.name in FROM_EMBEDDING else ""
-    _label_axes(axes, models, quantity.title, first)
+    axis_note = " (0: embedding)" if quantity.name in FROM_EMBEDDING else ""
+    _label_axes(axes, models, quantity.title, axis_note)
     return len(axes.get_legend_handles_labels()[0]) > 1
 
 

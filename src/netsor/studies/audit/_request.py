@@ -458,7 +458,7 @@ def sweep(
     are_values = all(isinstance(value, int | float | str) for value in listed)
     if not are_values or len(set(listed)) < max(2, len(listed)):
         raise ArgumentError(
-            "sweep", {field: values}, "over two numbers or words, or more, each once"
+            "sweep", {field: values}, "over two or more numbers or words, each once"
         )
     models = []
     for value in listed:

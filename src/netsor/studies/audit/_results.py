@@ -191,9 +191,13 @@ class Audit(AuditResult, LengthResult):
     def __init__(self, lengths: Sequence[LengthResult]) -> None:
         self.lengths = tuple(lengths)
         self.audits = (self,)
-        first = lengths[0]
+        shortest = lengths[0]
         super().__init__(
-            first.request, first.model, first.tokens, first.actual, first.limit
+            shortest.request,
+            shortest.model,
+            shortest.tokens,
+            shortest.actual,
+            shortest.limit,
         )
 
     def __repr__(self) -> str:

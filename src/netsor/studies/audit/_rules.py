@@ -254,16 +254,18 @@ def _growth(inputs: RuleInput, rule: Rule) -> Finding:
         if name in inputs.draws:
             embeddings.append(inputs.draws[name])
     growths = []
-    for embedding, (_, last) in zip(embeddings, inputs.stacks, strict=True):
-        growths.append(ratio(square[:, last], embedding, 1.0))
+    for embedding, (_, last_block) in zip(embeddings, inputs.stacks, strict=True):
+        growths.append(ratio(square[:, last_block], embedding, 1.0))
     worst = int(np.argmax(np.median(growths, axis=1)))
-    first, last = inputs.stacks[worst]
+    first_block, last_block = inputs.stacks[worst]
     overall = float(np.median(growths[worst]))
-    in_blocks = float(np.median(ratio(square[:, last], square[:, first], 1.0)))
+    after_first = square[:, first_block]
+    after_last = square[:, last_block]
+    in_blocks = float(np.median(ratio(after_last, after_first, 1.0)))
     text = (
         f"mean square {np.median(embeddings[worst]):.3g} at the embedding,"
-        f" {np.median(square[:, first]):.3g} after block {first + 1},"
-        f" {np.median(square[:, last]):.3g} after block {last + 1}: {number(overall)}"
+        f" {np.median(after_first):.3g} after block {first_block + 1},"
+        f" {np.median(after_last):.3g} after block {last_block + 1}: {number(overall)}"
         f" times in all, {number(in_blocks)} times in the blocks"
     )
     return rule.compared(text, above, growths[worst])
@@ -341,19 +343,22 @@ def _rank(inputs: RuleInput, rule: Rule) -> Finding:
         return rule.finding("the tokens begin as one vector")
     rank = inputs.draws["effective_rank"]  # (draws, blocks)
     # the stack whose last block has the lowest rank
-    first, last = min(
+    first_block, last_block = min(
         inputs.stacks, key=lambda stack: float(np.median(rank[:, stack[1]]))
     )
     distinct = inputs.distinct
     if inputs.sizes is not None:
-        distinct = min(distinct, inputs.sizes.tokens[last])
+        distinct = min(distinct, inputs.sizes.tokens[last_block])
     if distinct < 2:
         return rule.finding("one token is left at the end")
-    spanned = (rank[:, last] - 1) / (distinct - 1)
+    spanned = (rank[:, last_block] - 1) / (distinct - 1)
+    rank_after_first = np.median(rank[:, first_block])
+    rank_after_last = np.median(rank[:, last_block])
+    cosine = np.median(inputs.draws["cosine"][:, last_block])
     text = (
-        f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1},"
-        f" {np.median(rank[:, last]):.3g} after block {last + 1}, of {distinct}"
-        f" tokens; cosine {np.median(inputs.draws['cosine'][:, last]):.2g}"
+        f"effective rank {rank_after_first:.3g} after block {first_block + 1},"
+        f" {rank_after_last:.3g} after block {last_block + 1}, of {distinct} tokens;"
+        f" cosine {cosine:.2g}"
     )
     return rule.compared(text, below, spanned)
 
@@ -574,26 +579,29 @@ def _through_stack(
     if from_embedding:
         starts = [embedding]
     else:
-        starts = [square[:, first] for first, _ in inputs.stacks]
+        starts = [square[:, first_block] for first_block, _ in inputs.stacks]
     ratios = []
-    for start, (_, last) in zip(starts, inputs.stacks, strict=True):
-        ratios.append(ratio(start, square[:, last], 1.0))
+    for start, (_, last_block) in zip(starts, inputs.stacks, strict=True):
+        ratios.append(ratio(start, square[:, last_block], 1.0))
     medians = np.median(ratios, axis=1)
     if comparison is below:
         worst = int(np.argmin(medians))
     else:
         worst = int(np.argmax(medians))
-    first, last = inputs.stacks[worst]
-    at_embedding, overall = "", ""
+    first_block, last_block = inputs.stacks[worst]
+    after_first = square[:, first_block]
+    after_last = square[:, last_block]
+    at_embedding = ""
+    overall = ""
     if len(inputs.stacks) == 1:
-        overall_ratio = float(np.median(ratio(embedding, square[:, last], 1.0)))
+        overall_ratio = float(np.median(ratio(embedding, after_last, 1.0)))
         at_embedding = f"{np.median(embedding):.3g} at the embedding, "
         overall = f"{number(overall_ratio)} times in all, "
-    in_blocks = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
+    in_blocks = float(np.median(ratio(after_first, after_last, 1.0)))
     text = (
-        f"{quantity} {at_embedding}{np.median(square[:, first]):.3g}"
-        f" after block {first + 1}, {np.median(square[:, last]):.3g} after block"
-        f" {last + 1}: {overall}{number(in_blocks)} times in the blocks"
+        f"{quantity} {at_embedding}{np.median(after_first):.3g} after block"
+        f" {first_block + 1}, {np.median(after_last):.3g} after block"
+        f" {last_block + 1}: {overall}{number(in_blocks)} times in the blocks"
     )
     return rule.compared(text, comparison, ratios[worst])
 

@@ -18,8 +18,9 @@ from ..._validate import ArgumentError, Shape, also_spelled, one_of, whole
 from ._emitted_file import reference_of
 from ._measure import Graphs, Measurement, Subject, measure
 from ._optimisers import FAMILIES
+from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
-from ._rules import ParameterRule, Power, ScalingRule
+from ._rules import ParameterRule, ScalingRule
 from ._scale_hooks import OutputScale, place_of_scale
 from ._solve import Solution, Solver
 
@@ -83,7 +84,7 @@ def parametrise(
     --------
     >>> rule = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
     >>> print(rule)  # doctest: +SKIP
-    >>> Path("mup.py").write_text(rule.source())  # doctest: +SKIP
+    >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
     one_of(optimiser, "optimiser", "", tuple(FAMILIES))
     sizes = _widths(widths)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..._validate import Shape
 from ...reader._graph import UnsupportedError
-from ._rules import ParameterRule, Power, pattern_of
+from ._power import Power
+from ._rules import ParameterRule, pattern_of
 from ._scale_hooks import OutputScale
 
 LONGEST = 88  # characters of a line

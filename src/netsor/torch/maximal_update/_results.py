@@ -11,9 +11,10 @@ from ..._validate import counted
 from ...laws._power_law import Exponent, Fit
 from ._emitted_file import FileContent, Reference, source_of
 from ._measure import Measurement, Subject
+from ._power import Power
 from ._real_training import Change, Training, coordinate_check, functions_of
 from ._responses import Edge
-from ._rules import ParameterRule, Power, ScalingRule, collapsed, pattern_of
+from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
 from ._solve import Solution
 

@@ -6,25 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ._parameter_names import parameters_of
+from ._power import Power
 from ._scale_hooks import OutputScale, add_scale
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the path of a parameter
-
-
-class Power(NamedTuple):
-    """Exponents of the width and of the depth."""
-
-    width: float = 0.0
-    depth: float = 0.0
-
-    def of(self, width: float, depth: float) -> float:
-        """The factor at these ratios to the base."""
-        return float(width**self.width * depth**self.depth)
 
 
 ZERO = Power()

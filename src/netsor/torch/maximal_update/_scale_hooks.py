@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -19,10 +19,8 @@ from torch.nn.utils import parametrize
 
 from ...reader._graph import UnsupportedError
 from ._forward_graph import ForwardGraph, apply, operation_of
+from ._power import Power
 from ._responses import Operation, Operations
-
-if TYPE_CHECKING:
-    from ._rules import Power
 
 
 class Part(NamedTuple):

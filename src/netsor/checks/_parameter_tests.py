@@ -15,12 +15,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from .._array_api import Floats
 from ..functions.quantiles import Distribution
 from ..reader._laws import INDEPENDENT, PARTS, SEEN, Parameter
-from ._init_tests import InitFinding, normal_score, two_sided
+from ._findings import InitFinding, normal_score, two_sided
 
 MOST = 2**20  # entries of a parameter that are tested for their shape
 FEWEST = 64  # entries whose shape is tested
@@ -36,29 +35,53 @@ LARGEST_GRAM, LONGEST_ROWS = 512, 2048
 # it multiplies and rounds them
 LEAST_PROBABILITY = 2**-22
 QUANTILES = 2**18  # numbers that stand for a law whose distribution function is unknown
-LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+class NumberType(NamedTuple):
+    """A type of floating point numbers."""
+
+    name: str
+    eps: float  # the relative distance of neighbouring numbers
+    least: float  # the distance of numbers near 0
+    largest: float
+
+    @property
+    def is_low_precision(self) -> bool:
+        """Whether a mantissa has fewer digits than those of single precision."""
+        return self.eps > 1e-4
+
+    def has(self, x: Floats) -> bool:
+        """Whether all of these are numbers of the type."""
+        return bool((self.rounded(x) == x).all() and (np.abs(x) <= self.largest).all())
+
+    def rounded(self, x: Floats) -> Floats:
+        """The numbers of the type that are next to some numbers."""
+        _, exponent = np.frexp(x)
+        steps = np.maximum(self.eps * np.exp2(exponent - 1.0), self.least)
+        nearest: Floats = np.round(x / steps) * steps
+        return nearest
+
+
+BFLOAT16 = NumberType("bfloat16", 2.0**-7, 2.0**-133, 2.0**128 * (1 - 2.0**-8))
+FLOAT16 = NumberType("float16", 2.0**-10, 2.0**-24, 65504.0)
+LOW_PRECISION = (BFLOAT16, FLOAT16)
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The numbers of a parameter, and the type that they are stored in."""
+    """The numbers of a parameter, in double precision."""
 
     numbers: Floats
-    eps: float  # the relative distance of neighbouring numbers of the type
-    least: float  # the distance of numbers near 0
-
-    @classmethod
-    def of(cls, p: Any, dtype: Any = None) -> Entries:
-        """Those of a tensor, which may come from a file of another type."""
-        about = torch.finfo(dtype or p.dtype)
-        numbers = p.detach().double().cpu().numpy()
-        return cls(numbers, eps=about.eps, least=about.smallest_normal * about.eps)
+    # of the parameter; a file may store it in another type
+    type: NumberType
+    stored: NumberType
 
     @property
     def halves(self) -> Floats:
         """Half the length of the interval that rounds to each entry."""
         _, exponent = np.frexp(self.numbers)
-        return np.maximum(self.eps * np.exp2(exponent - 2.0), self.least / 2)
+        eps, least = self.stored.eps, self.stored.least
+        return np.maximum(eps * np.exp2(exponent - 2.0), least / 2)
 
     def without_rows(self, rows: tuple[int, ...]) -> Entries:
         """The same entries without some rows."""
@@ -154,28 +177,27 @@ class Exact(Marginal):
 
 
 def parameter_tests(
-    name: str, p: Any, law: Parameter, samples: int, dtype: Any = None
+    name: str, entries: Entries, law: Parameter, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of one parameter by itself.
 
-    `samples` is the number of initialisations that its law was read from, `dtype` the
-    type that its numbers are stored in, if that is not the type of the parameter.
+    `samples` is the number of initialisations that its law was read from.
     """
     if law.law == PARTS:
-        yield from _tests_of_parts(name, p, law, samples, dtype)
+        yield from _tests_of_parts(name, entries, law, samples)
         return
-    entries = Entries.of(p, dtype)
     finite = np.isfinite(entries.numbers)
     if not finite.all():
         yield InitFinding(name, "value", 0.0, _not_finite(entries.numbers))
         return
     if not law.random:
-        yield _test_of_numbers(name, p, law)
+        yield _test_of_numbers(name, entries, law)
     elif law.law in INDEPENDENT:
         if law.zero_rows:
             yield _test_of_zero_rows(name, entries.numbers, law.zero_rows)
-        if p.dtype not in LOW_PRECISION and entries.eps < 1e-4:
-            yield from _test_of_precision(name, p)
+        types = entries.type, entries.stored
+        if not any(kind.is_low_precision for kind in types):
+            yield from _test_of_precision(name, entries)
         entries = entries.without_rows(law.zero_rows)
         if law.law in SEEN:
             yield from _tests_of_seen_law(name, entries, law, samples)
@@ -201,33 +223,31 @@ def _not_finite(numbers: Floats) -> str:
 
 
 def _tests_of_parts(
-    name: str, p: Any, law: Parameter, samples: int, dtype: Any
+    name: str, entries: Entries, law: Parameter, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of equal parts of the first axis, each with a law of its own."""
-    parts = law.value
-    if not p.ndim or p.shape[0] % len(parts):
-        shape = tuple(p.shape)
+    parts, shape = law.value, entries.numbers.shape
+    if not shape or shape[0] % len(parts):
         text = f"expected {len(parts)} equal parts of the first axis, found {shape}"
         yield InitFinding(name, "value", 0.0, text)
         return
-    size = p.shape[0] // len(parts)
+    size = shape[0] // len(parts)
     for k, of_part in enumerate(parts):
         start, stop = k * size, (k + 1) * size
-        where = f"{name}[{start}:{stop}]"
-        yield from parameter_tests(where, p[start:stop], of_part, samples, dtype)
+        rows = f"{name}[{start}:{stop}]"
+        part = replace(entries, numbers=entries.numbers[start:stop])
+        yield from parameter_tests(rows, part, of_part, samples)
 
 
-def _test_of_numbers(name: str, p: Any, law: Parameter) -> InitFinding:
+def _test_of_numbers(name: str, entries: Entries, law: Parameter) -> InitFinding:
     """The comparison of a parameter with the numbers that it should have."""
+    numbers = entries.numbers
+    expected = entries.type.rounded(np.asarray(law.value, dtype=float))
+    description = "the same numbers in every sample"
     if law.law == "constant":
-        expected = p.new_tensor(law.value).expand(p.shape)
         description = f"{law.value:g} in every entry"
-    else:
-        expected = torch.as_tensor(law.value).to(p)
-        description = "the same numbers in every sample"
-    is_same = bool((p.detach() == expected).all())
-    numbers = p.detach().double()
-    mean, std = float(numbers.mean()), float(numbers.std(correction=0))
+    is_same = bool((numbers == expected).all())
+    mean, std = float(numbers.mean()), float(numbers.std())
     text = f"expected {description}, found mean {mean:.3g} and std {std:.3g}"
     return InitFinding(name, "value", 1.0 if is_same else 0.0, text)
 
@@ -415,22 +435,23 @@ def _tests_of_independence(
         yield _test_of_spectrum(name, rows)
 
 
-def _test_of_precision(name: str, p: Any) -> Iterator[InitFinding]:
+def _test_of_precision(name: str, entries: Entries) -> Iterator[InitFinding]:
     """The test that not all entries are numbers of half precision.
 
     A number of 24 bits is one of 11 bits with probability 2⁻¹³.
     """
-    numbers = p.detach()
-    if numbers.numel() < FEWEST or bool((numbers == numbers.reshape(-1)[0]).all()):
+    numbers = entries.numbers
+    if numbers.size < FEWEST or bool((numbers == numbers.flat[0]).all()):
         return
-    for dtype in LOW_PRECISION:
-        is_rounded = bool((numbers.to(dtype).to(numbers.dtype) == numbers).all())
-        kind = str(dtype).removeprefix("torch.")
+    for kind in LOW_PRECISION:
         text = (
-            f"expected {str(p.dtype).removeprefix('torch.')} numbers, found that all"
-            f" are {kind} numbers: they were drawn or rounded in {kind}"
+            f"expected {entries.type.name} numbers, found that all are {kind.name}"
+            f" numbers: they were drawn or rounded in {kind.name}"
         )
-        yield InitFinding(name, "precision", 0.0 if is_rounded else 1.0, text)
+        # most parameters show by a few entries that they are not
+        is_rounded = kind.has(numbers.ravel()[:FEWEST]) and kind.has(numbers)
+        p = 0.0 if is_rounded else 1.0
+        yield InitFinding(name, "precision", p, text)
 
 
 def _test_of_lines(
@@ -470,7 +491,7 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
         for count in sorted(numbers):
             parts = lines.reshape(count, -1)[:, :PREFIX]
             if parts.shape[1] >= FEWEST:
-                pairs.append(_most_correlated(parts, axis))
+                pairs.append(most_correlated(parts, axis))
     if not pairs:
         return
     closest = min(pairs, key=lambda pair: (pair.p, pair.parts))
@@ -484,7 +505,7 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
     yield InitFinding(name, "independence", min(1.0, len(pairs) * closest.p), text)
 
 
-def _most_correlated(parts: Floats, axis: int) -> Pair:
+def most_correlated(parts: Floats, axis: int) -> Pair:
     """The two most correlated rows."""
     norms = np.linalg.norm(parts, axis=1, keepdims=True)
     unit = parts / np.maximum(norms, 1e-300)
@@ -522,26 +543,24 @@ def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
 
 
 def correlation_tests(
-    numbers: Mapping[str, Any], expected: Mapping[str, Parameter]
+    starts: Mapping[str, Floats], expected: Mapping[str, Parameter]
 ) -> Iterator[InitFinding]:
     """Correlations of parameters that are independent by their laws.
 
-    There is one test for each parameter, of all its pairs with earlier ones.
+    `starts` are the first entries of each, `PREFIX` of them at most. There is one test
+    for each parameter, of all its pairs with earlier ones.
     """
     names = [
         name
-        for name in numbers
+        for name in starts
         if name in expected and expected[name].law in INDEPENDENT
     ]
-    # others are found by themselves
-    names = [name for name in names if bool(torch.isfinite(numbers[name]).all())]
     if len(names) < 2:
         return
     rows = np.zeros((len(names), PREFIX))
     counts = np.zeros(len(names))
     for k, name in enumerate(names):
-        x = numbers[name].detach().reshape(-1)[:PREFIX].double().cpu().numpy()
-        x = x - expected[name].mean
+        x = starts[name] - expected[name].mean
         rows[k, : x.size] = x / max(math.sqrt(float(np.mean(x**2))), 1e-300)
         counts[k] = x.size
     products = rows @ rows.T

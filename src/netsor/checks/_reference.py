@@ -1,0 +1,161 @@
+"""The declared initialisation: laws of parameters, and draws of the quantities of a
+pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .._array_api import Bools
+from ..models.measure._metric_program import Probes, ProgramModel
+from ..models.measure._probed_program import ProbedProgram, mask_of
+from ..reader._laws import DECLARED, Parameter, Parameters
+from ..reader._network import Network, Targets
+from ..reader._structure import Place, Structure
+from ..runtime._parallel import cores
+from ..runtime._units import in_time
+
+ATTENTION = ("query", "key", "value")
+LOG = logging.getLogger("netsor")
+# what wrappers of modules and adapters put into names
+WRAPPERS = (
+    "_orig_mod.",
+    "_fsdp_wrapped_module.",
+    "_checkpoint_wrapped_module.",
+    "base_layer.",
+)
+WRAPPED = ("base_model.model.", "module.")  # at the start of names
+LONG = 10.0  # seconds: draws that take longer are announced
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A declared initialisation."""
+
+    name: str
+    probes: Probes | None  # the quantities of a pass; None if they are not known
+    targets: Targets | None
+    laws: Parameters | None  # by the names of parameters
+    stds: dict[Place, float]  # of the entries of matrices, by their places
+    tied: bool
+    padding: int | None = None
+    # further names of parameters, by which a module reaches them, and their first names
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    why_no_probes: str = ""
+
+    @property
+    def masks(self) -> list[Bools]:
+        """Of each block, which pairs of tokens attend."""
+        if self.probes is None:
+            return []
+        return [mask_of(block) for block in self.probes.source.net.blocks]
+
+    @cache  # noqa: B019 (a reference lives as long as it is checked against)
+    def measure(self, draws: int, seed: int) -> dict[str, Any]:
+        """Draws of the quantities of a pass."""
+        if self.probes is None:
+            return {}
+        seconds = self.probes.plan().seconds(draws) / cores()
+        if seconds > LONG:
+            LOG.info(
+                "%d draws of the declared law take about %s", draws, in_time(seconds)
+            )
+        quantities = self.probes.measure(draws, seed=seed, progress=False)
+        gradients = [f"grad_{kind}" for kind in ATTENTION]
+        if all(name in quantities for name in gradients):
+            parts = [quantities[name] for name in gradients]
+            quantities["grad_qkv"] = np.sum(parts, axis=0)
+        return quantities
+
+    def law_of(
+        self, name: str, shape: tuple[int, ...], net: Structure | None
+    ) -> Parameter:
+        """The declared law of a parameter, by its name or by its place in the network.
+
+        It is "unknown" if there is none.
+        """
+        for known_name in (name, without_wrappers(name)):
+            law = None if self.laws is None else self.laws.get(known_name)
+            if law is not None and law.shape == shape:
+                return law
+        place = Place(None, "")
+        if net is not None:
+            place = net.places.get(name, place)
+        std = self.stds.get(place)
+        if std is None:
+            return Parameter(name, shape, "unknown", note=DECLARED, value=0.0)
+        zero_rows: tuple[int, ...] = ()
+        if place == Place(None, "embedding") and self.padding is not None:
+            zero_rows = (self.padding,)
+        return Parameter(
+            name,
+            shape,
+            law="normal" if std else "constant",
+            std=std,
+            zero_rows=zero_rows,
+            note=DECLARED,
+            value=0.0,
+        )
+
+
+def without_wrappers(name: str) -> str:
+    """The name of a parameter, without those of wrappers around its module."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    for wrapper in WRAPPED:
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def reference_of_network(
+    net: Network, laws: Parameters, aliases: Mapping[str, str] | None = None
+) -> Reference:
+    """The reference that a network with these laws is."""
+    model = ProgramModel(net.program, {})
+    try:
+        probes = model.probes(gradients=True)
+        probes.names  # noqa: B018 (gradients are refused here)
+    except ValueError:
+        probes = model.probes()
+    head, words = net.structure.head, net.structure.words
+    table = words.table if words else None
+    stds = stds_of(model.net, {})
+    for kind, name in (("embedding", table), ("head", head)):
+        if name is not None and name in laws and laws[name].random:
+            stds[Place(None, kind)] = laws[name].std
+    return Reference(
+        net.program.name,
+        probes,
+        targets=net.targets,
+        laws=laws,
+        stds=stds,
+        tied=head is not None and head == table,
+        aliases=aliases or {},
+    )
+
+
+def stds_of(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]:
+    """The standard deviations of the entries of the matrices of each block.
+
+    Kinds whose matrices have different ones are left out.
+    """
+    stds: dict[Place, float] = {}
+    for k, matrices_by_kind in enumerate(net.matrices):
+        for kind, values in matrices_by_kind.items():
+            weights = [value.op.weight for value in values]  # type: ignore[attr-defined]
+            distinct = {
+                round(w.std / math.sqrt(w.fan.bind(widths)), 12) for w in weights
+            }
+            if len(distinct) == 1:
+                stds[Place(k, kind)] = distinct.pop()
+        fused = {stds.get(Place(k, kind)) for kind in ATTENTION}
+        if len(fused) == 1 and None not in fused:
+            stds.setdefault(Place(k, "qkv"), fused.pop() or 0.0)
+    return stds
