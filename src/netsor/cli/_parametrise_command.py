@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click import Choice, UsageError, option
@@ -16,7 +17,7 @@ from ._options import cli
 
 FAILED = 3  # exit code, if --check finds a change that grows or shrinks
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
-OPTIMISERS = ("adamw", "adam", "lion", "sign")
+OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OUT_FILE = (
     "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
 )
@@ -84,18 +85,30 @@ def parametrise_command(
             options["batch"] = find(name).value
         rule = torch_module().parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
-        changes = rule.check() if check else []
-        sweeps = rule.transfer(progress=not as_json) if check else None
+        if check:
+            found = Checked(rule.check(), rule.transfer(progress=not as_json))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:
-        content["check"] = [change.to_dict() for change in changes]
-        content["transfer"] = sweeps.as_dict()
-        text += f"\n\n{rule.check_text(changes)}\n\n{sweeps}"
+        content["check"] = [change.to_dict() for change in found.changes]
+        content["transfer"] = found.transfer.as_dict()
+        text += f"\n\n{rule.check_text(found.changes)}\n\n{found.transfer}"
     out.echo_either(as_json, content, text)
-    shifts = check and sweeps["derived"].verdict.startswith("shifts")
-    if shifts or any(change.is_wrong for change in changes):
+    if check and found.is_wrong:
         raise click.exceptions.Exit(FAILED)
+
+
+class Checked(NamedTuple):
+    """What real training with a written file found."""
+
+    changes: Sequence[Any]
+    transfer: Any
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a change grows or shrinks, or the best learning rate shifts."""
+        shifts: bool = self.transfer["derived"].verdict.startswith("shifts")
+        return shifts or any(change.is_wrong for change in self.changes)
 
 
 # the American spelling works too, and help lists the command once

@@ -54,7 +54,7 @@ from ._output import (
 from ._subject import LONGEST, slow_notice
 
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
-OF_MODULES = ("adamw", "sign")
+OF_MODULES = ("adamw", "sign", "adamh", "muonh")
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 

@@ -57,6 +57,7 @@ class FileContent(NamedTuple):
     depth_pattern: str | None  # of a parameter that every layer has
     verified: Sequence[str]  # sentences
     base_width: int
+    matrices: Sequence[str] = ()  # patterns, if they have an optimiser of their own
 
 
 HELPERS = '''
@@ -149,16 +150,15 @@ def param_groups(
     model, lr, base_width{base_depth_argument}, weight_decay=0.0{eps_argument}
 ):
     """The parameter groups of the optimiser; all numbers are those at base_width.
-    Weight decay is for parameters with two axes or more.
+    Weight decay is for parameters with two axes or more.{of_matrices}
     """
     groups = {{}}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         rule, decay = rule_of(name), weight_decay if p.ndim >= 2 else 0.0
-        group = groups.setdefault((rule, decay), {{"params": []}})
-        group["params"].append(p)
-        group["lr"] = lr * factor(rule.lr, model, base_width{base_depth})
+{key}        group["params"].append(p)
+        group["lr"] = {lr} * factor(rule.lr, model, base_width{base_depth})
 {eps_line}        decay *= factor(rule.weight_decay, model, base_width{base_depth})
         group["weight_decay"] = decay
     return list(groups.values())
@@ -186,6 +186,18 @@ class Rows(torch.nn.Module):
         return p * numbers.reshape(-1, *[1] * (p.ndim - 1))
 
 '''
+
+OF_MATRICES = """
+    Groups of matrices have "is_matrix": True, and the learning rate matrix_lr."""
+KEY = """\
+        group = groups.setdefault((rule, decay), {"params": []})
+"""
+KEY_OF_MATRICES = """\
+        is_matrix = any(fnmatchcase(name, pattern) for pattern in MATRICES)
+        rate = matrix_lr if is_matrix and matrix_lr is not None else lr
+        key = (rule, decay, is_matrix)
+        group = groups.setdefault(key, {"params": [], "is_matrix": is_matrix})
+"""
 
 SCALED_PARAMETERS = """\
         for name, _ in list(model.named_parameters()):
@@ -218,9 +230,7 @@ def source_of(content: FileContent) -> str:
         f"    model = {content.module}(width)",
         f"    initialise(model, base_width={content.base_width})     # new models only",
         f"    scale_outputs(model, base_width={content.base_width})  # always",
-        "    optimiser = torch.optim."
-        f"{_class_of(content.optimiser)}(param_groups(model, lr=…, base_width="
-        f"{content.base_width}))",
+        *_usage_of_groups(content),
         '"""',
         "",
         "from fnmatch import fnmatchcase",
@@ -241,6 +251,8 @@ def source_of(content: FileContent) -> str:
     rules += ["}", "SCALES = ("]
     rules += _scale_lines(content.scales)
     rules += [")"]
+    if content.matrices:
+        rules += ["MATRICES = (", *(f"    {x!r}," for x in content.matrices), ")"]
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
@@ -261,21 +273,44 @@ def source_of(content: FileContent) -> str:
             if has_depth
             else ""
         ),
-        eps_argument=", eps=1e-8" if has_eps else "",
-        eps_line=(
-            '        group["eps"] = eps * factor(rule.eps, model, base_width'
-            + (", base_depth" if has_depth else "")
-            + ")\n"
-            if has_eps
-            else ""
-        ),
+        eps_argument=_more_arguments(has_eps, bool(content.matrices)),
+        eps_line=_eps_line(has_depth, bool(content.matrices)) if has_eps else "",
+        of_matrices=OF_MATRICES if content.matrices else "",
+        key=KEY_OF_MATRICES if content.matrices else KEY,
+        lr="rate" if content.matrices else "lr",
     )
     return "\n".join(head) + helpers + "\n".join(rules) + "\n" + functions
 
 
-def _class_of(optimiser: str) -> str:
-    """The name of a class of torch.optim, or of an optimiser that it lacks."""
-    return {"adamw": "AdamW", "adam": "Adam"}.get(optimiser, optimiser)
+def _usage_of_groups(content: FileContent) -> list[str]:
+    """How to make the optimiser, as lines of code."""
+    groups = f"param_groups(model, lr=…, base_width={content.base_width})"
+    if not content.matrices:
+        classes = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+        of_torch = f"torch.optim.{classes.get(content.optimiser)}"
+        name = of_torch if content.optimiser in classes else content.optimiser
+        return [f"    optimiser = {name}({groups})"]
+    name = "torch.optim.Muon" if content.optimiser == "muon" else content.optimiser
+    return [
+        f"    groups = {groups}",
+        f'    matrices = {name}([x for x in groups if x["is_matrix"]])',
+        '    others = torch.optim.AdamW([x for x in groups if not x["is_matrix"]])',
+    ]
+
+
+def _more_arguments(has_eps: bool, has_matrices: bool) -> str:
+    """Further arguments of `param_groups`."""
+    matrix_lr = ", matrix_lr=None" if has_matrices else ""
+    return f"{', eps=1e-8' if has_eps else ''}{matrix_lr}"
+
+
+def _eps_line(has_depth: bool, has_matrices: bool) -> str:
+    """The code that sets eps, which is for Adam."""
+    depth = ", base_depth" if has_depth else ""
+    line = f'group["eps"] = eps * factor(rule.eps, model, base_width{depth})\n'
+    if not has_matrices:
+        return f"        {line}"
+    return f"        if not is_matrix:\n            {line}"
 
 
 def _rule(rule: ParameterRule) -> str:

@@ -19,6 +19,7 @@ from ..._array_api import Floats
 from ...laws._power_law import Exponent, fit
 from ._batch import Batch, batch_of, logits_in
 from ._optimisers import Family
+from ._parameter_names import parameters_of
 from ._responses import rms
 from ._scale_hooks import OutputScale, Part
 
@@ -64,6 +65,8 @@ class Training:
     # what makes the optimiser of a module, instead of the family; its learning rates
     # are then factors
     make: Callable[[Any], Any] | None = None
+    # by widths: the parameters with an optimiser for matrices, and their parts
+    matrices: Callable[[int], Mapping[str, Any]] = lambda width: {}
 
     def start(self, size: tuple[int, ...], lr: float, draw: int) -> Started:
         """A new module with its optimiser."""
@@ -72,10 +75,13 @@ class Training:
             module = self.build(*size).eval()
         batch = batch_of(module, self.batch, self.seed)
         groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
+        matrices = self.matrices(size[0])
         if self.functions is not None:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
             groups = self.functions.param_groups(module, lr, *self.base)
+        if matrices:
+            groups = _with_matrices(groups, matrices, module)
         if self.make is None:
             optimiser = self.family.make_real(groups)
         else:
@@ -83,6 +89,20 @@ class Training:
             for group in optimiser.param_groups:
                 group["lr"] = lr * group["lr"]
         return Started(module, batch, optimiser, self.scales)
+
+
+def _with_matrices(
+    groups: list[dict[str, Any]], matrices: Mapping[str, Any], module: Any
+) -> list[dict[str, Any]]:
+    """A group for each parameter, which says whether it is a matrix."""
+    names = {id(p): name for name, p in parameters_of(module).items()}
+    found = []
+    for group in groups:
+        for p in group["params"]:
+            name = names[id(p)]
+            of_parameter = {"params": [p], "is_matrix": name in matrices}
+            found.append({**group, **of_parameter, "split": matrices.get(name)})
+    return found
 
 
 class Started(NamedTuple):

@@ -23,14 +23,22 @@ if TYPE_CHECKING:
 
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
 OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
-# by exponents of the standard deviation and of Adam's learning rate (table 8 of Tensor
-# Programs V; biases and gains are input weights)
-KINDS = {
+# By exponents of the standard deviation and of the learning rate: table 3 of Tensor
+# Programs V, where biases and gains are input weights; for matrices of Muon the
+# spectral condition (Yang, Simon and Bernstein 2023).
+OF_ADAM = {
     (0.0, 0.0): "µP, input or vector",
+    (-0.5, 0.0): "µP, bias that starts smaller",
     (-0.5, -1.0): "µP, hidden",
     (-1.0, -1.0): "µP, output",
-    (-0.5, 0.0): "µP, bias that starts smaller",
 }
+OF_SGD = {
+    (0.0, 1.0): "µP, input or vector",
+    (-0.5, 1.0): "µP, bias that starts smaller",
+    (-0.5, 0.0): "µP, hidden",
+    (-1.0, -1.0): "µP, output",
+}
+OF_MUON = {(-0.5, 0.0): "spectral condition, hidden"}
 EXPLANATION = (
     "Powers are factors of the initial numbers, the learning rate and eps; weight decay"
     " has the inverse power of the learning rate. Exponents of updates have 99 %"
@@ -131,6 +139,7 @@ class DerivedRule:
     expected: Mapping[str, float]  # exponents of changes of outputs, by path
     reference: Reference
     growing: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()  # those with an optimiser of their own
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
@@ -154,6 +163,7 @@ class DerivedRule:
                 depth_pattern=None,
                 verified=self._verified(),
                 base_width=self.subject.base_width,
+                matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
             )
         )
 
@@ -204,6 +214,7 @@ class DerivedRule:
             base=(self.subject.base_width,),
             functions=functions_of(self.source()),
             scales=self.scales,
+            matrices=self.subject.matrices_of_width,
         )
         at = [*(widths or self.widths)]
         return coordinate_check(
@@ -249,6 +260,7 @@ class DerivedRule:
             self.subject.family.name,
             ["sp", self],
             batch=self.subject.batch,
+            matrices=self.subject.matrices_of_width,
             widths=widths or self.widths,
             steps=steps,
             draws=draws,
@@ -305,12 +317,14 @@ class DerivedRule:
         return str(getattr(self.subject.build, "__name__", "build"))
 
     def name_of(self, name: str) -> str:
-        """The kind of weight of Tensor Programs V whose exponents a parameter has, or
-        "".
-        """
+        """The rule of the literature whose exponents a parameter has, or ""."""
         rule, std = self.rule.of(name), self.evidence[name].std
         total = 0.0 if std is None else round(2 * std.value) / 2 + rule.std.width
-        return KINDS.get((total, rule.lr.width), "")
+        family = self.subject.family.name
+        kinds = OF_SGD if family == "sgd" else OF_ADAM
+        if name in self.matrices:
+            kinds = {} if family == "adamh" else OF_MUON
+        return kinds.get((total, rule.lr.width), "")
 
     @property
     def verdict(self) -> str:
@@ -328,10 +342,8 @@ class DerivedRule:
             f" {counted(len(self.scales), 'output')} must be scaled."
         )
         if len(named) == count:
-            return f"{text} All exponents are those of µP (Tensor Programs V)."
-        return (
-            f"{text} The exponents of {len(named)} are those of µP (Tensor Programs V)."
-        )
+            return f"{text} All exponents are those of the literature."
+        return f"{text} The exponents of {len(named)} are those of the literature."
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")

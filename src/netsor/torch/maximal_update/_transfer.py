@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from ...studies._parametrisation import Parametrisation
 from ...studies._training import TrainingCase
 from ...studies.transfer import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 from ...studies.transfer._results import Transfer
+from ._measure import Subject
 from ._optimisers import FAMILIES
 from ._real_training import Functions, Started, Training, functions_of
 from ._results import DerivedRule
@@ -75,10 +76,13 @@ def loss_after(started: Started, request: ModuleRequest) -> float:
 class ModuleRequest(Request):
     """The validated options of a sweep of modules."""
 
+    model: Any  # a function of the width that makes modules
     batch: Any = None
     # the functions of emitted files by the names of sweeps; None: one learning rate for
     # all parameters, or the optimiser of the user
     parametrisations: Mapping[str, Functions | None] = field(default_factory=dict)
+    # by widths: those that have an optimiser for matrices
+    matrices: Callable[[int], Mapping[str, Any]] | None = None
 
     case_type: ClassVar[type[TrainingCase]] = ModuleCase
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -123,6 +127,8 @@ class ModuleRequest(Request):
         """How each sweep trains."""
         is_named = isinstance(self.optimiser, str)
         family = FAMILIES[self.optimiser if is_named else "adamw"]
+        subject = Subject(self.model, family, self.batch, self.seed, 1, None)
+        matrices = subject.matrices_of_width if self.matrices is None else self.matrices
         return {
             name: Training(
                 build=self.model,
@@ -132,6 +138,7 @@ class ModuleRequest(Request):
                 base=(int(self.widths[0]),),
                 functions=functions,
                 make=None if is_named else self.optimiser,
+                matrices=lru_cache(matrices),
             )
             for name, functions in self.parametrisations.items()
         }
@@ -192,7 +199,7 @@ class ModuleStudy(TransferStudy):
 
 
 def module_study(
-    build: Callable[..., Any], optimiser: Any, parametrisation: Any, **options: Any
+    build: Any, optimiser: Any, parametrisation: Any, **options: Any
 ) -> ModuleStudy:
     """The sweep of a function of the width that makes modules."""
     is_named = isinstance(optimiser, str)
@@ -249,7 +256,7 @@ def _functions(parametrisation: Any) -> dict[str, Functions | None]:
 def _functions_of_file(path: Path) -> Functions:
     """The functions of an emitted file."""
     try:
-        return functions_of(path.read_text())
+        return functions_of(path.read_text(encoding="utf-8"))
     except (OSError, KeyError, SyntaxError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or f"no function {error}"
         raise ArgumentError(
