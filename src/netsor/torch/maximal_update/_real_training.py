@@ -6,6 +6,7 @@ several widths. Nothing here uses the measurements that a rule was derived from.
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ._scale_hooks import OutputScale, Part
 
 LOGITS = "logits"  # of the words in the batch
 TOLERANCE = 0.1  # of an exponent
+SHOWN_LEVEL = 0.01  # of intervals in a table
 GROWS, SHRINKS, OK, UNDECIDED = "grows", "shrinks", "ok", "undecided"
 
 
@@ -67,6 +69,9 @@ class Training:
     make: Callable[[Any], Any] | None = None
     # by widths: the parameters with an optimiser for matrices, and their parts
     matrices: Callable[[int], Mapping[str, Any]] = lambda width: {}
+    # Parameters that may start at 0. What their start makes of changed inputs falls
+    # with the width, so their modules are judged by what the update writes.
+    free: Sequence[str] = ()
 
     def start(self, size: tuple[int, ...], lr: float, draw: int) -> Started:
         """A new module with its optimiser."""
@@ -88,7 +93,11 @@ class Training:
             optimiser = self.make(module)
             for group in optimiser.param_groups:
                 group["lr"] = lr * group["lr"]
-        return Started(module, batch, optimiser, self.scales)
+        paths = [name.rpartition(".")[0] for name in self.free]
+        starts = {
+            path: copy.deepcopy(module.get_submodule(path)) for path in paths if path
+        }
+        return Started(module, batch, optimiser, self.scales, starts)
 
 
 def _with_matrices(
@@ -112,6 +121,7 @@ class Started(NamedTuple):
     batch: Batch
     optimiser: Any
     scales: Sequence[OutputScale]
+    starts: Mapping[str, Any]  # submodules as they were, by path
 
     def step(self, clip_norm: float | None = None) -> None:
         """One step, with gradients of at most this norm."""
@@ -129,7 +139,7 @@ class Started(NamedTuple):
 
     def outputs(self) -> dict[str, Any]:
         """The outputs of all submodules, by path, and the logits that count."""
-        with torch.no_grad(), recorded(self.module) as found:
+        with torch.no_grad(), recorded(self.module, self.starts) as found:
             logits = logits_in(self.module(*self.batch.inputs))
         words = list(self.batch.words)
         for path, value in found.items():
@@ -150,8 +160,10 @@ def without_part(value: Any, part: Part) -> Any:
 
 
 @contextmanager
-def recorded(module: Any) -> Iterator[dict[str, Any]]:
-    """A dict that gets the outputs of all submodules while the context lasts."""
+def recorded(module: Any, starts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A dict that gets the outputs of all submodules while the context lasts; of those
+    in `starts`, what they return more than they would have at the start.
+    """
     found: dict[str, Any] = {}
     handles = []
 
@@ -160,8 +172,11 @@ def recorded(module: Any) -> Iterator[dict[str, Any]]:
 
         def record(submodule: Any, args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, torch.Tensor) and first.is_floating_point():
-                found[path] = first.detach().clone()
+            if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+                return
+            found[path] = first.detach().clone()
+            if path in starts:
+                found[path] -= starts[path](*args).detach()
 
         return record
 
@@ -230,16 +245,17 @@ def coordinate_check(
 def _judged(
     path: str, expected: float, draws: Sequence[Floats], at: Sequence[float]
 ) -> Change:
-    """The verdict on one output."""
-    found = fit(draws, at)
-    if found is None:
+    """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
+    lies within the tolerance.
+    """
+    found, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
+    if found is None or shown is None:
         return Change(path, expected, None, "does not move")
-    exponent = found.exponent
-    verdict = UNDECIDED
-    if exponent.low > expected + TOLERANCE:
+    if found.exponent.low > expected + TOLERANCE:
         verdict = GROWS
-    elif exponent.high < expected - TOLERANCE:
+    elif found.exponent.high < expected - TOLERANCE:
         verdict = SHRINKS
-    elif max(exponent.high - expected, expected - exponent.low) <= TOLERANCE:
-        verdict = OK
-    return Change(path, expected, exponent, verdict)
+    else:
+        reach = shown.exponent.high - expected, expected - shown.exponent.low
+        verdict = OK if max(reach) <= TOLERANCE else UNDECIDED
+    return Change(path, expected, shown.exponent, verdict)

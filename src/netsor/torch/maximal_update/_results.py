@@ -194,9 +194,9 @@ class DerivedRule:
         Parameters
         ----------
         widths : sequence of int, optional
-            Those of the derivation by default.
+            Those of the derivation by default, and twice the largest.
         lr : float
-            The learning rate at the smallest of them.
+            The learning rate at the smallest width of the derivation.
         steps, draws : int
             Steps of each training, and initialisations at each width; none of them was
             used to derive the rule.
@@ -215,8 +215,9 @@ class DerivedRule:
             functions=functions_of(self.source()),
             scales=self.scales,
             matrices=self.subject.matrices_of_width,
+            free=[name for name, rule in self.rule.parameters.items() if rule.is_free],
         )
-        at = [*(widths or self.widths)]
+        at = [*(widths or (*self.widths, 2 * max(self.widths)))]
         return coordinate_check(
             training,
             [(width,) for width in at],
