@@ -20,6 +20,7 @@ from tests.internals import (
     _process_pool,
     _request,
     _run_study,
+    recomputing,
 )
 
 from .command import netsor
@@ -65,10 +66,10 @@ def test_audit_beyond_memory_is_rejected_before_planning(unplanned, monkeypatch)
 def test_gradients_beyond_memory_are_rejected_before_planning(
     unplanned, widths, monkeypatch
 ):
-    """405 billion parameters at 128 tokens: 94 GiB, which were known after most of a
-    minute of planning.
+    """405 billion parameters at 128 tokens: 66 GiB if every block keeps what the
+    backward pass reads, and 5 GiB if blocks are computed again.
     """
-    monkeypatch.setattr(_memory, "memory", lambda: 2.0**36)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**32)
     command = (
         "audit",
         "llama-3-405b",
@@ -81,11 +82,8 @@ def test_gradients_beyond_memory_are_rejected_before_planning(
     result = netsor(*command)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "netsor: gradients at 128 tokens of llama-3-405b" in result.stderr
-    assert (
-        "126 layers would need 94.4 GiB of memory (available: 64 GiB); take fewer"
-        " tokens or layers" in result.stderr
-    )
-    monkeypatch.setattr(_memory, "memory", lambda: 2.0**37)
+    assert "(available: 4 GiB); take fewer tokens or layers" in result.stderr
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**34)
     assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
 
 
@@ -125,14 +123,18 @@ def test_audit_beyond_memory_of_device_is_rejected_before_planning(unplanned):
     "name", keep(["gpt2", "llama-3-8b", "t5-base", "vit-base"], "gpt2", "t5-base")
 )
 def test_memory_bound_is_at_most_memory_of_plan(name):
-    """So nothing is refused that would fit. It is half of it or more, so little is
-    planned in vain.
+    """So nothing is refused that would fit, and little is planned in vain; with and
+    without computing blocks again.
     """
     shallow = {"layers": 4, "decoder_layers": 4} if name == "t5-base" else {"layers": 4}
     model, tokens = read(name).replace(**shallow), 32
-    draw = AuditCase(model, tokens, None, infinite=False, gradients=True).draw
-    planned = _cost.TEMPORARY * draw.bytes + draw.planning_bytes
-    assert planned / 2 < _cost.gradient_bytes(model, tokens) < 1.1 * planned
+    case = AuditCase(model, tokens, None, infinite=False, gradients=True)
+    for plan, least in (
+        (case.plan, _cost.gradient_bytes),
+        (recomputing(case.plan), _cost.recomputed_bytes),
+    ):
+        planned = _cost.TEMPORARY * plan.bytes + case.draw.planning_bytes
+        assert planned / 2.5 < least(model, tokens) < 1.1 * planned
 
 
 def test_slow_long_inputs_are_rejected_from_plans_of_short_ones(folder, monkeypatch):

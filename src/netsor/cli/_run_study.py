@@ -109,7 +109,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
             sentences = [f"{request.title}; {_announced_cost(cost, where)}."]
             if reuses:
                 sentences.append("Finished parts in --out are reused.")
-            sentences += [request.remark, cheaper]
+            sentences += [request.remark, study.saved_memory(), cheaper]
             echo_notice(" ".join(filter(None, sentences)))
             return study.run(where.executor)
     except BrokenProcessPool:

@@ -74,6 +74,8 @@ class Call(NamedTuple):
         x = self.settled(x)
         if isinstance(x, np.ndarray) and x.ndim and np.issubdtype(x.dtype, np.floating):
             return Vectors.of(ns.data(x))
+        if isinstance(x, Vectors) and x.is_interleaved:
+            x = self.draws.entries(x)
         if isinstance(x, Scalars) and x.shown is None and x.shape:
             return vectors_of_scalars(x)
         if not isinstance(x, Vectors):
@@ -83,7 +85,9 @@ class Call(NamedTuple):
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
         if isinstance(x, Random):
-            return self.draws.vectors(x)
+            is_one_number = not x.shape
+            draws = self.draws
+            return draws.entries_of_parameter(x) if is_one_number else draws.vectors(x)
         if isinstance(x, Linear):
             return settled(x)
         if isinstance(x, Interleaved):
@@ -104,6 +108,10 @@ class Call(NamedTuple):
         first, second = self.beside(first, second), self.beside(second, first)
         if isinstance(first, Vectors) and isinstance(second, Vectors):
             return self._along_one_axis(first, second)
+        if not is_random(second):
+            return self.unless_repeated(first, numbers(second)), second
+        if not is_random(first):
+            return first, self.unless_repeated(second, numbers(first))
         for x, y in ((first, second), (second, first)):
             is_mixed = isinstance(x, Vectors) and isinstance(y, Scalars)
             if is_mixed and _varies_along(y, x.from_end):
@@ -113,11 +121,16 @@ class Call(NamedTuple):
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
         """`settled` for an operand: a parameter takes the axis of coordinates it meets.
 
-        If it has one entry there, its entries are scalars. So are coordinates that are
-        interleaved with positions, beside scalars.
+        If it has one entry there, its entries are scalars. So are coordinates that
+        are interleaved with positions, beside scalars, and single coordinates of
+        vectors.
         """
         if isinstance(x, Interleaved) and isinstance(other, Scalars):
             return self.draws.single_entries(x)
+        if isinstance(x, Linear):
+            x = settled(x)
+        if isinstance(x, Vectors) and x.is_interleaved:
+            return self.draws.entries(x)
         if not isinstance(x, Random) or isinstance(other, Random):
             return self.settled(x)
         other = self.settled(other)
@@ -127,6 +140,16 @@ class Call(NamedTuple):
         if size == other.shape[other.axis]:
             return self.draws.vectors(x, other.from_end)
         return self.draws.entries_of_parameter(x)
+
+    def unless_repeated(self, x: Tensor, factors: Floats) -> Tensor:
+        """Vectors beside given numbers; a single coordinate beside many is a scalar."""
+        if not isinstance(x, Vectors | Linear) or x.shape[-1:] == ():
+            return x
+        if isinstance(x, Linear):
+            is_repeated = x.shape[-1] == 1 and _varies_along(factors, -1)
+            return self.draws.entries(settled(x)) if is_repeated else x
+        is_repeated = x.shape[x.axis] == 1 and _varies_along(factors, x.from_end)
+        return self.draws.entries(x) if is_repeated else x
 
     def _of_one_kind(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
         """Vectors and scalars that differ along their coordinates: both of one kind."""
@@ -321,6 +344,9 @@ def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
     is_one_number = c.size == 1 and c.ndim <= len(a.shape)
     if c.size > 1 and not c.any():
         return np.zeros(call.shape)
+    if isinstance(a, Vectors) and a.is_interleaved and not is_one_number:
+        a = call.draws.entries(a)
+    a = call.unless_repeated(a, c)
     if isinstance(a, Scalars):
         if is_one_number:
             return _scaled(a, float(c.ravel()[0]))
@@ -399,6 +425,8 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
     """
 
     def operation(call: Call, x: Tensor) -> Tensor:
+        if isinstance(x, Vectors) and x.is_interleaved:
+            x = Interleaved.of_view(x)
         if isinstance(x, Interleaved):
             refuse_if((x.origins == ZERO).any(), "a function of zeros beside images")
             return x.mapped(f)
@@ -621,7 +649,8 @@ def norm(
 ) -> Tensor:
     """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
-    refuse_if(float(order) != 2 or axes is None, "norms are read if they are Euclidean")
+    refuse_if(float(order) != 2, "norms are read if they are Euclidean")
+    axes = tuple(range(len(x.shape))) if axes is None else axes
     squares = total(call, multiply(call, x, x), axes, keepdims)
     if isinstance(squares, Scalars):
         return raised(squares, 0.5)
@@ -688,7 +717,17 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",
     )
+    if call.draws.acts_row_by_row(weight):
+        return _with_bias(call, _product_of_rows(call, x, weight), bias)
     return _with_bias(call, call.draws.product(weight, x.plain, known_numbers), bias)
+
+
+def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
+    """W x as products with the rows of W, which are vectors: one scalar for each."""
+    rows = call.draws.vectors(weight).plain
+    products = ns.dot(x.plain.reshape(-1), rows)
+    in_shape = products.reshape(*x.shape[:-1], weight.shape[0])
+    return Scalars(in_shape, math.sqrt(x.shape[-1]))
 
 
 def _with_bias(call: Call, product: Tensor, bias: Tensor) -> Tensor:
@@ -925,7 +964,9 @@ def detach(call: Call, x: Tensor) -> Tensor:
         return replace(x, frozen=True)
     if not is_random(x):
         return x
+    if isinstance(x, Linear):  # still recognised together with its other parts
+        return replace(x, x=call.draws.without_gradient(x.x))
     x = call.settled(x)
     if isinstance(x, Scalars):
         return replace(x, base=ns.stop_gradient(x.base), root=None)
-    return replace(x, value=ns.stop_gradient(x.value))
+    return call.draws.without_gradient(x)

@@ -145,9 +145,14 @@ class Vectors(View):
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether no axis holds coordinates that follow each other."""
-        least = min(stride for stride in self.layout.strides if stride)
-        return 1 < least < self.value.width.factor
+        """Whether no axis holds coordinates that follow each other.
+
+        So it is after `x[..., 3:4].squeeze(-1)`, or where such a part is repeated.
+        """
+        least = min((stride for stride in self.layout.strides if stride), default=0)
+        if self.value.width.factor == 1:  # of numbers, any axis may be the coordinates
+            return least not in (1, 2)
+        return least != 1
 
     @property
     def axis(self) -> int:

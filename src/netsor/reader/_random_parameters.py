@@ -279,6 +279,8 @@ class Draws:
         # By the value x · x: the vectors x. The rules of multiplication and of means
         # share it, to recognise norms
         self.squares: dict[Value, Vectors] = {}
+        # by vectors: the same without a gradient
+        self._detached: dict[Vectors, Vectors] = {}
 
     def _law_for(self, name: str, use: str) -> Parameter:
         """The law of a parameter, which has only one use."""
@@ -363,10 +365,16 @@ class Draws:
             f"the matrix {w.name} repeats its rows or columns",
         )
         std = law.std * math.sqrt(into)
-        turned = w.viewed(Permute((1, 0))) if w.name == self.head else w
-        if w.name == self.head and (self._is_whole(w) or self._is_whole(turned)):
-            return Scalars(drawn_logits(x, out, std, w.frozen))
-        part, as_part = Part.of(w), not _is_turned(w)
+        if w.name == self.head:
+            transposed = w.viewed(Permute((1, 0)))
+            if self._is_whole(w) or self._is_whole(transposed):
+                return Scalars(drawn_logits(x, out, std, w.frozen))
+        return Vectors.of(self._matrix(w, out, into, std) @ x)
+
+    def _matrix(self, w: Random, out: int, into: int, std: float) -> Any:
+        """The matrix of a parameter, or of a part of it, drawn when first used."""
+        part = Part.of(w)
+        as_part = not _is_turned(w)
         drawn = self._matrices.setdefault(w.name, {})
         refuse_if(
             any(part != other and part.overlaps(other) for other in drawn),
@@ -377,8 +385,17 @@ class Draws:
             drawn[part] = DrawnMatrix(weight(out, into, std=std, name=name), as_part)
         matrix = _used_as(w, drawn[part].weight)
         if drawn[part].as_part != as_part:
-            matrix = matrix.T
-        return Vectors.of(matrix @ x)
+            return matrix.T
+        return matrix
+
+    def acts_row_by_row(self, w: Random) -> bool:
+        """Whether a matrix is read as the vectors that its rows are.
+
+        It has entries of mean other than 0, and few outputs.
+        """
+        is_matrix = w.name not in self.ids and w.name not in self.of_given_numbers
+        few = w.shape[0] <= MOST_ENTRIES
+        return bool(self.laws[w.name].mean and is_matrix and few and not self.trained)
 
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
         """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
@@ -550,6 +567,12 @@ class Draws:
         vectors = stop_gradient(vectors) if x.frozen else vectors
         return Vectors.of(vectors, axis)
 
+    def without_gradient(self, x: Vectors) -> Vectors:
+        """The same vectors without a gradient: the same object for each use."""
+        if x not in self._detached:
+            self._detached[x] = replace(x, value=stop_gradient(x.value))
+        return self._detached[x]
+
     def can_be_scores(self, x: Vectors) -> bool:
         """Whether a mask may meet vectors: they are rows of a parameter, or few."""
         base = _base_of(x.value, self._rows_of_vectors)
@@ -580,15 +603,15 @@ class Draws:
 
         The vectors themselves can still be used.
         """
-        size = x.shape[x.axis]
+        width = x.value.width.factor
+        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
+        size = len(np.unique(coordinates)) if x.is_interleaved else x.shape[x.axis]
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
         )
-        width = x.value.width.factor
-        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
         # only the pieces of coordinates that the view shows
-        piece = x.piece
+        piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
         used, index_of = np.unique(pieces, return_inverse=True)
         key = x.value, piece, tuple(used.tolist())
@@ -627,13 +650,15 @@ class Draws:
 
 # vectors whose coordinates a module uses one by one have at most so many
 MOST_ENTRIES = 1024
+ALWAYS_FEW = 4
 
 
 def has_few_coordinates(x: Vectors) -> bool:
     """Whether the coordinates of vectors may be used one by one, as those of a router.
 
     They are outputs of matrices with more inputs, and functions of these and of biases.
-    A part of the outputs of a larger matrix may also be few.
+    A part of the outputs of a larger matrix may also be few, and so are up to
+    `ALWAYS_FEW` outputs of any matrix.
     """
     if x.shape[x.axis] > MOST_ENTRIES:
         return False
@@ -649,7 +674,8 @@ def has_few_coordinates(x: Vectors) -> bool:
             continue
         seen.add(value)
         if isinstance(value.op, MatMul):
-            if count >= value.op.weight.in_width.factor:
+            inputs = value.op.weight.in_width.factor
+            if count >= inputs and count > ALWAYS_FEW:
                 return False
             is_made_by_matrix = True
         else:

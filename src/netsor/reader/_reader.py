@@ -216,9 +216,11 @@ class Reader(ABC):
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._result(node)
                 self._add_probes(node, returned.get(node, []))
-        outputs = [self.env[x] for x in self.graph.outputs if hasattr(x, "op")]
-        random = [x for x in outputs if isinstance(x, (*VALUES, Deferred, Patchwork))]
-        values = [self.value(x) for x in random]
+        values = []
+        for node in self.graph.outputs:
+            x = self.env[node] if hasattr(node, "op") else None
+            if isinstance(x, (*VALUES, Deferred, Patchwork)):
+                values.append(self._output(node))
         if not values:
             raise UnsupportedError(
                 f"{self.graph.name} returns nothing random: {self._why_constant()}"
@@ -231,6 +233,13 @@ class Reader(ABC):
             )
         output = values[0] if len(values) == 1 else tuple(values)
         return self.draws.label(Program(output, self.graph.name, self.probes))
+
+    def _output(self, node: Node) -> Value:
+        """The value of a node that the network returns."""
+        try:
+            return self.value(self.env[node])
+        except Refusal as error:
+            raise refused(node, str(error)) from error
 
     def _add_probes(self, node: Node, returned_by: list[str]) -> None:
         """Probe a softmax, and a node that modules (their paths) return."""
@@ -249,8 +258,9 @@ class Reader(ABC):
             isinstance(result, Deferred) and result.is_tensor
         )
         if returned_by and has_value:
-            value = self.value(self.env[node])
-            self.probes += [Probe(path, value) for path in returned_by]
+            with suppress(Refusal):  # it may still be used as something else
+                value = self.value(self.env[node])
+                self.probes += [Probe(path, value) for path in returned_by]
 
     def _make_stream(self, node: Node, rows: Ints) -> None:
         """Make the tokens of a stream a value of their own, which has a gradient."""
@@ -389,4 +399,8 @@ class Reader(ABC):
             x = Vectors.of(data(np.asarray(self.as_array(x), dtype=float)))
         elif isinstance(x, Linear):
             x = settled(x)
+        elif isinstance(x, Interleaved):
+            x = self.draws.single_entries(x)
+        if isinstance(x, Vectors) and x.is_interleaved:
+            x = self.draws.entries(x)
         return x.plain if isinstance(x, Vectors) else x.value

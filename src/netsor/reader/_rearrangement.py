@@ -68,7 +68,14 @@ def reshape(call: Call, x: Tensor, shape: Shape) -> Tensor:
 
 
 def expand(call: Call, x: Tensor, shape: Shape) -> Tensor:
-    """Repeated along axes of size 1; scalars are repeated when they are used."""
+    """Repeated along axes of size 1; scalars are repeated when they are used.
+
+    A single coordinate that is repeated is a scalar.
+    """
+    x = call.settled(x) if isinstance(x, Linear) else x
+    if isinstance(x, Vectors) and not x.is_interleaved and x.shape[x.axis] == 1:
+        repeats_coordinate = shape[x.from_end] > 1
+        x = call.draws.entries(x) if repeats_coordinate else x
     if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
         return replace(x, expanded=shape)
     return rearranged(call, x, Expand(shape))
@@ -351,10 +358,11 @@ def slice_scatter(
         x = x.joined(call)
     if not is_random(x):
         return Patchwork(numbers(x), axis, {positions: patch})
-    size = x.shape[axis]
-    before = pick(call, x, axis, slice(0, positions.start))
-    after = pick(call, x, axis, slice(positions.stop, size))
-    return concatenate(call, [before, patch, after], axis)
+    sides = slice(0, positions.start), slice(positions.stop, x.shape[axis])
+    before, after = (
+        [pick(call, x, axis, side)] if side.start < side.stop else [] for side in sides
+    )
+    return concatenate(call, [*before, patch, *after], axis)
 
 
 def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:

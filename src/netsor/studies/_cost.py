@@ -10,6 +10,7 @@ from .._validate import ArgumentError
 from ..engine.backends import AUTO, Backend, Numpy
 from ..engine.passes.score_pieces import MOST_SCORES
 from ..engine.plan._draw_cost import (
+    FINITE_VECTOR_BYTES,
     PAIR_BYTES,
     SCALAR_BYTES,
     TEMPORARY,
@@ -34,10 +35,9 @@ HELD_PER_HIDDEN_GATED, HELD_PER_HIDDEN = 3.0, 2.0
 # Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96
 # tokens: the numbers of a draw for each pair of tokens of a head, and for each token
 # and hidden unit (of a gated perceptron, and of others); the bytes of planning for each
-# pair of tokens of a head, and for each token of a head. Larger plans take up to 1.4
-# times that.
+# token of a head. Larger plans take up to 1.4 times that.
 KEPT_PER_PAIR, KEPT_PER_HIDDEN_GATED, KEPT_PER_HIDDEN = 2.5, 7.5, 5.0
-PLANNED_PER_PAIR, PLANNED_PER_TOKEN = 68.0, 6000.0
+PLANNED_PER_TOKEN = 600.0
 # what a plan takes, at most, over the estimates of the least that it takes
 MOST_OVER_LEAST = 1.4
 SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
@@ -100,7 +100,7 @@ def reject_large(
     if gradients:
         depth = f"{model.layers + model.decoder_layers:,} layers"
         _check(
-            lambda length: gradient_bytes(model, length),
+            lambda length: least_gradient_bytes(model, length),
             tokens,
             subject=f"gradients at {inputs} and {depth}",
             remedy="take fewer tokens or layers, or no gradients",
@@ -119,8 +119,9 @@ def reject_large(
     vectors = 4.0 * model.heads * attentions  # of each token
     if gradients:
         vectors *= BACKWARD
+    vector_bytes = VECTOR_BYTES if infinite else FINITE_VECTOR_BYTES
     _check(
-        lambda length: VECTOR_BYTES * vectors * length,
+        lambda length: vector_bytes * vectors * length,
         tokens,
         subject=inputs,
         remedy=remedy,
@@ -187,19 +188,44 @@ def drawn_bytes(model: Transformer, tokens: int) -> float:
     return DOUBLE_BYTES * max(held)
 
 
+def least_gradient_bytes(model: Transformer, tokens: int) -> float:
+    """About the least memory of gradients and of their plan, in bytes."""
+    return min(gradient_bytes(model, tokens), recomputed_bytes(model, tokens))
+
+
 def gradient_bytes(model: Transformer, tokens: int) -> float:
-    """About the least memory of gradients, in bytes: what every block keeps for the
-    backward pass, and its part of the plan.
+    """About the least memory of gradients and of their plan, in bytes, if every block
+    keeps what the backward pass reads.
     """
+    kept = (model.layers + model.decoder_layers) * _kept_in_block(model, tokens)
+    return TEMPORARY * kept + _planned_gradient_bytes(model, tokens)
+
+
+def recomputed_bytes(model: Transformer, tokens: int) -> float:
+    """The same if blocks are computed again in the backward pass (see
+    `engine.plan._recompute`): the stream after each block, and one block or the logits.
+    """
+    blocks = model.layers + model.decoder_layers
+    streams = DOUBLE_BYTES * blocks * tokens * model.width
+    logits = DOUBLE_BYTES * min(tokens * (model.vocabulary or 0), PIECE_NUMBERS)
+    most = max(logits, _kept_in_block(model, tokens))
+    return TEMPORARY * (streams + most) + _planned_gradient_bytes(model, tokens)
+
+
+def _kept_in_block(model: Transformer, tokens: int) -> float:
+    """The bytes that a block keeps for the backward pass; of all blocks, the mean."""
     attentions = model.layers + 2 * model.decoder_layers
     blocks = model.layers + model.decoder_layers
     per_hidden = KEPT_PER_HIDDEN_GATED if model.gated else KEPT_PER_HIDDEN
-    pairs = attentions * model.heads * tokens**2
-    kept = KEPT_PER_PAIR * pairs + per_hidden * blocks * tokens * model.hidden
-    planned = (
-        PLANNED_PER_PAIR * pairs + PLANNED_PER_TOKEN * attentions * model.heads * tokens
-    )
-    return TEMPORARY * DOUBLE_BYTES * kept + planned
+    pairs = attentions / blocks * model.heads * tokens**2
+    kept = KEPT_PER_PAIR * pairs + per_hidden * tokens * model.hidden
+    return DOUBLE_BYTES * kept
+
+
+def _planned_gradient_bytes(model: Transformer, tokens: int) -> float:
+    """The bytes that a plan with gradients takes."""
+    attentions = model.layers + 2 * model.decoder_layers
+    return PLANNED_PER_TOKEN * attentions * model.heads * tokens
 
 
 class Cost(NamedTuple):

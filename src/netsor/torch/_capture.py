@@ -13,15 +13,17 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
@@ -37,6 +39,7 @@ from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._plain_functions import PLAIN_FUNCTIONS
 from ._recurrent_cells import PLAIN_RECURRENCES
 
 EINSUM = torch.ops.aten.einsum.default
@@ -54,6 +57,7 @@ LIKE = {
     **dict.fromkeys(("type_as", "expand_as", "view_as", "reshape_as"), 1),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "empty_like"), 0),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "copy"), 0),
+    **dict.fromkeys(("fill", "zero"), 0),
 }
 # operations that return tensors whose numbers are not initialised
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
@@ -509,6 +513,7 @@ def _attention(
 # functions of torch that are computed by others while a module is captured
 REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
+    **PLAIN_FUNCTIONS,
     **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
@@ -521,7 +526,8 @@ COMPOSITE = frozenset(
         *("hstack", "vstack", "dstack", "column_stack", "tensor_split"),
         *("hsplit", "vsplit", "inner", "tensordot", "dot", "vdot", "mv"),
         *("linalg_multi_dot", "chain_matmul", "linalg_norm", "cosine_similarity"),
-        *("glu", "var_mean", "std_mean"),
+        *("glu", "var_mean", "std_mean", "special_expit", "pairwise_distance"),
+        *("take_along_dim", "dsplit", "kron", "diff", "gradient", "trapezoid"),
     )
 )
 
@@ -635,34 +641,74 @@ def _decomposed(exported: Any) -> Any:
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
-    nodes = exported.graph.nodes
-    calls = [node for node in nodes if node.op == "call_function"]
-    in_place = any(is_in_place(node) for node in nodes)
+    calls = [node for node in exported.graph.nodes if node.op == "call_function"]
     sums = [node for node in calls if node.target is EINSUM]
-    is_composite = any(name_of(node) in COMPOSITE for node in calls)
-    if not in_place and not sums and not is_composite:
-        return exported
     kept = {node.args[0] for node in sums if _is_batched(node)}
     kept -= {node.args[0] for node in sums if not _is_batched(node)}
-    default = torch.export.default_decompositions()
-
-    def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
-        if equation in kept:
-            return NotImplemented
-        return default[EINSUM](equation, operands)
-
-    # torch always decomposes those that are not in its table, such as x.T
-    table = {}
-    for operation, rule in default.items():
-        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
-            table[operation] = rule
-    table[torch.ops.aten.mv.default] = _matrix_vector
-    table[EINSUM] = decomposed_einsum
     # outside `PlainFunctions`, which would detach every result; torch copies what it
     # itself calls deprecated
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return exported.run_decompositions(table)
+        if any(is_in_place(node) for node in calls):
+            return _decomposed_by_torch(exported, kept)
+        for node in calls:
+            is_sum = node.target is EINSUM and node.args[0] not in kept
+            if is_sum or name_of(node) in COMPOSITE:
+                _write_out(exported.graph, node)
+    return exported
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """What the operations in `COMPOSITE` consist of, if torch does not write them out.
+
+    Torch always does so for operations that are not in its table, such as x.T.
+    """
+    table = {}
+    for operation, rule in torch.export.default_decompositions().items():
+        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
+            table[operation] = rule
+    return {**table, torch.ops.aten.mv.default: _matrix_vector}
+
+
+def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
+    """An exported program that torch traces again; the equations in `kept` stay."""
+    decompose = torch.export.default_decompositions()[EINSUM]
+
+    def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
+        if equation in kept:
+            return NotImplemented
+        return decompose(equation, operands)
+
+    return exported.run_decompositions({**_decompositions(), EINSUM: decomposed_einsum})
+
+
+def _write_out(graph: Any, node: Node) -> None:
+    """Replace an operation by the products and rearrangements that it consists of."""
+    operands = node.all_input_nodes
+
+    def operation(*tensors: Any) -> Any:
+        of_node = dict(zip(operands, tensors, strict=True))
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), of_node.__getitem__
+        )
+        return node.target(*args, **kwargs)
+
+    values = [x.meta["val"] for x in operands]
+    with values[0].fake_mode:
+        traced = make_fx(operation, _decompositions())(*values).graph
+    known = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
+    with graph.inserting_before(node):
+        steps = [step for step in traced.nodes if step.op == "call_function"]
+        for step in steps:
+            known[step] = graph.node_copy(step, known.__getitem__)
+            known[step].meta = {**node.meta, "val": step.meta["val"]}
+    (result,) = traced.output_node().args
+    if not isinstance(result, list | tuple):
+        node.replace_all_uses_with(known[result])
+        return
+    for user in [*node.users]:  # one of several results
+        user.replace_all_uses_with(known[result[user.args[1]]])
 
 
 def _matrix_vector(matrix: Any, vector: Any) -> Any:

@@ -1,37 +1,47 @@
 """Operations in place of an exported graph as operations that return new tensors.
 
 `torch.export` can do this by tracing the whole graph again, which takes longer than the
-first time. `replace_in_place` does it for the operations whose tensor has no other name
-in memory: later uses of the tensor become uses of the result.
+first time. `replace_in_place` follows the memory of tensors instead. An operation in
+place makes a new tensor, which replaces the old one wherever it is used later. A view
+that is changed, as by `x[:, 0] += y`, is put back into its tensor, and other views of
+this tensor are made again.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..reader._graph import Node, schema_of
+from ..reader._graph import Node, name_of, schema_of, shape_of
+from ..reader._operations import VIEWS
+
+ATEN = torch.ops.aten
+# operations that may return a view of all entries of a tensor, in the same order
+SAME_ENTRIES = (
+    *VIEWS,
+    "alias",
+    "contiguous",
+    "dropout",
+    "lift_fresh_copy",
+    "to",
+    "type_as",
+)
 
 
 def replace_in_place(graph: Any) -> None:
-    """Replace the operations in place of an exported graph where that is simple.
+    """Replace the operations in place of an exported graph.
 
-    Those on parts of other tensors, and on inputs, stay.
+    If one of them changes memory in a way that is not known, all stay.
     """
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        if not is_in_place(node):
-            continue
-        plain = _plain_operation(node)
-        if plain is None or not _has_one_name(node.args[0]):
-            continue
-        changed = node.args[0]
-        later = [user for user in changed.users if order[user] > order[node]]
-        node.target = plain
-        for user in later:
-            user.replace_input_with(changed, node)
+    changes = [node for node in graph.nodes if is_in_place(node)]
+    if not changes:
+        return
+    memory = _Memory(graph)
+    if all(memory.is_known(node) for node in changes):
+        for node in list(graph.nodes):
+            memory.read(node)
 
 
 def is_in_place(node: Node) -> bool:
@@ -45,7 +55,7 @@ def _plain_operation(node: Node) -> Any:
     namespace, _, name = schema.name.partition("::")
     if namespace != "aten" or not name.endswith("_"):
         return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    packet = getattr(ATEN, name.removesuffix("_"), None)
     plain = getattr(packet, schema.overload_name or "default", None)
     if plain is None:
         return None
@@ -54,48 +64,158 @@ def _plain_operation(node: Node) -> Any:
     return plain if arguments == plain_arguments else None
 
 
-def _has_one_name(x: Node) -> bool:
-    """Whether a tensor is the result of an operation, and no view of it is used.
+class _Memory:
+    """Which tensors of a graph share memory, and which nodes have their numbers now.
 
-    An operation in place returns the tensor itself, which is no other name here: such
-    operations are replaced in their order.
+    The owner of memory is the first tensor that lies in it. Others are views of it, or
+    views of views. Nodes are read in their order.
     """
-    if x.op != "call_function" or is_in_place(x) or _may_be_view(x):
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        # they return their first argument itself
+        self.in_place = {node for node in graph.nodes if is_in_place(node)}
+        # of each view, the tensor that it was made of
+        self.source: dict[Node, Node] = {}
+        for node in graph.nodes:
+            source = _source(node)
+            # several results are tensors of their own, unless all are views
+            is_result = source is not None and not hasattr(source.meta["val"], "dtype")
+            if source is not None and not (is_result and source not in self.source):
+                self.source[node] = source
+        # of each owner of memory that was changed: by its views, and by the owner
+        # itself, the nodes that have their numbers now
+        self.changed: dict[Node, dict[Node, Node]] = {}
+
+    def is_known(self, node: Node) -> bool:
+        """Whether the change that a node makes can be written as a new tensor."""
+        if _plain_operation(node) is None:
+            return False
+        x = node.args[0]
+        while x in self.source:
+            if x not in self.in_place and not _is_part(x):
+                return False
+            x = self.source[x]
+        return True
+
+    def read(self, node: Node) -> None:
+        """Make a node use the numbers that its arguments have now."""
+        changed = node.args[0] if node in self.in_place else None
+        sources = [] if changed is None else self._sources(changed, node)
+
+        def now(x: Node) -> Node:
+            return self._now(x, node)
+
+        node.args = torch.fx.node.map_arg(node.args, now)
+        node.kwargs = torch.fx.node.map_arg(node.kwargs, now)
+        if changed is not None:
+            node.target = _plain_operation(node)
+            self._change(changed, sources, node)
+
+    def _sources(self, x: Node, user: Node) -> list[tuple[Node, Node]]:
+        """What a view was made of, one after the other, and the nodes for them now."""
+        sources = []
+        while x in self.source:
+            x = self.source[x]
+            sources.append((x, self._now(x, user)))
+        return sources
+
+    def _now(self, x: Node, user: Node) -> Node:
+        """The node that has the numbers of a tensor when `user` reads them."""
+        owner = x
+        while owner in self.source:
+            owner = self.source[owner]
+        if owner not in self.changed:
+            return x
+        nodes = self.changed[owner]
+        if x not in nodes:
+            source = self._now(self.source[x], user)
+            nodes[x] = source if x in self.in_place else self._again(x, source, user)
+        return nodes[x]
+
+    def _again(self, x: Node, source: Node, user: Node) -> Node:
+        """The same view of another tensor."""
+
+        # the argument for its tensor, which may have been replaced
+        first = next(y for y in x.all_input_nodes if _storage(y) == _storage(x))
+
+        def replaced(argument: Node) -> Node:
+            return source if argument is first else argument
+
+        with self.graph.inserting_before(user):
+            view: Node = self.graph.node_copy(x, replaced)
+        view.meta = dict(x.meta)
+        return view
+
+    def _change(self, x: Node, sources: list[tuple[Node, Node]], result: Node) -> None:
+        """Record that x has the numbers of `result`, and what it is a view of, too."""
+        nodes = {x: result}
+        part, new = x, result
+        for source, before in sources:
+            if part not in self.in_place:
+                new = self._put_back(part, before, new, result.meta)
+            nodes[source] = new
+            part = source
+        self.changed[part] = nodes
+
+    def _put_back(self, part: Node, before: Node, new: Node, meta: Any) -> Node:
+        """The tensor `before` with new numbers in place of a view of it."""
+        target, args = _whole(part, before, new)
+        with self.graph.inserting_after(new):
+            whole: Node = self.graph.call_function(target, args)
+        whole.meta = {**meta, "val": before.meta["val"]}
+        return whole
+
+
+def _source(node: Node) -> Node | None:
+    """The tensor that a node is a view of."""
+    storage = _storage(node)
+    if storage is None:
+        return None
+    for x in node.all_input_nodes:
+        if _storage(x) == storage:
+            # what only a detached tensor uses is that tensor itself
+            is_alone = name_of(node) == "detach" and len(x.users) == 1
+            return None if is_alone else x
+    return None
+
+
+def _storage(node: Node) -> int | None:
+    """The memory of a tensor, or of the first one of several."""
+    value = node.meta.get("val")
+    if isinstance(value, list | tuple) and value:
+        value = value[0]
+    if not isinstance(value, torch.Tensor):
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+TURNED_BACK = ("t", "mT", "transpose", "swapaxes")  # by themselves
+PARTS = ("select", "slice", "narrow", "permute", *TURNED_BACK, *SAME_ENTRIES)
+
+
+def _is_part(view: Node) -> bool:
+    """Whether it is known how to put a view back into its tensor."""
+    name = name_of(view)
+    if name not in PARTS or (view.kwargs and name not in SAME_ENTRIES):
         return False
-    return not any(_may_be_view(user) for user in x.users if not is_in_place(user))
+    return all(isinstance(size, int) for size in shape_of(view.args[0]))
 
 
-def _may_be_view(node: Node) -> bool:
-    """Whether the result of an operation may be in the memory of an argument."""
-    if node.op != "call_function":
-        return bool(node.op != "output")
-    if node.target is operator.getitem:  # one of several results
-        return _may_be_view(node.args[0])
-    schema = schema_of(node)
-    if schema is None:
-        return True
-    if any(result.alias_info is not None for result in schema.returns):
-        return True
-    # they return their argument itself, if nothing is to be done
-    return str(schema.name) in MAYBE_VIEWS
-
-
-# operations that return a view where they can, which their declarations do not say
-MAYBE_VIEWS = (
-    "aten::reshape",
-    "aten::contiguous",
-    "aten::to",
-    "aten::type_as",
-    "aten::flatten",
-    "aten::dropout",
-    "aten::reshape_as",
-    "aten::einsum",
-    "aten::matmul",
-    "aten::chunk",
-    "aten::_unsafe_view",
-    "aten::meshgrid",
-    "aten::broadcast_tensors",
-    "aten::atleast_1d",
-    "aten::atleast_2d",
-    "aten::atleast_3d",
-)
+def _whole(view: Node, x: Node, new: Node) -> tuple[Any, tuple[Any, ...]]:
+    """The operation that puts new numbers in place of a view of x; its arguments."""
+    name = name_of(view)
+    _, *options = view.args
+    if name == "slice":
+        return ATEN.slice_scatter.default, (x, new, *options)
+    if name == "narrow":
+        axis, start, length = options
+        return ATEN.slice_scatter.default, (x, new, axis, start, start + length)
+    if name == "select":
+        return ATEN.select_scatter.default, (x, new, *options)
+    if name == "permute":
+        order = [axis % len(options[0]) for axis in options[0]]
+        return ATEN.permute.default, (new, np.argsort(order).tolist())
+    if name in TURNED_BACK:
+        return view.target, (new, *options)
+    return ATEN.reshape.default, (new, list(shape_of(x)))

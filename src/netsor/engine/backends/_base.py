@@ -18,6 +18,7 @@ from ...runtime._units import in_bytes
 from ..plan._cost_model import Prices, prices_on
 from ..plan._ir import Register
 from ..plan._plan import Plan
+from ..plan._recompute import recomputing
 from ..run._moment_histogram import BlockMoments, MomentGrid, summed
 
 PRECISIONS = ("float64", "float32")
@@ -63,6 +64,9 @@ class Backend(ABC):
     working : float
         The peak memory, with temporary arrays, relative to the bytes of a block's
         arrays.
+    recomputes : bool
+        Whether it can drop results and compute them again where memory is short. False
+        if it merges equal steps.
     """
 
     device: str = "cpu"
@@ -77,6 +81,7 @@ class Backend(ABC):
     slowness: ClassVar[float] = 1.0
     library_bytes: ClassVar[float] = 0.0
     working: ClassVar[float] = 8.0
+    recomputes: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -173,12 +178,25 @@ class Backend(ABC):
         block = max(MIN_BLOCK_REPLICAS * replica, DEVICE_BLOCK_BYTES[self.kind])
         return self.library_bytes + self.working * block
 
+    def replica_bytes(self, plan: Plan) -> float:
+        """Roughly the memory of the device for one replica."""
+        # `plan.bytes` is the memory of a replica if a number takes 8 bytes
+        itemsize = 8 if self.precision == AUTO else self.itemsize
+        return self.working * plan.bytes * itemsize / 8
+
+    def within_memory(self, plan: Plan) -> Plan:
+        """The plan, or if not even one replica fits on the device, the same plan with
+        results that are computed again in the backward pass.
+        """
+        if not self.recomputes or self.replica_bytes(plan) <= self.memory():
+            return plan
+        return recomputing(plan)
+
     def fits(self, plan: Plan, replicas: int) -> int:
         """This many replicas, halved until they fit on the device; raises an error if
         not even one fits.
         """
-        # `plan.bytes` is the memory of a replica if a number takes 8 bytes
-        replica = self.working * plan.bytes * self.itemsize / 8
+        replica = self.replica_bytes(plan)
         room = self.memory()
         if replica > room:
             sizes = (

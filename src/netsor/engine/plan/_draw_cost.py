@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ...language.operations._operation import Dot
 from ...language.values._array import Take, Value
-from ...language.values._graph import transposed
 from ...language.values._vector import Vector
 from ..backends import Backend
 from ..backends._numpy import NUMPY, replicas_per_block
@@ -22,8 +21,9 @@ MIN_DRAW_BYTES = 2.0**26  # bytes for draws, in addition to their arrays
 # times the bytes of a block's arrays, with those inside steps: 1.03 to 1.11 for the
 # largest ones
 TEMPORARY = 1.25
-# to plan an entry; 260 and 64 measured for vectors
-VECTOR_BYTES, FORWARD_BYTES, TAKE_BYTES = 300.0, 100.0, 34.0
+# to plan an entry: of vectors at infinite width (260 measured), of vectors at finite
+# width (16 measured), and of an index
+VECTOR_BYTES, FINITE_VECTOR_BYTES, TAKE_BYTES = 300.0, 40.0, 34.0
 # of a scalar at infinite width; of a pair of tokens, in tables that layers share
 SCALAR_BYTES = PAIR_BYTES = 75.0
 
@@ -91,9 +91,7 @@ def planning_bytes(values: Sequence[Value], infinite: bool) -> float:
 
     `infinite` says whether a width is infinite.
     """
-    vector_bytes = FORWARD_BYTES
-    if infinite or transposed(values):
-        vector_bytes = VECTOR_BYTES
+    vector_bytes = VECTOR_BYTES if infinite else FINITE_VECTOR_BYTES
 
     def bytes_per_entry(value: Value) -> float:
         """Of the array of a value."""

@@ -34,6 +34,10 @@ __all__ = [
     "loops",
 ]
 
+# Parameters of steps that draw: whether a later step draws the same numbers again, and
+# whether it is such a step (see `_recompute`).
+REPEATED, AGAIN = "repeated", "again"
+
 
 # not frozen: a deep network has ten thousand, and frozen ones take three times as long
 # to create
@@ -87,7 +91,14 @@ class Step:
 
     @property
     def random_numbers(self) -> int:
-        """The random numbers it draws per replica, on average."""
+        """The random numbers it draws per replica, on average; 0 if it draws those of
+        an earlier step again.
+        """
+        return 0 if AGAIN in self.params else self._numbers_made
+
+    @property
+    def _numbers_made(self) -> int:
+        """The random numbers that a generator makes for it, on average."""
         instruction = self.instruction
         if not instruction.draws:
             return 0
@@ -109,7 +120,7 @@ class Step:
         """
         instruction = self.instruction
         if instruction.draws:
-            return instruction.seconds_per_number * self.random_numbers
+            return instruction.seconds_per_number * self._numbers_made
         if self.integral is not None:
             return 0.0
         return instruction.seconds(self.out, self.args, self.operations)

@@ -142,6 +142,9 @@ class Plan:
     small_parts : bool
         Whether the parts of scores that vanish like n^(−1/2) are followed, here and in
         these plans.
+    bytes_kept : int
+        If results are dropped and computed again to save memory (see `_recompute`), the
+        memory of one replica without that; 0 otherwise.
 
     Examples
     --------
@@ -169,6 +172,7 @@ class Plan:
     independent: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
     on_nodes: frozenset[int] = frozenset()
     small_parts: bool = False
+    bytes_kept: int = 0
 
     def __post_init__(self) -> None:
         used_steps = list(liveness(self.steps, (self.mean, self.columns)))[::-1]
@@ -358,6 +362,11 @@ class Plan:
             f"{self.random_numbers:,} random numbers, {self.operations:,} operations"
         )
         lines = [f"{numbers} and {self.bytes:,} bytes per replica", time]
+        if self.bytes_kept:
+            lines.append(
+                "blocks are computed again in the backward pass: without that,"
+                f" {self.bytes_kept:,} bytes per replica"
+            )
         if self.place != CPU.place:
             lines.append(f"made for {self.place}")
         return lines + [f"note: {remark}" for remark in self.notes]

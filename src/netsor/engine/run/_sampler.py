@@ -127,7 +127,7 @@ def sample_conditional_law(query: PlanQuery, sampling: Sampling) -> Conditional:
     quadrature.
     """
     query = replace(query, prices=sampling.backend.prices)
-    plan = query.plan()
+    plan = sampling.backend.within_memory(query.plan())
     plan.check_integration(sampling.draws)
     error = quadrature.checked_quadrature_error(quadrature.moves(query))
     draws = plan.replicas(sampling.draws)
@@ -267,6 +267,7 @@ def sample_outputs(query: PlanQuery, sampling: Sampling) -> list[Floats]:
     draws = sampling.draws
     seed = sampling.seed
     plan = replace(query, prices=sampling.backend.prices).plan()
+    plan = sampling.backend.within_memory(plan)
     plan.check_integration(draws)
     size = plan.mean.shape[0]
     check_memory(

@@ -31,6 +31,7 @@ from typing import (
     cast,
     dataclass_transform,
 )
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -119,11 +120,7 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
             operation,
             f"index {shown(key)} on shape {shape}: None adds an axis, no bool does",
         )
-    size = math.prod(shape)
-    if size > NUMBERS:
-        raise TraceError(
-            operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}"
-        )
+    check_enumerable(shape, operation)
     try:
         positions = _selected_positions(shape, key)
     except (IndexError, TypeError, ValueError) as error:
@@ -133,6 +130,38 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
         raise TraceError(
             operation, f"index {shown(key)} selects nothing from shape {shape}"
         )
+    return positions
+
+
+def check_enumerable(shape: Shape, operation: str) -> None:
+    """Raise an error if a shape has too many entries for an index of each."""
+    size = math.prod(shape)
+    if size > NUMBERS:
+        raise TraceError(
+            operation, f"shape {shape} has {size:,} entries, more than {NUMBERS:,}"
+        )
+
+
+# Indices of all entries of large arrays, by shape and order of axes. Equal blocks of a
+# network share them, so that each is made, compared and copied to a device only once.
+_shared_positions: WeakValueDictionary[tuple[Shape, tuple[int, ...]], Ints] = (
+    WeakValueDictionary()
+)
+
+
+def reordered_positions(shape: Shape, order: Sequence[int]) -> Ints:
+    """The flat positions of all entries of an array, with its axes in another order.
+
+    For example, those of a (2, 3) array in the order (1, 0) are [[0, 3], [1, 4],
+    [2, 5]]. The result is shared and read-only.
+    """
+    key = (shape, tuple(order))
+    positions = _shared_positions.get(key)
+    if positions is None:
+        in_order = np.arange(math.prod(shape)).reshape(shape)
+        positions = np.array(in_order.transpose(order), order="C")
+        positions.setflags(write=False)
+        _shared_positions[key] = positions
     return positions
 
 
@@ -206,7 +235,7 @@ def positions_in_box(positions: Ints, shape: Shape, box: Box) -> Ints:
     For example, in the box of the rows 0 and 2 and the column 1 of a (3, 2) array, the
     entry at position 5 is at position 1.
     """
-    if not shape:
+    if not shape or is_whole(box):
         return positions
     indices_in_box = []
     for axis, indices in zip(box, np.unravel_index(positions, shape), strict=True):
@@ -843,7 +872,8 @@ class Value:
             ) from None
         if new_shape == self.shape:
             return self
-        return self.take(self._positions().reshape(new_shape))
+        self._check_enumerable()
+        return self.take(reordered_positions(new_shape, range(len(new_shape))))
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
         """The axes in another order; reversed, if none is given."""
@@ -860,7 +890,8 @@ class Value:
             )
         if order == in_order:
             return self
-        return self.take(self._positions().transpose(order))
+        self._check_enumerable()
+        return self.take(reordered_positions(self.shape, order))
 
     @property
     def T(self) -> Self:
@@ -882,7 +913,12 @@ class Value:
 
     def _positions(self) -> Ints:
         """The flat position of every entry."""
-        return index_positions(self.shape, ..., "indexing")
+        self._check_enumerable()
+        return reordered_positions(self.shape, range(self.ndim))
+
+    def _check_enumerable(self) -> None:
+        """Raise an error if there are too many entries for an index of each."""
+        check_enumerable(self.shape, "indexing")
 
     def take(self, flat: npt.ArrayLike) -> Self:
         """The entries at these positions of the flattened array, in their shape.
@@ -931,9 +967,16 @@ def _unpacked(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return arguments
 
 
+FIRST_COMPARED = 4096  # entries of an index
+
+
 def selects_all(x: Value, flat: Ints) -> bool:
     """Whether an index selects every entry of x, in the order and the shape of x."""
     if flat.shape != x.shape:
+        return False
+    # most indices that are not all entries in order differ in their first entries
+    first = flat.reshape(-1)[:FIRST_COMPARED]
+    if not np.array_equal(first, np.arange(len(first))):
         return False
     return np.array_equal(flat, np.arange(x.size).reshape(x.shape))
 
@@ -969,6 +1012,10 @@ class Take(Operation):
         (array,) = arrays
         builder = lowering.builder
         trailing = array.shape[self.x.ndim :]
+        order = axes_in_order(self.flat, self.x.shape)
+        if order is not None:  # without an index of every entry
+            axes = (*order, *range(self.x.ndim, len(array.shape)))
+            return builder.step("permute", array, axes=axes)
         entries = builder.reshape(array, self.x.size, *trailing)
         chosen = builder.take(entries, self.flat.ravel(), axis=0)
         return builder.reshape(chosen, *self.flat.shape, *trailing)
@@ -1002,6 +1049,32 @@ class Take(Operation):
     def latex(self, value: Value, i: Index, notation: Notation) -> str:
         """An entry of x."""
         return notation.taken(self, i)
+
+
+MIN_PERMUTED_ENTRIES = 2**16  # of large arrays the axes are moved, not each entry
+
+
+def axes_in_order(flat: Ints, shape: Shape) -> tuple[int, ...] | None:
+    """The order of the axes of a large array that an index moves, if it does only that.
+
+    For example, (1, 0) for the transpose of a matrix. Only shared indices are
+    recognised, see `reordered_positions`.
+    """
+    if flat.size < MIN_PERMUTED_ENTRIES or len(shape) != flat.ndim:
+        return None
+    # a step along an axis of the result is one along the axis of x with this stride
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    order = []
+    for axis, length in enumerate(flat.shape):
+        step = [0] * flat.ndim
+        step[axis] = min(1, length - 1)
+        stride = int(flat[tuple(step)] - flat[(0,) * flat.ndim])
+        if stride not in strides or stride == 0:
+            return None
+        order.append(strides.index(stride))
+    if _shared_positions.get((shape, tuple(order))) is not flat:
+        return None
+    return tuple(order)
 
 
 def taken_indices(

@@ -29,7 +29,7 @@ from ...models.measure._metric_program import ProgramModel
 from ...programs._program import Program
 from ...runtime._memory import check_memory, memory
 from ...runtime._parallel import Progress, cores
-from ...runtime._units import in_time
+from ...runtime._units import in_bytes, in_time
 from .._cost import Cost, forward_bytes, overhead_seconds, worker_count
 from .._output_dir import Arrays
 from .._study import Run, Study
@@ -368,6 +368,19 @@ class AuditStudy(Study[Audit | Comparison]):
                 f"a GPU (--backend torch): less than {in_time(clock)} on an H200"
             )
         return f"{CHEAPER}: {'; '.join(alternatives)}."
+
+    def saved_memory(self) -> str:
+        """How much memory a draw of gradients takes, with and without computing blocks
+        again, if they would not fit otherwise.
+        """
+        plans = [case.plan for case in self.request.subjects]
+        largest = max(plans, key=lambda plan: plan.bytes_kept)
+        if not largest.bytes_kept:
+            return ""
+        return (
+            "Blocks are computed again for their gradients, so that a draw takes"
+            f" {in_bytes(largest.bytes)}; it would take {in_bytes(largest.bytes_kept)}."
+        )
 
     def shorter_than(self, seconds: float) -> str:
         """A sentence with the most tokens, by halving, that are likely to take less

@@ -131,6 +131,7 @@ class AuditCase:
         try:
             widths: dict[str, Any] = {**self.widths, **self.numbers}
             plan = self.shared.probes().plan(backend=self.backend, **widths)
+            plan = self.backend.within_memory(plan)
         except TraceError as error:
             raise ValueError(f"{self.model.name}: {error.plain}") from None
         seconds = time.process_time() - start

@@ -118,11 +118,19 @@ def transfer(
         an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
         "sgd", "muon", "adam" or "lion", as in `ns.coord_check` over several steps. For
-        a function also what `ns.train` takes; a name then has the learning rate 1. You
-        can also write `optimizer` and `parametrization`.
+        a function also what `ns.train` takes; a name then has the learning rate 1. For
+        a PyTorch module what `ns.torch.parametrise` takes, or a function of the module
+        that returns its optimiser, whose learning rates `lr` multiplies. You can also
+        write `optimizer` and `parametrization`.
     eps : float
         ε of Adam, if `optimiser` is its name. For a model it is that at its own width,
         which the parametrisation scales.
+    parametrisation : str, pathlib.Path, mapping or sequence of these, optional
+        As in `coord_check`. For a PyTorch module "sp" (it is left as it is, with one
+        learning rate), what `ns.torch.parametrise` returns, or a file that `netsor
+        parametrise` wrote; "sp" by default.
+    batch : tuple, optional
+        For a PyTorch module: (inputs, targets), as in `ns.torch.parametrise`.
     weights : callable, optional
         For a function: which parameters of its program to train, as in `ns.step`; by
         default all matrices.

@@ -147,7 +147,10 @@ def _times(number, start, stop):
 
 
 def param_groups(
-    model, lr, base_width{base_depth_argument}, weight_decay=0.0{eps_argument}
+    model,
+    lr,
+    base_width{base_depth_argument},
+    weight_decay=0.0{eps_argument}{matrix_argument},
 ):
     """The parameter groups of the optimiser; all numbers are those at base_width.
     Weight decay is for parameters with two axes or more.{of_matrices}
@@ -164,6 +167,13 @@ def param_groups(
     return list(groups.values())
 '''
 
+DEPTH_FIELDS = (
+    "depth_of",
+    "base_depth_argument",
+    "base_depth",
+    "and_the_depth",
+    "depth_factor",
+)
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
@@ -213,6 +223,64 @@ ORIGINAL_NAME = """\
 """
 
 
+def _fields_of_rows(has_rows: bool) -> dict[str, str]:
+    """What FUNCTIONS says about rows of parameters, which are scaled in some files."""
+    if not has_rows:
+        return {
+            "what_is_scaled": "outputs of submodules, by forward hooks",
+            "original_name": "",
+            "scaled_parameters": "",
+        }
+    return {
+        "what_is_scaled": "outputs of submodules and rows of parameters",
+        "original_name": ORIGINAL_NAME,
+        "scaled_parameters": SCALED_PARAMETERS,
+    }
+
+
+def _fields_of_depth(pattern: str | None) -> dict[str, str]:
+    """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
+    if pattern is None:
+        return dict.fromkeys(DEPTH_FIELDS, "")
+    return {
+        "depth_of": DEPTH_OF.format(pattern=pattern),
+        "base_depth_argument": ", base_depth",
+        "base_depth": ", base_depth",
+        "and_the_depth": " and the depth",
+        "depth_factor": "    scale *= (depth_of(model) / base_depth) ** depth\n",
+    }
+
+
+def _fields_of_eps(
+    has_eps: bool, has_depth: bool, has_matrices: bool
+) -> dict[str, str]:
+    """What FUNCTIONS says about an eps that follows the width, and the depth if any.
+
+    Matrices with an optimiser of their own have no eps of Adam.
+    """
+    if not has_eps:
+        return {"eps_argument": "", "eps_line": ""}
+    arguments = "rule.eps, model, base_width"
+    if has_depth:
+        arguments += ", base_depth"
+    line = f'        group["eps"] = eps * factor({arguments})\n'
+    if has_matrices:
+        line = f"        if not is_matrix:\n    {line}"
+    return {"eps_argument": ", eps=1e-8", "eps_line": line}
+
+
+def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
+    """What FUNCTIONS says about matrices with an optimiser of their own."""
+    if not has_matrices:
+        return {"matrix_argument": "", "of_matrices": "", "key": KEY, "lr": "lr"}
+    return {
+        "matrix_argument": ", matrix_lr=None",
+        "of_matrices": OF_MATRICES,
+        "key": KEY_OF_MATRICES,
+        "lr": "rate",
+    }
+
+
 def source_of(content: FileContent) -> str:
     """The text of the file."""
     has_depth = content.depth_pattern is not None
@@ -237,9 +305,10 @@ def source_of(content: FileContent) -> str:
         "from typing import NamedTuple",
         "",
         "import torch",
-        *(["from torch.nn.utils import parametrize"] if has_rows else []),
-        "",
     ]
+    if has_rows:
+        head.append("from torch.nn.utils import parametrize")
+    head.append("")
     helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
     if has_rows:
@@ -256,28 +325,11 @@ def source_of(content: FileContent) -> str:
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
-        what_is_scaled=(
-            "outputs of submodules and rows of parameters"
-            if has_rows
-            else "outputs of submodules, by forward hooks"
-        ),
-        original_name=ORIGINAL_NAME if has_rows else "",
-        scaled_parameters=SCALED_PARAMETERS if has_rows else "",
         over="" if ratio == 1 else f" / {ratio:g}",
-        depth_of=DEPTH_OF.format(pattern=content.depth_pattern) if has_depth else "",
-        base_depth_argument=", base_depth" if has_depth else "",
-        base_depth=", base_depth" if has_depth else "",
-        and_the_depth=" and the depth" if has_depth else "",
-        depth_factor=(
-            "    scale *= (depth_of(model) / base_depth) ** depth\n"
-            if has_depth
-            else ""
-        ),
-        eps_argument=_more_arguments(has_eps, bool(content.matrices)),
-        eps_line=_eps_line(has_depth, bool(content.matrices)) if has_eps else "",
-        of_matrices=OF_MATRICES if content.matrices else "",
-        key=KEY_OF_MATRICES if content.matrices else KEY,
-        lr="rate" if content.matrices else "lr",
+        **_fields_of_rows(has_rows),
+        **_fields_of_depth(content.depth_pattern),
+        **_fields_of_matrices(bool(content.matrices)),
+        **_fields_of_eps(has_eps, has_depth, bool(content.matrices)),
     )
     return "\n".join(head) + helpers + "\n".join(rules) + "\n" + functions
 
@@ -296,21 +348,6 @@ def _usage_of_groups(content: FileContent) -> list[str]:
         f'    matrices = {name}([x for x in groups if x["is_matrix"]])',
         '    others = torch.optim.AdamW([x for x in groups if not x["is_matrix"]])',
     ]
-
-
-def _more_arguments(has_eps: bool, has_matrices: bool) -> str:
-    """Further arguments of `param_groups`."""
-    matrix_lr = ", matrix_lr=None" if has_matrices else ""
-    return f"{', eps=1e-8' if has_eps else ''}{matrix_lr}"
-
-
-def _eps_line(has_depth: bool, has_matrices: bool) -> str:
-    """The code that sets eps, which is for Adam."""
-    depth = ", base_depth" if has_depth else ""
-    line = f'group["eps"] = eps * factor(rule.eps, model, base_width{depth})\n'
-    if not has_matrices:
-        return f"        {line}"
-    return f"        if not is_matrix:\n            {line}"
 
 
 def _rule(rule: ParameterRule) -> str:

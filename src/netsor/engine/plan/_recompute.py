@@ -1,0 +1,224 @@
+"""Plans that fit in less memory: results that only a backward pass needs are dropped,
+and computed again when it comes to them.
+
+A forward pass makes the numbers of each block, and the backward pass reads them in the
+opposite order, so a plan for gradients holds all blocks at its peak. As in training
+with checkpoints (Chen et al. 2016), the forward part is cut into segments. Between two
+segments only what the next ones read is kept, mostly the stream. Before the backward
+pass reads other results of a segment, the steps that make them are repeated. Steps that
+draw repeat their numbers too, from the same stream, so every number of a law stays the
+same, and at most the forward part is done twice.
+
+The steps alone are looked at, so this works for every program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._array_api import Ints
+from ._instructions import DRAWS
+from ._ir import AGAIN, REPEATED, Register, Step
+from ._plan import Plan
+
+# the numbers of segments that are tried: the memory is least near the root of twice the
+# number of blocks, and segments are at least one block
+SEGMENTS = (2, 4, 8, 16, 32, 64, 128)
+# a cut is moved by up to this share of a segment to where the least must be kept
+CUT_WINDOW = 0.5
+# of a plan's bytes: less is not worth the repeated steps
+LEAST_SAVED = 0.1
+
+
+@lru_cache(maxsize=2)
+def recomputing(plan: Plan) -> Plan:
+    """The same plan in the least memory that recomputing segments can reach.
+
+    It is the plan itself if that saves little: if no results wait for a later part.
+    `bytes_kept` of the new plan is the memory without it.
+    """
+    best = plan
+    for segments in SEGMENTS:
+        shorter = _Segmented(plan, segments).plan()
+        if shorter is None:
+            continue
+        if shorter.bytes >= best.bytes:
+            break
+        best = shorter
+    if best.bytes > (1 - LEAST_SAVED) * plan.bytes:
+        return plan
+    best.bytes_kept = plan.bytes
+    return best
+
+
+class _Lifetimes(NamedTuple):
+    """When the results of the steps are made, read and forgotten."""
+
+    position: dict[Register, int]  # of the step that makes it
+    readers: dict[Register, list[int]]  # the positions of the steps that read it
+    peak: int  # the step at which the most numbers are held
+
+
+def _lifetimes(plan: Plan) -> _Lifetimes:
+    """When the results of a plan live."""
+    position: dict[Register, int] = {}
+    readers: dict[Register, list[int]] = {}
+    held = most = peak = 0
+    for k, (step, live) in enumerate(zip(plan.steps, plan.live, strict=True)):
+        position[step.out] = k
+        for arg in dict.fromkeys(step.args):
+            readers.setdefault(arg, []).append(k)
+        held += step.out.size
+        if held > most:
+            most = held
+            peak = k
+        held -= sum(register.size for register in live.dead)
+    end = len(plan.steps)  # the outputs are read after all steps
+    for output in (plan.mean, plan.columns):
+        readers.setdefault(output, []).append(end)
+    return _Lifetimes(position, readers, peak)
+
+
+class _Segmented:
+    """The steps before the peak of a plan, in segments of about equal memory."""
+
+    def __init__(self, plan: Plan, segments: int) -> None:
+        self.original = plan
+        self.position, self.readers, self.peak = _lifetimes(plan)
+        self.cuts = self._cuts(segments)
+
+    def _waits(self, register: Register) -> bool:
+        """Whether a result of the first part is read after the peak."""
+        return self.readers[register][-1] > self.peak
+
+    def _cuts(self, segments: int) -> list[int]:
+        """The first steps of the segments, and the end of the last one.
+
+        Segments have equal sizes of results that wait for the backward pass, but for a
+        shift to a place where fewer results are read by later segments.
+        """
+        steps = self.original.steps[: self.peak + 1]
+        waiting = [step.out.size * self._waits(step.out) for step in steps]
+        crossing = self._crossing(steps)
+        total = np.cumsum(waiting)
+        cuts = [0]
+        half = CUT_WINDOW / 2
+        for k in range(1, segments):
+            bounds = [(k - half) / segments, (k + half) / segments]
+            first, last = np.searchsorted(total, np.multiply(bounds, total[-1]))
+            first = max(first, cuts[-1] + 1)
+            if first <= last < len(steps):
+                cuts.append(int(first + np.argmin(crossing[first : last + 1])))
+        return [*cuts, len(steps)]
+
+    def _crossing(self, steps: Sequence[Step]) -> Ints:
+        """The numbers made before each step that it or a later one up to the peak
+        reads.
+        """
+        change = np.zeros(len(steps) + 1, dtype=np.int64)
+        for k, step in enumerate(steps):
+            early = [r for r in self.readers[step.out] if r <= self.peak]
+            if early:
+                change[k + 1] += step.out.size
+                change[early[-1] + 1] -= step.out.size
+        return np.cumsum(change)[:-1]
+
+    def plan(self) -> Plan | None:
+        """The plan that recomputes the segments, except the last; None if there is
+        only one.
+        """
+        if len(self.cuts) < 3:
+            return None
+        repeated: dict[int, list[Step]] = {}  # by the step that they precede
+        drawn: set[Register] = set()  # what is drawn again
+        made: dict[Register, Register] = {}  # by the register that is dropped
+        for start, stop in list(pairwise(self.cuts))[:-1]:
+            dropped = list(self._dropped(start, stop))
+            if not dropped:
+                continue
+            steps = self._steps_for(dropped, start)
+            # of this segment alone: earlier ones are repeated later
+            new = {step.out: Register(step.out.shape) for step in steps}
+            first_reader = min(self._first_late_reader(out) for out in dropped)
+            before = repeated.setdefault(first_reader, [])
+            before += [_again(step, new) for step in steps]
+            drawn.update(step.out for step in steps if step.kind in DRAWS)
+            made |= {register: new[register] for register in dropped}
+        steps = []
+        for step in self.original.steps[: self.peak + 1]:
+            if step.out in drawn:
+                step = replace(step, params={**step.params, REPEATED: True})
+            steps.append(step)
+        for k in range(self.peak + 1, len(self.original.steps)):
+            steps += repeated.get(k, [])
+            steps.append(_renamed(self.original.steps[k], made))
+        shorter = replace(self.original, steps=steps)
+        _mark_first_draws(shorter)
+        return shorter
+
+    def _dropped(self, start: int, stop: int) -> Iterator[Register]:
+        """The results of a segment that no later one, but the backward pass, reads."""
+        for step in self.original.steps[start:stop]:
+            readers = self.readers[step.out]
+            reads_later = any(stop <= reader <= self.peak for reader in readers)
+            is_output = readers[-1] == len(self.original.steps)
+            if self._waits(step.out) and not reads_later and not is_output:
+                yield step.out
+
+    def _is_kept(self, register: Register) -> bool:
+        """Whether a register that is not dropped is there after the peak."""
+        return register.value is not None or self._waits(register)
+
+    def _first_late_reader(self, register: Register) -> int:
+        """The first step after the peak that reads a register."""
+        return next(r for r in self.readers[register] if r > self.peak)
+
+    def _steps_for(self, results: Sequence[Register], start: int) -> list[Step]:
+        """The steps from `start` on that make these results, in order.
+
+        They read results of earlier segments, and results of this one that are kept
+        for a later segment and the backward pass.
+        """
+        made_again = set(results)
+        needed = set(results)
+        steps = []
+        last = max(self.position[result] for result in results)
+        for k in range(last, start - 1, -1):
+            step = self.original.steps[k]
+            if step.out in needed:
+                steps.append(step)
+                for arg in step.args:
+                    if arg in made_again or not self._is_kept(arg):
+                        needed.add(arg)
+        return steps[::-1]
+
+
+def _again(step: Step, new: dict[Register, Register]) -> Step:
+    """A step that is repeated; if it draws, with the same numbers."""
+    repeated = replace(_renamed(step, new), out=new[step.out])
+    if step.kind in DRAWS:
+        repeated.params = {**step.params, AGAIN: True}
+    return repeated
+
+
+def _mark_first_draws(plan: Plan) -> None:
+    """Correct the steps that draw again, but whose first draw nothing reads any more:
+    plans leave such steps out.
+    """
+    repeated = {step.params["key"] for step in plan.steps if REPEATED in step.params}
+    for step in plan.steps:
+        if AGAIN in step.params and step.params["key"] not in repeated:
+            step.params = {k: v for k, v in step.params.items() if k != AGAIN}
+
+
+def _renamed(step: Step, new: dict[Register, Register]) -> Step:
+    """A step that reads results that were made again."""
+    if new.keys().isdisjoint(step.args):
+        return step
+    return replace(step, args=tuple(new.get(arg, arg) for arg in step.args))
