@@ -38,7 +38,7 @@ def draw(path, draws=20):
     """One line a model, from its first block to its last."""
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     axes.axhspan(0, FLAGGED_BELOW, color="#d55e00", alpha=0.12, lw=0)
-    axes.text(0.98, 0.03, "flagged: attention too sharp to learn well", ha="right")
+    axes.text(0.98, 0.03, "flagged by the rule entropy: below one half", ha="right")
     for label, (model, colour) in MODELS.items():
         depth, (low, median, high) = entropies(model, draws)
         axes.fill_between(depth, low, high, color=colour, alpha=0.25, lw=0)
