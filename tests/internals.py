@@ -648,7 +648,7 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
-    "netsor.reader._graph": ("name_of", "shape_of"),
+    "netsor.reader._graph": ("UnsupportedError", "name_of", "shape_of"),
     "netsor.reader._operations": ("SOFTMAX",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (

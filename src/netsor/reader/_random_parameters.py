@@ -650,13 +650,15 @@ class Draws:
 
 # vectors whose coordinates a module uses one by one have at most so many
 MOST_ENTRIES = 1024
+ALWAYS_FEW = 4
 
 
 def has_few_coordinates(x: Vectors) -> bool:
     """Whether the coordinates of vectors may be used one by one, as those of a router.
 
     They are outputs of matrices with more inputs, and functions of these and of biases.
-    A part of the outputs of a larger matrix may also be few.
+    A part of the outputs of a larger matrix may also be few, and so are up to
+    `ALWAYS_FEW` outputs of any matrix.
     """
     if x.shape[x.axis] > MOST_ENTRIES:
         return False
@@ -672,7 +674,8 @@ def has_few_coordinates(x: Vectors) -> bool:
             continue
         seen.add(value)
         if isinstance(value.op, MatMul):
-            if count >= value.op.weight.in_width.factor:
+            inputs = value.op.weight.in_width.factor
+            if count >= inputs and count > ALWAYS_FEW:
                 return False
             is_made_by_matrix = True
         else:
