@@ -37,11 +37,15 @@ from ._recorder import Recorder
 from ._run_batches import read_batches
 from ._run_proposal import RunProposal, propose_batch
 from .maximal_update import parametrise
+from .maximal_update._results import DerivedRule
+from .maximal_update._rules import ParameterRule
 
 __all__ = [
+    "DerivedRule",
     "InitCheck",
     "InitFinding",
     "Parameter",
+    "ParameterRule",
     "Parameters",
     "Recorder",
     "RunCheck",
