@@ -214,6 +214,7 @@ def law_of_entries(
     standard = (pooled - mean) / std
     kurtosis = float(np.mean(np.square(standard) ** 2))
     law, note = _joint_law(samples, mean, _marginal_law(standard, kurtosis))
+    moments = mean, std
     if abs(mean) < 5 * std / math.sqrt(pooled.size):
         mean, std = 0.0, math.hypot(mean, std)
     measured = Parameter(
@@ -237,17 +238,25 @@ def law_of_entries(
         law = _joint_law(samples, float(pooled.mean()), LawName(drawn.name)).law
         if law != drawn.name:
             return measured
-    return _with_drawn_law(measured, drawn, entries=pooled.size)
+    return _with_drawn_law(measured, drawn, moments, entries=pooled.size)
 
 
 def _with_drawn_law(
-    measured: Parameter, drawn: Distribution, entries: int
+    measured: Parameter,
+    drawn: Distribution,
+    moments: tuple[float, float],
+    entries: int,
 ) -> Parameter:
-    """The law that a parameter was drawn with, if what was measured agrees with it."""
+    """The law that a parameter was drawn with, if what was measured agrees with it.
+
+    `moments` are the mean and the standard deviation of the entries. Those of
+    `measured` are others if the mean may be 0.
+    """
+    mean, std = moments
     # six errors of the mean, or of the standard deviation
     tolerance = 6 * max(drawn.std / math.sqrt(entries), measured.std_error)
-    mean_agrees = abs(measured.mean - drawn.mean) < tolerance
-    std_agrees = abs(measured.std - drawn.std) < tolerance
+    mean_agrees = abs(mean - drawn.mean) < tolerance
+    std_agrees = abs(std - drawn.std) < tolerance
     if not (mean_agrees and std_agrees):
         return measured
     return replace(
