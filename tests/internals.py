@@ -264,6 +264,7 @@ _NAMES = {
         "box_index",
         "Entrywise",
         "FixedTerms",
+        "has_every_position",
         "index_positions",
         "Operation",
         "positions_in_box",
@@ -491,6 +492,7 @@ _NAMES = {
         "ONE_THREAD",
         "Workers",
     ),
+    "netsor.studies._calibration": ("calibrated", "slowness"),
     "netsor.studies._convergence": (
         "difference",
         "slope_of",
@@ -646,7 +648,7 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
-    "netsor.reader._graph": ("name_of", "shape_of"),
+    "netsor.reader._graph": ("UnsupportedError", "name_of", "shape_of"),
     "netsor.reader._operations": ("SOFTMAX",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
@@ -664,12 +666,20 @@ _NAMES = {
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
     "netsor.reader._structure": ("structure",),
-    "netsor.torch._run_bands": ("band as run_band", "enough_runs", "half_width"),
+    "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
-    "netsor.torch._check_run": ("seeds_of", "train as runs_of_loop"),
+    "netsor.checks._run_check": (
+        "seeds_of",
+        "train as runs_of_loop",
+        "words as run_words",
+    ),
     "netsor.torch._run_hypotheses": ("possible_mistakes",),
-    "netsor.torch._run_logs": ("read_log",),
-    "netsor.torch._run_loop": ("loss_of", "run as run_of_loop"),
+    "netsor.checks._run_logs": ("read_log",),
+    "netsor.torch._run_loop": (
+        "loss_of",
+        "norm as norm_of_tensors",
+        "run as run_of_loop",
+    ),
 }
 
 # Modules whose attributes tests replace or list
@@ -695,6 +705,7 @@ _MODULES = (
     "netsor.engine.expect._multivariate",
     "netsor.engine.linalg._psd_cholesky",
     "netsor.engine.lower as lowering",
+    "netsor.engine.lower._finite_frames",
     "netsor.engine.lower._rebase",
     "netsor.engine.lower._state",
     "netsor.engine.passes",
@@ -765,6 +776,7 @@ _MODULES = (
     "netsor.runtime._parallel",
     "netsor.runtime._process_pool",
     "netsor.studies._convergence",
+    "netsor.studies._calibration",
     "netsor.studies._cost",
     "netsor.studies._output_dir",
     "netsor.studies._study as studies_study",
