@@ -202,7 +202,7 @@ def law_of_entries(
     deviation is known without an error: that of `drawn`, if the samples agree with it.
     """
     if not all(np.isfinite(sample).all() for sample in samples):
-        return Parameter(name, shape, "unknown", note=NOT_FINITE)
+        return Parameter(name=name, shape=shape, law="unknown", note=NOT_FINITE)
     if all(np.array_equal(sample, samples[0]) for sample in samples[1:]):
         return _law_without_randomness(name, shape, samples[0])
     if len(shape) == 2 and samples[0].shape == shape:
@@ -273,13 +273,15 @@ def _with_drawn_law(
 def _law_without_randomness(name: str, shape: Shape, sample: Floats) -> Parameter:
     """The law of a parameter that is the same in every sample."""
     if not sample.size:
-        return Parameter(name, shape, "constant", value=0.0)
+        return Parameter(name=name, shape=shape, law="constant", value=0.0)
     if np.ptp(sample) == 0:
-        return Parameter(name, shape, "constant", value=float(sample.flat[0]))
+        return Parameter(
+            name=name, shape=shape, law="constant", value=float(sample.flat[0])
+        )
     if sample.shape != shape:
         note = "the same in every sample, and too large to keep"
-        return Parameter(name, shape, "unknown", note=note)
-    return Parameter(name, shape, "fixed", value=sample)
+        return Parameter(name=name, shape=shape, law="unknown", note=note)
+    return Parameter(name=name, shape=shape, law="fixed", value=sample)
 
 
 def _rows_of_zeros(matrices: list[Floats]) -> tuple[int, ...]:
