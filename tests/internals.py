@@ -666,15 +666,15 @@ _NAMES = {
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
     "netsor.reader._structure": ("structure",),
-    "netsor.torch._run_bands": ("band as run_band", "enough_runs", "half_width"),
+    "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
-    "netsor.torch._check_run": (
+    "netsor.checks._run_check": (
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",
     ),
     "netsor.torch._run_hypotheses": ("possible_mistakes",),
-    "netsor.torch._run_logs": ("read_log",),
+    "netsor.checks._run_logs": ("read_log",),
     "netsor.torch._run_loop": (
         "loss_of",
         "norm as norm_of_tensors",
