@@ -50,6 +50,11 @@ _NAMES = {
         "AUTO",
         "NoDeviceError",
     ),
+    "netsor.engine.backends._devices": (
+        "DeviceThreads",
+        "on_device",
+        "several",
+    ),
     "netsor.engine.backends._float_flags": ("float32_flags_are_reliable",),
     "netsor.engine.backends._numpy": (
         "block",
@@ -486,6 +491,7 @@ _NAMES = {
         "ONE_THREAD",
         "Workers",
     ),
+    "netsor.studies._calibration": ("calibrated", "slowness"),
     "netsor.studies._convergence": (
         "difference",
         "slope_of",
@@ -641,7 +647,7 @@ _NAMES = {
         "Step as DeferredStep",
         "TorchFunction",
     ),
-    "netsor.reader._graph": ("name_of", "shape_of"),
+    "netsor.reader._graph": ("UnsupportedError", "name_of", "shape_of"),
     "netsor.reader._operations": ("SOFTMAX",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
@@ -661,10 +667,18 @@ _NAMES = {
     "netsor.reader._structure": ("structure",),
     "netsor.torch._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
-    "netsor.torch._check_run": ("seeds_of", "train as runs_of_loop"),
+    "netsor.torch._check_run": (
+        "seeds_of",
+        "train as runs_of_loop",
+        "words as run_words",
+    ),
     "netsor.torch._run_hypotheses": ("possible_mistakes",),
     "netsor.torch._run_logs": ("read_log",),
-    "netsor.torch._run_loop": ("loss_of", "run as run_of_loop"),
+    "netsor.torch._run_loop": (
+        "loss_of",
+        "norm as norm_of_tensors",
+        "run as run_of_loop",
+    ),
 }
 
 # Modules whose attributes tests replace or list
@@ -760,6 +774,7 @@ _MODULES = (
     "netsor.runtime._parallel",
     "netsor.runtime._process_pool",
     "netsor.studies._convergence",
+    "netsor.studies._calibration",
     "netsor.studies._cost",
     "netsor.studies._output_dir",
     "netsor.studies._study as studies_study",

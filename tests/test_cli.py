@@ -112,7 +112,7 @@ def test_law_of_infinite_heads_and_linear_scaling_is_gaussian():
 def test_compare_prints_distances_with_errors(tmp_path):
     picture = tmp_path / "picture.png"
     result = netsor(
-        "compare", "--width", "64", "--draws", "20000", "--json", "--plot", str(picture)
+        "compare", "--width", "64", "--draws", "4000", "--json", "--plot", str(picture)
     )
     found = json.loads(result.stdout)
     assert found["kl"]["value"] == pytest.approx(2.121e-3, abs=5 * found["kl"]["error"])

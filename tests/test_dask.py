@@ -147,6 +147,41 @@ def test_the_paper_on_a_cluster(cluster, folder):
     assert parts[0] == parts[1]
 
 
+@pytest.mark.slow
+def test_an_audit_goes_on_without_a_worker_that_dies(cluster, tmp_path):
+    """Its parts are done again by the other worker, with the bits of one process; and
+    another run finds all parts in the folder, but for one that was lost.
+    """
+    model = ns.models.read("gpt2").replace(
+        layers=2, width=16, heads=2, hidden=64, vocabulary=30
+    )
+    options = {"tokens": 4, "draws": 1600, "widths": "actual", "gradients": False}
+    here = ns.audit(model, **options, progress=False, workers=1)
+    victim = next(iter(cluster.run(os.getpid).values()))
+    killed = threading.Event()
+
+    def watch(done, of):
+        if not killed.is_set():
+            os.kill(victim, signal.SIGKILL)
+            killed.set()
+
+    out = tmp_path / "audit"
+    pool = cluster.get_executor()
+    there = ns.audit(model, **options, progress=watch, executor=pool, out=out)
+    assert killed.is_set()
+    parts = sorted((out / "parts").iterdir())
+    assert len(parts) > 2
+    times = {part: part.stat().st_mtime_ns for part in parts}
+    parts[0].unlink()
+    again = ns.audit(model, **options, progress=False, executor=pool, out=out)
+    for name, numbers in here.actual.items():
+        assert numbers.tobytes() == there.actual[name].tobytes(), name
+        assert numbers.tobytes() == again.actual[name].tobytes(), name
+    assert [part.stat().st_mtime_ns == times[part] for part in parts[1:]] == [True] * (
+        len(parts) - 1
+    )
+
+
 COMMAND = ["law", "--width", "16", "--draws", "20000", "--json"]
 
 

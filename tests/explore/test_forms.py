@@ -119,7 +119,7 @@ def test_forms_of_program():
         "output": "",
         "draws": None,
     }
-    said |= {"distances": True, "width n": 16, "draws": 500}
+    said |= {"distances": True, "width n": 16, "draws": 200}
     found = []
     calls.clear()
     _forms.answer(
@@ -192,17 +192,17 @@ def test_form_values_become_arguments(fresh):
 
 def test_answer_of_layer_form():
     (_, first), (what, page) = asked(
-        _forms, "layer", {"heads": 3, "width": 16, "draws": 500, "distances": True}
+        _forms, "layer", {"heads": 2, "width": 16, "draws": 200, "distances": True}
     )
     assert what == "html"
     assert "KL …" in first
-    law = ns.paper.layer(heads=3).law(n=16, draws=500)
+    law = ns.paper.layer(heads=2).law(n=16, draws=200)
     assert f'data-value="{law.var()!r}"' in page
     assert "KL to the limit" in page
     assert "KL" not in re.sub(
         "ns.kl.*",
         "",
-        asked(_forms, "layer", {"heads": 3, "width": 16, "draws": 500})[0][1],
+        asked(_forms, "layer", {"heads": 2, "width": 16, "draws": 200})[0][1],
     )
 
 

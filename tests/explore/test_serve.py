@@ -155,12 +155,12 @@ def test_only_scripts_with_nonce_run(server):
 
 def test_post_answers_with_files(server):
     """Distances come after the picture; the files are those of the view."""
-    given = json.dumps({"heads": 3, "width": 16, "draws": 500, "distances": True})
+    given = json.dumps({"heads": 2, "width": 16, "draws": 200, "distances": True})
     _, content = asked(server, "POST", "/answer/layer", given)
     parts = [json.loads(line) for line in content.splitlines()]
     assert [what for what, _ in parts] == ["html", "html"]
     assert (
-        f'data-value="{ns.paper.layer(heads=3).law(n=16, draws=500).var()!r}"'
+        f'data-value="{ns.paper.layer(heads=2).law(n=16, draws=200).var()!r}"'
         in parts[1][1]
     )
     files = re.findall(r'href="(file/\d+/layer\.(\w+))\?', parts[1][1])

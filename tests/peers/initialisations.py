@@ -38,6 +38,7 @@ from tests.internals import SOFTMAX, _program, captured, name_of, shape_of, stru
 
 from .coverage import model_classes
 from .small_configs import inputs_for, small_config
+from .squared_gradients import cross_entropy, squared_gradients
 
 REAL = 1000
 DRAWS = 3  # of the law, for each initialisation
@@ -273,7 +274,7 @@ class Law:
             [ns.mean_dot(x, x) for x in streams],
             [x.reshape(-1, *x.shape[-2:]) for x in self._weights()],
             self.gates,
-            self._gradients(_loss(logits, self.words)) if gradients else {},
+            self._gradients(logits) if gradients else {},
         )
 
     def _weights(self) -> list[Any]:
@@ -294,19 +295,9 @@ class Law:
             return words * ns.mean_dot(logits, ns.data(np.eye(words)))
         return logits.reshape(-1, logits.shape[-1])[np.array(self.rows)]
 
-    def _gradients(self, loss: Any) -> dict[str, Any]:
-        """The squared gradients of all parameters that are random, by name."""
-        draws = self.reader.draws
-        squares = {}
-        for name, parts in draws._matrices.items():
-            norms = [ns.grad_norm(loss, drawn.weight) for drawn in parts.values()]
-            squares[name] = sum(norms[1:], norms[0])
-        vectors = {name: known.drawn for name, known in draws._rows.items()}
-        for name, drawn in vectors.items():
-            squares[name] = sum(
-                _squared_gradient(loss, draws.twins.get(x, x)) for x in drawn
-            )
-        return squares
+    def _gradients(self, logits: Any) -> dict[str, Any]:
+        loss = cross_entropy(logits, self.words)
+        return squared_gradients(loss, self.reader.draws)
 
     def draw(self, count: int, *, gradients: bool, seed: int = 3) -> dict[str, Any]:
         """Draws of the statistics."""
@@ -325,21 +316,6 @@ def _targets(case: Case, inputs: tuple[Any, ...]) -> tuple[list[int], list[int]]
         return [0], [0]
     ids = inputs[-1][0].tolist()
     return [*range(len(ids) - 1)], ids[1:]
-
-
-def _loss(logits: Any, words: list[int]) -> Any:
-    """The mean cross-entropy of logits that are scalars."""
-    is_target = np.equal.outer(words, np.arange(logits.shape[-1])).astype(float)
-    log_sum = ns.apply(np.log, ns.apply(np.exp, logits).sum(-1))
-    return (log_sum - (logits * is_target).sum(-1)).mean()
-
-
-def _squared_gradient(loss: Any, value: Any) -> Any:
-    """The squared norm of the gradient of a loss by vectors, or by scalars."""
-    if isinstance(value, ns.Scalar):
-        return (ns.grad(loss, value) ** 2).sum()
-    gradient = ns.grad(loss, value).reshape(-1, 1)
-    return ns.mean_dot(gradient, gradient).sum()
 
 
 def _flat(observed: Observed) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 VOCABULARY, WIDTH, HEADS, TOKENS = 96, 64, 4, 32
 ROWS, ACCUMULATION, STEPS, CLIP = 2, 4, 2, 1.0
-WARM_UP, RATE = 4, 6e-3
+WARM_UP, RATE, STD = 8, 6e-3, 0.02
 IGNORED = -1  # the label of padding, as in nanoGPT
 
 
@@ -50,7 +50,7 @@ class GPT(torch.nn.Module):
             return
         for p in self.parameters():
             if p.ndim == 2:
-                torch.nn.init.normal_(p, std=0.1)
+                torch.nn.init.normal_(p, std=STD)
         for part in self.modules():
             if isinstance(part, torch.nn.Linear) and part.bias is not None:
                 torch.nn.init.zeros_(part.bias)
@@ -102,7 +102,7 @@ def data(count=ACCUMULATION * (STEPS + 2), seed=0):
             VOCABULARY - 1, p=weights / weights.sum(), size=(ROWS, TOKENS + 1)
         )
         ids = 1 + torch.tensor(ids)
-        ids[0, -10:] = 0  # padding
+        ids[0, -24:] = 0  # padding
         targets = ids[:, 1:].clone()
         targets[targets == 0] = IGNORED
         batches.append((ids[:, :-1].clone(), targets))
@@ -152,6 +152,7 @@ def train(seed, mistake=None, steps=STEPS):
             row[f"grad_norm/{name}"] = gradients(members)
         if mistake != "not clipped":
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        row["grad_norm_clipped"] = gradients(model.parameters())
         before = {id(p): p.detach().clone() for p in model.parameters()}
         for group in optimizer.param_groups:
             group["lr"] = rate(step, mistake)
@@ -230,3 +231,5 @@ QUESTIONS = {
     "schedule at each pass": "does the schedule step at each accumulation step?",
     "new optimiser": "is the optimiser created again at each step",
 }
+# on ids without structure these change no number that is visible at random weights
+INVISIBLE = {"no causal mask", "dropout"}

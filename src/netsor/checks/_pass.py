@@ -33,6 +33,8 @@ from ._findings import InitFinding, pass_tests
 from ._reference import Reference
 
 Quantities = dict[tuple[str, int], float]
+# of a pass: p-values beyond the largest tenth of them follow an exponential tail
+FEWEST_DRAWS = 100
 # prefixes of the quantities of the stream before the first block of each stack
 STARTS = ("input_", "decoder_input_")
 END = ("logit_std", "loss", "max_probability")  # quantities of the logits

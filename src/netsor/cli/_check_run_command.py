@@ -27,8 +27,8 @@ POSITIVE_REAL = opt.number(real, above=0)
     "--optimizer",
     metavar="FILE:FUNCTION",
     required=True,
-    help="A function of the module that returns its torch optimiser, or an optimiser"
-    " and its schedule.",
+    help="A function of the module that returns its torch optimiser, several, or"
+    " optimisers and schedules.",
 )
 @opt.many(
     "--batch",

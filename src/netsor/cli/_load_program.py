@@ -232,8 +232,10 @@ def bound_widths(net: Program, binds: Sequence[str]) -> dict[str, float]:
 
 @contextmanager
 def usage_errors(about: str = "") -> Iterator[None]:
-    """Raise errors of the library as usage errors `about` an option; the command itself
-    words those about arguments.
+    """A context in which a ValueError of the library becomes a usage error.
+
+    The message begins with the option that it is `about`. Without one, errors that name
+    an argument of a function pass: the command translates them itself.
     """
     try:
         yield

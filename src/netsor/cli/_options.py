@@ -369,7 +369,7 @@ place_options = all_of(
     option(
         "--device",
         metavar="cpu|cuda[:N]",
-        help="Device.  [default: a GPU, if there is one]",
+        help=("Device, or several: cuda:0,cuda:1.  [default: a GPU, if there is one]"),
     ),
 )
 
@@ -396,8 +396,8 @@ def where_options(*precisions: str) -> Callable[[Decorated], Decorated]:
 
 
 class Place(NamedTuple):
-    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster if one
-    was named.
+    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster or of
+    several devices if these were named.
     """
 
     backend: Backend
@@ -408,9 +408,9 @@ def pop_backend(options: dict[str, Any]) -> Place:
     """Take these options out of `options`; a Dask cluster is joined, or started, until
     the command ends.
     """
-    from ..engine.backends import choose
+    from ..engine.backends import choose_several
 
-    backend = choose(
+    backend, devices = choose_several(
         options.pop("backend"),
         device=options.pop("device"),
         precision=options.pop("precision"),
@@ -418,7 +418,11 @@ def pop_backend(options: dict[str, Any]) -> Place:
     )
     address = options.pop("dask")
     if address is None:
-        return Place(backend)
+        return Place(backend, devices)
+    if devices is not None:
+        raise UsageError(
+            "--dask has workers of its own: leave out all but one --device"
+        )
     return Place(backend, _dask_executor(address, options.get("workers")))
 
 

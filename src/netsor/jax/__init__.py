@@ -17,16 +17,22 @@ try:
 except ImportError as error:
     raise ImportError(f"ns.jax needs JAX: pip install jax ({error})") from error
 
+from ..checks._findings import InitFinding
+from ..checks._init_check import InitCheck
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
+from ._check_init import check_init
 from ._network import network
 from ._parameters import parameters
 from ._program import program
 
 __all__ = [
+    "InitCheck",
+    "InitFinding",
     "Parameter",
     "Parameters",
     "UnsupportedError",
+    "check_init",
     "network",
     "parameters",
     "program",

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._validate import Shape
 from ..functions.quantiles import Distribution, transformed
-from ..reader._laws import Parameter, law_of_entries
+from ..reader._laws import INDEPENDENT, Parameter, law_of_entries
 from ._capture import CALLS, UNCHANGED, loop_counts, opened
 from ._functions import NUMPY
 from ._nodes import PrimitiveCall
@@ -422,5 +422,7 @@ def _measured(
     for place, number in enumerate(numbers):
         entries = [np.asarray(sample[place], dtype=float) for sample in samples]
         law = law_of_entries(names[number], entries[0].shape, entries)
+        if law.random and law.law not in INDEPENDENT:
+            law = replace(law, value=tuple(entries))  # to compare numbers with
         laws.append(law)
     return laws

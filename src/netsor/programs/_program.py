@@ -24,7 +24,7 @@ from .._validate import (
 )
 from ..engine import NoLimitError, Plan, Sampling
 from ..engine import reference as _reference
-from ..engine.backends import Backend, choose, prices
+from ..engine.backends import Backend, choose, choose_several, prices
 from ..engine.closed_form._diverging_scores import correlated
 from ..language.printing._latex import formula, latex
 from ..language.printing._notation import parts, text
@@ -351,7 +351,9 @@ class Program:
         backend
             "numpy", "jax" or "torch".
         device
-            "cpu" or "cuda"; if None, a CUDA device if the backend finds one.
+            "cpu", "cuda", "cuda:1" or several, "cuda:0,cuda:1", which share the draws
+            and give the numbers of one; if None, a CUDA device if the backend finds
+            one.
         precision
             "float64" or "float32", which raises an error where it is not accurate
             enough.
@@ -370,7 +372,9 @@ class Program:
             `law.with_error` has every number with its standard error: of sampling and
             of Gaussian expectations.
         """
-        chosen_backend = choose(backend, device, precision)
+        chosen_backend, executor = choose_several(
+            backend, device, precision, executor=executor
+        )
         sampling = Sampling(
             draws,
             seed=chosen_seed(seed, rng),
@@ -421,7 +425,7 @@ class Program:
             `coordinates` is a list; a tuple with one array for each output if the
             program returns several.
         """
-        where = choose(backend, device, precision)
+        where, executor = choose_several(backend, device, precision, executor=executor)
         sampling = Sampling(
             draws,
             seed=chosen_seed(seed, rng),

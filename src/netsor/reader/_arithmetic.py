@@ -85,7 +85,9 @@ class Call(NamedTuple):
     def settled(self, x: Tensor) -> Tensor:
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
         if isinstance(x, Random):
-            return self.draws.vectors(x)
+            is_one_number = not x.shape
+            draws = self.draws
+            return draws.entries_of_parameter(x) if is_one_number else draws.vectors(x)
         if isinstance(x, Linear):
             return settled(x)
         if isinstance(x, Interleaved):
@@ -647,7 +649,8 @@ def norm(
 ) -> Tensor:
     """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
-    refuse_if(float(order) != 2 or axes is None, "norms are read if they are Euclidean")
+    refuse_if(float(order) != 2, "norms are read if they are Euclidean")
+    axes = tuple(range(len(x.shape))) if axes is None else axes
     squares = total(call, multiply(call, x, x), axes, keepdims)
     if isinstance(squares, Scalars):
         return raised(squares, 0.5)

@@ -31,7 +31,7 @@ import numpy as np
 from .._array_api import one_blas_thread
 from .._validate import ArgumentError, Positive, Seed, chosen_seed
 from ..engine import Sampling
-from ..engine.backends import PRECISIONS, Backend, Numpy, choose
+from ..engine.backends import PRECISIONS, Backend, Numpy, choose_several
 from ..report._document import Document, Figure, to_text
 from ..report._html import to_cell, to_page
 from ..report._mpl_style import rendered, styled
@@ -154,6 +154,7 @@ class Request(ABC):
     seed: Seed = 0
     workers: Positive | None = None
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    devices: Executor | None = None  # all devices, if there are several
     progress: Progress = True
     typed: str | None = None  # the command line; None if it was called from Python
 
@@ -195,7 +196,9 @@ class Request(ABC):
         have are validated here, and `own_options` and the others are passed on.
         """
         named_options["seed"] = chosen_seed(seed, rng)
-        named_options["backend"] = choose(backend, device, precision, cls.precisions)
+        named_options["backend"], named_options["devices"] = choose_several(
+            backend, device, precision, cls.precisions
+        )
         if out is not None or cls.out is not None:
             if not isinstance(out, str | Path) or not str(out):
                 allowed = (
@@ -480,6 +483,7 @@ class Study(ABC, Generic[Found]):
         """
         check_executor(executor, "processes")
         request = self.request
+        executor = executor or request.devices
         cost = self.estimate()
         self.prepare()
         # Tasks on a CPU run side by side, each in one thread.

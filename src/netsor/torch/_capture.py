@@ -39,6 +39,7 @@ from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._plain_functions import PLAIN_FUNCTIONS
 from ._recurrent_cells import PLAIN_RECURRENCES
 
 EINSUM = torch.ops.aten.einsum.default
@@ -512,6 +513,7 @@ def _attention(
 # functions of torch that are computed by others while a module is captured
 REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
+    **PLAIN_FUNCTIONS,
     **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
@@ -524,7 +526,8 @@ COMPOSITE = frozenset(
         *("hstack", "vstack", "dstack", "column_stack", "tensor_split"),
         *("hsplit", "vsplit", "inner", "tensordot", "dot", "vdot", "mv"),
         *("linalg_multi_dot", "chain_matmul", "linalg_norm", "cosine_similarity"),
-        *("glu", "var_mean", "std_mean"),
+        *("glu", "var_mean", "std_mean", "special_expit", "pairwise_distance"),
+        *("take_along_dim", "dsplit", "kron", "diff", "gradient", "trapezoid"),
     )
 )
 

@@ -30,6 +30,7 @@ from ..checks._parameter_tests import (
     parameter_tests,
 )
 from ..checks._pass import (
+    FEWEST_DRAWS,
     Found,
     Pass,
     PassFindings,
@@ -57,8 +58,6 @@ from ._shard_tests import adapter_tests, shard_tests
 from ._weights import ALLOWED as ALLOWED_WEIGHTS
 from ._weights import Numbers, numbers_of
 
-# of a pass: p-values beyond the largest tenth of them follow an exponential tail
-FEWEST_DRAWS = 100
 NO_REFERENCE = (
     "no reference was given: the module is compared with fresh ones that its own code"
     " makes"

@@ -652,8 +652,8 @@ def check_run(
     build : callable
         A function that returns a new module with its own random initialisation.
     optimiser : callable
-        A function of the module that returns its torch optimiser, or an optimiser and
-        its schedule. Also spelled `optimizer`.
+        A function of the module that returns its torch optimiser, a list of several,
+        or optimisers and schedules. Also spelled `optimizer`.
     batches : torch.Tensor, tuple, mapping or list
         What the module is called with: a tensor of ids, a tuple of inputs, or inputs by
         name. A list holds the batches of the passes, in order; one batch is used at

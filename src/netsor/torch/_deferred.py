@@ -60,7 +60,10 @@ class TorchDeferred(Deferred):
     """A tensor, or several, that torch computes from scalars: a recorded operation."""
 
     def _rearranged(self) -> Scalars | None:
-        """The scalars of another deferred tensor, rearranged, if they are no more."""
+        """This tensor as rearranged scalars of another deferred tensor.
+
+        None if it is computed in another way: then it has new numbers.
+        """
         if name_of(self.node) not in REARRANGING or not self.args:
             return None
         first, *others = self.args

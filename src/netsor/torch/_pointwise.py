@@ -102,7 +102,10 @@ class PointwiseFunction:
         return y.detach()
 
     def _value(self, *tensors: Any) -> Any:
+        """The result of the operation for these tensors, with their type."""
+
         def value_of(x: Any) -> Any:
+            """An argument of the operation, with the tensor that it refers to."""
             return tensors[x.number] if isinstance(x, Result) else x
 
         args = [value_of(x) for x in self.args]

@@ -25,9 +25,9 @@ from ._run_loop import (
     PARAMETERS,
     UPDATE,
     gradient_norm,
-    groups_of,
     norm,
 )
+from ._run_setup import groups_of
 
 # inputs that the Trainer adds, which change the scale of the loss
 COUNTS = ("num_items_in_batch",)
@@ -45,8 +45,8 @@ class Recorder:
     ----------
     module : torch.nn.Module
         The module that is trained.
-    optimiser : torch.optim.Optimizer
-        Its optimiser.
+    optimiser : torch.optim.Optimizer or list of them
+        What steps: one optimiser, or several, such as Muon and AdamW.
     steps : int
         The last step that is recorded, counted from 0.
 
@@ -73,23 +73,29 @@ class Recorder:
     def __init__(self, module: Any, optimiser: Any, *, steps: int = 5) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError("module", module, "the torch.nn.Module that is trained")
-        optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
-        if not isinstance(optimiser, torch.optim.Optimizer):
-            raise ArgumentError("optimiser", optimiser, "a torch.optim.Optimizer")
+        optimisers = _optimisers(optimiser)
         self.steps = whole(steps, "steps", least=0)
         self.rows: list[dict[str, float]] = []
         self.batches: list[Any] = []
         self.accumulation = 1
         self._module = module
-        self._groups = groups_of(module, optimiser)
+        self._groups = groups_of(
+            [group for each in optimisers for group in each.param_groups]
+        )
+        self._is_recorded = False  # whether `record` was called at all
+        self._is_new = False  # whether the row of this step is not added yet
         self._losses: list[float] = []
         self._gradients: dict[str, float] = {}
         self._before: list[Any] = []
+        self._waiting = {id(each) for each in optimisers}  # to step, of this row
+        self._all = frozenset(self._waiting)
         self._actions: list[Callable[[], None]] = []
-        self._hooks = [
-            optimiser.register_step_pre_hook(lambda *_: self._before_update()),
-            optimiser.register_step_post_hook(lambda *_: self._after_update()),
-        ]
+        self._hooks = []
+        for each in optimisers:
+            self._hooks += [
+                each.register_step_pre_hook(self._before_update),
+                each.register_step_post_hook(self._after_update),
+            ]
 
     @property
     def complete(self) -> bool:
@@ -107,7 +113,9 @@ class Recorder:
             What the module was called with, as `check_run` takes it.
         """
         if self.complete:
+            self._before = []  # its last step is over
             return
+        self._is_recorded = True
         self._losses.append(_number(loss))
         if batch is not None:
             self.batches.append(_copied(batch))
@@ -252,7 +260,10 @@ class Recorder:
     ) -> None:
         """Record a pass of the Trainer; its gradient does not exist yet."""
         loss = getattr(output, "loss", None)
-        if self.complete or loss is None or not torch.is_grad_enabled():
+        if loss is None or not torch.is_grad_enabled():
+            return
+        if self.complete:
+            self._before = []  # its last step is over
             return
         inputs = {name: x for name, x in kwargs.items() if name not in COUNTS}
         value = _number(loss)
@@ -262,6 +273,7 @@ class Recorder:
             # the loss is a sum over this batch, divided by all labels of the step
             labels_of_batch = int((labels[..., 1:] >= 0).sum())
             value *= float(counted) / max(labels_of_batch, 1)
+        self._is_recorded = True
         self._losses.append(value)
         self.batches.append(_copied(args if args else inputs))
 
@@ -269,40 +281,61 @@ class Recorder:
         """The parameters of the module."""
         return self._module.parameters()
 
-    def _before_update(self) -> None:
-        """Copy the parameters."""
-        self._before = [p.detach().clone() for p in self._parameters()]
-
-    def _after_update(self) -> None:
-        """Add the row of a step."""
-        if self.complete or not self._before:
+    def _before_update(self, optimiser: Any, *_: Any) -> None:
+        """Copy the parameters before the first update of a step."""
+        if self.complete or not self._begins_step(optimiser):
             return
-        parameters = list(self._parameters())
+        self._before = [p.detach().clone() for p in self._parameters()]
+        self._waiting = set(self._all)
+        self._is_new = True
+
+    def _begins_step(self, optimiser: Any) -> bool:
+        """Whether an update begins a step; else it belongs to that of the last row."""
+        if self._is_recorded:
+            return bool(self._losses)
+        return not self.rows or id(optimiser) not in self._waiting
+
+    def _after_update(self, optimiser: Any, *_: Any) -> None:
+        """Add the row of a step, or what another update adds to it."""
+        if not self._before:
+            return
+        if self._is_new:
+            self._add_row()
+        self._waiting.discard(id(optimiser))
+        self.rows[-1] |= self._update_norms()
+        if GRADIENT in self.rows[-1]:  # else the Trainer logs it soon
+            self._act_if_complete()
+
+    def _add_row(self) -> None:
+        """Add the row of a step, without the norms of its update."""
         row: dict[str, float] = {"step": len(self.rows)}
         if self._losses:
             row[LOSS] = sum(self._losses) / len(self._losses)
             self.accumulation = len(self._losses)
         row |= self._gradients
-        row[CLIPPED] = float(gradient_norm(parameters))
+        row[CLIPPED] = float(gradient_norm(list(self._parameters())))
         row[PARAMETERS] = float(norm(self._before))
+        self.rows.append(row)
+        self._losses, self._gradients, self._is_new = [], {}, False
+
+    def _update_norms(self) -> dict[str, float]:
+        """The norms of the changes since the step began, of all and of each group."""
         updates = {
             id(p): p.detach() - old
-            for p, old in zip(parameters, self._before, strict=True)
+            for p, old in zip(self._parameters(), self._before, strict=True)
         }
-        row[UPDATE] = float(norm(list(updates.values())))
+        norms = {UPDATE: float(norm(list(updates.values())))}
         for name, members in self._groups.items():
             present = [updates[id(p)] for p in members if id(p) in updates]
-            row[f"{UPDATE}/{name}"] = float(norm(present))
-        self.rows.append(row)
-        self._losses, self._gradients, self._before = [], {}, []
-        if GRADIENT in row:  # else the Trainer logs it soon
-            self._act_if_complete()
+            norms[f"{UPDATE}/{name}"] = float(norm(present))
+        return norms
 
     def _act_if_complete(self) -> None:
         """After the last step, remove the hooks and run what waits for it."""
-        if not self.complete:
+        if not self.complete or self._waiting:
             return
         self.close()
+        self._before = []
         actions, self._actions = self._actions, []
         for action in actions:
             action()
@@ -320,6 +353,19 @@ class Recorder:
                 "no step was recorded: create the Recorder with the optimiser that"
                 " steps, before the loop"
             )
+
+
+def _optimisers(optimiser: Any) -> list[Any]:
+    """The optimisers of an argument: one, or a list of them."""
+    entries = optimiser if isinstance(optimiser, list | tuple) else [optimiser]
+    # accelerate wraps them
+    optimisers = [getattr(each, "optimizer", each) for each in entries]
+    is_right = all(isinstance(each, torch.optim.Optimizer) for each in optimisers)
+    if not optimisers or not is_right:
+        raise ArgumentError(
+            "optimiser", optimiser, "a torch.optim.Optimizer, or a list of them"
+        )
+    return optimisers
 
 
 def _number(loss: Any) -> float:

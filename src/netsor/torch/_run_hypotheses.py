@@ -17,15 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ._run_batches import MASKS, Batch
-from ._run_loop import (
-    Loop,
-    Setup,
-    groups_of,
-    new_module_on,
-    next_tokens,
-    optimiser_of,
-    seeded,
-)
+from ._run_loop import Loop, new_module_on, next_tokens, seeded
+from ._run_setup import Setup, groups_of, setup_of
 
 MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
 DROPOUT = 0.1  # of a module whose dropout is inactive
@@ -50,7 +43,7 @@ class Probe(NamedTuple):
 
     def groups(self) -> list[str]:
         """The names of the parameter groups; empty if there is one."""
-        return list(groups_of(self.module, self.setup.optimiser))
+        return list(groups_of(self.setup.param_groups))
 
     def tables(self) -> list[str]:
         """The paths of embeddings."""
@@ -101,7 +94,7 @@ def possible_mistakes(loop: Loop, factor: float | None = None) -> list[Hypothesi
     """
     with seeded(0, loop.device):
         module = new_module_on(loop.build, loop.device)
-        setup = optimiser_of(loop.optimiser, module)
+        setup = setup_of(loop.optimiser, module)
     probe = Probe(module, setup, loop.batches[0])
     rules: list[Rule] = [
         _of_accumulation,
@@ -411,6 +404,12 @@ def _of_module(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         "do the weights keep PyTorch's default initialisation?",
         replace(loop, of_module=_reset),
     )
+    if probe.tied():
+        yield Hypothesis(
+            "default initialisation",
+            "do the weights keep PyTorch's default initialisation?",
+            replace(loop, of_module=_reset_in_reverse),
+        )
     for path in probe.tables()[1:MOST_PARTS]:
         yield Hypothesis(
             "table not added",
@@ -422,6 +421,13 @@ def _of_module(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
 def _reset(module: Any) -> None:
     """Initialise every part as PyTorch does."""
     for part in module.modules():
+        with suppress(AttributeError):
+            part.reset_parameters()
+
+
+def _reset_in_reverse(module: Any) -> None:
+    """The same, where a tied weight has the law of the first part that holds it."""
+    for part in reversed(list(module.modules())):
         with suppress(AttributeError):
             part.reset_parameters()
 
@@ -576,13 +582,13 @@ def _with_rates(make: Callable[[Any], Any], factor: float) -> Callable[[Any], An
     """An optimiser whose learning rates are multiplied; also by a schedule's base."""
 
     def of_module(module: Any) -> Setup:
-        setup = optimiser_of(make, module)
-        for group in setup.optimiser.param_groups:
+        setup = setup_of(make, module)
+        for group in setup.param_groups:
             group["initial_lr"] = factor * group.get("initial_lr", group["lr"])
             group["lr"] = factor * group["lr"]
-        if setup.schedule is not None and hasattr(setup.schedule, "base_lrs"):
-            rates = setup.schedule.base_lrs
-            setup.schedule.base_lrs = [factor * rate for rate in rates]
+        for schedule in setup.schedules:
+            if hasattr(schedule, "base_lrs"):
+                schedule.base_lrs = [factor * rate for rate in schedule.base_lrs]
         return setup
 
     return of_module
@@ -592,10 +598,9 @@ def _forgetful(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """An optimiser that loses its state after each step."""
 
     def of_module(module: Any) -> Setup:
-        setup = optimiser_of(make, module)
-        setup.optimiser.register_step_post_hook(
-            lambda optimiser, *_: optimiser.state.clear()
-        )
+        setup = setup_of(make, module)
+        for each in setup.optimisers:
+            each.register_step_post_hook(lambda optimiser, *_: optimiser.state.clear())
         return setup
 
     return of_module
@@ -614,15 +619,15 @@ def _of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
 def _without_group(number: int) -> Callable[[Any, Any], None]:
     """A function that takes a group out of an optimiser."""
 
-    def of_optimiser(_: Any, optimiser: Any) -> None:
-        optimiser.param_groups[number]["params"] = []
+    def of_optimiser(_: Any, setup: Setup) -> None:
+        setup.param_groups[number]["params"] = []
 
     return of_optimiser
 
 
 def _of_schedule(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """A schedule that is missing, or steps at another time."""
-    if probe.setup.schedule is None:
+    if not probe.setup.schedules:
         return
     yield Hypothesis(
         "no schedule",
@@ -651,19 +656,17 @@ def _without_schedule(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """An optimiser whose learning rates are the base ones throughout."""
 
     def of_module(module: Any) -> Setup:
-        setup = optimiser_of(make, module)
-        for group in setup.optimiser.param_groups:
+        setup = setup_of(make, module)
+        for group in setup.param_groups:
             group["lr"] = group.get("initial_lr", group["lr"])
-        return Setup(setup.optimiser)
+        return Setup(setup.optimisers)
 
     return of_module
 
 
 def _of_decay(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Weight decay that is missing, or acts where it should not."""
-    decays = [
-        group.get("weight_decay", 0) for group in probe.setup.optimiser.param_groups
-    ]
+    decays = [group.get("weight_decay", 0) for group in probe.setup.param_groups]
     if not any(decays):
         return
     yield Hypothesis(
@@ -677,7 +680,7 @@ def _of_decay(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             "does weight decay act on all groups?",
             replace(loop, of_optimiser=_with_decay(max(decays))),
         )
-    if isinstance(probe.setup.optimiser, torch.optim.AdamW):
+    if any(isinstance(each, torch.optim.AdamW) for each in probe.setup.optimisers):
         yield Hypothesis(
             "coupled decay",
             "is weight decay added to the gradient (Adam), not decoupled (AdamW)?",
@@ -688,14 +691,15 @@ def _of_decay(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
 def _with_decay(decay: float) -> Callable[[Any, Any], None]:
     """A function that sets the weight decay of all groups."""
 
-    def of_optimiser(_: Any, optimiser: Any) -> None:
-        for group in optimiser.param_groups:
+    def of_optimiser(_: Any, setup: Setup) -> None:
+        for group in setup.param_groups:
             group["weight_decay"] = decay
 
     return of_optimiser
 
 
-def _couple(_: Any, optimiser: Any) -> None:
+def _couple(_: Any, setup: Setup) -> None:
     """Let AdamW add weight decay to the gradient, as Adam does."""
-    for group in optimiser.param_groups:
-        group["decoupled_weight_decay"] = False
+    for group in setup.param_groups:
+        if "decoupled_weight_decay" in group:
+            group["decoupled_weight_decay"] = False

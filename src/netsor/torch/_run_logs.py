@@ -53,6 +53,7 @@ WANDB = (
     " wandb.Api().run(PATH).history().to_csv('run.csv') does"
 )
 LARGEST = 2**28  # bytes of a log that is read
+HALF_TENTH = 0.05  # the rounding of numbers with one digit after the point
 MOST_NAMED = 12  # columns of a log that an error names
 
 
@@ -146,7 +147,27 @@ def _numbers_of(
         logged = _number_of(row, names)
         if logged is not None and step is not None:
             numbers.setdefault(step, logged)
-    return numbers
+    return _with_roundings_of_column(numbers)
+
+
+def _with_roundings_of_column(numbers: Mapping[int, Logged]) -> dict[int, Logged]:
+    """The numbers of a column, with the roundings of those that are whole.
+
+    "3.0" may be rounded to one digit, or be 3: the other numbers show which. A column
+    of zeros is one of zeros.
+    """
+    shown = [x.rounding for x in numbers.values() if not _is_whole(x)]
+    return {
+        step: x._replace(rounding=min(shown, default=x.rounding if x.value else 0.0))
+        if _is_whole(x)
+        else x
+        for step, x in numbers.items()
+    }
+
+
+def _is_whole(number: Logged) -> bool:
+    """Whether a number has one digit after the point, and it is 0."""
+    return number.rounding == HALF_TENTH and number.value == round(number.value)
 
 
 def _names(quantity: str, columns: Mapping[str, str]) -> tuple[str, ...]:
@@ -229,7 +250,7 @@ def _rounding(text: str) -> float:
         return 0.0
     decimals = len(mantissa.partition(".")[2])
     power = int(exponent) if exponent else 0
-    return 0.5 * 10.0 ** (power - decimals) if decimals else 0.0
+    return float(f"5e{power - decimals - 1}") if decimals else 0.0
 
 
 def _rows_of(source: Any) -> tuple[str, list[Row]]:

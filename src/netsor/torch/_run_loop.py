@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,10 @@ import torch
 from .._array_api import Floats
 from .._validate import ArgumentError, shown
 from ._run_batches import IGNORED, LABELS, Batch
+from ._run_setup import Setup, groups_of, setup_of
 
 LOSS, GRADIENT, CLIPPED = "loss", "grad_norm", "grad_norm_clipped"
 UPDATE, PARAMETERS = "update_norm", "param_norm"
-OPTIMISER = (
-    "a function of the module that returns a torch.optim.Optimizer, or an optimiser and"
-    " its schedule"
-)
 
 
 def _unchanged(*_: Any) -> None:
@@ -54,8 +51,8 @@ class Loop:
     device : torch.device
         Where it runs.
     of_module, of_optimiser : callable
-        They change the module before its optimiser is made, and (module, optimiser)
-        afterwards.
+        They change the module before its optimiser is made, and the module and its
+        `Setup` afterwards.
     of_batch : callable
         It changes a batch.
     gradient_factor, logged_factor : float
@@ -102,13 +99,6 @@ class Loop:
         return batch.mapped(lambda x: x.to(self.device))
 
 
-class Setup(NamedTuple):
-    """An optimiser and its schedule, if there is one."""
-
-    optimiser: Any
-    schedule: Any = None
-
-
 def run(loop: Loop, seed: int) -> dict[str, Floats]:
     """The numbers of a run by name, one for each step.
 
@@ -120,15 +110,15 @@ def run(loop: Loop, seed: int) -> dict[str, Floats]:
         warnings.simplefilter("ignore")  # a schedule before the optimiser, for example
         module = new_module_on(loop.build, loop.device)
         loop.of_module(module)
-        setup = optimiser_of(loop.optimiser, module)
-        groups = groups_of(module, setup.optimiser)
-        loop.of_optimiser(module, setup.optimiser)
+        setup = setup_of(loop.optimiser, module)
+        groups = groups_of(setup.param_groups)
+        loop.of_optimiser(module, setup)
         module.train()
         torch.manual_seed(seed)  # so that changes of the module leave dropout alone
         rows = []
         for step in range(loop.logged_first + loop.steps + 1):
             row = _step(loop, step, module, setup, groups)
-            rows.append(torch.stack([x.detach().double().cpu() for x in row.values()]))
+            rows.append(torch.stack([x.detach().cpu().double() for x in row.values()]))
     numbers = torch.stack(rows[loop.logged_first :], dim=1).numpy()
     return dict(zip(row, numbers, strict=True))
 
@@ -161,38 +151,6 @@ def seeded(seed: int, device: Any) -> Iterator[None]:
             np.random.set_state(states[1])  # noqa: NPY002
 
 
-def optimiser_of(make: Callable[[Any], Any], module: Any) -> Setup:
-    """What the user's function returns, in the forms of PyTorch and Lightning."""
-    result = make(module)
-    if isinstance(result, Mapping):
-        result = (result.get("optimizer"), result.get("lr_scheduler"))
-    entries = result if isinstance(result, tuple | list) else [result]
-    parts = [_unwrapped(entry) for entry in entries]
-    is_setup = 1 <= len(parts) <= 2 and isinstance(parts[0], torch.optim.Optimizer)
-    if not is_setup or isinstance(parts[0], torch.optim.LBFGS):
-        raise ArgumentError("optimiser", make, f"{OPTIMISER}, not {shown(result)}")
-    return Setup(*parts)
-
-
-def _unwrapped(entry: Any) -> Any:
-    """An optimiser or a schedule, out of the list or mapping that Lightning allows."""
-    if isinstance(entry, list) and len(entry) == 1:
-        entry = entry[0]
-    if isinstance(entry, Mapping) and "scheduler" in entry:
-        return entry["scheduler"]
-    return entry
-
-
-def groups_of(module: Any, optimiser: Any) -> dict[str, list[Any]]:
-    """The parameters of each group of an optimiser; empty if there is one group."""
-    if len(optimiser.param_groups) < 2:
-        return {}
-    groups: dict[str, list[Any]] = {}
-    for k, group in enumerate(optimiser.param_groups):
-        groups[str(group.get("name", k))] = list(group["params"])
-    return groups
-
-
 def _step(
     loop: Loop,
     step: int,
@@ -211,12 +169,12 @@ def _step(
     row[CLIPPED] = gradient_norm(parameters)
     row[PARAMETERS] = norm(parameters)
     before = [p.detach().clone() for p in parameters]
-    if loop.schedule == "before" and setup.schedule is not None and step == 0:
-        setup.schedule.step()
+    if loop.schedule == "before" and step == 0:
+        setup.step_schedules()
     for _ in range(loop.updates):
-        setup.optimiser.step()
-    if loop.schedule in ("after", "before") and setup.schedule is not None:
-        setup.schedule.step()
+        setup.step()
+    if loop.schedule in ("after", "before"):
+        setup.step_schedules()
     updates = {
         id(p): p.detach() - old for p, old in zip(parameters, before, strict=True)
     }
@@ -241,8 +199,8 @@ def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
             loss = loss_of(module, batch, loop.loss)
         (loss * (loop.gradient_factor / loop.accumulation)).backward()
         losses.append(loss.detach())
-        if loop.schedule == "pass" and setup.schedule is not None:
-            setup.schedule.step()
+        if loop.schedule == "pass":
+            setup.step_schedules()
     logged = losses[-1:] if loop.logged_last else losses
     return torch.stack(logged).mean() * loop.logged_factor
 
@@ -323,8 +281,19 @@ def gradient_norm(parameters: Sequence[Any]) -> Any:
 
 
 def norm(tensors: Sequence[Any]) -> Any:
-    """The norm of all entries of several tensors together."""
-    norms = [torch.linalg.vector_norm(x.detach().float()) for x in tensors]
+    """The norm of all entries of several tensors together, in double precision."""
+    norms = [_norm(x.detach()) for x in tensors]
     if not norms:
         return torch.zeros(())
     return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _norm(x: Any) -> Any:
+    """The norm of a tensor, which may be sparse or complex."""
+    if x.is_sparse:
+        x = x.coalesce().values()
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    # squares of small gradients are 0 in single precision; MPS has no double one
+    precision = torch.float32 if x.device.type == "mps" else torch.float64
+    return torch.linalg.vector_norm(x, dtype=precision)

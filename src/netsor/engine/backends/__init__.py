@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from importlib import import_module
 from pkgutil import resolve_name
 
 from ..._validate import ArgumentError, shown
 from ..plan._cost_model import NUMPY, Prices, prices_on
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
+from ._devices import DeviceThreads, several
 from ._numpy import Numpy
 from ._stepwise import StepwiseBackend, Stream
 
@@ -28,6 +30,7 @@ __all__ = [
     "StepwiseBackend",
     "Stream",
     "choose",
+    "choose_several",
     "prices",
 ]
 
@@ -77,10 +80,35 @@ def choose(
         return backend_class("cpu", precision)
 
 
+def choose_several(
+    backend: object = "numpy",
+    device: object = None,
+    precision: object = "float64",
+    precisions: Sequence[str] = PRECISIONS,
+    executor: Executor | None = None,
+) -> tuple[Backend, Executor | None]:
+    """The backend as in `choose`, and an executor with all devices if there are
+    several.
+
+    `executor` is the one that the user gave, if any, which does the tasks on one
+    device.
+    """
+    devices = several(device)
+    if not devices:
+        return choose(backend, device, precision, precisions), executor
+    if executor is not None:
+        raise ArgumentError(
+            "device", device, "one device with an executor, which has its own workers"
+        )
+    backends = [choose(backend, name, precision, precisions) for name in devices]
+    return backends[0], DeviceThreads(devices)
+
+
 def prices(backend: object = "numpy", device: object = None) -> Prices:
     """The prices of a backend on a device, which need not be present; the default
     device is the same as in `choose`.
     """
+    device = next(iter(several(device)), device)
     if device is None or isinstance(backend, Backend):
         return choose(backend, device).prices
     name, device = _checked_names(backend, device)

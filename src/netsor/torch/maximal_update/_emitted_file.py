@@ -164,6 +164,13 @@ def param_groups(
     return list(groups.values())
 '''
 
+DEPTH_FIELDS = (
+    "depth_of",
+    "base_depth_argument",
+    "base_depth",
+    "and_the_depth",
+    "depth_factor",
+)
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
@@ -201,6 +208,47 @@ ORIGINAL_NAME = """\
 """
 
 
+def _fields_of_rows(has_rows: bool) -> dict[str, str]:
+    """What FUNCTIONS says about rows of parameters, which are scaled in some files."""
+    if not has_rows:
+        return {
+            "what_is_scaled": "outputs of submodules, by forward hooks",
+            "original_name": "",
+            "scaled_parameters": "",
+        }
+    return {
+        "what_is_scaled": "outputs of submodules and rows of parameters",
+        "original_name": ORIGINAL_NAME,
+        "scaled_parameters": SCALED_PARAMETERS,
+    }
+
+
+def _fields_of_depth(pattern: str | None) -> dict[str, str]:
+    """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
+    if pattern is None:
+        return dict.fromkeys(DEPTH_FIELDS, "")
+    return {
+        "depth_of": DEPTH_OF.format(pattern=pattern),
+        "base_depth_argument": ", base_depth",
+        "base_depth": ", base_depth",
+        "and_the_depth": " and the depth",
+        "depth_factor": "    scale *= (depth_of(model) / base_depth) ** depth\n",
+    }
+
+
+def _fields_of_eps(has_eps: bool, has_depth: bool) -> dict[str, str]:
+    """What FUNCTIONS says about an eps that follows the width, and the depth if any."""
+    if not has_eps:
+        return {"eps_argument": "", "eps_line": ""}
+    arguments = "rule.eps, model, base_width"
+    if has_depth:
+        arguments += ", base_depth"
+    return {
+        "eps_argument": ", eps=1e-8",
+        "eps_line": f'        group["eps"] = eps * factor({arguments})\n',
+    }
+
+
 def source_of(content: FileContent) -> str:
     """The text of the file."""
     has_depth = content.depth_pattern is not None
@@ -227,9 +275,10 @@ def source_of(content: FileContent) -> str:
         "from typing import NamedTuple",
         "",
         "import torch",
-        *(["from torch.nn.utils import parametrize"] if has_rows else []),
-        "",
     ]
+    if has_rows:
+        head.append("from torch.nn.utils import parametrize")
+    head.append("")
     helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
     if has_rows:
@@ -244,31 +293,10 @@ def source_of(content: FileContent) -> str:
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
-        what_is_scaled=(
-            "outputs of submodules and rows of parameters"
-            if has_rows
-            else "outputs of submodules, by forward hooks"
-        ),
-        original_name=ORIGINAL_NAME if has_rows else "",
-        scaled_parameters=SCALED_PARAMETERS if has_rows else "",
         over="" if ratio == 1 else f" / {ratio:g}",
-        depth_of=DEPTH_OF.format(pattern=content.depth_pattern) if has_depth else "",
-        base_depth_argument=", base_depth" if has_depth else "",
-        base_depth=", base_depth" if has_depth else "",
-        and_the_depth=" and the depth" if has_depth else "",
-        depth_factor=(
-            "    scale *= (depth_of(model) / base_depth) ** depth\n"
-            if has_depth
-            else ""
-        ),
-        eps_argument=", eps=1e-8" if has_eps else "",
-        eps_line=(
-            '        group["eps"] = eps * factor(rule.eps, model, base_width'
-            + (", base_depth" if has_depth else "")
-            + ")\n"
-            if has_eps
-            else ""
-        ),
+        **_fields_of_rows(has_rows),
+        **_fields_of_depth(content.depth_pattern),
+        **_fields_of_eps(has_eps, has_depth),
     )
     return "\n".join(head) + helpers + "\n".join(rules) + "\n" + functions
 
