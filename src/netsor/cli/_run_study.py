@@ -53,6 +53,8 @@ from ._output import (
 )
 from ._subject import LONGEST, slow_notice
 
+# those of `FAMILIES` in torch/maximal_update, which needs PyTorch
+OF_MODULES = ("adamw", "sign", "adamh", "muonh")
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
@@ -554,15 +556,41 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     """The command `transfer`."""
-    from ..studies.transfer import Request, TransferStudy
+    from ..studies.transfer import Request, TransferStudy, trains_module
 
     def make(options: dict[str, Any]) -> Study[Any]:
         """The study with the options of the command line."""
+        source, batch = options["model"], options.pop("batch")
         model, optimiser = _trained(options)
+        if trains_module(model, options["widths"]):
+            return _transfer_of_module(source, model, optimiser, batch, options)
+        if batch is not None:
+            raise UsageError(f"--batch {shown(batch)} is for a PyTorch module")
         subject = subject_of(model, options.pop("rules") or None, optimiser)
         return TransferStudy(Request(*subject, optimiser=optimiser, **options))
 
     _print(run(options, make, as_json), as_json, verbose)
+
+
+def _transfer_of_module(
+    source: str,
+    build: Any,
+    optimiser: Any,
+    batch: str | None,
+    options: dict[str, Any],
+) -> Study[Any]:
+    """The sweep of a function of the width that makes PyTorch modules."""
+    from ..torch.maximal_update._transfer import module_study
+
+    if batch is not None:
+        options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value
+    rules = options.pop("rules") or None
+    grow, vectors = options.pop("grow"), options.pop("vectors")
+    if grow != "heads":
+        raise UsageError(f"--grow {grow} is for models: a module defines what grows")
+    if vectors:
+        raise UsageError("--vectors is for models: the optimiser names what moves")
+    return module_study(build, optimiser, rules, rng=None, **options)
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
@@ -593,7 +621,7 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
             f"FILE:FUNCTION {shown(str(named))} names a function of the width: leave"
             " out the index"
         )
-    if optimiser not in NAMED:
+    if optimiser not in (*NAMED, *OF_MODULES):
         option = spelled(("--optimiser", "--optimizer"))
         optimiser = _named_in_file(
             option, name=optimiser, function=named.value, allowed=OPTIMISER_NAMES
