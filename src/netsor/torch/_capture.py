@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -98,6 +98,7 @@ def captured(
         inputs=set(),
         frozen={*laws} - trainable,
     )
+    sizes: dict[Any, int] = {}
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -108,6 +109,7 @@ def captured(
                 attribute = operator.attrgetter(node.target)
                 graph.constants[node] = attribute(exported.graph_module)
             else:
+                _find_sizes(graph, node, sizes)
                 _compute_if_constant(graph, node)
     return graph
 
@@ -210,6 +212,51 @@ def _multiplies(parameter: Node) -> bool:
         elif name not in MATRICES or user.args[MATRICES[name]] is not parameter:
             return False
     return bool(parameter.users)
+
+
+def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
+    """Put numbers in place of sizes that torch.export does not know.
+
+    They are the numbers of entries that given masks choose; `sizes` are those found so
+    far, by their symbols.
+    """
+    value = node.meta.get("val")
+    for x in node.all_input_nodes:
+        given = graph.constants.get(x)
+        if isinstance(given, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
+            _learn(sizes, x.meta["val"].shape, given.shape)
+    if name_of(node) == "index" and isinstance(value, torch.Tensor):
+        mask, *others = node.args[1]
+        given = graph.constants.get(mask)
+        is_mask = isinstance(given, torch.Tensor) and given.dtype == torch.bool
+        if is_mask and not others:
+            _learn(sizes, value.shape[:1], [int(given.sum())])
+    if not sizes:
+        return
+    if isinstance(value, torch.SymInt | torch.SymBool):
+        known = value.node.expr.subs(sizes)
+        if not known.free_symbols:
+            number = int if isinstance(value, torch.SymInt) else bool
+            graph.constants[node] = number(known)
+    elif isinstance(value, torch.Tensor):
+        shape = [_size(size, sizes) for size in value.shape]
+        if all(isinstance(size, int) for size in shape):
+            node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
+    """Record the numbers that symbols of a shape stand for."""
+    for size, number in zip(shape, known, strict=True):
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            sizes[size.node.expr] = int(number)
+
+
+def _size(size: Any, sizes: Mapping[Any, int]) -> Any:
+    """A size of a tensor as a number, if it is known."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    known = size.node.expr.subs(sizes)
+    return int(known) if known.is_number else size
 
 
 def _compute_if_constant(graph: Graph, node: Node) -> None:
