@@ -289,7 +289,7 @@ def test_audit_at_infinite_width_only_has_no_actual_draws(inline):
     assert "limit" not in audit.as_dict()
 
 
-def test_two_models_of_one_name_are_told_apart():
+def test_two_models_of_one_name_get_different_names():
     for others, reported in (
         ([TINY.replace(std_q=0.5, tied=False)], [", tied=False, std_q=0.5"]),
         ([TINY, TINY], [", again", ", again, again"]),
