@@ -128,7 +128,13 @@ class Recorder:
             return node
         if variable.is_key:
             node = Node(
-                "placeholder", "key", "key", (), {}, None, {"val": variable.value}
+                op="placeholder",
+                operation="key",
+                target="key",
+                args=(),
+                kwargs={},
+                compute=None,
+                meta={"val": variable.value},
             )
             node.name = variable.name
             return node
@@ -136,7 +142,16 @@ class Recorder:
 
     def _placeholder(self, name: str, value: Any) -> Node:
         """A known number, as a node."""
-        node = Node("placeholder", "input", name, (), {}, None, {"val": value}, name)
+        node = Node(
+            op="placeholder",
+            operation="input",
+            target=name,
+            args=(),
+            kwargs={},
+            compute=None,
+            meta={"val": value},
+            name=name,
+        )
         node.is_random = False
         self._values[node] = value
         return node
@@ -149,7 +164,13 @@ class Recorder:
         else:
             shape = jax.ShapeDtypeStruct(law.shape, np.float32)
             node = Node(
-                "placeholder", "parameter", law.name, (), {}, None, {"val": shape}
+                op="placeholder",
+                operation="parameter",
+                target=law.name,
+                args=(),
+                kwargs={},
+                compute=None,
+                meta={"val": shape},
             )
             node.name = law.name
             self.nodes.append(node)
@@ -283,7 +304,18 @@ class Recorder:
         """The error of an equation that cannot be read."""
         meta = self._meta(equation, inputs)
         name = equation.primitive.name
-        return refused(Node("call_function", name, name, (), {}, None, meta), reason)
+        return refused(
+            Node(
+                op="call_function",
+                operation=name,
+                target=name,
+                args=(),
+                kwargs={},
+                compute=None,
+                meta=meta,
+            ),
+            reason,
+        )
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop over an axis, whose steps are unrolled."""

@@ -114,7 +114,7 @@ def check_init(
     if subject.net is not None:
         run = partial(forward_backward, subject.net, found)
         of_pass = pass_findings(
-            subject.net, run, subject.known, draws, seed, level_of_pass
+            subject.net, run, subject.known, draws, seed, level=level_of_pass
         )
     findings = [*of_parameters.findings, *of_pass.findings]
     notes = []
@@ -175,12 +175,20 @@ def _subject(
         if law.law != "unknown" or isinstance(law.value, tuple)
     }
     name = parts.functions.name
-    empty = Reference(name, None, None, laws=every, stds={}, tied=False)
-    subject = Subject(parts, Parameters(known, 0), empty, None, PARAMETERS_ONLY)
+    empty = Reference(
+        name=name, probes=None, targets=None, laws=every, stds={}, tied=False
+    )
+    subject = Subject(
+        parts=parts,
+        laws=Parameters(known, 0),
+        known=empty,
+        net=None,
+        problem=PARAMETERS_ONLY,
+    )
     if parameters_only:
         return subject
     try:
-        net = read_network(of_reference, inputs, every, **options)
+        net = read_network(of_reference, inputs, laws=every, **options)
         structure = real_structure(model, inputs, parts.laws, options)
     except ArgumentError:
         raise
@@ -287,7 +295,7 @@ def _tests_of(
         original = np.asarray(numbers[law.of], dtype=float)
         is_same = np.array_equal(entries.numbers, original)
         text = f"expected the numbers of {law.of}, found others"
-        yield InitFinding(name, "tie", 1.0 if is_same else 0.0, text)
+        yield InitFinding(where=name, what="tie", p=1.0 if is_same else 0.0, text=text)
         return
     samples = SAMPLES if law.std_error else EXACT
     yield from parameter_tests(name, entries, law, samples)

@@ -36,7 +36,9 @@ def real_structure(
         name: replace(law, law="unknown") if _is_number(law) else law
         for name, law in laws.items()
     }
-    return structure(network_graph(model, inputs, Parameters(is_open, 0), options))
+    return structure(
+        network_graph(model, inputs, laws=Parameters(is_open, 0), options=options)
+    )
 
 
 def _is_number(law: Any) -> bool:
@@ -52,7 +54,7 @@ def forward_backward(
 ) -> Found:
     """The quantities of one pass of a model with these numbers."""
     results = jax.jit(pass_function(net, targets))(numbers)
-    return quantities_of(net, as_pass(net, *results), targets, masks)
+    return quantities_of(net, done=as_pass(net, *results), targets=targets, masks=masks)
 
 
 def as_pass(

@@ -119,7 +119,7 @@ def _replaced(
     width = rows[0].shape[-1]
     whole = call._replace(shapes=[(count + one_update.size, width)])
     all_rows = rearrangement.concatenate(whole, list(rows), 0)
-    return rearrangement.pick(call, all_rows, 0, origins)
+    return rearrangement.pick(call, x=all_rows, axis=0, index=origins)
 
 
 def _added(
