@@ -37,6 +37,7 @@ from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
+from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._plain_functions import PLAIN_FUNCTIONS
@@ -666,10 +667,11 @@ def _inputs_on_cpu(
 def _plain_torch() -> Iterator[None]:
     """A context in which torch computes by operations that a graph can record.
 
-    It changes five things in torch, and restores them at the end: the fused kernel of
+    It changes six things in torch, and restores them at the end: the fused kernel of
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
-    backward pass of their own are refused; experts compute all tokens.
+    backward pass of their own are refused; experts compute all tokens; operations know
+    the lines of code of modules only.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -682,7 +684,8 @@ def _plain_torch() -> Iterator[None]:
     # so that the operations inside a checkpoint are in the graph
     torch.autograd.Function.apply = classmethod(_applied)
     try:
-        with dense_experts():  # so that which expert is run depends on no number
+        # which expert is run depends on no number
+        with dense_experts(), lines_of_modules():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

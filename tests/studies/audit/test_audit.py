@@ -22,6 +22,7 @@ from tests.internals import (
     AuditStudy,
     Store,
     _cases,
+    _cost,
     _memory,
     _process_pool,
     _request,
@@ -381,7 +382,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     plan, planning = subject.plan, subject.draw.planning_bytes
     found = AuditStudy(request).estimate()
     assert found.workers == 1
-    assert found.bytes == planning + 1.25 * together * plan.bytes
+    assert found.bytes == planning + _cost.TEMPORARY * together * plan.bytes
 
 
 def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():
