@@ -90,8 +90,7 @@ def shallow(name: str) -> Callable:
 
 @pytest.mark.parametrize("name", LITERATURE)
 def test_exponents_are_those_of_the_literature(name):
-    widths = [64, 128, 256] if name == "mamba2" else WIDTHS  # few heads at 32
-    rule = derive(shallow(name), widths=widths, batch=BATCH.get(name))
+    rule = ns.torch.parametrise(shallow(name), batch=BATCH.get(name))
     for part, (std, lr) in LITERATURE[name].items():
         found = [x for p, x in rule.rule.parameters.items() if p.endswith(part)]
         assert found, part

@@ -146,7 +146,7 @@ class Solver:
             elif self._response(edge) > NOTHING:  # not of queries that start from 0
                 # too large products of activations get a scale of their own
                 rest = self._response(edge) + self._scaling_after(reader)
-                after.append(before + min(rest, 0.0))
+                after.append(min(before + rest, 0.0))
         return after
 
     def _follow(self, operation: Operation) -> None:
