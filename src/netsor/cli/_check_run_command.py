@@ -124,20 +124,25 @@ def check_run_command(
         raise UsageError("--log FILE or --propose must be given, and not both")
     for path in options["batches"]:
         out.check_name("--batch", path)
+    if log is not None:
+        out.check_name("--log", log)
     with out.stdout_to_stderr(as_json), usage_errors():
         build = module_of(model, arguments)
         torch = torch_module()
+        from ..torch._run_logs import rows_of
+
         make = _function("--optimizer", options.pop("optimiser"))
         loss = options.pop("loss")
         options["loss"] = None if loss is None else _function("--loss", loss)
         batches = torch.read_batches(options.pop("batches"))
+        if log is not None:
+            rows_of(log)  # its errors come before the training
         with _training(model):
             if propose:
                 result = torch.propose_batch(build, make, batches, **options)
             else:
                 law = torch.run_law(build, make, batches, **options)
         if not propose:
-            out.check_name("--log", str(log))
             result = law.check(
                 log,
                 columns=named_values("--column", columns),
@@ -173,7 +178,10 @@ def _function(option: str, target: str) -> Callable[..., Any]:
         raise UsageError(
             f"{option} {shown(target)} must be FILE:FUNCTION, as train.py:adamw"
         )
-    value = find(target).value
+    try:
+        value = find(target).value
+    except UsageError as error:
+        raise UsageError(f"{option} {shown(target)}: {error.message}") from None
     if not callable(value):
         raise UsageError(f"{option} {shown(target)} must name a function")
     return value  # type: ignore[no-any-return]

@@ -30,9 +30,9 @@ from ..report._document import (
 )
 from ..report._html import to_cell
 from ._run_bands import FEWEST, POWER, Band, band, enough_runs
-from ._run_batches import as_batches, micro_batches
+from ._run_batches import Batch, as_batches, micro_batches
 from ._run_hypotheses import Hypothesis, possible_mistakes
-from ._run_logs import Logged, RunLog, read_log
+from ._run_logs import Logged, RunLog, read_log, rows_of
 from ._run_loop import (
     CLIPPED,
     GRADIENT,
@@ -97,7 +97,8 @@ class RunFinding:
         if self.quantity == LOSS:
             difference = abs(self.value - self.expected)
             direction = "high" if self.value > self.expected else "low"
-            return f"{difference:.2g} too {direction}"
+            digits = ".0f" if difference >= 100 else ".2g"
+            return f"{difference:{digits}} too {direction}"
         if self.expected <= 0 or self.value <= 0:
             return f"too {direction}"
         factor = max(self.value / self.expected, self.expected / self.value)
@@ -704,6 +705,7 @@ def check_run(
     ...     return torch.optim.AdamW(model.parameters(), lr=1e-3)
     >>> print(ns.torch.check_run(build, adamw, batch, log="run.csv"))  # doctest: +SKIP
     """
+    rows_of(log)  # a log that cannot be read raises its error before the training
     law = run_law(build, optimiser, batches, **options)
     return law.check(log, columns=columns, first_step=first_step, hypotheses=hypotheses)
 
@@ -738,6 +740,7 @@ def loop_of(
     with seeded(0, place):
         module = new_module_on(build, place)
     entries = as_batches(batches, module)
+    _refuse_large_ids(entries, module)
     if tokens is not None or sequences is not None:
         tokens = None if tokens is None else whole(tokens, "tokens", least=2)
         sequences = None if sequences is None else whole(sequences, "sequences")
@@ -761,6 +764,23 @@ def loop_of(
         loss=loss,
         device=place,
     )
+
+
+def _refuse_large_ids(batches: Sequence[Batch], module: Any) -> None:
+    """Reject ids that have no row in any embedding: on a GPU, they end the process."""
+    rows = [
+        part.num_embeddings
+        for part in module.modules()
+        if isinstance(part, torch.nn.Embedding)
+    ]
+    ids = [batch.ids for batch in batches if batch.ids is not None]
+    largest = max((int(each.max()) for each in ids if each.numel()), default=0)
+    if rows and largest >= max(rows):
+        raise ArgumentError(
+            "batches",
+            largest,
+            f"ids below {max(rows)}: {type(module).__name__} has no larger embedding",
+        )
 
 
 def _device(device: Any) -> Any:
