@@ -58,7 +58,7 @@ def threads():
     return {library.get_num_threads() for library in BLAS}
 
 
-def test_the_limit_is_counted_over_threads():
+def test_limit_is_counted_over_threads():
     """A block of code that ends in one thread does not end the limit of another, and
     the last one restores it.
     """
@@ -112,7 +112,7 @@ def loaded(monkeypatch):
     _array_api._blas_libraries.cache_clear()
 
 
-def test_a_library_that_is_loaded_later_is_limited_too(loaded, monkeypatch):
+def test_library_that_is_loaded_later_is_limited_too(loaded, monkeypatch):
     loaded.append(Library())
     with one_blas_thread():
         loaded.append(Library())
@@ -123,7 +123,7 @@ def test_a_library_that_is_loaded_later_is_limited_too(loaded, monkeypatch):
     assert [library.get_num_threads() for library in loaded] == [4, 4]
 
 
-def test_a_library_that_counts_for_each_thread_is_limited_in_each(loaded):
+def test_library_that_counts_for_each_thread_is_limited_in_each(loaded):
     loaded.append(Library(local=True))
     found = []
 
@@ -175,7 +175,7 @@ def test_planning_and_laws_have_one_thread():
     assert set.union(*seen) == {1}
 
 
-def test_a_worker_has_one_thread_while_it_plans_and_computes(monkeypatch, tmp_path):
+def test_worker_has_one_thread_while_it_plans_and_computes(monkeypatch, tmp_path):
     """Of every BLAS, those that it loads later too, whatever the environment says."""
     for name in ONE_THREAD:
         monkeypatch.setenv(name, "2")

@@ -218,7 +218,7 @@ def test_json_redirects_prints_of_file_to_stderr(tmp_path):
 
 @POSIX
 @pytest.mark.parametrize("entry", ["-m", "script"])
-def test_an_interrupt_while_libraries_load_ends_in_one_line(entry, tmp_path):
+def test_interrupt_while_libraries_load_ends_in_one_line(entry, tmp_path):
     """numpy is one that waits for the signal, so that it comes while the libraries are
     loaded.
     """
@@ -268,7 +268,7 @@ def f(x):
         pytest.param("time.sleep(0.01)", marks=pytest.mark.slow),  # blocks without end
     ],
 )
-def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
+def test_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
     (tmp_path / "mine.py").write_text(SLOW.format(name="net", wait=wait))
     words = [*NETSOR, "law", "mine.py:net", "--bind", "n=100000", "--draws", "1000000"]
     _, error, code = interrupted(words, cwd=tmp_path)
@@ -279,7 +279,7 @@ def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
 
 @pytest.mark.slow
 @POSIX
-def test_an_interrupt_of_a_busy_main_thread_ends_in_one_line(tmp_path):
+def test_interrupt_of_a_busy_main_thread_ends_in_one_line(tmp_path):
     """A step of the main thread that Python cannot interrupt: a key derivation of
     hours.
     """

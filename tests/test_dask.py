@@ -43,7 +43,7 @@ def cluster():
             yield client
 
 
-def test_a_cluster_gives_the_bits_of_one_machine(cluster):
+def test_cluster_gives_the_bits_of_one_machine(cluster):
     net, seen = ns.paper.layer(), []
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
     there = net.law(
@@ -70,7 +70,7 @@ def test_many_draws_are_gathered_on_a_cluster(cluster, monkeypatch):
     assert here.component_var.tobytes() == there.component_var.tobytes()
 
 
-def test_the_plan_is_sent_once(cluster, monkeypatch):
+def test_plan_is_sent_once(cluster, monkeypatch):
     """What a task carries must not grow with the plan."""
     import distributed
 
@@ -90,7 +90,7 @@ def test_the_plan_is_sent_once(cluster, monkeypatch):
     assert max(sizes) < 2000
 
 
-def test_the_literal_interpreter_on_a_cluster(cluster):
+def test_reference_interpreter_on_cluster_gives_same_bits(cluster):
     net = ns.paper.layer()
     here = net.simulate(n=8, draws=300, progress=False)
     assert (
@@ -102,7 +102,7 @@ def test_the_literal_interpreter_on_a_cluster(cluster):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
+def test_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
     """Its chunks are done again by the other: same bits. Last, for its successor has
     yet to come up.
     """
@@ -131,7 +131,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_paper_on_a_cluster(cluster, folder):
+def test_paper_on_cluster_writes_same_files(cluster, folder):
     for out, executor in (("here", None), ("there", cluster.get_executor())):
         ns.paper.reproduce(
             "2a", out=out, samples=600, trials=2, workers=1, executor=executor
@@ -148,7 +148,7 @@ def test_the_paper_on_a_cluster(cluster, folder):
 
 
 @pytest.mark.slow
-def test_an_audit_goes_on_without_a_worker_that_dies(cluster, tmp_path):
+def test_audit_goes_on_without_a_worker_that_dies(cluster, tmp_path):
     """Its parts are done again by the other worker, with the bits of one process; and
     another run finds all parts in the folder, but for one that was lost.
     """

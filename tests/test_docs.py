@@ -126,7 +126,7 @@ def test_code_blocks_print_what_the_page_says(page, apart):
                 assert float(found) == pytest.approx(float(right), rel=1e-6)
 
 
-def test_the_tests_of_the_page_on_tests_pass(apart):
+def test_tests_of_the_page_on_tests_pass(apart):
     """As pytest would call them."""
     names: dict[str, object] = {}
     code, _ = BLOCK.findall(

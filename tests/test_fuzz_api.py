@@ -313,7 +313,7 @@ def accepted(source):
     ("seed", "count"),
     [(0, 600), *(pytest.param(k, 6000, marks=pytest.mark.slow) for k in (1, 2))],
 )
-def test_what_is_accepted_can_be_read(seed, count):
+def test_accepted_arguments_give_readable_laws(seed, count):
     """A misuse that is let through fails nowhere later, or with an error of ours."""
     source = random.Random(seed)
     found = [

@@ -128,7 +128,7 @@ def test_generated_programs_have_every_kind_of_operation():
     assert sum(scores) >= 40
 
 
-def test_a_shorter_program_is_the_beginning_of_a_longer_one():
+def test_shorter_program_is_the_beginning_of_a_longer_one():
     """So that a failing example shrinks by losing its last steps."""
     short, long = (Builder(5, WIDTHS) for _ in range(2))
     grown(short, STEPS, 4, 6)

@@ -299,7 +299,7 @@ def test_scales_beyond_the_ends():
             assert re.search(r"1e-50|1e-100|(not|must be) finite", caught.value.plain)
 
 
-def test_a_position_that_no_double_resolves_is_refused():
+def test_position_that_no_double_resolves_is_refused():
     x = ns.gaussian(n, 2)
     ns.rotary(x, [0, 2**53])
     for more in (
@@ -364,7 +364,7 @@ def test_parts_of_a_program_of_several_values():
         net[3:]
 
 
-def test_a_program_of_given_numbers_prints():
+def test_program_of_given_numbers_prints():
     net = ns.Program(ns.apply(np.hypot, 3.0, 4.0))
     assert str(net).splitlines()[0] == "program program"
     assert net.law().mean() == 5

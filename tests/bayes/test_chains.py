@@ -82,7 +82,7 @@ def test_chains_find_the_posterior(far, noise, around):
     np.testing.assert_allclose(chains.height, like(chains.z))
 
 
-def test_a_flat_likelihood_gives_independent_draws():
+def test_flat_likelihood_gives_independent_draws():
     rng = np.random.default_rng(1)
     chains = init_chains(lambda z: np.zeros(len(z)), np.full((4000, 1), 3.0))
     chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
@@ -98,7 +98,7 @@ def test_a_flat_likelihood_gives_independent_draws():
     )
 
 
-def test_a_gaussian_near_the_posterior_makes_every_move_free():
+def test_gaussian_near_the_posterior_makes_every_move_free():
     """Particles of a narrow posterior in 3 of 50 directions: they are found, and a
     bracket seldom shrinks.
     """
@@ -227,7 +227,7 @@ def test_evidence_of_a_conjugate_model(noise):
     assert stats.binom.sf(sum(missed) - 1, 40, 0.3173) > 1e-5
 
 
-def test_the_mean_of_exponentials():
+def test_mean_of_logs_does_not_overflow():
     value, error, spread = mean_of_logs(1e4 + np.log([1.0, 3.0]))
     assert value == pytest.approx(1e4 + np.log(2.0), abs=1e-10)
     assert spread == pytest.approx(np.sqrt(2) / 2)
@@ -245,7 +245,7 @@ def test_two_errors_of_few_runs_cover(runs):
     assert np.mean(np.abs(value) <= error) > 0.68
 
 
-def test_the_last_particles_are_of_the_posterior():
+def test_last_particles_are_of_the_posterior():
     like, std, _ = conjugate(0.3)
     rng = np.random.default_rng(3)
     _, z = evidences(

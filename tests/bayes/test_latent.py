@@ -114,7 +114,7 @@ def test_threads_do_not_change_the_bits():
     np.testing.assert_array_equal(one, three)
 
 
-def test_a_program_of_one_token():
+def test_latent_of_one_token_has_one_entry():
     """n is bound by its name; a single output has one entry."""
     latent = Latent(
         ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1)[0]).plan(n=4), 1

@@ -148,7 +148,7 @@ A_HEAVY_TAIL = pytest.mark.filterwarnings("ignore:posterior. the variance of ent
 
 
 @A_HEAVY_TAIL
-def test_the_variance_of_a_heavy_tail():
+def test_error_of_heavy_tailed_variance_covers():
     """It was 812 ± 56 for 1232.9: three errors."""
     net, seen, truth = scales()
     assert truth == pytest.approx(1232.87, abs=0.01)
@@ -180,7 +180,7 @@ def test_bounded_variance_does_not_warn():
 
 
 @pytest.mark.parametrize(("power", "share"), [(0.3, 0.02), (1.2, 0.8)])
-def test_the_index_of_a_power_law(power, share):
+def test_tail_index_separates_finite_from_infinite_variance(power, share):
     """Of a thousand samples of u^−power, few are told if the variance is finite, and
     most if the mean is infinite.
     """
@@ -319,7 +319,7 @@ def test_steep_data_are_mixed():
     assert found.effective > 100
 
 
-def test_a_gaussian_process_is_exact():
+def test_gaussian_process_is_exact():
     """Without scores nothing random is left at infinite width: closed forms, no chains,
     no error.
     """

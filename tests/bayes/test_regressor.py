@@ -88,7 +88,7 @@ def test_regressor_matches_the_posterior_of_its_program():
 @pytest.mark.parametrize(
     "how", [{}, {"width": 3}, {"heads": ns.inf, "kernel_draws": 50}], ids=str
 )
-def test_an_example_has_one_value_however_often_it_is_asked_for(how):
+def test_example_has_one_value_however_often_it_is_asked_for(how):
     """Examples of the data are not planned again; each result stands where its example
     was.
     """
@@ -229,7 +229,7 @@ def test_steps_of_the_example_in_the_docs():
 
 @pytest.mark.parametrize("y", [0.0, 1e6])
 @pytest.mark.parametrize("how", [{"prior": flat}, SHORT], ids=["process", "attention"])
-def test_constant_targets(how, y):
+def test_constant_targets_are_predicted(how, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so
         model = ns.AttentionRegressor(noise=0.1, **how).fit(X, np.full(24, y))

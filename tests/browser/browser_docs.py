@@ -16,7 +16,7 @@ PAGES = sorted(
 )
 
 
-def test_the_site_is_built():
+def test_site_is_built():
     assert "index.html" in PAGES, "run make docs first"
     assert "notebooks/why_heads_matter.html" in PAGES
     # where upper and lower case are one

@@ -46,7 +46,7 @@ def test_to_infinity(tab):
     )
 
 
-def test_how_many_heads(tab):
+def test_explorer_answers_how_many_heads_are_gaussian(tab):
     """The question that the page is for: how many heads bring the excess kurtosis below
     0.01?
     """
@@ -80,7 +80,7 @@ def test_dragging(tab):
     ]
 
 
-def test_a_wrong_value_is_a_message(tab):
+def test_wrong_value_is_a_message(tab):
     tab.view("One layer")
     tab.move("head_dim", "End")  # infinite heads in a finite width
     assert tab.message() == "head dimension ∞ must be at most the width 16"
@@ -120,7 +120,7 @@ def test_one_model(tab):
     shown(tab, np.median(found.actual["logit_std"]), "standard deviation of logits", 3)
 
 
-def test_a_model_of_ones_own(tab, programs):
+def test_config_json_is_read_by_its_path(tab, programs):
     """A config.json by its path; sharper on request; a wrong path is a message."""
     tab.view("One model")
     path = tab.control("path")
@@ -177,7 +177,7 @@ def test_two_models_and_two_lengths(tab, programs):
     assert "must be a whole number, or several with commas" in tab.message()
 
 
-def test_the_audit_of_a_program(browser, programs):
+def test_program_with_probes_has_findings(browser, programs):
     """A program with probes has findings too."""
     with (
         Served("own.py:watched", folder=programs) as server,
@@ -210,7 +210,7 @@ def test_own_program(tab):
     )
 
 
-def test_the_code_makes_the_numbers(tab, tmp_path, monkeypatch):
+def test_code_makes_the_numbers(tab, tmp_path, monkeypatch):
     """What is shown to be copied, run, gives what is shown."""
     tab.view("Your program")
     tab.move("width n", "ArrowLeft")
@@ -296,7 +296,7 @@ def test_no_limit(browser, programs):
         assert said == "netsor: stopped\n"
 
 
-def test_the_token_is_needed(browser, served):
+def test_token_is_needed(browser, served):
     """Without it nothing of the page is shown."""
     context = browser.new_context()
     page = context.new_page()

@@ -50,7 +50,7 @@ def reader(browser, served):
     assert found.wrong == []
 
 
-def test_the_site_is_small():
+def test_site_is_small():
     sizes = {path: path.stat().st_size for path in SITE.rglob("*") if path.is_file()}
     assert any("pyodide.asm.wasm" in path.name for path in sizes), (
         "run make .pyodide docs first"
@@ -64,7 +64,7 @@ def test_the_site_is_small():
     assert announced == pytest.approx(loaded, rel=0.02)
 
 
-def test_a_block_of_the_home_page(reader):
+def test_home_page_block_prints_stored_output(reader):
     """Nothing is loaded until the button is pressed; the block then prints what the
     page has stored.
     """
@@ -117,7 +117,7 @@ def test_later_blocks_run_those_before_them_and_show_figures(reader):
     assert "limit proved" in texts[1]
 
 
-def test_a_slider_of_one_layer(reader):
+def test_slider_answers_with_numbers_of_library(reader):
     """It answers in a moment, with the numbers of the library."""
     reader.open("site/try.html")
     page = reader.page
@@ -148,7 +148,7 @@ def test_a_slider_of_one_layer(reader):
         ] == pytest.approx(right, rel=1e-9)
 
 
-def test_the_audit_of_a_pasted_configuration_and_of_gpt2(reader):
+def test_pasted_configuration_and_gpt2_are_audited(reader):
     reader.open("site/try.html")
     page = reader.page
     form = page.locator("form[data-kind=model]")
@@ -199,7 +199,7 @@ def test_from_disk_the_page_says_so(browser):
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_static_explorer(browser, served, width, scheme):
+def test_static_explorer_has_stored_answers(browser, served, width, scheme):
     """Both views have stored answers, and nothing is wider than the screen."""
     reader = Reader(browser, served, width, scheme)
     reader.open("explore-static/index.html")

@@ -98,7 +98,7 @@ def test_every_output_has_a_form_for_notebooks(notebook):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page(browser, notebook, width):
+def test_notebook_page_shows_equations_and_pictures(browser, notebook, width):
     """Equations are set without an error, densities and pictures are there, and nothing
     is wider than the screen.
     """

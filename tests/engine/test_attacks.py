@@ -58,7 +58,7 @@ def test_repeated_members_are_one_matrix():
     near(summed_heads([0, 0, 1, 1]))
 
 
-def test_a_vector_in_a_score_and_in_a_nonlinearity():
+def test_vector_in_score_and_nonlinearity_has_right_law():
     g, h = ns.gaussian(n), ns.gaussian(n)
     both = ns.Program(
         (ns.weight(n, n) @ ns.tanh(h) + ns.weight(n, n) @ ns.tanh(g), ns.mean_dot(g, h))
@@ -98,7 +98,7 @@ def test_functions_are_known_by_identity(f, variance):
     assert smallest_p(net, draws=4000, n=5) > LEVEL
 
 
-def test_a_softmax_of_ones_own():
+def test_own_softmax_uses_its_own_formula():
     x = ns.gaussian(n, 3)
     q, k, v = ns.weight(n, n) @ x, ns.weight(n, n) @ x, ns.weight(n, n) @ x
 
@@ -135,14 +135,14 @@ def test_kernels_at_large_variance(f, sd, variance):
     assert law.var() == pytest.approx(variance, rel=1e-9)
 
 
-def test_a_narrow_function():
+def test_narrow_function_has_exact_variance():
     law = ns.Program(
         ns.weight(n, n) @ ns.nonlin(lambda u: np.exp(-300 * u**2), ns.gaussian(n))
     ).law(n=inf)
     assert law.var() == pytest.approx(1 / np.sqrt(1201), rel=1e-8)
 
 
-def test_a_gate_is_a_product_of_expectations():
+def test_gate_is_a_product_of_expectations():
     g, u = ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n)
     right = integrate.quad(
         lambda t: (t / (1 + np.exp(-t))) ** 2 * stats.norm.pdf(t), -12, 12
@@ -174,7 +174,7 @@ def test_means_that_vanish_count_in_scores(width):
 @pytest.mark.parametrize(
     "f", [lambda x: ns.dot(x, x), lambda x: ns.dot(ns.relu(x[0]), ns.relu(x[1]))]
 )
-def test_what_has_no_limit_has_no_law(f):
+def test_program_without_limit_has_no_law(f):
     net = ns.Program(f(ns.gaussian(n, 2)))
     assert net.check().verdict == "no limit"
     with pytest.raises(ns.NoLimitError, match="has no limit"):
@@ -193,7 +193,7 @@ def test_scores_after_the_last_nonlinearity():
     near(ns.Program((ns.dot(z, k)[1], p[0, 1])), draws=1000)
 
 
-def test_a_clip_of_data_clips():
+def test_clip_of_data_clips():
     given = np.zeros(1000)
     given[0] = 100.0
     net = ns.Program(ns.weight(n, 1000) @ ns.clip(ns.data(given), 50))
@@ -216,14 +216,14 @@ def test_scales_do_not_matter(scale, width):
     assert cov[1, 2] / scale == pytest.approx(cov[2, 2], rel=1e-12)
 
 
-def test_a_tied_score_of_small_vectors_is_refused_too():
+def test_tied_score_of_small_vectors_is_refused_too():
     w, x = ns.weight(n, n, std=1e-7), ns.gaussian(n, 2)
     with pytest.raises(ns.NoLimitError):
         ns.Program(ns.dot(w @ x, w @ x)).law(n=inf)
 
 
 @pytest.mark.slow
-def test_a_recurrent_state_that_nearly_converged():
+def test_nearly_converged_recurrent_state_has_right_law():
     """Ten steps of a contraction: states differ by 1e-10 and less, and the matrix acts
     on all of them.
     """
@@ -300,7 +300,7 @@ def test_constants_in_the_limit_have_sane_errors():
     assert law.origin.quadrature_error < 1e-6
 
 
-def test_a_matrix_acts_again_on_a_concatenation_with_more_directions():
+def test_matrix_acts_again_on_a_concatenation_with_more_directions():
     x, wo = ns.gaussian(n), ns.weight(n, 2 * d)
     y = wo @ ns.concat(ns.weight(d, n, 2) @ x, axis=0)
     z = wo @ ns.concat(ns.weight(d, n, 2) @ y, axis=0)

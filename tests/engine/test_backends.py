@@ -138,7 +138,7 @@ def test_jax_sees_inputs_on_a_circle():
     assert_circles_of_random_size_have_the_kernel_of_erf(50, **JAX)
 
 
-def test_a_matrix_of_jax_on_vectors_that_differ_a_little():
+def test_jax_matrix_keeps_small_differences_of_vectors():
     assert_a_matrix_sees_small_differences("jax")
 
 
@@ -196,7 +196,7 @@ def test_jax_factors_singular_matrices(jax_program, precision, max_looped_rows):
             factor_cases.assert_factors(case, precision, compute)
 
 
-def test_the_comparison_sees_a_law_that_is_off(jax_program, monkeypatch):
+def test_comparison_sees_a_law_that_is_off(jax_program, monkeypatch):
     monkeypatch.setattr(jax_program, "_programs", {})
     monkeypatch.setattr(
         _chi.Chi,
@@ -264,7 +264,7 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
         assert error() > 1e-3
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_same_seed_gives_the_same_bits():
     net, widths = CASES["few degrees of freedom"]
     run = partial(
         conditional,
@@ -506,7 +506,7 @@ def test_unknown_backend_device_or_precision_is_rejected():
         net.law(n=4, draws=2, backend="jax", device="cuda:77")
 
 
-def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
+def test_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr(_base, "memory", lambda: 1000.0)
     with pytest.raises(
         NoDeviceError,
@@ -524,13 +524,13 @@ def test_blocks_are_halved_until_they_fit(monkeypatch):
     assert backend.chunk(plan, 2**30) == whole // 4
 
 
-def test_a_missing_library_is_named(monkeypatch):
+def test_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jax", None)
     with pytest.raises(NoDeviceError, match=r"must be installed: pip install jax$"):
         choose("jax")
 
 
-def test_a_backend_can_be_sent():
+def test_backend_can_be_sent():
     backend, (net, widths) = (
         choose(**JAX, precision="float32"),
         CASES["few degrees of freedom"],

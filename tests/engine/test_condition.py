@@ -106,7 +106,7 @@ def test_scores_have_the_law_of_the_literal_interpreter(name):
     assert smallest_p(drawn(law), literal(net, bound, [0, 2])) > LEVEL
 
 
-def test_a_law_of_data_that_is_too_wide_is_seen():
+def test_law_of_data_that_is_too_wide_is_seen():
     """Its plan is constant: all draws come from the only replica, and a tenth more of
     spread fails.
     """
@@ -118,7 +118,7 @@ def test_a_law_of_data_that_is_too_wide_is_seen():
 
 
 @pytest.mark.parametrize("compare", [smallest_p, smallest_of])
-def test_a_sample_of_one_draw_is_refused(compare):
+def test_sample_of_one_draw_is_refused(compare):
     """The standard error of one draw, from that draw alone, would be its size."""
     many = np.random.default_rng(0).standard_normal((DRAWS, 2))
     for samples in ((many[:1], many), (many, many[:1])):
@@ -156,7 +156,7 @@ def test_score_factor_used_elsewhere_is_drawn(name):
     assert not law.cov[:, 0, 0].any()
 
 
-def test_a_score_at_infinite_width_is_gaussian():
+def test_score_at_infinite_width_is_gaussian():
     one = ns.Program(all_scores()[0, 0, 0]).law(n=ns.inf, d=ns.inf)
     assert one.replicas == 1
     several = ns.Program(all_scores()[0]).law(n=ns.inf, d=ns.inf)
@@ -176,7 +176,7 @@ def test_given_its_query_it_has_chi_squared_variance():
     assert law.random_numbers == 1
 
 
-def test_a_score_of_zero_is_an_atom():
+def test_score_of_zero_is_an_atom():
     law = ns.Program(ns.dot(0 * ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n))).law(
         n=4, draws=10
     )

@@ -171,7 +171,7 @@ def test_coordinates_are_those_of_the_literal_interpreter(
     assert smallest_p(drawn(found), literal(net, widths, coordinates)) > LEVEL
 
 
-def test_a_wrong_choice_of_coordinates_is_seen():
+def test_wrong_choice_of_coordinates_is_seen():
     """Other coordinates, and independent ones, fail: so the comparison can."""
     net = ns.Program(given())
     found = conditional(net.outputs, {}, DRAWS, 5, progress=False, picked=[4, 1])
@@ -268,7 +268,7 @@ def test_bad_coordinates():
 
 @pytest.mark.parametrize("make", [residual, scaled, with_means, turned, rotated])
 @pytest.mark.parametrize("places", [None, 2, [3, 0]])
-def test_a_plan_counts_what_the_law_of_these_coordinates_draws(make, places):
+def test_plan_counts_what_the_law_of_these_coordinates_draws(make, places):
     net = ns.Program(make())
     plan, law = (
         net.plan(n=4, coordinates=places),

@@ -96,7 +96,7 @@ def test_numbers_by_formula(k, width, hidden, monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 32, 128, 512, 2000])
-def test_the_cheaper_is_chosen(tokens, monkeypatch):
+def test_cheaper_method_is_chosen(tokens, monkeypatch):
     """As far as the estimate of a plan goes, and for few tokens the factor, for many
     the matrix.
     """
@@ -153,7 +153,7 @@ def test_where_factors_are_dear_every_matrix_is_drawn(tokens):
     assert "made for an accelerator" in str(plan)
 
 
-def test_an_accelerator_takes_the_factor_for_few_tokens_and_draws_matrices_for_many():
+def test_accelerator_takes_the_factor_for_few_tokens_and_draws_matrices_for_many():
     width, hidden, weights = 720, 2880, 2 * (4 * 720**2 + 2 * 720 * 2880)
     few, many = (
         make_plan(encoder(t, width, hidden).outputs, {}, prices=ACCELERATOR)
@@ -166,7 +166,7 @@ def test_an_accelerator_takes_the_factor_for_few_tokens_and_draws_matrices_for_m
     )
 
 
-def test_a_wide_space_has_a_frame_that_grows():
+def test_wide_space_has_a_frame_that_grows():
     """Of a million coordinates 64 vectors need 64."""
     net = encoder(64, 10**6, 256, layers=1)
     drawn = [
@@ -186,7 +186,7 @@ def test_few_tokens_have_one_plan_everywhere():
     ]
 
 
-def test_a_law_has_the_plan_of_its_backend(monkeypatch):
+def test_law_has_the_plan_of_its_backend(monkeypatch):
     net = encoder(64, 64, 96)[0]
     drawn = {CPU: net.law(draws=2).random_numbers}
     monkeypatch.setattr(Numpy, "prices", DEAR)
@@ -271,13 +271,13 @@ def test_entries_of_a_matrix_that_acts_again_are_drawn_once(
 
 @pytest.mark.parametrize("prices", [CPU, ACCELERATOR], ids=lambda prices: prices.place)
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
-def test_a_matrix_that_acts_again_has_its_law_either_way(way, prices, monkeypatch):
+def test_matrix_that_acts_again_has_its_law_either_way(way, prices, monkeypatch):
     forced(way, monkeypatch, prices)
     assert smallest(shared, n=5, m=6) > LEVEL
     assert smallest(square, n=4) > LEVEL
 
 
-def test_the_transpose_is_that_of_the_same_entries(monkeypatch):
+def test_transpose_is_that_of_the_same_entries(monkeypatch):
     """Draw by draw, not in law alone."""
     forced(DRAWN, monkeypatch)
     one, other = np.split(exact_draws(square(), 50, n=6), 2, axis=1)
@@ -322,7 +322,7 @@ def test_matrices_that_act_on_many_vectors_are_drawn(tokens):
     assert chosen == {CPU.place: tokens == 400, ACCELERATOR.place: tokens > 12}
 
 
-def test_what_only_an_output_needs_of_a_matrix_is_not_drawn(monkeypatch):
+def test_rows_for_outputs_alone_are_not_drawn(monkeypatch):
     """A coordinate of W tanh(W x) is Gaussian given the rest: its law is a smooth
     mixture either way.
     """

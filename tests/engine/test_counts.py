@@ -24,7 +24,7 @@ def test_random_numbers_of_all_tokens():
     assert count == 1 + triangle + heads * (triangle + s * s + triangle)
 
 
-def test_a_relu_costs_its_coordinates():
+def test_relu_costs_its_coordinates():
     net = ns.Program(
         ns.nn.attention(ns.relu(ns.weight(n, n, 4) @ ns.gaussian(n)), 2)[0]
     )
@@ -32,7 +32,7 @@ def test_a_relu_costs_its_coordinates():
     assert mixture(net.law(n=ns.inf, draws=10)).random_numbers == 2 * 4
 
 
-def test_a_bias_is_fused():
+def test_bias_is_fused():
     x = ns.tanh(ns.gaussian(n, 2))
     plain = (
         ns.Program(ns.mean_dot(ns.weight(d, n) @ x, ns.weight(d, n) @ x))

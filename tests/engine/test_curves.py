@@ -54,7 +54,7 @@ def test_inputs_on_a_circle_of_random_size(count):
 
 
 @pytest.mark.parametrize("f", [ns.erf, ns.relu])
-def test_a_difference_that_counts_as_zero_is_refused_where_it_is_amplified(f):
+def test_difference_that_counts_as_zero_is_refused_where_it_is_amplified(f):
     (x, v), d = np.random.default_rng(12).standard_normal((2, 3)), 1e-7
     y = ns.weight(1, n) @ f(ns.weight(n, 3) @ ns.data(np.stack([x + d * v, x])))
     with pytest.raises(ValueError, match="too inexact"):

@@ -87,7 +87,7 @@ def test_at_infinite_width_too():
     assert work[2] - work[1] == pytest.approx(2 * (work[1] - work[0]), rel=0.02)
 
 
-def test_the_order_of_outputs_does_not_matter():
+def test_order_of_outputs_does_not_matter():
     outputs = transformer(12, vector=True).outputs
     plans = [
         ns.Program(order).plan(n=4000, d=64, h=500)
@@ -125,14 +125,14 @@ def llama(blocks):
     return ns.Program(tuple(outputs))
 
 
-def test_a_block_of_a_huge_model_takes_what_its_coordinates_take():
+def test_block_of_a_huge_model_takes_what_its_coordinates_take():
     small, large = llama(8).plan(), llama(16).plan()
     needed = 16 * (2 * 53_248 + (128 + 8) * 128)  # hidden units twice, queries and keys
     assert large.random_numbers - small.random_numbers < 8 * 1.01 * needed
     assert large.bytes < 24 * 2**20
 
 
-def test_a_width_that_happens_to_be_that_of_a_concatenation_is_one_space():
+def test_width_that_happens_to_be_that_of_a_concatenation_is_one_space():
     fixed = transformer(3, tokens=3, heads=3, widths=(12, 4, 10)).plan()
     assert (
         fixed.random_numbers
@@ -140,7 +140,7 @@ def test_a_width_that_happens_to_be_that_of_a_concatenation_is_one_space():
     )
 
 
-def test_what_can_meet_a_concatenation_has_its_blocks():
+def test_vectors_that_meet_concatenation_have_its_blocks():
     x = ns.gaussian(12, 2)
     y = ns.concat(ns.weight(4, 12, 3) @ x, axis=0)
     net = ns.Program((ns.weight(12, 12) @ (x + y), ns.dot(x, y), ns.relu(y - x)))
@@ -255,7 +255,7 @@ def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypat
     np.testing.assert_allclose(turned.cov, plain.cov, rtol=1e-9, atol=1e-10)
 
 
-def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
+def test_small_vectors_beside_large_ones_keep_their_digits(monkeypatch):
     """(1e8 u + v) − 1e8 u is v, in a frame that was turned while both were in use."""
     monkeypatch.setattr(_rebase, "DIRECTIONS_PER_VECTOR", 1)
     monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)

@@ -40,7 +40,7 @@ def block():
     return ns.Program((y, p, ns.mean_dot(y, y)))
 
 
-def test_the_shapes_are_those_of_the_outputs():
+def test_shapes_are_those_of_the_outputs():
     y, p, gram = block().draw(draws=5, n=4, d=3, progress=False)
     assert (y.shape, p.shape, gram.shape) == ((5, 3), (5, 2, 3, 3), (5, 3, 3))
     assert block()[1].draw(draws=5, n=4, d=ns.inf, progress=False).shape == (5, 2, 3, 3)
@@ -48,7 +48,7 @@ def test_the_shapes_are_those_of_the_outputs():
 
 
 @pytest.mark.parametrize("widths", [{"n": 6, "d": 3}, {"n": ns.inf, "d": ns.inf}])
-def test_a_coordinate_is_drawn_jointly_with_the_scalars(widths):
+def test_coordinate_is_drawn_jointly_with_the_scalars(widths):
     """The mean of y_i y_j given the Gram matrix is its entry; at infinite width y is
     N(0, Gram).
     """

@@ -24,14 +24,14 @@ def second_moment(x, width=ns.inf, draws=2):
     return np.asarray(ns.Program(ns.weight(n, n) @ x).law(n=width, draws=draws).var())
 
 
-def test_the_same_vector_twice():
+def test_function_of_one_vector_twice_has_exact_moment():
     h = ns.gaussian(n)
     x = ns.nonlin(lambda x, y: np.where(x >= y, x, -y), h, h)
     assert second_moment(x) == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.usefixtures("unshifted")
-def test_repeated_ids():
+def test_repeated_ids_are_one_vector():
     e = ns.nn.embedding([5, 5, 6], n)
     for f, equal in ((AT_LEAST, 1.0), (ABOVE, 0.0)):
         found = second_moment(ns.nonlin(f, e[[0, 0]], e[[1, 2]]))

@@ -142,14 +142,14 @@ def test_large_variances(f, std):
         assert value == pytest.approx(0.9205, abs=5e-5)
 
 
-def test_a_narrow_function():
+def test_expectation_of_narrow_function_is_exact():
     f = Function("narrow", lambda u: np.exp(-300 * u**2))
     for a in (1e-4, 1.0, 100.0):
         value, error = one(f, f, a, a, a)
         assert abs(value - 1 / np.sqrt(1 + 1200 * a)) <= error + 1e-15 < 1e-12
 
 
-def test_a_function_is_known_by_what_it_computes():
+def test_function_is_known_by_what_it_computes():
     cube = Function("relu", lambda u: u**3)
     assert abs(one(cube, cube, 1.0, 0.5, 1.0)[0] - (9 * 0.5 + 6 * 0.5**3)) < 1e-12
     other = Function("my_function", activations.RELU.f)
@@ -223,7 +223,7 @@ def test_degenerate_rows(f):
     )
 
 
-def test_an_impossible_covariance_is_in_the_error():
+def test_impossible_covariance_is_in_the_error():
     f = activations.TANH
     assert one(f, f, 1.0, 1.0 + 1e-15, 1.0)[1] < 1e-11
     assert one(f, f, 1.0, 1.01, 1.0)[1] > 1e-3
@@ -263,7 +263,7 @@ def test_batches_are_pairs(f, mean):
     assert value[1, 0, 2, 1] == pytest.approx(alone, abs=1e-11 + bound)
 
 
-def test_a_symmetric_kernel_is_that_of_all_pairs():
+def test_symmetric_kernel_is_that_of_all_pairs():
     rng = np.random.default_rng(6)
     x, joint = random_rows(rng, activations.SILU, (20,), 5)
     variance = np.einsum("...ii->...i", joint)[..., None, None]

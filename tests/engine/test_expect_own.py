@@ -118,7 +118,7 @@ def test_poles_without_a_second_moment_raise(name, breaks):
         law(Function("mine", INFINITE[name], breaks=breaks), std)
 
 
-def test_a_pole_out_of_reach_does_no_harm():
+def test_pole_out_of_reach_does_no_harm():
     f = Function("mine", lambda u: 1 / (u - 100.0))
     # E (100 − u)^−2 = Σ_k (2k + 1) E u^2k 100^(−2k − 2)
     value, error = one(f, f, 1.0, 1.0, 1.0)
@@ -256,7 +256,7 @@ def test_poles_at_a_place_that_differs_by_replica():
         assert np.all(np.isinf(tuple(square(power))[1]))
 
 
-def test_an_oscillation_without_end_is_refused_after_a_bounded_number_of_tries():
+def test_oscillation_without_end_is_refused_after_a_bounded_number_of_tries():
     tried = []
 
     def f(u):

@@ -47,7 +47,7 @@ def rows_of(joint):
     return coordinates(whole).reshape(*joint.shape[:-4], 2, 2, 4)
 
 
-def test_a_gate_is_the_product_of_its_factors():
+def test_gate_is_the_product_of_its_factors():
     joint, own = two_arguments(np.random.default_rng(10), 2, independent=True)
     x = BatchedFunction(GATE, np.zeros((1, 2, 2)))
     value, error = kernel_of_several(x, x, rows_of(joint), rows_of(joint))
@@ -135,7 +135,7 @@ def test_moments_of_many_arguments(arguments):
     assert error[0] < 1e-2
 
 
-def test_a_gradient_through_a_centred_residual():
+def test_gradient_through_centred_residual_equals_quadrature():
     """d/dx of tanh(x + relu(x) − mean) along r: E[tanh'(u) (1 + 1(x > 0))]."""
     n = ns.Width("n")
     x, r, one = ns.gaussian(n), ns.gaussian(n), ns.ones(n)

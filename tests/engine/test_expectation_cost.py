@@ -68,7 +68,7 @@ def points(monkeypatch):
 
 
 @pytest.mark.parametrize("replicas", [2, 500])
-def test_the_estimate_counts_the_points(replicas, points):
+def test_estimate_counts_the_points(replicas, points):
     plan = selective()[2].plan(n=ns.inf)
     sample_block(plan, 0, replicas)
     (integral,) = (step.integral for step in plan.steps if step.integral is not None)
@@ -147,7 +147,7 @@ def test_planning_beyond_the_bound_is_refused(points, monkeypatch):
     assert not points
 
 
-def test_the_command_announces_or_refuses(tmp_path, monkeypatch):
+def test_command_announces_or_refuses(tmp_path, monkeypatch):
     file = tmp_path / "net.py"
     file.write_text(f"from {__name__} import selective\n\nlayer = selective()\n")
     monkeypatch.setattr(_plan, "MAX_SECONDS", 1.0)
@@ -157,7 +157,7 @@ def test_the_command_announces_or_refuses(tmp_path, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_cancelled_thread_stops_within_an_expectation():
+def test_cancelled_thread_stops_within_an_expectation():
     event, calls = threading.Event(), []
 
     def integrand(some, z):

@@ -60,13 +60,13 @@ def test_errors_cover_the_limit(noise, answered):
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
-def test_what_grows_has_no_limit(power):
+def test_growing_moments_have_no_limit(power):
     found = extrapolated(series(0.0, {-power: 1.0}, 1e-2, 1), WIDTHS)
     assert np.isinf(found.error)
     assert found.growth == pytest.approx(power, abs=4 * found.growth_error + 0.01)
 
 
-def test_a_logarithm_has_no_limit():
+def test_logarithm_has_no_limit():
     blocks = np.log(WIDTHS) + 1e-4 * np.random.default_rng(0).standard_normal((16, 4))
     assert np.isinf(extrapolated(blocks, WIDTHS).error)
 
@@ -122,7 +122,7 @@ def vanishing(eps, x=None):
     return ns.Program(ns.rms_norm(ns.mean_dot(x, x)[0, 1] * x[0], eps=eps))
 
 
-def test_a_limit_that_the_engine_refuses():
+def test_extrapolation_covers_limit_that_engine_refuses():
     net = vanishing(0.0)
     with pytest.raises(ns.ExactError, match=r"method='extrapolate'"):
         net.law(n=inf)
@@ -140,7 +140,7 @@ def paper():
     return ns.paper.layer().law(n=inf, method="extrapolate", draws=4000)
 
 
-def test_a_limit_that_is_known(paper):
+def test_extrapolation_covers_known_limit(paper):
     law, limit = paper, ns.paper.layer().law(n=inf)
     y = np.array([0.0, 0.7])
     pairs = [
@@ -155,7 +155,7 @@ def test_a_limit_that_is_known(paper):
     assert abs(detail.growth + 1) < 3 * detail.growth_error + 0.1
 
 
-def test_what_falls_slowly():
+def test_error_covers_slowly_falling_mean():
     """√|m| with m of order n^(−1/2) falls like n^(−1/4), slower than the powers that
     are eliminated.
     """
@@ -165,7 +165,7 @@ def test_what_falls_slowly():
     assert abs(found.value) < 2 * found.error < 0.3
 
 
-def test_a_variance_of_few_draws_is_not_biased():
+def test_variance_of_few_draws_is_not_biased():
     """sign(m) has variance 1; that of 250 draws is 0.996 on average."""
     x = ns.gaussian(n, 2)
     found = (
@@ -295,7 +295,7 @@ def test_scores_that_grow():
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.005])
-def test_a_step_that_grows(lr):
+def test_step_that_grows_with_width_is_refused(lr):
     """With lr=0.005 the answer was 0.2019 ± 0.0015. It is 0.2040 at n = 2^14, and 1 in
     the limit.
     """
@@ -310,7 +310,7 @@ def test_a_step_that_grows(lr):
         net.law(n=inf, method="extrapolate", draws=100)
 
 
-def test_a_point_that_the_law_has_not_passed():
+def test_error_covers_point_that_law_has_not_passed():
     """tanh(m) tends to 0, so its distribution function at 0.001 tends to 1; up to n =
     256 it is near 0.5.
     """

@@ -64,11 +64,11 @@ def variance_off(score, expected):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_variance_is_a_covariance_of_functions(case):
+def test_variance_is_a_covariance_of_functions(case):
     assert variance_off(*CASES[case]) < 4
 
 
-def test_the_comparison_sees_other_noise(monkeypatch):
+def test_comparison_sees_other_noise(monkeypatch):
     noise = NodeFrame.white_noise
     monkeypatch.setattr(
         NodeFrame,
@@ -122,7 +122,7 @@ def test_attention_with_feature_maps():
     )
 
 
-def test_what_diverges_is_refused():
+def test_diverging_scores_are_refused():
     x, y = ns.gaussian(n), ns.gaussian(n)
     for score in (ns.dot(ns.relu(x), ns.tanh(x)), ns.dot(ns.relu(x), ns.cos(y))):
         with pytest.raises(ValueError, match=r"no limit|share a source"):

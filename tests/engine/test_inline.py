@@ -52,7 +52,7 @@ def test_executors_where_all_can_start():
         assert list(threads.map(str, [1, 2])) == ["1", "2"]
 
 
-def test_a_task_is_done_when_it_is_submitted():
+def test_task_is_done_when_it_is_submitted():
     def interrupted():
         raise KeyboardInterrupt
 

@@ -113,7 +113,7 @@ def plans():
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
-def test_an_instruction_has_one_way_to_be_computed(name):
+def test_instruction_has_one_way_to_be_computed(name):
     instruction = INSTRUCTIONS[name]
     ways = [instruction.rule, instruction.method]
     assert sum(way is not None for way in ways) == (not instruction.draws)
@@ -158,7 +158,7 @@ def test_every_step_has_a_price(plans):
             assert (step.random_numbers > 0) == step.instruction.draws
 
 
-def test_an_unknown_instruction_is_refused_when_a_step_is_added():
+def test_unknown_instruction_is_refused_when_a_step_is_added():
     build = Builder()
     a = build.draw("normals", (0, 0, 1, 0), (2, 3), "A")
     with pytest.raises(UnknownInstructionError, match="did you mean 'product'"):

@@ -32,7 +32,7 @@ def test_loops_are_found_where_they_are():
     assert loops([*block * 2, *block[:7], "other", *block[8:]]) == [Loop(0, 16, 2)]
 
 
-def test_a_deep_plan_prints_as_a_shallow_one():
+def test_deep_plan_prints_as_a_shallow_one():
     (six, widths), (deep, _) = decoder(6), decoder(24)
     lines = [str(net.plan(**widths)).splitlines() for net in (six, deep)]
     assert len(lines[0]) == len(lines[1])

@@ -77,7 +77,7 @@ def compared(seeds):
     return found, refused
 
 
-def test_a_few_networks():
+def test_few_networks_have_law_of_wide_ones():
     found, refused = compared(range(1))
     assert not refused
     assert min(found.values()) > LEVEL
@@ -96,7 +96,7 @@ def test_networks(part):
     assert sum(refused.values()) <= 3
 
 
-def test_the_comparison_sees_a_limit_that_is_off():
+def test_comparison_sees_a_limit_that_is_off():
     _, net = network(0)
     wrong = ns.Program(tuple(1.5 * output for output in net.outputs))
     limit, wide = (

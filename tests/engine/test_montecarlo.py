@@ -95,7 +95,7 @@ def test_progress_is_heard_within_a_chunk():
     assert seen[-1] == 100
 
 
-def test_a_run_that_is_left_stops_its_workers_at_the_next_block():
+def test_run_that_is_left_stops_its_workers_at_the_next_block():
     begun, stopped = threading.Event(), threading.Event()
 
     def work(part, tick):
@@ -115,7 +115,7 @@ def test_a_run_that_is_left_stops_its_workers_at_the_next_block():
     assert stopped.wait(HANG)
 
 
-def test_an_error_in_a_worker_is_the_callers():
+def test_error_in_a_worker_is_the_callers():
     def work(part, tick):
         raise KeyError(part.start)
 
@@ -140,7 +140,7 @@ for _ in run(work, chunks(9, 1), workers=2):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
-def test_an_interrupt_is_not_held_up_by_busy_threads():
+def test_interrupt_is_not_held_up_by_busy_threads():
     """The process ends long before the block that its threads are in."""
     script = INTERRUPTED.format(long=2 * HANG)
     with subprocess.Popen(

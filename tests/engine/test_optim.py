@@ -163,7 +163,7 @@ def drawn(optimiser, width, steps):
     }
 
 
-def test_a_matrix_is_drawn_if_it_acts_on_more_vectors_than_it_has_columns():
+def test_matrix_is_drawn_if_it_acts_on_more_vectors_than_it_has_columns():
     sgd = ns.optim.SGD(0.1, momentum=0.9)
     # 2 inputs forward and back, before each of 3 steps, and forward: 14
     assert "hidden" not in drawn(sgd, 64, 3)
@@ -203,7 +203,7 @@ def test_steps_of_lion_have_the_limit_of_large_widths():
 # Hyperparameters
 
 
-def test_a_grid_of_learning_rates_is_planned_once(monkeypatch):
+def test_grid_of_learning_rates_is_planned_once(monkeypatch):
     plans = []
     made = _plan_query.PlanQuery.made
     monkeypatch.setattr(
@@ -241,7 +241,7 @@ def _attention(std):
     )
 
 
-def test_the_std_of_a_weight_is_a_hyperparameter(monkeypatch):
+def test_std_of_a_weight_is_a_hyperparameter(monkeypatch):
     """The law is that of a program with the number, and a grid is planned once."""
     plans, made = [], _plan_query.PlanQuery.made
     monkeypatch.setattr(
@@ -266,7 +266,7 @@ def test_the_std_of_a_weight_is_a_hyperparameter(monkeypatch):
         ns.step(loss, loss, 0.1)
 
 
-def test_a_hyperparameter_alone_is_the_same_in_every_draw():
+def test_hyperparameter_alone_is_the_same_in_every_draw():
     net = ns.Program(2.0 * ns.hyperparameter("a"))
     np.testing.assert_array_equal(net.draw(draws=5, a=3.0), np.full(5, 6.0))
     assert net.law(draws=5, a=3.0).mean() == 6.0
@@ -281,7 +281,7 @@ def test_a_hyperparameter_alone_is_the_same_in_every_draw():
         ({"n": 4, "lr": 0.1, "wd": 1.0}, "width wd=1.0 is not used"),
     ],
 )
-def test_a_hyperparameter_has_to_be_given(given, words):
+def test_hyperparameter_has_to_be_given(given, words):
     net = ns.Program(ns.hyperparameter("lr") * ns.dot(ns.gaussian(n), ns.gaussian(n)))
     with pytest.raises(ValueError, match=words):
         net.draw(draws=2, **given)

@@ -58,6 +58,6 @@ def test_arithmetic():
     assert orders_of(ns.mean_dot(x + small * y, y)) == [SMALL]
 
 
-def test_a_part_of_an_initial_vector_is_that_vector():
+def test_part_of_an_initial_vector_is_that_vector():
     x = ns.gaussian(n, (2, 2), cov=np.eye(4) + 0.5)
     assert orders_of(ns.mean_dot(x[0], x[1])) == [[[ONE, ONE], [ONE, ONE]]]

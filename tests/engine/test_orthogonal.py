@@ -98,7 +98,7 @@ def test_directions_from_products_that_are_known(rows, lean):
     np.testing.assert_allclose(c, NUMPY.along(x, made), atol=1e-13)
 
 
-def test_a_matrix_that_knows_its_whole_space_draws_nothing_new():
+def test_matrix_that_knows_its_whole_space_draws_nothing_new():
     """Three vectors of R^3 span it: the matrix is known on all others, and the output
     is a point exactly.
 

@@ -99,7 +99,7 @@ def test_passes_leave_well_formed_steps(built):
     followed(built.net, 4)
 
 
-def test_a_program_with_every_operation_that_passes_add(monkeypatch):
+def test_every_operation_that_passes_add_meets_specification(monkeypatch):
     """So that their rows of the specification are read."""
     n = ns.Width("n")
     w, x, b, c = (
@@ -160,7 +160,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_the_specification_refuses_a_broken_graph(case):
+def test_specification_refuses_a_broken_graph(case):
     verify(
         [
             X + X,

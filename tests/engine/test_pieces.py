@@ -76,7 +76,7 @@ def test_pieces_have_the_same_numbers(name, small_pieces):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
-def test_what_mixes_heads_stays_whole(small_pieces):
+def test_operation_that_mixes_heads_stays_whole(small_pieces):
     """A function of all heads, scores that are an output, and scores at width inf."""
     layer = attended()
     of_all = ns.apply(lambda a: a.max((-3, -2, -1)), layer.weights, axes=3)

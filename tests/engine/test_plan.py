@@ -38,7 +38,7 @@ n = ns.Width("n")
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(programs(steps=10))
-def test_a_plan_is_a_straight_line(built):
+def test_plan_is_a_straight_line(built):
     """Every array is made once, before it is read, with the shape that the plan says,
     and let go after its last use.
     """
@@ -96,7 +96,7 @@ def test_printed_plan_lists_steps_random_numbers_and_shapes():
     )
 
 
-def test_a_plan_refuses_what_would_not_fit():
+def test_plan_refuses_what_would_not_fit():
     with pytest.raises(ns.ExactError, match="bytes"):
         ns.Program(ns.relu(ns.gaussian(n))).plan(n=10**11)
     x = ns.gaussian(n).broadcast_to((40_000,))
@@ -114,13 +114,13 @@ def test_coordinates_of_a_wide_vector_that_is_used_too_take_no_square_of_the_wid
     assert peak < 10**8
 
 
-def test_the_estimate_of_time_grows_with_the_work():
+def test_estimate_of_time_grows_with_the_work():
     small, large = (ns.paper.layer(heads=h).plan(n=256) for h in (1, 256))
     assert large.seconds(1000) > 20 * small.seconds(1000)
     assert small.seconds(2000) == pytest.approx(2 * small.seconds(1000))
 
 
-def test_a_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
+def test_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
     """What a matrix adds to vectors that are drawn, where sources that are never drawn
     are as many as coordinates.
     """
@@ -132,7 +132,7 @@ def test_a_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
     assert smallest_p(net, draws=800, n=260) > 1e-5
 
 
-def test_an_array_for_all_replicas_is_not_overwritten():
+def test_array_for_all_replicas_is_not_overwritten():
     """As a function makes whose result is the same in every replica."""
     made = make_plan(ns.paper.layer().outputs, {"n": 8}).mean
     step = Step("multiply", made, (made, made), {}, "", 0)
@@ -162,7 +162,7 @@ def test_connected_components_are_those_of_scipy(edges):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))]
 )
-def test_a_copy_of_a_program_is_planned_as_the_program(copied):
+def test_copy_of_a_program_is_planned_as_the_program(copied):
     """Its functions are those that the engine knows, also where it was sent to another
     process.
     """
@@ -221,7 +221,7 @@ def test_coordinates_that_no_memory_holds_are_refused():
         ns.Program(ns.mean_dot(x, x).sum()).plan(n=2**25)
 
 
-def test_the_example_of_lowering_runs():
+def test_example_of_lowering_runs():
     example, *others = doctest.DocTestFinder().find(lower, "lower")
     assert not others
     output = []

@@ -52,7 +52,7 @@ def kinds(net, **widths):
 @pytest.mark.parametrize(
     "net", [tokens(1), tokens(2), tokens(3), tokens(4), stack(), given(1), given(2)]
 )
-def test_the_law_is_that_of_the_literal_network(net, monkeypatch):
+def test_law_is_that_of_the_literal_network(net, monkeypatch):
     """At small widths, where patterns of signs are often missing, and whole vectors are
     0.
     """
@@ -62,7 +62,7 @@ def test_the_law_is_that_of_the_literal_network(net, monkeypatch):
         assert smallest_p(net, draws=3000, n=width) > LEVEL
 
 
-def test_the_law_at_a_width_where_it_pays():
+def test_law_by_sign_patterns_has_right_products():
     """Of products, which vary little at this width: what is off by a tenth is seen."""
     v = ns.weight(n, n) @ ns.relu(ns.weight(n, n, batch=2) @ ns.gaussian(n))
     net = ns.Program((ns.mean_dot(v, v), v))
@@ -122,7 +122,7 @@ def test_random_numbers_by_formula():
 
 
 @pytest.mark.parametrize(("count", "width"), [(2, 2**19), (3, 2**20), (4, 2**21)])
-def test_the_memory_of_a_plan_is_what_it_takes(count, width):
+def test_memory_of_a_plan_is_what_it_takes(count, width):
     net = given(count)
     tracemalloc.start()
     net.draw(draws=2, n=width)

@@ -55,7 +55,7 @@ def test_variances_beyond_single_precision_are_rejected(scale, norm):
     assert net.law(n=8, draws=50, progress=False).std() > 0
 
 
-def test_a_spread_beside_a_large_mean():
+def test_spread_beside_large_mean_keeps_its_digits():
     """It has digits of its own while it is a conditional variance, and none if it is
     added to the mean in each draw.
     """
@@ -88,7 +88,7 @@ def test_single_precision_law_of_constants_is_accepted():
     assert ns.Program(0.0 * attention(1.0).output).law(n=8, **SINGLE).std() == 0
 
 
-def test_a_plan_that_takes_long_is_compared_by_a_few_draws(monkeypatch):
+def test_plan_that_takes_long_is_compared_by_a_few_draws(monkeypatch):
     monkeypatch.setattr(_precision, "PATIENCE", 0.0)
     with pytest.raises(
         ValueError,
@@ -100,7 +100,7 @@ def test_a_plan_that_takes_long_is_compared_by_a_few_draws(monkeypatch):
         attention(1e-30).law(n=8, **SINGLE)
 
 
-def test_a_spread_that_is_lost_is_seen_where_draws_coincide(monkeypatch):
+def test_spread_that_is_lost_is_seen_where_draws_coincide(monkeypatch):
     """Cosines of tokens behind fifty layers were 1 up to rounding, and their spread
     that of rounding.
     """
@@ -433,7 +433,7 @@ def chosen(scale):
     return ns.Program(ns.apply(left, ns.mean_dot(ns.gaussian(n, 1), ns.gaussian(n, 1))))
 
 
-def test_the_least_of_positive_outputs_counts_too(small):
+def test_least_of_positive_outputs_counts_too(small):
     assert _precision.float32_suffices(planned(chosen(4.0)), 64)
     plan = planned(chosen(60.0))
     single, exact = (
@@ -514,7 +514,7 @@ def test_draws_that_are_not_finite_are_made_again(small):
         net.draw(n=16, draws=5, progress=False, precision="float32")
 
 
-def test_a_law_has_the_precision_that_is_asked_for():
+def test_law_has_the_precision_that_is_asked_for():
     for call in (hidden(1.0).law, hidden(1.0).draw):
         with pytest.raises(
             ValueError, match="precision='auto' must be one of float64, float32"
@@ -534,5 +534,5 @@ def assert_a_matrix_sees_small_differences(backend):
     assert law.var() == pytest.approx(2.0, rel=0.04)
 
 
-def test_a_matrix_on_vectors_that_differ_a_little():
+def test_numpy_matrix_keeps_small_differences_of_vectors():
     assert_a_matrix_sees_small_differences("numpy")

@@ -87,7 +87,7 @@ def test_draws_differ_by_their_nodes_and_their_mean_is_the_truth():
     assert np.array_equal(net.draw(n=inf, draws=5), found[:5])
 
 
-def test_the_error_of_a_law_covers_and_falls_with_draws():
+def test_error_of_a_law_covers_and_falls_with_draws():
     net = ns.Program(moved())
     few, many = (net.law(n=inf, draws=256 * sets) for sets in (16, 256))
     assert few.std() == many.std() == 0  # not random: noise of quadrature is no spread
@@ -128,7 +128,7 @@ def test_three_layers_after_five_steps():
     assert error.max() < 1.5e-4
 
 
-def test_a_zero_by_symmetry_is_zero_within_its_error():
+def test_zero_by_symmetry_is_zero_within_its_error():
     r = ns.gaussian(n)
     h = ns.tanh(ns.weight(n, n) @ ns.gaussian(n))
     f = ns.mean_dot(r, h)
@@ -172,7 +172,7 @@ def test_covariances_of_many_outputs_are_compared_a_few_rows_at_a_time(monkeypat
     assert _quadrature_error._largest_change(a, b) == pytest.approx(right, rel=1e-12)
 
 
-def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
+def test_error_of_a_constant_takes_one_replica(monkeypatch):
     """A kernel of 1,000 tokens is not computed sixty times to see how far its Gaussian
     expectations are off.
     """
@@ -189,7 +189,7 @@ def test_the_error_of_a_constant_takes_one_replica(monkeypatch):
     assert set(asked) == {1}
 
 
-def test_the_square_of_a_zero_is_covered(tmp_path):
+def test_square_of_a_zero_is_covered(tmp_path):
     """Errors of nodes make a square positive: 3.7e-6 ± 2.6e-7 alone, and ± 2.8e-9
     beside another output, for 0.
     """
@@ -217,7 +217,7 @@ def test_the_square_of_a_zero_is_covered(tmp_path):
     assert errors[0] == pytest.approx(only.error, rel=0.05)
 
 
-def test_the_square_of_a_zero_that_meets_random_scores_is_covered():
+def test_square_of_a_zero_that_meets_random_scores_is_covered():
     x = ns.gaussian(n, 2)
     weight = ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x))[0, 0]
     law = ns.Program(weight * (moved() - moved()) ** 2).law(n=inf, draws=200)
@@ -225,7 +225,7 @@ def test_the_square_of_a_zero_that_meets_random_scores_is_covered():
     assert 0 < value < 2 * error < 1e-4
 
 
-def test_a_bias_that_does_not_show_adds_no_error():
+def test_bias_that_does_not_show_adds_no_error():
     law = ns.Program(moved()).law(n=inf, draws=256 * 64)
     found = ns.Program(moved()).draw(n=inf, draws=64)
     assert law.with_error.mean().error == pytest.approx(found.std(ddof=1) / 8, rel=0.5)

@@ -77,7 +77,7 @@ def test_readouts_against_the_literal_interpreter(name):
 
 
 @pytest.mark.parametrize("name", ["correlated", "paired", "of two", "in a batch"])
-def test_a_readout_with_a_wrong_factor_is_noticed(name, monkeypatch):
+def test_readout_with_a_wrong_factor_is_noticed(name, monkeypatch):
     right = simplify._read_out
     monkeypatch.setattr(
         simplify, "_read_out", lambda y, factor, source: right(y, 1.2 * factor, source)
@@ -110,7 +110,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_an_initial_vector_with_another_use_stays(name):
+def test_initial_vector_with_another_use_stays(name):
     y = hidden()[0]
     outputs = ELSEWHERE[name](ns.gaussian(n), y)
     found, without = (
@@ -127,7 +127,7 @@ def test_functions_of_readouts_are_proved_too():
     assert multiplied.verdict == "conjectured"
 
 
-def test_the_checker_names_an_initial_vector():
+def test_checker_names_an_initial_vector():
     y, r = hidden()[0], ns.gaussian(n)
     report = ns.Program((ns.dot(r, y), ns.tanh(r), r)).check()
     findings = " ".join(report.reasons)
@@ -135,7 +135,7 @@ def test_the_checker_names_an_initial_vector():
     assert "made by a matrix" not in findings
 
 
-def test_a_readout_by_a_matrix_has_gradients():
+def test_readout_by_a_matrix_has_gradients():
     x, w = ns.gaussian(n, 2), ns.weight(n, n)
     y = ns.tanh(w @ x)
     out, r = ns.weight(1, n), ns.gaussian(n)

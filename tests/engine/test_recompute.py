@@ -53,7 +53,7 @@ def test_recomputing_draws_nothing_new_and_saves_memory(plan):
     )
 
 
-def test_a_forward_pass_is_not_recomputed():
+def test_forward_pass_is_not_recomputed():
     """Nothing waits for a later part."""
     plan = read("gpt2").replace(layers=6, vocabulary=50).probes(tokens=4).plan()
     assert recomputing(plan) is plan

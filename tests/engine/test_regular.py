@@ -58,7 +58,7 @@ def test_equal_constants_are_one_array():
 
 @pytest.mark.parametrize("start", range(-2, 5))
 @pytest.mark.parametrize("columns", [2, 3, 5])
-def test_a_product_with_a_shifted_identity_is_the_product(columns, start):
+def test_product_with_a_shifted_identity_is_the_product(columns, start):
     """It is a pad if the whole identity is inside, and is not if only a part of it
     is.
     """

@@ -195,7 +195,7 @@ def test_scores_asked_for_in_parts_have_the_covariance_of_the_formula():
     assert (np.abs(np.cov(scores.T) - right) < limit).all()
 
 
-def test_a_score_of_rotated_vectors_takes_one_number_for_each_pair_and_gap():
+def test_score_of_rotated_vectors_takes_one_number_for_each_pair_and_gap():
     x = tokens()
     q, k = (turned(ns.weight(d, n) @ x) for _ in range(2))
     plan = ns.Program(ns.dot(q, k)).plan(n=ns.inf, d=ns.inf)

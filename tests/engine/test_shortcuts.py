@@ -137,7 +137,7 @@ NAMED = {
 
 @pytest.mark.parametrize("mean", keep([0.0, 0.4], 0.4))
 @pytest.mark.parametrize("name", NAMED)
-def test_a_kernel_that_is_not_named_is_the_same(name, mean):
+def test_kernel_that_is_not_named_is_the_same(name, mean):
     """Within what the engine says of its quadrature; a formula that is wrong by a part
     in 10⁶ would be seen.
     """
@@ -219,7 +219,7 @@ def test_without_a_shortcut_the_limit_is_the_same(name, seed):
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_a_layer_that_is_not_recognised_is_the_same(heads):
+def test_layer_that_is_not_recognised_is_the_same(heads):
     x = ns.relu(ns.weight(n, n, batch=3) @ ns.gaussian(n))
     net, widths = ns.Program(ns.nn.attention(x, heads, sigma_q=2.0))[0], {"n": ns.inf}
     layer = recognise(net.outputs, widths)

@@ -76,7 +76,7 @@ def test_attentions_backward_pass_at_infinite_width():
     assert np.abs(one).max() > 0.5
 
 
-def test_the_adjoint_identity_holds_at_order_one_over_root_n():
+def test_adjoint_identity_holds_at_order_one_over_root_n():
     w, x, y = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
     drawn = exact_draws(
         ns.Program((ns.dot(w.T @ y, x), ns.dot(y, w @ x))), 500, n=ns.inf
@@ -85,7 +85,7 @@ def test_the_adjoint_identity_holds_at_order_one_over_root_n():
     assert drawn[:, 0].std() == pytest.approx(1.0, abs=0.15)
 
 
-def test_the_part_that_a_product_with_the_transpose_has_of_its_input():
+def test_product_with_transpose_contains_its_input():
     """W^T W x = x + fresh, so a coordinate has variance 2, and correlation 1/√2 with
     that of x (Stein's lemma).
     """
@@ -110,7 +110,7 @@ def test_parts_of_order_one_over_root_n_count():
         *zip(["together", "one by one", "vanishing"], [1e-8, 1.0, 1e8], strict=True),
     ),
 )
-def test_what_a_vector_adds_at_that_order_alone_counts(case, scale):
+def test_small_part_of_vector_counts_alone(case, scale):
     """x + s y adds nothing to x at order 1, and yet W of it has a part along W y, on
     which W acts after it.
     """
@@ -180,7 +180,7 @@ def test_all_matrices_before_a_score_of_one_matrix_count(name):
     assert found == pytest.approx(variance, rel=0.05)  # 5 standard errors
 
 
-def test_a_residual_before_a_score_of_one_matrix():
+def test_residual_before_score_of_one_matrix_has_right_variance():
     """x = h + A h: ⟨x, x'⟩ is 2 N[h, h'] + three normals more, and B adds one of
     variance |x|² |x'|² = 4.
     """
@@ -196,7 +196,7 @@ VANISHING = {  # with s = ⟨u, v⟩/n: √n s |W x|²/n, standard normal
 
 
 @pytest.mark.parametrize("name", VANISHING)
-def test_a_vector_that_vanishes_counts_in_a_score_of_one_matrix(name):
+def test_vector_that_vanishes_counts_in_a_score_of_one_matrix(name):
     """Each was a score of 0: a vector without a part of order 1 was taken to have no
     coefficients at all.
     """
@@ -208,7 +208,7 @@ def test_a_vector_that_vanishes_counts_in_a_score_of_one_matrix(name):
     )
 
 
-def test_the_transpose_on_what_vanishes():
+def test_transpose_acts_on_vanishing_vectors():
     """⟨x, W^T W s x⟩ is √n s |W x|²/n: W^T acts on W of a vector that vanishes."""
     w, (x, u, v) = ns.weight(n, n), ns.gaussian(n, 3)
     net = ns.Program(ns.dot(x, w.T @ (w @ (ns.mean_dot(u, v) * x))))

@@ -460,7 +460,7 @@ def test_errors_can_be_sent_to_another_process():
         assert given == made
 
 
-def test_an_error_in_a_layer_points_at_the_users_line():
+def test_error_in_a_layer_points_at_the_users_line():
     line = r"test_errors\.py:\d+: ns\.nn\.attention\(x\(2\), heads=2"
     with pytest.raises(ns.TraceError, match=line) as caught:
         ns.nn.attention(x(2), heads=2, context=x(3), mask="causal")

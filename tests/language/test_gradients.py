@@ -17,12 +17,12 @@ def _expressions(value):
     return [" ".join(line.split()) for line in str(ns.Program(value)).splitlines()]
 
 
-def test_the_gradient_of_a_readout_is_the_readout():
+def test_gradient_of_a_readout_is_the_readout():
     x, r = ns.gaussian(n), ns.gaussian(n)
     assert compose_indices([ns.grad(ns.dot(r, x), x)]) == [r]
 
 
-def test_a_transpose_prints_with_its_units():
+def test_transpose_prints_with_its_units():
     w, x, r = ns.weight(d, n, name="W"), ns.gaussian(n), ns.gaussian(d)
     g = ns.grad(ns.dot(r, ns.tanh(w @ x)), x)
     lines = _expressions(g)
@@ -224,7 +224,7 @@ def test_gradient_errors(name):
     assert re.search(message, caught.value.plain)
 
 
-def test_a_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused():
+def test_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused():
     """√n ∂/∂x of |x|²/n is 2 n^(−1/2) x: 0 in the limit, and yet n^(−1/2) ⟨it, x⟩ is 2
     |x|²/n.
     """

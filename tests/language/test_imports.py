@@ -70,7 +70,7 @@ def circle(graph):
     return None
 
 
-def test_no_circle():
+def test_packages_have_no_import_cycle():
     """The package's own `__init__` imports everything, and a few files ask it for the
     version.
     """
@@ -83,7 +83,7 @@ def test_no_circle():
     assert circle(graph) is None
 
 
-def test_a_circle_is_found():
+def test_import_cycle_is_found():
     """Also through a third file, another folder, where only the type checker looks, and
     inside a function.
     """
@@ -186,7 +186,7 @@ def test_imports_go_downward():
     } <= seen
 
 
-def test_what_is_slow_to_import_is_imported_when_it_is_needed():
+def test_slow_libraries_are_imported_when_needed():
     """A command that ends at once, or that needs no plan, should not wait for it; a
     plan needs nothing of scipy.
     """
@@ -214,7 +214,7 @@ def test_what_is_slow_to_import_is_imported_when_it_is_needed():
     assert made.stdout.strip() == "[]"
 
 
-def test_what_numpy_computes_needs_no_other_namespace():
+def test_numpy_computation_needs_no_other_namespace():
     """That of array_api_compat for numpy loads numpy's tests and its compiler of
     Fortran.
     """

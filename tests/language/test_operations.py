@@ -298,12 +298,12 @@ def test_parts_of_rotated_vectors_keep_their_positions():
     )
 
 
-def test_the_norm_of_zero_is_zero():
+def test_norm_of_zero_is_zero():
     (zero,) = drawn(ns.rms_norm(0.0 * ns.gaussian(n)))
     assert not zero.any()
 
 
-def test_a_matrix_is_linear_and_one(x):
+def test_batch_of_matrices_is_linear(x):
     w = ns.weight(m, n, batch=2)
     y = ns.gaussian(n, (2, 3))
     wx, wy, sum_, first, each = drawn(w @ x, w @ y, w @ (x + y), w[0] @ x, w.each(x))
@@ -313,7 +313,7 @@ def test_a_matrix_is_linear_and_one(x):
     assert wx.shape == (6, 2, 2, 3, M)
 
 
-def test_a_matrix_is_the_same_wherever_it_acts():
+def test_matrix_is_the_same_wherever_it_acts():
     """The matrix itself, read off by its action on the unit vectors."""
     w = ns.weight(n, n)
     x = ns.gaussian(n)

@@ -105,7 +105,7 @@ def test_every_operation_prints():
         assert part in text
 
 
-def test_a_function_of_the_users_is_printed_as_a_function():
+def test_function_of_the_users_is_printed_as_a_function():
     """Whatever its name is: only the library's own product is a product."""
 
     def multiply(u, v):
@@ -154,7 +154,7 @@ def test_latex_compiles(name, style, tmp_path):
 
 
 @pytest.mark.parametrize("style", ["full", "paper"])
-def test_the_papers_layer_fits_a_page(style, tmp_path):
+def test_papers_layer_fits_a_page(style, tmp_path):
     assert "Overfull" not in compiled(ns.paper.layer().latex(style=style), tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_latex_of_rotary_scores():
     assert rf"= \lim n^{{-1}} \, \mathbb{{E}}[{pairs}]" in text
 
 
-def test_a_matrix_used_twice_has_its_covariance_printed():
+def test_matrix_used_twice_has_its_covariance_printed():
     text = recurrent.net(steps=3).latex()
     assert (
         r"\operatorname{Cov}(Z^{g^{(2)}}, Z^{g^{(3)}}) = 0.81 \, \mathbb{E}[Z^{x^{(1)}}"
@@ -203,7 +203,7 @@ def boxed(net):
     return found
 
 
-def test_the_papers_law_is_boxed():
+def test_papers_law_is_boxed():
     """Z^y is Gaussian given the scores, with covariance (1/H) Σ_a A^a K A^aT: equations
     (3) and (4) of the theory.
     """

@@ -210,7 +210,7 @@ def test_functions_with_axes():
     assert ns.apply(lambda p, q: p + q, scores(3), scores(3)[0], axes=1).shape == (3, 3)
 
 
-def test_a_function_is_probed_once():
+def test_function_is_probed_once():
     """A network with thousands of activations asks its function once for each way of
     calling it.
     """
@@ -236,7 +236,7 @@ def test_numpys_functions_are_probed_once():
     assert _check_function._checked_shape.cache_info().misses == probed
 
 
-def test_an_object_without_a_hash_is_probed_every_time():
+def test_object_without_a_hash_is_probed_every_time():
     class Unhashable:
         __hash__ = None
 
@@ -247,7 +247,7 @@ def test_an_object_without_a_hash_is_probed_every_time():
     assert ns.nonlin(f, ns.nonlin(f, x(2))).shape == (2,)
 
 
-def test_the_librarys_functions_are_not_probed(monkeypatch):
+def test_librarys_functions_are_not_probed(monkeypatch):
     monkeypatch.setattr(
         _check_function, "_checked_shape", lambda *given: pytest.fail("probed")
     )
@@ -255,7 +255,7 @@ def test_the_librarys_functions_are_not_probed(monkeypatch):
     assert (ns.sigmoid(ns.mean_dot(y, y)) ** 2 / 3).sum().shape == ()
 
 
-def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
+def test_large_function_of_the_library_is_asked_once_for_its_shape():
     """Also with arguments given beforehand; one of the user's is asked all that a small
     one is.
     """
@@ -275,7 +275,7 @@ def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
         assert asked == [(1, 1, *large.shape)]
 
 
-def test_a_partial_is_known_by_what_it_was_given():
+def test_partial_is_known_by_what_it_was_given():
     """Each block of a deep network makes one of its own, with the same numbers."""
     asked = []
 

@@ -24,7 +24,7 @@ def net(batch=()):
     return loss, h, w, v, b, x
 
 
-def test_the_structure_of_the_outputs_is_kept():
+def test_structure_of_the_outputs_is_kept():
     loss, h, *_ = net()
     one = ns.step(h, loss, 0.1)
     assert isinstance(one, ns.Vector)
@@ -35,7 +35,7 @@ def test_the_structure_of_the_outputs_is_kept():
     verify(made)
 
 
-def test_what_does_not_depend_on_a_weight_that_moves_is_kept():
+def test_value_without_moved_weight_is_kept():
     loss, h, w, v, b, x = net()
     assert ns.step(x, loss, 0.1) is x
     assert ns.step(h, loss, 0.1, weights=v) is h
@@ -51,7 +51,7 @@ def test_what_does_not_depend_on_a_weight_that_moves_is_kept():
     } == {SteppedMatMul}
 
 
-def test_a_weight_of_a_batch_moves_alone():
+def test_weight_of_a_batch_moves_alone():
     loss, h, w, *_ = net(batch=3)
     all_, one = (ns.step(h, loss, 0.1, weights=chosen) for chosen in (w, w[1]))
     found = [
@@ -81,7 +81,7 @@ def test_rates_by_weight_by_name_and_for_all_others():
         ns.step(h, loss, {"first": 0.1, "bias": 0.1}, weights=[w, v, b])
 
 
-def test_a_rate_is_not_for_a_part_of_a_batch():
+def test_rate_is_not_for_a_part_of_a_batch():
     """It would be that of all: a rate for w[0] is no rate for w[1]."""
     loss, h, w, *_ = net(batch=2)
     with pytest.raises(ns.TraceError, match="a part of a batch: give the whole batch"):
@@ -89,7 +89,7 @@ def test_a_rate_is_not_for_a_part_of_a_batch():
     assert ns.step(h, loss, {w[[1, 0]]: 0.2, None: 0.1}).shape == h.shape
 
 
-def test_what_is_listed_twice_moves_once():
+def test_weight_listed_twice_moves_once():
     loss, _, w, _, b, _ = net()
     once, twice = (
         ns.step(loss, loss, 0.1, weights=listed) for listed in ([w, b], [b, w, w.T, b])
@@ -98,7 +98,7 @@ def test_what_is_listed_twice_moves_once():
     np.testing.assert_allclose(a, c, rtol=1e-12)
 
 
-def test_a_step_is_in_the_past_of_the_next_one():
+def test_step_is_in_the_past_of_the_next_one():
     """Its vectors stay what they were: the second step moves W', and W is never
     differentiated again.
     """
@@ -242,12 +242,12 @@ def test_step_errors(call, words):
         lambda a, b: "x",
     ],
 )
-def test_a_rate_that_is_no_number(rate):
+def test_rate_that_is_no_number_is_refused(rate):
     with pytest.raises(ns.TraceError, match="lr, scale or eps of first"):
         ns.Program(ns.step(H, LOSS, rate, weights=W)).law(n=4, draws=2)
 
 
-def test_a_rate_for_a_name_that_nothing_has_is_refused():
+def test_rate_for_a_name_that_nothing_has_is_refused():
     n = ns.Width("n")
     w = ns.weight(n, n, name="hidden")
     f = ns.dot(ns.gaussian(n), ns.tanh(w @ ns.gaussian(n)))

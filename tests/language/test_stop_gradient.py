@@ -48,7 +48,7 @@ def test_readings_without_derivatives_are_those_without_stops(pair):
     assert "stop_gradient(" in str(stopped)
 
 
-def test_a_layer_with_stops_keeps_its_formula():
+def test_layer_with_stops_keeps_its_formula():
     layer = ns.nn.attention(ns.stop_gradient(ns.gaussian(n, 4)), heads=2)
     law = ns.Program(layer)[0].law(n=ns.inf)
     assert (
@@ -59,7 +59,7 @@ def test_a_layer_with_stops_keeps_its_formula():
     )
 
 
-def test_a_graph_without_stops_stays_itself():
+def test_graph_without_stops_stays_itself():
     x = ns.tanh(ns.gaussian(n))
     assert without_stops([x])[0] is x
 
@@ -71,13 +71,13 @@ def test_gradients_pass_by_the_other_path_alone():
     assert np.allclose(both[0], 0.1 * both[1])
 
 
-def test_the_gradient_of_what_is_stopped_is_0():
+def test_gradient_of_stopped_value_is_zero():
     x, r = ns.gaussian(n), ns.gaussian(n)
     p = ns.dot(r, ns.stop_gradient(ns.tanh(x)))
     assert not ns.Program(ns.grad(p, x)).simulate(n=4, draws=2).any()
 
 
-def test_a_stopped_value_can_be_differentiated_by():
+def test_stopped_value_can_be_differentiated_by():
     x, r = ns.gaussian(n), ns.gaussian(n)
     y = ns.stop_gradient(x)
     g, right = ns.Program((ns.grad(ns.dot(r, y * y), y), 2 * r * x)).simulate(
@@ -93,7 +93,7 @@ def test_stopped_scalars_are_constants():
     assert np.allclose(slope, number)
 
 
-def test_a_stopped_weight_passes_gradients_to_its_vectors():
+def test_stopped_weight_passes_gradients_to_its_vectors():
     w, x, r = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
     frozen, plain = ns.dot(r, ns.stop_gradient(w) @ x), ns.dot(r, w @ x)
     norms = ns.Program((ns.grad_norm(frozen + plain, w), ns.grad_norm(plain, w)))
@@ -107,7 +107,7 @@ def test_a_stopped_weight_passes_gradients_to_its_vectors():
     assert np.allclose(kernel, other_kernel)
 
 
-def test_a_stopped_weight_takes_the_steps_of_its_other_uses():
+def test_stopped_weight_takes_the_steps_of_its_other_uses():
     w, x, r = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
     p, frozen = ns.dot(r, w @ x), ns.dot(r, ns.stop_gradient(w) @ x)
     moved = ns.step([p, frozen], p + frozen, lr=0.5)

@@ -49,13 +49,16 @@ def flipped(x):
 
 
 def rules(kinds, method, *tables):
-    """The operations that have a row in a table, or state the method themselves."""
-    with_method = {
-        kind
-        for kind in kinds
-        if getattr(kind, method) is not getattr(Operation, method)
-    }
-    return with_method | {kind for table in tables for kind in table if kind in kinds}
+    """The operations that state a method, or have a row in a table; both may be those
+    of a base class.
+    """
+
+    def has_rule(kind):
+        if getattr(kind, method) is not getattr(Operation, method):
+            return True
+        return any(base in table for table in tables for base in kind.__mro__)
+
+    return {kind for kind in kinds if has_rule(kind)}
 
 
 def test_no_rule_of_an_operation_is_missing():

@@ -25,7 +25,7 @@ def net(watched):
     return made()
 
 
-def test_a_probe_has_no_effect_on_law_and_random_numbers():
+def test_probe_has_no_effect_on_law_and_random_numbers():
     plain, watched = net(False), net(True)
     assert (len(plain.probes), [each.name for each in watched.probes]) == (
         0,
@@ -106,7 +106,7 @@ def test_outside_of_a_program_nobody_watches():
         ns.probe("stream", ns.gaussian(n, 3))
 
 
-def test_a_program_inside_another_has_its_own_probes():
+def test_program_inside_another_has_its_own_probes():
     @ns.program
     def outer():
         x = ns.probe("embedding", ns.gaussian(n, 2))
@@ -117,7 +117,7 @@ def test_a_program_inside_another_has_its_own_probes():
 
 
 @pytest.mark.parametrize("function", [ns.probe, ns.models.recipe])
-def test_the_example_of_a_docstring_runs(function):
+def test_example_of_a_docstring_runs(function):
     (test,) = doctest.DocTestFinder(recurse=False).find(
         function, function.__name__, globs={"ns": ns}
     )

@@ -68,7 +68,7 @@ def test_correction_of_four_tokens_with_identity_kernel(made, right):
         assert 0 < error < 1e-3 * value
 
 
-def test_the_density_moves_by_its_correction():
+def test_density_moves_by_its_correction():
     (law, found), width = of_paper(), 4096
     y = np.array([0.0, 0.5, 1.0, 2.0])
     wide, limit = PAPER.law(n=width, draws=100_000), law.mixture
@@ -464,7 +464,7 @@ def test_correction_of_two_tokens_matches_a_grid(name):
         assert error < 1e-3 * abs(value)
 
 
-def test_a_query_that_is_larger_than_its_keys():
+def test_correction_keeps_keys_beside_larger_query():
     """Next to it, the keys counted as rounding errors."""
     small, large = (
         ns.Program(
@@ -520,7 +520,7 @@ def test_total_variation_where_the_density_is_not_resolved():
         first.pdf(0.001)
 
 
-def test_an_infinite_density_is_refused():
+def test_infinite_density_is_refused():
     first = layer([[1.0], [-1.0]] @ ns.gaussian(n, 1), heads=1).law(n=inf).correction()
     assert np.isfinite(first.pdf([0.1, 1.0])).all()
     with pytest.raises(ns.LawError, match="does not resolve its density"):
@@ -530,7 +530,7 @@ def test_an_infinite_density_is_refused():
 @pytest.mark.parametrize(
     "spread", [[1.0], [900.0], [10.0, 10.0], [8.0, 0.1, 0.1], [1.0] * 7]
 )
-def test_the_number_of_nodes_is_bounded(spread):
+def test_number_of_nodes_is_bounded(spread):
     """Nodes of all variables followed the largest spread: 26 seconds for five tokens
     with one large one.
     """

@@ -127,7 +127,7 @@ def test_combinations_of_gaussian_vectors(name):
     agrees(layer(program()).law(n=inf).correction(), *simulated(tokens, limit))
 
 
-def test_a_query_that_is_no_key():
+def test_correction_of_query_that_is_no_key_equals_simulation():
     x = COMBINE @ ns.gaussian(n, 4)
     q, k, v = (ns.weight(n, n, batch=2) for _ in range(3))
     y = ns.weight(n, 2 * n) @ ns.concat(

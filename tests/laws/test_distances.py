@@ -111,7 +111,7 @@ def test_errors_cover_the_truth_at_their_rate():
     assert 0.6 < np.std(pulls) < 1.5
 
 
-def test_the_papers_estimator_sees_its_own_noise():
+def test_papers_estimator_sees_its_own_noise():
     """Both samples from the limit: the truth is 0, and it returns 4.9e-4 (sd
     0.9e-4).
     """
@@ -124,7 +124,7 @@ def test_the_papers_estimator_sees_its_own_noise():
     assert np.mean(found) == pytest.approx(4.9e-4, abs=1.5e-4)
 
 
-def test_the_papers_estimator_as_it_is_defined():
+def test_paper_estimator_follows_its_definition():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal(2000), 1.2 * rng.standard_normal(2000)
     y = np.linspace(min(a.min(), b.min()), max(a.max(), b.max()), 500)
@@ -192,7 +192,7 @@ def test_distances_of_a_density_and_points():
 
 
 @pytest.mark.parametrize("law", [stats.gamma(0.5), stats.beta(0.5, 0.5)])
-def test_an_infinite_density_is_refused(law):
+def test_infinite_density_is_refused(law):
     with pytest.raises(
         ValueError, match="infinite density somewhere: take an array of draws"
     ):
@@ -240,7 +240,7 @@ def test_kl_of_heavy_tails(law, right):
     assert error < 1e-7
 
 
-def test_a_law_without_variance_is_infinitely_far_from_a_gaussian():
+def test_law_without_variance_is_infinitely_far_from_a_gaussian():
     for law in (stats.t(2.0), stats.cauchy()):
         assert tuple(ns.kl(law, gaussian(1.0))) == (np.inf, 0.0)
 
@@ -274,7 +274,7 @@ def test_wasserstein_distance_of_heavy_tails(degrees):
         assert error < 0.03 * value
 
 
-def test_an_infinite_divergence_has_no_error():
+def test_infinite_divergence_has_no_error():
     n = ns.Width("n")
     law = ns.Program(ns.weight(1, n) @ ns.relu(ns.weight(n, 1) @ ns.data([1.0]))).law(
         n=2, draws=200

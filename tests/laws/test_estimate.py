@@ -66,7 +66,7 @@ def test_errors_from_the_same_draws_add_linearly():
     assert (v + w + m).error == pytest.approx(math.hypot(v.error + m.error, w.error))
 
 
-def test_a_divergence_can_be_doubled():
+def test_divergence_can_be_doubled():
     law = ns.paper.layer().law(n=64, draws=2000)
     found = ns.kl(law, law.gaussian())
     assert float(2 * found) == 2 * found.value

@@ -47,7 +47,7 @@ def test_errors_beyond_the_largest_draw_cover(name):
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_a_density_that_no_draw_reaches_is_not_known(name):
+def test_density_that_no_draw_reaches_is_not_known(name):
     law = LAWS[name]()
     value, error = law.with_error.pdf([-60.0, 60.0])
     assert value.tolist() == [0.0, 0.0]
@@ -99,7 +99,7 @@ def test_both_tails_of_a_symmetric_law_have_one_error():
 
 
 @pytest.mark.parametrize("level", [5e-324, 1e-308])
-def test_the_error_of_a_quantile_of_a_subnormal_level_is_infinite(level):
+def test_error_of_a_quantile_of_a_subnormal_level_is_infinite(level):
     """It overflowed: the log odds of such a level are known to nobody."""
     law = ns.paper.layer().law(n=8, draws=200)
     value, error = law.with_error.ppf(level)

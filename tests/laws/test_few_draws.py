@@ -59,7 +59,7 @@ def test_errors_of_few_draws_cover(draws):
 
 
 @pytest.mark.parametrize(("name", "draws"), [("mean", 100), ("var", 500)])
-def test_a_mean_and_a_variance_of_few_draws_have_errors(name, draws):
+def test_mean_and_a_variance_of_few_draws_have_errors(name, draws):
     """Two layers of GELU, of width 5: where the spread of the draws tells, as here, it
     is not refused.
     """

@@ -77,7 +77,7 @@ ORIGIN = Provenance("exact", "given")
         *(pytest.param(name, JAX, marks=pytest.mark.slow) for name in NETS),
     ],
 )
-def test_the_law_is_that_of_all_replicas(name, where):
+def test_law_is_that_of_all_replicas(name, where):
     kept, gathered, close = both(name, **where)
     assert isinstance(kept, ns.Mixture)
     assert kept.count is None
@@ -141,7 +141,7 @@ def test_errors_are_those_of_all_replicas(name):
         assert two.error == pytest.approx(one.error, rel=0.01)
 
 
-def test_the_shape_of_a_law_whose_means_vary_is_kept():
+def test_shape_of_a_law_whose_means_vary_is_kept():
     """Cells that forget the spread of their variances move the kurtosis by 1e-3: far
     more than 10⁹ draws do.
     """
@@ -190,7 +190,7 @@ def test_distances_and_their_errors():
     "distance",
     keep([ns.total_variation, ns.wasserstein1, ns.kolmogorov], ns.kolmogorov),
 )
-def test_an_atom_is_split_into_blocks_too(distance):
+def test_atom_is_split_into_blocks_too(distance):
     """With the whole atom in every block the distance was half of what it is; and far
     out there was rounding alone.
     """
@@ -227,7 +227,7 @@ def test_memory_does_not_grow_with_the_draws(monkeypatch):
     assert peaks[1] < 1.3 * peaks[0] + 2**20
 
 
-def test_a_law_goes_to_disk_and_back(tmp_path):
+def test_law_goes_to_disk_and_back(tmp_path):
     _, gathered, _ = both("centred")
     gathered.save(tmp_path / "law.npz")
     again = ns.load(tmp_path / "law.npz")

@@ -65,7 +65,7 @@ def test_density_far_out_and_far_apart():
 
 
 @pytest.mark.slow
-def test_a_large_grid_is_many_points_at_once():
+def test_large_grid_is_many_points_at_once():
     """61 × 61 points and 50,000 components: the density of one point at a time, from
     all of them.
     """
@@ -131,7 +131,7 @@ def test_moments_and_their_errors():
     assert (np.diag(doubtful.with_error.cov().error) > 0.1 * law.var()).all()
 
 
-def test_a_constant_entry_has_no_correlations():
+def test_constant_entry_has_no_correlations():
     """And says so by NaN, without a warning."""
     law = mixture(100, 3).combination([[1, 0, 0], [0, 0, 0], [0, 1, 1]])
     for found in (law.corr(), law.with_error.corr().value):
@@ -158,7 +158,7 @@ def joint():
     return attention_layer.net().law(n=16, draws=4000)
 
 
-def test_joint_density(joint):
+def test_joint_density_has_mass_one(joint):
     two = joint.marginal([0, 2])
     y = np.linspace(-6, 6, 241)
     grid = np.stack(np.meshgrid(y, y, indexing="ij"), axis=-1)[::4, ::4]
@@ -247,7 +247,7 @@ def test_entries_of_very_different_scales_are_not_singular():
     )
 
 
-def test_the_error_of_a_joint_density_covers():
+def test_error_of_a_joint_density_covers():
     """Of 200 laws of 30 replicas each, v of six χ²_4/4 and two entries: within two
     errors, at level 1e-5 of 90 %.
     """
@@ -284,7 +284,7 @@ def test_gaussian_given_data_matches_the_textbook_formula():
     assert exact.var()[0] == 0
 
 
-def test_a_mixture_given_data_against_quadrature():
+def test_mixture_given_data_equals_quadrature():
     law = mixture(100, 2, seed=5)
     with pytest.warns(UserWarning, match="effective sample"):
         given = law.condition({1: 0.9}, noise=0.5)
@@ -477,7 +477,7 @@ def test_constant_entries_have_a_relative_quadrature_error():
     assert 0 < error < 0.01
 
 
-def test_an_entry_that_repeats_an_observed_one_is_known():
+def test_entry_that_repeats_an_observed_one_is_known():
     n = ns.Width("n")
     x = ns.weight(n, 2) @ ns.data([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     net = ns.Program(ns.weight(1, n) @ ns.tanh(x))

@@ -43,7 +43,7 @@ def test_errors_cover_at_any_correlation(r):
             assert error < 1e-4
 
 
-def test_a_density_that_grows_without_end_has_no_error_where_no_sample_reaches():
+def test_density_that_grows_without_end_has_no_error_where_no_sample_reaches():
     opposite, other = (
         layer(r).law(heads=1, points=2**12).with_error for r in (-1.0, -0.9)
     )
@@ -53,7 +53,7 @@ def test_a_density_that_grows_without_end_has_no_error_where_no_sample_reaches()
     assert np.isfinite(layer(-1.0).law(heads=2, points=2**12).with_error.pdf(0.0).error)
 
 
-def test_a_density_of_replicas_that_diverges_has_no_error():
+def test_density_of_replicas_that_diverges_has_no_error():
     """The variances of a product of n pairs of normals are χ²_n: the density at 0 is
     infinite for n = 1 alone.
     """

@@ -23,7 +23,7 @@ def curves(axes):
     return {line.get_label(): line for line in axes.lines}
 
 
-def test_a_plot_shows_the_gaussian(axes):
+def test_plot_shows_the_gaussian(axes):
     law = ns.Mixture([0.0, 0.0], [0.2, 2.0], ORIGIN)
     law.plot(axes, label="ours")
     found = curves(axes)
@@ -39,7 +39,7 @@ def test_a_plot_shows_the_gaussian(axes):
     assert axes.lines[2].get_color() != axes.lines[0].get_color()
 
 
-def test_a_logarithmic_plot_shows_the_tails(axes):
+def test_logarithmic_plot_shows_the_tails(axes):
     law = ns.Mixture([0.0, 0.0], [0.2, 2.0], ORIGIN)
     law.plot(axes, log=True)
     assert axes.get_yscale() == "log"
@@ -64,7 +64,7 @@ def test_point_masses_have_no_gaussian(axes):
     assert "Gaussian, equal variance" not in curves(axes)
 
 
-def test_a_law_at_infinite_width_has_the_formula_of_its_program():
+def test_law_at_infinite_width_has_the_formula_of_its_program():
     net = ns.Program(ns.weight(n, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
     law = net.law(n=ns.inf)
     assert f"$${law.latex()}$$" == net._repr_latex_()

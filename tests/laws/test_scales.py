@@ -203,7 +203,7 @@ def test_uniform_and_other_frozen_distributions():
         ns.kl("law", stats.norm())
 
 
-def test_a_shift_changes_no_entropy_and_no_distance():
+def test_shift_changes_no_entropy_and_no_distance():
     """All means one: the lattice of means (`binned`) must widen nothing, and take
     nothing off.
     """

@@ -193,7 +193,7 @@ def test_gpt2_is_mostly_perceptron_after_its_first_block():
     assert (shares[:, 1] < shares[:, 0]).all()
 
 
-def test_a_wide_model_with_std_002_has_scores_near_5():
+def test_wide_model_with_std_002_has_scores_near_5():
     """0.02² · 12,288 = 4.92 for tokens of unit mean square."""
     model = models.read("gpt3-175b").replace(layers=1, vocabulary=64)
     found = model.probes(tokens=6).measure(10, progress=False)["score_std"]

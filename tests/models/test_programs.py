@@ -164,7 +164,7 @@ def test_decoder_blocks_alternate_window():
     ]
 
 
-def test_a_decoder_without_its_last_norm():
+def test_decoder_without_last_norm_returns_its_stream():
     model = MODELS["t5"].replace(final_norm=False)
     traced = model.trace(IDS)
     both = [ns.mean_dot(y[0], y[0]) for y in (traced.output, traced.layers[-1].stream)]

@@ -63,7 +63,7 @@ def test_perceptrons_have_the_sigma_of_the_hidden_layer_unless_given():
 
 
 @pytest.mark.parametrize("activation", [ns.silu, ns.gelu_tanh, ns.relu])
-def test_a_gated_perceptron_has_the_law_of_literal_draws(activation):
+def test_gated_perceptron_has_the_law_of_literal_draws(activation):
     y = nn.mlp(
         ns.gaussian(n, 2, cov=np.eye(2) + 0.5),
         2 * n,
@@ -148,7 +148,7 @@ def test_block_applies_norms_in_the_given_order(order):
 
 
 @pytest.mark.parametrize("order", BLOCKS)
-def test_a_transformer_has_the_law_of_literal_draws(order):
+def test_transformer_has_the_law_of_literal_draws(order):
     def norm(u):
         return ns.rms_norm(u, 0.01)
 
@@ -171,7 +171,7 @@ def test_a_transformer_has_the_law_of_literal_draws(order):
 # A layer that is used again
 
 
-def test_a_shared_layer_has_one_draw_of_its_weights():
+def test_shared_layer_has_one_draw_of_its_weights():
     """Tokens that are an index of others must be replaced as a whole, indexed or
     not.
     """
@@ -201,7 +201,7 @@ def test_a_shared_layer_has_one_draw_of_its_weights():
         np.testing.assert_allclose(output, tokens, rtol=1e-10)
 
 
-def test_a_shared_layer_has_the_law_of_literal_draws():
+def test_shared_layer_has_the_law_of_literal_draws():
     def encoder(u):
         u = ns.layer_norm(u + nn.attention(u, 2, d), 0.01)
         return ns.layer_norm(u + nn.mlp(u, n, sigma_b=0.4), 0.01)

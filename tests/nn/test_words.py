@@ -89,7 +89,7 @@ def simulated(draws, tied, rng, width=6, std=0.5):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_law_of_a_model_is_that_of_its_whole_table(tied):
+def test_law_of_a_model_is_that_of_its_whole_table(tied):
     """Logits, loss, largest probability: Kolmogorov–Smirnov, 9 tests, level 1e-5
     each.
     """

@@ -21,7 +21,10 @@ def given_numbers(draws, module):
 
     `drawn` takes them instead of draws.
     """
-    named = {name: p.detach().double().numpy() for name, p in module.named_parameters()}
+    named = {
+        name: p.detach().double().numpy()
+        for name, p in (*module.named_parameters(), *module.named_buffers())
+    }
     return numbers_for(draws, named)
 
 

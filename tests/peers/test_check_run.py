@@ -89,7 +89,7 @@ def rows(numbers, names=("loss", "grad_norm")):
     ],
     ids=["normal", "gamma", "logistic"],
 )
-def test_a_band_is_left_as_seldom_as_it_says(distribution, most):
+def test_band_is_left_as_seldom_as_it_says(distribution, most):
     """The probability that a new value leaves the band, given the values that the band
     is made of, is known; its mean over 300 bands is at most the level, or three times
     it for the logistic law. Values are on a logarithmic scale, as norms are.
@@ -234,7 +234,7 @@ OPTIMISERS = [sgd, nesterov, adam, adamw, muon_and_adamw]
 
 @pytest.mark.parametrize("make", OPTIMISERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(("accumulation", "clip"), [(1, None), (2, 0.3)])
-def test_the_loop_is_a_loop_written_out(make, accumulation, clip):
+def test_loop_trains_as_one_written_out(make, accumulation, clip):
     """The same numbers as a loop written by hand, and as a Recorder that watches it."""
     settings = {"steps": 5, "accumulation": accumulation, "clip": clip}
     law = ns.torch.run_law(
@@ -352,7 +352,7 @@ def test_every_form_of_output_is_read(form):
     assert twice.item() == pytest.approx(2 * module.table[ids].mean().item(), abs=1e-5)
 
 
-def test_what_cannot_be_trained_raises_an_error():
+def test_model_that_cannot_be_trained_raises_error():
     with pytest.raises(
         ValueError, match=r"build=.* must be a function that returns a n"
     ):
@@ -384,7 +384,7 @@ def test_what_cannot_be_trained_raises_an_error():
 # Checks
 
 
-def test_a_healthy_run_is_ok_and_a_sum_is_named(law):
+def test_healthy_run_is_ok_and_a_sum_is_named(law):
     loop = law.loop
     healthy = law.check(rows(run_of_loop(loop, 99)))
     assert healthy.ok
@@ -413,7 +413,7 @@ def test_a_healthy_run_is_ok_and_a_sum_is_named(law):
     )
 
 
-def test_the_stated_power_is_that_of_runs(law):
+def test_stated_power_is_that_of_runs(law):
     """A gradient norm that is wrong by the stated factor at the step that shows it
     best, and matrices whose standard deviation is, are detected with probability 0.9:
     in 200 runs at least 160 times, which has probability below 1e-4 otherwise.
@@ -451,7 +451,7 @@ def test_the_stated_power_is_that_of_runs(law):
     assert found >= 75
 
 
-def test_a_smaller_batch_is_proposed():
+def test_smaller_batch_is_proposed():
     proposal = ns.torch.propose_batch(
         Bigram, sgd, IDS, factor=3.0, steps=1, progress=False
     )
@@ -614,7 +614,7 @@ def adam(module):
 """
 
 
-def test_the_command_exits_with_3_and_names_the_number(tmp_path, monkeypatch):
+def test_command_exits_with_3_and_names_the_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(FILE)
     batch = {"input_ids": IDS[:, :-1], "labels": IDS[:, 1:]}
@@ -672,7 +672,7 @@ def test_batches_of_every_file_are_read(tmp_path):
 # Recorders
 
 
-def test_a_recorder_saves_what_the_command_reads(tmp_path):
+def test_recorder_saves_what_the_command_reads(tmp_path):
     torch.manual_seed(1)
     module = Bigram()
     optimizer = sgd(module)
@@ -715,7 +715,7 @@ def test_a_recorder_saves_what_the_command_reads(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_the_trainer_is_checked(tmp_path, capsys):
+def test_run_of_the_trainer_is_checked(tmp_path, capsys):
     """Labels begin with -100: else the Trainer's mean counts a label that no token
     predicts, and the loss that it logs is too low by that share, which is named.
     """
@@ -810,7 +810,7 @@ def test_a_run_of_the_trainer_is_checked(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_run_of_lightning_is_checked(accumulation, tmp_path):
+def test_run_of_lightning_is_checked(accumulation, tmp_path):
     """Lightning logs the loss of the last pass of a step."""
     lightning = pytest.importorskip("lightning.pytorch")
     pytest.importorskip("tensorboard")

@@ -53,7 +53,7 @@ def layer(rng, x, width, beta, longest, dropout=0.0):
     return query, F.layer_norm(x + F.dropout(y, dropout), (d,), eps=1e-12)
 
 
-def test_the_encoder_has_the_law_of_torch():
+def test_encoder_has_the_law_of_torch():
     """The value's bias is mixed by weights that sum to 1, so that it is added as it
     is.
     """
@@ -76,7 +76,7 @@ def test_the_encoder_has_the_law_of_torch():
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_gradient_of_queries_has_the_law_of_torch(dropout):
+def test_gradient_of_queries_has_the_law_of_torch(dropout):
     """With the whole cross-entropy over 2000 words, where ours has it to first order in
     the logits.
     """
@@ -100,7 +100,7 @@ def test_the_gradient_of_queries_has_the_law_of_torch(dropout):
     assert stats.ks_2samp(found, 1.5 * ours).pvalue < LEVEL
 
 
-def test_the_gradient_of_a_head_has_the_law_of_torch():
+def test_gradient_of_a_head_has_the_law_of_torch():
     tokens, width, head, rng = 8, 12, 6, torch.Generator().manual_seed(6)
     found = []
     for _ in range(DRAWS):

@@ -95,7 +95,7 @@ def _run(folder):
     ).stdout
 
 
-def test_the_recipe_of_the_page_passes_and_fails_as_the_page_says(tmp_path):
+def test_recipe_of_the_page_passes_and_fails_as_the_page_says(tmp_path):
     page = PAGE.read_text(encoding="utf-8")
     recipe = re.search(r"```py\n(import math.*?)```", page, re.DOTALL)[1]
     (tmp_path / "test_init.py").write_text(recipe)
@@ -143,7 +143,7 @@ def _summary(output, name):
     return re.search(rf"FAILED tests/test_init.py::{name} - (.*)", output)[1]
 
 
-def test_a_failure_is_one_line_with_the_first_finding_and_the_coverage(output):
+def test_failure_is_one_line_with_the_first_finding_and_the_coverage(output):
     assert "3 failed, 2 passed" in output
     line = _summary(output, "test_wrong")
     assert line.startswith(
@@ -156,7 +156,7 @@ def test_a_failure_is_one_line_with_the_first_finding_and_the_coverage(output):
     assert "Parameters that differ" in output  # the whole report
 
 
-def test_an_incomplete_check_fails_and_says_what_accepts_it(output):
+def test_incomplete_check_fails_and_says_what_accepts_it(output):
     line = _summary(output, "test_incomplete")
     assert line.startswith("Failed: incomplete (forward pass not checked): ")
     assert "Net has no torch.nn.Embedding for token ids" in line

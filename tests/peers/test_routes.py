@@ -47,7 +47,7 @@ def test_every_family_has_a_comparison():
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_module_has_the_law_of_its_configuration(family):
+def test_module_has_the_law_of_its_configuration(family):
     build, model = _factory(CONFIGS[family]), ns.models.read(CONFIGS[family])
     net = ns.torch.network(
         build, (), _given(model), laws=ns.torch.parameters(build, samples=64)

@@ -122,7 +122,7 @@ def test_torch_sees_small_parts():
     np.testing.assert_allclose(q, NUMPY.span(rows), atol=1e-5)
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_same_seed_gives_the_same_bits():
     net, widths = CASES["transformer"]
     run = partial(
         conditional,

@@ -53,14 +53,14 @@ class Smoothed(Loss):
 
 
 @pytest.mark.parametrize("build", [Both, LossFirst])
-def test_a_module_that_returns_logits_and_loss_is_read_as_its_logits(build):
+def test_module_that_returns_logits_and_loss_is_read_as_its_logits(build):
     net = ns.torch.program(build, (TOKENS, TOKENS))
     plain = ns.torch.program(Decoder, TOKENS)
     np.testing.assert_array_equal(net.draw(draws=2, rng=0), plain.draw(draws=2, rng=0))
 
 
 @pytest.mark.parametrize("build", [Loss, Sum, Shifted, Smoothed])
-def test_the_law_of_a_loss_is_that_of_the_module(build):
+def test_law_of_a_loss_is_that_of_the_module(build):
     """Quantiles of 300 initialisations and 3,000 draws, at level 1e-5."""
     from scipy import stats
 

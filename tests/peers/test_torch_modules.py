@@ -389,7 +389,7 @@ def test_random_bias_of_attention_to_other_tokens():
         assert stats.ks_2samp(ours[:, k], real[:, k]).pvalue > 1e-4 / 2
 
 
-def test_a_module_is_read_in_inference_mode():
+def test_module_is_read_in_inference_mode():
     """Parts of fused projections are found by gradients, which this mode turns off."""
     build, args, kwargs, _ = MODULES["gpt_neox"]
     with torch.inference_mode():
@@ -421,7 +421,7 @@ def test_comparison_notices_a_wrong_law():
     assert stats.ks_2samp(real, ours).pvalue < LEVEL
 
 
-def test_a_module_of_405_billion_parameters_is_read_without_its_memory():
+def test_module_of_405_billion_parameters_is_read_without_its_memory():
     """Two of its 126 blocks: each is read by itself."""
     rope = {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192}
     config = transformers.LlamaConfig(

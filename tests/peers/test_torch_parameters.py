@@ -123,7 +123,7 @@ def test_small_module_with_another_constructor_initialisation_needs_a_factory():
             ns.torch.parameters(Small())
 
 
-def test_a_large_parameter_takes_no_memory():
+def test_large_parameter_takes_no_memory():
     def build():
         module = torch.nn.Linear(2**20, 2**20, bias=False)  # four terabytes
         torch.nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
@@ -134,7 +134,7 @@ def test_a_large_parameter_takes_no_memory():
     assert (found.law, found.fan_in) == ("truncated normal", 2**20)
 
 
-def test_a_module_on_the_meta_device_has_the_laws_of_a_real_one():
+def test_module_on_the_meta_device_has_the_laws_of_a_real_one():
     config = transformers.BertConfig(
         hidden_size=64,
         num_hidden_layers=1,
@@ -172,7 +172,7 @@ def test_every_public_name_has_a_page_and_an_example():
         assert ">>>" in getattr(ns.torch, name).__doc__
 
 
-def test_a_module_with_uniform_weights_has_the_same_limit():
+def test_module_with_uniform_weights_has_the_same_limit():
     """Its law at finite width is that of Gaussian weights of the same variance, and
     does not claim to be exact.
     """
@@ -231,7 +231,7 @@ def _same_law(build, laws, args, draws=2000):
     return stats.ks_2samp(ours, real).pvalue
 
 
-def test_a_transposed_copy_is_one_matrix():
+def test_transposed_copy_is_one_matrix():
     found = ns.torch.parameters(lambda: Pair(_turn))
     assert (
         found["b.weight"].law,
@@ -400,7 +400,7 @@ class Fourier(torch.nn.Module):
 
 
 @pytest.mark.parametrize("registered", [True, False])
-def test_a_random_buffer_is_a_parameter(registered):
+def test_random_buffer_is_a_parameter(registered):
     found = ns.torch.parameters(lambda: Fourier(registered))
     assert (found["frequencies"].law, found["frequencies"].std) == ("normal", 1.0)
     assert (
@@ -451,3 +451,19 @@ def test_two_rows_of_independent_entries_are_not_orthogonal():
         assert law_of_entries("weight", (2, 64), samples).law == "normal"
     rows = [np.linalg.qr(rng.normal(size=(64, 2)))[0].T for _ in range(8)]
     assert law_of_entries("weight", (2, 64), rows).law == "orthogonal"
+
+
+@pytest.mark.parametrize("high", [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2.0, 3.0])
+def test_small_means_of_asymmetric_cuts_are_exact(high):
+    """Means between 0 and 12 standard errors of the samples."""
+
+    def build():
+        table = torch.nn.Embedding(12, 8)
+        torch.nn.init.trunc_normal_(table.weight, a=-1.0, b=high)
+        return table
+
+    found = ns.torch.parameters(build)["weight"]
+    law = stats.truncnorm(-1.0, high)
+    assert found.std_error == 0
+    assert found.mean == pytest.approx(law.mean(), abs=1e-12)
+    assert found.std == pytest.approx(law.std())

@@ -77,7 +77,7 @@ def test_nearly_rotary_positions_are_refused(turn, message):
         ns.torch.program(lambda: Parallel(turn), IDS)
 
 
-def test_a_matrix_with_rows_of_zeros_is_refused():
+def test_matrix_with_rows_of_zeros_is_refused():
     def build():
         module = torch.nn.Linear(8, 8, bias=False)
         with torch.no_grad():

@@ -38,6 +38,26 @@ CASES = {
 }  # fmt: skip
 
 
+def replaced(module, x):
+    """Tokens, the last ones of which are replaced."""
+    y = x * 1.0
+    y[:, 1:] += module.few(x)[:, :1, :1]
+    return y
+
+
+def turned_without_gradient(module, x):
+    """Rotary positions whose two terms are detached, as the code of indexers does."""
+    frequencies = torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=torch.float64)
+    angles = torch.arange(3.0)[:, None] * frequencies
+    cosines, sines = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    half = torch.cat([-x[..., 4:], x[..., :4]], -1)
+    return (x * cosines).detach() + (half * sines).detach()
+
+
+CASES["replaced tokens"] = replaced
+CASES["detached rotary positions"] = turned_without_gradient
+
+
 def module_of(compute):
     class Module(nn.Module):
         """Tokens, and matrices with one output, few outputs, or tokens as inputs."""

@@ -202,7 +202,7 @@ class Forgetful(Residual):
         return self.second(self.first(x).relu())
 
 
-def test_a_block_of_a_stage_without_a_sum_is_named():
+def test_block_of_a_stage_without_a_sum_is_named():
     def build():
         network = Convolutional()
         network.stages[1][1] = normal(Forgetful(12, 12, 1))

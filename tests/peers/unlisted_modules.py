@@ -52,7 +52,7 @@ class Network(nn.Module):
 
     def forward(self, ids):
         x = self.embed(ids)
-        return self.head(x + self.mix(functional.rms_norm(x, (WIDTH,))))
+        return self.head(x + self.mix(functional.rms_norm(x, (WIDTH,), eps=1e-6)))
 
 
 class Attention(Network):
@@ -336,7 +336,7 @@ class Perceiver(nn.Module):
         for _ in range(2):
             q, k, v = (split_heads(y) for y in (self.q(z), self.k(x), self.v(x)))
             y = functional.scaled_dot_product_attention(q, k, v)
-            z = functional.layer_norm(z + self.o(join_heads(y)), (WIDTH,))
+            z = functional.layer_norm(z + self.o(join_heads(y)), (WIDTH,), eps=1e-6)
         return self.head(z.flatten(1))
 
 
@@ -403,7 +403,7 @@ class AdaptiveNorm(nn.Module):
     def forward(self, ids, context):
         x = self.embed(ids)
         shift, scale, gate = self.modulate(self.condition(context[:, :1])).chunk(3, -1)
-        h = functional.layer_norm(x, (WIDTH,)) * (1 + scale) + shift
+        h = functional.layer_norm(x, (WIDTH,), eps=1e-6) * (1 + scale) + shift
         return self.head(x + gate * self.down(functional.gelu(self.up(h))))
 
 
@@ -424,7 +424,7 @@ class HyperConnections(nn.Module):
         for mix, read, layer in zip(
             self.mixing, self.reading, self.layers, strict=True
         ):
-            flat = functional.rms_norm(streams.flatten(-2), (3 * WIDTH,))
+            flat = functional.rms_norm(streams.flatten(-2), (3 * WIDTH,), eps=1e-6)
             matrix = mix(flat).unflatten(-1, (3, 3)).exp()
             for _ in range(4):
                 matrix = matrix / matrix.sum(-1, keepdim=True)
@@ -450,7 +450,7 @@ class SharedBlock(nn.Module):
     def forward(self, ids):
         x = self.embed(ids)
         for i in range(3):
-            h = functional.rms_norm(x, (WIDTH,))
+            h = functional.rms_norm(x, (WIDTH,), eps=1e-6)
             y = self.down(torch.relu(self.up(h))) + self.b[i](self.a[i](h))
             x = x + self.scales[i] * y
         return self.head(x)
@@ -466,11 +466,15 @@ class TiedEverything(nn.Module):
 
     def forward(self, ids):
         x = self.embed(ids)
-        y = self.one(functional.rms_norm(x, (WIDTH,)))
+        y = self.one(functional.rms_norm(x, (WIDTH,), eps=1e-6))
         weights = (y @ y.mT / WIDTH).masked_fill(FUTURE, -torch.inf).softmax(-1)
         x = x + weights @ y
         x = x + torch.tanh(x @ self.one.weight.T) @ self.one.weight
-        return functional.rms_norm(x, (WIDTH,)) @ self.embed.weight.T / WIDTH**0.5
+        return (
+            functional.rms_norm(x, (WIDTH,), eps=1e-6)
+            @ self.embed.weight.T
+            / WIDTH**0.5
+        )
 
 
 class Equilibrium(nn.Module):
@@ -609,7 +613,7 @@ class MatrixMemory(Network):
         top = log_d.amax(-1, keepdim=True)
         c = (q @ k.mT / HEAD**0.5) * torch.exp(log_d - top)
         size = torch.maximum(c.sum(-1, keepdim=True).abs(), torch.exp(-top))
-        y = functional.rms_norm((c / size) @ v, (HEAD,))
+        y = functional.rms_norm((c / size) @ v, (HEAD,), eps=1e-6)
         return self.o(join_heads(y))
 
 
@@ -755,8 +759,10 @@ class Splines(Network):
         self.coefficients = nn.Parameter(torch.randn(WIDTH, WIDTH, 3) / 5)
 
     def mix(self, x):
-        bumps = torch.exp(-((x[..., None] - torch.tensor([-1.0, 0.0, 1.0])) ** 2))
-        return torch.einsum("btik,oik->bto", bumps, self.coefficients)
+        return sum(
+            torch.exp(-((x - k + 1) ** 2)) @ self.coefficients[..., k].T
+            for k in range(3)
+        )
 
 
 class DropoutOfModules(Network):

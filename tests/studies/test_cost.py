@@ -49,7 +49,7 @@ def stack(width):
     return ((f - 1.0) ** 2).mean()
 
 
-def test_a_worker_has_room_for_a_plan_and_for_the_draws_that_are_computed_together():
+def test_worker_has_room_for_a_plan_and_for_the_draws_that_are_computed_together():
     plan = stack(64).plan()
     one = Draw.of(plan, planning_bytes=1e9)
     expected = [plan.bytes * min(draws, block_of(plan)) for draws in (1, 10, 1000)]
@@ -90,7 +90,7 @@ def test_worker_count_is_limited_by_tasks_cores_and_memory(monkeypatch):
     assert Cost(80.0, 5.0, 1.0, 1, 16).clock == 15.0
 
 
-def test_a_coordinate_check_counts_the_draws_that_are_computed_together(monkeypatch):
+def test_coordinate_check_counts_the_draws_that_are_computed_together(monkeypatch):
     monkeypatch.setattr(_draw_cost, "BASE", 0.0)
     monkeypatch.setattr(_draw_cost, "MIN_DRAW_BYTES", 0.0)
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
@@ -195,7 +195,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     ],
     ids=str,
 )
-def test_a_worker_takes_no_more_memory_than_is_announced(name, options, rule):
+def test_worker_takes_no_more_memory_than_is_announced(name, options, rule):
     """The memory of a worker was understated with ranges, and by a factor of three for
     Adam.
     """
@@ -215,7 +215,7 @@ def test_a_worker_takes_no_more_memory_than_is_announced(name, options, rule):
     assert said / 4 < 1024 * int(done.stdout) < said
 
 
-def test_a_backend_says_what_it_takes():
+def test_backend_says_what_it_takes():
     """JAX compiles first, steps of equal blocks once, and a check that runs on it says
     so.
     """
@@ -240,7 +240,7 @@ def test_a_backend_says_what_it_takes():
     assert there.bytes > here.bytes
 
 
-def test_a_log_has_a_line_for_each_part(monkeypatch, caplog):
+def test_log_has_a_line_for_each_part(monkeypatch, caplog):
     """Unless a terminal shows a bar, or lines would follow each other too soon."""
     caplog.set_level("INFO", "netsor")
     monkeypatch.setattr(_process_pool, "LINE_SECONDS", 0.0)

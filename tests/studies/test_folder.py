@@ -63,7 +63,7 @@ def test_prepare_rejects_foreign_or_changed_files(name, text, after, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_a_manifest_that_names_files_elsewhere_is_not_ours(tmp_path):
+def test_manifest_that_names_files_elsewhere_is_not_ours(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "out").mkdir()
     wrong = {**OPTIONS, "files": {"../mine": "x"}, "replaced": {}}
@@ -72,7 +72,7 @@ def test_a_manifest_that_names_files_elsewhere_is_not_ours(tmp_path):
         folder_of(tmp_path / "out").prepare(FILES)
 
 
-def test_a_file_that_appears_during_the_work_is_refused_at_the_end(tmp_path):
+def test_file_that_appears_during_the_work_is_refused_at_the_end(tmp_path):
     folder = folder_of(tmp_path)
     folder.prepare(FILES)
     (tmp_path / "report.html").write_text("mine")
@@ -92,7 +92,7 @@ def test_folders_and_links_in_the_place_of_files_are_refused(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("name", ["report.html", "manifest.json"])
-def test_a_pipe_in_the_place_of_a_file_does_not_block(name, tmp_path):
+def test_pipe_in_the_place_of_a_file_does_not_block(name, tmp_path):
     put(tmp_path)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
@@ -100,7 +100,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_block(name, tmp_path):
         folder_of(tmp_path).prepare(FILES)
 
 
-def test_a_manifest_that_could_be_misread_is_not_ours(tmp_path):
+def test_manifest_that_could_be_misread_is_not_ours(tmp_path):
     put(tmp_path)
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(
@@ -131,7 +131,7 @@ def test_other_options_remove_what_was_not_changed(tmp_path):
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(
+def test_run_that_is_ended_while_it_writes_is_known_to_the_next(
     writes, tmp_path, monkeypatch
 ):
     from tests.internals import _output_dir
@@ -155,7 +155,7 @@ def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(
     assert {name: contents(tmp_path)[name] for name in new} == new
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
+def test_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(OSError, match="file"):
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
         folder_of(tmp_path).prepare(FILES)
 
 
-def test_the_files_of_another_study_are_somebody_elses(tmp_path):
+def test_files_of_another_study_are_not_overwritten(tmp_path):
     put(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(

@@ -200,7 +200,7 @@ def test_every_key_acts_or_is_refused_in_every_study(study, optimiser, eps, grow
         assert ("has no eps" in told["query.eps.width"]) == (optimiser != "adam")
 
 
-def test_a_kind_that_stands_still_has_no_learning_rate_to_scale():
+def test_kind_that_stands_still_has_no_learning_rate_to_scale():
     told = acts_or_is_refused(
         CheckRequest,
         MODELS["untied, rotary, gated"],
@@ -227,7 +227,7 @@ def test_built_in_parametrisations_apply_to_every_model(name, optimiser):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_report_s_content_is_a_file_for_the_same_numbers(name):
+def test_report_s_content_is_a_file_for_the_same_numbers(name):
     """It repeats the starting point, also where this cannot act."""
     for like in WORDS:
         rule = parametrisation(
@@ -312,7 +312,7 @@ def unchanged(name):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learning_rate_of_a_kind_acts_or_is_refused(name, kind):
+def test_learning_rate_of_a_kind_acts_or_is_refused(name, kind):
     found = outcome(lambda: of_rates(name, lr={kind: 0.5}))
     assert found != unchanged(name)
     assert isinstance(found, str) == (kind in absent_kinds(MODELS[name]))

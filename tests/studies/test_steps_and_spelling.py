@@ -27,7 +27,7 @@ def test_steps_are_bounded(steps):
 
 
 @pytest.mark.parametrize("schedule", [[1.0, 0.5], 2.0, "cosine", True])
-def test_a_schedule_is_a_function(schedule):
+def test_schedule_is_a_function(schedule):
     with pytest.raises(
         ValueError, match=r"^train: schedule=.* must be a function of the step"
     ):
@@ -39,7 +39,7 @@ def test_a_schedule_is_a_function(schedule):
 
 
 @pytest.mark.parametrize("factor", [None, "x", -1.0, float("nan"), [1.0]])
-def test_a_schedule_returns_a_factor(factor):
+def test_schedule_returns_a_factor(factor):
     for call in (
         lambda: ns.train(
             loss(), loss(), ns.optim.SGD(0.1), 2, schedule=lambda t: factor
@@ -53,7 +53,7 @@ def test_a_schedule_returns_a_factor(factor):
 @pytest.mark.parametrize(
     "of", [lambda: 0, object(), None, [0.5], 1.5, float("nan"), True]
 )
-def test_a_quantity_of_the_width_needed_is_a_name_or_a_quantile(of):
+def test_quantity_of_the_width_needed_is_a_name_or_a_quantile(of):
     program = ns.Program(
         ns.dot(ns.gaussian(n), ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))
     )

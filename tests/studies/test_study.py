@@ -86,7 +86,7 @@ def inline(monkeypatch):
     DONE.clear()
 
 
-def test_a_study_resumes_and_writes_its_files(tmp_path):
+def test_study_resumes_and_writes_its_files(tmp_path):
     found = SquareStudy(Squares((1, 2), out=tmp_path)).run()
     assert (found.total, DONE, str(found)) == (5, [1, 2], "They add up to 5.")
     assert (
@@ -122,7 +122,7 @@ class Device(Numpy):
     threads = False
 
 
-def test_a_device_and_other_machines_do_the_same(tmp_path, monkeypatch):
+def test_device_and_other_machines_do_the_same(tmp_path, monkeypatch):
     """Their numbers are kept here; a device needs no process."""
     monkeypatch.setattr(_process_pool, "Workers", None)
     assert (

@@ -18,7 +18,7 @@ TV = pytest.param("tv", 0.01, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
     ("of", "tolerance"), [("variance", 0.05), ("kurtosis", 0.5), TV]
 )
-def test_the_interval_has_the_width_of_the_first_correction(of, tolerance):
+def test_interval_has_the_width_of_the_first_correction(of, tolerance):
     found = ns.width_needed(NET, tolerance, of, draws=DRAWS)
     # the next order is some percent
     assert 0.85 * found.low < FIRST[of] / tolerance < 1.15 * found.high

@@ -58,7 +58,7 @@ def computed(tmp_path_factory):
     return found
 
 
-def test_the_numbers_are_equal_to_ten_digits(computed):
+def test_numbers_are_equal_to_ten_digits(computed):
     here, there = (dict(leaves(part)) for part in computed)
     assert here.keys() == there.keys()
     assert len(here) > 1000
@@ -79,7 +79,7 @@ def test_densities_are_equal_within_their_errors(computed):
     assert np.all(np.abs(np.subtract(here, there)) <= np.add(error, other))
 
 
-def test_the_law_of_the_readme(computed):
+def test_law_of_readme_has_its_numbers(computed):
     _, there = computed
     assert there["limit"][:2] == pytest.approx(
         [0.39197144357569885, 0.1216592126102366], rel=1e-10

@@ -33,6 +33,8 @@ from ._findings import InitFinding, pass_tests
 from ._reference import Reference
 
 Quantities = dict[tuple[str, int], float]
+# of a pass: p-values beyond the largest tenth of them follow an exponential tail
+FEWEST_DRAWS = 100
 # prefixes of the quantities of the stream before the first block of each stack
 STARTS = ("input_", "decoder_input_")
 END = ("logit_std", "loss", "max_probability")  # quantities of the logits
@@ -83,9 +85,9 @@ def quantities_of(
     for prefix, stack in zip(STARTS, net.stacks, strict=False):
         names = [prefix + name for name in STREAM]
         tokens = _tokens(net, stack[0], done.values[stack[0].before])
-        _record(quantities, 0, names, _stream_quantities(tokens))
+        _record(quantities, k=0, names=names, values=_stream_quantities(tokens))
     weights = [
-        _record_block(quantities, net, number, done.values, masks)
+        _record_block(quantities, net, k=number, values=done.values, masks=masks)
         for number in range(len(net.blocks))
     ]
     if net.logits is not None:
@@ -120,7 +122,7 @@ def _record_end(
     sums = np.exp(logits - largest_logit[:, None]).sum(-1)
     loss = (largest_logit + np.log(sums) - right).mean()
     std, _, largest = of_logits(logits)
-    _record(quantities, 0, END, (std, loss, largest))
+    _record(quantities, k=0, names=END, values=(std, loss, largest))
 
 
 def _record_gradients(quantities: Quantities, net: Structure, done: Pass) -> None:
@@ -159,7 +161,7 @@ def pass_findings(
         return PassFindings([], tests=0, checked="", problem=str(error))
     except NotFiniteError as error:
         text = "expected finite activations, found NaN or infinity"
-        finding = InitFinding(error.where, "finite", 0.0, text)
+        finding = InitFinding(where=error.where, what="finite", p=0.0, text=text)
         return PassFindings([finding], tests=1, checked="forward pass")
     by_block = {name: x.reshape(draws, -1) for name, x in law.items()}
     laws = {
@@ -175,7 +177,9 @@ def pass_findings(
         if p < level and not because_of_mask:
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
             text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
-            findings.append(InitFinding(_path(net, name, k), name, p, text))
+            findings.append(
+                InitFinding(where=_path(net, name, k), what=name, p=p, text=text)
+            )
     tests = len(compared) + masks.compared
     checked = _checked(compared)
     problem = "" if checked else "it has no quantity in common with the reference"
@@ -226,7 +230,9 @@ def _compare_masks(
         else:
             text = f"expected token {i} to attend to token {j}, found that it does not"
         text += f"; {len(pairs)} pairs of tokens differ"
-        wrong[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
+        wrong[k] = InitFinding(
+            where=path_of(block.softmaxes[0]), what="mask", p=0.0, text=text
+        )
     return MaskComparison(wrong, compared)
 
 
@@ -306,13 +312,18 @@ def _record_block(
         weights = _of_heads([values[softmax] for softmax in block.softmaxes])
         mask = masks[k] if k < len(masks) else None
         if mask is not None and _fits(mask, weights):
-            _record(quantities, k, SCORES, of_attention(scores, weights, allowed=mask))
+            _record(
+                quantities,
+                k,
+                names=SCORES,
+                values=of_attention(scores, weights, allowed=mask),
+            )
     shares = _shares(net, block, values)
     for name in BRANCHES:
         if any(name in other.branches for other in net.blocks):
             quantities[f"{name}_share", k] = shares.get(name, 0.0)
     tokens = _tokens(net, block, values[block.stream])
-    _record(quantities, k, STREAM, _stream_quantities(tokens))
+    _record(quantities, k, names=STREAM, values=_stream_quantities(tokens))
     return weights
 
 

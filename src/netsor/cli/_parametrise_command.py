@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click import Choice, UsageError, option
@@ -16,13 +17,15 @@ from ._options import cli
 
 FAILED = 3  # exit code, if --check finds a change that grows or shrinks
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
-OPTIMISERS = ("adamw", "adam", "lion", "sign")
+OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OUT_FILE = (
     "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
 )
 CHECK = (
-    "Train real networks for three steps with the written file, and exit with code 3 if"
-    " a change grows or shrinks with the width."
+    "Train real networks with the written file: three steps for the changes of all"
+    " outputs, and five steps at many learning rates, beside one rate for all"
+    " parameters. Exit with code 3 if a change grows or shrinks with the width, or if"
+    " the best rate shifts."
 )
 BATCH = (
     "The name of (inputs, targets) in FILE: tensors that the module takes, and the"
@@ -82,15 +85,30 @@ def parametrise_command(
             options["batch"] = find(name).value
         rule = torch_module().parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
-        changes = rule.check() if check else []
+        if check:
+            found = Checked(rule.check(), rule.transfer(progress=not as_json))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:
-        content["check"] = [change.to_dict() for change in changes]
-        text += f"\n\n{rule.check_text(changes)}"
+        content["check"] = [change.to_dict() for change in found.changes]
+        content["transfer"] = found.transfer.as_dict()
+        text += f"\n\n{rule.check_text(found.changes)}\n\n{found.transfer}"
     out.echo_either(as_json, content, text)
-    if any(change.is_wrong for change in changes):
+    if check and found.is_wrong:
         raise click.exceptions.Exit(FAILED)
+
+
+class Checked(NamedTuple):
+    """What real training with a written file found."""
+
+    changes: Sequence[Any]
+    transfer: Any
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a change grows or shrinks, or the best learning rate shifts."""
+        shifts: bool = self.transfer["derived"].verdict.startswith("shifts")
+        return shifts or any(change.is_wrong for change in self.changes)
 
 
 # the American spelling works too, and help lists the command once

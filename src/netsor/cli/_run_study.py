@@ -35,6 +35,7 @@ from ._load_program import (
     bound_widths,
     find,
     is_target,
+    jax_model,
     module_factory,
     program_of,
     torch_module,
@@ -53,6 +54,8 @@ from ._output import (
 )
 from ._subject import LONGEST, slow_notice
 
+# those of `FAMILIES` in torch/maximal_update, which needs PyTorch
+OF_MODULES = ("adamw", "sign", "adamh", "muonh")
 OPTIMISER_NAMES = f"{', '.join(NAMED)}, or the name of one"
 
 
@@ -465,6 +468,23 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
+def _of_jax(target: str, model: Any, inputs: Mapping[str, Any]) -> ProgramModel:
+    """The network that a JAX model is, on the token ids or numbers of `inputs`."""
+    from ..jax import UnsupportedError
+    from ..jax._network import networks
+    from ..reader._network import lengths_of
+
+    ids = inputs["ids"]
+    lengths = lengths_of(ids, inputs["tokens"])
+    try:
+        first, *longer = networks(model, ids, lengths)
+    except UnsupportedError as error:
+        raise UsageError(
+            f"FILE:FUNCTION {shown(target)} cannot be read: {error}"
+        ) from None
+    return ProgramModel(first, widths={}, longer=longer, ids=ids)
+
+
 def _program(
     target: str,
     binds: Sequence[str],
@@ -477,6 +497,9 @@ def _program(
     if not is_target(target):
         return _from_module(target, inputs)
     loaded = find(target, arguments)
+    of_jax = jax_model(loaded)
+    if of_jax is not None:
+        return _of_jax(target, of_jax, inputs)
     module = module_factory(loaded)
     if module is not None:
         ids = inputs["ids"]
@@ -554,15 +577,41 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     """The command `transfer`."""
-    from ..studies.transfer import Request, TransferStudy
+    from ..studies.transfer import Request, TransferStudy, trains_module
 
     def make(options: dict[str, Any]) -> Study[Any]:
         """The study with the options of the command line."""
+        source, batch = options["model"], options.pop("batch")
         model, optimiser = _trained(options)
+        if trains_module(model, options["widths"]):
+            return _transfer_of_module(source, model, optimiser, batch, options)
+        if batch is not None:
+            raise UsageError(f"--batch {shown(batch)} is for a PyTorch module")
         subject = subject_of(model, options.pop("rules") or None, optimiser)
         return TransferStudy(Request(*subject, optimiser=optimiser, **options))
 
     _print(run(options, make, as_json), as_json, verbose)
+
+
+def _transfer_of_module(
+    source: str,
+    build: Any,
+    optimiser: Any,
+    batch: str | None,
+    options: dict[str, Any],
+) -> Study[Any]:
+    """The sweep of a function of the width that makes PyTorch modules."""
+    from ..torch.maximal_update._transfer import module_study
+
+    if batch is not None:
+        options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value
+    rules = options.pop("rules") or None
+    grow, vectors = options.pop("grow"), options.pop("vectors")
+    if grow != "heads":
+        raise UsageError(f"--grow {grow} is for models: a module defines what grows")
+    if vectors:
+        raise UsageError("--vectors is for models: the optimiser names what moves")
+    return module_study(build, optimiser, rules, rng=None, **options)
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
@@ -593,7 +642,7 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
             f"FILE:FUNCTION {shown(str(named))} names a function of the width: leave"
             " out the index"
         )
-    if optimiser not in NAMED:
+    if optimiser not in (*NAMED, *OF_MODULES):
         option = spelled(("--optimiser", "--optimizer"))
         optimiser = _named_in_file(
             option, name=optimiser, function=named.value, allowed=OPTIMISER_NAMES

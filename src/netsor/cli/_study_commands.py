@@ -279,7 +279,8 @@ def coord_check_command(**options: Any) -> None:
     draws=16,
     optimiser=(
         "for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them,"
-        " in FILE."
+        " in FILE. For a module adamw, adam, lion or sign, or the name of a function in"
+        " FILE that makes its optimiser."
     ),
     lr=(
         "Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a"
@@ -287,6 +288,11 @@ def coord_check_command(**options: Any) -> None:
     ),
     verbose="Print the loss at every learning rate too.",
     rates=opt.RATES,
+)
+@option(
+    "--batch",
+    metavar="NAME",
+    help="For a module, the name of (inputs, targets) in FILE.  [default: random ids]",
 )
 @option(
     "--clip-norm",
@@ -298,8 +304,10 @@ def transfer_command(**options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
     MODEL is a built-in model (gpt2, llama-3-8b, …), the path of a config.json, or
-    FILE:FUNCTION, a function of the width that returns a program whose output is the
-    loss. FILE is executed. With --out, an interrupted sweep of a model resumes where it
+    FILE:FUNCTION, a function of the width that returns a PyTorch module with logits, or
+    a program whose output is the loss. PyTorch trains a module itself; its
+    parametrisations are sp and files of netsor parametrise. FILE is executed. With
+    --out, an interrupted sweep of a model resumes where it
     stopped; netsor overwrites only its own files there.
     """
     from ._run_study import transfer

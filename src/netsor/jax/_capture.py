@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..reader._graph import Graph, UnsupportedError, refused
+from ..reader._graph import Graph, UnsupportedError, refused, shape_of
 from ..reader._laws import Parameter, Parameters
 from ._blocks import common_path, name_blocks
 from ._custom_rules import check_rule
-from ._nodes import SCATTERS, Item, Node, PrimitiveCall, trace_of
+from ._nodes import SCATTERS, Item, Node, PrimitiveCall, rows_of, trace_of
 from ._patterns import joined, keep_users
 from ._primitives import OPERATIONS, RULES, operands_of
 
@@ -128,7 +128,13 @@ class Recorder:
             return node
         if variable.is_key:
             node = Node(
-                "placeholder", "key", "key", (), {}, None, {"val": variable.value}
+                op="placeholder",
+                operation="key",
+                target="key",
+                args=(),
+                kwargs={},
+                compute=None,
+                meta={"val": variable.value},
             )
             node.name = variable.name
             return node
@@ -136,7 +142,16 @@ class Recorder:
 
     def _placeholder(self, name: str, value: Any) -> Node:
         """A known number, as a node."""
-        node = Node("placeholder", "input", name, (), {}, None, {"val": value}, name)
+        node = Node(
+            op="placeholder",
+            operation="input",
+            target=name,
+            args=(),
+            kwargs={},
+            compute=None,
+            meta={"val": value},
+            name=name,
+        )
         node.is_random = False
         self._values[node] = value
         return node
@@ -149,7 +164,13 @@ class Recorder:
         else:
             shape = jax.ShapeDtypeStruct(law.shape, np.float32)
             node = Node(
-                "placeholder", "parameter", law.name, (), {}, None, {"val": shape}
+                op="placeholder",
+                operation="parameter",
+                target=law.name,
+                args=(),
+                kwargs={},
+                compute=None,
+                meta={"val": shape},
             )
             node.name = law.name
             self.nodes.append(node)
@@ -283,7 +304,18 @@ class Recorder:
         """The error of an equation that cannot be read."""
         meta = self._meta(equation, inputs)
         name = equation.primitive.name
-        return refused(Node("call_function", name, name, (), {}, None, meta), reason)
+        return refused(
+            Node(
+                op="call_function",
+                operation=name,
+                target=name,
+                args=(),
+                kwargs={},
+                compute=None,
+                meta=meta,
+            ),
+            reason,
+        )
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop over an axis, whose steps are unrolled."""
@@ -333,7 +365,10 @@ class Recorder:
             name = ".".join(part for part in (prefix, str(step), rest) if part)
             if name not in self.laws:
                 self.laws[name] = replace(law, name=name, shape=law.shape[1:])
-            parts.append(self._parameter(self.laws[name]))
+            part = self._parameter(self.laws[name])
+            base, index = x.meta.get("part", (law.name, ()))
+            part.meta["part"] = base, (*index, step)  # of which numbers it is a part
+            parts.append(part)
         return parts
 
     def _part(self, x: Any, step: int) -> Any:
@@ -456,17 +491,20 @@ class Recorder:
     def _name_ids(self, graph: Graph) -> None:
         """Have a table look up the input itself, if its ids are those of the input.
 
-        jnp.take adds the number of rows to negative ids, which changes nothing.
+        Ids may have an axis of one entry more, and jnp.take adds the number of rows to
+        negative ones, which changes nothing.
         """
         for node in graph.nodes:
             if node.operation != "embedding":
                 continue
             ids = node.args[1]
+            numbers = graph.constants[ids]
+            if numbers.ndim == len(shape_of(node)) and numbers.shape[-1] == 1:
+                numbers = numbers[..., 0]
             for known in self.inputs:
-                if ids is not known and np.array_equal(
-                    graph.constants[ids], graph.constants[known]
-                ):
+                if ids is not known and np.array_equal(numbers, graph.constants[known]):
                     node.replace_argument(ids, known)
+                    node.compute = rows_of
                     break
 
 

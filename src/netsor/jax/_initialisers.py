@@ -17,7 +17,7 @@ import numpy as np
 
 from .._validate import Shape
 from ..functions.quantiles import Distribution, transformed
-from ..reader._laws import Parameter, law_of_entries
+from ..reader._laws import INDEPENDENT, Parameter, law_of_entries
 from ._capture import CALLS, UNCHANGED, loop_counts, opened
 from ._functions import NUMPY
 from ._nodes import PrimitiveCall
@@ -341,7 +341,9 @@ def laws_of(
     )
     laws: list[Parameter | None] = []
     for name, aval, result in zip(names, jaxpr.out_avals, results, strict=True):
-        laws.append(_law(name, tuple(aval.shape), aval.dtype, result))
+        laws.append(
+            _law(name, shape=tuple(aval.shape), dtype=aval.dtype, result=result)
+        )
     _mark_copies(laws, results)
     unknown = [
         number
@@ -349,7 +351,7 @@ def laws_of(
         if law is None and _is_number(jaxpr.out_avals[number].dtype, result)
     ]
     for number, law in zip(
-        unknown, _measured(jaxpr, names, unknown, seed), strict=True
+        unknown, _measured(jaxpr, names, numbers=unknown, seed=seed), strict=True
     ):
         laws[number] = law
     return laws
@@ -366,8 +368,8 @@ def _law(name: str, shape: Shape, dtype: Any, result: Any) -> Parameter | None:
     if isinstance(result, Known):
         number = result.number
         if number is not None:
-            return Parameter(name, shape, "constant", value=number)
-        return Parameter(name, shape, "fixed", value=result.whole)
+            return Parameter(name=name, shape=shape, law="constant", value=number)
+        return Parameter(name=name, shape=shape, law="fixed", value=result.whole)
     if not isinstance(result, Drawn) or not np.isfinite(result.law.std):
         return None
     law = result.law
@@ -422,5 +424,7 @@ def _measured(
     for place, number in enumerate(numbers):
         entries = [np.asarray(sample[place], dtype=float) for sample in samples]
         law = law_of_entries(names[number], entries[0].shape, entries)
+        if law.random and law.law not in INDEPENDENT:
+            law = replace(law, value=tuple(entries))  # to compare numbers with
         laws.append(law)
     return laws

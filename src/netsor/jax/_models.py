@@ -109,7 +109,7 @@ def _of_apply(apply: Callable[..., Any], parameters: Any) -> Functions:
     name = getattr(apply, "__name__", type(apply).__name__)
     if callable(parameters):
         return Functions(name, parameters, apply)
-    return Functions(name, None, apply, given=parameters)
+    return Functions(name=name, init=None, apply=apply, given=parameters)
 
 
 def _of_pair(model: Any, inputs: tuple[Any, ...]) -> Functions | None:
@@ -228,8 +228,18 @@ def is_constructor(model: Any) -> bool:
         return False
 
 
+def takes_one_sequence(model: Any) -> bool:
+    """Whether a function of a key makes a model of Equinox, which takes no batch."""
+    if not is_constructor(model):
+        return False
+    made = _made(model)
+    return made is not None and made.kind == "equinox"
+
+
 def is_pair(model: Any) -> bool:
-    """Whether a model has functions init and apply."""
+    """Whether a model has functions init and apply, or is a pair of them."""
+    if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
+        return True
     return callable(getattr(model, "init", None)) and callable(
         getattr(model, "apply", None)
     )
@@ -290,7 +300,38 @@ def _of_equinox(build: Callable[[Any], Any], made: Made) -> Functions:
         """The outputs of a model with these numbers."""
         return equinox.combine(numbers, rest[-1])(*inputs, **options)
 
-    return Functions(made.name, draw, apply, weight_first=True)
+    return Functions(name=made.name, init=draw, apply=apply, weight_first=True)
+
+
+def functions_of_instance(model: Any) -> Functions | None:
+    """A model that has its weights already, in evaluation mode; None for others."""
+    kind, name = _kind(model), type(model).__name__
+    if kind == "nnx":
+        from flax import nnx
+
+        model.eval()
+        graph, state = nnx.split(model)
+
+        def apply(numbers: Any, *inputs: Any, **options: Any) -> Any:
+            """The outputs of the model with these numbers."""
+            return nnx.merge(graph, numbers)(*inputs, **options)
+
+        return Functions(name=name, init=None, apply=apply, given=state)
+    if kind == "equinox":
+        import equinox
+
+        numbers, rest = equinox.partition(
+            equinox.nn.inference_mode(model), equinox.is_array
+        )
+
+        def apply_rest(numbers: Any, *inputs: Any, **options: Any) -> Any:
+            """The outputs of the model with these numbers."""
+            return equinox.combine(numbers, rest)(*inputs, **options)
+
+        return Functions(
+            name=name, init=None, apply=apply_rest, given=numbers, weight_first=True
+        )
+    return None
 
 
 def arrays_of(inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._validate import ArgumentError
 from ..programs._program import Program
+from ..reader._graph import Graph
 from ..reader._laws import Parameters
 from ..reader._network import Network, network_of, sequence_of
-from ._models import is_constructor
-from ._parameters import parameters
-from ._program import JaxReader, graph_of
+from ._models import is_constructor, is_pair, takes_one_sequence
+from ._parameters import drawn, parameters
+from ._program import JaxReader, graph_of, is_one_sequence
 
 TOKENS = 16  # of different ids, if none are given
 # names of tables of words
@@ -47,36 +48,58 @@ def read_network(
     **options: Any,
 ) -> Network:
     """`network` and its structure."""
-    return network_of(
-        graph_of(model, inputs, laws, options), JaxReader, trained=trained
-    )
+    graph = network_graph(model, inputs, laws, options)
+    return network_of(graph, JaxReader, trained=trained)
+
+
+def network_graph(
+    model: Any,
+    inputs: Sequence[Any],
+    laws: Parameters | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Graph:
+    """The graph of a network; one sequence, as models of Equinox take it, is a batch.
+
+    The first inputs of a function of parameters and inputs are the parameters.
+    """
+    given = drawn(model, tuple(inputs)).inputs
+    return graph_of(model, inputs, laws, options, as_batch=is_one_sequence(given))
 
 
 def networks(model: Any, ids: Any, lengths: Sequence[int | None]) -> list[Program]:
     """`network` on ids, or at one or several numbers of tokens."""
     if ids is not None:
-        return [network(model, np.array(sequence_of(ids))[None])]
+        return [network(model, as_inputs(model, np.array(sequence_of(ids))))]
     return [network(model, token_ids(model, length)) for length in lengths]
 
 
-def token_ids(model: Callable[[Any], Any], tokens: int | None) -> Any:
+def as_inputs(model: Any, ids: Any) -> Any:
+    """Ids of one sequence; models of Equinox take it without an axis of a batch."""
+    return ids if takes_one_sequence(model) else ids[None]
+
+
+def token_ids(model: Any, tokens: int | None) -> Any:
     """Ids 1, 2, … of rows of the model's table of words."""
-    if not is_constructor(model):
+    name = getattr(model, "__name__", type(model).__name__)
+    if not is_constructor(model) and not is_pair(model):
         raise ArgumentError(
             "model",
-            getattr(model, "__name__", type(model).__name__),
-            "a function of a key that makes a model of Flax NNX or Equinox; for others"
-            " give the inputs, ns.audit(ns.jax.network(model, ids))",
+            name,
+            "a function of a key that makes a model of Flax NNX or Equinox, a module of"
+            " Linen, or a pair (init, apply); for others give the inputs,"
+            " ns.audit(ns.jax.network(model, …))",
         )
+    # modules of Linen draw their parameters with inputs
+    example = () if is_constructor(model) else (np.ones((1, TOKENS), dtype=int),)
     tables = [
         law
-        for name, law in parameters(model).items()
-        if len(law.shape) == 2 and TABLE.search(name)
+        for path, law in parameters(model, *example).items()
+        if len(law.shape) == 2 and TABLE.search(path)
     ]
     if not tables:
         raise ArgumentError(
             "model",
-            getattr(model, "__name__", "model"),
+            name,
             "a model with a table of words; for others give the inputs,"
             " ns.audit(ns.jax.network(model, ids))",
         )
@@ -85,4 +108,4 @@ def token_ids(model: Callable[[Any], Any], tokens: int | None) -> Any:
         raise ArgumentError(
             "tokens", tokens, f"at most {most}: {tables[0].name} has {most + 1} rows"
         )
-    return np.arange(1, min(tokens or TOKENS, most) + 1)[None]
+    return as_inputs(model, np.arange(1, min(tokens or TOKENS, most) + 1))

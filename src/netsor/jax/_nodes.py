@@ -127,6 +127,11 @@ class Item:
         return results[self.number]
 
 
+def rows_of(table: Any, ids: Any) -> Any:
+    """Rows of a table."""
+    return jax.numpy.asarray(table)[ids]
+
+
 @dataclass(eq=False)
 class Node:
     """An operation, or a placeholder of a parameter or of an input."""

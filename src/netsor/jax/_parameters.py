@@ -85,7 +85,7 @@ def drawn(
         name: _with_fan_in(law, functions.weight_first) for name, law in laws.items()
     }
     table = Parameters(with_declared(laws, declared or {}), samples=0)
-    return Drawn(functions, inputs, leaves, table)
+    return Drawn(functions=functions, inputs=inputs, leaves=leaves, laws=table)
 
 
 def _initialisation(init: Callable[[Any], Any]) -> tuple[Any, Leaves]:

@@ -86,21 +86,36 @@ def graph_of(
     inputs: Sequence[Any],
     laws: Parameters | None = None,
     options: Mapping[str, Any] | None = None,
+    *,
+    as_batch: bool = False,
 ) -> Graph:
-    """The graph of a model."""
+    """The graph of a model; `as_batch`: of a batch of one, by `jax.vmap`."""
     parts = drawn(model, tuple(inputs))
     if laws is not None:
         parts = parts._replace(laws=laws)
+    if as_batch:
+        parts = parts._replace(inputs=tuple(np.asarray(x)[None] for x in parts.inputs))
     leaves, functions = parts.leaves, parts.functions
 
     def apply(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
         """The outputs, of the leaves of the parameters."""
         tree = jax.tree_util.tree_unflatten(leaves.structure, numbers)
-        outputs = functions.apply(tree, *given, **(options or {}))
+        call = partial(functions.apply, tree, **(options or {}))
+        outputs = jax.vmap(call)(*given) if as_batch else call(*given)
         return [x for x in jax.tree.leaves(outputs) if hasattr(x, "dtype")]
 
     jaxpr = jax.make_jaxpr(apply)(leaves.arrays, parts.inputs)
-    return captured(functions.name, jaxpr, _variables(parts, leaves), parts.laws)
+    return captured(
+        functions.name, jaxpr, variables=_variables(parts, leaves), laws=parts.laws
+    )
+
+
+def is_one_sequence(inputs: Sequence[Any]) -> bool:
+    """Whether all inputs are ids of one sequence, without an axis of a batch."""
+    arrays = [np.asarray(x) for x in inputs]
+    return bool(arrays) and all(
+        x.ndim == 1 and np.issubdtype(x.dtype, np.integer) for x in arrays
+    )
 
 
 def _variables(parts: Drawn, leaves: Leaves) -> list[Variable]:
@@ -134,7 +149,9 @@ class JaxDeferred(Deferred):
             return None
         try:
             names = (self.node.target, self.node.operation)
-            result = apply_rule(self.node, self.call, [first.scalars, *others], names)
+            result = apply_rule(
+                self.node, self.call, args=[first.scalars, *others], names=names
+            )
         except Refusal:
             return None
         return result if isinstance(result, Scalars) else None
@@ -249,7 +266,7 @@ class JaxReader(Reader):
     def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
         """The result of an operation by its rule in the table of primitives."""
         names = (node.target, node.operation)
-        result = apply_rule(node, call, self._arguments(node, scalar), names)
+        result = apply_rule(node, call, args=self._arguments(node, scalar), names=names)
         _check_kind(node, result)
         return result
 

@@ -106,15 +106,20 @@ def _replaced(
     one_update: Floats,
     compute: Scatter,
 ) -> Tensor:
-    """The rows of the operand, of which some are those of the updates."""
+    """The rows of the operand, of which some are replaced by rows of the updates.
+
+    The operation is applied to row numbers: those of the updates follow those of the
+    operand. Its result says which row goes where.
+    """
     count = one_x.size
-    own = np.arange(count, dtype=float).reshape(one_x.shape)
-    others = count + np.arange(one_update.size, dtype=float).reshape(one_update.shape)
-    origins: Ints = np.asarray(compute(own, others)).astype(np.intp).ravel()
+    numbers = np.arange(count, dtype=float).reshape(one_x.shape)
+    update_numbers = np.arange(one_update.size, dtype=float).reshape(one_update.shape)
+    result = np.asarray(compute(numbers, count + update_numbers))
+    origins: Ints = result.astype(np.intp).ravel()
     width = rows[0].shape[-1]
     whole = call._replace(shapes=[(count + one_update.size, width)])
-    both = rearrangement.concatenate(whole, list(rows), 0)
-    return rearrangement.pick(call, both, 0, origins)
+    all_rows = rearrangement.concatenate(whole, list(rows), 0)
+    return rearrangement.pick(call, x=all_rows, axis=0, index=origins)
 
 
 def _added(
@@ -124,7 +129,11 @@ def _added(
     one_update: Floats,
     compute: Scatter,
 ) -> Tensor:
-    """The rows of the operand, to some of which updates are added."""
+    """The rows of the operand, to some of which rows of the updates are added.
+
+    The operation is linear in the updates, so that its images of unit updates are the
+    columns of a matrix that multiplies their rows.
+    """
     units = np.eye(one_update.size).reshape(-1, *one_update.shape)
     images = [np.asarray(compute(one_x, unit)).ravel() for unit in units]
     shape = (one_x.size, rows[0].shape[-1])

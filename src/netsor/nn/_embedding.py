@@ -76,7 +76,10 @@ def root(gram: Scalar) -> Scalar:
 
 
 def symmetric_root(gram: Any) -> Any:
-    """`root` for arrays."""
+    """The symmetric square root of positive semidefinite arrays (…, k, k).
+
+    Eigenvalues at the level of rounding count as 0.
+    """
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
     rounding = 4e-16 * gram.shape[-1] * xp.max(xp.abs(values), axis=-1, keepdims=True)

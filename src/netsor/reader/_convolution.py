@@ -36,6 +36,7 @@ from .. import language as ns
 from .._array_api import Array, Floats, Ints, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
+from ..language.values._scalar import constant
 from ._arithmetic import (
     Call,
     Tensor,
@@ -203,6 +204,8 @@ def convolution(
     )
     if is_random(x):
         x = call.settled(x)
+        if isinstance(x, Vectors) and x.from_end >= -shape.ndim:
+            return _of_positions(call, x, weight, bias, shape)
         refuse_if(
             not isinstance(x, Vectors) or x.from_end != -1 - shape.ndim,
             f"a convolution of {kind(x)}: the channels must be the coordinates of"
@@ -267,6 +270,60 @@ def _depthwise(call: Call, x: Vectors, weight: Tensor, shape: Convolution) -> Ve
     return Vectors.of((taps * windows).sum(axis=-1))
 
 
+def _of_positions(
+    call: Call, x: Vectors, weight: Tensor, bias: Tensor, shape: Convolution
+) -> Tensor:
+    """A convolution along axes of indices only, with the coordinates along another one.
+
+    Its kernel has one entry along the coordinates, and its weights are scalars: they
+    combine vectors of channels, such as heads, and of positions, such as tokens.
+    """
+    along, windows = x.from_end, shape.windows
+    options = windows.kernel, windows.stride, windows.padding
+    refuse_if(
+        [option[along] for option in options] != [1, 1, 0],
+        "a convolution along the coordinates of vectors",
+    )
+    others = [k for k in range(shape.ndim) if k != shape.ndim + along]
+    of_indices = Windows(*(tuple(option[k] for k in others) for option in options))
+    if windows.dilation is not None:
+        dilation = tuple(windows.dilation[k] for k in others)
+        of_indices = of_indices._replace(dilation=dilation)
+    counts = tuple(shape.counts[k] for k in others)
+    # (*batch, channels, *positions) become windows (*batch, *counts, groups, entries)
+    plain = x.plain
+    channels = plain.ndim - 1 - len(others)
+    positions = of_indices.positions(plain.shape[channels + 1 :], counts)
+    inside = taken(plain, positions, len(others))
+    order = [*range(channels), *range(channels + 1, inside.ndim - 1)]
+    inside = inside.transpose(*order, channels, inside.ndim - 1)
+    inside = inside.reshape(*inside.shape[:-2], shape.groups, -1)
+    outputs = weight.shape[0] // shape.groups, inside.shape[-1]
+    scalars = _scalars_of_kernel(call, weight).reshape(shape.groups, *outputs)
+    sums = scalars @ inside
+    sums = sums.reshape(*inside.shape[:-2], weight.shape[0])
+    result = sums.transpose(
+        *range(channels), sums.ndim - 1, *range(channels, sums.ndim - 1)
+    )
+    product = Vectors.of(result, along)
+    if bias is None:
+        return product
+    shifts = _scalars_of_kernel(call, bias).reshape(-1, *(1,) * shape.ndim)
+    return add(call, product, Scalars(shifts))
+
+
+def _scalars_of_kernel(call: Call, weight: Tensor) -> Any:
+    """The entries of a kernel, or of a bias, as scalars or given numbers."""
+    if isinstance(weight, Random):
+        refuse_if(
+            call.draws.trained,
+            "a step of an optimiser on a kernel whose entries are scalars",
+        )
+        return call.draws.entries_of_parameter(weight).value
+    refuse_if(is_random(weight), f"a convolution by {kind(weight)}")
+    return constant(numbers(weight))
+
+
 def _taps(call: Call, weight: Tensor) -> ns.Vector:
     """The taps of a depthwise convolution, (kernel entries,)."""
     if isinstance(weight, Random):
@@ -287,10 +344,10 @@ def map_of_positions(call: Call, x: Tensor) -> Vectors:
     sizes = tuple(np.delete(x.shape, x.axis).tolist())
     count = math.prod(sizes)
     units = np.eye(count)
-    coefficients = _images(call, units, sizes, x.axis)
+    coefficients = _images(call, images=units, sizes=sizes, axis=x.axis)
     # each image has its own result, also if they are in another order
     order = np.random.default_rng(0).permutation(count)
-    others = _images(call, units[order], sizes, x.axis)
+    others = _images(call, images=units[order], sizes=sizes, axis=x.axis)
     refuse_if(
         not np.array_equal(others, coefficients[..., order]),
         "an operation on positions that combines the coordinates of vectors",
@@ -466,10 +523,12 @@ def batch_norm(
     x = _with_channels(call, x)
     if training or running_mean is None:
         plain = _standardised(x.plain, range(x.plain.ndim), eps)
-        return _scaled_and_shifted(call, Vectors.of(plain), weight, bias)
+        return _scaled_and_shifted(call, y=Vectors.of(plain), weight=weight, bias=bias)
     scale = (numbers(running_var) + eps) ** -0.5
     y = add(call, x.moved(1, -1), -numbers(running_mean))
-    return _scaled_and_shifted(call, multiply(call, y, scale), weight, bias)
+    return _scaled_and_shifted(
+        call, y=multiply(call, y, scale), weight=weight, bias=bias
+    )
 
 
 def instance_norm(
@@ -484,7 +543,7 @@ def instance_norm(
     x = _with_channels(call, x)
     refuse_if(not use_input_stats, "running statistics of single images")
     plain = _standardised(x.plain, range(1, x.plain.ndim), eps)
-    return _scaled_and_shifted(call, Vectors.of(plain), weight, bias)
+    return _scaled_and_shifted(call, y=Vectors.of(plain), weight=weight, bias=bias)
 
 
 def group_norm(
@@ -503,9 +562,9 @@ def group_norm(
     size = channels // num_groups
     groups = x.moved(1, -1).viewed(Reshape((batch, *sizes, num_groups, size)))
     axes = [*range(1, 1 + len(sizes)), -1]
-    centre = mean(call, groups, axes, keepdims=True)
+    centre = mean(call, x=groups, axes=axes, keepdims=True)
     centred = add(call, groups, multiply(call, centre, -1.0))
-    square = mean(call, multiply(call, centred, centred), axes, keepdims=True)
+    square = mean(call, x=multiply(call, centred, centred), axes=axes, keepdims=True)
     scale = raised(Scalars(square.value + eps), -0.5)
     y = call.vectors(multiply(call, centred, scale))
     y = y.viewed(Reshape((batch, *sizes, channels)))

@@ -190,7 +190,7 @@ class DrawnRows:
         if not new:
             return
         self.drawn.append(
-            iid_vectors(self.law, self.length, len(new), name=self.law.name)
+            iid_vectors(self.law, width=self.length, count=len(new), name=self.law.name)
         )
         for row in new:
             self.index_of_row[row] = len(self.index_of_row)
@@ -365,10 +365,18 @@ class Draws:
             f"the matrix {w.name} repeats its rows or columns",
         )
         std = law.std * math.sqrt(into)
-        turned = w.viewed(Permute((1, 0))) if w.name == self.head else w
-        if w.name == self.head and (self._is_whole(w) or self._is_whole(turned)):
-            return Scalars(drawn_logits(x, out, std, w.frozen))
-        part, as_part = Part.of(w), not _is_turned(w)
+        if w.name == self.head:
+            transposed = w.viewed(Permute((1, 0)))
+            if self._is_whole(w) or self._is_whole(transposed):
+                return Scalars(
+                    drawn_logits(x, vocabulary=out, sigma=std, frozen=w.frozen)
+                )
+        return Vectors.of(self._matrix(w, out, into, std) @ x)
+
+    def _matrix(self, w: Random, out: int, into: int, std: float) -> Any:
+        """The matrix of a parameter, or of a part of it, drawn when first used."""
+        part = Part.of(w)
+        as_part = not _is_turned(w)
         drawn = self._matrices.setdefault(w.name, {})
         refuse_if(
             any(part != other and part.overlaps(other) for other in drawn),
@@ -379,8 +387,8 @@ class Draws:
             drawn[part] = DrawnMatrix(weight(out, into, std=std, name=name), as_part)
         matrix = _used_as(w, drawn[part].weight)
         if drawn[part].as_part != as_part:
-            matrix = matrix.T
-        return Vectors.of(matrix @ x)
+            return matrix.T
+        return matrix
 
     def acts_row_by_row(self, w: Random) -> bool:
         """Whether a matrix is read as the vectors that its rows are.
@@ -644,13 +652,15 @@ class Draws:
 
 # vectors whose coordinates a module uses one by one have at most so many
 MOST_ENTRIES = 1024
+ALWAYS_FEW = 4
 
 
 def has_few_coordinates(x: Vectors) -> bool:
     """Whether the coordinates of vectors may be used one by one, as those of a router.
 
     They are outputs of matrices with more inputs, and functions of these and of biases.
-    A part of the outputs of a larger matrix may also be few.
+    A part of the outputs of a larger matrix may also be few, and so are up to
+    `ALWAYS_FEW` outputs of any matrix.
     """
     if x.shape[x.axis] > MOST_ENTRIES:
         return False
@@ -666,7 +676,8 @@ def has_few_coordinates(x: Vectors) -> bool:
             continue
         seen.add(value)
         if isinstance(value.op, MatMul):
-            if count >= value.op.weight.in_width.factor:
+            inputs = value.op.weight.in_width.factor
+            if count >= inputs and count > ALWAYS_FEW:
                 return False
             is_made_by_matrix = True
         else:

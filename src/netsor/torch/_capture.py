@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -37,8 +37,10 @@ from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
+from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
+from ._plain_functions import PLAIN_FUNCTIONS
 from ._recurrent_cells import PLAIN_RECURRENCES
 
 EINSUM = torch.ops.aten.einsum.default
@@ -97,6 +99,7 @@ def captured(
         inputs=set(),
         frozen={*laws} - trainable,
     )
+    sizes: dict[Any, int] = {}
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -107,6 +110,7 @@ def captured(
                 attribute = operator.attrgetter(node.target)
                 graph.constants[node] = attribute(exported.graph_module)
             else:
+                _find_sizes(graph, node, sizes)
                 _compute_if_constant(graph, node)
     return graph
 
@@ -209,6 +213,50 @@ def _multiplies(parameter: Node) -> bool:
         elif name not in MATRICES or user.args[MATRICES[name]] is not parameter:
             return False
     return bool(parameter.users)
+
+
+def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
+    """Put numbers in place of sizes that torch.export does not know.
+
+    They are the numbers of entries that given masks choose; `sizes` are those found so
+    far, by their symbols.
+    """
+    value = node.meta.get("val")
+    for x in node.all_input_nodes:
+        given = graph.constants.get(x)
+        if isinstance(given, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
+            _learn(sizes, x.meta["val"].shape, given.shape)
+    if name_of(node) == "index" and isinstance(value, torch.Tensor):
+        mask, *others = node.args[1]
+        given = graph.constants.get(mask)
+        if isinstance(given, torch.Tensor) and given.dtype == torch.bool and not others:
+            _learn(sizes, value.shape[:1], [int(given.sum())])
+    if not sizes:
+        return
+    if isinstance(value, torch.SymInt | torch.SymBool):
+        known = value.node.expr.subs(sizes)
+        if not known.free_symbols:
+            number = int if isinstance(value, torch.SymInt) else bool
+            graph.constants[node] = number(known)
+    elif isinstance(value, torch.Tensor):
+        shape = [_size(size, sizes) for size in value.shape]
+        if all(isinstance(size, int) for size in shape):
+            node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
+    """Record the numbers that symbols of a shape stand for."""
+    for size, number in zip(shape, known, strict=True):
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            sizes[size.node.expr] = int(number)
+
+
+def _size(size: Any, sizes: Mapping[Any, int]) -> Any:
+    """A size of a tensor as a number, if it is known."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    known = size.node.expr.subs(sizes)
+    return int(known) if known.is_number else size
 
 
 def _compute_if_constant(graph: Graph, node: Node) -> None:
@@ -512,6 +560,7 @@ def _attention(
 # functions of torch that are computed by others while a module is captured
 REPLACED_BUT_COMPLEX = {
     ATTENTION: _attention,
+    **PLAIN_FUNCTIONS,
     **PLAIN_RECURRENCES,
 }
 REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
@@ -524,7 +573,8 @@ COMPOSITE = frozenset(
         *("hstack", "vstack", "dstack", "column_stack", "tensor_split"),
         *("hsplit", "vsplit", "inner", "tensordot", "dot", "vdot", "mv"),
         *("linalg_multi_dot", "chain_matmul", "linalg_norm", "cosine_similarity"),
-        *("glu", "var_mean", "std_mean"),
+        *("glu", "var_mean", "std_mean", "special_expit", "pairwise_distance"),
+        *("take_along_dim", "dsplit", "kron", "diff", "gradient", "trapezoid"),
     )
 )
 
@@ -607,10 +657,11 @@ def _inputs_on_cpu(
 def _plain_torch() -> Iterator[None]:
     """A context in which torch computes by operations that a graph can record.
 
-    It changes five things in torch, and restores them at the end: the fused kernel of
+    It changes six things in torch, and restores them at the end: the fused kernel of
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
-    backward pass of their own are refused; experts compute all tokens.
+    backward pass of their own are refused; experts compute all tokens; operations know
+    the lines of code of modules only.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -623,7 +674,8 @@ def _plain_torch() -> Iterator[None]:
     # so that the operations inside a checkpoint are in the graph
     torch.autograd.Function.apply = classmethod(_applied)
     try:
-        with dense_experts():  # so that which expert is run depends on no number
+        # which expert is run depends on no number
+        with dense_experts(), lines_of_modules():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -128,9 +128,10 @@ class _AwaitedBuffer(NamedTuple):
 
 
 def _mark_empty_buffers(module: Module) -> list[_AwaitedBuffer]:
-    """Replace buffers on the meta device by the least number of their type.
+    """Fill buffers on the meta device with a mark, and list them.
 
-    Initialised buffers do not begin with it.
+    The mark is the least number of the buffer's type. Initialisation does not write it,
+    so a buffer that still begins with it afterwards was not initialised.
     """
     awaited: list[_AwaitedBuffer] = []
     for submodule in module.modules():

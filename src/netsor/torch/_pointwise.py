@@ -102,7 +102,10 @@ class PointwiseFunction:
         return y.detach()
 
     def _value(self, *tensors: Any) -> Any:
+        """The result of the operation for these tensors, with their type."""
+
         def value_of(x: Any) -> Any:
+            """An argument of the operation, with the tensor that it refers to."""
             return tensors[x.number] if isinstance(x, Result) else x
 
         args = [value_of(x) for x in self.args]
@@ -119,7 +122,10 @@ class PointwiseFunction:
             slopes = []
             for number in range(arguments):
                 slope = PointwiseFunction(
-                    self.operation, self.args, self.kwargs, (*self.slopes, number)
+                    operation=self.operation,
+                    args=self.args,
+                    kwargs=self.kwargs,
+                    slopes=(*self.slopes, number),
                 )
                 slopes.append(slope.function(f"{name}_{number + 1}", arguments))
             derivative = tuple(slopes)

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 from .._validate import ArgumentError, shown, whole
-from ..runtime._files import named, write
-from ._check_run import RunCheck, check_run
-from ._run_loop import (
+from ..checks._run_check import (
     CLIPPED,
     GRADIENT,
     LOSS,
     PARAMETERS,
     UPDATE,
-    gradient_norm,
-    norm,
+    RunCheck,
 )
+from ..runtime._files import named, write
+from ._check_run import check_run
+from ._run_loop import gradient_norm, norm
 from ._run_setup import groups_of
 
 # inputs that the Trainer adds, which change the scale of the loss

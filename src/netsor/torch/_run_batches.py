@@ -140,10 +140,10 @@ def _as_batch(entry: Any, module: Any) -> Batch:
 def _from_mapping(inputs: dict[str, Any], module: Any) -> Batch:
     """A batch of inputs by name."""
     parameters = inspect.signature(module.forward).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return Batch((), inputs)
-    taken = {each.name for each in parameters}
-    rest = [name for name in inputs if name not in taken]
+    accepted = {parameter.name for parameter in parameters}
+    rest = [name for name in inputs if name not in accepted]
     if not rest:
         return Batch((), inputs)
     if len(rest) == 1 and rest[0] in LABELS:

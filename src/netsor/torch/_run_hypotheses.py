@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..checks._run_check import Hypothesis
 from ._run_batches import MASKS, Batch
 from ._run_loop import Loop, new_module_on, next_tokens, seeded
 from ._run_setup import Setup, groups_of, setup_of
@@ -24,14 +25,6 @@ MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
 DROPOUT = 0.1  # of a module whose dropout is inactive
 MOST_TIMES = 2**16  # by which gradients may be wrong: a scale of loss in fp16
 CLIP = 1.0  # the usual norm, where nothing is clipped
-
-
-class Hypothesis(NamedTuple):
-    """A mistake: its name, the question that a verdict asks, and its loop."""
-
-    name: str
-    question: str
-    loop: Loop
 
 
 class Probe(NamedTuple):

@@ -10,7 +10,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,18 @@ import torch
 
 from .._array_api import Floats
 from .._validate import ArgumentError, shown
+from ..checks._run_check import (
+    CLIPPED,
+    GRADIENT,
+    LOSS,
+    PARAMETERS,
+    STD_FACTOR,
+    UPDATE,
+    Hypothesis,
+    TrainingLoop,
+)
 from ._run_batches import IGNORED, LABELS, Batch
 from ._run_setup import Setup, groups_of, setup_of
-
-LOSS, GRADIENT, CLIPPED = "loss", "grad_norm", "grad_norm_clipped"
-UPDATE, PARAMETERS = "update_norm", "param_norm"
 
 
 def _unchanged(*_: Any) -> None:
@@ -30,7 +37,7 @@ def _unchanged(*_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(TrainingLoop):
     """A training loop: what it trains, on what, and how.
 
     Attributes
@@ -94,12 +101,34 @@ class Loop:
     logged_first: int = 0
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
+    def run(self, seed: int) -> dict[str, Floats]:
+        """The numbers of a run by name, one for each step."""
+        return run(self, seed)
+
+    def enlarged(self) -> Loop:
+        """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
+        return replace(self, of_module=_enlarge)
+
+    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+        """The mistakes that the loop can have."""
+        from ._run_hypotheses import possible_mistakes  # it changes loops
+
+        return possible_mistakes(self, factor)
+
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""
         batch = self.batches[number % len(self.batches)]
         if self.of_batch is not None:
             batch = self.of_batch(batch)
         return batch.mapped(lambda x: x.to(self.device))
+
+
+def _enlarge(module: Any) -> None:
+    """Multiply all matrices of a module by STD_FACTOR."""
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.ndim > 1:
+                p.mul_(STD_FACTOR)
 
 
 def run(loop: Loop, seed: int) -> dict[str, Floats]:

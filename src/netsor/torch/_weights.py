@@ -81,7 +81,7 @@ def numbers_of(module: Any, weights: Any = None) -> Numbers:
         if whole is not None and whole.shards is not None:
             numbers.shards[name] = whole.shards
         if whole is not None and whole.problem:
-            finding = InitFinding(name, "tie", 0.0, whole.problem)
+            finding = InitFinding(where=name, what="tie", p=0.0, text=whole.problem)
             numbers.findings.append(finding)
     return numbers
 

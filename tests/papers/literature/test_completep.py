@@ -6,13 +6,13 @@ from tests.internals import AGREES, DISAGREES
 from tests.internals import _completep as study
 
 
-def test_the_branch_is_its_linearisation_and_the_first_row_alone_is_not():
+def test_branch_is_its_linearisation_and_the_first_row_alone_is_not():
     found = study.distances(2, 1.0, 8, seed=0)["distance"]
     assert np.median(found[:, 0]) < 1e-13
     assert 1e-6 < np.median(found[:, 1]) < 1e-3
 
 
-def test_a_larger_step_crosses_kinks(monkeypatch):
+def test_larger_step_crosses_kinks(monkeypatch):
     """So the small distance is a property of small steps, not of the code."""
     monkeypatch.setattr(study, "RATE", 0.3)
     assert np.median(study.distances(2, 1.0, 8, seed=0)["distance"][:, 0]) > 1e-3

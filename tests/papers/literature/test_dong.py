@@ -109,7 +109,7 @@ def test_verdicts_can_agree_and_disagree(numbers):
         assert study.judge({**numbers, **change})[place].verdict == verdict
 
 
-def test_a_quick_run_says_what_it_leaves_out(numbers):
+def test_quick_run_says_what_it_leaves_out(numbers):
     quick = {
         name: found
         for name, found in numbers.items()

@@ -29,7 +29,7 @@ def explicit(n, draws, rng):
     return squares + (below**2).sum(1) * (x @ x) / 2
 
 
-def test_the_kernel_is_that_of_explicit_networks():
+def test_kernel_is_that_of_explicit_networks():
     made = explicit(8, 20_000, np.random.default_rng(0)) / 3
     found = study.sampled("relu", 2, 8, 20_000, seed=0)
     mean, spread = (
@@ -47,7 +47,7 @@ def test_the_kernel_is_that_of_explicit_networks():
     )
 
 
-def test_the_first_order_of_the_variance():
+def test_first_order_of_variance_matches_draws():
     found = study.mean(160 * study.sampled("relu", 2, 160, 4000, seed=0)["variance"])
     assert abs(found.value - study.first_order(2)) < 4 * found.error < 2
     assert study.first_order(2) == pytest.approx(58 / 9)

@@ -10,7 +10,7 @@ from tests.internals import AGREES, DISAGREES, OUTSIDE
 from tests.internals import _gap as study
 
 
-def test_stable_ranks():
+def test_stable_rank_counts_equal_singular_values():
     eye = np.eye(6)[None]
     assert study.stable_rank(eye, eye) == pytest.approx([6.0])
     assert study.stable_rank(np.full((1, 6, 6), 1 / 6), eye) == pytest.approx([1.0])

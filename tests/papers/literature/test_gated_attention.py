@@ -121,7 +121,7 @@ def test_gradients_are_those_of_explicit_stacks(kind, small):
     same_law(growth, study.stacks(kind, 2, 5, 6, draws, seed=0)["growth"][:, 0], 0.4)
 
 
-def test_the_square_of_gates():
+def test_mean_square_of_gates_equals_quadrature():
     z = scipy.stats.norm(scale=0.02 * math.sqrt(2048))
     assert study.gate_square(2048) == pytest.approx(
         z.expect(lambda s: scipy.special.expit(s) ** 2), abs=1e-9

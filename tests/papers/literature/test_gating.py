@@ -10,14 +10,14 @@ from tests.internals import AGREES, DISAGREES
 from tests.internals import _gating as study
 
 
-def test_the_cold_limit_is_chi_square():
+def test_cold_limit_is_chi_square():
     """Eight gates and two orthogonal inputs: 16 independent normals."""
     found = study.order("cold", None, 4000, seed=0)["order"]
     assert scipy.stats.kstest(16 * found, scipy.stats.chi2(16).cdf).pvalue > 1e-4
     assert scipy.stats.kstest(15 * found, scipy.stats.chi2(16).cdf).pvalue < 1e-4
 
 
-def test_the_law_is_that_of_explicit_gates():
+def test_law_is_that_of_explicit_gates():
     """Keys and queries drawn in full at N = 20."""
     count, largest, _, _ = study.RUNS["warm"]
     rng, rho = np.random.default_rng(0), np.linspace(-largest, largest, count)[:, None]
@@ -38,7 +38,7 @@ def test_the_law_is_that_of_explicit_gates():
     assert scipy.stats.ks_2samp(1.15 * (a**2).mean(axis=(1, 2)), found).pvalue < 1e-4
 
 
-def test_the_limit_over_n_is_a_number():
+def test_limit_over_n_is_a_number():
     a = np.linspace(-0.9, 0.9, 6)[:, None] * np.array(study.COMMON[6])
     assert study.order("warm over N", None, 3, seed=0)["order"] == pytest.approx(
         (a**2).mean(), rel=1e-12

@@ -9,7 +9,7 @@ from tests.internals import AGREES, DISAGREES, OUTSIDE
 from tests.internals import _learning_rate as study
 
 
-def test_the_best_rate_is_where_the_output_first_meets_the_target():
+def test_best_rate_is_where_the_output_first_meets_the_target():
     nodes = np.linspace(0.0, 1.5, 4)
     outputs = np.array(
         [nodes, 0.5 * nodes, 2 * nodes - 0.4 * nodes**2, 0.1 * nodes, -nodes]
@@ -20,7 +20,7 @@ def test_the_best_rate_is_where_the_output_first_meets_the_target():
     )
 
 
-def test_the_variance_has_the_closed_form_of_wide_networks(monkeypatch):
+def test_variance_has_the_closed_form_of_wide_networks(monkeypatch):
     """n E(η/η_∞ − 1)² → 2(2 + 2(1 + 4)/9) + 17/81 at depth 3: squared lengths, and
     products of two updates.
     """

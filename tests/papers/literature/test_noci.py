@@ -44,7 +44,7 @@ def test_gradients_are_those_of_differences():
         assert drawn.error < 0.1 * drawn.value  # so that half the number would be seen
 
 
-def test_the_formula_is_exact_for_flat_attention():
+def test_formula_is_exact_for_flat_attention():
     """Where scores are nearly 0 attention is uniform, and the means agree within four
     standard errors.
     """

@@ -152,7 +152,7 @@ def test_verdicts_can_agree_and_disagree():
     assert verdicts(noise=0.9)[0] == UNDECIDED
 
 
-def test_a_quick_run_has_one_model():
+def test_quick_run_has_one_model():
     kept = {part.label for part in study.parts(True)}
     numbers = {label: arrays for label, arrays in planted().items() if label in kept}
     assert [claim.verdict for claim in study.judge(numbers)] == [AGREES] * 8

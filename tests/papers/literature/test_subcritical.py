@@ -50,7 +50,7 @@ def logs(power, noise=1e-3):
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 0.5, 1.0])
-def test_the_exponent_of_each_law(power):
+def test_fitted_exponent_is_that_of_power_law(power):
     assert exponent(logs(power)).value == pytest.approx(power, abs=1e-9)
 
 

@@ -12,7 +12,7 @@ from tests.internals import AGREES, DISAGREES, OUTSIDE
 from tests.internals import _temperature as study
 
 
-def test_the_entropy_of_two_tokens():
+def test_entropy_of_two_tokens_equals_quadrature():
     """The weight of one of two normal scores is a logistic function of one normal."""
     z, weight = np.polynomial.hermite_e.hermegauss(200)
     for beta in (0.5, 2.0):
@@ -24,7 +24,7 @@ def test_the_entropy_of_two_tokens():
         assert study.entropy(2, beta) == pytest.approx(exact, abs=1e-8)
 
 
-def test_the_own_share_of_three_random_tokens():
+def test_own_share_of_three_tokens_equals_quadrature():
     """Given the first token, the cosines with the others are independent."""
     t, weight = scipy.special.roots_gegenbauer(200, 3.0)  # dimension 8
     others = np.exp(-5.0 * (1 - t))
@@ -37,7 +37,7 @@ def test_the_own_share_of_three_random_tokens():
     assert found.error < 1e-9
 
 
-def test_the_cosine_of_a_simplex():
+def test_cosine_of_simplex_equals_explicit_layer():
     """Against a layer of 20 tokens."""
     rho, b = 0.3, 2.0
     y = np.hstack([np.full((20, 1), math.sqrt(rho)), math.sqrt(1 - rho) * np.eye(20)])
@@ -72,7 +72,7 @@ def test_verdicts_can_agree_and_disagree():
     assert verdicts(numbers) == [DISAGREES, AGREES, OUTSIDE, *[OUTSIDE] * 7]
 
 
-def test_the_phases_have_another_side(monkeypatch):
+def test_phases_have_another_side(monkeypatch):
     # the same at every scale
     monkeypatch.setattr(study, "own_share", lambda *_: study.Estimate(0.3, 0.0))
     assert study._phases((0.5, 1.5), True).verdict == DISAGREES

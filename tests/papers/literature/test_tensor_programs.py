@@ -39,7 +39,7 @@ def normed(x):
     return x / x.std(axis=1, keepdims=True)
 
 
-def test_the_program_has_the_law_of_literal_networks():
+def test_program_has_the_law_of_literal_networks():
     """Two entries of the kernel, Kolmogorov–Smirnov at level 1e-4 each."""
     rng = np.random.default_rng(0)
     drawn = np.stack([literal(WIDTH, rng) for _ in range(DRAWS)])

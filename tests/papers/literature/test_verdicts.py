@@ -62,7 +62,7 @@ def unit_scaling(factor=1.0):
     return made
 
 
-def test_unit_scaling():
+def test_unit_scaling_verdicts_follow_numbers():
     assert verdicts(_unit_scaling, unit_scaling()) == ["agrees"] * 4
     assert verdicts(_unit_scaling, unit_scaling(1.2)) == ["disagrees"] * 4
     numbers = unit_scaling()
@@ -106,7 +106,7 @@ def giorlandino(shift=0.0, factor=1.0, share=None):
     return made
 
 
-def test_giorlandino():
+def test_giorlandino_verdicts_follow_numbers():
     """As published: theory and measurements part at β = 3, whatever the law is."""
     found = verdicts(_giorlandino, giorlandino())
     assert found == [
@@ -185,7 +185,7 @@ def deepscale(factor=1.0):
     return made
 
 
-def test_deepscale():
+def test_deepscale_verdicts_follow_numbers():
     assert verdicts(_deepscale, deepscale()) == ["agrees"] * 10
     # off by 30 %: forward on their grid that is too much, backward they publish errors
     # of 44.5 %

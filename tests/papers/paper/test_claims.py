@@ -200,7 +200,7 @@ def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", keep([doubled, gaussian], doubled))
-def test_a_distance_is_to_the_limit_as_it_was_given(broken):
+def test_distance_is_to_the_limit_as_it_was_given(broken):
     """Through replicas of the right limit, a wrong one would be at the right one's
     distance.
     """

@@ -218,7 +218,7 @@ def test_results_are_independent_of_workers(workers, whole, tmp_path, monkeypatc
     assert read(tmp_path) == {"1b.csv": read(whole[0])["1b.csv"]}
 
 
-def test_a_second_run_recomputes_nothing(whole, inline, unillustrated):
+def test_second_run_recomputes_nothing(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     PaperStudy(Request(("1a",), out=out, **SMALL)).run()
@@ -276,7 +276,7 @@ def test_other_options_never_mix_with_old_data(whole, inline, unillustrated, tmp
     assert len({old.plan.store.path(part.key), *others}) == 1 + len(changes)
 
 
-def test_a_part_is_read_only_for_its_own_key(tmp_path):
+def test_part_is_read_only_for_its_own_key(tmp_path):
     store = Store(tmp_path)
     store.save({"a": 1}, {"x": np.arange(3)})
     found = store.load({"a": 1})

@@ -78,7 +78,7 @@ def test_drawbacks_are_quantities_worse_than_in_all_other_models():
     assert GRADIENT_NOTE not in to_text(document(models, found))
 
 
-def test_a_preference_by_gradients_is_about_sgd():
+def test_preference_by_gradients_is_about_sgd():
     models = made({"grad_query": [1e-6] * 4, "grad_key": [1e-6] * 4}, {})
     found = differences(models)
     assert found.verdict == "prefer “b” (better scores)"

@@ -56,7 +56,7 @@ def bits(audit):
 
 
 @pytest.mark.slow
-def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
+def test_same_bits_for_any_number_of_worker_processes(monkeypatch):
     # it is the parent that makes the parts
     monkeypatch.setattr(_cases, "PART_DRAWS", 16)
     two = bits(ns.audit(TINY, workers=2, **SMALL))
@@ -139,7 +139,7 @@ def test_results_are_mappings(inline):
         first[0]
 
 
-def test_a_limit_is_coupled_to_its_model(inline):
+def test_limit_is_coupled_to_its_model(inline):
     """Common random numbers: the largest scores of the first block, which vary in the
     limit too, go together.
     """
@@ -187,7 +187,7 @@ def test_finished_parts_are_kept_and_not_done_again(
     assert len(done) == 1
 
 
-def test_a_part_is_named_by_all_that_its_draws_depend_on():
+def test_part_is_named_by_all_that_its_draws_depend_on():
     part = Request((TINY,), **SMALL).tasks(AuditCase(TINY, 3, None, False))[0]
     others = [
         replace(part, seed=1),
@@ -258,7 +258,7 @@ def test_audit_keeps_foreign_files_in_its_folder(inline, unillustrated, tmp_path
     ns.audit(TINY, out=tmp_path / "other", seed=5, **SMALL)
 
 
-def test_the_quantities_are_those_of_the_models():
+def test_quantities_are_those_of_the_models():
     """Every name of the probes has its words, and no words are left over."""
     model = ns.models.read("t5-base").replace(layers=1, decoder_layers=1, gated=True)
     names = set(model.probes(tokens=2, gradients=True).names)
@@ -408,7 +408,7 @@ def test_gradients_at_infinite_width_are_left_out_for_each_long_input():
 
 
 @pytest.mark.parametrize(("tokens", "head_dim"), [(128, math.inf), (192, 64)])
-def test_a_limit_of_a_long_input_costs_no_more_than_the_model(tokens, head_dim):
+def test_limit_of_a_long_input_costs_no_more_than_the_model(tokens, head_dim):
     model = ns.models.read("gpt2").replace(layers=2)
     own, limit = (
         AuditCase(model, tokens, None, infinite) for infinite in (False, True)

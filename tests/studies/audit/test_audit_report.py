@@ -24,7 +24,7 @@ def test_every_figure_is_drawn(inline, tmp_path):
     )  # without the share of cross-attention, the first one twice
 
 
-def test_the_files_of_an_audit(inline, tmp_path, monkeypatch):
+def test_audit_writes_its_files(inline, tmp_path, monkeypatch):
     """With a figure of each kind: a logarithmic axis, a line at 0, and a threshold."""
     real, kinds = _plots.svg_figure, ("mean_square", "cosine", "entropy")
 

@@ -53,7 +53,7 @@ def audited(seed=0, changes=(), **how):
 
 
 @pytest.mark.parametrize(("draws", "before"), [(5, 6), (7, 7), (4, 21)])
-def test_the_probability_that_draws_are_below_a_band(draws, before):
+def test_probability_below_band_equals_enumeration(draws, before):
     """By all orders of both samples; 21 earlier draws have the end of their band
     between the second and the third.
     """
@@ -68,7 +68,7 @@ def test_the_probability_that_draws_are_below_a_band(draws, before):
         )
 
 
-def test_the_rule_has_its_level_and_is_the_median_where_draws_are_many():
+def test_rule_has_its_level_and_is_the_median_where_draws_are_many():
     """At a level that can be seen: how often one number leaves its band, of a skewed
     law, and of one that moved.
     """
@@ -130,7 +130,7 @@ def test_baseline_with_other_draws_and_lengths_is_comparable():
     )
 
 
-def test_a_file_is_as_good_as_an_object(tmp_path, monkeypatch):
+def test_baseline_file_equals_baseline_object(tmp_path, monkeypatch):
     # which is slow
     monkeypatch.setattr(
         _plots, "svg_figure", lambda name, *_: Figure(name, "", lambda: b"<svg/>")
@@ -146,7 +146,7 @@ def test_a_file_is_as_good_as_an_object(tmp_path, monkeypatch):
     assert len(other.departures(old)) > 5
 
 
-def test_a_number_that_was_constant_leaves_its_band_beyond_rounding():
+def test_number_that_was_constant_leaves_its_band_beyond_rounding():
     old = audited(recipe="zero").as_dict()
     assert old["layers"][0]["mlp_share"] == {"median": 0.0, "low": 0.0, "high": 0.0}
     assert audited(1, recipe="zero").departures(old) == []
@@ -241,7 +241,7 @@ def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
                 old.check(request, model)
 
 
-def test_a_baseline_is_of_the_same_token_ids():
+def test_baseline_is_of_the_same_token_ids():
     """The laws differ: two of four tokens are equal."""
     equal = audited(ids=[3, 7, 7, 1])
     assert equal.as_dict()["ids"] == [3, 7, 7, 1]

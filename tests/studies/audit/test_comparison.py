@@ -216,7 +216,7 @@ def test_separated_quantities_are_sorted_by_distance():
     )
 
 
-def test_a_distance_is_in_widths_of_bands():
+def test_distance_is_in_widths_of_bands():
     """Uniform laws on [0, 1] and [3, 5]: bands 0.9 and 1.8 wide, medians 3.5 apart;
     seed 1, five standard errors.
     """
@@ -238,7 +238,7 @@ def test_a_distance_is_in_widths_of_bands():
     assert _error(x[:200], y[:200], False) == pytest.approx(np.std(again), rel=0.5)
 
 
-def test_a_notebook_is_shown_what_differs_first():
+def test_notebook_shows_differences_first():
     models = made(GROWN, {})
     card = to_cell(document(models, differences(models)))
     text = html.unescape(re.sub(r"<[^>]*>", " ", card))

@@ -11,7 +11,7 @@ from tests.internals import LEVEL, band, quantile_interval
 
 @pytest.mark.parametrize("draws", [10, 16, 50, 200, 1001])
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
-def test_the_level_is_kept_and_not_wasted(draws, q):
+def test_level_is_kept_and_not_wasted(draws, q):
     """Draws 1 … n in order: the ends are the ranks, and how often they miss is known
     exactly.
     """

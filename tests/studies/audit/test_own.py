@@ -28,7 +28,7 @@ def program(name):
 
 
 @pytest.mark.parametrize("name", keep(NETWORKS, "experts", "differential"))
-def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
+def test_example_has_the_law_of_the_same_network_in_numpy(name):
     width, rng = 16, np.random.default_rng(5)
     plain = [NETWORKS[name](rng, width) for _ in range(200)]
     found = (
@@ -176,7 +176,7 @@ def test_gradients_of_the_mean_loss_over_words():
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "mixtral"])
-def test_the_program_of_a_model_is_measured_as_the_model(family):
+def test_program_of_a_model_is_measured_as_the_model(family):
     """A norm after each sum, a decoder, experts; a model has logits besides."""
     model = ns.models.read(CONFIGS[family])
     found, net = (
@@ -240,7 +240,7 @@ def numpy_squares(passed):
     return np.array([passed(rng) for _ in range(2000)])
 
 
-def test_the_gradient_of_a_matrix_that_acts_twice_is_that_of_both_products():
+def test_gradient_of_a_matrix_that_acts_twice_is_that_of_both_products():
     """y = W W x with readouts r: ∂L/∂W = (r (W x)^T + W^T r x^T)/√8, for two tokens
     with the mean over them.
     """
@@ -317,7 +317,7 @@ def test_heads_that_share_a_matrix():
         assert stats.ks_2samp(ours[:, block], theirs[:, block]).pvalue > 1e-4
 
 
-def test_the_gradient_of_an_embedding_that_is_used_again():
+def test_gradient_of_reused_embedding_equals_numpy():
     @ns.program
     def tied():
         w = ns.weight(8, 3, name="W^E")
@@ -339,7 +339,7 @@ def test_the_gradient_of_an_embedding_that_is_used_again():
     assert stats.ks_2samp(ours, numpy_squares(passed)).pvalue > 1e-4
 
 
-def test_a_matrix_without_gradient_has_no_column():
+def test_matrix_without_gradient_has_no_column():
     @ns.program
     def frozen(every=True):
         x = ns.probe("embedding", ns.gaussian(8, 2))
@@ -358,9 +358,7 @@ def test_a_matrix_without_gradient_has_no_column():
     assert (found > 0).tolist() == [[True, False]] * 8
 
 
-def test_an_audit_of_a_program_is_as_that_of_a_model(
-    unillustrated, tmp_path, monkeypatch
-):
+def test_audit_of_a_program_is_as_that_of_a_model(unillustrated, tmp_path, monkeypatch):
     net = program("experts")
     monkeypatch.setattr(_precision, "WORTH", 0)
     audit = ns.audit(net, n=16, draws=40, out=tmp_path, progress=False)
@@ -437,7 +435,7 @@ def test_draws_of_a_limit_have_nodes_of_their_own():
     assert 0 < limit.std() < 0.01 * limit.mean()
 
 
-def test_a_verdict_within_the_quadrature_error_is_undecided():
+def test_verdict_within_the_quadrature_error_is_undecided():
     """The growth of a stream that is as large as its threshold: the draws lie on both
     sides of it.
     """
@@ -451,7 +449,7 @@ def test_a_verdict_within_the_quadrature_error_is_undecided():
         assert found.verdict == verdict
 
 
-def test_a_verdict_that_kernels_leave_open_is_undecided():
+def test_verdict_that_kernels_leave_open_is_undecided():
     flagged, fine = (
         Finding("growth", "rule", "why", "2 times", verdict)
         for verdict in ("FLAG", "ok")

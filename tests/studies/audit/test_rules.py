@@ -118,7 +118,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_rule_comes_out_both_ways_and_may_be_left_open(name):
+def test_rule_comes_out_both_ways_and_may_be_left_open(name):
     assert [verdict(name, facts(**given)).verdict for given in MADE[name]] == [
         FLAG,
         OK,
@@ -132,7 +132,7 @@ def test_every_rule_is_tested():
     assert list(MADE) == [rule.name for rule in RULES]
 
 
-def test_an_encoder_and_a_decoder_are_looked_at_apart():
+def test_encoder_and_a_decoder_are_looked_at_apart():
     """The decoder begins anew: between the two nothing grows or collapses."""
     apart = {
         "mean_square": [1, 2, 3000, 6000],
@@ -192,7 +192,7 @@ def test_unmeasured_rules_are_not_applicable_with_a_reason():
     assert said == [OK, OK, NOT_APPLICABLE, NOT_APPLICABLE]
 
 
-def test_a_few_medians_outside_are_no_finding():
+def test_few_medians_outside_are_no_finding():
     """One of 72, below the stated 0.05; of 44, where there are no gradients in the
     limit.
     """
@@ -263,7 +263,7 @@ def test_median_equal_to_threshold_is_ok():
     )
 
 
-def test_an_open_verdict_says_how_many_draws_decide():
+def test_open_verdict_says_how_many_draws_decide():
     """As many do decide: of a law with a share p below the threshold, and of one that
     is all on one side of it.
     """

@@ -54,7 +54,7 @@ def drawn(case, seed, draws=300):
 @pytest.mark.parametrize(
     ("name", "field", "infinite"), keep(CASES, ("gpt2", "std", False))
 )
-def test_the_law_is_that_of_a_model_with_the_number(name, field, infinite):
+def test_law_is_that_of_a_model_with_the_number(name, field, infinite):
     """Every quantity of an audit, gradients and their ratios included: two samples,
     Kolmogorov–Smirnov.
     """
@@ -83,7 +83,7 @@ def test_swept_std_changes_scores_and_gradients():
         assert stats.ks_2samp(one[key], other[key]).pvalue < 1e-20
 
 
-def test_a_sweep_is_planned_once(monkeypatch):
+def test_sweep_is_planned_once(monkeypatch):
     made, new = [], _plan_query.PlanQuery.made
     monkeypatch.setattr(
         _plan_query.PlanQuery,

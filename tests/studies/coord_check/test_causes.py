@@ -82,7 +82,7 @@ def check_of(config, file, optimiser):
     ("name", "optimiser"),
     keep(CASES, ("scores over √d", "muon"), ("std of the head", "muon")),
 )
-def test_a_wrong_scale_is_named(name, optimiser):
+def test_wrong_scale_is_named(name, optimiser):
     config, file, flagged, what, power = BROKEN[name]
     check = check_of(config, file, optimiser)
     assert flagged in check.broken
@@ -136,7 +136,7 @@ def made(what, name, exponent, promised=0.0, verdict=KEPT):
 SCALE = Scale("scores", "scores", -0.5, "the scores", frozenset({"query", "key"}))
 
 
-def test_a_scale_is_the_cause_only_if_the_size_before_the_step_shows_it():
+def test_scale_is_the_cause_only_if_the_size_before_the_step_shows_it():
     grown = [made("change", "scores", 0.5, verdict=GROWS)]
     assert wrong_scales([SCALE], grown, [made("size", "scores", -0.5)], 0.1) == []
     assert (

@@ -19,7 +19,7 @@ def allowed(trials, p):
     return stats.binom.ppf([LEVEL / 2, 1 - LEVEL / 2], trials, p)
 
 
-def test_the_interval_covers_with_few_replicas_of_unequal_spread():
+def test_interval_covers_with_few_replicas_of_unequal_spread():
     rng = np.random.default_rng(0)
     at, spread, trials, misses = (64, 256, 1024), (0.6, 0.2, 0.1), 1000, 0
     for _ in range(trials):
@@ -34,7 +34,7 @@ def test_the_interval_covers_with_few_replicas_of_unequal_spread():
     assert misses >= low / 2  # Welch's interval may be a little too wide, and not much
 
 
-def test_the_interval_covers_in_a_network():
+def test_interval_covers_in_a_network():
     """ΔW x of one layer is η|x|² n^(−1/2) times a Gaussian vector: log √(χ²_n/n) has a
     known mean.
     """
@@ -64,7 +64,7 @@ def test_the_interval_covers_in_a_network():
     assert misses >= allowed(groups, 0.05)[0] / 2
 
 
-def test_a_power_law_has_one_slope_and_another_law_bends():
+def test_power_law_has_one_slope_and_another_law_bends():
     rng = np.random.default_rng(1)
     at = np.array([64, 256, 1024, 4096])
     straight = fit([n**0.5 * np.exp(0.05 * rng.standard_normal(16)) for n in at], at)
@@ -86,7 +86,7 @@ def test_fit_of_zero_or_infinite_changes_is_none():
 
 
 @pytest.mark.parametrize("value", [0.01, 3.0])
-def test_a_size_is_the_geometric_mean(value):
+def test_size_is_the_geometric_mean(value):
     mean, low, high = size(value * np.array([0.5, 1.0, 2.0]))
     assert mean == pytest.approx(value)
     assert low < mean < high

@@ -81,7 +81,7 @@ def test_advice_with_slack_counts_from_the_nearer_end():
     assert "by 1/√n: " in line
 
 
-def test_a_bend_is_judged_at_the_largest_widths():
+def test_bend_is_judged_at_the_largest_widths():
     ends = fitted(0.3).exponent, fitted(0.01).exponent
     bent = Fit(fitted(0.15).exponent, ends, fitted(-0.29).exponent)
     assert bent.bends

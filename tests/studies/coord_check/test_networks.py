@@ -79,7 +79,7 @@ def test_perceptron_exponents_match_theory(name):
         assert second not in check.limit
 
 
-def test_a_check_is_a_mapping_of_activations():
+def test_check_is_a_mapping_of_activations():
     check = perceptron("mup")
     assert list(check) == [verdict.entry.name for verdict in check.verdicts]
     assert len(check) == len(dict(check)) == len(check.verdicts)
@@ -187,7 +187,7 @@ def test_small_transformer_breaks_sp_and_keeps_mup():
 
 
 @pytest.mark.parametrize("optimiser", keep(["adam", "muon"], "adam"))
-def test_the_tangent_kernel_by_other_optimisers(optimiser):
+def test_ntk_exponents_hold_for_every_optimiser(optimiser):
     """Features move like n^(−1/2) and outputs stay of order 1, whatever the
     optimiser.
     """
@@ -280,7 +280,7 @@ def test_check_against_depth_has_depth_axis():
     )
 
 
-def test_the_limit_has_its_quadrature_error():
+def test_limit_has_its_quadrature_error():
     """At infinite width √E[tanh(g)²], g ~ N(0, 1/2), is within the quadrature error of
     ours; the first loss is 1.
     """
@@ -321,7 +321,7 @@ def test_the_limit_has_its_quadrature_error():
 
 
 @pytest.mark.slow
-def test_a_limit_that_may_be_0_is_shown_as_a_bound():
+def test_limit_that_may_be_0_is_shown_as_a_bound():
     """With scores of 1/n, queries and keys do not move at infinite width; a quadrature
     error makes that a bound.
     """

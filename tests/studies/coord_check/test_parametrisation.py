@@ -66,7 +66,7 @@ def test_heads_grow_or_their_dimension():
     assert (small.heads, small.key_heads, small.d, small.layers) == (8, 2, grouped.d, 2)
 
 
-def test_a_file_begins_with_another_one(tmp_path):
+def test_file_begins_with_another_one(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         'like = "mup"\nmatrices.lr = {width = 0.5, depth = -0.5}\nhead.std = {width ='

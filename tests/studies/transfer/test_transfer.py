@@ -43,7 +43,7 @@ def bent(best, noise=0.01, draws=16):
 
 
 @pytest.mark.parametrize("power", [0.0, -1.0, 0.5])
-def test_the_best_rate_and_its_exponent(power):
+def test_best_rate_follows_power_of_width(power):
     found = sweep(power)
     for n in found.widths:
         best = found.best(n)
@@ -71,7 +71,7 @@ def test_noise_leaves_it_undecided_and_an_edge_is_told():
     assert edge.verdict == "not within the grid"
 
 
-def test_the_verdict_is_about_large_widths():
+def test_verdict_is_about_large_widths():
     """Best rates at widths 1, 4, 16, 64: what small widths do does not count, what
     large ones do does.
     """
@@ -92,7 +92,7 @@ def test_the_verdict_is_about_large_widths():
         assert found.exponent == found.exponents[found.start]
 
 
-def test_a_curve_asks_for_more_rates_until_the_best_is_well_inside():
+def test_curve_asks_for_more_rates_until_the_best_is_well_inside():
     lr = 2.0 ** np.arange(-3, 4)
     for best, more in {
         0: (),
@@ -140,7 +140,7 @@ def mlp(read):
     return network
 
 
-def test_a_perceptron_in_the_standard_parametrisation_shifts():
+def test_perceptron_in_the_standard_parametrisation_shifts():
     found = ns.transfer(
         mlp(ns.dot),
         widths=[32, 128, 512],
@@ -157,7 +157,7 @@ def test_a_perceptron_in_the_standard_parametrisation_shifts():
     assert "shifts" in str(found)
 
 
-def test_a_diverging_loss_is_no_error():
+def test_diverging_loss_is_no_error():
     found = ns.transfer(
         mlp(ns.dot),
         widths=[8, 16],
@@ -207,7 +207,7 @@ def study(**given):
     return TransferStudy(Request(TINY, rules, **{**FEW, **given}))
 
 
-def test_a_model_is_swept_in_both_parametrisations(monkeypatch):
+def test_model_is_swept_in_both_parametrisations(monkeypatch):
     monkeypatch.setattr(_process_pool, "Workers", Inline)
     told = []
     found = ns.transfer(TINY, **{**FEW, "progress": lambda *now: told.append(now)})
@@ -222,7 +222,7 @@ def test_a_model_is_swept_in_both_parametrisations(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_losses_are_those_of_training():
+def test_losses_are_those_of_training():
     """Every rate sees the draws that a program with this rate has, and the schedule
     multiplies it.
     """
@@ -248,7 +248,7 @@ def test_the_losses_are_those_of_training():
     assert abs(wanted.mean() - other.mean()) > 6 * error  # three times the rate
 
 
-def test_the_cost_counts_every_rate_and_draw():
+def test_cost_counts_every_rate_and_draw():
     request = study().request
     cases = [case for rule in request.checks for case in request.cases(rule)]
     assert study().estimate().random_numbers == 3 * 4 * sum(
@@ -256,7 +256,7 @@ def test_the_cost_counts_every_rate_and_draw():
     )
 
 
-def test_a_generator_gives_the_seed():
+def test_generator_gives_the_seed():
     given = {"widths": [8, 16], "steps": 1, "lr": [0.01, 0.02, 0.04], "draws": 4}
     seeds = ({}, {"rng": 0}, {"rng": np.random.default_rng(0)})
     one, same, other = (ns.transfer(mlp(ns.dot), **given, **seed) for seed in seeds)
@@ -264,7 +264,7 @@ def test_a_generator_gives_the_seed():
     assert (one[0].curves[8].losses != other[0].curves[8].losses).all()
 
 
-def test_a_width_without_a_law_is_told():
+def test_width_without_law_is_reported():
     found = ns.transfer(
         mlp(ns.dot),
         widths=[8, 32, math.inf],
@@ -314,7 +314,7 @@ def test_models_have_no_infinite_width_and_the_remedy_has():
 
 
 @pytest.mark.slow
-def test_a_coordinate_check_of_attention_at_infinite_width():
+def test_coordinate_check_has_limit_of_attention():
     check = ns.coord_check(
         attention, widths=[64, 256, math.inf], lr=OUTER, draws=8, progress=False
     )[0]
@@ -325,7 +325,7 @@ def test_a_coordinate_check_of_attention_at_infinite_width():
     )
 
 
-def test_a_best_rate_at_an_end_says_which_rates_to_add():
+def test_best_rate_at_an_end_says_which_rates_to_add():
     found = ns.transfer(
         mlp(ns.dot), widths=[32, 128], steps=1, lr=[1e-5, 2e-5, 4e-5], draws=4
     )
@@ -372,7 +372,7 @@ def test_transfer_with_invalid_arguments_raises(options, words):
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_a_grid_of_rates_is_planned_once(monkeypatch, optimiser):
+def test_grid_of_rates_is_planned_once(monkeypatch, optimiser):
     """20 rates at each of two widths: two plans, for the estimate and for all draws."""
     made, new = [], _plan_query.PlanQuery.made
     monkeypatch.setattr(

@@ -434,7 +434,9 @@ class _Gradient(_Term):
     def act(
         self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
-        """Σ_i size_i ⟨r_i, x⟩ l_i."""
+        """What a sum of outer products size_i l_i r_i^T makes of the inputs x: the
+        vectors Σ_i size_i ⟨r_i, x⟩ l_i, for each order in n.
+        """
         x = inputs.x
         left, right = inputs.sides(
             self.uses.left, self.uses.right, weights.op.weight.transposed

@@ -22,10 +22,13 @@ from ..._validate import (
     counted,
     whole,
 )
-from ...engine.backends import Backend
+from ...engine import Plan as SamplingPlan
+from ...engine.backends import Backend, Numpy
 from ...runtime._memory import check_memory
+from ...runtime._parallel import cores
 from ...runtime._units import in_bytes
 from ...studies import Cost, Document, Draw, Run, Store, Study, to_csv, worker_count
+from ...studies._calibration import calibrated
 from .._figures import FigureResult, file_names
 from ._claims import Row, Separation, judged, separations, separations_ahead
 from ._densities import Plan, TrialTask
@@ -42,6 +45,7 @@ TRIALS = 10  # in the paper
 START_SECONDS = 1.5  # to start the workers
 FIGURE_SECONDS = 1.0  # to draw a figure
 MEASURE_SECONDS = 1e-6  # to measure one draw of a figure
+CALIBRATED = 10.0  # longer runs are worth a second that measures the machine
 
 # Memory, in bytes. A trial needs at least these, whatever its plan: for each pair of
 # tokens of a head, and for each pair of tokens.
@@ -243,6 +247,7 @@ class _CaseWork:
 
     missing: int
     samples: int  # in each trial
+    plan: SamplingPlan
     draw: Draw
 
     @property
@@ -329,12 +334,21 @@ class PaperStudy(Study[Finished]):
         check_memory(total_bytes, request.title, remedy)
 
         return Cost(
-            seconds=sum(w.seconds for w in work),
+            seconds=self._seconds(work, workers),
             first=START_SECONDS + self._figure_seconds(),
             bytes=worker_bytes,
             random_numbers=int(sum(w.draws * w.draw.numbers for w in work)),
             workers=workers,
         )
+
+    def _seconds(self, work: Sequence[_CaseWork], workers: int) -> float:
+        """The core-seconds of all draws: those of long work with numpy are measured on
+        this machine.
+        """
+        predicted = sum(w.seconds for w in work)
+        if not isinstance(self.request.backend, Numpy) or predicted < CALIBRATED:
+            return predicted
+        return calibrated([(w.plan, w.seconds) for w in work], min(workers, cores()))
 
     def _work_of(self, case: Case) -> _CaseWork:
         """The trials of a case that are not there yet, and what each takes."""
@@ -342,7 +356,8 @@ class PaperStudy(Study[Finished]):
         return _CaseWork(
             missing=self._missing_trials(case),
             samples=plan.samples or case.samples,
-            draw=_draw(case, self.request.backend),
+            plan=_plan(case, self.request.backend),
+            draw=Draw.of(_plan(case, self.request.backend), self.request.backend),
         )
 
     def _figure_seconds(self) -> float:
@@ -419,9 +434,9 @@ def _least_plan_bytes(case: Case) -> float:
 
 
 @lru_cache(maxsize=256)
-def _draw(case: Case, backend: Backend) -> Draw:
-    """The cost of a draw of a case."""
-    return Draw.of(case.program.plan(backend=backend, **case.widths), backend)  # type: ignore[arg-type]
+def _plan(case: Case, backend: Backend) -> SamplingPlan:
+    """The plan of a case."""
+    return case.program.plan(backend=backend, **case.widths)  # type: ignore[arg-type]
 
 
 def _ahead(plan: Plan, order: Sequence[Figure]) -> Iterator[None]:

@@ -92,8 +92,9 @@ def audit(
     callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains
         its tokens and names what to measure with `ns.probe`; or a PyTorch module that
-        takes ids, or a function that makes one, at its own widths and 16 tokens by
-        default. `ns.torch.network` reads modules with other inputs.
+        takes ids, or a function that makes one, or a JAX model, at its own widths and
+        16 tokens by default. `ns.torch.network` and `ns.jax.network` read those with
+        other inputs.
     recipe : str, optional
         An initialisation for the model, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
@@ -256,7 +257,7 @@ def _subject(
     try:
         if isinstance(model, Program):
             return ProgramModel(model, dict(sizes))
-        if is_function(model):
+        if is_function(model) or makes_jax_model(model):
             program, *longer = _networks(model, ids, tokens)
             return ProgramModel(program, widths={}, longer=longer, ids=ids)
         if isinstance(model, Transformer | ProgramModel):

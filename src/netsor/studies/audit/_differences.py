@@ -299,30 +299,35 @@ def _preference(
         )
     if changes:
         is_preferred = [status == OK for status in verdicts]
-        flagged = []
-        for short, status in zip(short_names.values(), verdicts, strict=True):
-            if status == FLAG:
-                flagged.append(short)
+        is_flagged = [status == FLAG for status in verdicts]
+        flagged = list(compress(short_names.values(), is_flagged))
         why = f"it is flagged in {join_words(flagged)} at {worst.lengths_text}"
     else:
         is_preferred = _least_flagged(findings, worst.above)
         status = "flagged" if set(verdicts) == {FLAG} else "flagged or undecided"
         why = f"it is {status} in all, and the least there"
-    preferred = list(compress(short_names, is_preferred))
-    values = []
-    for finding in findings:
-        text = "none" if finding.value is None else finding.value_text(finding.value)
-        values.append(text)
-    side = "above" if worst.above else "below"
-    threshold = worst.value_text(worst.threshold or 0.0)
-    why += f" ({join_words(values)}; flagged if {side} {threshold})"
     return RulePreference(
         rule=name,
         findings=findings,
-        preferred=tuple(preferred),
+        preferred=tuple(compress(short_names, is_preferred)),
         changes=changes,
-        why=why,
+        why=f"{why} ({_values_and_threshold(findings, worst)})",
     )
+
+
+def _values_and_threshold(findings: Sequence[Finding], worst: Finding) -> str:
+    """The value of each finding, and when the rule flags one, as "0.3 and 0.7; flagged
+    if below 0.5".
+    """
+    values = []
+    for finding in findings:
+        text = "none"
+        if finding.value is not None:
+            text = finding.value_text(finding.value)
+        values.append(text)
+    side = "above" if worst.above else "below"
+    threshold = worst.value_text(worst.threshold or 0.0)
+    return f"{join_words(values)}; flagged if {side} {threshold}"
 
 
 def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:

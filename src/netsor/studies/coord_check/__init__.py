@@ -181,17 +181,19 @@ def of_module(
 ) -> TrainedFunction:
     """How to train what a function of the width makes.
 
-    For programs these are the arguments, unchanged. A function of PyTorch modules
-    becomes one of their programs, which have the ids, and an optimiser of PyTorch
-    becomes one of `ns.step`.
+    For programs these are the arguments, unchanged. A function of PyTorch modules or
+    JAX models becomes one of their programs, which have the ids, and an optimiser of
+    PyTorch becomes one of `ns.step`.
     """
     unchanged = TrainedFunction(build, optimiser, lr, ids)
+    integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
+    first = integers[0] if integers else 0
+    if "jax" in sys.modules and _makes_jax_model(build, first):
+        return _of_jax_model(build, first, optimiser, lr, ids)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
     from ...torch._network import makes_module, training
 
-    integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
-    first = integers[0] if integers else 0
     if not makes_module(build, first):
         return unchanged
     if lr is not None and not isinstance(optimiser, str):
@@ -209,6 +211,34 @@ def of_module(
     program_of, step = training(build, width=first, optimiser=optimiser, lr=lr, ids=ids)
     lr = 0.0 if lr is None else lr
     return TrainedFunction(program_of, optimiser=step, lr=lr, ids=None)
+
+
+def _makes_jax_model(build: Any, width: int) -> bool:
+    """Whether a function of the width returns a JAX model."""
+    from ...jax._models import is_model
+
+    try:
+        return is_model(build(width))
+    except Exception:  # errors of a program are reported where it is made
+        return False
+
+
+def _of_jax_model(
+    build: Any, width: int, optimiser: Any, lr: Any, ids: Sequence[int] | None
+) -> TrainedFunction:
+    """How to train what a function of the width makes with JAX."""
+    from ...jax._training import training
+
+    if not isinstance(optimiser, str):
+        raise ArgumentError(
+            "optimiser",
+            optimiser,
+            f"the name of one, {', '.join(NAMED)}, with the learning rates in lr: the"
+            " functions of optax do not show theirs",
+        )
+    if lr is None:
+        lr = NAMED[optimiser].lr if optimiser in NAMED else 0.0
+    return TrainedFunction(training(build, ids), optimiser=optimiser, lr=lr, ids=None)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -47,6 +48,7 @@ from .._training import (
     TrainingRequest,
     TrainingStudy,
     call_build,
+    is_function,
     subject_of,
 )
 from ._results import ADDED, Curve, Optimum, Sweep, Transfer
@@ -78,6 +80,7 @@ def transfer(
     ids: Sequence[int] | None = None,
     targets: Sequence[int] | None = None,
     tokens: int | None = None,
+    batch: Any = None,
     weights: Callable[[Program], Any] | None = None,
     schedule: Callable[[int], float] | None = None,
     clip_norm: float | None = None,
@@ -103,7 +106,8 @@ def transfer(
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that
-        returns a `Program` whose output is the loss.
+        returns a `Program` whose output is the loss, or a PyTorch module with logits.
+        PyTorch trains a module itself.
     widths : sequence of float, optional
         Of the stream; 64, 256 and 1024 by default. A function may have `inf` too, and
         then gets an `ns.Width`.
@@ -114,11 +118,19 @@ def transfer(
         an end as long as the best one is not well inside.
     optimiser : str, Optimiser or mapping
         "sgd", "muon", "adam" or "lion", as in `ns.coord_check` over several steps. For
-        a function also what `ns.train` takes; a name then has the learning rate 1. You
-        can also write `optimizer` and `parametrization`.
+        a function also what `ns.train` takes; a name then has the learning rate 1. For
+        a PyTorch module what `ns.torch.parametrise` takes, or a function of the module
+        that returns its optimiser, whose learning rates `lr` multiplies. You can also
+        write `optimizer` and `parametrization`.
     eps : float
         ε of Adam, if `optimiser` is its name. For a model it is that at its own width,
         which the parametrisation scales.
+    parametrisation : str, pathlib.Path, mapping or sequence of these, optional
+        As in `coord_check`. For a PyTorch module "sp" (it is left as it is, with one
+        learning rate), what `ns.torch.parametrise` returns, or a file that `netsor
+        parametrise` wrote; "sp" by default.
+    batch : tuple, optional
+        For a PyTorch module: (inputs, targets), as in `ns.torch.parametrise`.
     weights : callable, optional
         For a function: which parameters of its program to train, as in `ns.step`; by
         default all matrices.
@@ -153,10 +165,31 @@ def transfer(
     0.0067 (0.0047, 0.0095)
     """
     options = {**locals()}
-    del options["executor"], options["model"], options["parametrisation"]
+    for name in ("executor", "model", "parametrisation", "optimiser", "batch"):
+        del options[name]
+    if trains_module(model, widths):
+        from ...torch.maximal_update._transfer import module_study
+
+        study = module_study(model, optimiser, parametrisation, batch=batch, **options)
+        return study.run(executor)
+    if batch is not None:
+        raise ArgumentError(
+            "batch", type(batch).__name__, "left out: it is for a PyTorch module"
+        )
+    options["optimiser"] = optimiser
     return TransferStudy(
         Request.of(*subject_of(model, parametrisation, optimiser), **options)
     ).run(executor)
+
+
+def trains_module(model: Any, widths: Sequence[float] | None) -> bool:
+    """Whether a function of the width returns a PyTorch module."""
+    if "torch" not in sys.modules or not is_function(model):  # no module without torch
+        return False
+    from ...torch._network import makes_module
+
+    integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
+    return makes_module(model, integers[0] if integers else 0)
 
 
 @dataclass(frozen=True)
@@ -216,8 +249,6 @@ class SweepCase(TrainingCase):
         loss = net.output if isinstance(net, Program) else net
         if not isinstance(net, Program) or not isinstance(loss, Scalar) or loss.shape:
             returned = shown(loss)
-            if hasattr(net, "named_parameters"):
-                returned = "a PyTorch module: netsor coord-check takes these"
             allowed = (
                 "a function of the width that returns a Program whose output is its"
                 f" loss, one scalar, not {returned}"

@@ -9,7 +9,7 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from ..._validate import ArgumentError, Shape, also_spelled, one_of, whole
 from ._emitted_file import reference_of
 from ._measure import Graphs, Measurement, Subject, measure
-from ._optimisers import FAMILIES
+from ._optimisers import FAMILIES, Family
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
 from ._rules import ParameterRule, ScalingRule
@@ -39,6 +39,7 @@ def parametrise(
     optimiser: str = "adamw",
     widths: Sequence[int] = WIDTHS,
     batch: Any = None,
+    split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -58,13 +59,19 @@ def parametrise(
         A function of the width that returns a module with logits. All that should grow
         must grow with it.
     optimiser : str
-        "adamw", "adam", "lion" or "sign". You can also write `optimizer`.
+        "adamw", "adam", "sgd", "lion", "sign", "muon" (with AdamW for all but
+        matrices), "adamh" or "muonh" (matrices of a fixed Frobenius norm). You can also
+        write `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
     batch : tuple, optional
         (inputs, targets): tensors that the module takes, and the right class for each
         row of its logits. By default two sequences of eight random tokens, each the
         target of the one before.
+    split_sizes : mapping, optional
+        For "muon", "adamh" and "muonh": fused matrices that are optimised in parts, by
+        names or patterns, such as {"*.c_attn.weight": 3}. A value is the number of
+        equal parts, or a function of the width that returns the sizes.
     draws : int
         Initialisations at each width, at least 2.
     seed : int
@@ -100,6 +107,7 @@ def parametrise(
         seed=whole(seed, "seed", least=0),
         base_width=sizes[0],
         base_depth=None,
+        split_sizes=_split_sizes(split_sizes, FAMILIES[optimiser].is_mixed),
     )
     say = progress or (lambda line: None)
     derived = _derived(subject, sizes, draws, say)
@@ -114,7 +122,27 @@ def parametrise(
         growing=tuple(
             _describe(derived.last.found, k) for k in derived.last.solution.growing
         ),
+        matrices=tuple(derived.last.found.matrices),
     )
+
+
+def _split_sizes(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
+    """The parts of fused matrices, validated."""
+    if split_sizes is None:
+        return {}
+    if not is_mixed:
+        raise ArgumentError(
+            "split_sizes",
+            split_sizes,
+            "left out: this optimiser moves every entry of a matrix by itself",
+        )
+    allowed = "a dict of the number of parts, or a function of the width, by patterns"
+    if not isinstance(split_sizes, Mapping):
+        raise ArgumentError("split_sizes", split_sizes, allowed)
+    for parts in split_sizes.values():
+        if not callable(parts) and not (isinstance(parts, int) and parts > 0):
+            raise ArgumentError("split_sizes", split_sizes, allowed)
+    return split_sizes
 
 
 def _widths(widths: Sequence[int]) -> tuple[int, ...]:
@@ -155,7 +183,7 @@ def _derived(
         solution = Solver(found.operations, found.exponents, found.random).solve()
         last = Solved(found, solution)
         first = first or last
-        changed = _changed(rule, solution, found, subject.family.has_eps)
+        changed = _changed(rule, solution, found, subject.family)
         if changed == rule:
             return Derived(rule, first, last)
         rule = changed
@@ -184,7 +212,7 @@ def _describe(found: Measurement, index: int) -> str:
 
 
 def _changed(
-    rule: ScalingRule, solution: Solution, found: Measurement, has_eps: bool
+    rule: ScalingRule, solution: Solution, found: Measurement, family: Family
 ) -> ScalingRule:
     """The rule with one kind of change: of standard deviations, of scales, or of rates.
 
@@ -200,17 +228,18 @@ def _changed(
         return ScalingRule(parameters, rule.scales)
     if solution.scales:
         return ScalingRule(parameters, _with_scales(rule, solution, found))
+    without_decay = found.matrices if family.is_sphere else {}
     for name, each in parameters.items():
         lr = Power(each.lr.width + solution.lr.get(name, 0.0) + 0.0)
         eps = each.eps
         gradient = found.gradients.get(name)
-        if has_eps and gradient is not None:
+        if family.has_eps and name not in found.matrices and gradient is not None:
             eps = Power(round(2 * gradient.exponent.value) / 2 + 0.0)
         parameters[name] = ParameterRule(
             std=each.std,
             lr=lr,
             eps=eps,
-            weight_decay=Power(-lr.width + 0.0),
+            weight_decay=Power() if name in without_decay else Power(-lr.width + 0.0),
             is_free=name in solution.free,
         )
     return ScalingRule(parameters, rule.scales)

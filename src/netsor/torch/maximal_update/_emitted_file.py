@@ -57,6 +57,7 @@ class FileContent(NamedTuple):
     depth_pattern: str | None  # of a parameter that every layer has
     verified: Sequence[str]  # sentences
     base_width: int
+    matrices: Sequence[str] = ()  # patterns, if they have an optimiser of their own
 
 
 HELPERS = '''
@@ -146,24 +147,33 @@ def _times(number, start, stop):
 
 
 def param_groups(
-    model, lr, base_width{base_depth_argument}, weight_decay=0.0{eps_argument}
+    model,
+    lr,
+    base_width{base_depth_argument},
+    weight_decay=0.0{eps_argument}{matrix_argument},
 ):
     """The parameter groups of the optimiser; all numbers are those at base_width.
-    Weight decay is for parameters with two axes or more.
+    Weight decay is for parameters with two axes or more.{of_matrices}
     """
     groups = {{}}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         rule, decay = rule_of(name), weight_decay if p.ndim >= 2 else 0.0
-        group = groups.setdefault((rule, decay), {{"params": []}})
-        group["params"].append(p)
-        group["lr"] = lr * factor(rule.lr, model, base_width{base_depth})
+{key}        group["params"].append(p)
+        group["lr"] = {lr} * factor(rule.lr, model, base_width{base_depth})
 {eps_line}        decay *= factor(rule.weight_decay, model, base_width{base_depth})
         group["weight_decay"] = decay
     return list(groups.values())
 '''
 
+DEPTH_FIELDS = (
+    "depth_of",
+    "base_depth_argument",
+    "base_depth",
+    "and_the_depth",
+    "depth_factor",
+)
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
@@ -187,6 +197,18 @@ class Rows(torch.nn.Module):
 
 '''
 
+OF_MATRICES = """
+    Groups of matrices have "is_matrix": True, and the learning rate matrix_lr."""
+KEY = """\
+        group = groups.setdefault((rule, decay), {"params": []})
+"""
+KEY_OF_MATRICES = """\
+        is_matrix = any(fnmatchcase(name, pattern) for pattern in MATRICES)
+        rate = matrix_lr if is_matrix and matrix_lr is not None else lr
+        key = (rule, decay, is_matrix)
+        group = groups.setdefault(key, {"params": [], "is_matrix": is_matrix})
+"""
+
 SCALED_PARAMETERS = """\
         for name, _ in list(model.named_parameters()):
             if fnmatchcase(name, scale.path):
@@ -199,6 +221,64 @@ ORIGINAL_NAME = """\
     if "parametrizations." in name:
         name = name.replace("parametrizations.", "").removesuffix(".original")
 """
+
+
+def _fields_of_rows(has_rows: bool) -> dict[str, str]:
+    """What FUNCTIONS says about rows of parameters, which are scaled in some files."""
+    if not has_rows:
+        return {
+            "what_is_scaled": "outputs of submodules, by forward hooks",
+            "original_name": "",
+            "scaled_parameters": "",
+        }
+    return {
+        "what_is_scaled": "outputs of submodules and rows of parameters",
+        "original_name": ORIGINAL_NAME,
+        "scaled_parameters": SCALED_PARAMETERS,
+    }
+
+
+def _fields_of_depth(pattern: str | None) -> dict[str, str]:
+    """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
+    if pattern is None:
+        return dict.fromkeys(DEPTH_FIELDS, "")
+    return {
+        "depth_of": DEPTH_OF.format(pattern=pattern),
+        "base_depth_argument": ", base_depth",
+        "base_depth": ", base_depth",
+        "and_the_depth": " and the depth",
+        "depth_factor": "    scale *= (depth_of(model) / base_depth) ** depth\n",
+    }
+
+
+def _fields_of_eps(
+    has_eps: bool, has_depth: bool, has_matrices: bool
+) -> dict[str, str]:
+    """What FUNCTIONS says about an eps that follows the width, and the depth if any.
+
+    Matrices with an optimiser of their own have no eps of Adam.
+    """
+    if not has_eps:
+        return {"eps_argument": "", "eps_line": ""}
+    arguments = "rule.eps, model, base_width"
+    if has_depth:
+        arguments += ", base_depth"
+    line = f'        group["eps"] = eps * factor({arguments})\n'
+    if has_matrices:
+        line = f"        if not is_matrix:\n    {line}"
+    return {"eps_argument": ", eps=1e-8", "eps_line": line}
+
+
+def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
+    """What FUNCTIONS says about matrices with an optimiser of their own."""
+    if not has_matrices:
+        return {"matrix_argument": "", "of_matrices": "", "key": KEY, "lr": "lr"}
+    return {
+        "matrix_argument": ", matrix_lr=None",
+        "of_matrices": OF_MATRICES,
+        "key": KEY_OF_MATRICES,
+        "lr": "rate",
+    }
 
 
 def source_of(content: FileContent) -> str:
@@ -218,18 +298,17 @@ def source_of(content: FileContent) -> str:
         f"    model = {content.module}(width)",
         f"    initialise(model, base_width={content.base_width})     # new models only",
         f"    scale_outputs(model, base_width={content.base_width})  # always",
-        "    optimiser = torch.optim."
-        f"{_class_of(content.optimiser)}(param_groups(model, lr=…, base_width="
-        f"{content.base_width}))",
+        *_usage_of_groups(content),
         '"""',
         "",
         "from fnmatch import fnmatchcase",
         "from typing import NamedTuple",
         "",
         "import torch",
-        *(["from torch.nn.utils import parametrize"] if has_rows else []),
-        "",
     ]
+    if has_rows:
+        head.append("from torch.nn.utils import parametrize")
+    head.append("")
     helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
     if has_rows:
@@ -241,41 +320,34 @@ def source_of(content: FileContent) -> str:
     rules += ["}", "SCALES = ("]
     rules += _scale_lines(content.scales)
     rules += [")"]
+    if content.matrices:
+        rules += ["MATRICES = (", *(f"    {x!r}," for x in content.matrices), ")"]
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
-        what_is_scaled=(
-            "outputs of submodules and rows of parameters"
-            if has_rows
-            else "outputs of submodules, by forward hooks"
-        ),
-        original_name=ORIGINAL_NAME if has_rows else "",
-        scaled_parameters=SCALED_PARAMETERS if has_rows else "",
         over="" if ratio == 1 else f" / {ratio:g}",
-        depth_of=DEPTH_OF.format(pattern=content.depth_pattern) if has_depth else "",
-        base_depth_argument=", base_depth" if has_depth else "",
-        base_depth=", base_depth" if has_depth else "",
-        and_the_depth=" and the depth" if has_depth else "",
-        depth_factor=(
-            "    scale *= (depth_of(model) / base_depth) ** depth\n"
-            if has_depth
-            else ""
-        ),
-        eps_argument=", eps=1e-8" if has_eps else "",
-        eps_line=(
-            '        group["eps"] = eps * factor(rule.eps, model, base_width'
-            + (", base_depth" if has_depth else "")
-            + ")\n"
-            if has_eps
-            else ""
-        ),
+        **_fields_of_rows(has_rows),
+        **_fields_of_depth(content.depth_pattern),
+        **_fields_of_matrices(bool(content.matrices)),
+        **_fields_of_eps(has_eps, has_depth, bool(content.matrices)),
     )
     return "\n".join(head) + helpers + "\n".join(rules) + "\n" + functions
 
 
-def _class_of(optimiser: str) -> str:
-    """The name of a class of torch.optim, or of an optimiser that it lacks."""
-    return {"adamw": "AdamW", "adam": "Adam"}.get(optimiser, optimiser)
+def _usage_of_groups(content: FileContent) -> list[str]:
+    """How to make the optimiser, as lines of code."""
+    groups = f"param_groups(model, lr=…, base_width={content.base_width})"
+    if not content.matrices:
+        classes = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+        of_torch = f"torch.optim.{classes.get(content.optimiser)}"
+        name = of_torch if content.optimiser in classes else content.optimiser
+        return [f"    optimiser = {name}({groups})"]
+    name = "torch.optim.Muon" if content.optimiser == "muon" else content.optimiser
+    return [
+        f"    groups = {groups}",
+        f'    matrices = {name}([x for x in groups if x["is_matrix"]])',
+        '    others = torch.optim.AdamW([x for x in groups if not x["is_matrix"]])',
+    ]
 
 
 def _rule(rule: ParameterRule) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from ._solve import Exponents
 
 Build = Callable[..., Any]
 Size = tuple[int, int | None]  # the width and the depth
+Matrices = dict[str, Sequence[int] | None]
 # Of the learning rate of a measurement: so small that all changes are linear in it
 SMALL_LR = 1e-5
 # Steps of a measurement: after one, weights behind a matrix that starts at 0 have moved
@@ -54,6 +56,50 @@ class Subject:
     seed: int
     base_width: int
     base_depth: int | None
+    # by patterns of names: into how many equal parts a fused matrix falls, or a
+    # function of the width that returns their sizes
+    split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] = field(
+        default_factory=dict
+    )
+
+    def matrices(self, width: int, depth: int | None) -> Matrices:
+        """The parameters with an optimiser for matrices, and the sizes of their parts.
+
+        Both axes of a matrix grow with the width.
+        """
+        if not self.family.is_mixed:
+            return {}
+        shapes, larger = self._shapes(width, depth), self._shapes(2 * width, depth)
+        found: Matrices = {}
+        for name, shape in shapes.items():
+            pairs = zip(shape, larger[name], strict=True)
+            if len(shape) == 2 and all(new > old for old, new in pairs):
+                found[name] = self._split(name, shape[0], width)
+        return found
+
+    def matrices_of_width(self, width: int) -> Matrices:
+        """The same for the depth of the function."""
+        return self.matrices(width, None)
+
+    def _shapes(self, width: int, depth: int | None) -> dict[str, Shape]:
+        """The shapes of the parameters of a module of this size."""
+        module = self.new(width, depth, self.seed, ScalingRule())
+        return {name: tuple(p.shape) for name, p in parameters_of(module).items()}
+
+    def _split(self, name: str, rows: int, width: int) -> Sequence[int] | None:
+        """The sizes of the parts of a matrix; None: it is one."""
+        for pattern, parts in self.split_sizes.items():
+            if not fnmatchcase(name, pattern):
+                continue
+            sizes = [rows // parts] * parts if isinstance(parts, int) else parts(width)
+            if sum(sizes) != rows:
+                raise ArgumentError(
+                    "split_sizes",
+                    f"{list(sizes)} of {name}",
+                    f"sizes that add up to its {rows} rows",
+                )
+            return list(sizes)
+        return None
 
     def new(self, width: int, depth: int | None, seed: int, rule: ScalingRule) -> Any:
         """A module in double precision, with the rule applied."""
@@ -98,6 +144,8 @@ class Measurement:
     values: Mapping[Node, Any]  # of all operations in one draw of that network
     shapes: Sequence[Mapping[str, Shape]]  # of all parameters, at each size
     random: frozenset[str] = field(default_factory=frozenset)
+    # those with an optimiser for matrices, at the smallest size
+    matrices: Matrices = field(default_factory=dict)
 
 
 class Network(NamedTuple):
@@ -127,6 +175,13 @@ class Graphs:
     known: dict[tuple[Size, tuple[OutputScale, ...]], ForwardGraph] = field(
         default_factory=dict
     )
+    matrices: dict[Size, Matrices] = field(default_factory=dict)
+
+    def matrices_of(self, size: Size) -> Matrices:
+        """The parameters that have an optimiser for matrices."""
+        if size not in self.matrices:
+            self.matrices[size] = self.subject.matrices(*size)
+        return self.matrices[size]
 
     def of(self, rule: ScalingRule, size: Size) -> ForwardGraph:
         """The graph under a rule."""
@@ -193,6 +248,7 @@ def measure(
         values=networks[0].values,
         shapes=[each.shapes for each in networks],
         random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
+        matrices=graphs.matrices_of(sizes[0]),
     )
 
 
@@ -240,7 +296,12 @@ def _drawn(graphs: Graphs, rule: ScalingRule, network: Network, k: int) -> Drawn
         plain = subject.new(*network.size, seed, rule.without_rows())
         graph = graphs.of_draw(rule, network, plain)
         operations = replace(operations, graph=graph, nodes=graph.nodes)
-    rates = rule.groups(module, SMALL_LR, *subject.ratios(*network.size))
+    rates = rule.groups(
+        module,
+        SMALL_LR,
+        *subject.ratios(*network.size),
+        graphs.matrices_of(network.size),
+    )
     draw = steps_of(subject.family, module, batch, rates)
     generator = torch.Generator().manual_seed(seed)
     responses = measured(operations, draw.before, draw.after, batch, generator)

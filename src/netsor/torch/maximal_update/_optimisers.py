@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Groups = list[dict[str, Any]]
+Make = Callable[[Groups], Any]
 TINY_EPS = 1e-12  # of a measurement: below all gradients, above their rounding errors
 
 
@@ -53,15 +55,121 @@ class SignDescent(torch.optim.Optimizer):  # type: ignore[misc]
                     p.sub_(p.grad.sign(), alpha=group["lr"])
 
 
+class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
+    """Muon, or optimisers that keep the Frobenius norm of each matrix (AdamH, MuonH).
+
+    The direction is that of Adam, or the orthogonal factor of Muon's momentum. With
+    `is_sphere` a step moves by the learning rate times the norm of the matrix, in this
+    direction, and scales the matrix back to its norm. `split` has the sizes of parts of
+    a fused matrix, along its first axis: each part is a matrix of its own.
+    """
+
+    def __init__(self, params: Any, *, direction: str, is_sphere: bool):
+        defaults = {"lr": 1.0, "split": None}
+        super().__init__(params, defaults)
+        self.direction = {"muon": _orthogonal, "adam": _of_adam}[direction]
+        self.is_sphere = is_sphere
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self) -> None:
+        """One step."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move(p, group["lr"], group["split"] or [len(p)])
+
+    def _move(self, p: Any, lr: float, sizes: Sequence[int]) -> None:
+        """Move the parts of a parameter."""
+        state = self.state[p]
+        state["step"] = state.get("step", 0) + 1
+        parts = zip(p.split(sizes), p.grad.split(sizes), strict=True)
+        for k, (part, gradient) in enumerate(parts):
+            of_part = state.setdefault(k, {"norm": part.norm()})
+            direction = self.direction(gradient, of_part, state["step"])
+            if not self.is_sphere:
+                part.sub_(direction, alpha=lr)
+                continue
+            size = of_part["norm"] / (direction.norm() + TINY_EPS)
+            part.sub_(direction * size, alpha=lr)
+            part.mul_(of_part["norm"] / (part.norm() + TINY_EPS))
+
+
+def _of_adam(gradient: Any, state: dict[str, Any], step: int) -> Any:
+    """Adam's direction, with its usual betas."""
+    first = state.setdefault("first", torch.zeros_like(gradient))
+    second = state.setdefault("second", torch.zeros_like(gradient))
+    first.lerp_(gradient, 1 - 0.9)
+    second.lerp_(gradient.square(), 1 - 0.999)
+    mean = first / (1 - 0.9**step)
+    return mean / ((second / (1 - 0.999**step)).sqrt() + TINY_EPS)
+
+
+def _orthogonal(gradient: Any, state: dict[str, Any], step: int) -> Any:
+    """The orthogonal factor of Nesterov's momentum, times √(rows/columns) if tall."""
+    momentum = state.setdefault("first", torch.zeros_like(gradient))
+    momentum.lerp_(gradient, 1 - 0.95)
+    left, _, right = torch.linalg.svd(
+        gradient.lerp(momentum, 0.95), full_matrices=False
+    )
+    rows, columns = gradient.shape
+    return left @ right * math.sqrt(max(1.0, rows / columns))
+
+
+class WithAdamW:
+    """An optimiser of matrices, and AdamW for the other parameters."""
+
+    def __init__(self, matrices: Any, others: Any) -> None:
+        self.parts = [x for x in (matrices, others) if x is not None]
+
+    @property
+    def param_groups(self) -> Groups:
+        """The groups of both."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for part in self.parts:
+            part.zero_grad()
+
+    def step(self) -> None:
+        """One step of both."""
+        for part in self.parts:
+            part.step()
+
+
+def _mixed(of_matrices: Make, of_others: Make) -> Make:
+    """What makes an optimiser for matrices and one for the other parameters.
+
+    Groups say with "is_matrix" which of them have them.
+    """
+
+    def make(groups: Groups) -> WithAdamW:
+        """Both optimisers."""
+        matrices = [group for group in groups if group.get("is_matrix")]
+        others = [group for group in groups if not group.get("is_matrix")]
+        return WithAdamW(
+            of_matrices(matrices) if matrices else None,
+            of_others(others) if others else None,
+        )
+
+    return make
+
+
 @dataclass(frozen=True)
 class Family:
     """An optimiser, by what a derived rule has to know about it."""
 
     name: str
     words: str  # in reports
-    make: Callable[[Groups], Any]  # for measurements: without decay, with a tiny eps
-    make_real: Callable[[Groups], Any]  # as people train
+    make: Make  # for measurements: without decay, with a tiny eps
+    make_real: Make  # as people train
     has_eps: bool = False
+    # Whether matrices have an optimiser of their own: parameters both of whose axes
+    # grow with the width.
+    is_mixed: bool = False
+    # Whether matrices keep their norm. Weight decay is along a matrix, so that the norm
+    # takes it back: to first order it changes nothing.
+    is_sphere: bool = False
 
 
 def _tiny_adamw(groups: Groups) -> Any:
@@ -76,9 +184,60 @@ def _adam(groups: Groups) -> Any:
     return torch.optim.Adam(groups, lr=1.0)
 
 
+def _sgd(groups: Groups) -> Any:
+    return torch.optim.SGD(groups, lr=1.0)
+
+
+def _muon(groups: Groups) -> Any:
+    return Matrices(groups, direction="muon", is_sphere=False)
+
+
+def _muonh(groups: Groups) -> Any:
+    return Matrices(groups, direction="muon", is_sphere=True)
+
+
+def _adamh(groups: Groups) -> Any:
+    return Matrices(groups, direction="adam", is_sphere=True)
+
+
+def _torch_muon(groups: Groups) -> Any:
+    """PyTorch's Muon; without it, or for parts of matrices, the one here."""
+    has_parts = any(group.get("split") for group in groups)
+    if has_parts or not hasattr(torch.optim, "Muon"):
+        return _muon(groups)
+    return torch.optim.Muon(groups, lr=1.0, weight_decay=0.0)
+
+
 FAMILIES: Mapping[str, Family] = {
     "adamw": Family("adamw", "AdamW", _tiny_adamw, _adamw, has_eps=True),
     "adam": Family("adam", "Adam", _tiny_adamw, _adam, has_eps=True),
+    "sgd": Family("sgd", "SGD", _sgd, _sgd),
     "lion": Family("lion", "Lion", Lion, Lion),
     "sign": Family("sign", "sign descent", SignDescent, SignDescent),
+    "muon": Family(
+        "muon",
+        "Muon and AdamW",
+        _mixed(_muon, _tiny_adamw),
+        _mixed(_torch_muon, _adamw),
+        has_eps=True,
+        is_mixed=True,
+    ),
+    "adamh": Family(
+        "adamh",
+        "AdamH and AdamW",
+        _mixed(_adamh, _tiny_adamw),
+        _mixed(_adamh, _adamw),
+        has_eps=True,
+        is_mixed=True,
+        is_sphere=True,
+    ),
+    "muonh": Family(
+        "muonh",
+        "MuonH and AdamW",
+        _mixed(_muonh, _tiny_adamw),
+        _mixed(_muonh, _adamw),
+        has_eps=True,
+        is_mixed=True,
+        is_sphere=True,
+    ),
 }

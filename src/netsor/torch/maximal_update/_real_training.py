@@ -6,6 +6,7 @@ several widths. Nothing here uses the measurements that a rule was derived from.
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,13 @@ from ..._array_api import Floats
 from ...laws._power_law import Exponent, fit
 from ._batch import Batch, batch_of, logits_in
 from ._optimisers import Family
+from ._parameter_names import parameters_of
 from ._responses import rms
 from ._scale_hooks import OutputScale, Part
 
 LOGITS = "logits"  # of the words in the batch
 TOLERANCE = 0.1  # of an exponent
+SHOWN_LEVEL = 0.01  # of intervals in a table
 GROWS, SHRINKS, OK, UNDECIDED = "grows", "shrinks", "ok", "undecided"
 
 
@@ -46,7 +49,7 @@ def functions_of(source: str) -> Functions:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Training:
     """Modules of several widths, and how they are trained.
 
@@ -61,6 +64,14 @@ class Training:
     base: tuple[int, ...]  # the width, and the depth if there is one
     functions: Functions | None
     scales: Sequence[OutputScale] = ()
+    # what makes the optimiser of a module, instead of the family; its learning rates
+    # are then factors
+    make: Callable[[Any], Any] | None = None
+    # by widths: the parameters with an optimiser for matrices, and their parts
+    matrices: Callable[[int], Mapping[str, Any]] = lambda width: {}
+    # Parameters that may start at 0. What their start makes of changed inputs falls
+    # with the width, so their modules are judged by what the update writes.
+    free: Sequence[str] = ()
 
     def start(self, size: tuple[int, ...], lr: float, draw: int) -> Started:
         """A new module with its optimiser."""
@@ -69,11 +80,38 @@ class Training:
             module = self.build(*size).eval()
         batch = batch_of(module, self.batch, self.seed)
         groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
+        matrices = self.matrices(size[0])
         if self.functions is not None:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
             groups = self.functions.param_groups(module, lr, *self.base)
-        return Started(module, batch, self.family.make_real(groups), self.scales)
+        if matrices:
+            groups = _with_matrices(groups, matrices, module)
+        if self.make is None:
+            optimiser = self.family.make_real(groups)
+        else:
+            optimiser = self.make(module)
+            for group in optimiser.param_groups:
+                group["lr"] = lr * group["lr"]
+        paths = [name.rpartition(".")[0] for name in self.free]
+        starts = {
+            path: copy.deepcopy(module.get_submodule(path)) for path in paths if path
+        }
+        return Started(module, batch, optimiser, self.scales, starts)
+
+
+def _with_matrices(
+    groups: list[dict[str, Any]], matrices: Mapping[str, Any], module: Any
+) -> list[dict[str, Any]]:
+    """A group for each parameter, which says whether it is a matrix."""
+    names = {id(p): name for name, p in parameters_of(module).items()}
+    found = []
+    for group in groups:
+        for p in group["params"]:
+            name = names[id(p)]
+            of_parameter = {"params": [p], "is_matrix": name in matrices}
+            found.append({**group, **of_parameter, "split": matrices.get(name)})
+    return found
 
 
 class Started(NamedTuple):
@@ -83,18 +121,25 @@ class Started(NamedTuple):
     batch: Batch
     optimiser: Any
     scales: Sequence[OutputScale]
+    starts: Mapping[str, Any]  # submodules as they were, by path
 
-    def step(self) -> float:
-        """One step; the loss before it."""
+    def step(self, clip_norm: float | None = None) -> None:
+        """One step, with gradients of at most this norm."""
         self.optimiser.zero_grad()
-        loss = self.batch.loss(logits_in(self.module(*self.batch.inputs)))
-        loss.backward()
+        self.batch.loss(logits_in(self.module(*self.batch.inputs))).backward()
+        if clip_norm is not None:
+            parameters = self.module.parameters()
+            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
         self.optimiser.step()
-        return float(loss.detach())
+
+    def loss(self) -> float:
+        """The loss of the batch."""
+        with torch.no_grad():
+            return float(self.batch.loss(logits_in(self.module(*self.batch.inputs))))
 
     def outputs(self) -> dict[str, Any]:
         """The outputs of all submodules, by path, and the logits that count."""
-        with torch.no_grad(), recorded(self.module) as found:
+        with torch.no_grad(), recorded(self.module, self.starts) as found:
             logits = logits_in(self.module(*self.batch.inputs))
         words = list(self.batch.words)
         for path, value in found.items():
@@ -115,8 +160,10 @@ def without_part(value: Any, part: Part) -> Any:
 
 
 @contextmanager
-def recorded(module: Any) -> Iterator[dict[str, Any]]:
-    """A dict that gets the outputs of all submodules while the context lasts."""
+def recorded(module: Any, starts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A dict that gets the outputs of all submodules while the context lasts; of those
+    in `starts`, what they return more than they would have at the start.
+    """
     found: dict[str, Any] = {}
     handles = []
 
@@ -125,8 +172,11 @@ def recorded(module: Any) -> Iterator[dict[str, Any]]:
 
         def record(submodule: Any, args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, torch.Tensor) and first.is_floating_point():
-                found[path] = first.detach().clone()
+            if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+                return
+            found[path] = first.detach().clone()
+            if path in starts:
+                found[path] -= starts[path](*args).detach()
 
         return record
 
@@ -195,16 +245,17 @@ def coordinate_check(
 def _judged(
     path: str, expected: float, draws: Sequence[Floats], at: Sequence[float]
 ) -> Change:
-    """The verdict on one output."""
-    found = fit(draws, at)
-    if found is None:
+    """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
+    lies within the tolerance.
+    """
+    found, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
+    if found is None or shown is None:
         return Change(path, expected, None, "does not move")
-    exponent = found.exponent
-    verdict = UNDECIDED
-    if exponent.low > expected + TOLERANCE:
+    if found.exponent.low > expected + TOLERANCE:
         verdict = GROWS
-    elif exponent.high < expected - TOLERANCE:
+    elif found.exponent.high < expected - TOLERANCE:
         verdict = SHRINKS
-    elif max(exponent.high - expected, expected - exponent.low) <= TOLERANCE:
-        verdict = OK
-    return Change(path, expected, exponent, verdict)
+    else:
+        reach = shown.exponent.high - expected, expected - shown.exponent.low
+        verdict = OK if max(reach) <= TOLERANCE else UNDECIDED
+    return Change(path, expected, shown.exponent, verdict)

@@ -5,7 +5,8 @@ An operation y = f(x, W) is measured in the network itself, on its own inputs:
 - its size, √(mean y²), and the part of it that a weight writes, y(W) − y(0);
 - its response to a change of x: |Δy|/|Δx| for the Δx that a gradient step would make,
   Δx ∝ (∂y/∂x)ᵀ u with u random. It is the largest response up to a constant, because
-  (∂y/∂x)ᵀ u lies in the directions to which y responds;
+  (∂y/∂x)ᵀ u lies in the directions to which y responds. Functions of single coordinates
+  have no such directions, and get a random Δx;
 - its response to the update of W alone, y(x, W') − y(x, W), with x before the step.
 
 All are root mean squares over entries that are not 0. Sizes are those of one draw; how
@@ -322,6 +323,12 @@ class _Use(NamedTuple):
         same_size = self.values[source].numel() == self.values[self.node].numel()
         return bool(names) and names <= VIEWS and same_size
 
+    def _is_pointwise(self, source: Any, result: Any) -> bool:
+        """Whether each entry of the result depends on one entry of an input."""
+        tags = getattr(_producer(self.node).target, "tags", ())
+        is_one = torch.Tag.pointwise in tags and not self.operation.chain
+        return is_one and source.shape == result.shape
+
     def _aligned_change(self, source: Node) -> Any:
         """A small change of an input in the direction of a gradient; None if the
         result does not depend on the input.
@@ -339,6 +346,12 @@ class _Use(NamedTuple):
             )
         if gradient is None or not rms(gradient):
             return None
+        if self._is_pointwise(leaf, result):
+            # in no direction more than in others: a few entries with large slopes,
+            # which are in the gradient twice, do not count for all
+            gradient = torch.randn(
+                leaf.shape, generator=self.generator, dtype=leaf.dtype
+            )
         gradient = torch.nan_to_num(gradient)
         size = rms(self.values[source]) or 1.0
         return gradient * (STEP * size / rms(gradient))

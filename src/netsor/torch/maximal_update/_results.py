@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._validate import counted
 from ...laws._power_law import Exponent, Fit
@@ -18,16 +18,27 @@ from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
 from ._solve import Solution
 
+if TYPE_CHECKING:
+    from ...studies.transfer import Transfer
+
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
 OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
-# by exponents of the standard deviation and of Adam's learning rate (table 8 of Tensor
-# Programs V; biases and gains are input weights)
-KINDS = {
+# By exponents of the standard deviation and of the learning rate: table 3 of Tensor
+# Programs V, where biases and gains are input weights; for matrices of Muon the
+# spectral condition (Yang, Simon and Bernstein 2023).
+OF_ADAM = {
     (0.0, 0.0): "µP, input or vector",
+    (-0.5, 0.0): "µP, bias that starts smaller",
     (-0.5, -1.0): "µP, hidden",
     (-1.0, -1.0): "µP, output",
-    (-0.5, 0.0): "µP, bias that starts smaller",
 }
+OF_SGD = {
+    (0.0, 1.0): "µP, input or vector",
+    (-0.5, 1.0): "µP, bias that starts smaller",
+    (-0.5, 0.0): "µP, hidden",
+    (-1.0, -1.0): "µP, output",
+}
+OF_MUON = {(-0.5, 0.0): "spectral condition, hidden"}
 EXPLANATION = (
     "Powers are factors of the initial numbers, the learning rate and eps; weight decay"
     " has the inverse power of the learning rate. Exponents of updates have 99 %"
@@ -128,6 +139,7 @@ class DerivedRule:
     expected: Mapping[str, float]  # exponents of changes of outputs, by path
     reference: Reference
     growing: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()  # those with an optimiser of their own
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
@@ -151,6 +163,7 @@ class DerivedRule:
                 depth_pattern=None,
                 verified=self._verified(),
                 base_width=self.subject.base_width,
+                matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
             )
         )
 
@@ -181,9 +194,9 @@ class DerivedRule:
         Parameters
         ----------
         widths : sequence of int, optional
-            Those of the derivation by default.
+            Those of the derivation by default, and twice the largest.
         lr : float
-            The learning rate at the smallest of them.
+            The learning rate at the smallest width of the derivation.
         steps, draws : int
             Steps of each training, and initialisations at each width; none of them was
             used to derive the rule.
@@ -201,8 +214,10 @@ class DerivedRule:
             base=(self.subject.base_width,),
             functions=functions_of(self.source()),
             scales=self.scales,
+            matrices=self.subject.matrices_of_width,
+            free=[name for name, rule in self.rule.parameters.items() if rule.is_free],
         )
-        at = [*(widths or self.widths)]
+        at = [*(widths or (*self.widths, 2 * max(self.widths)))]
         return coordinate_check(
             training,
             [(width,) for width in at],
@@ -212,6 +227,47 @@ class DerivedRule:
             steps=steps,
             draws=draws,
         )
+
+    def transfer(
+        self,
+        *,
+        widths: Sequence[int] | None = None,
+        steps: int = 5,
+        draws: int = 8,
+        **options: Any,
+    ) -> Transfer:
+        """The loss after a few steps of real training against the learning rate, with
+        the emitted file and with one learning rate for all parameters ("sp").
+
+        Parameters
+        ----------
+        widths : sequence of int, optional
+            Those of the derivation by default.
+        steps, draws : int
+            Steps of each training, and initialisations at each width; none of them was
+            used to derive the rule.
+        **options
+            Others of `ns.transfer`, such as `lr`, `schedule` and `out`.
+
+        Returns
+        -------
+        transfer : Transfer
+            A sweep "sp" and a sweep "derived"; `plot()` has both in one figure.
+        """
+        from ._transfer import module_study
+
+        return module_study(
+            self.subject.build,
+            self.subject.family.name,
+            ["sp", self],
+            batch=self.subject.batch,
+            matrices=self.subject.matrices_of_width,
+            widths=widths or self.widths,
+            steps=steps,
+            draws=draws,
+            **{"seed": self.subject.seed + OTHER_SEEDS, "rng": None, "out": None}
+            | options,
+        ).run()
 
     @staticmethod
     def check_text(changes: Sequence[Change]) -> str:
@@ -262,12 +318,14 @@ class DerivedRule:
         return str(getattr(self.subject.build, "__name__", "build"))
 
     def name_of(self, name: str) -> str:
-        """The kind of weight of Tensor Programs V whose exponents a parameter has, or
-        "".
-        """
+        """The rule of the literature whose exponents a parameter has, or ""."""
         rule, std = self.rule.of(name), self.evidence[name].std
         total = 0.0 if std is None else round(2 * std.value) / 2 + rule.std.width
-        return KINDS.get((total, rule.lr.width), "")
+        family = self.subject.family.name
+        kinds = OF_SGD if family == "sgd" else OF_ADAM
+        if name in self.matrices:
+            kinds = {} if family == "adamh" else OF_MUON
+        return kinds.get((total, rule.lr.width), "")
 
     @property
     def verdict(self) -> str:
@@ -285,10 +343,8 @@ class DerivedRule:
             f" {counted(len(self.scales), 'output')} must be scaled."
         )
         if len(named) == count:
-            return f"{text} All exponents are those of µP (Tensor Programs V)."
-        return (
-            f"{text} The exponents of {len(named)} are those of µP (Tensor Programs V)."
-        )
+            return f"{text} All exponents are those of the literature."
+        return f"{text} The exponents of {len(named)} are those of the literature."
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")

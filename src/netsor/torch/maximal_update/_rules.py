@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -73,14 +73,26 @@ class ScalingRule:
             add_scale(module, scale, scale.power.of(width, depth))
 
     def groups(
-        self, module: Any, lr: float, width: float, depth: float
+        self,
+        module: Any,
+        lr: float,
+        width: float,
+        depth: float,
+        matrices: Mapping[str, Sequence[int] | None],
     ) -> list[dict[str, Any]]:
-        """The groups of an optimiser, one for each parameter."""
-        return [
-            {"params": [p], "lr": lr * self.of(name).lr.of(width, depth)}
-            for name, p in parameters_of(module).items()
-            if p.requires_grad
-        ]
+        """The groups of an optimiser, one for each parameter.
+
+        `matrices` are those that may have an optimiser of their own, with the sizes of
+        their parts if they are fused.
+        """
+        groups: list[dict[str, Any]] = []
+        for name, p in parameters_of(module).items():
+            if not p.requires_grad:
+                continue
+            rate = lr * self.of(name).lr.of(width, depth)
+            group = {"params": [p], "lr": rate, "is_matrix": name in matrices}
+            groups.append({**group, "split": matrices.get(name)})
+        return groups
 
 
 def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
