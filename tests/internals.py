@@ -141,6 +141,10 @@ _NAMES = {
         "ACCELERATOR",
         "CPU",
     ),
+    "netsor.engine.plan._device_memory": (
+        "CONTEXT_BYTES",
+        "device_memory",
+    ),
     "netsor.engine.plan._draw_cost": (
         "BASE",
         "Draw",
@@ -624,7 +628,14 @@ _NAMES = {
         "Curve as TransferCurve",
         "Sweep",
     ),
+    "netsor.jax._network": ("read_network as jax_network",),
     "netsor.jax._parameters": ("drawn as jax_drawn",),
+    "netsor.jax._passes": (
+        "as_pass",
+        "pass_function",
+        "real_structure",
+    ),
+    "netsor.checks._pass": ("quantities_of",),
     "netsor.reader._axes": (
         "Linear",
         "Vectors",

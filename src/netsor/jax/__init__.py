@@ -23,7 +23,7 @@ from ..checks._run_check import RunCheck, RunFinding, RunLaw, RunPower
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import check_init
-from ._check_run import check_run, run_law
+from ._check_run import check_run, read_batches, run_law
 from ._network import network
 from ._parameters import parameters
 from ._program import program
@@ -43,5 +43,6 @@ __all__ = [
     "network",
     "parameters",
     "program",
+    "read_batches",
     "run_law",
 ]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from .._validate import ArgumentError, also_spelled, real, seed_number, shown, whole
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
+from ..runtime._files import named
 from ._models import Functions, functions_of
 from ._run_loop import Batch, Loop, next_tokens
 
@@ -172,6 +174,38 @@ def check_run(
     """
     law = run_law(model, optimiser, batches, **options)
     return law.check(log, columns=columns, first_step=first_step, hypotheses=hypotheses)
+
+
+def read_batches(paths: Sequence[str | Path]) -> list[Any]:
+    """The batches of .npy files (ids) and .npz files (inputs in order, then labels)."""
+    return [_read(Path(path)) for path in paths]
+
+
+def _read(path: Path) -> Any:
+    """The content of one file, which executes nothing."""
+    if path.suffix not in (".npy", ".npz"):
+        raise ArgumentError("batch", str(path), "a .npy or .npz file")
+    try:
+        content = np.load(path, allow_pickle=False)
+        if path.suffix == ".npy":
+            return content
+        with content:
+            return tuple(content[name] for name in content.files)
+    except OSError as error:
+        reason = error.strerror or shown(error)
+        raise ArgumentError(
+            "batch", str(path), f"a file that can be read: {reason}"
+        ) from None
+    except Exception as error:  # of a format
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{named(path)} is not a batch of arrays: {reason}") from None
+
+
+def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
+    """The first sequences of a batch, and the first tokens of each."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    shortened = [x[:sequences, :tokens] if x.ndim > 1 else x[:sequences] for x in parts]
+    return tuple(shortened) if isinstance(batch, tuple) else shortened[0]
 
 
 def _optimiser(optimiser: Any) -> Any:

@@ -237,7 +237,9 @@ def takes_one_sequence(model: Any) -> bool:
 
 
 def is_pair(model: Any) -> bool:
-    """Whether a model has functions init and apply."""
+    """Whether a model has functions init and apply, or is a pair of them."""
+    if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
+        return True
     return callable(getattr(model, "init", None)) and callable(
         getattr(model, "apply", None)
     )

@@ -37,6 +37,7 @@ from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
+from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._plain_functions import PLAIN_FUNCTIONS
@@ -220,19 +221,10 @@ def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
     They are the numbers of entries that given masks choose; `sizes` are those found so
     far, by their symbols.
     """
-    value = node.meta.get("val")
-    for x in node.all_input_nodes:
-        given = graph.constants.get(x)
-        if isinstance(given, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
-            _learn(sizes, x.meta["val"].shape, given.shape)
-    if name_of(node) == "index" and isinstance(value, torch.Tensor):
-        mask, *others = node.args[1]
-        given = graph.constants.get(mask)
-        is_mask = isinstance(given, torch.Tensor) and given.dtype == torch.bool
-        if is_mask and not others:
-            _learn(sizes, value.shape[:1], [int(given.sum())])
+    _learn_from_constants(graph, node, sizes)
     if not sizes:
         return
+    value = node.meta.get("val")
     if isinstance(value, torch.SymInt | torch.SymBool):
         known = value.node.expr.subs(sizes)
         if not known.free_symbols:
@@ -242,6 +234,24 @@ def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
         shape = [_size(size, sizes) for size in value.shape]
         if all(isinstance(size, int) for size in shape):
             node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _learn_from_constants(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
+    """Record the sizes of a node's constant inputs, and of what a given mask selects.
+
+    They are entered in `sizes`, by their symbols.
+    """
+    value = node.meta.get("val")
+    for x in node.all_input_nodes:
+        known = graph.constants.get(x)
+        if isinstance(known, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
+            _learn(sizes, x.meta["val"].shape, known.shape)
+    if name_of(node) == "index" and isinstance(value, torch.Tensor):
+        mask_node, *others = node.args[1]
+        mask: Any = graph.constants.get(mask_node)
+        is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+        if is_mask and not others:
+            _learn(sizes, value.shape[:1], [int(mask.sum())])
 
 
 def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
@@ -657,10 +667,11 @@ def _inputs_on_cpu(
 def _plain_torch() -> Iterator[None]:
     """A context in which torch computes by operations that a graph can record.
 
-    It changes five things in torch, and restores them at the end: the fused kernel of
+    It changes six things in torch, and restores them at the end: the fused kernel of
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
-    backward pass of their own are refused; experts compute all tokens.
+    backward pass of their own are refused; experts compute all tokens; operations know
+    the lines of code of modules only.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -673,7 +684,8 @@ def _plain_torch() -> Iterator[None]:
     # so that the operations inside a checkpoint are in the graph
     torch.autograd.Function.apply = classmethod(_applied)
     try:
-        with dense_experts():  # so that which expert is run depends on no number
+        # which expert is run depends on no number
+        with dense_experts(), lines_of_modules():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
