@@ -1,8 +1,8 @@
-"""The atlas: one page for each of about forty open models at initialisation.
+"""The atlas: one page for each of about fifty open models at initialisation.
 
-- `python docs/_atlas.py measure` audits every model of `MODELS`, whose configuration is
-  the default one of its class in transformers, and writes docs/atlas/NAME.json. Models
-  with a file are left out: delete a file to measure its model again.
+- `python docs/_atlas.py measure` audits every model of `MODELS` and writes
+  docs/atlas/NAME.json. Models with a file are left out: delete a file to measure its
+  model again.
 - As a hook of mkdocs it makes the pages from these files.
 
 The settings are those below: they were fixed before any model was measured.
@@ -16,63 +16,171 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+Fields = dict[str, Any]
 FOLDER = Path(__file__).parent / "atlas"
-SETTINGS = {"tokens": 16, "draws": 20, "seed": 2, "widths": "actual", "gradients": True}
+SETTINGS = {"tokens": 16, "draws": 20, "seed": 2, "widths": "actual"}
+MOST_WEIGHTS_WITH_GRADIENTS = 4e10  # gradients of larger models take minutes
 DIGITS = 4
 
-# type in transformers → name for people; sizes are those of the default configuration
-MODELS = {
-    "apertus": "Apertus",
-    "bamba": "Bamba",
-    "codegen": "CodeGen",
-    "cohere": "Command R",
-    "deepseek_v2": "DeepSeek V2",
-    "deepseek_v3": "DeepSeek V3",
-    "exaone4": "EXAONE 4",
-    "falcon": "Falcon",
-    "falcon_h1": "Falcon-H1",
-    "falcon_mamba": "Falcon Mamba",
-    "gemma": "Gemma",
-    "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3",
-    "gemma4_text": "Gemma 4",
-    "glm4": "GLM-4",
-    "glm4_moe": "GLM-4.5 (experts)",
-    "gpt2": "GPT-2",
-    "gpt_neox": "GPT-NeoX",
-    "gpt_oss": "gpt-oss",
-    "gptj": "GPT-J",
-    "granite": "Granite",
-    "jamba": "Jamba",
-    "kimi_linear": "Kimi Linear",
-    "lfm2": "LFM2",
-    "llama": "Llama",
-    "mamba": "Mamba",
-    "mamba2": "Mamba-2",
-    "minimax": "MiniMax-01",
-    "ministral3": "Ministral 3",
-    "mistral": "Mistral",
-    "mixtral": "Mixtral",
-    "modernbert-decoder": "ModernBERT decoder",
-    "nanochat": "nanochat",
-    "nemotron": "Nemotron",
-    "olmo": "OLMo",
-    "olmo2": "OLMo 2",
-    "olmo3": "OLMo 3",
-    "olmoe": "OLMoE",
-    "opt": "OPT",
-    "phi3": "Phi-3",
-    "phimoe": "Phi-3.5 MoE",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "qwen3_5": "Qwen3.5",
-    "qwen3_moe": "Qwen3 MoE",
-    "recurrent_gemma": "RecurrentGemma",
-    "seed_oss": "Seed-OSS",
-    "smollm3": "SmolLM3",
-    "stablelm": "StableLM",
-    "starcoder2": "StarCoder2",
-    "zamba2": "Zamba2",
+
+def _llama(width: int, hidden: int, layers: int, heads: int, **more: Any) -> Fields:
+    """The fields of a configuration that models of Llama's kind share."""
+    return {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": 32000,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    } | more
+
+
+def _qwen(width: int, hidden: int, layers: int, heads: int, **more: Any) -> Fields:
+    """The fields that models of Qwen 2.5 and Qwen 3 share."""
+    common = {"vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    return _llama(width, hidden, layers, heads, **common) | more
+
+
+def _pythia(width: int, layers: int, heads: int, vocabulary: int = 50304) -> Fields:
+    """The fields of models of GPT-NeoX's kind."""
+    return {
+        "model_type": "gpt_neox",
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 2048,
+        "hidden_act": "gelu",
+        "rotary_pct": 0.25,
+        "use_parallel_residual": True,
+        "layer_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    }
+
+
+def _gemma2(width: int, hidden: int, layers: int, heads: int, **more: Any) -> Fields:
+    """The fields of models of Gemma 2's kind."""
+    return {
+        "model_type": "gemma2",
+        "hidden_size": width,
+        "intermediate_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "vocab_size": 256000,
+    } | more
+
+
+QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2}
+QWEN3 = {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128}
+OLMO2 = {"model_type": "olmo2", "vocab_size": 100352, "rms_norm_eps": 1e-6}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "rope_theta": 1e6,
+}
+LLAMA32 = {
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 5e5,
+    "tie_word_embeddings": True,
+}
+TIED = {"tie_word_embeddings": True}
+
+# Name of the page → title and source: a built-in model, the fields of a config.json, or
+# only a type, whose default configuration transformers has. Fields are those that the
+# authors published; the initialisation is that of the model's code in transformers.
+MODELS: dict[str, tuple[str, str | Fields]] = {
+    "bert-base": ("BERT base", "bert-base"),
+    "falcon-mamba": ("Falcon Mamba (small)", {"model_type": "falcon_mamba"}),
+    "gemma-2-2b": (
+        "Gemma 2 2B",
+        _gemma2(2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),
+    ),
+    "gemma-2-9b": ("Gemma 2 9B", "gemma-2-9b"),
+    "gemma-2-27b": (
+        "Gemma 2 27B",
+        _gemma2(
+            4608,
+            36864,
+            46,
+            32,
+            num_key_value_heads=16,
+            head_dim=128,
+            query_pre_attn_scalar=144,
+        ),
+    ),
+    "gpt2": ("GPT-2", "gpt2"),
+    "gpt2-medium": ("GPT-2 medium", "gpt2-medium"),
+    "gpt2-large": ("GPT-2 large", "gpt2-large"),
+    "gpt2-xl": ("GPT-2 XL", "gpt2-xl"),
+    "gpt3-175b": ("GPT-3 175B", "gpt3-175b"),
+    "gpt-neox-20b": ("GPT-NeoX 20B", _pythia(6144, 44, 64, vocabulary=50432)),
+    "llama-2-7b": ("Llama 2 7B", _llama(4096, 11008, 32, 32)),
+    "llama-2-13b": ("Llama 2 13B", _llama(5120, 13824, 40, 40)),
+    "llama-2-70b": ("Llama 2 70B", _llama(8192, 28672, 80, 64, num_key_value_heads=8)),
+    "llama-3-8b": ("Llama 3 8B", "llama-3-8b"),
+    "llama-3-70b": ("Llama 3 70B", "llama-3-70b"),
+    "llama-3-405b": ("Llama 3.1 405B", "llama-3-405b"),
+    "llama-3.2-1b": ("Llama 3.2 1B", _llama(2048, 8192, 16, 32, **LLAMA32)),
+    "llama-3.2-3b": ("Llama 3.2 3B", _llama(3072, 8192, 28, 24, **LLAMA32)),
+    "mamba-130m": ("Mamba 130M", {"model_type": "mamba"}),
+    "mistral-7b": (
+        "Mistral 7B",
+        _llama(4096, 14336, 32, 32, model_type="mistral", num_key_value_heads=8),
+    ),
+    "mixtral-8x7b": ("Mixtral 8x7B", _llama(4096, 14336, 32, 32, **MIXTRAL)),
+    "mixtral-8x22b": ("Mixtral 8x22B", _llama(6144, 16384, 56, 48, **MIXTRAL)),
+    "modernbert-decoder": (
+        "ModernBERT decoder",
+        {"model_type": "modernbert-decoder"},
+    ),
+    "nanochat": ("nanochat", {"model_type": "nanochat"}),
+    "olmo-2-7b": ("OLMo 2 7B", _llama(4096, 11008, 32, 32, **OLMO2)),
+    "olmo-2-13b": ("OLMo 2 13B", _llama(5120, 13824, 40, 40, **OLMO2)),
+    "olmo-2-32b": (
+        "OLMo 2 32B",
+        _llama(5120, 27648, 64, 40, num_key_value_heads=8, **OLMO2),
+    ),
+    "opt-125m": ("OPT 125M", {"model_type": "opt"}),
+    "pythia-70m": ("Pythia 70M", _pythia(512, 6, 8)),
+    "pythia-160m": ("Pythia 160M", _pythia(768, 12, 12)),
+    "pythia-410m": ("Pythia 410M (its authors' own start)", "pythia-410m"),
+    "pythia-1b": ("Pythia 1B", _pythia(2048, 16, 8)),
+    "pythia-1.4b": ("Pythia 1.4B", _pythia(2048, 24, 16)),
+    "pythia-2.8b": ("Pythia 2.8B", _pythia(2560, 32, 32)),
+    "pythia-6.9b": ("Pythia 6.9B", _pythia(4096, 32, 32, vocabulary=50432)),
+    "pythia-12b": ("Pythia 12B", _pythia(5120, 36, 40, vocabulary=50688)),
+    "qwen2.5-0.5b": ("Qwen2.5 0.5B", _qwen(896, 4864, 24, 14, **QWEN2, **TIED)),
+    "qwen2.5-1.5b": ("Qwen2.5 1.5B", _qwen(1536, 8960, 28, 12, **QWEN2, **TIED)),
+    "qwen2.5-3b": ("Qwen2.5 3B", _qwen(2048, 11008, 36, 16, **QWEN2, **TIED)),
+    "qwen2.5-7b": (
+        "Qwen2.5 7B",
+        _qwen(3584, 18944, 28, 28, **QWEN2)
+        | {"num_key_value_heads": 4, "vocab_size": 152064},
+    ),
+    "qwen2.5-72b": (
+        "Qwen2.5 72B",
+        _qwen(8192, 29568, 80, 64, **QWEN2)
+        | {"num_key_value_heads": 8, "vocab_size": 152064},
+    ),
+    "qwen3-0.6b": ("Qwen3 0.6B", _qwen(1024, 3072, 28, 16, **QWEN3, **TIED)),
+    "qwen3-1.7b": ("Qwen3 1.7B", _qwen(2048, 6144, 28, 16, **QWEN3, **TIED)),
+    "qwen3-4b": ("Qwen3 4B", _qwen(2560, 9728, 36, 32, **QWEN3, **TIED)),
+    "qwen3-8b": ("Qwen3 8B", "qwen3-8b"),
+    "qwen3-14b": ("Qwen3 14B", _qwen(5120, 17408, 40, 40, **QWEN3)),
+    "qwen3-32b": ("Qwen3 32B", _qwen(5120, 25600, 64, 64, **QWEN3)),
+    "t5-base": ("T5 base", "t5-base"),
+    "vit-base": ("ViT base", "vit-base"),
 }
 
 # quantity of a block → title of its panel
@@ -82,7 +190,8 @@ PANELS = {
     "entropy": "attention entropy / uniform",
     "grad_mean_square": "mean square of the stream's gradient",
 }
-LOGARITHMIC = {"mean_square", "grad_mean_square"}
+GRADIENT = "grad_mean_square"
+LOGARITHMIC = {"mean_square", GRADIENT}
 MARKS = {"FLAG": "flagged", "ok": "ok", "undecided": "undecided"}
 
 
@@ -91,13 +200,10 @@ MARKS = {"FLAG": "flagged", "ok": "ok", "undecided": "undecided"}
 
 def measure(name: str) -> dict[str, Any]:
     """The audit of one model, in the few numbers that its page shows."""
-    import transformers
-    from transformers import AutoConfig
-
     import netsor as ns
 
-    config = AutoConfig.for_model(name)
-    audit = ns.audit(config, workers=1, **SETTINGS)
+    _, source = MODELS[name]
+    audit = ns.audit(source, workers=1, gradients=_has_gradients(source), **SETTINGS)
     content = audit.as_dict()
     blocks = {
         quantity: [_rounded(block[quantity]["median"]) for block in content["layers"]]
@@ -108,7 +214,6 @@ def measure(name: str) -> dict[str, Any]:
     findings = [_short(finding) for finding in content["findings"]]
     return {
         "name": name,
-        "vocabulary": config.get_text_config().vocab_size,
         "sizes": content["sizes"],
         "status": content["status"],
         "verdict": str(audit).split("\n", 1)[0].partition(": ")[2],
@@ -116,11 +221,26 @@ def measure(name: str) -> dict[str, Any]:
         "blocks": blocks,
         "final": final,
         "settings": SETTINGS,
-        "versions": {
-            "netsor": ns.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": _versions(ns.__version__, source),
     }
+
+
+def _has_gradients(source: str | Fields) -> bool:
+    """Whether a model is small enough for gradients."""
+    import netsor as ns
+
+    if isinstance(source, dict) and len(source) == 1:  # a small default configuration
+        return True
+    return ns.models.read(source).weights <= MOST_WEIGHTS_WITH_GRADIENTS
+
+
+def _versions(netsor: str, source: str | Fields) -> dict[str, str]:
+    """The version of netsor, and that of transformers where its code was read."""
+    if isinstance(source, str) or len(source) > 1:
+        return {"netsor": netsor}
+    import transformers
+
+    return {"netsor": netsor, "transformers": transformers.__version__}
 
 
 def _rounded(number: float | None) -> float | None:
@@ -165,7 +285,7 @@ def on_files(files: Any, config: Any) -> Any:
     models = [
         json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.json"))
     ]
-    models.sort(key=lambda model: MODELS[model["name"]].lower())
+    models.sort(key=lambda model: MODELS[model["name"]][0].lower())
     for model in models:
         stem = f"atlas/{model['name']}"
         files.append(File.generated(config, f"{stem}.md", content=_page(model)))
@@ -218,11 +338,10 @@ hide: [toc]
 # Atlas of open models
 
 How do open models start? This page compares {count} of them at initialisation, before
-any training. Each has the default configuration of its class in transformers {version},
-its own initialisation and its own widths. netsor read the code of the model and
-computed the exact law; the numbers are medians over {draws} draws on {tokens} tokens
-(seed {seed}). A default configuration is not always the one that was trained: it is
-what you get if you construct the class.
+any training. Each has the sizes that its authors published, the initialisation of its
+code in transformers, and its own widths. netsor computed the exact law; the numbers are
+medians over {draws} draws on {tokens} tokens (seed {seed}). What was trained may have
+started otherwise where authors initialise by other code.
 
 **{flagged} of {count} are flagged by a rule.** A flag is no verdict on a trained model:
 [what the rules mean](../audit-reference.md), and
@@ -239,7 +358,6 @@ def _index(models: list[dict[str, Any]]) -> str:
         raise ValueError("docs/atlas has no files: run `make atlas`")
     text = INTRODUCTION.format(
         count=len(models),
-        version=models[0]["versions"]["transformers"],
         flagged=sum(bool(_flags(model)) for model in models),
         **SETTINGS,
     )
@@ -247,7 +365,7 @@ def _index(models: list[dict[str, Any]]) -> str:
     rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for model in models:
         flags = ", ".join(f"`{name}`" for name in _flags(model)) or "–"
-        cells = [f"[{MODELS[model['name']]}]({model['name']}.md)"]
+        cells = [f"[{MODELS[model['name']][0]}]({model['name']}.md)"]
         cells += [_value(model, rule) for rule in COLUMNS.values()]
         rows.append("| " + " | ".join([*cells, flags]) + " |")
     closing = (
@@ -263,10 +381,9 @@ def _index(models: list[dict[str, Any]]) -> str:
 
 def _page(model: dict[str, Any]) -> str:
     """The page of one model: the verdict, the figure, the rules."""
-    title = MODELS[model["name"]]
+    title, source = MODELS[model["name"]]
     versions = model["versions"]
     settings = model["settings"]
-    config = f'AutoConfig.for_model("{model["name"]}")'
     lines = [
         f"---\ndescription: {title} at initialisation (initialization): audit before"
         " training.\n---",
@@ -282,15 +399,16 @@ def _page(model: dict[str, Any]) -> str:
         if finding["verdict"] == "FLAG":
             lines.append(f"## Why `{finding['name']}` flags it")
             lines.append(f"{finding['reason']} {finding['advice']}".strip())
+    shown = json.dumps(source, indent=4).replace("true", "True")
+    settings_text = f"tokens={settings['tokens']}, draws={settings['draws']}"
     lines.append(
-        "## Compute it yourself\n\n```python\nimport netsor as ns\nfrom transformers"
-        f" import AutoConfig\n\nprint(ns.audit({config}, tokens={settings['tokens']},"
-        f" draws={settings['draws']}, seed={settings['seed']}, gradients=True))\n```"
+        "## Compute it yourself\n\n```python\nimport netsor as ns\n\nmodel ="
+        f" {shown.replace('false', 'False')}\nprint(ns.audit(model, {settings_text},"
+        f" seed={settings['seed']}, gradients={bool(model['blocks'].get(GRADIENT))}))"
+        "\n```"
     )
-    lines.append(
-        f"netsor {versions['netsor']}, transformers {versions['transformers']}; status"
-        f" *{model['status']}*. [All models](index.md)"
-    )
+    read = " ".join(f"{name} {version}" for name, version in versions.items())
+    lines.append(f"{read}; status: {model['status']}. [All models](index.md)")
     return "\n\n".join(lines) + "\n"
 
 

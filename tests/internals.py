@@ -141,6 +141,10 @@ _NAMES = {
         "ACCELERATOR",
         "CPU",
     ),
+    "netsor.engine.plan._device_memory": (
+        "CONTEXT_BYTES",
+        "device_memory",
+    ),
     "netsor.engine.plan._draw_cost": (
         "BASE",
         "Draw",
@@ -264,6 +268,7 @@ _NAMES = {
         "box_index",
         "Entrywise",
         "FixedTerms",
+        "has_every_position",
         "index_positions",
         "Operation",
         "positions_in_box",
@@ -623,7 +628,14 @@ _NAMES = {
         "Curve as TransferCurve",
         "Sweep",
     ),
+    "netsor.jax._network": ("read_network as jax_network",),
     "netsor.jax._parameters": ("drawn as jax_drawn",),
+    "netsor.jax._passes": (
+        "as_pass",
+        "pass_function",
+        "real_structure",
+    ),
+    "netsor.checks._pass": ("quantities_of",),
     "netsor.reader._axes": (
         "Linear",
         "Vectors",
@@ -665,15 +677,15 @@ _NAMES = {
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
     "netsor.reader._structure": ("structure",),
-    "netsor.torch._run_bands": ("band as run_band", "enough_runs", "half_width"),
+    "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
-    "netsor.torch._check_run": (
+    "netsor.checks._run_check": (
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",
     ),
     "netsor.torch._run_hypotheses": ("possible_mistakes",),
-    "netsor.torch._run_logs": ("read_log",),
+    "netsor.checks._run_logs": ("read_log",),
     "netsor.torch._run_loop": (
         "loss_of",
         "norm as norm_of_tensors",
@@ -704,6 +716,7 @@ _MODULES = (
     "netsor.engine.expect._multivariate",
     "netsor.engine.linalg._psd_cholesky",
     "netsor.engine.lower as lowering",
+    "netsor.engine.lower._finite_frames",
     "netsor.engine.lower._rebase",
     "netsor.engine.lower._state",
     "netsor.engine.passes",

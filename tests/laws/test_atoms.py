@@ -286,13 +286,16 @@ def test_errors_of_densities_at_an_edge(kind, truth):
 
 def test_errors_of_densities_away_from_edges():
     """Narrower kernels show nothing but noise: the error is that of sampling and of the
-    wider kernel.
+    wider kernels.
     """
     law = ns.Mixture(stats.norm().rvs(5000, random_state=0), 0.0, ORIGIN)
     value, error = law.with_error.pdf(0.0)
-    wide = law.smoothed(math.sqrt(2)).pdf(0.0) - value
+    wide, wider = (law.smoothed(factor).pdf(0.0) for factor in (math.sqrt(2), 2.0))
+    growth = (wider - wide) / (wide - value)
+    assert math.sqrt(2) < growth < 2
+    bias = (wide - value) / (growth - 1)
     assert error == pytest.approx(
-        math.hypot(law.smoothed().with_error.pdf(0.0).error, wide), rel=1e-9
+        math.hypot(law.smoothed().with_error.pdf(0.0).error, bias), rel=1e-9
     )
 
 

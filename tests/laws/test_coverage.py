@@ -6,9 +6,11 @@ that count a bias may cover more often, never less; those of averages over repli
 count none, and may not.
 """
 
+import numpy as np
 import pytest
 from scipy import stats
 
+import netsor as ns
 from tests.internals import student
 
 from .coverage import DIRECTIONS, covered_distances, covered_joint, covered_numbers
@@ -36,3 +38,20 @@ def test_errors_cover_at_their_rate(covered):
             expected = stats.binom(seeds, rate)
             assert count >= expected.ppf(1e-5), (law, hits)
             assert law not in AVERAGES or count <= expected.isf(1e-5), (law, hits)
+
+
+@pytest.mark.parametrize(
+    ("law", "y"),
+    [(stats.laplace(), 0.0), (stats.uniform(), 0.1), (stats.gamma(1.5), 0.5)],
+    ids=["a cusp", "an edge", "a steep rise"],
+)
+def test_kernel_errors_cover_the_density(law, y):
+    """Of sixty samples, two errors cover 80 % or more; of the cusp it was 62 %, as the
+    bias beside it grows like the bandwidth and not like its square.
+    """
+    inside = 0
+    for seed in range(60):
+        draws = law.rvs(300, random_state=np.random.default_rng(seed))
+        value, error = ns.Empirical(draws).with_error.pdf(y)
+        inside += abs(value - law.pdf(y)) <= 2 * error
+    assert inside >= 48

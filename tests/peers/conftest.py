@@ -1,6 +1,11 @@
 """Other people's libraries warn about themselves; that is no error here."""
 
+import os
+
 import pytest
+
+# Keras chooses when it is imported
+os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
 def pytest_collection_modifyitems(items):

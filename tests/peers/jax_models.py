@@ -5,6 +5,7 @@ import flax.linen as nn
 import haiku as hk
 import jax
 import jax.numpy as jnp
+import keras
 from flax import nnx
 
 WIDTH, HEADS, WORDS, LAYERS = 16, 2, 11, 2
@@ -296,6 +297,94 @@ def mamba_parameters(key):
     }
 
 
+def mamba_lm(parameters, ids):
+    x = parameters["words"][ids]
+    for layer in parameters["layers"]:
+        x = mamba(layer, x)
+    return rms_norm(x, jnp.ones(WIDTH)) @ parameters["head"]
+
+
+def mamba_lm_parameters(key):
+    words, head, *layers = jax.random.split(key, 2 + LAYERS)
+    return {
+        "words": jax.random.normal(words, (WORDS, WIDTH)),
+        "head": jax.random.normal(head, (WIDTH, WORDS)) / WIDTH**0.5,
+        "layers": [mamba_parameters(layer) for layer in layers],
+    }
+
+
+# Flax's own attention alone, and a plain function
+
+
+class Attention(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        mask = nn.make_causal_mask(x[..., 0])
+        attend = nn.MultiHeadDotProductAttention(num_heads=HEADS, out_features=3)
+        return attend(x, x, mask=mask)
+
+
+def plain(parameters, x):
+    h = jnp.tanh(x @ parameters["in"] + parameters["bias"])
+    h = h * jax.nn.sigmoid(h @ parameters["gate"])
+    return jax.nn.log_softmax(h @ parameters["out"])
+
+
+def plain_parameters(key):
+    first, second, third, fourth = jax.random.split(key, 4)
+    glorot = jax.nn.initializers.glorot_uniform()
+    return {
+        "in": glorot(first, (5, WIDTH)),
+        "bias": 0.1 * jax.random.truncated_normal(second, -2.0, 2.0, (WIDTH,)),
+        "gate": jax.nn.initializers.he_normal()(third, (WIDTH, WIDTH)),
+        "out": glorot(fourth, (WIDTH, 3)),
+    }
+
+
+# Keras 3 on JAX: its initialisers draw with seeds, which come from the key here
+
+
+class SeedsOfKey(keras.random.SeedGenerator):
+    def __init__(self, key):
+        super().__init__(seed=0)
+        self.key, self.count = key, 0
+
+    def next(self, ordered=True):
+        self.count += 1
+        return jax.random.key_data(jax.random.fold_in(self.key, self.count))
+
+
+def keras_network(seeds):
+    def glorot():
+        return keras.initializers.GlorotUniform(seed=seeds)
+
+    dense = keras.layers.Dense
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            dense(WIDTH, activation="gelu", kernel_initializer=glorot()),
+            keras.layers.LayerNormalization(),
+            dense(WIDTH, activation="relu", kernel_initializer=glorot()),
+            dense(3, kernel_initializer=glorot()),
+        ]
+    )
+
+
+def keras_parameters(key):
+    with keras.StatelessScope():
+        network = keras_network(SeedsOfKey(key))
+        return {
+            f"{k}.{variable.name}": variable.value
+            for k, variable in enumerate(network.trainable_variables)
+        }
+
+
+def keras_apply(parameters, x):
+    network = keras_network(SeedsOfKey(jax.random.key(0)))
+    values = list(parameters.values())
+    return network.stateless_call(values, [], x)[0]
+
+
 # A network of Haiku
 
 
@@ -317,10 +406,10 @@ MODELS = {
     "llama": (llama, (llama_parameters, IDS)),
     "vit": (ViT(), (jax.random.normal(jax.random.key(2), (1, 8, 8, 3)),)),
     "experts": (experts_model, (IDS,)),
-    "mamba": (
-        mamba,
-        (mamba_parameters, jax.random.normal(jax.random.key(3), (1, 3, WIDTH))),
-    ),
+    "mamba": (mamba_lm, (mamba_lm_parameters, IDS)),
+    "attention": (Attention(), (jax.random.normal(jax.random.key(4), (1, 4, 5)),)),
+    "keras": (keras_apply, (keras_parameters, X)),
+    "plain": (plain, (plain_parameters, X)),
     "batch norm": (batch_norm_mlp, (X,)),
     "haiku": (haiku_mlp(), (X,)),
 }

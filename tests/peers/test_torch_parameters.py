@@ -451,3 +451,19 @@ def test_two_rows_of_independent_entries_are_not_orthogonal():
         assert law_of_entries("weight", (2, 64), samples).law == "normal"
     rows = [np.linalg.qr(rng.normal(size=(64, 2)))[0].T for _ in range(8)]
     assert law_of_entries("weight", (2, 64), rows).law == "orthogonal"
+
+
+@pytest.mark.parametrize("high", [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2.0, 3.0])
+def test_small_means_of_asymmetric_cuts_are_exact(high):
+    """Means between 0 and 12 standard errors of the samples."""
+
+    def build():
+        table = torch.nn.Embedding(12, 8)
+        torch.nn.init.trunc_normal_(table.weight, a=-1.0, b=high)
+        return table
+
+    found = ns.torch.parameters(build)["weight"]
+    law = stats.truncnorm(-1.0, high)
+    assert found.std_error == 0
+    assert found.mean == pytest.approx(law.mean(), abs=1e-12)
+    assert found.std == pytest.approx(law.std())

@@ -47,7 +47,8 @@ def replaced(module, x):
 
 def turned_without_gradient(module, x):
     """Rotary positions whose two terms are detached, as the code of indexers does."""
-    angles = torch.arange(3.0)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03])
+    frequencies = torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=torch.float64)
+    angles = torch.arange(3.0)[:, None] * frequencies
     cosines, sines = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     half = torch.cat([-x[..., 4:], x[..., :4]], -1)
     return (x * cosines).detach() + (half * sines).detach()

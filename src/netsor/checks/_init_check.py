@@ -217,10 +217,10 @@ class InitCheck:
             Section("", [Paragraph(f"note: {note}") for note in notes]),
         ]
         return Document(
-            f"Initialisation of {self.name}",
-            self.verdict,
-            subject,
-            [section for section in sections if section.blocks],
+            title=f"Initialisation of {self.name}",
+            verdict=self.verdict,
+            subject=subject,
+            sections=[section for section in sections if section.blocks],
         )
 
     def _notes_on_parameters(self) -> list[str]:

@@ -62,8 +62,10 @@ class NumberType(NamedTuple):
         return nearest
 
 
-BFLOAT16 = NumberType("bfloat16", 2.0**-7, 2.0**-133, 2.0**128 * (1 - 2.0**-8))
-FLOAT16 = NumberType("float16", 2.0**-10, 2.0**-24, 65504.0)
+BFLOAT16 = NumberType(
+    name="bfloat16", eps=2.0**-7, least=2.0**-133, largest=2.0**128 * (1 - 2.0**-8)
+)
+FLOAT16 = NumberType(name="float16", eps=2.0**-10, least=2.0**-24, largest=65504.0)
 LOW_PRECISION = (BFLOAT16, FLOAT16)
 
 
@@ -188,7 +190,9 @@ def parameter_tests(
         return
     finite = np.isfinite(entries.numbers)
     if not finite.all():
-        yield InitFinding(name, "value", 0.0, _not_finite(entries.numbers))
+        yield InitFinding(
+            where=name, what="value", p=0.0, text=_not_finite(entries.numbers)
+        )
         return
     if not law.random:
         yield _test_of_numbers(name, entries, law)
@@ -210,16 +214,14 @@ def parameter_tests(
 
 def _not_finite(numbers: Floats) -> str:
     """What is not finite among numbers."""
-    kinds = {
+    masks = {
         "NaN": np.isnan(numbers),
         "infinity": np.isposinf(numbers),
         "-infinity": np.isneginf(numbers),
     }
-    counts = [
-        f"{name} in {where.sum():,}" for name, where in kinds.items() if where.any()
-    ]
-    found = " and ".join(counts)
-    return f"expected finite entries, found {found} of {numbers.size:,} entries"
+    counts = [f"{name} in {mask.sum():,}" for name, mask in masks.items() if mask.any()]
+    listed = " and ".join(counts)
+    return f"expected finite entries, found {listed} of {numbers.size:,} entries"
 
 
 def _tests_of_parts(
@@ -229,14 +231,14 @@ def _tests_of_parts(
     parts, shape = law.value, entries.numbers.shape
     if not shape or shape[0] % len(parts):
         text = f"expected {len(parts)} equal parts of the first axis, found {shape}"
-        yield InitFinding(name, "value", 0.0, text)
+        yield InitFinding(where=name, what="value", p=0.0, text=text)
         return
     size = shape[0] // len(parts)
     for k, of_part in enumerate(parts):
         start, stop = k * size, (k + 1) * size
         rows = f"{name}[{start}:{stop}]"
         part = replace(entries, numbers=entries.numbers[start:stop])
-        yield from parameter_tests(rows, part, of_part, samples)
+        yield from parameter_tests(rows, entries=part, law=of_part, samples=samples)
 
 
 def _test_of_numbers(name: str, entries: Entries, law: Parameter) -> InitFinding:
@@ -249,7 +251,7 @@ def _test_of_numbers(name: str, entries: Entries, law: Parameter) -> InitFinding
     is_same = bool((numbers == expected).all())
     mean, std = float(numbers.mean()), float(numbers.std())
     text = f"expected {description}, found mean {mean:.3g} and std {std:.3g}"
-    return InitFinding(name, "value", 1.0 if is_same else 0.0, text)
+    return InitFinding(where=name, what="value", p=1.0 if is_same else 0.0, text=text)
 
 
 def _test_of_zero_rows(name: str, x: Floats, rows: tuple[int, ...]) -> InitFinding:
@@ -257,7 +259,9 @@ def _test_of_zero_rows(name: str, x: Floats, rows: tuple[int, ...]) -> InitFindi
     of_padding = x[list(rows)]
     numbers = ", ".join(map(str, rows))
     text = f"expected 0 in row {numbers}, found std {of_padding.std():.3g}"
-    return InitFinding(name, "value", float(not of_padding.any()), text)
+    return InitFinding(
+        where=name, what="value", p=float(not of_padding.any()), text=text
+    )
 
 
 # Moments and shapes
@@ -272,9 +276,11 @@ def _tests_of_seen_law(
     yield from _tests_of_moments(name, law, mean, std, size=x.size, samples=samples)
     if std == 0 or not law.shape_is_declared or x.size < FEWEST:
         return
-    some = entries.some()
+    subset = entries.some()
     marginal = Exact(_distribution(law), mean, std)
-    yield from _tests_of_shape(name, law, some, marginal, samples)
+    yield from _tests_of_shape(
+        name, law, entries=subset, marginal=marginal, samples=samples
+    )
 
 
 def _freedom(law: Parameter) -> float:
@@ -296,9 +302,11 @@ def _tests_of_moments(
     text = f"expected {law.std:.4g}, found {std:.4g}"
     if std > 0:
         text += f", {ratio:.3g} times as large"
-    yield InitFinding(name, "std", p, text)
+    yield InitFinding(where=name, what="std", p=p, text=text)
     p = two_sided((mean - law.mean) / (law.std * math.sqrt(variance)))
-    yield InitFinding(name, "mean", p, f"expected {law.mean:.3g}, found {mean:.3g}")
+    yield InitFinding(
+        where=name, what="mean", p=p, text=f"expected {law.mean:.3g}, found {mean:.3g}"
+    )
 
 
 def _tests_of_shape(
@@ -320,7 +328,9 @@ def _tests_of_shape(
             f"expected no entry beyond {most:.1f} standard deviations, found"
             f" {x[largest]:.4g} at {z:.3g}"
         )
-        yield InitFinding(name, "tails", min(1.0, x.size * two_sided(z)), text)
+        yield InitFinding(
+            where=name, what="tails", p=min(1.0, x.size * two_sided(z)), text=text
+        )
     kurtosis = float(np.mean(standard**4))
     text = (
         f"expected {law.law} entries, of kurtosis {law.kurtosis:.3g}, found kurtosis"
@@ -328,13 +338,13 @@ def _tests_of_shape(
     )
     probabilities = entries.probabilities(marginal)
     test = stats.kstest(probabilities.at_random, "uniform", method="asymp")
-    yield InitFinding(name, "shape", float(test.pvalue), text)
+    yield InitFinding(where=name, what="shape", p=float(test.pvalue), text=text)
     if law.law == "normal":
         p = float(stats.kurtosistest(standard).pvalue)
     else:  # of bounded entries 24/n is more than the variance
         variance = 24 / x.size * (1 + 1 / samples)
         p = two_sided((kurtosis - law.kurtosis) / math.sqrt(variance))
-    yield InitFinding(name, "tails", p, text)
+    yield InitFinding(where=name, what="tails", p=p, text=text)
     yield _test_of_repeats(name, x, probabilities.inside)
 
 
@@ -356,16 +366,18 @@ def _tests_of_distribution(
     text = f"expected mean {law.mean:.3g} and std {law.std:.3g}, {found}"
     least = float(np.minimum(shares, 1 - shares).min())
     outside = f"{text}, with entries from {x.min():.4g} to {x.max():.4g}"
-    yield InitFinding(name, "tails", min(1.0, 2 * size * least), outside)
+    yield InitFinding(
+        where=name, what="tails", p=min(1.0, 2 * size * least), text=outside
+    )
     scores = stats.norm.ppf(np.clip(shares, 1e-300, 1 - 1e-16))
     p = two_sided(float(scores.mean()) * math.sqrt(size))
-    yield InitFinding(name, "mean", p, text)
+    yield InitFinding(where=name, what="mean", p=p, text=text)
     square = float(np.sum(scores**2))
     tail = min(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
-    yield InitFinding(name, "shape", min(1.0, 2 * float(tail)), text)
+    yield InitFinding(where=name, what="shape", p=min(1.0, 2 * float(tail)), text=text)
     if size >= FEWEST:
         test = stats.kstest(shares, "uniform", method="asymp")
-        yield InitFinding(name, "shape", float(test.pvalue), text)
+        yield InitFinding(where=name, what="shape", p=float(test.pvalue), text=text)
         yield _test_of_repeats(name, x, probabilities.inside)
 
 
@@ -387,7 +399,7 @@ def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
         f" in {count:,}"
     )
     p = min(1.0, numbers.size * float(p_values[k]))
-    return InitFinding(name, "repeats", p, text)
+    return InitFinding(where=name, what="repeats", p=p, text=text)
 
 
 def _distribution(law: Parameter) -> Any:
@@ -427,10 +439,10 @@ def _tests_of_independence(
         return
     rows = standard.reshape(len(standard), -1)
     if min(rows.shape) >= 2 and rows.shape[1] >= FEWEST_LINES:
-        yield _test_of_lines(name, law, rows, axis=1, lines="rows")
+        yield _test_of_lines(name, law, standard=rows, axis=1, lines="rows")
     columns = standard.reshape(-1, standard.shape[-1])
     if min(columns.shape) >= 2 and columns.shape[0] >= FEWEST_LINES:
-        yield _test_of_lines(name, law, columns, axis=0, lines="columns")
+        yield _test_of_lines(name, law, standard=columns, axis=0, lines="columns")
     if min(rows.shape) >= FEWEST:
         yield _test_of_spectrum(name, rows)
 
@@ -451,7 +463,7 @@ def _test_of_precision(name: str, entries: Entries) -> Iterator[InitFinding]:
         # most parameters show by a few entries that they are not
         is_rounded = kind.has(numbers.ravel()[:FEWEST]) and kind.has(numbers)
         p = 0.0 if is_rounded else 1.0
-        yield InitFinding(name, "precision", p, text)
+        yield InitFinding(where=name, what="precision", p=p, text=text)
 
 
 def _test_of_lines(
@@ -466,7 +478,7 @@ def _test_of_lines(
     chi2 = float(np.sum((scores - scores.mean()) ** 2))
     p = float(stats.chi2.sf(chi2, scores.size - 1))
     text = f"expected {lines} of one std, found stds that vary by {100 * spread:.2g} %"
-    return InitFinding(name, lines, p, text)
+    return InitFinding(where=name, what=lines, p=p, text=text)
 
 
 class Pair(NamedTuple):
@@ -502,7 +514,9 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
         f"expected independent entries, found {relation} in two of {closest.parts}"
         f" equal parts of axis {closest.axis}: are seeds equal?"
     )
-    yield InitFinding(name, "independence", min(1.0, len(pairs) * closest.p), text)
+    yield InitFinding(
+        where=name, what="independence", p=min(1.0, len(pairs) * closest.p), text=text
+    )
 
 
 def most_correlated(parts: Floats, axis: int) -> Pair:
@@ -513,7 +527,7 @@ def most_correlated(parts: Floats, axis: int) -> Pair:
     correlations = (unit @ unit.T)[above]
     r = float(correlations[np.argmax(np.abs(correlations))])
     p = correlations.size * two_sided(r * math.sqrt(parts.shape[1]))
-    return Pair(min(1.0, p), r, axis=axis, parts=len(parts))
+    return Pair(p=min(1.0, p), correlation=r, axis=axis, parts=len(parts))
 
 
 def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
@@ -539,7 +553,7 @@ def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
         "expected the largest singular value of independent entries, found"
         f" {norm:.3g} times that: is a matrix of low rank added?"
     )
-    return InitFinding(name, "spectrum", p, text)
+    return InitFinding(where=name, what="spectrum", p=p, text=text)
 
 
 def correlation_tests(
@@ -573,7 +587,7 @@ def correlation_tests(
         p = min(1.0, k * two_sided(z[k, other]))  # of k pairs
         relation = "the same numbers" if abs(r) > 0.999 else f"correlation {r:.2f}"
         text = f"expected draws independent of {names[other]}, found {relation}"
-        yield InitFinding(names[k], "independence", p, text)
+        yield InitFinding(where=names[k], what="independence", p=p, text=text)
 
 
 # Laws that only samples show
@@ -592,21 +606,22 @@ def _tests_against_samples(
     summaries = [_summaries(sample) for sample in samples]
     real = _summaries(x)
     error = math.sqrt(1 + 1 / len(samples))
-    for what, value in real.items():
-        values = np.array([summary[what] for summary in summaries])
+    for summary_name, value in real.items():
+        values = np.array([summary[summary_name] for summary in summaries])
         centre, spread = float(values.mean()), float(values.std(ddof=1))
         rounding = 1e-4 * max(1.0, abs(centre))
         t = (value - centre) / (error * math.hypot(spread, rounding))
         p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))
-        label, text = what, f"expected {centre:.4g}, found {value:.4g}"
-        if what in ("size", "largest"):
-            label = "std" if what == "size" else "tails"
+        label, text = summary_name, f"expected {centre:.4g}, found {value:.4g}"
+        if summary_name in ("size", "largest"):
+            label = "std" if summary_name == "size" else "tails"
             text = f"expected {math.exp(centre):.4g}, found {math.exp(value):.4g}"
             text += f", {math.exp(value - centre):.3g} times as large"
-        if what.startswith("part "):
+        if summary_name.startswith("part "):
             label, ratio = "rows", math.exp(value - centre)
-            text = f"expected {what} of its size, found it {ratio:.3g} times as large"
-        yield InitFinding(name, label, min(1.0, p), text)
+            text = f"expected {summary_name} of its size, found it"
+            text += f" {ratio:.3g} times as large"
+        yield InitFinding(where=name, what=label, p=min(1.0, p), text=text)
 
 
 def _summaries(x: Floats) -> dict[str, float]:

@@ -85,9 +85,9 @@ def quantities_of(
     for prefix, stack in zip(STARTS, net.stacks, strict=False):
         names = [prefix + name for name in STREAM]
         tokens = _tokens(net, stack[0], done.values[stack[0].before])
-        _record(quantities, 0, names, _stream_quantities(tokens))
+        _record(quantities, k=0, names=names, values=_stream_quantities(tokens))
     weights = [
-        _record_block(quantities, net, number, done.values, masks)
+        _record_block(quantities, net, k=number, values=done.values, masks=masks)
         for number in range(len(net.blocks))
     ]
     if net.logits is not None:
@@ -122,7 +122,7 @@ def _record_end(
     sums = np.exp(logits - largest_logit[:, None]).sum(-1)
     loss = (largest_logit + np.log(sums) - right).mean()
     std, _, largest = of_logits(logits)
-    _record(quantities, 0, END, (std, loss, largest))
+    _record(quantities, k=0, names=END, values=(std, loss, largest))
 
 
 def _record_gradients(quantities: Quantities, net: Structure, done: Pass) -> None:
@@ -133,8 +133,8 @@ def _record_gradients(quantities: Quantities, net: Structure, done: Pass) -> Non
         for kind, names in block.matrices.items():
             square = sum(done.squares.get(name, 0.0) for name in names)
             quantities[f"grad_{kind}", k] = float(square)
-    first = net.stacks[0][0]
-    mean = _mean_gradient(net, first, done.gradients.get(first.before))
+    first_block = net.stacks[0][0]
+    mean = _mean_gradient(net, first_block, done.gradients.get(first_block.before))
     quantities["grad_input", 0] = mean
     table = net.words.table if net.words else None
     if table is not None:
@@ -161,7 +161,7 @@ def pass_findings(
         return PassFindings([], tests=0, checked="", problem=str(error))
     except NotFiniteError as error:
         text = "expected finite activations, found NaN or infinity"
-        finding = InitFinding(error.where, "finite", 0.0, text)
+        finding = InitFinding(where=error.where, what="finite", p=0.0, text=text)
         return PassFindings([finding], tests=1, checked="forward pass")
     by_block = {name: x.reshape(draws, -1) for name, x in law.items()}
     laws = {
@@ -177,7 +177,9 @@ def pass_findings(
         if p < level and not because_of_mask:
             low, high = np.quantile(laws[name, k], [0.005, 0.995])
             text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
-            findings.append(InitFinding(_path(net, name, k), name, p, text))
+            findings.append(
+                InitFinding(where=_path(net, name, k), what=name, p=p, text=text)
+            )
     tests = len(compared) + masks.compared
     checked = _checked(compared)
     problem = "" if checked else "it has no quantity in common with the reference"
@@ -214,21 +216,23 @@ def _compare_masks(
         if attention is None or not _fits(mask, attention):
             continue
         compared += 1
-        used = attention > 0
+        is_attended = attention > 0
         if mask.ndim == 2:
-            used = np.any(used, axis=0)
+            is_attended = np.any(is_attended, axis=0)
         else:  # rows of padding attend to nothing that counts
-            used = used & mask.any(axis=-1, keepdims=True)
-        pairs = np.argwhere(used != mask)
+            is_attended = is_attended & mask.any(axis=-1, keepdims=True)
+        pairs = np.argwhere(is_attended != mask)
         if not len(pairs):
             continue
         i, j = pairs[0, -2:]
-        if used[tuple(pairs[0])]:
+        if is_attended[tuple(pairs[0])]:
             text = f"expected token {i} not to attend to token {j}, found that it does"
         else:
             text = f"expected token {i} to attend to token {j}, found that it does not"
         text += f"; {len(pairs)} pairs of tokens differ"
-        wrong[k] = InitFinding(path_of(block.softmaxes[0]), "mask", 0.0, text)
+        wrong[k] = InitFinding(
+            where=path_of(block.softmaxes[0]), what="mask", p=0.0, text=text
+        )
     return MaskComparison(wrong, compared)
 
 
@@ -308,13 +312,18 @@ def _record_block(
         weights = _of_heads([values[softmax] for softmax in block.softmaxes])
         mask = masks[k] if k < len(masks) else None
         if mask is not None and _fits(mask, weights):
-            _record(quantities, k, SCORES, of_attention(scores, weights, allowed=mask))
+            _record(
+                quantities,
+                k,
+                names=SCORES,
+                values=of_attention(scores, weights, allowed=mask),
+            )
     shares = _shares(net, block, values)
     for name in BRANCHES:
         if any(name in other.branches for other in net.blocks):
             quantities[f"{name}_share", k] = shares.get(name, 0.0)
     tokens = _tokens(net, block, values[block.stream])
-    _record(quantities, k, STREAM, _stream_quantities(tokens))
+    _record(quantities, k, names=STREAM, values=_stream_quantities(tokens))
     return weights
 
 

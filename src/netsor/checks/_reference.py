@@ -90,7 +90,9 @@ class Reference:
             place = net.places.get(name, place)
         std = self.stds.get(place)
         if std is None:
-            return Parameter(name, shape, "unknown", note=DECLARED, value=0.0)
+            return Parameter(
+                name=name, shape=shape, law="unknown", note=DECLARED, value=0.0
+            )
         zero_rows: tuple[int, ...] = ()
         if place == Place(None, "embedding") and self.padding is not None:
             zero_rows = (self.padding,)

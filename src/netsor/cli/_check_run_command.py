@@ -35,7 +35,8 @@ POSITIVE_REAL = opt.number(real, above=0)
     "batches",
     metavar="FILE",
     required=True,
-    help="A .pt, .npy or .safetensors file of a batch; repeatable, one for each pass.",
+    help="A .pt, .npy or .safetensors file of a batch (.npy or .npz for JAX);"
+    " repeatable, one for each pass.",
 )
 @option("--log", metavar="FILE", help="The log of the run.")
 @opt.many(
@@ -107,40 +108,41 @@ def check_run_command(
 ) -> None:
     """Check the first steps of a training run against the law of its log.
 
-    MODEL is FILE:FUNCTION, a function that returns a new PyTorch module. FILE is
-    executed. The module is trained many times for the same steps, and the logged loss,
-    gradient and update norms are ranked among those of these runs. The exit code is 3
-    if a number is outside its band; the first line says which, and the mistake that
-    explains it.
+    MODEL is FILE:FUNCTION, a function that returns a new PyTorch module, or a function
+    of a key that makes a model of Flax or Equinox. FILE is executed. The model is
+    trained many times for the same steps, and the logged loss, gradient and update
+    norms are ranked among those of these runs. The exit code is 3 if a number is
+    outside its band; the first line says which, and the mistake that explains it.
     """
-    from ._load_program import (
-        module_of,
-        named_values,
-        torch_module,
-        usage_errors,
-    )
+    from ..checks._run_logs import rows_of
+    from ._load_program import jax_or_torch_model, named_values, usage_errors
 
     if propose == (log is not None):
         raise UsageError("--log FILE or --propose must be given, and not both")
     for path in options["batches"]:
         out.check_name("--batch", path)
+    if log is not None:
+        out.check_name("--log", log)
+    named_columns = named_values("--column", columns)
     with out.stdout_to_stderr(as_json), usage_errors():
-        build = module_of(model, arguments)
-        torch = torch_module()
+        build, library = of_file = jax_or_torch_model(model, arguments)
         make = _function("--optimizer", options.pop("optimiser"))
         loss = options.pop("loss")
         options["loss"] = None if loss is None else _function("--loss", loss)
-        batches = torch.read_batches(options.pop("batches"))
+        batches = library.read_batches(options.pop("batches"))
+        if of_file.is_of_jax:
+            batches = _batches_of_jax(batches, propose, options)
+        if log is not None:
+            rows_of(log)  # its errors come before the training
         with _training(model):
             if propose:
-                result = torch.propose_batch(build, make, batches, **options)
+                result = library.propose_batch(build, make, batches, **options)
             else:
-                law = torch.run_law(build, make, batches, **options)
+                law = library.run_law(build, make, batches, **options)
         if not propose:
-            out.check_name("--log", str(log))
             result = law.check(
                 log,
-                columns=named_values("--column", columns),
+                columns=named_columns,
                 first_step=first_step,
                 hypotheses=not no_hypotheses,
             )
@@ -148,6 +150,24 @@ def check_run_command(
     out.echo_either(as_json, result.to_dict(), text)
     if not result.ok:
         raise click.exceptions.Exit(FLAGGED)
+
+
+def _batches_of_jax(
+    batches: list[Any], propose: bool, options: dict[str, Any]
+) -> list[Any]:
+    """The batches of a JAX model, whose checks have fewer options."""
+    from ..jax._check_run import cut
+
+    if propose:
+        raise UsageError("--propose is for PyTorch modules")
+    device = options.pop("device")
+    if device is not None:
+        raise UsageError(
+            f"--device {shown(device)} is for PyTorch modules: JAX_PLATFORMS chooses"
+            " the device of JAX"
+        )
+    sequences, tokens = options.pop("sequences"), options.pop("tokens")
+    return [cut(batch, sequences, tokens) for batch in batches]
 
 
 @contextmanager
@@ -173,7 +193,10 @@ def _function(option: str, target: str) -> Callable[..., Any]:
         raise UsageError(
             f"{option} {shown(target)} must be FILE:FUNCTION, as train.py:adamw"
         )
-    value = find(target).value
-    if not callable(value):
+    try:
+        value = find(target).value
+    except UsageError as error:
+        raise UsageError(f"{option} {shown(target)}: {error.message}") from None
+    if not callable(value) and not hasattr(value, "update"):  # of optax
         raise UsageError(f"{option} {shown(target)} must name a function")
     return value  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click import UsageError
@@ -61,6 +61,28 @@ def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
             " leave out the index"
         )
     return partial(named.value, **named.arguments)
+
+
+def jax_model(named: NamedProgram) -> Any:
+    """The JAX model that a name stands for, or None.
+
+    It is a function of a key that makes a model of Flax or Equinox, or what a function
+    without other arguments returns: a module of Linen, or a pair (init, apply).
+    """
+    if "jax" not in sys.modules:  # no model without JAX
+        return None
+    from ..studies._training import makes_jax_model
+
+    model = named.value
+    if named.arguments:
+        model = partial(named.value, **named.arguments)
+    if makes_jax_model(model):
+        return model
+    if named.is_function and not isinstance(named.value, type):
+        with suppress(Exception):  # errors are reported where it is read
+            made = model()
+            return made if makes_jax_model(made) else None
+    return None
 
 
 def program_of(named: NamedProgram) -> Program:
@@ -272,6 +294,29 @@ def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     if build is None:
         raise UsageError(f"FILE:FUNCTION {shown(target)} must return a PyTorch module")
     return build
+
+
+def jax_or_torch_model(target: str, arguments: tuple[str, ...]) -> ModelOfFile:
+    """The model that FILE:FUNCTION names, and the part of netsor that checks it."""
+    if ":" in target:
+        model = jax_model(find(target, arguments))
+        if model is not None:
+            from .. import jax
+
+            return ModelOfFile(model, jax)
+    return ModelOfFile(module_of(target, arguments), torch_module())
+
+
+class ModelOfFile(NamedTuple):
+    """A model of a file, and `netsor.jax` or `netsor.torch`."""
+
+    model: Any
+    library: Any
+
+    @property
+    def is_of_jax(self) -> bool:
+        """Whether it is a JAX model."""
+        return str(self.library.__name__).endswith(".jax")
 
 
 def torch_module() -> Any:

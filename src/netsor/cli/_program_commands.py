@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click import UsageError, argument, option
 
-from .._validate import real
+from .._validate import real, shown
 from . import _options as opt
 from . import _output as out
 from ._options import cli
@@ -423,31 +423,33 @@ def check_init_command(
     ids: tuple[int, ...] | None,
     **options: Any,
 ) -> None:
-    """Check the real weights of a PyTorch module before training.
+    """Check the real weights of a PyTorch module or JAX model before training.
 
-    MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class. FILE
-    is executed. Every parameter is tested against the declared initialisation, and one
-    forward and backward pass against its exact law. The exit code is 3 if they differ,
-    or if no parameter or no pass could be checked. With --parameters-only no pass is
-    needed.
+    MODEL is FILE:FUNCTION, a function that returns a PyTorch module, or a class; or a
+    function of a key that makes a model of Flax or Equinox. FILE is executed. Every
+    parameter is tested against the declared initialisation, and one forward and
+    backward pass against its exact law. The exit code is 3 if they differ, or if no
+    parameter or no pass could be checked. With --parameters-only no pass is needed.
     """
-    from ._load_program import is_target, module_of, torch_module, usage_errors
+    from ._load_program import is_target, jax_or_torch_model, usage_errors
 
     with out.stdout_to_stderr(as_json), usage_errors():
-        build = module_of(model, arguments)
-        check_init = torch_module().check_init
+        build, library = of_file = jax_or_torch_model(model, arguments)
         declared: Any = reference
         if reference is not None and is_target(reference):
-            declared = module_of(reference, ())
+            declared = jax_or_torch_model(reference, ()).model
         for path in weights:
             out.check_name("--weights", path)
-        check = check_init(
-            build,
-            None if ids is None else list(ids),
-            reference=declared,
-            weights=_paths(weights),
-            **options,
-        )
+        if of_file.is_of_jax:
+            check = _check_of_jax(build, ids, declared, weights, options)
+        else:
+            check = library.check_init(
+                build,
+                None if ids is None else list(ids),
+                reference=declared,
+                weights=_paths(weights),
+                **options,
+            )
     out.echo_either(as_json, check.to_dict(), str(check))
     incomplete = not check.ok and not check.findings
     if incomplete and allow_incomplete:
@@ -459,6 +461,37 @@ def check_init_command(
         )
     if not check.ok:
         raise click.exceptions.Exit(DEPARTED)
+
+
+def _check_of_jax(
+    model: Any,
+    ids: tuple[int, ...] | None,
+    reference: Any,
+    weights: tuple[str, ...],
+    options: dict[str, Any],
+) -> Any:
+    """The check of a JAX model."""
+    import numpy as np
+
+    from ..jax import check_init
+    from ..jax._network import as_inputs, token_ids
+
+    if weights:
+        raise UsageError(
+            f"--weights {weights[0]} is for PyTorch modules; in Python,"
+            " ns.jax.check_init(model, ids, numbers=…) takes the numbers of a JAX model"
+        )
+    if isinstance(reference, str):
+        raise UsageError(
+            f"--reference {shown(reference)} must be a FILE:FUNCTION of a JAX model for"
+            " a JAX model"
+        )
+    inputs: list[Any] = []
+    if ids is not None:
+        inputs = [as_inputs(model, np.array(ids))]
+    elif not options["parameters_only"]:
+        inputs = [token_ids(model, None)]
+    return check_init(model, *inputs, reference=reference, **options)
 
 
 def _paths(weights: tuple[str, ...]) -> Any:

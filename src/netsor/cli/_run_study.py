@@ -35,6 +35,7 @@ from ._load_program import (
     bound_widths,
     find,
     is_target,
+    jax_model,
     module_factory,
     program_of,
     torch_module,
@@ -467,6 +468,23 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         return recipe(model, name)
 
 
+def _of_jax(target: str, model: Any, inputs: Mapping[str, Any]) -> ProgramModel:
+    """The network that a JAX model is, on the token ids or numbers of `inputs`."""
+    from ..jax import UnsupportedError
+    from ..jax._network import networks
+    from ..reader._network import lengths_of
+
+    ids = inputs["ids"]
+    lengths = lengths_of(ids, inputs["tokens"])
+    try:
+        first, *longer = networks(model, ids, lengths)
+    except UnsupportedError as error:
+        raise UsageError(
+            f"FILE:FUNCTION {shown(target)} cannot be read: {error}"
+        ) from None
+    return ProgramModel(first, widths={}, longer=longer, ids=ids)
+
+
 def _program(
     target: str,
     binds: Sequence[str],
@@ -479,6 +497,9 @@ def _program(
     if not is_target(target):
         return _from_module(target, inputs)
     loaded = find(target, arguments)
+    of_jax = jax_model(loaded)
+    if of_jax is not None:
+        return _of_jax(target, of_jax, inputs)
     module = module_factory(loaded)
     if module is not None:
         ids = inputs["ids"]

@@ -19,9 +19,11 @@ except ImportError as error:
 
 from ..checks._findings import InitFinding
 from ..checks._init_check import InitCheck
+from ..checks._run_check import RunCheck, RunFinding, RunLaw, RunPower
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import check_init
+from ._check_run import check_run, read_batches, run_law
 from ._network import network
 from ._parameters import parameters
 from ._program import program
@@ -31,9 +33,16 @@ __all__ = [
     "InitFinding",
     "Parameter",
     "Parameters",
+    "RunCheck",
+    "RunFinding",
+    "RunLaw",
+    "RunPower",
     "UnsupportedError",
     "check_init",
+    "check_run",
     "network",
     "parameters",
     "program",
+    "read_batches",
+    "run_law",
 ]

@@ -128,7 +128,13 @@ class Recorder:
             return node
         if variable.is_key:
             node = Node(
-                "placeholder", "key", "key", (), {}, None, {"val": variable.value}
+                op="placeholder",
+                operation="key",
+                target="key",
+                args=(),
+                kwargs={},
+                compute=None,
+                meta={"val": variable.value},
             )
             node.name = variable.name
             return node
@@ -136,7 +142,16 @@ class Recorder:
 
     def _placeholder(self, name: str, value: Any) -> Node:
         """A known number, as a node."""
-        node = Node("placeholder", "input", name, (), {}, None, {"val": value}, name)
+        node = Node(
+            op="placeholder",
+            operation="input",
+            target=name,
+            args=(),
+            kwargs={},
+            compute=None,
+            meta={"val": value},
+            name=name,
+        )
         node.is_random = False
         self._values[node] = value
         return node
@@ -149,7 +164,13 @@ class Recorder:
         else:
             shape = jax.ShapeDtypeStruct(law.shape, np.float32)
             node = Node(
-                "placeholder", "parameter", law.name, (), {}, None, {"val": shape}
+                op="placeholder",
+                operation="parameter",
+                target=law.name,
+                args=(),
+                kwargs={},
+                compute=None,
+                meta={"val": shape},
             )
             node.name = law.name
             self.nodes.append(node)
@@ -283,7 +304,18 @@ class Recorder:
         """The error of an equation that cannot be read."""
         meta = self._meta(equation, inputs)
         name = equation.primitive.name
-        return refused(Node("call_function", name, name, (), {}, None, meta), reason)
+        return refused(
+            Node(
+                op="call_function",
+                operation=name,
+                target=name,
+                args=(),
+                kwargs={},
+                compute=None,
+                meta=meta,
+            ),
+            reason,
+        )
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of a loop over an axis, whose steps are unrolled."""
@@ -408,10 +440,10 @@ class Recorder:
 
         Known nodes become constants of the graph.
         """
-        needed = [x for node in graph.nodes for x in node.all_input_nodes]
-        needed += [x for x in graph.outputs if isinstance(x, Node)]
-        needed += self.inputs
-        known = list(dict.fromkeys(x for x in needed if not x.is_random))
+        read_nodes = [x for node in graph.nodes for x in node.all_input_nodes]
+        read_nodes += [x for x in graph.outputs if isinstance(x, Node)]
+        read_nodes += self.inputs
+        known = list(dict.fromkeys(x for x in read_nodes if not x.is_random))
         for node, value in zip(known, self._all_values(known), strict=True):
             graph.constants[node] = np.asarray(value)
         graph.nodes[:0] = known

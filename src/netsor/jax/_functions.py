@@ -219,7 +219,9 @@ class ScalarsFunction:
 
     def __call__(self, *arrays: Any) -> Any:
         """The result for each replica."""
-        return in_batches(self.of_entries, arrays, [1] * len(arrays), self.shape)
+        return in_batches(
+            self.of_entries, arrays, axes=[1] * len(arrays), shape=self.shape
+        )
 
     def output_shape(self, *shapes: Shape) -> Shape:
         """The shape of the result for one replica."""
@@ -253,7 +255,7 @@ class Pullback:
     def __call__(self, *arrays: Any) -> Any:
         """The gradient for each replica."""
         axes = [*(1 for _ in self.function.shapes), len(self.function.shape)]
-        return in_batches(self.of_entries, arrays, axes, (self._size,))
+        return in_batches(self.of_entries, arrays, axes, shape=(self._size,))
 
     def output_shape(self, *shapes: Shape) -> Shape:
         """The shape of the gradient for one replica."""

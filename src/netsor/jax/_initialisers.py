@@ -255,22 +255,22 @@ def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
     numbers = [x.number for x in inputs if isinstance(x, Known)]
     if len(draws) + len(numbers) < len(inputs) or not draws or None in numbers:
         return UNKNOWN
-    first = draws[0]
+    drawn = draws[0]
     if name in RESHAPING or name in ("copy", "stop_gradient"):
-        return first
+        return drawn
     if name == "transpose":
-        return replace(first, order=(*first.order, tuple(params["permutation"])))
+        return replace(drawn, order=(*drawn.order, tuple(params["permutation"])))
     if name == "slice":
         limits = tuple(params["start_indices"]), tuple(params["limit_indices"])
-        return replace(first, origin=((first.origin, limits, shape),))
+        return replace(drawn, origin=((drawn.origin, limits, shape),))
     if name == "concatenate":
         return _joined(draws, len(inputs))
-    if any((x.origin, x.order) != (first.origin, first.order) for x in draws):
+    if any((x.origin, x.order) != (drawn.origin, drawn.order) for x in draws):
         return UNKNOWN
     if name == "broadcast_in_dim":
-        return first if _adds_axes(params, shape) else UNKNOWN
+        return drawn if _adds_axes(params, shape) else UNKNOWN
     law = _law_of_function(name, params, inputs)
-    return UNKNOWN if law is None else replace(first, law=law)
+    return UNKNOWN if law is None else replace(drawn, law=law)
 
 
 def _adds_axes(params: Any, shape: Shape) -> bool:
@@ -341,7 +341,9 @@ def laws_of(
     )
     laws: list[Parameter | None] = []
     for name, aval, result in zip(names, jaxpr.out_avals, results, strict=True):
-        laws.append(_law(name, tuple(aval.shape), aval.dtype, result))
+        laws.append(
+            _law(name, shape=tuple(aval.shape), dtype=aval.dtype, result=result)
+        )
     _mark_copies(laws, results)
     unknown = [
         number
@@ -349,7 +351,7 @@ def laws_of(
         if law is None and _is_number(jaxpr.out_avals[number].dtype, result)
     ]
     for number, law in zip(
-        unknown, _measured(jaxpr, names, unknown, seed), strict=True
+        unknown, _measured(jaxpr, names, numbers=unknown, seed=seed), strict=True
     ):
         laws[number] = law
     return laws
@@ -366,8 +368,8 @@ def _law(name: str, shape: Shape, dtype: Any, result: Any) -> Parameter | None:
     if isinstance(result, Known):
         number = result.number
         if number is not None:
-            return Parameter(name, shape, "constant", value=number)
-        return Parameter(name, shape, "fixed", value=result.whole)
+            return Parameter(name=name, shape=shape, law="constant", value=number)
+        return Parameter(name=name, shape=shape, law="fixed", value=result.whole)
     if not isinstance(result, Drawn) or not np.isfinite(result.law.std):
         return None
     law = result.law

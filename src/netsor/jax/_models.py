@@ -109,7 +109,7 @@ def _of_apply(apply: Callable[..., Any], parameters: Any) -> Functions:
     name = getattr(apply, "__name__", type(apply).__name__)
     if callable(parameters):
         return Functions(name, parameters, apply)
-    return Functions(name, None, apply, given=parameters)
+    return Functions(name=name, init=None, apply=apply, given=parameters)
 
 
 def _of_pair(model: Any, inputs: tuple[Any, ...]) -> Functions | None:
@@ -237,7 +237,9 @@ def takes_one_sequence(model: Any) -> bool:
 
 
 def is_pair(model: Any) -> bool:
-    """Whether a model has functions init and apply."""
+    """Whether a model has functions init and apply, or is a pair of them."""
+    if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
+        return True
     return callable(getattr(model, "init", None)) and callable(
         getattr(model, "apply", None)
     )
@@ -298,7 +300,7 @@ def _of_equinox(build: Callable[[Any], Any], made: Made) -> Functions:
         """The outputs of a model with these numbers."""
         return equinox.combine(numbers, rest[-1])(*inputs, **options)
 
-    return Functions(made.name, draw, apply, weight_first=True)
+    return Functions(name=made.name, init=draw, apply=apply, weight_first=True)
 
 
 def functions_of_instance(model: Any) -> Functions | None:
@@ -314,7 +316,7 @@ def functions_of_instance(model: Any) -> Functions | None:
             """The outputs of the model with these numbers."""
             return nnx.merge(graph, numbers)(*inputs, **options)
 
-        return Functions(name, None, apply, given=state)
+        return Functions(name=name, init=None, apply=apply, given=state)
     if kind == "equinox":
         import equinox
 
@@ -326,7 +328,9 @@ def functions_of_instance(model: Any) -> Functions | None:
             """The outputs of the model with these numbers."""
             return equinox.combine(numbers, rest)(*inputs, **options)
 
-        return Functions(name, None, apply_rest, given=numbers, weight_first=True)
+        return Functions(
+            name=name, init=None, apply=apply_rest, given=numbers, weight_first=True
+        )
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..programs._program import Program
 from ..reader._graph import Graph
 from ..reader._laws import Parameters
 from ..reader._network import Network, network_of, sequence_of
-from ._models import is_constructor, takes_one_sequence
+from ._models import is_constructor, is_pair, takes_one_sequence
 from ._parameters import drawn, parameters
 from ._program import JaxReader, graph_of, is_one_sequence
 
@@ -78,24 +78,28 @@ def as_inputs(model: Any, ids: Any) -> Any:
     return ids if takes_one_sequence(model) else ids[None]
 
 
-def token_ids(model: Callable[[Any], Any], tokens: int | None) -> Any:
+def token_ids(model: Any, tokens: int | None) -> Any:
     """Ids 1, 2, … of rows of the model's table of words."""
-    if not is_constructor(model):
+    name = getattr(model, "__name__", type(model).__name__)
+    if not is_constructor(model) and not is_pair(model):
         raise ArgumentError(
             "model",
-            getattr(model, "__name__", type(model).__name__),
-            "a function of a key that makes a model of Flax NNX or Equinox; for others"
-            " give the inputs, ns.audit(ns.jax.network(model, ids))",
+            name,
+            "a function of a key that makes a model of Flax NNX or Equinox, a module of"
+            " Linen, or a pair (init, apply); for others give the inputs,"
+            " ns.audit(ns.jax.network(model, …))",
         )
+    # modules of Linen draw their parameters with inputs
+    example = () if is_constructor(model) else (np.ones((1, TOKENS), dtype=int),)
     tables = [
         law
-        for name, law in parameters(model).items()
-        if len(law.shape) == 2 and TABLE.search(name)
+        for path, law in parameters(model, *example).items()
+        if len(law.shape) == 2 and TABLE.search(path)
     ]
     if not tables:
         raise ArgumentError(
             "model",
-            getattr(model, "__name__", "model"),
+            name,
             "a model with a table of words; for others give the inputs,"
             " ns.audit(ns.jax.network(model, ids))",
         )

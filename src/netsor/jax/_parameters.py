@@ -75,17 +75,17 @@ def drawn(
     else:
         jaxpr, leaves = _initialisation(functions.init)
         key = jax.random.key(0)
-        found = laws_of(jaxpr, leaves.names, key)
+        leaf_laws = laws_of(jaxpr, leaves.names, key)
         laws = {
             name: law
-            for name, law in zip(leaves.names, found, strict=True)
+            for name, law in zip(leaves.names, leaf_laws, strict=True)
             if law is not None
         }
     laws = {
         name: _with_fan_in(law, functions.weight_first) for name, law in laws.items()
     }
     table = Parameters(with_declared(laws, declared or {}), samples=0)
-    return Drawn(functions, inputs, leaves, table)
+    return Drawn(functions=functions, inputs=inputs, leaves=leaves, laws=table)
 
 
 def _initialisation(init: Callable[[Any], Any]) -> tuple[Any, Leaves]:

@@ -41,7 +41,7 @@ def joined(
     for rule in (joiner.mean, joiner.layer_norm, joiner.softmax):
         nodes, outputs = _replaced(nodes, outputs, rule)
     nodes = _used(nodes, outputs)
-    nodes, outputs = _replaced(nodes, outputs, joiner.function, backwards=True)
+    nodes, outputs = _replaced(nodes, outputs, rule=joiner.function, backwards=True)
     return _used(nodes, outputs), outputs
 
 
@@ -75,13 +75,13 @@ def _replaced(
 
 def _used(nodes: list[Node], outputs: list[Any]) -> list[Node]:
     """The nodes that outputs depend on."""
-    needed = {x for x in outputs if isinstance(x, Node)}
+    live = {x for x in outputs if isinstance(x, Node)}
     for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    used = [node for node in nodes if node in needed]
-    keep_users(used)
-    return used
+        if node in live:
+            live.update(node.all_input_nodes)
+    live_nodes = [node for node in nodes if node in live]
+    keep_users(live_nodes)
+    return live_nodes
 
 
 def keep_users(nodes: list[Node]) -> None:
@@ -175,7 +175,15 @@ class Joiner:
         divisor = factor if node.target == "div" else 1 / factor if factor else 0.0
         if abs(divisor - count) > 1e-6 * count:
             return []
-        return [_node(node, "mean", (x,), {"axes": axes}, Mean(axes))]
+        return [
+            _node(
+                node,
+                operation="mean",
+                args=(x,),
+                kwargs={"axes": axes},
+                compute=Mean(axes),
+            )
+        ]
 
     def layer_norm(self, node: Node) -> list[Node]:
         """Centred vectors times their inverse root of the variance, and a scale."""
@@ -188,10 +196,22 @@ class Joiner:
                 continue
             eps, scale = self._inverse_deviation(other, x, node.target)
             if eps is not None:
-                norm = _node(node, "layer_norm", (x,), {"eps": eps}, LayerNorm(eps))
+                norm = _node(
+                    node,
+                    operation="layer_norm",
+                    args=(x,),
+                    kwargs={"eps": eps},
+                    compute=LayerNorm(eps),
+                )
                 if scale is None:
                     return [norm]
-                product = _node(node, "mul", (norm, scale), {}, node.compute)
+                product = _node(
+                    node,
+                    operation="mul",
+                    args=(norm, scale),
+                    kwargs={},
+                    compute=node.compute,
+                )
                 return [norm, product]
             if node.target == "div":
                 break
@@ -284,7 +304,15 @@ class Joiner:
         scores = exponentials.args[0]
         if _is(scores, "sub") and self._is_maximum_of(scores.args[1], scores.args[0]):
             scores = scores.args[0]
-        return [_node(node, "softmax", (scores,), {"axis": last}, Softmax(last))]
+        return [
+            _node(
+                node,
+                operation="softmax",
+                args=(scores,),
+                kwargs={"axis": last},
+                compute=Softmax(last),
+            )
+        ]
 
     def _is_maximum_of(self, node: Any, x: Any) -> bool:
         """Whether a node is the maximum of another one over its last axis."""
@@ -322,7 +350,13 @@ class Joiner:
             if all(_is_affine(member) for member in group):
                 return []
             function = Entrywise(composite).function(node.target, 1)
-        new = _node(node, function.name, (x,), {"function": function}, composite)
+        new = _node(
+            node,
+            operation=function.name,
+            args=(x,),
+            kwargs={"function": function},
+            compute=composite,
+        )
         new.target = "function"
         new.meta["joined"] = group
         return [new]
@@ -331,7 +365,13 @@ class Joiner:
         """The larger of a tensor and 0."""
         (x,) = (y for y in node.args if _is_random(y))
         composite = self._composite([node], x)
-        new = _node(node, "relu", (x,), {"function": RELU}, composite)
+        new = _node(
+            node,
+            operation="relu",
+            args=(x,),
+            kwargs={"function": RELU},
+            compute=composite,
+        )
         new.target = "function"
         return new
 

@@ -209,7 +209,7 @@ def _clamp(call: Call, least: Any, x: Tensor, most: Any) -> Tensor:
 @reads("select_n")
 def _select_n(call: Call, which: Tensor, *cases: Tensor) -> Tensor:
     refuse_if(len(cases) != 2, "a choice among more than two cases")
-    return arithmetic.where(call, which, cases[1], cases[0])
+    return arithmetic.where(call, condition=which, chosen=cases[1], other=cases[0])
 
 
 # Sums and norms
@@ -227,20 +227,20 @@ def _mean(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 @reads("reduce_max")
 def _reduce_max(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
-    return convolution.maximum_over(call, x, list(axes), keepdims=False)
+    return convolution.maximum_over(call, x, axes=list(axes), keepdims=False)
 
 
 @reads("layer_norm")
 def _layer_norm(call: Call, x: Tensor, eps: float) -> Tensor:
-    return arithmetic.normalised(ns.layer_norm, call, x, (1,), eps=eps)
+    return arithmetic.normalised(ns.layer_norm, call, x, normalized_shape=(1,), eps=eps)
 
 
 @reads("reduce_prod")
 def _reduce_prod(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
     for axis in sorted((axis % len(x.shape) for axis in axes), reverse=True):
         last = x.shape[axis] - 1
-        products = rearrangement.running(call, x, axis, arithmetic.multiply)
-        x = rearrangement.pick(call, products, axis, last)
+        products = rearrangement.running(call, x, axis, combine=arithmetic.multiply)
+        x = rearrangement.pick(call, x=products, axis=axis, index=last)
     return x
 
 
@@ -254,21 +254,21 @@ def _cumsum(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
     if not reverse:
         return rearrangement.sums_up_to(call, x, axis)
     order = np.arange(x.shape[axis])[::-1]
-    turned = rearrangement.pick(call, x, axis, order)
+    turned = rearrangement.pick(call, x, axis, index=order)
     sums = rearrangement.sums_up_to(call, turned, axis)
-    return rearrangement.pick(call, sums, axis, order)
+    return rearrangement.pick(call, x=sums, axis=axis, index=order)
 
 
 @reads("cumprod")
 def _cumprod(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
     refuse_if(reverse, "cumulative products from the end")
-    return rearrangement.running(call, x, axis, arithmetic.multiply)
+    return rearrangement.running(call, x, axis, combine=arithmetic.multiply)
 
 
 @reads("cumlogsumexp")
 def _cumlogsumexp(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
     refuse_if(reverse, "cumulative sums from the end")
-    return rearrangement.running(call, x, axis, arithmetic.log_of_sum)
+    return rearrangement.running(call, x, axis, combine=arithmetic.log_of_sum)
 
 
 # Matrix products
@@ -310,7 +310,7 @@ def _convolution(
     result = convolution.convolution(
         call._replace(shapes=[shape]),
         x,
-        kernel,
+        weight=kernel,
         stride=tuple(window_strides),
         padding=tuple(same),
         dilation=tuple(rhs_dilation),
@@ -329,8 +329,8 @@ def _with_gaps(call: Call, x: Tensor, steps: Sequence[int]) -> Tensor:
     def of_array(array: Any) -> Any:
         """The same for an array."""
         spread = np.zeros((*array.shape[:2], *sizes))
-        places = tuple(slice(None, None, step) for step in steps)
-        spread[:, :, *places] = array
+        slices = tuple(slice(None, None, step) for step in steps)
+        spread[:, :, *slices] = array
         return spread
 
     if not arithmetic.is_random(x):
@@ -342,7 +342,7 @@ def _with_gaps(call: Call, x: Tensor, steps: Sequence[int]) -> Tensor:
 def _padded(call: Call, x: Tensor, sizes: list[int]) -> Tensor:
     """A tensor, random or given, with zeros beside it along its last axes."""
     if arithmetic.is_random(x):
-        return rearrangement.pad(call, x, sizes, 0.0)
+        return rearrangement.pad(call, x, sizes, value=0.0)
     pairs = np.reshape(sizes, (-1, 2))[::-1].tolist()
     return np.pad(np.asarray(x), [(0, 0)] * (len(x.shape) - len(pairs)) + pairs)
 
@@ -387,7 +387,7 @@ def _slice(
     ):
         start, stop, step = (int(bound) for bound in bounds)
         if (start, stop, step) != (0, x.shape[axis], 1):
-            x = rearrangement.pick(call, x, axis, slice(start, stop, step))
+            x = rearrangement.pick(call, x, axis, index=slice(start, stop, step))
     return x
 
 
@@ -401,8 +401,10 @@ def _dynamic_slice(
     )
     for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True)):
         if size != x.shape[axis]:
-            first = min(max(int(start), 0), x.shape[axis] - size)
-            x = rearrangement.pick(call, x, axis, slice(first, first + size))
+            start_in_range = min(max(int(start), 0), x.shape[axis] - size)
+            x = rearrangement.pick(
+                call, x, axis, index=slice(start_in_range, start_in_range + size)
+            )
     return x
 
 
@@ -418,8 +420,8 @@ def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) ->
     refuse_if(len(axes) > 1, "an update of a part along several axes")
     (axis,) = axes
     size = patch.shape[axis]
-    first = min(max(int(starts[axis]), 0), call.shape[axis] - size)
-    positions = range(first, first + size)
+    start_in_range = min(max(int(starts[axis]), 0), call.shape[axis] - size)
+    positions = range(start_in_range, start_in_range + size)
     result = rearrangement.slice_scatter(call, x, patch, axis, positions)
     is_patchwork = isinstance(result, rearrangement.Patchwork)
     return result.joined(call) if is_patchwork else result
@@ -432,7 +434,7 @@ def _tile(call: Call, x: Tensor, reps: Sequence[int]) -> Tensor:
 
 @reads("select")
 def _select(call: Call, x: Tensor, index: int) -> Tensor:
-    return rearrangement.pick(call, x, 0, index)
+    return rearrangement.pick(call, x, axis=0, index=index)
 
 
 @reads("stack")
@@ -454,7 +456,7 @@ def _split(call: Call, x: Tensor, axis: int) -> list[Tensor]:
 def _rev(call: Call, x: Tensor, dimensions: Sequence[int]) -> Tensor:
     for axis in dimensions:
         order = np.arange(x.shape[axis])[::-1]
-        x = rearrangement.pick(call, x, axis, order)
+        x = rearrangement.pick(call, x, axis, index=order)
     return x
 
 
@@ -467,7 +469,7 @@ def _pad(call: Call, x: Tensor, value: Any, padding_config: Any) -> Tensor:
     sizes = [
         size for before, after, _ in padding_config[::-1] for size in (before, after)
     ]
-    return rearrangement.pad(call, x, sizes, float(value))
+    return rearrangement.pad(call, x, sizes, value=float(value))
 
 
 @reads("gather")
@@ -493,7 +495,7 @@ def _scatter(
         return compute(np.float32(operand), ids, np.float32(given))
 
     adds = primitive == "scatter-add"
-    return scatter(call, x, updates, dimension_numbers, of_arrays, adds=adds)
+    return scatter(call, x, updates, dimension_numbers, compute=of_arrays, adds=adds)
 
 
 @reads("embedding")

@@ -43,10 +43,12 @@ def product(call: Call, x: Tensor, y: Tensor, dimension_numbers: Any) -> Tensor:
     of_x = Axes.of(len(x.shape), summed_x, batch_x)
     of_y = Axes.of(len(y.shape), summed_y, batch_y)
     if isinstance(y, Random):
-        return _by_parameter(call, x, of_x, y, of_y)
+        return _by_parameter(call, x, of_x, w=y, of_w=of_y)
     if isinstance(x, Random):
         # the free axes of y come first: they are moved behind those of x
-        result = _by_parameter(_with_axes(call, of_x, of_y), y, of_y, x, of_x)
+        result = _by_parameter(
+            _with_axes(call, of_x, of_y), x=y, of_x=of_y, w=x, of_w=of_x
+        )
         batch, first, second = (
             len(axes) for axes in (of_x.batch, of_y.free, of_x.free)
         )
@@ -81,7 +83,7 @@ def _by_parameter(call: Call, x: Tensor, of_x: Axes, w: Random, of_w: Axes) -> T
     try:
         matrix = turned.viewed(Reshape((math.prod(rows), summed)))
     except Refusal:
-        return _by_rows(call, x, turned, len(rows))
+        return _by_rows(call, x, w=turned, free=len(rows))
     whole = call._replace(shapes=[(*before, math.prod(rows))])
     result = arithmetic.linear(whole, x, matrix)
     return rearrangement.reshape(call, result, (*before, *rows))
@@ -96,7 +98,7 @@ def _by_rows(call: Call, x: Tensor, w: Random, free: int) -> Tensor:
     before = x.shape[:-1]
     parts = []
     for number in range(w.shape[0]):
-        part = rearrangement.pick(call, w, 0, number)
+        part = rearrangement.pick(call, x=w, axis=0, index=number)
         rows = part.shape[: free - 1]
         whole = call._replace(shapes=[(*before, *rows)])
         axes_of_x = Axes(
@@ -105,7 +107,7 @@ def _by_rows(call: Call, x: Tensor, w: Random, free: int) -> Tensor:
         summed = tuple(range(free - 1, len(part.shape)))
         refuse_if(len(summed) > 1, "a parameter whose summed axes are not in order")
         axes = Axes(batch=(), free=tuple(range(free - 1)), summed=summed)
-        parts.append(_by_parameter(whole, x, axes_of_x, part, axes))
+        parts.append(_by_parameter(whole, x, of_x=axes_of_x, w=part, of_w=axes))
     return rearrangement.stack(call, parts, len(before))
 
 
@@ -117,12 +119,16 @@ def _by_one_for_each(
     first_of_w, *other_w = of_w.batch
     parts = []
     for number in range(w.shape[first_of_w]):
-        part_of_x = _picked(call, x, first_of_x, number)
-        part_of_w = rearrangement.pick(call, w, first_of_w, number)
+        part_of_x = _picked(call, x, axis=first_of_x, number=number)
+        part_of_w = rearrangement.pick(call, x=w, axis=first_of_w, index=number)
         whole = call._replace(shapes=[call.shape[1:]])
         axes_of_x = _without(of_x, first_of_x, other_x)
         axes_of_w = _without(of_w, first_of_w, other_w)
-        parts.append(_by_parameter(whole, part_of_x, axes_of_x, part_of_w, axes_of_w))
+        parts.append(
+            _by_parameter(
+                whole, x=part_of_x, of_x=axes_of_x, w=part_of_w, of_w=axes_of_w
+            )
+        )
     return rearrangement.stack(call, parts, 0)
 
 
@@ -130,7 +136,7 @@ def _picked(call: Call, x: Tensor, axis: int, number: int) -> Tensor:
     """The entries at an index of an axis, random or given."""
     if not is_random(x):
         return np.take(np.asarray(x), number, axis=axis)
-    return rearrangement.pick(call, x, axis, number)
+    return rearrangement.pick(call, x, axis, index=number)
 
 
 def _without(axes: Axes, removed: int, batch: Sequence[int]) -> Axes:
@@ -185,12 +191,14 @@ def _coordinate_by_coordinate(
     batch, free_x, free_y = sizes
     summed = [x.shape[axis] for axis in of_x.summed]
     ones_x, ones_y = [1] * len(free_x), [1] * len(free_y)
-    first = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
-    second = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
+    rows_of_x = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
+    rows_of_y = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
     shape_x = (*batch, *free_x, *ones_y, *summed)
-    first = rearrangement.reshape(call, first, shape_x)
-    second = rearrangement.reshape(call, second, (*batch, *ones_x, *free_y, *summed))
+    rows_of_x = rearrangement.reshape(call, rows_of_x, shape_x)
+    rows_of_y = rearrangement.reshape(
+        call, rows_of_y, (*batch, *ones_x, *free_y, *summed)
+    )
     whole = call._replace(shapes=[(*batch, *free_x, *free_y, *summed)])
-    products = arithmetic.multiply(whole, first, second)
+    products = arithmetic.multiply(whole, rows_of_x, rows_of_y)
     axes = [k - len(summed) for k in range(len(summed))]
     return arithmetic.total(call, products, axes) if axes else products

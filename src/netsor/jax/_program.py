@@ -105,7 +105,9 @@ def graph_of(
         return [x for x in jax.tree.leaves(outputs) if hasattr(x, "dtype")]
 
     jaxpr = jax.make_jaxpr(apply)(leaves.arrays, parts.inputs)
-    return captured(functions.name, jaxpr, _variables(parts, leaves), parts.laws)
+    return captured(
+        functions.name, jaxpr, variables=_variables(parts, leaves), laws=parts.laws
+    )
 
 
 def is_one_sequence(inputs: Sequence[Any]) -> bool:
@@ -129,8 +131,8 @@ def _variables(parts: Drawn, leaves: Leaves) -> list[Variable]:
                 f"the parameter {name} has no law in laws; there are"
                 f" {', '.join([*parts.laws][:4])}, …"
             )
-    given = jax.tree.leaves(parts.inputs)
-    return [*variables, *(Variable("", x) for x in given)]
+    input_leaves = jax.tree.leaves(parts.inputs)
+    return [*variables, *(Variable("", x) for x in input_leaves)]
 
 
 class JaxDeferred(Deferred):
@@ -147,7 +149,9 @@ class JaxDeferred(Deferred):
             return None
         try:
             names = (self.node.target, self.node.operation)
-            result = apply_rule(self.node, self.call, [first.scalars, *others], names)
+            result = apply_rule(
+                self.node, self.call, args=[first.scalars, *others], names=names
+            )
         except Refusal:
             return None
         return result if isinstance(result, Scalars) else None
@@ -262,7 +266,7 @@ class JaxReader(Reader):
     def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
         """The result of an operation by its rule in the table of primitives."""
         names = (node.target, node.operation)
-        result = apply_rule(node, call, self._arguments(node, scalar), names)
+        result = apply_rule(node, call, args=self._arguments(node, scalar), names=names)
         _check_kind(node, result)
         return result
 

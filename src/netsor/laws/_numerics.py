@@ -201,23 +201,44 @@ def kernel_bias(
     `density(factor)` is the estimate (points,) with `factor` times the bandwidth, and
     `value` is `density(1)`, from this number of draws.
     """
+
+    def noise_of_change(
+        wider: Array, narrower: Array, factors: tuple[float, float]
+    ) -> Array:
+        """The standard error of the difference of two estimates, (points,)."""
+        # Its variance is f ∫ (k_a − k_b)² over the draws; the integral is that of two
+        # Gaussian kernels, in bandwidths.
+        a, b = factors
+        squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
+        product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
+        # the density f near a point is at least that of half a draw
+        of_half_a_draw = 0.5 / (draws * bandwidth * b)
+        near = np.maximum(np.maximum(wider, narrower), of_half_a_draw)
+        return np.asarray(np.sqrt(near * (squares - product) / (draws * bandwidth)))
+
     # Where the density is smooth, the bias is proportional to h², so it is the change
-    # from h² to 2h². Near an edge or a steep rise it is not. There narrower kernels
-    # show it: we take the largest change that exceeds their noise.
-    bias = np.abs(density(math.sqrt(2)) - value)
+    # from h² to 2h². Beside a narrow peak it grows less with h, and the next change
+    # shows by how much (see `kernel_bias_of`): at a cusp, like h.
+    wider = density(ROOT_TWO)
+    change = wider - value
+    next_change = density(2.0) - wider
+    with np.errstate(divide="ignore", invalid="ignore"):
+        growth = np.clip(next_change / change, ROOT_TWO, 2.0)
+    noise = noise_of_change(wider, value, (ROOT_TWO, 1.0))
+    is_known = (np.abs(change) > SIGNIFICANT * noise) & (next_change * change > 0)
+    bias = np.abs(change) / np.where(is_known, growth - 1, 1.0)
+    # Near an edge or a steep rise it is not, and between two edges that change can be
+    # 0. There narrower kernels show it: we take the largest change that exceeds their
+    # noise, and that to half the bandwidth, less its noise, in any case.
     for factor in NARROWER:
         narrower = density(factor)
-        # The variance of the difference of the two estimates is f ∫ (k_a − k_b)² over
-        # the draws; the integral is that of two Gaussian kernels, in bandwidths.
-        squares = (1 + 1 / factor) / (2 * math.sqrt(math.pi))
-        product = 2 / math.sqrt(2 * math.pi * (1 + factor**2))
-        integral = squares - product
-        # the density f near a point is at least that of half a draw
-        of_half_a_draw = 0.5 / (draws * bandwidth * factor)
-        near = np.maximum(np.maximum(value, narrower), of_half_a_draw)
-        noise = np.sqrt(near * integral / (draws * bandwidth))
+        noise = noise_of_change(value, narrower, (1.0, factor))
         change = np.abs(narrower - value)
-        bias = np.maximum(bias, np.where(change > SIGNIFICANT * noise, change, 0.0))
+        shown = np.where(change > SIGNIFICANT * noise, change, 0.0)
+        if factor == NARROWER[0]:
+            beyond_noise = np.sqrt(np.maximum(change**2 - noise**2, 0.0))
+            shown = np.maximum(shown, beyond_noise)
+        bias = np.maximum(bias, shown)
     return np.asarray(bias)
 
 

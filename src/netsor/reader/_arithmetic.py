@@ -280,7 +280,7 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
 
 def subtract(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     """a − alpha · other."""
-    return add(call, a, other, -float(alpha))
+    return add(call, a, other, alpha=-float(alpha))
 
 
 def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
@@ -412,7 +412,9 @@ def raised(x: Scalars, k: float) -> Scalars:
         not_repeated = replace(x, expanded=None).value
         return Scalars(raise_scalars(not_repeated), expanded=x.expanded)
     root = replace(x.root, power=x.root.power * k)
-    return Scalars(raise_scalars(x.base), x.factor**k, root=root, expanded=x.expanded)
+    return Scalars(
+        base=raise_scalars(x.base), factor=x.factor**k, root=root, expanded=x.expanded
+    )
 
 
 # Functions of entries
@@ -552,7 +554,7 @@ def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     refuse_if(low > high, f"bounds {low:g} and {high:g}, of which the first is larger")
     # one function of the mean square, whose slope at 0 is finite
     if isinstance(x, Scalars) and x.root is not None:
-        f = Bounds(low, high, x.factor, x.root.power).function
+        f = Bounds(least=low, most=high, factor=x.factor, power=x.root.power).function
         return Scalars(ns.apply(f, x.root.radicand), expanded=x.expanded)
     return apply_function(Bounds(low, high).function, call, x)
 
@@ -651,7 +653,7 @@ def norm(
     x = call.vectors(x)
     refuse_if(float(order) != 2, "norms are read if they are Euclidean")
     axes = tuple(range(len(x.shape))) if axes is None else axes
-    squares = total(call, multiply(call, x, x), axes, keepdims)
+    squares = total(call, x=multiply(call, x, x), axes=axes, keepdims=keepdims)
     if isinstance(squares, Scalars):
         return raised(squares, 0.5)
     return apply_function(SQUARE_ROOT, call, squares)
@@ -671,10 +673,12 @@ def variance(
         not _only_coordinates(x, axes),
         "variances are read over coordinates of vectors",
     )
-    average = mean(call, x, x.axis, keepdims=True)
+    average = mean(call, x, axes=x.axis, keepdims=True)
     # the difference of two means would lose digits
     centred = add(call, x, multiply(call, average, -1.0))
-    square = mean(call, multiply(call, centred, centred), x.axis, keepdims).value
+    square = mean(
+        call, x=multiply(call, centred, centred), axes=x.axis, keepdims=keepdims
+    ).value
     size = x.shape[x.axis]
     return Scalars(square * (size / (size - correction)))
 

@@ -352,8 +352,8 @@ class Scalars:
         positions = np.arange(self.base.size).reshape(self.base.shape)
         positions = np.broadcast_to(positions, self.shape)
         return Scalars(
-            self.base.take(rearrangement.of_array(positions)),
-            self.factor,
+            base=self.base.take(rearrangement.of_array(positions)),
+            factor=self.factor,
             allowed=rearranged(self.allowed),
             visible=rearranged(self.visible),
         )
@@ -544,9 +544,9 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     # the coordinates from `changed` on stay as they are
     changed = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
     try:
-        rotation = _rotation(before, after, changed, tokens)
+        rotation = _rotation(before, after, turned=changed, tokens=tokens)
     except Refusal:  # pairs (f, f + r/2) of all coordinates, the last by the angle 0
-        rotation = _rotation(before, after, size, tokens)
+        rotation = _rotation(before, after, turned=size, tokens=tokens)
     turned = 2 * rotation.turns.shape[-1]
 
     angles = np.angle(rotation.turns)

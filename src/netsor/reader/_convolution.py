@@ -344,10 +344,10 @@ def map_of_positions(call: Call, x: Tensor) -> Vectors:
     sizes = tuple(np.delete(x.shape, x.axis).tolist())
     count = math.prod(sizes)
     units = np.eye(count)
-    coefficients = _images(call, units, sizes, x.axis)
+    coefficients = _images(call, images=units, sizes=sizes, axis=x.axis)
     # each image has its own result, also if they are in another order
     order = np.random.default_rng(0).permutation(count)
-    others = _images(call, units[order], sizes, x.axis)
+    others = _images(call, images=units[order], sizes=sizes, axis=x.axis)
     refuse_if(
         not np.array_equal(others, coefficients[..., order]),
         "an operation on positions that combines the coordinates of vectors",
@@ -523,10 +523,12 @@ def batch_norm(
     x = _with_channels(call, x)
     if training or running_mean is None:
         plain = _standardised(x.plain, range(x.plain.ndim), eps)
-        return _scaled_and_shifted(call, Vectors.of(plain), weight, bias)
+        return _scaled_and_shifted(call, y=Vectors.of(plain), weight=weight, bias=bias)
     scale = (numbers(running_var) + eps) ** -0.5
     y = add(call, x.moved(1, -1), -numbers(running_mean))
-    return _scaled_and_shifted(call, multiply(call, y, scale), weight, bias)
+    return _scaled_and_shifted(
+        call, y=multiply(call, y, scale), weight=weight, bias=bias
+    )
 
 
 def instance_norm(
@@ -541,7 +543,7 @@ def instance_norm(
     x = _with_channels(call, x)
     refuse_if(not use_input_stats, "running statistics of single images")
     plain = _standardised(x.plain, range(1, x.plain.ndim), eps)
-    return _scaled_and_shifted(call, Vectors.of(plain), weight, bias)
+    return _scaled_and_shifted(call, y=Vectors.of(plain), weight=weight, bias=bias)
 
 
 def group_norm(
@@ -560,9 +562,9 @@ def group_norm(
     size = channels // num_groups
     groups = x.moved(1, -1).viewed(Reshape((batch, *sizes, num_groups, size)))
     axes = [*range(1, 1 + len(sizes)), -1]
-    centre = mean(call, groups, axes, keepdims=True)
+    centre = mean(call, x=groups, axes=axes, keepdims=True)
     centred = add(call, groups, multiply(call, centre, -1.0))
-    square = mean(call, multiply(call, centred, centred), axes, keepdims=True)
+    square = mean(call, x=multiply(call, centred, centred), axes=axes, keepdims=True)
     scale = raised(Scalars(square.value + eps), -0.5)
     y = call.vectors(multiply(call, centred, scale))
     y = y.viewed(Reshape((batch, *sizes, channels)))

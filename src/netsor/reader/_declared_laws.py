@@ -56,7 +56,7 @@ def law_of_declaration(declaration: Declaration, argument: str) -> Parameter:
             law_of_declaration(part, f"{argument}[{k}]")
             for k, part in enumerate(declaration)
         )
-        return Parameter("", (), PARTS, note=DECLARED, value=laws)
+        return Parameter(name="", shape=(), law=PARTS, note=DECLARED, value=laws)
     if hasattr(declaration, "dist") and hasattr(declaration, "ppf"):
         return _law_of_scipy(declaration, argument)
     if as_number(declaration) is None:
@@ -64,7 +64,9 @@ def law_of_declaration(declaration: Declaration, argument: str) -> Parameter:
     scale(declaration, argument)
     if declaration == 0:
         return constant(0.0)
-    return Parameter("", (), "normal", std=float(declaration), note=DECLARED)
+    return Parameter(
+        name="", shape=(), law="normal", std=float(declaration), note=DECLARED
+    )
 
 
 def constant(value: float) -> Parameter:
@@ -84,7 +86,7 @@ def constant(value: float) -> Parameter:
     number = as_number(value)
     if number is None:
         raise ArgumentError("value", value, "a number")
-    return Parameter("", (), "constant", value=number, note=DECLARED)
+    return Parameter(name="", shape=(), law="constant", value=number, note=DECLARED)
 
 
 def _law_of_scipy(frozen: Any, argument: str) -> Parameter:
@@ -112,9 +114,9 @@ def _law_of_scipy(frozen: Any, argument: str) -> Parameter:
     if law is None:
         raise ArgumentError(argument, name, ALLOWED)
     return Parameter(
-        "",
-        (),
-        law.name,
+        name="",
+        shape=(),
+        law=law.name,
         mean=law.mean,
         std=law.std,
         note=DECLARED,

@@ -202,7 +202,7 @@ def law_of_entries(
     deviation is known without an error: that of `drawn`, if the samples agree with it.
     """
     if not all(np.isfinite(sample).all() for sample in samples):
-        return Parameter(name, shape, "unknown", note=NOT_FINITE)
+        return Parameter(name=name, shape=shape, law="unknown", note=NOT_FINITE)
     if all(np.array_equal(sample, samples[0]) for sample in samples[1:]):
         return _law_without_randomness(name, shape, samples[0])
     if len(shape) == 2 and samples[0].shape == shape:
@@ -214,6 +214,7 @@ def law_of_entries(
     standard = (pooled - mean) / std
     kurtosis = float(np.mean(np.square(standard) ** 2))
     law, note = _joint_law(samples, mean, _marginal_law(standard, kurtosis))
+    moments = mean, std
     if abs(mean) < 5 * std / math.sqrt(pooled.size):
         mean, std = 0.0, math.hypot(mean, std)
     measured = Parameter(
@@ -237,17 +238,25 @@ def law_of_entries(
         law = _joint_law(samples, float(pooled.mean()), LawName(drawn.name)).law
         if law != drawn.name:
             return measured
-    return _with_drawn_law(measured, drawn, entries=pooled.size)
+    return _with_drawn_law(measured, drawn, moments, entries=pooled.size)
 
 
 def _with_drawn_law(
-    measured: Parameter, drawn: Distribution, entries: int
+    measured: Parameter,
+    drawn: Distribution,
+    moments: tuple[float, float],
+    entries: int,
 ) -> Parameter:
-    """The law that a parameter was drawn with, if what was measured agrees with it."""
+    """The law that a parameter was drawn with, if what was measured agrees with it.
+
+    `moments` are the mean and the standard deviation of the entries. Those of
+    `measured` are others if the mean may be 0.
+    """
+    mean, std = moments
     # six errors of the mean, or of the standard deviation
     tolerance = 6 * max(drawn.std / math.sqrt(entries), measured.std_error)
-    mean_agrees = abs(measured.mean - drawn.mean) < tolerance
-    std_agrees = abs(measured.std - drawn.std) < tolerance
+    mean_agrees = abs(mean - drawn.mean) < tolerance
+    std_agrees = abs(std - drawn.std) < tolerance
     if not (mean_agrees and std_agrees):
         return measured
     return replace(
@@ -264,13 +273,15 @@ def _with_drawn_law(
 def _law_without_randomness(name: str, shape: Shape, sample: Floats) -> Parameter:
     """The law of a parameter that is the same in every sample."""
     if not sample.size:
-        return Parameter(name, shape, "constant", value=0.0)
+        return Parameter(name=name, shape=shape, law="constant", value=0.0)
     if np.ptp(sample) == 0:
-        return Parameter(name, shape, "constant", value=float(sample.flat[0]))
+        return Parameter(
+            name=name, shape=shape, law="constant", value=float(sample.flat[0])
+        )
     if sample.shape != shape:
         note = "the same in every sample, and too large to keep"
-        return Parameter(name, shape, "unknown", note=note)
-    return Parameter(name, shape, "fixed", value=sample)
+        return Parameter(name=name, shape=shape, law="unknown", note=note)
+    return Parameter(name=name, shape=shape, law="fixed", value=sample)
 
 
 def _rows_of_zeros(matrices: list[Floats]) -> tuple[int, ...]:

@@ -106,7 +106,9 @@ def network_of(
         if not trained:
             probes.append(_probe_of_logits(logits, targets))
     labelled = reader.draws.label(Program(program.output, graph.name, probes))
-    return Network(labelled, parts, targets=targets, masks=masks, logits=logits)
+    return Network(
+        program=labelled, structure=parts, targets=targets, masks=masks, logits=logits
+    )
 
 
 def _streams(parts: Structure) -> dict[Any, Any]:

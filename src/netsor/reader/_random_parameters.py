@@ -190,7 +190,7 @@ class DrawnRows:
         if not new:
             return
         self.drawn.append(
-            iid_vectors(self.law, self.length, len(new), name=self.law.name)
+            iid_vectors(self.law, width=self.length, count=len(new), name=self.law.name)
         )
         for row in new:
             self.index_of_row[row] = len(self.index_of_row)
@@ -368,7 +368,9 @@ class Draws:
         if w.name == self.head:
             transposed = w.viewed(Permute((1, 0)))
             if self._is_whole(w) or self._is_whole(transposed):
-                return Scalars(drawn_logits(x, out, std, w.frozen))
+                return Scalars(
+                    drawn_logits(x, vocabulary=out, sigma=std, frozen=w.frozen)
+                )
         return Vectors.of(self._matrix(w, out, into, std) @ x)
 
     def _matrix(self, w: Random, out: int, into: int, std: float) -> Any:

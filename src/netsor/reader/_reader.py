@@ -78,8 +78,8 @@ class Reader(ABC):
             if node in graph.parameters and node not in self.env:
                 self.env[node] = self._parameter(graph.parameters[node])
         self.draws = Draws(
-            graph.laws,
-            self._looked_up(),
+            laws=graph.laws,
+            ids=self._looked_up(),
             names=names or {},
             head=head,
             trained=trained,

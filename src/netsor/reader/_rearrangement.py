@@ -18,7 +18,7 @@ from .. import language as ns
 from .._array_api import Floats, Ints
 from .._validate import Shape
 from ..language.values._scalar import constant
-from ._arithmetic import Call, Tensor, is_random, numbers
+from ._arithmetic import Call, Tensor, add, is_random, numbers
 from ._axes import (
     Linear,
     Refusal,
@@ -152,6 +152,11 @@ def gather(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
 def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
     """`x[:, ids]`, with one array of integers or booleans."""
     by_axis = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    mask = by_axis[0][1] if len(indices) == 1 else None
+    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.ndim > 1:
+        # the entries of the first axes where a given mask is true
+        flat = reshape(call, x, (mask.size, *x.shape[mask.ndim :]))
+        return pick(call, flat, 0, np.flatnonzero(mask))
     if len(by_axis) == 1:
         axis, index = by_axis[0]
         if not is_random(index) and index.ndim <= 1:
@@ -162,6 +167,52 @@ def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
 
 
 # Joins
+
+
+def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
+    """`x[mask] = values` for a given mask, or given indices, of the first axes."""
+    (index,) = indices
+    refuse_if(not isinstance(index, np.ndarray), "entries at indices that are random")
+    if index.dtype == bool:
+        row_numbers, rows = np.flatnonzero(index), index.size
+        flat_shape = rows, *x.shape[index.ndim :]
+    else:
+        row_numbers, rows, flat_shape = index, x.shape[0], tuple(x.shape)
+    is_clear = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == len(
+        row_numbers
+    )
+    refuse_if(not is_clear, "entries at indices of several axes, or at equal ones")
+    order = np.arange(rows)
+    order[row_numbers] = rows + np.arange(len(row_numbers))
+    part = expand(call, values, (len(row_numbers), *flat_shape[1:]))
+    if len(row_numbers) == rows:  # nothing is left of x
+        whole = pick(call, part, 0, order - rows)
+    else:
+        with_values = call._replace(shapes=[(rows + len(row_numbers), *flat_shape[1:])])
+        parts = [reshape(call, x, flat_shape), part]
+        whole = pick(call, concatenate(with_values, parts, 0), 0, order)
+    return reshape(call, whole, call.shape)
+
+
+def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Tensor:
+    """x with values added at given indices along an axis; some may be equal."""
+    refuse_if(not isinstance(index, np.ndarray), "indices that are random")
+    axis %= len(call.shape)
+    index = np.ravel(index) % call.shape[axis]
+    # how often each index has come before
+    times = [int((index[:k] == index[k]).sum()) for k in range(len(index))]
+    zeros_shape = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
+    size = len(index) + 1
+    with_values = call._replace(
+        shapes=[(*call.shape[:axis], size, *call.shape[axis + 1 :])]
+    )
+    with_zeros = concatenate(with_values, [values, np.zeros(zeros_shape)], axis)
+    for time in range(max(times, default=-1) + 1):
+        order = np.full(call.shape[axis], len(index))
+        rows_at_time = np.flatnonzero(np.equal(times, time))
+        order[index[rows_at_time]] = rows_at_time
+        x = add(call, pick(call, with_zeros, axis, order), x)
+    return x
 
 
 def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
@@ -328,7 +379,7 @@ class Patchwork:
         """The whole tensor."""
         patches_in_order: list[Tensor] = []
         position, size = 0, self.shape[self.axis]
-        for positions in sorted(self.patches, key=lambda each: each.start):
+        for positions in sorted(self.patches, key=lambda span: span.start):
             patches_in_order += self._given(position, positions.start)
             patches_in_order.append(self.patches[positions])
             position = positions.stop

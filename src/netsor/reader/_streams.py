@@ -153,7 +153,10 @@ class _Stream:
 
     def _before(self, node: Node) -> list[Node]:
         """A node and those of the block that it depends on, but for the stream."""
-        return [node, *back(self.graph, node, self.carriers, self.inside)]
+        return [
+            node,
+            *back(self.graph, root=node, stop=self.carriers, within=self.inside),
+        ]
 
     def _depends_on_stream(self, nodes: Iterable[Node]) -> bool:
         """Whether the stream is an argument of one of these nodes."""

@@ -222,7 +222,7 @@ def structure(graph: Graph) -> Structure:
     order = {node: position for position, node in enumerate(graph.nodes)}
     stacks.sort(key=lambda stack: order[stack[0].stream])
     head, logits = _head(graph, stacks[-1][-1].stream)
-    return Structure(graph, tuple(stacks), head=head, logits=logits)
+    return Structure(graph=graph, stacks=tuple(stacks), head=head, logits=logits)
 
 
 def _no_blocks(stacks: int, problems: Sequence[str]) -> str:
@@ -249,7 +249,9 @@ def _stacks_of_modules(graph: Graph, problems: list[str]) -> list[Stack]:
     for paths in _numbered(calls):
         parts = [part for path in paths for part in calls[path]]
         parts.sort(key=lambda part: order[part.nodes[0]])
-        stacks += _stack(graph, _stream_into(graph, parts[0]), parts, problems)
+        stacks += _stack(
+            graph, before=_stream_into(graph, parts[0]), parts=parts, problems=problems
+        )
     return stacks
 
 
@@ -309,7 +311,7 @@ def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
         before = next((x for x in inputs if graph.is_random(x)), None)
-        stacks += _stack(graph, before, iterations, problems)
+        stacks += _stack(graph, before, parts=iterations, problems=problems)
     return stacks
 
 
@@ -367,7 +369,7 @@ def _blocks_of_group(graph: Graph, group: dict[int, Numbered]) -> list[Block]:
         blocks += inside
         for part in [] if inside else module.parts:
             try:
-                blocks.append(_block_after(graph, part, None, is_staged=True))
+                blocks.append(_block_after(graph, part, before=None, is_staged=True))
             except NotABlockError as problem:
                 others.append((part, problem))
     for part, reason in others:
@@ -415,7 +417,9 @@ def _whole(graph: Graph, problems: list[str]) -> list[Stack]:
     if not starts:
         return []
     nodes = graph.nodes[graph.nodes.index(starts[0]) :]
-    return _stack(graph, starts[0], [Part("", nodes, None)], problems)
+    return _stack(
+        graph, before=starts[0], parts=[Part("", nodes, None)], problems=problems
+    )
 
 
 def _stack(
@@ -455,7 +459,7 @@ def _block_after(
         if start is None:
             continue
         try:
-            return _block(graph, part, start, is_staged)
+            return _block(graph, part, before=start, is_staged=is_staged)
         except NotABlockError as error:
             problem = error
     raise problem
@@ -494,7 +498,10 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
     if part.end is None:  # later nodes are not part of the block
         nodes = nodes[: nodes.index(stream) + 1]
     if sums.start is not before:  # a shortcut is no part of a branch
-        shortcut = {sums.start, *back(graph, sums.start, [before], {*nodes})}
+        shortcut = {
+            sums.start,
+            *back(graph, root=sums.start, stop=[before], within={*nodes}),
+        }
         nodes = [node for node in nodes if node not in shortcut]
     return Block(
         path=part.path,
@@ -505,7 +512,7 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
         middle=sums.middle,
         softmaxes=_softmaxes_of_attention(branches),
         gates=tuple(node for node in nodes if _is_gates_of_experts(graph, node)),
-        matrices=_matrices(graph, nodes, named_nodes, sums.carriers),
+        matrices=_matrices(graph, nodes, branches=named_nodes, carriers=sums.carriers),
     )
 
 
@@ -548,9 +555,14 @@ def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch]
     mixes = partial(_mixes, graph, sums, inside)
     branches: list[Branch] = []
     for term in sums.terms:
-        parallel = [_branch(graph, x, sums.carriers, inside) for x in term.branches]
+        parallel = [
+            _branch(graph, term=x, carriers=sums.carriers, inside=inside)
+            for x in term.branches
+        ]
         if _is_one_branch(parallel, [mixes(branch) for branch in parallel]):
-            parallel = [_branch(graph, term.node, sums.carriers, inside)]
+            parallel = [
+                _branch(graph, term=term.node, carriers=sums.carriers, inside=inside)
+            ]
         branches += parallel
     if any(branch.name != "mlp" for branch in branches):
         return branches
@@ -578,7 +590,10 @@ def _is_one_branch(parallel: Sequence[Branch], mixing: Sequence[bool]) -> bool:
 
 def _mixes(graph: Graph, sums: Sums, inside: set[Node], branch: Branch) -> bool:
     """Whether a branch mixes tokens without a softmax."""
-    nodes = [branch.node, *back(graph, branch.node, sums.carriers, inside)]
+    nodes = [
+        branch.node,
+        *back(graph, root=branch.node, stop=sums.carriers, within=inside),
+    ]
     shape = shape_of(branch.node)
     # of an image, the number of rows may be that of columns or channels
     tokens = shape[1] if len(shape) == 3 else None
@@ -609,7 +624,7 @@ def _branch(
     graph: Graph, term: Node, carriers: Collection[Node], inside: set[Node]
 ) -> Branch:
     """The branch that ends with a term."""
-    nodes = [term, *back(graph, term, carriers, inside)]
+    nodes = [term, *back(graph, root=term, stop=carriers, within=inside)]
     softmaxes = tuple(node for node in nodes if _attends(graph, node))
     if not softmaxes:
         return Branch("mlp", term, softmaxes)
@@ -744,7 +759,7 @@ def _kinds_by_use(
                 record("in", inputs)
             continue
         record("output", ends)
-        for node in back(graph, branch, carriers, set(nodes)):
+        for node in back(graph, root=branch, stop=carriers, within=set(nodes)):
             if _attends(graph, node):
                 for kind, operand in _attended(graph, node)._asdict().items():
                     if operand not in carriers:
@@ -763,7 +778,9 @@ def _nearest_products(
 
     if is_product(root):
         return [root]
-    return [x for x in back(graph, root, carriers, ends=is_product) if is_product(x)]
+    return [
+        x for x in back(graph, root, stop=carriers, ends=is_product) if is_product(x)
+    ]
 
 
 def _mlp_inputs(
@@ -778,7 +795,7 @@ def _mlp_inputs(
         """Whether a node is a product by a matrix."""
         return bool(matrix_of(graph, node))
 
-    between = list(back(graph, end, carriers, ends=is_product))
+    between = list(back(graph, root=end, stop=carriers, ends=is_product))
     inputs = {node for node in between if is_product(node)}
     activated = {
         product

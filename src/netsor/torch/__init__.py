@@ -24,11 +24,12 @@ except ImportError as error:
 
 from ..checks._findings import InitFinding
 from ..checks._init_check import InitCheck
+from ..checks._run_check import RunCheck, RunFinding, RunLaw, RunPower
 from ..reader._declared_laws import constant
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import check_init
-from ._check_run import RunCheck, RunFinding, RunLaw, RunPower, check_run, run_law
+from ._check_run import check_run, run_law
 from ._network import network
 from ._parameters import parameters
 from ._program import program

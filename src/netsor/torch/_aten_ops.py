@@ -342,16 +342,26 @@ def _where(call: Call, condition: Tensor, self: Tensor, other: Tensor) -> Tensor
 def _index_put(
     call: Call, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """`x[mask] = values`, with one value, or one vector, for all entries."""
-    (mask, *others) = indices
-    is_mask = isinstance(mask, np.ndarray) and mask.dtype == bool
-    same_for_all = len(values.shape) <= len(x.shape) - mask.ndim if is_mask else False
+    """`x[mask] = values`, at given places of the first axes."""
+    refuse_if(accumulate, "values that are added at indices")
     refuse_if(
-        accumulate or others or not is_mask or not same_for_all,
-        "entries are replaced at a given mask alone, by the same values",
+        len(indices) > 1 or indices[0] is None,
+        "entries are replaced at one given mask, or at given indices of the first axis",
     )
-    new_axes = (1,) * (len(x.shape) - mask.ndim)
-    return arithmetic.where(call, mask.reshape(*mask.shape, *new_axes), values, x)
+    mask = indices[0]
+    is_mask = isinstance(mask, np.ndarray) and mask.dtype == bool
+    if is_mask and len(values.shape) <= len(x.shape) - mask.ndim:  # the same for all
+        new_axes = (1,) * (len(x.shape) - mask.ndim)
+        return arithmetic.where(call, mask.reshape(*mask.shape, *new_axes), values, x)
+    return rearrangement.replaced_at(call, x, indices, values)
+
+
+@reads("index_add")
+def _index_add(
+    call: Call, x: Tensor, dim: int, index: Any, source: Tensor, alpha: float = 1.0
+) -> Tensor:
+    values = arithmetic.multiply(call, source, float(alpha))
+    return rearrangement.added_at(call, x, dim, index, values)
 
 
 @reads("masked_fill")

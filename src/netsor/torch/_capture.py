@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -37,6 +37,7 @@ from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
+from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._plain_functions import PLAIN_FUNCTIONS
@@ -98,6 +99,7 @@ def captured(
         inputs=set(),
         frozen={*laws} - trainable,
     )
+    sizes: dict[Any, int] = {}
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -108,6 +110,7 @@ def captured(
                 attribute = operator.attrgetter(node.target)
                 graph.constants[node] = attribute(exported.graph_module)
             else:
+                _find_sizes(graph, node, sizes)
                 _compute_if_constant(graph, node)
     return graph
 
@@ -210,6 +213,60 @@ def _multiplies(parameter: Node) -> bool:
         elif name not in MATRICES or user.args[MATRICES[name]] is not parameter:
             return False
     return bool(parameter.users)
+
+
+def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
+    """Put numbers in place of sizes that torch.export does not know.
+
+    They are the numbers of entries that given masks choose; `sizes` are those found so
+    far, by their symbols.
+    """
+    _learn_from_constants(graph, node, sizes)
+    if not sizes:
+        return
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | torch.SymBool):
+        known = value.node.expr.subs(sizes)
+        if not known.free_symbols:
+            number = int if isinstance(value, torch.SymInt) else bool
+            graph.constants[node] = number(known)
+    elif isinstance(value, torch.Tensor):
+        shape = [_size(size, sizes) for size in value.shape]
+        if all(isinstance(size, int) for size in shape):
+            node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _learn_from_constants(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
+    """Record the sizes of a node's constant inputs, and of what a given mask selects.
+
+    They are entered in `sizes`, by their symbols.
+    """
+    value = node.meta.get("val")
+    for x in node.all_input_nodes:
+        known = graph.constants.get(x)
+        if isinstance(known, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
+            _learn(sizes, x.meta["val"].shape, known.shape)
+    if name_of(node) == "index" and isinstance(value, torch.Tensor):
+        mask_node, *others = node.args[1]
+        mask: Any = graph.constants.get(mask_node)
+        is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+        if is_mask and not others:
+            _learn(sizes, value.shape[:1], [int(mask.sum())])
+
+
+def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
+    """Record the numbers that symbols of a shape stand for."""
+    for size, number in zip(shape, known, strict=True):
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            sizes[size.node.expr] = int(number)
+
+
+def _size(size: Any, sizes: Mapping[Any, int]) -> Any:
+    """A size of a tensor as a number, if it is known."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    known = size.node.expr.subs(sizes)
+    return int(known) if known.is_number else size
 
 
 def _compute_if_constant(graph: Graph, node: Node) -> None:
@@ -610,10 +667,11 @@ def _inputs_on_cpu(
 def _plain_torch() -> Iterator[None]:
     """A context in which torch computes by operations that a graph can record.
 
-    It changes five things in torch, and restores them at the end: the fused kernel of
+    It changes six things in torch, and restores them at the end: the fused kernel of
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
-    backward pass of their own are refused; experts compute all tokens.
+    backward pass of their own are refused; experts compute all tokens; operations know
+    the lines of code of modules only.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -626,7 +684,8 @@ def _plain_torch() -> Iterator[None]:
     # so that the operations inside a checkpoint are in the graph
     torch.autograd.Function.apply = classmethod(_applied)
     try:
-        with dense_experts():  # so that which expert is run depends on no number
+        # which expert is run depends on no number
+        with dense_experts(), lines_of_modules():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

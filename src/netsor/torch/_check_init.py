@@ -140,17 +140,17 @@ def check_init(
     laws = _declared_laws(numbers, subject.known, subject.net, declared)
     level_of_pass = 0.0 if subject.problem else level / 2
     of_parameters = _parameter_findings(
-        real, numbers, laws, subject, level - level_of_pass
+        real, numbers, laws, subject, level=level - level_of_pass
     )
     of_pass = PassFindings([], tests=0, checked="", problem=subject.problem)
     if subject.net is not None and not subject.problem:
         of_pass = pass_findings(
             subject.net,
-            partial(forward_backward, subject.net, numbers.tensors),
-            subject.known,
-            draws,
-            seed,
-            level_of_pass,
+            run=partial(forward_backward, subject.net, numbers.tensors),
+            known=subject.known,
+            draws=draws,
+            seed=seed,
+            level=level_of_pass,
         )
     findings = of_parameters.findings + of_pass.findings
     notes = []
@@ -236,13 +236,15 @@ def _subject(module: Any, real: Any, inputs: Inputs, reference: Any) -> Subject:
     """The reference, and the parts of the module that are compared with it."""
     is_batch = has_batch(inputs.args, inputs.kwargs)
     if reference is None:
-        reference = _own_reference(module, real, is_batch, bool(inputs.problem))
+        reference = _own_reference(
+            module, real, is_batch, parameters_only=bool(inputs.problem)
+        )
     is_own = reference is module
     if inputs.problem:
         known = reference
         if not isinstance(known, Reference):
             known = reference_of_parameters(reference, inputs.problem)
-        return Subject(known, is_own, None, inputs.problem)
+        return Subject(known=known, is_own=is_own, net=None, problem=inputs.problem)
     known = reference
     if not isinstance(known, Reference):
         known = reference_of(reference, inputs.args, inputs.kwargs)
@@ -263,7 +265,7 @@ def _comparable_structure(
     """
     try:
         # no parameter is a constant
-        graph = captured(real, inputs.args, inputs.kwargs, Parameters({}, 0))
+        graph = captured(real, inputs.args, inputs.kwargs, laws=Parameters({}, 0))
         net = structure(graph)
     except ArgumentError:
         raise
@@ -339,7 +341,7 @@ def _parameter_findings(
             tests += _tests_without_law(name, p)
             continue
         if name in numbers.shards:
-            tests += shard_tests(name, p, law, numbers.shards[name])
+            tests += shard_tests(name, p, law, shards=numbers.shards[name])
         entries = entries_of(p, numbers.types.get(name))
         tests += parameter_tests(name, entries, law, samples)
     tests += _ties(real, subject.known, subject.net)
@@ -360,7 +362,7 @@ def _tests_without_law(name: str, p: Any) -> Iterator[InitFinding]:
     """What is wrong with the entries of a parameter under every law."""
     if p.is_floating_point() and not bool(torch.isfinite(p).all()):
         unknown = Parameter(name, (), "unknown")
-        yield from parameter_tests(name, entries_of(p), unknown, samples=1)
+        yield from parameter_tests(name, entries=entries_of(p), law=unknown, samples=1)
 
 
 def entries_of(p: Any, dtype: Any = None) -> Entries:
@@ -438,13 +440,13 @@ def _ties(
                 "expected a parameter of its own, found the same tensor as"
                 f" {first_name}"
             )
-            yield InitFinding(name, "tie", 0.0, text)
+            yield InitFinding(where=name, what="tie", p=0.0, text=text)
         elif first_name == name and name in known.aliases:
             text = (
                 f"expected the same tensor as {known.aliases[name]}, found a parameter"
                 " of its own"
             )
-            yield InitFinding(name, "tie", 0.0, text)
+            yield InitFinding(where=name, what="tie", p=0.0, text=text)
     if known.laws is not None or net is None or not net.head or not net.words:
         return
     is_tied = net.head == net.words.table
@@ -453,7 +455,7 @@ def _ties(
         if known.tied:
             expected, actual = actual, expected
         text = f"expected {expected}, found {actual}"
-        yield InitFinding(net.head, "tie", 0.0, text)
+        yield InitFinding(where=net.head, what="tie", p=0.0, text=text)
 
 
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
@@ -485,7 +487,9 @@ def forward_backward(
     masks: Sequence[Bools | None],
 ) -> Found:
     """The quantities of one pass of a module with these numbers."""
-    return quantities_of(net, _run(net, numbers, targets), targets, masks)
+    return quantities_of(
+        net, done=_run(net, numbers, targets), targets=targets, masks=masks
+    )
 
 
 def _run(net: Structure, numbers: Mapping[str, Any], targets: Targets | None) -> Pass:

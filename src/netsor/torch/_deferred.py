@@ -133,7 +133,9 @@ class TorchFunction:
 
     def __call__(self, *arrays: Any) -> Any:
         """The result for each replica."""
-        return _in_batches(self.of_tensors, arrays, [1] * len(arrays), self.shape)
+        return _in_batches(
+            self.of_tensors, arrays, axes=[1] * len(arrays), shape=self.shape
+        )
 
     def output_shape(self, *shapes: Shape) -> Shape:
         """The shape of the result for one replica."""
@@ -173,7 +175,7 @@ class Pullback:
         """The gradient for each replica."""
         axes = [*(1 for _ in self.function.arguments), len(self.function.shape)]
         size = math.prod(self.function.arguments[self.argument].shape)
-        return _in_batches(self.of_tensors, arrays, axes, (size,))
+        return _in_batches(self.of_tensors, arrays, axes, shape=(size,))
 
     def output_shape(self, *shapes: Shape) -> Shape:
         """The shape of the gradient for one replica."""
@@ -266,7 +268,7 @@ def _in_batches(
     if any(is_jax_array(x) for x in arrays):
         return _called_back_by_jax(f, arrays, axes, shape)
     if any(is_torch_array(x) for x in arrays):
-        return _of_batches(f, arrays, axes, shape)
+        return _of_batches(f, tensors=arrays, axes=axes, shape=shape)
     tensors = [torch.from_numpy(np.array(x)) for x in arrays]
     return _of_batches(f, tensors, axes, shape).numpy()
 
@@ -301,7 +303,9 @@ def _called_back_by_jax(
     import jax
 
     def on_host(*numpy_arrays: Any) -> Any:
-        return _in_batches(f, [np.asarray(x) for x in numpy_arrays], axes, shape)
+        return _in_batches(
+            f, arrays=[np.asarray(x) for x in numpy_arrays], axes=axes, shape=shape
+        )
 
     leading = np.broadcast_shapes(
         *(x.shape[: x.ndim - count] for x, count in zip(arrays, axes, strict=True))

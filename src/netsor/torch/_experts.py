@@ -51,7 +51,7 @@ def sum_over_experts(
     total: Any = 0.0
     for expert in range(experts.num_experts):
         output = _product(
-            experts, "down_proj", expert, _hidden(experts, expert, tokens)
+            experts, name="down_proj", expert=expert, x=_hidden(experts, expert, tokens)
         )
         if getattr(experts, "has_post_expert_norm", False):
             output = experts.post_expert_norm(output)
@@ -62,13 +62,29 @@ def sum_over_experts(
 def _hidden(experts: Any, expert: int, tokens: Any) -> Any:
     """The hidden vectors of one expert."""
     if not experts.has_gate:
-        return experts.act_fn(_product(experts, "up_proj", expert, tokens))
+        return experts.act_fn(
+            _product(experts, name="up_proj", expert=expert, x=tokens)
+        )
     if experts.is_concatenated:
-        gates_and_values = _product(experts, "gate_up_proj", expert, tokens)
+        gates_and_values = _product(
+            experts, name="gate_up_proj", expert=expert, x=tokens
+        )
     else:
         gates_and_values = Interleaved(
-            even=_product(experts, "gate_up_proj", expert, tokens, slice(0, None, 2)),
-            odd=_product(experts, "gate_up_proj", expert, tokens, slice(1, None, 2)),
+            even=_product(
+                experts,
+                name="gate_up_proj",
+                expert=expert,
+                x=tokens,
+                outputs=slice(0, None, 2),
+            ),
+            odd=_product(
+                experts,
+                name="gate_up_proj",
+                expert=expert,
+                x=tokens,
+                outputs=slice(1, None, 2),
+            ),
         )
     return experts._apply_gate(gates_and_values)
 

@@ -46,7 +46,7 @@ def model_from_config(
     """
     build = module_of_config(config)
     first, *longer = networks_of(build, ids, tokens)
-    model = ProgramModel(first, {}, longer, ids)
+    model = ProgramModel(first, widths={}, longer=longer, ids=ids)
     model.origin = (
         f"Read from {build.func.__name__} of transformers:"
         f" {config['model_type']} has no description of netsor's own."
@@ -96,7 +96,7 @@ def networks_of(
     networks = []
     for length in lengths:
         inputs = _inputs(instance, ids, length)
-        networks.append(network(build, (), inputs, laws=laws))
+        networks.append(network(build, args=(), kwargs=inputs, laws=laws))
     return networks
 
 

@@ -82,7 +82,7 @@ def inputs_of(
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
     instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
-    ids = token_ids(instance, args, tokens, most_by_default)
+    ids = token_ids(instance, ids=args, tokens=tokens, most_by_default=most_by_default)
     names = list(inspect.signature(instance.forward).parameters)
     return (ids, ids) if {*names[1:2]} & TARGETS else (ids,)
 

@@ -133,7 +133,7 @@ def law_of_samples(name: str, shape: Shape, samples: list[Sample]) -> Parameter:
     result = law_of_entries(
         name,
         shape,
-        [sample.entries.double().numpy() for sample in samples],
+        samples=[sample.entries.double().numpy() for sample in samples],
         zero_rows=samples[0].zero_rows,
         in_one_step=not _measured(samples),
         drawn=samples[0].drawn,

@@ -122,7 +122,10 @@ class PointwiseFunction:
             slopes = []
             for number in range(arguments):
                 slope = PointwiseFunction(
-                    self.operation, self.args, self.kwargs, (*self.slopes, number)
+                    operation=self.operation,
+                    args=self.args,
+                    kwargs=self.kwargs,
+                    slopes=(*self.slopes, number),
                 )
                 slopes.append(slope.function(f"{name}_{number + 1}", arguments))
             derivative = tuple(slopes)

@@ -78,7 +78,13 @@ def _layer(cell: Cell) -> Callable[..., Any]:
                 number = depth * directions + direction
                 weights = parameters[number * count : (number + 1) * count]
                 steps = x.flip(0) if direction else x
-                y, end = _run(cell, steps, starts[number], weights, has_biases)
+                y, end = _run(
+                    cell,
+                    steps,
+                    state=starts[number],
+                    weights=weights,
+                    has_biases=has_biases,
+                )
                 outputs.append(y.flip(0) if direction else y)
                 ends.append(end)
             x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)

@@ -57,8 +57,8 @@ def reference_of(
         targets = Targets.of_first_rows(probes.source.targets)
     is_batch = has_batch(args, kwargs)
     return Reference(
-        model.name,
-        None if is_batch else probes,
+        name=model.name,
+        probes=None if is_batch else probes,
         targets=targets,
         laws=None,
         stds=stds,

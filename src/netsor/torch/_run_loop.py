@@ -10,7 +10,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,18 @@ import torch
 
 from .._array_api import Floats
 from .._validate import ArgumentError, shown
+from ..checks._run_check import (
+    CLIPPED,
+    GRADIENT,
+    LOSS,
+    PARAMETERS,
+    STD_FACTOR,
+    UPDATE,
+    Hypothesis,
+    TrainingLoop,
+)
 from ._run_batches import IGNORED, LABELS, Batch
 from ._run_setup import Setup, groups_of, setup_of
-
-LOSS, GRADIENT, CLIPPED = "loss", "grad_norm", "grad_norm_clipped"
-UPDATE, PARAMETERS = "update_norm", "param_norm"
 
 
 def _unchanged(*_: Any) -> None:
@@ -30,7 +37,7 @@ def _unchanged(*_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(TrainingLoop):
     """A training loop: what it trains, on what, and how.
 
     Attributes
@@ -59,6 +66,8 @@ class Loop:
         Factors of the gradients, and of the loss that is logged.
     logged_last : bool
         Whether the loss of the last pass is logged, not the mean of all.
+    by_tokens : bool
+        Whether a step averages over all labels of its passes, not over the passes.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never".
     updates : int
@@ -85,11 +94,26 @@ class Loop:
     gradient_factor: float = 1.0
     logged_factor: float = 1.0
     logged_last: bool = False
+    by_tokens: bool = False
     zero: str = "step"
     updates: int = 1
     schedule: str = "after"
     logged_first: int = 0
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def run(self, seed: int) -> dict[str, Floats]:
+        """The numbers of a run by name, one for each step."""
+        return run(self, seed)
+
+    def enlarged(self) -> Loop:
+        """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
+        return replace(self, of_module=_enlarge)
+
+    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+        """The mistakes that the loop can have."""
+        from ._run_hypotheses import possible_mistakes  # it changes loops
+
+        return possible_mistakes(self, factor)
 
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""
@@ -97,6 +121,14 @@ class Loop:
         if self.of_batch is not None:
             batch = self.of_batch(batch)
         return batch.mapped(lambda x: x.to(self.device))
+
+
+def _enlarge(module: Any) -> None:
+    """Multiply all matrices of a module by STD_FACTOR."""
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.ndim > 1:
+                p.mul_(STD_FACTOR)
 
 
 def run(loop: Loop, seed: int) -> dict[str, Floats]:
@@ -173,7 +205,7 @@ def _step(
         setup.step_schedules()
     for _ in range(loop.updates):
         setup.step()
-    if loop.schedule in ("after", "before"):
+    if loop.schedule != "off":
         setup.step_schedules()
     updates = {
         id(p): p.detach() - old for p, old in zip(parameters, before, strict=True)
@@ -190,19 +222,29 @@ def _step(
 
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
     """The forward and backward passes of a step; the loss that is logged."""
+    first = step * loop.accumulation
+    batches = [loop.batch(first + part) for part in range(loop.accumulation)]
+    weights = _weights(batches, loop.by_tokens)
     losses = []
-    for part in range(loop.accumulation):
+    for part, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
         if loop.zero == "pass":
             module.zero_grad(set_to_none=True)
-        batch = loop.batch(step * loop.accumulation + part)
         with loop.context():
-            loss = loss_of(module, batch, loop.loss)
+            loss = weight * loss_of(module, batch, loop.loss)
         (loss * (loop.gradient_factor / loop.accumulation)).backward()
         losses.append(loss.detach())
-        if loop.schedule == "pass":
-            setup.step_schedules()
+        if loop.schedule == "pass" and part < loop.accumulation - 1:
+            setup.step_schedules()  # after the last pass, the optimiser steps first
     logged = losses[-1:] if loop.logged_last else losses
     return torch.stack(logged).mean() * loop.logged_factor
+
+
+def _weights(batches: Sequence[Batch], by_tokens: bool) -> list[float]:
+    """The weights of passes, whose mean is 1."""
+    counts = [batch.label_count for batch in batches] if by_tokens else []
+    if not sum(counts):
+        return [1.0] * len(batches)
+    return [count * len(counts) / sum(counts) for count in counts]
 
 
 def loss_of(

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .._validate import also_spelled, counted, real, seed_number
+from ..checks._run_bands import POWER, Band, band, enough_runs, half_width
+from ..checks._run_check import GRADIENT, TOLERANCE, seeds_of, train
 from ..report._document import wrap
-from ._check_run import TOLERANCE, loop_of, seeds_of, train
-from ._run_bands import POWER, Band, band, enough_runs, half_width
+from ._check_run import loop_of
 from ._run_batches import Batch
-from ._run_loop import GRADIENT, Loop
+from ._run_loop import Loop
 
 RUNS = 16  # that show the spread at each size
 LEAST_TOKENS = 8

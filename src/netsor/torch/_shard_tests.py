@@ -37,7 +37,7 @@ def shard_tests(
         f"expected independent shards, found {relation} in two of {len(parts)} shards"
         f" along axis {shards.axis}: are the seeds of ranks equal?"
     )
-    yield InitFinding(name, "independence", pair.p, text)
+    yield InitFinding(where=name, what="independence", p=pair.p, text=text)
     squares = np.array([np.mean(part**2) for part in parts])
     sizes = np.array([part.size for part in parts])
     freedom = 2 / (KURTOSIS.get(law.law, law.kurtosis) - 1) * sizes
@@ -56,7 +56,7 @@ def shard_tests(
         f"expected one std in all {len(parts)} shards, found {stds.min():.4g} to"
         f" {stds.max():.4g}"
     )
-    yield InitFinding(name, "rows", p_value, text)
+    yield InitFinding(where=name, what="rows", p=p_value, text=text)
 
 
 # the two matrices of an adapter, by the names that libraries give them
@@ -72,13 +72,13 @@ def adapter_tests(numbers: Mapping[str, Any]) -> Iterator[InitFinding]:
         is_zero = [not bool(numbers[name].detach().any()) for name in (first, second)]
         if all(is_zero):
             text = f"expected random numbers, found 0 here and in {second}: no gradient"
-            yield InitFinding(first, "value", 0.0, text)
+            yield InitFinding(where=first, what="value", p=0.0, text=text)
         size = float(numbers[second].detach().double().std(correction=0))
         text = (
             f"expected 0 in every entry, found std {size:.3g}: the adapter changes the"
             " model at step 0"
         )
-        yield InitFinding(second, "value", float(any(is_zero)), text)
+        yield InitFinding(where=second, what="value", p=float(any(is_zero)), text=text)
 
 
 def _adapters(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

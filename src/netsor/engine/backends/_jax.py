@@ -64,6 +64,7 @@ class Jax(Device):
     compiles: ClassVar[bool] = True
     slowness: ClassVar[float] = 4.4  # measured: 3.6 to 5.3
     library_bytes: ClassVar[float] = 2.0**29
+    recomputes: ClassVar[bool] = False  # XLA may merge equal steps
 
     def __post_init__(self) -> None:
         """Check that JAX sees the device."""

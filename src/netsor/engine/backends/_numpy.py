@@ -339,7 +339,7 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
-    working: ClassVar[float] = 1.25  # as in `_draw_cost`; measured: 1.03 to 1.11
+    working: ClassVar[float] = 1.15  # as in `_draw_cost`; measured: 1.03 to 1.11
 
     @property
     def prices(self) -> Prices:

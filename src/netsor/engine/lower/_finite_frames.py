@@ -114,6 +114,9 @@ def spanned(frame: Frame, vectors: Register, kept: int) -> tuple[Register, Regis
     return basis, builder.step("join", *coordinates, axis=2)
 
 
+MIN_JOINED_ENTRIES = 2**16  # of the rows of new vectors: larger ones are joined
+
+
 class BartlettFrame(Frame):
     """Frames whose directions come from their vectors.
 
@@ -260,6 +263,18 @@ class BartlettFrame(Frame):
             return builder.reshape(chi, frames, 1, 1)
         below = new * (new - 1) // 2 + (count - new) * new  # entries left of the norms
         normals = builder.draw("normals", key, (frames, below), label)
+        if d and count * (d + new) >= MIN_JOINED_ENTRIES:
+            # without an index of every entry of the known directions
+            none = builder.constant(np.zeros((frames, 0)))
+            triangle = builder.step(
+                "triangle",
+                none,
+                normals,
+                chi,
+                places=_in_triangle(count, 0, new),
+                shape=(count, new),
+            )
+            return builder.step("join", cross, triangle, axis=2)
         return builder.step(
             "triangle",
             builder.reshape(cross, frames, count * d),

@@ -20,7 +20,7 @@ BASE = 3 * 2.0**25
 MIN_DRAW_BYTES = 2.0**26  # bytes for draws, in addition to their arrays
 # times the bytes of a block's arrays, with those inside steps: 1.03 to 1.11 for the
 # largest ones
-TEMPORARY = 1.25
+TEMPORARY = 1.15
 # to plan an entry: of vectors at infinite width (260 measured), of vectors at finite
 # width (16 measured), and of an index
 VECTOR_BYTES, FINITE_VECTOR_BYTES, TAKE_BYTES = 300.0, 40.0, 34.0

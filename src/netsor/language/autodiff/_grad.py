@@ -28,6 +28,7 @@ from ..values._array import (
     Value,
     box_index,
     entries_in,
+    has_every_position,
     is_whole,
     smallest_box,
     whole_box,
@@ -291,6 +292,8 @@ def _box_of(value: Value, terms_by_unit: Mapping[Unit, Sequence[Contribution]]) 
     """The smallest box with all entries of a value that have contributions."""
     positions = []
     for terms in terms_by_unit.values():
+        if any(has_every_position(term.positions, value.shape) for term in terms):
+            return whole_box(value.shape)
         positions += [term.positions.ravel() for term in terms]
     return smallest_box(np.concatenate(positions), value.shape)
 
@@ -321,6 +324,11 @@ class _SortedContribution:
         return terms.sum(-1)
 
 
+def _equal(positions: Ints, others: Ints) -> bool:
+    """Whether two arrays of positions are equal; most are the same array."""
+    return positions is others or np.array_equal(positions, others)
+
+
 def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> Any:
     """The cotangent of the entries of a value in a box, in the shape of the box.
 
@@ -329,7 +337,7 @@ def _summed(value: Value, box: Box, contributions: Sequence[Contribution]) -> An
     box_positions = entries_in(value._positions(), box)
     merged = _merged(contributions)
     first_term = merged[0]
-    if len(merged) == 1 and np.array_equal(first_term.positions, box_positions):
+    if len(merged) == 1 and _equal(first_term.positions, box_positions):
         return first_term.cotangent
     entries = box_positions.ravel()
     contributions_by_entry = [_SortedContribution(term, entries) for term in merged]

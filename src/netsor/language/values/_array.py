@@ -149,6 +149,10 @@ _shared_positions: WeakValueDictionary[tuple[Shape, tuple[int, ...]], Ints] = (
 )
 
 
+# the same by identity
+_by_identity: WeakValueDictionary[int, Ints] = WeakValueDictionary()
+
+
 def reordered_positions(shape: Shape, order: Sequence[int]) -> Ints:
     """The flat positions of all entries of an array, with its axes in another order.
 
@@ -162,7 +166,18 @@ def reordered_positions(shape: Shape, order: Sequence[int]) -> Ints:
         positions = np.array(in_order.transpose(order), order="C")
         positions.setflags(write=False)
         _shared_positions[key] = positions
+        _by_identity[id(positions)] = positions
     return positions
+
+
+def has_every_position(positions: Ints, shape: Shape) -> bool:
+    """Whether positions are known to be all entries of an array, each once.
+
+    It is known of those that `reordered_positions` makes.
+    """
+    if positions.size != math.prod(shape):
+        return False
+    return _by_identity.get(id(positions)) is positions
 
 
 def _selected_positions(shape: Shape, key: Any) -> Ints:
@@ -974,11 +989,16 @@ def selects_all(x: Value, flat: Ints) -> bool:
     """Whether an index selects every entry of x, in the order and the shape of x."""
     if flat.shape != x.shape:
         return False
-    # most indices that are not all entries in order differ in their first entries
-    first = flat.reshape(-1)[:FIRST_COMPARED]
+    return is_in_order(flat.ravel())
+
+
+def is_in_order(positions: Ints) -> bool:
+    """Whether positions are 0, 1, 2, …"""
+    # most of those that are not differ at the start
+    first = positions[:FIRST_COMPARED]
     if not np.array_equal(first, np.arange(len(first))):
         return False
-    return np.array_equal(flat, np.arange(x.size).reshape(x.shape))
+    return np.array_equal(positions, np.arange(len(positions)))
 
 
 class Take(Operation):

@@ -31,6 +31,7 @@ from ._array import (
     box_shape,
     composed_indices,
     entries_in,
+    has_every_position,
     is_whole,
     positions_in_box,
     selects_all,
@@ -329,6 +330,8 @@ def demand(value: Value, box: Box) -> tuple[Box, list[tuple[Value, Box]]]:
         box = _with_whole_axes(box, op.unsliceable_axes(value.ndim))
     input_boxes: list[tuple[Value, Box]] = []
     if isinstance(op, ops.Take):
+        if needs_all and has_every_position(op.flat, op.x.shape):
+            return box, [(op.x, whole_box(op.x.shape))]
         flat = entries_in(op.flat, box).ravel()
         input_boxes.append((op.x, smallest_box(flat, op.x.shape)))
     elif needs_all:

@@ -239,7 +239,7 @@ def _gap(
     `stated` says whether the authors state it for these scores and lengths.
     """
     shortest, longest = ends
-    exponent = slope(numbers, name, shortest, longest)
+    exponent = slope(numbers, name, first=shortest, last=longest)
     verdict = near(exponent, -0.5)
     gaps = []
     for tokens, gap in means(

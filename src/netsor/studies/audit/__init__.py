@@ -92,8 +92,9 @@ def audit(
     callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains
         its tokens and names what to measure with `ns.probe`; or a PyTorch module that
-        takes ids, or a function that makes one, at its own widths and 16 tokens by
-        default. `ns.torch.network` reads modules with other inputs.
+        takes ids, or a function that makes one, or a JAX model, at its own widths and
+        16 tokens by default. `ns.torch.network` and `ns.jax.network` read those with
+        other inputs.
     recipe : str, optional
         An initialisation for the model, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
@@ -256,7 +257,7 @@ def _subject(
     try:
         if isinstance(model, Program):
             return ProgramModel(model, dict(sizes))
-        if is_function(model):
+        if is_function(model) or makes_jax_model(model):
             program, *longer = _networks(model, ids, tokens)
             return ProgramModel(program, widths={}, longer=longer, ids=ids)
         if isinstance(model, Transformer | ProgramModel):
@@ -370,17 +371,26 @@ class AuditStudy(Study[Audit | Comparison]):
         return f"{CHEAPER}: {'; '.join(alternatives)}."
 
     def saved_memory(self) -> str:
-        """How much memory a draw of gradients takes, with and without computing blocks
-        again, if they would not fit otherwise.
+        """The memory of a draw on a device; and how much a draw of gradients takes,
+        with and without computing blocks again, if they would not fit otherwise.
         """
         plans = [case.plan for case in self.request.subjects]
+        backend = self.request.backend
+        sentences = []
+        if backend.kind != "cpu":
+            sizes = [backend.replica_bytes(p) + backend.shared_bytes(p) for p in plans]
+            sentences.append(
+                f"A draw takes {in_bytes(max(sizes))} on {backend.device}, and many are"
+                " computed together where they fit."
+            )
         largest = max(plans, key=lambda plan: plan.bytes_kept)
-        if not largest.bytes_kept:
-            return ""
-        return (
-            "Blocks are computed again for their gradients, so that a draw takes"
-            f" {in_bytes(largest.bytes)}; it would take {in_bytes(largest.bytes_kept)}."
-        )
+        if largest.bytes_kept:
+            sentences.append(
+                "Blocks are computed again for their gradients, so that a draw takes"
+                f" {in_bytes(largest.bytes)}; it would take"
+                f" {in_bytes(largest.bytes_kept)}."
+            )
+        return " ".join(sentences)
 
     def shorter_than(self, seconds: float) -> str:
         """A sentence with the most tokens, by halving, that are likely to take less

@@ -61,7 +61,7 @@ class Rows(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
 
     def forward(self, p: Any) -> Any:
         """The parameter with the factor."""
-        numbers = _factors(p.shape[0], self.part, self.factor, p)
+        numbers = _factors(p.shape[0], self.part, self.factor, like=p)
         return p * numbers.reshape(-1, *[1] * (p.ndim - 1))
 
 
@@ -88,7 +88,7 @@ def add_scale(module: Any, scale: OutputScale, factor: float) -> None:
         if part is None:
             scaled = first * factor
         else:
-            scaled = first * _factors(first.shape[-1], part, factor, first)
+            scaled = first * _factors(first.shape[-1], part, factor, like=first)
         return (scaled, *output[1:]) if isinstance(output, tuple) else scaled
 
     module.get_submodule(scale.path).register_forward_hook(multiply)
@@ -110,13 +110,19 @@ def place_of_scale(
     for k in operation.inputs:
         mark = _module_before(by_index, k)
         if mark is not None:
-            part = _part(operations, operations.nodes[mark], k, values, axis=-1)
+            part = _part(
+                operations,
+                source=operations.nodes[mark],
+                target=k,
+                values=values,
+                axis=-1,
+            )
             return Place(by_index[mark].path, part)
     for k in operation.inputs:
         names = _writers(by_index, k)
         if names:
             node = placeholders(operations.graph)[names[0]]
-            part = _part(operations, node, k, values, axis=0)
+            part = _part(operations, source=node, target=k, values=values, axis=0)
             return Place(names[0], part, names)
     node = operations.nodes[index]
     raise UnsupportedError(
@@ -141,11 +147,11 @@ def with_scaled_rows(
     code = graph.module.graph
     nodes = [*graph.nodes]
     for k, (scale, factor) in enumerate(scales):
-        wanted = frozenset(scale.parameters)
-        written = next(x for x in nodes if x in of_inputs and wanted <= names[x])
+        scaled_names = frozenset(scale.parameters)
+        written = next(x for x in nodes if x in of_inputs and scaled_names <= names[x])
         like = written.meta["val"]
         part = scale.part or Part(0.0, 1.0)
-        numbers = _factors(like.shape[-1], part, factor, torch.empty(0).double())
+        numbers = _factors(like.shape[-1], part, factor, like=torch.empty(0).double())
         name = f"factors_of_rows_{k}"
         graph.module.register_buffer(name, numbers)
         with code.inserting_after(written):
@@ -218,10 +224,10 @@ def _part(
                 break
         (gradient,) = torch.autograd.grad(changed[end].square().sum(), leaf)
     count = gradient.shape[axis]
-    used = (gradient != 0).movedim(axis, 0).reshape(count, -1).any(dim=1)
-    if bool(used.all()):
+    has_gradient = (gradient != 0).movedim(axis, 0).reshape(count, -1).any(dim=1)
+    if bool(has_gradient.all()):
         return None
-    entries = used.nonzero().reshape(-1).tolist()
+    entries = has_gradient.nonzero().reshape(-1).tolist()
     start, stop = entries[0], entries[-1] + 1
     if stop - start != len(entries):
         raise UnsupportedError(

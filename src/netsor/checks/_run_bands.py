@@ -94,7 +94,9 @@ def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     scale = 1.0 if is_log else float(abs(values).max())
     allowed = tolerance * scale
     if spread <= CONSTANT * scale:
-        return Band(centre, 0.0, allowed, allowed, is_log)
+        return Band(
+            centre=centre, spread=0.0, below=allowed, above=allowed, is_log=is_log
+        )
     standard = (x - centre) / x.std()
     skewness = float((standard**3).mean())
     kurtosis = float((standard**4).mean()) - 3
@@ -102,7 +104,8 @@ def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     return Band(
         centre,
         spread,
-        below=spread * half_width(runs, level, -skewness, kurtosis) + allowed,
+        below=spread * half_width(runs, level, skewness=-skewness, kurtosis=kurtosis)
+        + allowed,
         above=spread * half_width(runs, level, skewness, kurtosis) + allowed,
         is_log=is_log,
     )

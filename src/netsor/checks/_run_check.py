@@ -1,0 +1,663 @@
+"""The law of the log of a training run, and a check of logs against it.
+
+The law is literal: a front end trains fresh networks for the same steps on the same
+batches, and `_run_bands` says where the numbers of one more run lie. If the log leaves
+its bands, loops with common mistakes are trained in the same way, and those whose bands
+hold the whole log are named.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from .._array_api import Floats
+from .._validate import ArgumentError, counted, whole
+from ..report._document import (
+    FLAG,
+    OK,
+    Document,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    to_text,
+)
+from ..report._html import to_cell
+from ._run_bands import FEWEST, POWER, Band, band, enough_runs
+from ._run_logs import Logged, RunLog, read_log
+
+# the numbers of a log
+LOSS, GRADIENT, CLIPPED = "loss", "grad_norm", "grad_norm_clipped"
+UPDATE, PARAMETERS = "update_norm", "param_norm"
+WORDS = {
+    LOSS: "loss",
+    GRADIENT: "gradient norm",
+    CLIPPED: "gradient norm after clipping",
+    UPDATE: "update norm",
+    PARAMETERS: "parameter norm",
+}
+MOST_SHOWN = 8  # numbers outside their bands that `print` shows
+STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
+PAIRED = 8  # runs of that
+FEW = 4  # runs with each mistake
+MOST_TRIED = 4  # mistakes that are tried with more runs
+SMALL = 1.1  # factors below are shown in per cent
+DEGREES = 4  # of freedom, of the law that orders mistakes
+TOLERANCE = 1e-4  # of numbers in single precision on another device
+
+
+class TrainingLoop(ABC):
+    """A training loop that runs literally: a front end says how.
+
+    Attributes
+    ----------
+    steps : int
+        The last step; steps are counted from 0.
+    """
+
+    steps: int
+
+    @abstractmethod
+    def run(self, seed: int) -> dict[str, Floats]:
+        """The numbers of a run by name, one for each step."""
+
+    @abstractmethod
+    def enlarged(self) -> Self:
+        """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
+
+    @abstractmethod
+    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+        """The mistakes that the loop can have.
+
+        `factor` is that of the first gradient norm, logged over expected; None if the
+        log has none.
+        """
+
+
+class Hypothesis(NamedTuple):
+    """A mistake: its name, the question that a verdict asks, and its loop."""
+
+    name: str
+    question: str
+    loop: Any
+
+
+@dataclass(frozen=True)
+class RunFinding:
+    """A logged number outside its band.
+
+    Attributes
+    ----------
+    quantity, step : str, int
+        Which number it is.
+    value : float
+        The logged number.
+    low, high, expected : float
+        The band, and its centre.
+    """
+
+    quantity: str
+    step: int
+    value: float
+    low: float
+    high: float
+    expected: float
+
+    @property
+    def text(self) -> str:
+        """The number, its band and how far it is off."""
+        value, low, high = _numbers(self.value, self.low, self.high)
+        range_text = f"{low} to {high}" if low != high else low
+        text = f"{value}, expected {range_text}"
+        return f"{text}: {self._how_far()}" if np.isfinite(self.value) else text
+
+    def _how_far(self) -> str:
+        """How far the number is off, in words."""
+        direction = "large" if self.value > self.expected else "small"
+        if self.quantity == LOSS:
+            difference = abs(self.value - self.expected)
+            direction = "high" if self.value > self.expected else "low"
+            digits = ".0f" if difference >= 100 else ".2g"
+            return f"{difference:{digits}} too {direction}"
+        if self.expected <= 0 or self.value <= 0:
+            return f"too {direction}"
+        factor = max(self.value / self.expected, self.expected / self.value)
+        return f"{_factor(factor)} times too {direction}"
+
+
+def _factor(factor: float) -> str:
+    """A factor above 1, with digits that distinguish it from 1."""
+    if factor >= 100:
+        return f"{factor:.0f}"
+    return f"{factor:.1f}" if factor >= 1.95 else f"{factor:.3g}"
+
+
+def _numbers(*numbers: float) -> list[str]:
+    """Numbers as text, with as many digits as tell them apart."""
+    for digits in (3, 4, 5, 6, 8):
+        texts = [f"{x:.{digits}g}" for x in numbers]
+        if len(set(texts)) == len(set(numbers)):
+            break
+    return texts
+
+
+def words(quantity: str) -> str:
+    """A quantity in words."""
+    kind, _, group = quantity.partition("/")
+    text = WORDS.get(kind, kind)
+    return f"{text} of group {group}" if group else text
+
+
+@dataclass(frozen=True)
+class RunPower:
+    """What a check would have detected with probability 0.9.
+
+    Attributes
+    ----------
+    factors : dict of str to float
+        By quantity, the factor by which it must be too large at the step that shows it
+        best.
+    std : float or None
+        The factor of the standard deviation of all matrices; None if no number depends
+        on it.
+    """
+
+    factors: dict[str, float]
+    std: float | None
+
+    def text(self, expected_loss: float | None) -> str:
+        """The detected factors, in words."""
+        parts = []
+        for quantity in (LOSS, GRADIENT, UPDATE):
+            factor = self.factors.get(quantity)
+            if factor is None:
+                continue
+            if quantity == LOSS and expected_loss is not None:
+                parts.append(f"a loss off by {expected_loss * (factor - 1):.2g}")
+            else:
+                parts.append(f"{words(quantity)}s off by {_change(factor)}")
+        if self.std is not None:
+            parts.append(f"standard deviations of matrices off by {_change(self.std)}")
+        return f"Detected with probability {POWER}: {'; '.join(parts)}."
+
+
+def _change(factor: float) -> str:
+    """A factor above 1, in words; small changes in per cent."""
+    if factor >= SMALL:
+        return f"a factor of {_factor(factor)}"
+    return f"{100 * (factor - 1):.2g} %"
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """The result of `check_run`; `print` shows the verdict first.
+
+    Attributes
+    ----------
+    findings : list of RunFinding
+        The numbers outside their bands, in the order of steps.
+    explanations : list of str or None
+        Questions that name the mistakes whose bands hold the whole log, the most
+        probable one first; None if no hypothesis was tried.
+    bands : dict of str to list of tuple of float
+        By quantity and step: low, expected, high.
+    numbers : int
+        How many logged numbers were compared.
+    source : str
+        Where the law comes from, such as "31 initialisations".
+    power : RunPower
+        What would have been detected.
+    level : float
+        The largest probability with which a healthy run is flagged.
+    notes : list of str
+        What was not compared, and why.
+
+    Examples
+    --------
+    >>> ns.torch.check_run(build, adamw, batch, log="run.csv").ok  # doctest: +SKIP
+    True
+    """
+
+    name: str
+    log: str
+    findings: list[RunFinding]
+    explanations: list[str] | None
+    bands: dict[str, list[tuple[float, float, float]]]
+    numbers: int
+    compared: list[str]
+    source: str
+    power: RunPower
+    level: float
+    notes: list[str]
+
+    @property
+    def status(self) -> str:
+        """The result in a word: "FLAG" if a number is outside its band, or "ok"."""
+        return FLAG if self.findings else OK
+
+    @property
+    def ok(self) -> bool:
+        """Whether every compared number lies in its band."""
+        return not self.findings
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong first, and its probable cause, in one sentence."""
+        if not self.findings:
+            subject = ", ".join(
+                words(name) for name in self.compared if "/" not in name
+            )
+            return f"{OK}: {counted(self.numbers, 'number')} as expected ({subject})"
+        worst = self.findings[0]
+        text = f"{FLAG}: step {worst.step} {words(worst.quantity)} {worst.text}"
+        if self.explanations is None:
+            return text
+        if not self.explanations:
+            return f"{text}; no hypothesis explains it"
+        return f"{text}; {self.explanations[0]}"
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The bands for a tracker: one mapping for each step."""
+        longest = max(map(len, self.bands.values()))
+        rows: list[dict[str, float]] = [{} for _ in range(longest)]
+        for name, steps in self.bands.items():
+            for row, (low, _, high) in zip(rows, steps, strict=False):
+                row[f"netsor/{name}_low"] = low
+                row[f"netsor/{name}_high"] = high
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, `ok`, `status` and `verdict`, for JSON."""
+        return {
+            **asdict(self),
+            "ok": self.ok,
+            "status": self.status,
+            "verdict": self.verdict,
+        }
+
+    def table(self, verbose: bool = False) -> str:
+        """The report as text; with the bands of every step, if `verbose`.
+
+        Parameters
+        ----------
+        verbose : bool
+            Whether to print all bands.
+        """
+        return to_text(self._document(), verbose)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return to_cell(self._document())
+
+    def _document(self) -> Document:
+        """The report."""
+        subject = (
+            f"Source of the bands: {self.source}. A healthy run is flagged with"
+            f" probability {self.level:g} at most."
+        )
+        return Document(
+            f"First steps of {self.name}", self.verdict, subject, self._sections()
+        )
+
+    def _sections(self) -> list[Section]:
+        """The numbers outside, other explanations, power, notes and bands."""
+        items = [
+            Item(FLAG, f"step {each.step}", f"{words(each.quantity)} {each.text}")
+            for each in self.findings[:MOST_SHOWN]
+        ]
+        outside: list[Any] = [Items(items)] if items else []
+        remaining = len(self.findings) - len(items)
+        if remaining > 0:
+            outside.append(Paragraph(f"… and {remaining} more: --json has all"))
+        others = [
+            Paragraph(f"also fits: {text}") for text in (self.explanations or [])[1:]
+        ]
+        losses = self.bands.get(LOSS)
+        detected = self.power.text(losses[0][1] if losses else None)
+        notes = [Paragraph(f"note: {note}") for note in self.notes]
+        sections = [
+            Section("Outside their bands", outside),
+            Section("", others),
+            Section("", [Paragraph(detected)]),
+            Section("", notes),
+            Section("Bands", [self._band_table()], show="verbose"),
+        ]
+        return [section for section in sections if section.blocks]
+
+    def _band_table(self) -> Table:
+        """The bands of all quantities and steps."""
+        rows = []
+        for name, steps in self.bands.items():
+            for step, (low, middle, high) in enumerate(steps):
+                texts = [f"{x:.5g}" for x in (low, middle, high)]
+                rows.append([f"{words(name)}, step {step}", *texts])
+        return Table(["", "low", "expected", "high"], rows)
+
+
+@dataclass(frozen=True)
+class RunLaw:
+    """The law of the log of a run: the numbers of many healthy runs.
+
+    Attributes
+    ----------
+    values : dict of str to numpy.ndarray
+        By quantity, an array (runs, steps + 1).
+    name : str
+        The name of the module.
+    level : float
+        The probability of a false alarm in all numbers together.
+    tolerance : float
+        The relative difference that is allowed besides.
+
+    Examples
+    --------
+    >>> law = ns.torch.run_law(build, adamw, batch)  # doctest: +SKIP
+    >>> law.check("run.csv").ok, law.check("other.csv").ok  # doctest: +SKIP
+    (True, True)
+    """
+
+    name: str
+    values: dict[str, Floats]
+    level: float
+    tolerance: float
+    loop: TrainingLoop
+    seeds: list[int]
+    scaled: dict[str, Floats]  # of the runs whose matrices are too large by STD_FACTOR
+    progress: bool = False
+    # of runs with mistakes, by the name and the question of each
+    mistaken: dict[tuple[str, str], dict[str, Floats]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from."""
+        return counted(len(self.seeds), "initialisation")
+
+    def check(
+        self,
+        log: Any,
+        *,
+        columns: Mapping[str, str] | None = None,
+        first_step: int | None = None,
+        hypotheses: bool = True,
+    ) -> RunCheck:
+        """Compare a log with the law; the parameters are those of `check_run`."""
+        logged = read_log(log, self.values, columns, first_step)
+        bands = self.bands_of(self.values, logged)
+        notes = self._notes(logged)
+        findings = _findings(bands, logged)
+        explanations = None
+        if findings and hypotheses:
+            explanations = self._explanations(logged)
+        return RunCheck(
+            name=self.name,
+            log=logged.name,
+            findings=findings,
+            explanations=explanations,
+            bands={
+                name: [(b.low, b.middle, b.high) for b in steps]
+                for name, steps in bands.items()
+            },
+            numbers=sum(map(len, compared(logged, self.loop.steps).values())),
+            compared=list(bands),
+            source=self.source,
+            power=self._power(bands),
+            level=self.level,
+            notes=notes,
+        )
+
+    def bands_of(
+        self, values: Mapping[str, Floats], logged: RunLog
+    ) -> dict[str, list[Band]]:
+        """The bands of the logged quantities at all steps, from the values of runs."""
+        present = compared(logged, self.loop.steps)
+        count = sum(map(len, present.values()))
+        level = self.level / count
+        return {
+            name: [band(column, level, self.tolerance) for column in values[name].T]
+            for name in present
+        }
+
+    def _notes(self, logged: RunLog) -> list[str]:
+        """What the log lacks, and which columns were not read."""
+        notes = []
+        steps = {step for by_step in logged.numbers.values() for step in by_step}
+        missing = [step for step in range(self.loop.steps + 1) if step not in steps]
+        if missing:
+            listed = ", ".join(map(str, missing))
+            notes.append(f"the log has no step {listed}: nothing was compared there")
+        lacking = [name for name in (LOSS, GRADIENT) if name not in logged.numbers]
+        if lacking:
+            listed = " and no ".join(words(name) for name in lacking)
+            notes.append(f"the log has no {listed}: fewer mistakes can be found")
+        if logged.first == 1:
+            notes.append("the log counts steps from 1: its step 1 is step 0 here")
+        return notes
+
+    def _power(self, bands: Mapping[str, Sequence[Band]]) -> RunPower:
+        """What would have been detected."""
+        factors = {}
+        for name, steps in bands.items():
+            shifts = [b.detected for b in steps if b.is_log]
+            if shifts:
+                factors[name] = float(np.exp(min(shifts)))
+        steps_needed = []
+        for name, steps in bands.items():
+            changes = _mean_log_ratio(
+                self.scaled[name], self.values[name][: len(self.scaled[name])]
+            )
+            for b, change in zip(steps, changes, strict=True):
+                if b.is_log and abs(change) > 1e-6:
+                    steps_needed.append(b.detected / abs(change))
+        std = None
+        if steps_needed:
+            std = float(STD_FACTOR ** min(steps_needed))
+        return RunPower(factors, std)
+
+    def _explanations(self, logged: RunLog) -> list[str]:
+        """The questions of the mistakes that explain the log, the likeliest first.
+
+        All are tried with a few runs, and the best of them with more.
+        """
+        ratio = None
+        first_norm = logged.numbers.get(GRADIENT, {}).get(0)
+        if first_norm is not None:
+            ratio = first_norm.value / float(np.median(self.values[GRADIENT][:, 0]))
+        mistakes = self.loop.mistakes(ratio)
+        for runs in (FEW, FEWEST):
+            scored = []
+            for mistake in mistakes:
+                values = self._with_mistake(mistake, runs)
+                if values:
+                    scored.append((self._misfit(values, logged), mistake))
+            scored.sort(key=lambda each: each[0])
+            mistakes = [mistake for _, mistake in scored[:MOST_TRIED]]
+        return [
+            mistake.question
+            for mistake in mistakes
+            if self._holds(self.mistaken[mistake.name, mistake.question], logged)
+        ]
+
+    def _with_mistake(self, mistake: Hypothesis, runs: int) -> dict[str, Floats]:
+        """The numbers of at least so many runs with a mistake; empty if it cannot run.
+
+        They are kept for further logs.
+        """
+        key = mistake.name, mistake.question
+        known = self.mistaken.get(key)
+        if known is not None and (not known or len(known[LOSS]) >= runs):
+            return known
+        try:
+            values = train(
+                mistake.loop,
+                seeds_of(self.seeds[0], runs),
+                progress=self.progress,
+                title=mistake.name,
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+            values = {}  # the module does not allow it
+        if not all(np.isfinite(numbers).all() for numbers in values.values()):
+            values = {}
+        self.mistaken[key] = values
+        return values
+
+    def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
+        """Minus twice the log likelihood of a log, up to a constant.
+
+        It is that of Student's law with few degrees of freedom, which no single number
+        dominates. Of few runs the spread is taken together with the healthy one.
+        """
+        total = 0.0
+        for name, steps in compared(logged, self.loop.steps).items():
+            for step, number in steps.items():
+                x, healthy = values[name][:, step], self.values[name][:, step]
+                value = number.value
+                if (x > 0).all() and (healthy > 0).all() and value > 0:
+                    x, healthy, value = np.log(x), np.log(healthy), np.log(value)
+                square = self.tolerance**2 + float(x.var())
+                if len(x) < FEWEST:
+                    square = (square + float(healthy.var())) / 2
+                total += (DEGREES + 1) * np.log1p(
+                    (value - x.mean()) ** 2 / (DEGREES * square)
+                ) + np.log(square)
+        return float(total)
+
+    def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
+        """Whether the bands of a mistake hold the whole log."""
+        bands = self.bands_of(values, logged)
+        return not _findings(bands, logged)
+
+
+def _mean_log_ratio(scaled: Floats, values: Floats) -> Floats:
+    """The mean change of a logarithm, step by step; 0 where there is no logarithm."""
+    positive = ((scaled > 0) & (values > 0)).all(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        changes = np.log(scaled / values).mean(axis=0)
+    changes_where_known: Floats = np.where(positive, changes, 0.0)
+    return changes_where_known
+
+
+def compared(logged: RunLog, last: int) -> dict[str, dict[int, Logged]]:
+    """The logged numbers of the steps up to the last one, by quantity and step."""
+    numbers: dict[str, dict[int, Logged]] = {}
+    for name, steps in logged.numbers.items():
+        kept = {step: number for step, number in steps.items() if step <= last}
+        if kept:
+            numbers[name] = kept
+    return numbers
+
+
+def _findings(bands: Mapping[str, Sequence[Band]], logged: RunLog) -> list[RunFinding]:
+    """The logged numbers outside their bands, in the order of steps."""
+    findings = []
+    for name, steps in bands.items():
+        for step, b in enumerate(steps):
+            number = logged.numbers[name].get(step)
+            if number is None or b.has(*number):
+                continue
+            findings.append(
+                RunFinding(
+                    quantity=name,
+                    step=step,
+                    value=number.value,
+                    low=b.low,
+                    high=b.high,
+                    expected=b.middle,
+                )
+            )
+    return sorted(findings, key=lambda each: each.step)
+
+
+def law_of_loop(
+    loop: TrainingLoop,
+    name: str,
+    *,
+    initialisations: int | None,
+    level: float,
+    tolerance: float,
+    seed: int,
+    progress: bool,
+) -> RunLaw:
+    """The law of the log of a loop that trains a network of this name."""
+    first_seed, second_seed = seeds_of(seed, 2)
+    run, other_run = loop.run(first_seed), loop.run(second_seed)
+    _refuse_fixed_seed(name, other_run, run)
+    runs = enough_runs(level / sum(map(len, run.values())))
+    if initialisations is not None:
+        runs = whole(
+            initialisations,
+            "initialisations",
+            least=FEWEST,
+            why=": fewer show no shape of the law",
+        )
+    seeds = seeds_of(seed, runs)
+    values = train(loop, seeds, progress, "healthy runs", [run, other_run])
+    _refuse_not_finite(values)
+    return RunLaw(
+        name=name,
+        values=values,
+        level=level,
+        tolerance=tolerance,
+        loop=loop,
+        seeds=seeds,
+        scaled=train(loop.enlarged(), seeds[:PAIRED], progress, "power"),
+        progress=progress,
+    )
+
+
+def seeds_of(seed: int, count: int) -> list[int]:
+    """The seeds of independent runs; more of them begin with the same ones."""
+    state = np.random.SeedSequence(seed).generate_state(count, np.uint64)
+    return [int(number) >> 1 for number in state]
+
+
+def train(
+    loop: TrainingLoop,
+    seeds: Sequence[int],
+    progress: bool = False,
+    title: str = "",
+    first: Sequence[Mapping[str, Floats]] = (),
+) -> dict[str, Floats]:
+    """The numbers of several runs, (runs, steps + 1) by name; `first` are the first."""
+    from tqdm import tqdm  # slow to import
+
+    hidden = None if progress else True  # None: shown on a terminal
+    runs = list(first)
+    for seed in tqdm(
+        seeds[len(runs) :], desc=title, unit="run", leave=False, disable=hidden
+    ):
+        runs.append(loop.run(seed))
+    return {name: np.stack([numbers[name] for numbers in runs]) for name in runs[0]}
+
+
+def _refuse_fixed_seed(
+    name: str, second: Mapping[str, Floats], first: Mapping[str, Floats]
+) -> None:
+    """Reject a function that makes the same module every time."""
+    if second[PARAMETERS][0] == first[PARAMETERS][0]:
+        raise ArgumentError(
+            "build",
+            name,
+            "a function that draws new weights at each call: it returned the same ones"
+            " twice, so remove the seed that it sets",
+        )
+
+
+def _refuse_not_finite(values: Mapping[str, Floats]) -> None:
+    """Reject a loop that diverges by itself."""
+    for name, numbers in values.items():
+        if not np.isfinite(numbers).all():
+            step = int(np.argwhere(~np.isfinite(numbers).all(axis=0))[0, 0])
+            raise ValueError(
+                f"the healthy runs have no finite {words(name)} at step {step}: lower"
+                " the learning rate, or check fewer steps"
+            )

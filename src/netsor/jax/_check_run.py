@@ -1,0 +1,297 @@
+"""A check of the first steps of a training run of a JAX model, with optax.
+
+`_run_loop` trains fresh models. The law of the log, and its comparison, are those of
+`netsor.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._validate import ArgumentError, also_spelled, real, seed_number, shown, whole
+from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
+from ..runtime._files import named
+from ._models import Functions, functions_of
+from ._run_loop import Batch, Loop, next_tokens
+
+BATCHES = "an array of ids, a tuple of inputs, or a list of such batches"
+OPTIMISER = "an optax.GradientTransformation, or a function that returns one"
+
+
+@also_spelled(optimizer="optimiser", initialization="initialisation")
+def run_law(
+    model: Any,
+    optimiser: Any,
+    batches: Any,
+    *,
+    steps: int = 5,
+    accumulation: int = 1,
+    clip: float | None = None,
+    init: Callable[[Any], Any] | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    initialisations: int | None = None,
+    level: float = 1e-3,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+    progress: bool = True,
+) -> RunLaw:
+    """The law of the log of a training run, to check several logs against.
+
+    The parameters are those of `check_run`.
+
+    Returns
+    -------
+    RunLaw
+        The numbers of healthy runs, with a method `check`.
+
+    Examples
+    --------
+    >>> law = ns.jax.run_law(build, optax.adamw(1e-3), ids)  # doctest: +SKIP
+    >>> print(law.check("run.csv"))  # doctest: +SKIP
+    """
+    level = real(level, "level", above=0, most=0.5)
+    tolerance = real(tolerance, "tolerance", least=0, most=1)
+    seed = seed_number(seed)
+    steps = whole(steps, "steps", least=0, most=1000)
+    accumulation = whole(accumulation, "accumulation")
+    if clip is not None:
+        clip = real(clip, "clip", above=0)
+    entries = [_entry(batch) for batch in _as_list(batches)]
+    given = (model, init) if init is not None else (model,)
+    functions = _functions(given, entries[0])
+    found = [_batch(functions, entry, loss) for entry in entries]
+    found = _micro_batches(found, accumulation)
+    needed = (steps + 1) * accumulation
+    if len(found) not in (1, accumulation) and len(found) < needed:
+        raise ArgumentError(
+            "batches",
+            batches,
+            f"one batch, or {needed} of them: {accumulation} for each of the"
+            f" {steps + 1} steps 0 to {steps}, not {len(found)}",
+        )
+    loop = Loop(
+        functions=functions,
+        optimiser=_optimiser(optimiser),
+        batches=found,
+        steps=steps,
+        accumulation=accumulation,
+        clip=clip,
+        loss=loss,
+    )
+    return law_of_loop(
+        loop,
+        functions.name,
+        initialisations=initialisations,
+        level=level,
+        tolerance=tolerance,
+        seed=seed,
+        progress=progress,
+    )
+
+
+@also_spelled(optimizer="optimiser")
+def check_run(
+    model: Any,
+    optimiser: Any,
+    batches: Any,
+    *,
+    log: Any,
+    columns: Mapping[str, str] | None = None,
+    first_step: int | None = None,
+    hypotheses: bool = True,
+    **options: Any,
+) -> RunCheck:
+    """Check the first steps of a training run: does its log look as it should?
+
+    Fresh models are trained for the same steps on the same batches. They give a band
+    for the loss, the norms of gradients and updates at each step. If a logged number
+    leaves its band, the check trains with common mistakes too, and names those that
+    explain the whole log.
+
+    Parameters
+    ----------
+    model : callable, flax.linen.Module or tuple
+        A function of a key that makes a model of Flax NNX or Equinox, a module of
+        Linen, a pair (init, apply), or a function of parameters and a batch; the last
+        with `init`. It returns logits or the loss. Models of Flax NNX and Equinox run
+        in evaluation mode: give a function with the loss to train with dropout.
+    optimiser : optax.GradientTransformation or callable
+        Any optimiser of optax, with its schedule, chain and `multi_transform`, or a
+        function that returns it. Also spelled `optimizer`.
+    batches : array, tuple or list
+        Ids (sequences, tokens), a tuple of inputs, or of inputs and labels. A list
+        holds the batches of the passes, in order; one batch is used at every step.
+        Without labels each token predicts the next one; negative labels are ignored.
+    log : str, pathlib.Path, list or mapping
+        The log: a .csv or .jsonl file, a file of events of TensorBoard, or rows by
+        step.
+    columns : mapping of str to str, optional
+        The column of a quantity, as {"grad_norm": "gnorm"}; common names are known.
+    first_step : int, optional
+        The number that the log gives the first step; its lowest one, 0 or 1, if None.
+    hypotheses : bool
+        Whether to look for a mistake that explains the log.
+    steps : int
+        The last step; steps are counted from 0.
+    accumulation : int
+        The number of passes whose mean gradient is one step.
+    clip : float, optional
+        The total gradient norm that gradients are clipped to before the optimiser; a
+        chain with `optax.clip_by_global_norm` clips by itself.
+    init : callable, optional
+        A function of a key that draws the parameters of a function.
+    loss : callable, optional
+        A function of the model's output and the inputs that returns the loss.
+    initialisations : int, optional
+        The number of healthy runs; None takes as many as make the bands at most 1.5
+        times as wide as those of a known normal law.
+    level : float
+        The probability with which a healthy run is flagged.
+    tolerance : float
+        The relative difference between devices that is allowed besides; 0.01 for a run
+        in bfloat16.
+    seed : int
+        The seed of the healthy runs.
+    progress : bool
+        Whether to show a progress bar on a terminal.
+
+    Returns
+    -------
+    RunCheck
+        The verdict, the numbers outside their bands, and what explains them.
+
+    Examples
+    --------
+    >>> optimiser = optax.chain(
+    ...     optax.clip_by_global_norm(1.0), optax.adamw(1e-3)
+    ... )  # doctest: +SKIP
+    >>> print(ns.jax.check_run(build, optimiser, ids, log="run.csv"))  # doctest: +SKIP
+    """
+    law = run_law(model, optimiser, batches, **options)
+    return law.check(log, columns=columns, first_step=first_step, hypotheses=hypotheses)
+
+
+def read_batches(paths: Sequence[str | Path]) -> list[Any]:
+    """The batches of .npy files (ids) and .npz files (inputs in order, then labels)."""
+    return [_read(Path(path)) for path in paths]
+
+
+def _read(path: Path) -> Any:
+    """The content of one file, which executes nothing."""
+    if path.suffix not in (".npy", ".npz"):
+        raise ArgumentError("batch", str(path), "a .npy or .npz file")
+    try:
+        content = np.load(path, allow_pickle=False)
+        if path.suffix == ".npy":
+            return content
+        with content:
+            return tuple(content[name] for name in content.files)
+    except OSError as error:
+        reason = error.strerror or shown(error)
+        raise ArgumentError(
+            "batch", str(path), f"a file that can be read: {reason}"
+        ) from None
+    except Exception as error:  # of a format
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{named(path)} is not a batch of arrays: {reason}") from None
+
+
+def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
+    """The first sequences of a batch, and the first tokens of each."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    shortened = [x[:sequences, :tokens] if x.ndim > 1 else x[:sequences] for x in parts]
+    return tuple(shortened) if isinstance(batch, tuple) else shortened[0]
+
+
+def _optimiser(optimiser: Any) -> Any:
+    """A gradient transformation of optax."""
+    for made in (optimiser, None):
+        if made is None and callable(optimiser):
+            made = optimiser()
+        if callable(getattr(made, "init", None)) and callable(
+            getattr(made, "update", None)
+        ):
+            return made
+    raise ArgumentError("optimiser", optimiser, OPTIMISER)
+
+
+def _as_list(batches: Any) -> Sequence[Any]:
+    """The batches of an argument."""
+    entries = batches if isinstance(batches, list) else [batches]
+    if not entries:
+        raise ArgumentError("batches", batches, BATCHES)
+    return entries
+
+
+def _entry(batch: Any) -> tuple[Any, ...]:
+    """The arrays of one batch."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    if not parts or not all(hasattr(x, "shape") for x in parts):
+        raise ArgumentError("batches", batch, BATCHES)
+    return tuple(np.asarray(x) for x in parts)
+
+
+def _functions(given: tuple[Any, ...], entry: tuple[Any, ...]) -> Functions:
+    """A model as two functions; its parameters are drawn by a key."""
+    model, *init = given
+    functions, _ = functions_of(model, (*init, *entry[:1]))
+    if functions.init is None:
+        raise ArgumentError(
+            "init",
+            None,
+            "a function of a key that draws the parameters: a check trains fresh ones",
+        )
+    return functions
+
+
+def _batch(functions: Functions, entry: tuple[Any, ...], loss: Any) -> Batch:
+    """One batch: all of it is what the model takes, or its last part is labels."""
+    assert functions.init is not None
+    tree = jax.eval_shape(functions.init, jax.random.key(0))
+    problem = ""
+    for count in range(len(entry), 0, -1):
+        try:
+            outputs = jax.eval_shape(functions.apply, tree, *entry[:count])
+        except Exception as error:  # of the user's code, for inputs that it rejects
+            problem = problem or " ".join(str(error).split())[:200]
+            continue
+        if loss is not None or getattr(outputs, "shape", None) == ():
+            return Batch(entry[:count], None)
+        labels = entry[count] if count < len(entry) else next_tokens(entry[0])
+        shape = getattr(outputs, "shape", None)
+        if shape is not None and shape[:-1] == labels.shape:
+            return Batch(entry[:count], labels)
+        problem = problem or (
+            f"it returned {shown(outputs)}, and the labels have the shape"
+            f" {labels.shape}: pass loss=, a function of the output and the inputs"
+        )
+    raise ArgumentError("batches", tuple(x.shape for x in entry), f"read: {problem}")
+
+
+def _micro_batches(batches: list[Batch], accumulation: int) -> list[Batch]:
+    """The batches of single passes: one batch is divided into `accumulation` parts."""
+    if len(batches) > 1 or accumulation == 1:
+        return batches
+    (batch,) = batches
+    rows = batch.inputs[0].shape[0]
+    if rows % accumulation:
+        raise ArgumentError(
+            "accumulation",
+            accumulation,
+            f"a divisor of the {rows} sequences of the batch; or pass a list of the"
+            " batches of each pass",
+        )
+    size = rows // accumulation
+
+    def part(x: Any, k: int) -> Any:
+        return None if x is None else x[k * size : (k + 1) * size]
+
+    return [
+        Batch(tuple(part(x, k) for x in batch.inputs), part(batch.labels, k))
+        for k in range(accumulation)
+    ]

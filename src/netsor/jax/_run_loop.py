@@ -1,0 +1,374 @@
+"""A training loop of a JAX model that runs literally, with optax.
+
+The passes and the update are one compiled function. `Loop` is the healthy loop; its
+fields after `loss` depart from it, one mistake each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._array_api import Floats
+from ..checks._run_check import (
+    CLIPPED,
+    GRADIENT,
+    LOSS,
+    PARAMETERS,
+    STD_FACTOR,
+    UPDATE,
+    Hypothesis,
+    TrainingLoop,
+)
+from ._models import Functions
+
+MOST_TIMES = 2**16  # by which gradients may be wrong: a scale of loss in fp16
+CLIP = 1.0  # the usual norm, where nothing is clipped
+
+
+class Batch(NamedTuple):
+    """What a model is called with, and the labels of its logits."""
+
+    inputs: tuple[Any, ...]
+    # of the shape of the logits without words; negative ones are ignored; None: the
+    # model or the user's function has the loss
+    labels: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(TrainingLoop):
+    """A training loop: what it trains, on what, and how.
+
+    Attributes
+    ----------
+    functions : Functions
+        The model: how its parameters are drawn, and how it is called.
+    optimiser : optax.GradientTransformation
+        What makes updates of gradients: all that happens between them.
+    batches : sequence of Batch
+        Those of single passes, `accumulation` for each step; used again from the first
+        on if there are fewer.
+    steps : int
+        The last step; steps are counted from 0.
+    accumulation : int
+        The passes whose mean gradient a step takes.
+    clip : float or None
+        The total gradient norm that gradients are clipped to before the optimiser.
+    loss : callable or None
+        A function of the model's outputs and the inputs; None: cross-entropy.
+    std_factor : float
+        By which matrices are multiplied at the start.
+    gradient_factor, logged_factor : float
+        Factors of the gradients, and of the loss that is logged.
+    updates : int
+        How often the optimiser steps at each step.
+    logged_first : int
+        The step that is logged as step 0.
+    shift : int
+        By how many tokens labels are moved.
+    one_batch : bool
+        Whether every step uses the first batches.
+    """
+
+    functions: Functions
+    optimiser: Any
+    batches: Sequence[Batch]
+    steps: int
+    accumulation: int
+    clip: float | None
+    loss: Callable[[Any, Any], Any] | None
+    std_factor: float = 1.0
+    gradient_factor: float = 1.0
+    logged_factor: float = 1.0
+    updates: int = 1
+    logged_first: int = 0
+    shift: int = 0
+    one_batch: bool = False
+
+    def enlarged(self) -> Loop:
+        """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
+        return replace(self, std_factor=STD_FACTOR)
+
+    def run(self, seed: int) -> dict[str, Floats]:
+        """The numbers of a run by name, one for each step."""
+        numbers = self._init(jax.random.key(seed))
+        numbers = jax.tree.map(self._enlarged, numbers)
+        moving, rest = parted(numbers, self._kind)
+        state = self.optimiser.init(moving)
+        rows = []
+        for step in range(self.logged_first + self.steps + 1):
+            row, moving, state = self._step(moving, rest, state, self._batches(step))
+            rows.append(row)
+        kept = rows[self.logged_first :]
+        return {
+            name: np.array([float(row[name]) for row in kept], dtype=float)
+            for name in kept[0]
+        }
+
+    @cached_property
+    def _init(self) -> Callable[[Any], Any]:
+        """The parameters of a key."""
+        assert self.functions.init is not None
+        return jax.jit(self.functions.init)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _kind(self) -> str:
+        return kind_of(jax.eval_shape(self.functions.init, jax.random.key(0)))
+
+    def _enlarged(self, x: Any) -> Any:
+        """A parameter at the start."""
+        return x * self.std_factor if is_matrix(x) and self.std_factor != 1.0 else x
+
+    def _batches(self, step: int) -> list[Batch]:
+        """The batches of a step."""
+        first_batch = 0 if self.one_batch else step * self.accumulation
+        count = len(self.batches)
+        return [
+            _shifted(self.batches[(first_batch + k) % count], self.shift)
+            for k in range(self.accumulation)
+        ]
+
+    @cached_property
+    def _step(self) -> Callable[..., Any]:
+        """One step: its numbers, and the parameters and the state after it."""
+        return jax.jit(self._stepped)  # type: ignore[no-any-return]
+
+    def _stepped(
+        self, moving: Any, rest: Any, state: Any, batches: Sequence[Batch]
+    ) -> Any:
+        """One step, of which JAX compiles one function."""
+
+        def total(numbers: Any, batch: Batch) -> Any:
+            outputs = self.functions.apply(
+                joined(numbers, rest, self._kind), *batch.inputs
+            )
+            return self._loss(outputs, batch)
+
+        passes = [jax.value_and_grad(total)(moving, batch) for batch in batches]
+        losses = [value for value, _ in passes]
+        factor = self.gradient_factor / len(passes)
+        gradients = jax.tree.map(
+            lambda *xs: sum(xs) * factor, *(gradient for _, gradient in passes)
+        )
+        row = {LOSS: sum(losses) / len(losses) * self.logged_factor}
+        row[GRADIENT] = norm(gradients)
+        if self.clip is not None:
+            scale = jax.numpy.minimum(1.0, self.clip / (row[GRADIENT] + 1e-6))
+            gradients = jax.tree.map(lambda x: x * scale, gradients)
+        row[CLIPPED] = norm(gradients)
+        row[PARAMETERS] = norm(moving)
+        after = moving
+        for _ in range(self.updates):
+            changes, state = self.optimiser.update(gradients, state, after)
+            after = jax.tree.map(jax.numpy.add, after, changes)
+        row[UPDATE] = norm(jax.tree.map(jax.numpy.subtract, after, moving))
+        return row, after, state
+
+    def _loss(self, outputs: Any, batch: Batch) -> Any:
+        """The loss of a batch; a model may return it."""
+        if self.loss is not None:
+            return self.loss(outputs, batch.inputs)
+        if batch.labels is None:
+            return outputs
+        return cross_entropy(outputs, batch.labels)
+
+    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+        """The mistakes that the loop can have."""
+        listed = [*self._of_accumulation(), *self._of_gradients(), *self._of_steps()]
+        if factor is not None:
+            listed += self._of_factor(factor)
+        return listed
+
+    def _of_accumulation(self) -> list[Hypothesis]:
+        """Sums and means over the passes of a step."""
+        count = self.accumulation
+        if count == 1:
+            return []
+        times = float(count)
+        return [
+            Hypothesis(
+                "summed gradients",
+                f"are gradients summed over {count} accumulation steps, not averaged?",
+                replace(self, gradient_factor=times),
+            ),
+            Hypothesis(
+                "summed loss",
+                f"are loss and gradients summed over {count} accumulation steps, not"
+                " averaged?",
+                replace(self, gradient_factor=times, logged_factor=times),
+            ),
+            Hypothesis(
+                "divided twice",
+                f"are gradients divided by {count} accumulation steps twice?",
+                replace(self, gradient_factor=1 / times),
+            ),
+            Hypothesis(
+                "last pass only",
+                "does each step use one batch only, without accumulation?",
+                replace(self, accumulation=1, batches=self.batches[::count]),
+            ),
+        ]
+
+    def _of_gradients(self) -> list[Hypothesis]:
+        """Sums over tokens, and clipping that is missing or at another norm."""
+        listed = []
+        labels = self.batches[0].labels
+        tokens = 0 if labels is None else int((labels >= 0).sum())
+        if tokens > 1:
+            listed.append(
+                Hypothesis(
+                    "sum over tokens",
+                    f"is the loss summed over the {tokens} tokens of a batch, not"
+                    " averaged?",
+                    replace(self, gradient_factor=tokens, logged_factor=tokens),
+                )
+            )
+        if self.clip is None:
+            question = f"are gradients clipped to {CLIP:g}? Then pass clip={CLIP:g}"
+            return [*listed, Hypothesis("clipped", question, replace(self, clip=CLIP))]
+        listed.append(
+            Hypothesis("not clipped", "is clipping missing?", replace(self, clip=None))
+        )
+        for factor in (0.1, 10.0):
+            clip = factor * self.clip
+            question = f"are gradients clipped to {clip:g}, not {self.clip:g}?"
+            listed.append(Hypothesis("other clip", question, replace(self, clip=clip)))
+        return listed
+
+    def _of_steps(self) -> list[Hypothesis]:
+        """Labels, batches, and updates in another order or number."""
+        listed = [
+            Hypothesis(
+                "logged late",
+                "does the log begin one step late, after the first update?",
+                replace(self, logged_first=1),
+            ),
+            Hypothesis(
+                "two updates",
+                "does the optimiser step twice at each step?",
+                replace(self, updates=2),
+            ),
+        ]
+        if len(self.batches) > self.accumulation:
+            question = "is the first batch used at every step?"
+            listed.append(
+                Hypothesis("one batch", question, replace(self, one_batch=True))
+            )
+        labels = self.batches[0].labels
+        if labels is not None and labels.ndim > 1:
+            question = "are labels not shifted: does each predict itself?"
+            listed.append(
+                Hypothesis("labels not shifted", question, replace(self, shift=1))
+            )
+            question = "are labels shifted twice?"
+            listed.append(
+                Hypothesis("labels shifted twice", question, replace(self, shift=-1))
+            )
+        return listed
+
+    def _of_factor(self, factor: float) -> list[Hypothesis]:
+        """Gradients that are multiplied or divided by a whole number."""
+        count = round(max(factor, 1 / factor)) if factor > 0 else 1
+        if not 2 <= count <= MOST_TIMES or count == self.accumulation:
+            return []
+        if factor > 1:
+            question = (
+                f"are gradients {count} times too large: summed over {count} devices?"
+            )
+            return [
+                Hypothesis("factor", question, replace(self, gradient_factor=count))
+            ]
+        question = f"are gradients {count} times too small: averaged once too often?"
+        return [
+            Hypothesis("factor", question, replace(self, gradient_factor=1 / count))
+        ]
+
+
+def is_matrix(x: Any) -> bool:
+    """Whether a parameter is floating point, and has two axes or more."""
+    return is_floating(x) and x.ndim > 1
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an array is floating point, and so moves."""
+    return bool(jax.numpy.issubdtype(x.dtype, np.floating))
+
+
+class Parted(NamedTuple):
+    """What an optimiser moves, as users give it the parameters, and the rest."""
+
+    moving: Any
+    rest: Any
+
+
+def kind_of(tree: Any) -> str:
+    """How the parameters that are trained are told from others."""
+    if hasattr(tree, "flat_state"):
+        return "nnx"
+    is_linen = isinstance(tree, Mapping) and "params" in tree
+    return "linen" if is_linen else "arrays"
+
+
+def parted(tree: Any, kind: str) -> Parted:
+    """The parameters of a tree: `nnx.Param`, the collection "params", or all arrays."""
+    if kind == "nnx":
+        from flax import nnx
+
+        return Parted(*nnx.split_state(tree, nnx.Param, ...))
+    if kind == "linen":
+        rest = {name: x for name, x in tree.items() if name != "params"}
+        return Parted(tree["params"], rest)
+    return Parted(
+        jax.tree.map(lambda x: x if is_floating(x) else None, tree),
+        jax.tree.map(lambda x: None if is_floating(x) else x, tree),
+    )
+
+
+def joined(moving: Any, rest: Any, kind: str) -> Any:
+    """The whole tree."""
+    if kind == "nnx":
+        from flax import nnx
+
+        return nnx.merge_state(moving, rest)
+    if kind == "linen":
+        return {**rest, "params": moving}
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, moving, rest, is_leaf=lambda x: x is None
+    )
+
+
+def norm(tree: Any) -> Any:
+    """The norm of all entries together."""
+    squares = [(x.astype(np.float32) ** 2).sum() for x in jax.tree.leaves(tree)]
+    return jax.numpy.sqrt(sum(squares))
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """The mean cross-entropy of the labels that are not negative."""
+    rows = jax.nn.log_softmax(logits.astype(np.float32), axis=-1)
+    counts = labels >= 0
+    right = jax.numpy.take_along_axis(
+        rows, jax.numpy.where(counts, labels, 0)[..., None], axis=-1
+    )[..., 0]
+    return -(right * counts).sum() / counts.sum()
+
+
+def next_tokens(ids: Any) -> Any:
+    """The next token of each; that of the last one is ignored."""
+    last = np.full_like(ids[..., :1], -1)
+    return np.concatenate([ids[..., 1:], last], axis=-1)
+
+
+def _shifted(batch: Batch, shift: int) -> Batch:
+    """A batch with labels one token to the right (1) or left (−1)."""
+    labels = batch.labels
+    if shift > 0:
+        labels = np.concatenate([batch.inputs[0][:, :1], labels[:, :-1]], axis=1)
+    elif shift < 0:
+        labels = np.concatenate([labels[:, 1:], labels[:, -1:]], axis=1)
+    return batch._replace(labels=labels)

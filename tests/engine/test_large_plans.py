@@ -1,0 +1,103 @@
+"""Plans of many tokens and blocks: no index has an entry for every number of them."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.models import read
+from tests.internals import (
+    CONTEXT_BYTES,
+    Streams,
+    _array,
+    _finite_frames,
+    block,
+    device_memory,
+    has_every_position,
+)
+
+
+def deep(tokens, blocks):
+    """Inner products after a few blocks without nonlinearities of coordinates."""
+    n = ns.Width("n")
+    x = ns.gaussian(n, tokens)
+    for _ in range(blocks):
+        x = x + ns.weight(n, n) @ ns.rms_norm(x)
+    return ns.Program(ns.mean_dot(x, x))
+
+
+def numbers(net, **widths):
+    """The kinds of the steps, and the numbers of three replicas."""
+    plan = net.plan(**widths)
+    mean, _ = block(plan, Streams(1, 0), 3)
+    return [step.kind for step in plan.steps], mean
+
+
+def test_rows_along_known_directions_are_joined(monkeypatch):
+    """The same numbers without a position for each."""
+    kinds, expected = numbers(deep(6, 4), n=64)
+    monkeypatch.setattr(_finite_frames, "MIN_JOINED_ENTRIES", 1)
+    joined_kinds, found = numbers(deep(6, 4), n=64)
+    assert joined_kinds.count("join") > kinds.count("join")
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1), (2, 1, 0), (1, 0, 2)])
+def test_large_transposes_move_axes(axes, monkeypatch):
+    """The same numbers without a position for each."""
+    scores = ns.normal((3, 4, 5))
+
+    def net():
+        return ns.Program(ns.softmax(ns.tanh(scores).transpose(*axes)))
+
+    kinds, expected = numbers(net())
+    monkeypatch.setattr(_array, "MIN_PERMUTED_ENTRIES", 1)
+    moved_kinds, found = numbers(net())
+    assert moved_kinds.count("permute") > kinds.count("permute")
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_positions_of_all_entries_are_shared():
+    """Those of equal blocks are one array, which is known to have every entry."""
+    first, second = (ns.normal((3, 4)).T.op.flat for _ in range(2))
+    assert first is second
+    assert has_every_position(first, (3, 4))
+    assert not has_every_position(first, (3, 5))
+    assert not has_every_position(first.copy(), (3, 4))
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
+
+
+def test_planned_numbers_grow_with_blocks_not_with_their_square():
+    """Of the arrays that a plan holds, in deep gradients of many tokens: each block
+    adds as many as the one before, though its vectors have more directions.
+    """
+
+    def held(layers):
+        model = read("llama-3-8b").replace(
+            layers=layers, width=2048, heads=4, groups=2, hidden=64, vocabulary=100
+        )
+        plan = model.probes(tokens=64, gradients=True).plan()
+        arrays = {}
+        for step in plan.steps:
+            for array in step.params.values():
+                if isinstance(array, np.ndarray):
+                    arrays[id(array)] = array.nbytes
+        return sum(arrays.values())
+
+    two, four, eight = held(2), held(4), held(8)
+    assert eight - four < 3 * (four - two) + 2**16
+
+
+def test_memory_of_device_counts_what_functions_hold():
+    """Normals, their softmax and two arrays inside it; a mask and its copy are shared;
+    eigenvalues take three matrices of double precision.
+    """
+    plan = ns.Program(ns.softmax(ns.normal((3, 4)))).plan()
+    assert device_memory(plan, 4) == (4 * 4 * 12, CONTEXT_BYTES)
+    masked = ns.Program(ns.softmax(ns.normal((4, 4)), mask="causal")).plan()
+    assert device_memory(masked, 4) == (4 * 4 * 16, CONTEXT_BYTES + 4 * 16)
+    model = read("gpt2").replace(layers=2, width=16, heads=2, vocabulary=30)
+    measured = model.probes(tokens=5).plan()
+    replica, shared = device_memory(measured, 4)
+    assert replica >= measured.bytes / 2 + 3 * 8 * 5**2
+    assert shared > CONTEXT_BYTES
