@@ -141,6 +141,10 @@ _NAMES = {
         "ACCELERATOR",
         "CPU",
     ),
+    "netsor.engine.plan._device_memory": (
+        "CONTEXT_BYTES",
+        "device_memory",
+    ),
     "netsor.engine.plan._draw_cost": (
         "BASE",
         "Draw",

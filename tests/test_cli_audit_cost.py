@@ -67,9 +67,9 @@ def test_gradients_beyond_memory_are_rejected_before_planning(
     unplanned, widths, monkeypatch
 ):
     """405 billion parameters at 128 tokens: 66 GiB if every block keeps what the
-    backward pass reads, and 5 GiB if blocks are computed again.
+    backward pass reads, and 2.6 GiB if blocks are computed again.
     """
-    monkeypatch.setattr(_memory, "memory", lambda: 2.0**32)
+    monkeypatch.setattr(_memory, "memory", lambda: 2.0**31)
     command = (
         "audit",
         "llama-3-405b",
@@ -82,7 +82,7 @@ def test_gradients_beyond_memory_are_rejected_before_planning(
     result = netsor(*command)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "netsor: gradients at 128 tokens of llama-3-405b" in result.stderr
-    assert "(available: 4 GiB); take fewer tokens or layers" in result.stderr
+    assert "(available: 2 GiB); take fewer tokens or layers" in result.stderr
     monkeypatch.setattr(_memory, "memory", lambda: 2.0**34)
     assert netsor(*command).stderr.endswith("netsor: a plan is begun\n")
 
@@ -134,7 +134,7 @@ def test_memory_bound_is_at_most_memory_of_plan(name):
         (recomputing(case.plan), _cost.recomputed_bytes),
     ):
         planned = _cost.TEMPORARY * plan.bytes + case.draw.planning_bytes
-        assert planned / 2.5 < least(model, tokens) < 1.1 * planned
+        assert planned / 3 < least(model, tokens) < 1.1 * planned
 
 
 def test_slow_long_inputs_are_rejected_from_plans_of_short_ones(folder, monkeypatch):

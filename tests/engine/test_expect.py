@@ -119,13 +119,13 @@ def test_named_activations_thoroughly(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_functions_of_ones_own(seed):
+def test_expectations_of_own_functions_equal_quadrature(seed):
     own_case(np.random.default_rng([3, seed]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_functions_of_ones_own_thoroughly(seed):
+def test_expectations_of_own_functions_equal_quadrature_thoroughly(seed):
     rng = np.random.default_rng([4, seed])
     for _ in range(50):
         own_case(rng)

@@ -176,7 +176,7 @@ def test_variance_of_few_draws_is_not_biased():
     assert abs(found.value - 1) < 2 * found.error < 0.01
 
 
-def test_no_limit_is_told():
+def test_missing_limit_is_reported():
     q = ns.weight(n, n) @ ns.gaussian(n)
     law = ns.Program(ns.dot(q, q)).law(n=inf, method="extrapolate", draws=2000)
     with pytest.raises(

@@ -5,7 +5,15 @@ import pytest
 
 import netsor as ns
 from netsor.models import read
-from tests.internals import Streams, _array, _finite_frames, block, has_every_position
+from tests.internals import (
+    CONTEXT_BYTES,
+    Streams,
+    _array,
+    _finite_frames,
+    block,
+    device_memory,
+    has_every_position,
+)
 
 
 def deep(tokens, blocks):
@@ -78,3 +86,18 @@ def test_planned_numbers_grow_with_blocks_not_with_their_square():
 
     two, four, eight = held(2), held(4), held(8)
     assert eight - four < 3 * (four - two) + 2**16
+
+
+def test_memory_of_device_counts_what_functions_hold():
+    """Normals, their softmax and two arrays inside it; a mask and its copy are shared;
+    eigenvalues take three matrices of double precision.
+    """
+    plan = ns.Program(ns.softmax(ns.normal((3, 4)))).plan()
+    assert device_memory(plan, 4) == (4 * 4 * 12, CONTEXT_BYTES)
+    masked = ns.Program(ns.softmax(ns.normal((4, 4)), mask="causal")).plan()
+    assert device_memory(masked, 4) == (4 * 4 * 16, CONTEXT_BYTES + 4 * 16)
+    model = read("gpt2").replace(layers=2, width=16, heads=2, vocabulary=30)
+    measured = model.probes(tokens=5).plan()
+    replica, shared = device_memory(measured, 4)
+    assert replica >= measured.bytes / 2 + 3 * 8 * 5**2
+    assert shared > CONTEXT_BYTES

@@ -43,7 +43,7 @@ def test_deep_plan_prints_as_a_shallow_one():
     )
 
 
-def test_blocks_are_told_apart_by_what_they_compute():
+def test_blocks_that_compute_different_functions_are_no_loop():
     """The last block of seven has another function: it is not part of the loop."""
     n = ns.Width("n")
 

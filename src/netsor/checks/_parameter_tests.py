@@ -214,16 +214,14 @@ def parameter_tests(
 
 def _not_finite(numbers: Floats) -> str:
     """What is not finite among numbers."""
-    kinds = {
+    masks = {
         "NaN": np.isnan(numbers),
         "infinity": np.isposinf(numbers),
         "-infinity": np.isneginf(numbers),
     }
-    counts = [
-        f"{name} in {where.sum():,}" for name, where in kinds.items() if where.any()
-    ]
-    found = " and ".join(counts)
-    return f"expected finite entries, found {found} of {numbers.size:,} entries"
+    counts = [f"{name} in {mask.sum():,}" for name, mask in masks.items() if mask.any()]
+    listed = " and ".join(counts)
+    return f"expected finite entries, found {listed} of {numbers.size:,} entries"
 
 
 def _tests_of_parts(
@@ -278,10 +276,10 @@ def _tests_of_seen_law(
     yield from _tests_of_moments(name, law, mean, std, size=x.size, samples=samples)
     if std == 0 or not law.shape_is_declared or x.size < FEWEST:
         return
-    some = entries.some()
+    subset = entries.some()
     marginal = Exact(_distribution(law), mean, std)
     yield from _tests_of_shape(
-        name, law, entries=some, marginal=marginal, samples=samples
+        name, law, entries=subset, marginal=marginal, samples=samples
     )
 
 
@@ -608,20 +606,21 @@ def _tests_against_samples(
     summaries = [_summaries(sample) for sample in samples]
     real = _summaries(x)
     error = math.sqrt(1 + 1 / len(samples))
-    for what, value in real.items():
-        values = np.array([summary[what] for summary in summaries])
+    for summary_name, value in real.items():
+        values = np.array([summary[summary_name] for summary in summaries])
         centre, spread = float(values.mean()), float(values.std(ddof=1))
         rounding = 1e-4 * max(1.0, abs(centre))
         t = (value - centre) / (error * math.hypot(spread, rounding))
         p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))
-        label, text = what, f"expected {centre:.4g}, found {value:.4g}"
-        if what in ("size", "largest"):
-            label = "std" if what == "size" else "tails"
+        label, text = summary_name, f"expected {centre:.4g}, found {value:.4g}"
+        if summary_name in ("size", "largest"):
+            label = "std" if summary_name == "size" else "tails"
             text = f"expected {math.exp(centre):.4g}, found {math.exp(value):.4g}"
             text += f", {math.exp(value - centre):.3g} times as large"
-        if what.startswith("part "):
+        if summary_name.startswith("part "):
             label, ratio = "rows", math.exp(value - centre)
-            text = f"expected {what} of its size, found it {ratio:.3g} times as large"
+            text = f"expected {summary_name} of its size, found it"
+            text += f" {ratio:.3g} times as large"
         yield InitFinding(where=name, what=label, p=min(1.0, p), text=text)
 
 

@@ -133,8 +133,8 @@ def _record_gradients(quantities: Quantities, net: Structure, done: Pass) -> Non
         for kind, names in block.matrices.items():
             square = sum(done.squares.get(name, 0.0) for name in names)
             quantities[f"grad_{kind}", k] = float(square)
-    first = net.stacks[0][0]
-    mean = _mean_gradient(net, first, done.gradients.get(first.before))
+    first_block = net.stacks[0][0]
+    mean = _mean_gradient(net, first_block, done.gradients.get(first_block.before))
     quantities["grad_input", 0] = mean
     table = net.words.table if net.words else None
     if table is not None:
@@ -216,16 +216,16 @@ def _compare_masks(
         if attention is None or not _fits(mask, attention):
             continue
         compared += 1
-        used = attention > 0
+        is_attended = attention > 0
         if mask.ndim == 2:
-            used = np.any(used, axis=0)
+            is_attended = np.any(is_attended, axis=0)
         else:  # rows of padding attend to nothing that counts
-            used = used & mask.any(axis=-1, keepdims=True)
-        pairs = np.argwhere(used != mask)
+            is_attended = is_attended & mask.any(axis=-1, keepdims=True)
+        pairs = np.argwhere(is_attended != mask)
         if not len(pairs):
             continue
         i, j = pairs[0, -2:]
-        if used[tuple(pairs[0])]:
+        if is_attended[tuple(pairs[0])]:
             text = f"expected token {i} not to attend to token {j}, found that it does"
         else:
             text = f"expected token {i} to attend to token {j}, found that it does not"

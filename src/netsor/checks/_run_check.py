@@ -123,7 +123,8 @@ class RunFinding:
         if self.quantity == LOSS:
             difference = abs(self.value - self.expected)
             direction = "high" if self.value > self.expected else "low"
-            return f"{difference:.2g} too {direction}"
+            digits = ".0f" if difference >= 100 else ".2g"
+            return f"{difference:{digits}} too {direction}"
         if self.expected <= 0 or self.value <= 0:
             return f"too {direction}"
         factor = max(self.value / self.expected, self.expected / self.value)
@@ -253,8 +254,8 @@ class RunCheck:
                 words(name) for name in self.compared if "/" not in name
             )
             return f"{OK}: {counted(self.numbers, 'number')} as expected ({subject})"
-        first = self.findings[0]
-        text = f"{FLAG}: step {first.step} {words(first.quantity)} {first.text}"
+        worst = self.findings[0]
+        text = f"{FLAG}: step {worst.step} {words(worst.quantity)} {worst.text}"
         if self.explanations is None:
             return text
         if not self.explanations:
@@ -429,7 +430,7 @@ class RunLaw:
     def _notes(self, logged: RunLog) -> list[str]:
         """What the log lacks, and which columns were not read."""
         notes = []
-        steps = {step for each in logged.numbers.values() for step in each}
+        steps = {step for by_step in logged.numbers.values() for step in by_step}
         missing = [step for step in range(self.loop.steps + 1) if step not in steps]
         if missing:
             listed = ", ".join(map(str, missing))
@@ -449,17 +450,17 @@ class RunLaw:
             shifts = [b.detected for b in steps if b.is_log]
             if shifts:
                 factors[name] = float(np.exp(min(shifts)))
-        needed = []
+        steps_needed = []
         for name, steps in bands.items():
             changes = _mean_log_ratio(
                 self.scaled[name], self.values[name][: len(self.scaled[name])]
             )
             for b, change in zip(steps, changes, strict=True):
                 if b.is_log and abs(change) > 1e-6:
-                    needed.append(b.detected / abs(change))
+                    steps_needed.append(b.detected / abs(change))
         std = None
-        if needed:
-            std = float(STD_FACTOR ** min(needed))
+        if steps_needed:
+            std = float(STD_FACTOR ** min(steps_needed))
         return RunPower(factors, std)
 
     def _explanations(self, logged: RunLog) -> list[str]:
@@ -468,9 +469,9 @@ class RunLaw:
         All are tried with a few runs, and the best of them with more.
         """
         ratio = None
-        first = logged.numbers.get(GRADIENT, {}).get(0)
-        if first is not None:
-            ratio = first.value / float(np.median(self.values[GRADIENT][:, 0]))
+        first_norm = logged.numbers.get(GRADIENT, {}).get(0)
+        if first_norm is not None:
+            ratio = first_norm.value / float(np.median(self.values[GRADIENT][:, 0]))
         mistakes = self.loop.mistakes(ratio)
         for runs in (FEW, FEWEST):
             scored = []
@@ -588,9 +589,9 @@ def law_of_loop(
 ) -> RunLaw:
     """The law of the log of a loop that trains a network of this name."""
     first_seed, second_seed = seeds_of(seed, 2)
-    first, second = loop.run(first_seed), loop.run(second_seed)
-    _refuse_fixed_seed(name, second, first)
-    runs = enough_runs(level / sum(map(len, first.values())))
+    run, other_run = loop.run(first_seed), loop.run(second_seed)
+    _refuse_fixed_seed(name, other_run, run)
+    runs = enough_runs(level / sum(map(len, run.values())))
     if initialisations is not None:
         runs = whole(
             initialisations,
@@ -599,7 +600,7 @@ def law_of_loop(
             why=": fewer show no shape of the law",
         )
     seeds = seeds_of(seed, runs)
-    values = train(loop, seeds, progress, "healthy runs", [first, second])
+    values = train(loop, seeds, progress, "healthy runs", [run, other_run])
     _refuse_not_finite(values)
     return RunLaw(
         name=name,

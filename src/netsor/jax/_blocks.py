@@ -66,8 +66,8 @@ def _name_attention(graph: Graph) -> None:
     """Give each softmax the path that queries and keys have in common."""
     for node in graph.nodes:
         if node.operation == "softmax":
-            used = [name.split(".")[:-1] for name in node.meta.get("parameters", ())]
-            node.meta["path"] = ".".join(common_path(used))
+            modules = [name.split(".")[:-1] for name in node.meta.get("parameters", ())]
+            node.meta["path"] = ".".join(common_path(modules))
             _mark_queries(node)
 
 

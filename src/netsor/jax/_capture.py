@@ -440,10 +440,10 @@ class Recorder:
 
         Known nodes become constants of the graph.
         """
-        needed = [x for node in graph.nodes for x in node.all_input_nodes]
-        needed += [x for x in graph.outputs if isinstance(x, Node)]
-        needed += self.inputs
-        known = list(dict.fromkeys(x for x in needed if not x.is_random))
+        read_nodes = [x for node in graph.nodes for x in node.all_input_nodes]
+        read_nodes += [x for x in graph.outputs if isinstance(x, Node)]
+        read_nodes += self.inputs
+        known = list(dict.fromkeys(x for x in read_nodes if not x.is_random))
         for node, value in zip(known, self._all_values(known), strict=True):
             graph.constants[node] = np.asarray(value)
         graph.nodes[:0] = known

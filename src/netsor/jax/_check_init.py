@@ -107,12 +107,14 @@ def check_init(
     if not inputs and not parameters_only and is_constructor(model):
         inputs = (token_ids(model, None),)
     subject = _subject(model, inputs, reference, declared, parameters_only, options)
-    found = _numbers(subject.parts, numbers, seed)
+    given_numbers = _numbers(subject.parts, numbers, seed)
     level_of_pass = 0.0 if subject.problem else level / 2
-    of_parameters = _parameter_findings(found, subject.laws, level - level_of_pass)
+    of_parameters = _parameter_findings(
+        given_numbers, subject.laws, level - level_of_pass
+    )
     of_pass = PassFindings([], tests=0, checked="", problem=subject.problem)
     if subject.net is not None:
-        run = partial(forward_backward, subject.net, found)
+        run = partial(forward_backward, subject.net, given_numbers)
         of_pass = pass_findings(
             subject.net, run, subject.known, draws, seed, level=level_of_pass
         )
@@ -125,11 +127,11 @@ def check_init(
     is_own = reference is None
     if is_own and not declared:
         notes.append(NO_REFERENCE)
-    own = DECLARED if declared else OWN
-    names = list(found)
+    source = DECLARED if declared else OWN
+    names = list(given_numbers)
     return InitCheck(
         name=subject.parts.functions.name,
-        reference=own if is_own else subject.known.name,
+        reference=source if is_own else subject.known.name,
         findings=findings,
         first=findings[0] if findings else None,
         tests=of_parameters.tests + of_pass.tests,
@@ -221,15 +223,15 @@ def _numbers(parts: Drawn, numbers: Any, seed: int) -> dict[str, Any]:
         arrays = jax.tree.leaves(init(jax.random.key(seed)))
     else:
         arrays = _given(numbers, names, structure)
-    found = {}
+    by_name = {}
     for name, aval, x in zip(names, parts.leaves.arrays, arrays, strict=True):
         if tuple(x.shape) != tuple(aval.shape):
             raise ArgumentError(
                 "numbers", tuple(x.shape), f"of shape {tuple(aval.shape)} for {name}"
             )
         if jax.numpy.issubdtype(x.dtype, np.floating):
-            found[name] = jax.numpy.asarray(x)
-    return found
+            by_name[name] = jax.numpy.asarray(x)
+    return by_name
 
 
 def _given(numbers: Any, names: Sequence[str], structure: Any) -> list[Any]:

@@ -28,7 +28,7 @@ def check_rule(equation: Any, refuse: Callable[[str], Exception]) -> None:
         return
     rng = np.random.default_rng(0)
     args = [_argument(variable.aval, rng) for variable in equation.invars]
-    places = [k for k, x in enumerate(args) if x.dtype.kind == "f"]
+    float_positions = [k for k, x in enumerate(args) if x.dtype.kind == "f"]
 
     def by_rule(*given: Any) -> Any:
         return bind(equation.primitive, given, equation.params)
@@ -36,7 +36,7 @@ def check_rule(equation: Any, refuse: Callable[[str], Exception]) -> None:
     def plain(*given: Any) -> Any:
         return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *given)
 
-    first, second = (_gradients(f, args, places) for f in (by_rule, plain))
+    first, second = (_gradients(f, args, float_positions) for f in (by_rule, plain))
     for x, y in zip(first, second, strict=True):
         size = max(float(np.abs(y).max(initial=0.0)), 1e-6)
         if not np.allclose(x, y, rtol=0, atol=TOLERANCE * size):

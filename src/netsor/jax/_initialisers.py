@@ -255,22 +255,22 @@ def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
     numbers = [x.number for x in inputs if isinstance(x, Known)]
     if len(draws) + len(numbers) < len(inputs) or not draws or None in numbers:
         return UNKNOWN
-    first = draws[0]
+    drawn = draws[0]
     if name in RESHAPING or name in ("copy", "stop_gradient"):
-        return first
+        return drawn
     if name == "transpose":
-        return replace(first, order=(*first.order, tuple(params["permutation"])))
+        return replace(drawn, order=(*drawn.order, tuple(params["permutation"])))
     if name == "slice":
         limits = tuple(params["start_indices"]), tuple(params["limit_indices"])
-        return replace(first, origin=((first.origin, limits, shape),))
+        return replace(drawn, origin=((drawn.origin, limits, shape),))
     if name == "concatenate":
         return _joined(draws, len(inputs))
-    if any((x.origin, x.order) != (first.origin, first.order) for x in draws):
+    if any((x.origin, x.order) != (drawn.origin, drawn.order) for x in draws):
         return UNKNOWN
     if name == "broadcast_in_dim":
-        return first if _adds_axes(params, shape) else UNKNOWN
+        return drawn if _adds_axes(params, shape) else UNKNOWN
     law = _law_of_function(name, params, inputs)
-    return UNKNOWN if law is None else replace(first, law=law)
+    return UNKNOWN if law is None else replace(drawn, law=law)
 
 
 def _adds_axes(params: Any, shape: Shape) -> bool:

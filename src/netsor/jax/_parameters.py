@@ -75,10 +75,10 @@ def drawn(
     else:
         jaxpr, leaves = _initialisation(functions.init)
         key = jax.random.key(0)
-        found = laws_of(jaxpr, leaves.names, key)
+        leaf_laws = laws_of(jaxpr, leaves.names, key)
         laws = {
             name: law
-            for name, law in zip(leaves.names, found, strict=True)
+            for name, law in zip(leaves.names, leaf_laws, strict=True)
             if law is not None
         }
     laws = {

@@ -79,8 +79,8 @@ def pass_function(net: Structure, targets: Targets | None) -> PassFunction:
     places in the graph, and the squares of the gradients of parameters.
     """
     graph = net.graph
-    place = {node: k for k, node in enumerate(graph.nodes)}
-    shown = [node for node in watched(net) if node in place]
+    position_of = {node: k for k, node in enumerate(graph.nodes)}
+    shown = [node for node in watched(net) if node in position_of]
 
     def evaluated(of_nodes: Mapping[int, Any], shifts: Mapping[int, Any]) -> Any:
         """The values of the watched nodes; shifts are added to streams."""
@@ -89,38 +89,45 @@ def pass_function(net: Structure, targets: Targets | None) -> PassFunction:
         for node in graph.nodes:
             if node.op == "call_function" and node not in env:
                 env[node] = node.compute(*(env[x] for x in node.args))
-                if place[node] in shifts:
-                    env[node] = env[node] + shifts[place[node]]
-        return {place[node]: env[node] for node in shown}
+                if position_of[node] in shifts:
+                    env[node] = env[node] + shifts[position_of[node]]
+        return {position_of[node]: env[node] for node in shown}
 
     def loss(of_nodes: Mapping[int, Any], shifts: Mapping[int, Any]) -> Any:
         """The loss, and the values of the watched nodes."""
         values = evaluated(of_nodes, shifts)
-        return _loss(values[place[net.logits]], targets), values
+        return _loss(values[position_of[net.logits]], targets), values
 
     def run(numbers: Arrays) -> Any:
         """One pass."""
         of_nodes = {
-            place[node]: _number_of(node, numbers)
+            position_of[node]: _number_of(node, numbers)
             for node in graph.parameters
-            if node in place and graph.is_random(node)
+            if node in position_of and graph.is_random(node)
         }
         if net.logits is None:
             return evaluated(of_nodes, {}), {}, {}
         shifts = {
-            place[node]: jax.numpy.zeros_like(x)
-            for node, x in _streams(net, evaluated(of_nodes, {}), place).items()
+            position_of[node]: jax.numpy.zeros_like(x)
+            for node, x in _streams(net, evaluated(of_nodes, {}), position_of).items()
         }
         (of_parameters, of_streams), values = jax.grad(
             loss, argnums=(0, 1), has_aux=True
         )(of_nodes, shifts)
-        by_name: dict[str, list[Any]] = {}
-        for k, x in of_parameters.items():
-            by_name.setdefault(graph.parameters[graph.nodes[k]], []).append(x)
-        squares = {name: (sum(xs) ** 2).sum() for name, xs in by_name.items()}
-        return values, of_streams, squares
+        gradients = {graph.nodes[k]: x for k, x in of_parameters.items()}
+        return values, of_streams, _squares_by_name(graph.parameters, gradients)
 
     return run
+
+
+def _squares_by_name(
+    parameters: Mapping[Node, str], gradients: Mapping[Node, Any]
+) -> dict[str, Any]:
+    """The squared gradient of each parameter: several nodes may be one parameter."""
+    terms: dict[str, list[Any]] = {}
+    for node, gradient in gradients.items():
+        terms.setdefault(parameters[node], []).append(gradient)
+    return {name: (sum(of_nodes) ** 2).sum() for name, of_nodes in terms.items()}
 
 
 def _streams(

@@ -75,13 +75,13 @@ def _replaced(
 
 def _used(nodes: list[Node], outputs: list[Any]) -> list[Node]:
     """The nodes that outputs depend on."""
-    needed = {x for x in outputs if isinstance(x, Node)}
+    live = {x for x in outputs if isinstance(x, Node)}
     for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    used = [node for node in nodes if node in needed]
-    keep_users(used)
-    return used
+        if node in live:
+            live.update(node.all_input_nodes)
+    live_nodes = [node for node in nodes if node in live]
+    keep_users(live_nodes)
+    return live_nodes
 
 
 def keep_users(nodes: list[Node]) -> None:

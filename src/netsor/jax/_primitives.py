@@ -329,8 +329,8 @@ def _with_gaps(call: Call, x: Tensor, steps: Sequence[int]) -> Tensor:
     def of_array(array: Any) -> Any:
         """The same for an array."""
         spread = np.zeros((*array.shape[:2], *sizes))
-        places = tuple(slice(None, None, step) for step in steps)
-        spread[:, :, *places] = array
+        slices = tuple(slice(None, None, step) for step in steps)
+        spread[:, :, *slices] = array
         return spread
 
     if not arithmetic.is_random(x):
@@ -401,8 +401,10 @@ def _dynamic_slice(
     )
     for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True)):
         if size != x.shape[axis]:
-            first = min(max(int(start), 0), x.shape[axis] - size)
-            x = rearrangement.pick(call, x, axis, index=slice(first, first + size))
+            start_in_range = min(max(int(start), 0), x.shape[axis] - size)
+            x = rearrangement.pick(
+                call, x, axis, index=slice(start_in_range, start_in_range + size)
+            )
     return x
 
 
@@ -418,8 +420,8 @@ def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) ->
     refuse_if(len(axes) > 1, "an update of a part along several axes")
     (axis,) = axes
     size = patch.shape[axis]
-    first = min(max(int(starts[axis]), 0), call.shape[axis] - size)
-    positions = range(first, first + size)
+    start_in_range = min(max(int(starts[axis]), 0), call.shape[axis] - size)
+    positions = range(start_in_range, start_in_range + size)
     result = rearrangement.slice_scatter(call, x, patch, axis, positions)
     is_patchwork = isinstance(result, rearrangement.Patchwork)
     return result.joined(call) if is_patchwork else result

@@ -191,12 +191,14 @@ def _coordinate_by_coordinate(
     batch, free_x, free_y = sizes
     summed = [x.shape[axis] for axis in of_x.summed]
     ones_x, ones_y = [1] * len(free_x), [1] * len(free_y)
-    first = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
-    second = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
+    rows_of_x = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
+    rows_of_y = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
     shape_x = (*batch, *free_x, *ones_y, *summed)
-    first = rearrangement.reshape(call, first, shape_x)
-    second = rearrangement.reshape(call, second, (*batch, *ones_x, *free_y, *summed))
+    rows_of_x = rearrangement.reshape(call, rows_of_x, shape_x)
+    rows_of_y = rearrangement.reshape(
+        call, rows_of_y, (*batch, *ones_x, *free_y, *summed)
+    )
     whole = call._replace(shapes=[(*batch, *free_x, *free_y, *summed)])
-    products = arithmetic.multiply(whole, first, second)
+    products = arithmetic.multiply(whole, rows_of_x, rows_of_y)
     axes = [k - len(summed) for k in range(len(summed))]
     return arithmetic.total(call, products, axes) if axes else products

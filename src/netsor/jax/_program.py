@@ -131,8 +131,8 @@ def _variables(parts: Drawn, leaves: Leaves) -> list[Variable]:
                 f"the parameter {name} has no law in laws; there are"
                 f" {', '.join([*parts.laws][:4])}, …"
             )
-    given = jax.tree.leaves(parts.inputs)
-    return [*variables, *(Variable("", x) for x in given)]
+    input_leaves = jax.tree.leaves(parts.inputs)
+    return [*variables, *(Variable("", x) for x in input_leaves)]
 
 
 class JaxDeferred(Deferred):

@@ -126,10 +126,10 @@ class Loop(TrainingLoop):
 
     def _batches(self, step: int) -> list[Batch]:
         """The batches of a step."""
-        first = 0 if self.one_batch else step * self.accumulation
+        first_batch = 0 if self.one_batch else step * self.accumulation
         count = len(self.batches)
         return [
-            _shifted(self.batches[(first + k) % count], self.shift)
+            _shifted(self.batches[(first_batch + k) % count], self.shift)
             for k in range(self.accumulation)
         ]
 

@@ -68,8 +68,8 @@ def _coordinates(x: Tensor, updates: Tensor, dimension_numbers: Any) -> int:
     windows = dimension_numbers.update_window_dims
     refuse_if(updates.axis not in windows, "an update of single coordinates of vectors")
     kept = _axes_of_windows(len(x.shape), dimension_numbers)
-    place: int = windows.index(updates.axis)
-    return kept[place]
+    position: int = windows.index(updates.axis)
+    return kept[position]
 
 
 def _axes_of_windows(ndim: int, dimension_numbers: Any) -> list[int]:

@@ -120,8 +120,8 @@ class Interleaved:
         if (starts == ZERO).any():
             numbers = np.where(starts == ZERO, len(pieces), numbers)
             pieces = ns.join([pieces, 0.0 * pieces[:1]])
-        taken = pieces[numbers]
-        return taken[..., 0] if numbers.shape[-1] == 1 else ns.concat(taken, axis=-1)
+        chosen = pieces[numbers]
+        return chosen[..., 0] if numbers.shape[-1] == 1 else ns.concat(chosen, axis=-1)
 
     def channels_first(self) -> ns.Vector | None:
         """The vectors at all positions that the last axis flattens, (…, positions).

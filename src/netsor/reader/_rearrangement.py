@@ -174,21 +174,23 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
     (index,) = indices
     refuse_if(not isinstance(index, np.ndarray), "entries at indices that are random")
     if index.dtype == bool:
-        places, rows = np.flatnonzero(index), index.size
+        row_numbers, rows = np.flatnonzero(index), index.size
         flat_shape = rows, *x.shape[index.ndim :]
     else:
-        places, rows, flat_shape = index, x.shape[0], tuple(x.shape)
-    is_clear = places.ndim == 1 and len(np.unique(places % rows)) == len(places)
+        row_numbers, rows, flat_shape = index, x.shape[0], tuple(x.shape)
+    is_clear = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == len(
+        row_numbers
+    )
     refuse_if(not is_clear, "entries at indices of several axes, or at equal ones")
     order = np.arange(rows)
-    order[places] = rows + np.arange(len(places))
-    part = expand(call, values, (len(places), *flat_shape[1:]))
-    if len(places) == rows:  # nothing is left of x
+    order[row_numbers] = rows + np.arange(len(row_numbers))
+    part = expand(call, values, (len(row_numbers), *flat_shape[1:]))
+    if len(row_numbers) == rows:  # nothing is left of x
         whole = pick(call, part, 0, order - rows)
     else:
-        both = call._replace(shapes=[(rows + len(places), *flat_shape[1:])])
+        with_values = call._replace(shapes=[(rows + len(row_numbers), *flat_shape[1:])])
         parts = [reshape(call, x, flat_shape), part]
-        whole = pick(call, concatenate(both, parts, 0), 0, order)
+        whole = pick(call, concatenate(with_values, parts, 0), 0, order)
     return reshape(call, whole, call.shape)
 
 
@@ -201,12 +203,14 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     times = [int((index[:k] == index[k]).sum()) for k in range(len(index))]
     zeros_shape = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
     size = len(index) + 1
-    both = call._replace(shapes=[(*call.shape[:axis], size, *call.shape[axis + 1 :])])
-    with_zeros = concatenate(both, [values, np.zeros(zeros_shape)], axis)
+    with_values = call._replace(
+        shapes=[(*call.shape[:axis], size, *call.shape[axis + 1 :])]
+    )
+    with_zeros = concatenate(with_values, [values, np.zeros(zeros_shape)], axis)
     for time in range(max(times, default=-1) + 1):
         order = np.full(call.shape[axis], len(index))
-        places = np.flatnonzero(np.equal(times, time))
-        order[index[places]] = places
+        rows_at_time = np.flatnonzero(np.equal(times, time))
+        order[index[rows_at_time]] = rows_at_time
         x = add(call, pick(call, with_zeros, axis, order), x)
     return x
 
@@ -375,7 +379,7 @@ class Patchwork:
         """The whole tensor."""
         patches_in_order: list[Tensor] = []
         position, size = 0, self.shape[self.axis]
-        for positions in sorted(self.patches, key=lambda each: each.start):
+        for positions in sorted(self.patches, key=lambda span: span.start):
             patches_in_order += self._given(position, positions.start)
             patches_in_order.append(self.patches[positions])
             position = positions.stop

@@ -203,13 +203,18 @@ def gradient_bytes(model: Transformer, tokens: int) -> float:
 
 def recomputed_bytes(model: Transformer, tokens: int) -> float:
     """The same if blocks are computed again in the backward pass (see
-    `engine.plan._recompute`): the stream after each block, and one block or the logits.
+    `engine.plan._recompute`): the streams that are kept, and one block or the logits.
+
+    With the stream kept after each of K segments, and one segment computed again, the
+    sum is least where both take the same: the root of their product.
     """
     blocks = model.layers + model.decoder_layers
-    streams = DOUBLE_BYTES * blocks * tokens * model.width
+    block = _kept_in_block(model, tokens)
+    every_stream = DOUBLE_BYTES * blocks * tokens * model.width
+    streams = min(every_stream, math.sqrt(every_stream * block))
     logits = DOUBLE_BYTES * min(tokens * (model.vocabulary or 0), PIECE_NUMBERS)
-    most = max(logits, _kept_in_block(model, tokens))
-    return TEMPORARY * (streams + most) + _planned_gradient_bytes(model, tokens)
+    kept = streams + max(logits, block)
+    return TEMPORARY * kept + _planned_gradient_bytes(model, tokens)
 
 
 def _kept_in_block(model: Transformer, tokens: int) -> float:

@@ -221,18 +221,10 @@ def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
     They are the numbers of entries that given masks choose; `sizes` are those found so
     far, by their symbols.
     """
-    value = node.meta.get("val")
-    for x in node.all_input_nodes:
-        given = graph.constants.get(x)
-        if isinstance(given, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
-            _learn(sizes, x.meta["val"].shape, given.shape)
-    if name_of(node) == "index" and isinstance(value, torch.Tensor):
-        mask, *others = node.args[1]
-        given = graph.constants.get(mask)
-        if isinstance(given, torch.Tensor) and given.dtype == torch.bool and not others:
-            _learn(sizes, value.shape[:1], [int(given.sum())])
+    _learn_from_constants(graph, node, sizes)
     if not sizes:
         return
+    value = node.meta.get("val")
     if isinstance(value, torch.SymInt | torch.SymBool):
         known = value.node.expr.subs(sizes)
         if not known.free_symbols:
@@ -242,6 +234,24 @@ def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
         shape = [_size(size, sizes) for size in value.shape]
         if all(isinstance(size, int) for size in shape):
             node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _learn_from_constants(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
+    """Record the sizes of a node's constant inputs, and of what a given mask selects.
+
+    They are entered in `sizes`, by their symbols.
+    """
+    value = node.meta.get("val")
+    for x in node.all_input_nodes:
+        known = graph.constants.get(x)
+        if isinstance(known, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
+            _learn(sizes, x.meta["val"].shape, known.shape)
+    if name_of(node) == "index" and isinstance(value, torch.Tensor):
+        mask_node, *others = node.args[1]
+        mask: Any = graph.constants.get(mask_node)
+        is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+        if is_mask and not others:
+            _learn(sizes, value.shape[:1], [int(mask.sum())])
 
 
 def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:

@@ -80,21 +80,21 @@ class Recorder:
         self.accumulation = 1
         self._module = module
         self._groups = groups_of(
-            [group for each in optimisers for group in each.param_groups]
+            [group for stepped in optimisers for group in stepped.param_groups]
         )
         self._is_recorded = False  # whether `record` was called at all
         self._is_new = False  # whether the row of this step is not added yet
         self._losses: list[float] = []
         self._gradients: dict[str, float] = {}
         self._before: list[Any] = []
-        self._waiting = {id(each) for each in optimisers}  # to step, of this row
+        self._waiting = {id(stepped) for stepped in optimisers}  # to step, of this row
         self._all = frozenset(self._waiting)
         self._actions: list[Callable[[], None]] = []
         self._hooks = []
-        for each in optimisers:
+        for stepped in optimisers:
             self._hooks += [
-                each.register_step_pre_hook(self._before_update),
-                each.register_step_post_hook(self._after_update),
+                stepped.register_step_pre_hook(self._before_update),
+                stepped.register_step_post_hook(self._after_update),
             ]
 
     @property

@@ -38,7 +38,9 @@ class Setup:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all optimisers, in order."""
-        return [group for each in self.optimisers for group in each.param_groups]
+        return [
+            group for optimiser in self.optimisers for group in optimiser.param_groups
+        ]
 
     def step(self) -> None:
         """Update the parameters."""

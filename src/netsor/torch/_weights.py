@@ -138,14 +138,14 @@ def _load(module: Any, weights: Any) -> dict[str, Whole]:
     wholes: dict[str, Whole] = {}
     with torch.no_grad():
         for name, p in module.named_parameters():
-            pieces = by_identity.get(id(p))
-            if pieces is None:
+            chunks = by_identity.get(id(p))
+            if chunks is None:
                 raise ArgumentError(
                     "weights", str(weights), f"a file with the parameter {name}"
                 )
-            whole = _whole(pieces, tuple(p.shape))
+            whole = _whole(chunks, tuple(p.shape))
             if whole is None:
-                shapes = " and ".join(str(tuple(x.tensor.shape)) for x in pieces[:3])
+                shapes = " and ".join(str(tuple(x.tensor.shape)) for x in chunks[:3])
                 raise ValueError(
                     f"{name} has shape {shapes} in {weights}, not {tuple(p.shape)}"
                 )

@@ -22,6 +22,7 @@ from tests.internals import (
     AuditStudy,
     Store,
     _cases,
+    _cost,
     _memory,
     _process_pool,
     _request,
@@ -289,7 +290,7 @@ def test_audit_at_infinite_width_only_has_no_actual_draws(inline):
     assert "limit" not in audit.as_dict()
 
 
-def test_two_models_of_one_name_are_told_apart():
+def test_two_models_of_one_name_get_different_names():
     for others, reported in (
         ([TINY.replace(std_q=0.5, tied=False)], [", tied=False, std_q=0.5"]),
         ([TINY, TINY], [", again", ", again, again"]),
@@ -381,7 +382,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     plan, planning = subject.plan, subject.draw.planning_bytes
     found = AuditStudy(request).estimate()
     assert found.workers == 1
-    assert found.bytes == planning + 1.25 * together * plan.bytes
+    assert found.bytes == planning + _cost.TEMPORARY * together * plan.bytes
 
 
 def test_heads_with_rotary_positions_keep_their_dimension_at_infinite_width():

@@ -153,7 +153,7 @@ def test_number_that_was_constant_leaves_its_band_beyond_rounding():
     assert "mlp_share" in {each.quantity for each in audited(1).departures(old)}
 
 
-def test_departures_are_told_with_digits_that_tell_them_apart():
+def test_departures_are_printed_with_digits_that_distinguish_them():
     said = str(Departure("entropy", 16, 3, 0.99951, 0.99964, 0.99968))
     assert said.startswith(
         "entropy of attention in block 3 at 16 tokens has a median of 0.9995, 0.00013"

@@ -57,7 +57,7 @@ def test_best_rate_follows_power_of_width(power):
     )
 
 
-def test_noise_leaves_it_undecided_and_an_edge_is_told():
+def test_noisy_sweep_is_undecided_and_best_rate_at_edge_is_reported():
     assert sweep(0.0, noise=8.0, draws=4).verdict == "undecided"
     edge = Sweep(
         "mine",

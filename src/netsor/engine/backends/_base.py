@@ -184,11 +184,16 @@ class Backend(ABC):
         itemsize = 8 if self.precision == AUTO else self.itemsize
         return self.working * plan.bytes * itemsize / 8
 
+    def shared_bytes(self, plan: Plan) -> float:
+        """Roughly the memory of the device that all replicas share."""
+        return 0.0
+
     def within_memory(self, plan: Plan) -> Plan:
         """The plan, or if not even one replica fits on the device, the same plan with
         results that are computed again in the backward pass.
         """
-        if not self.recomputes or self.replica_bytes(plan) <= self.memory():
+        needed = self.replica_bytes(plan) + self.shared_bytes(plan)
+        if not self.recomputes or needed <= self.memory():
             return plan
         return recomputing(plan)
 
@@ -197,7 +202,7 @@ class Backend(ABC):
         not even one fits.
         """
         replica = self.replica_bytes(plan)
-        room = self.memory()
+        room = self.memory() - self.shared_bytes(plan)
         if replica > room:
             sizes = (
                 f"one with {in_bytes(replica)} for a replica, and has {in_bytes(room)}"

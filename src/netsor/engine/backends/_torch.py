@@ -22,6 +22,7 @@ from ..._array_api import Array, Floats
 from ..._validate import Shape
 from ...language.theorem._check_function import needs_spectrum
 from ..linalg._batched_linalg import Library
+from ..plan._device_memory import device_memory
 from ..plan._ir import Register, Step
 from ..plan._plan import Plan
 from ._base import FAST_DOUBLE, FIRST, NoDeviceError
@@ -182,6 +183,18 @@ class Torch(StepwiseBackend):
         if self.kind == "cpu":
             return super().memory()
         return float(torch.cuda.get_device_properties(self.device).total_memory)
+
+    def replica_bytes(self, plan: Plan) -> float:
+        """Roughly the memory of the device for one replica."""
+        if self.kind == "cpu":
+            return super().replica_bytes(plan)
+        return device_memory(plan, self.itemsize).replica
+
+    def shared_bytes(self, plan: Plan) -> float:
+        """Roughly the memory of the device for constants, indices and libraries."""
+        if self.kind == "cpu":
+            return super().shared_bytes(plan)
+        return device_memory(plan, self.itemsize).shared
 
     @property
     def fast_double(self) -> bool:

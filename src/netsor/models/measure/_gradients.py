@@ -250,7 +250,7 @@ class Gradients:
         grams: list[Scalar] = []  # pairs, of `_grams`, one after the other
         # for each number: a factor, and the positions of its pairs of Gram matrices
         sums: list[tuple[float, tuple[int, ...]]] = []
-        one = constant(np.ones(()))
+        unit_scalar = constant(np.ones(()))
         denominators: list[Scalar] = []  # of each number: `one`, unless it is random
         for kind, products in products_by_kind.items():
             positions = []
@@ -259,7 +259,7 @@ class Gradients:
                     positions.append(len(grams))
                     grams += self._grams(batch)
             sums.append((1.0, tuple(positions)))
-            denominators.append(one)
+            denominators.append(unit_scalar)
             if kind not in kinds_with_ratio:
                 continue
             size = self._size(products)
@@ -268,13 +268,13 @@ class Gradients:
                 denominators.append(size)
             else:
                 sums.append((1 / size, tuple(positions)))
-                denominators.append(one)
+                denominators.append(unit_scalar)
         if not grams:
             return constant(np.zeros(len(sums)))
         norms = apply(
             partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs"
         )
-        if all(denominator is one for denominator in denominators):
+        if all(denominator is unit_scalar for denominator in denominators):
             return norms
         return norms / stack(denominators)
 

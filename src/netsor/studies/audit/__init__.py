@@ -371,17 +371,26 @@ class AuditStudy(Study[Audit | Comparison]):
         return f"{CHEAPER}: {'; '.join(alternatives)}."
 
     def saved_memory(self) -> str:
-        """How much memory a draw of gradients takes, with and without computing blocks
-        again, if they would not fit otherwise.
+        """The memory of a draw on a device; and how much a draw of gradients takes,
+        with and without computing blocks again, if they would not fit otherwise.
         """
         plans = [case.plan for case in self.request.subjects]
+        backend = self.request.backend
+        sentences = []
+        if backend.kind != "cpu":
+            sizes = [backend.replica_bytes(p) + backend.shared_bytes(p) for p in plans]
+            sentences.append(
+                f"A draw takes {in_bytes(max(sizes))} on {backend.device}, and many are"
+                " computed together where they fit."
+            )
         largest = max(plans, key=lambda plan: plan.bytes_kept)
-        if not largest.bytes_kept:
-            return ""
-        return (
-            "Blocks are computed again for their gradients, so that a draw takes"
-            f" {in_bytes(largest.bytes)}; it would take {in_bytes(largest.bytes_kept)}."
-        )
+        if largest.bytes_kept:
+            sentences.append(
+                "Blocks are computed again for their gradients, so that a draw takes"
+                f" {in_bytes(largest.bytes)}; it would take"
+                f" {in_bytes(largest.bytes_kept)}."
+            )
+        return " ".join(sentences)
 
     def shorter_than(self, seconds: float) -> str:
         """A sentence with the most tokens, by halving, that are likely to take less

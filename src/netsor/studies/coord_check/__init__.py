@@ -187,14 +187,14 @@ def of_module(
     """
     unchanged = TrainedFunction(build, optimiser, lr, ids)
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
-    first = integers[0] if integers else 0
-    if "jax" in sys.modules and _makes_jax_model(build, first):
-        return _of_jax_model(build, first, optimiser, lr, ids)
+    width = integers[0] if integers else 0
+    if "jax" in sys.modules and _makes_jax_model(build, width):
+        return _of_jax_model(build, width, optimiser, lr, ids)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
     from ...torch._network import makes_module, training
 
-    if not makes_module(build, first):
+    if not makes_module(build, width):
         return unchanged
     if lr is not None and not isinstance(optimiser, str):
         raise ArgumentError(
@@ -208,7 +208,7 @@ def of_module(
         )
     if lr is None and optimiser in NAMED:
         lr = NAMED[optimiser].lr
-    program_of, step = training(build, width=first, optimiser=optimiser, lr=lr, ids=ids)
+    program_of, step = training(build, width=width, optimiser=optimiser, lr=lr, ids=ids)
     lr = 0.0 if lr is None else lr
     return TrainedFunction(program_of, optimiser=step, lr=lr, ids=None)
 

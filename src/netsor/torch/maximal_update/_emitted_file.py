@@ -29,7 +29,7 @@ def reference_of(
 
     `shapes` are those of all parameters, at each of the widths.
     """
-    found: list[Reference] = []
+    proportional: list[Reference] = []
     for name, shape in shapes[0].items():
         for axis in range(len(shape)):
             ratios = {
@@ -37,13 +37,13 @@ def reference_of(
                 for at_width, width in zip(shapes, widths, strict=True)
             }
             if len(ratios) == 1:
-                found.append(Reference(name, axis, ratios.pop()))
-    if not found:
+                proportional.append(Reference(name, axis, ratios.pop()))
+    if not proportional:
         raise UnsupportedError(
             "no parameter has an axis in proportion to the width: build(width) must"
             " make a module that grows with its argument"
         )
-    return min(found, key=lambda x: x.ratio != 1)
+    return min(proportional, key=lambda x: x.ratio != 1)
 
 
 class FileContent(NamedTuple):

@@ -105,13 +105,13 @@ def _with_matrices(
 ) -> list[dict[str, Any]]:
     """A group for each parameter, which says whether it is a matrix."""
     names = {id(p): name for name, p in parameters_of(module).items()}
-    found = []
+    updates = []
     for group in groups:
         for p in group["params"]:
             name = names[id(p)]
             of_parameter = {"params": [p], "is_matrix": name in matrices}
-            found.append({**group, **of_parameter, "split": matrices.get(name)})
-    return found
+            updates.append({**group, **of_parameter, "split": matrices.get(name)})
+    return updates
 
 
 class Started(NamedTuple):
@@ -164,7 +164,7 @@ def recorded(module: Any, starts: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     """A dict that gets the outputs of all submodules while the context lasts; of those
     in `starts`, what they return more than they would have at the start.
     """
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     handles = []
 
     def recorder(path: str) -> Callable[..., None]:
@@ -174,9 +174,9 @@ def recorded(module: Any, starts: Mapping[str, Any]) -> Iterator[dict[str, Any]]
             first = output[0] if isinstance(output, tuple) and output else output
             if not isinstance(first, torch.Tensor) or not first.is_floating_point():
                 return
-            found[path] = first.detach().clone()
+            outputs[path] = first.detach().clone()
             if path in starts:
-                found[path] -= starts[path](*args).detach()
+                outputs[path] -= starts[path](*args).detach()
 
         return record
 
@@ -184,7 +184,7 @@ def recorded(module: Any, starts: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         if path and "parametrizations" not in path:
             handles.append(part.register_forward_hook(recorder(path)))
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -248,12 +248,12 @@ def _judged(
     """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
     lies within the tolerance.
     """
-    found, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
-    if found is None or shown is None:
+    fitted, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
+    if fitted is None or shown is None:
         return Change(path, expected, None, "does not move")
-    if found.exponent.low > expected + TOLERANCE:
+    if fitted.exponent.low > expected + TOLERANCE:
         verdict = GROWS
-    elif found.exponent.high < expected - TOLERANCE:
+    elif fitted.exponent.high < expected - TOLERANCE:
         verdict = SHRINKS
     else:
         reach = shown.exponent.high - expected, expected - shown.exponent.low

@@ -147,8 +147,8 @@ def with_scaled_rows(
     code = graph.module.graph
     nodes = [*graph.nodes]
     for k, (scale, factor) in enumerate(scales):
-        wanted = frozenset(scale.parameters)
-        written = next(x for x in nodes if x in of_inputs and wanted <= names[x])
+        scaled_names = frozenset(scale.parameters)
+        written = next(x for x in nodes if x in of_inputs and scaled_names <= names[x])
         like = written.meta["val"]
         part = scale.part or Part(0.0, 1.0)
         numbers = _factors(like.shape[-1], part, factor, like=torch.empty(0).double())
@@ -224,10 +224,10 @@ def _part(
                 break
         (gradient,) = torch.autograd.grad(changed[end].square().sum(), leaf)
     count = gradient.shape[axis]
-    used = (gradient != 0).movedim(axis, 0).reshape(count, -1).any(dim=1)
-    if bool(used.all()):
+    has_gradient = (gradient != 0).movedim(axis, 0).reshape(count, -1).any(dim=1)
+    if bool(has_gradient.all()):
         return None
-    entries = used.nonzero().reshape(-1).tolist()
+    entries = has_gradient.nonzero().reshape(-1).tolist()
     start, stop = entries[0], entries[-1] + 1
     if stop - start != len(entries):
         raise UnsupportedError(

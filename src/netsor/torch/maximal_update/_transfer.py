@@ -233,13 +233,13 @@ def module_study(
 
 def _functions(parametrisation: Any) -> dict[str, Functions | None]:
     """The sweeps of a module with a named optimiser, by name."""
-    given = parametrisation
-    if given is None:
-        given = ["sp"]
-    if not isinstance(given, list | tuple):
-        given = [given]
+    names = parametrisation
+    if names is None:
+        names = ["sp"]
+    if not isinstance(names, list | tuple):
+        names = [names]
     found: dict[str, Functions | None] = {}
-    for rule in given:
+    for rule in names:
         if rule == "sp":
             found["sp"] = None
         elif isinstance(rule, DerivedRule):
@@ -248,8 +248,8 @@ def _functions(parametrisation: Any) -> dict[str, Functions | None]:
             found[Path(rule).stem] = _functions_of_file(Path(rule))
         else:
             raise ArgumentError("parametrisation", shown(str(rule)), RULES)
-    if len(found) < len(given) or not found:
-        raise ArgumentError("parametrisation", shown(str(given)), f"{RULES}, each once")
+    if len(found) < len(names) or not found:
+        raise ArgumentError("parametrisation", shown(str(names)), f"{RULES}, each once")
     return found
 
 
