@@ -12,6 +12,8 @@ from tests.internals import AGREES, DISAGREES, OUTSIDE
 from tests.internals import CLAIM_UNDECIDED as UNDECIDED
 from tests.internals import _peri_ln as study
 
+from ...keep import keep
+
 NOISE = np.linspace(-1, 1, 8)
 
 
@@ -28,7 +30,7 @@ def norm(x):
     return (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("order", study.LOOKS)
+@pytest.mark.parametrize("order", keep(study.LOOKS, "Peri-LN"))
 def test_hidden_states_and_gradients_are_those_of_backpropagation(order, monkeypatch):
     """Two blocks, one token, width 16, drawn in full; attention to one token is W V."""
     n, draws = 16, 2000
