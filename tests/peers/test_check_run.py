@@ -619,6 +619,7 @@ def test_command_exits_with_3_and_names_the_number(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(FILE)
     batch = {"input_ids": IDS[:, :-1], "labels": IDS[:, 1:]}
     torch.save(batch, "batch.pt")
+    torch.save({name: 30 + ids for name, ids in batch.items()}, "large.pt")
     (tmp_path / "run.csv").write_text("step,loss\n0,3.6\n1,3.6\n")
     arguments = (
         "check-run net.py:Net --optimizer net.py:adam --batch batch.pt --steps 1"
@@ -638,6 +639,14 @@ def test_command_exits_with_3_and_names_the_number(tmp_path, monkeypatch):
         (["--log", "run.csv", "--loss", "net.py"], "must be FILE:FUNCTION"),
         (["--log", "run.csv", "--arg", "width=-1"], "cannot be built"),
         (["--log", "none.csv"], "a file that can be read: No such file"),
+        (
+            ["--log", "run.csv", "--loss", "net.py:no"],
+            "--loss 'net.py:no': PROGRAM 'no' ",
+        ),
+        (
+            ["--log", "run.csv", "--batch", "large.pt"],
+            "ids below 30: Net has no larger",
+        ),
         (["--log", "run.csv", "--device", "no"], "must be a device of this machine"),
     ):
         result = netsor(*arguments, *extra)
@@ -697,7 +706,7 @@ def test_recorder_saves_what_the_command_reads(tmp_path):
         Bigram,
         sgd,
         batches,
-        log=folder / "run.csv",
+        log=folder,
         steps=1,
         initialisations=24,
         progress=False,
@@ -934,6 +943,34 @@ def test_healthy_runs_raise_no_alarm(of_gpt):
             if not check.ok:
                 alarms.append(check.verdict)
     assert alarms == []
+
+
+def test_a_mean_over_tokens_weighs_passes_by_their_labels():
+    """Two passes with 5 and 20 labels, whose mean is that of all 25."""
+    labels = torch.full((2, 2, 10), -100)
+    labels[0, 0, :5] = 1
+    labels[1] = 2
+    passes = [LoopBatch((IDS[:2, :10],), {}, each) for each in labels]
+    law = ns.torch.run_law(
+        Bigram,
+        sgd,
+        passes,
+        steps=0,
+        accumulation=2,
+        initialisations=24,
+        progress=False,
+    )
+    (mistake,) = [
+        each for each in possible_mistakes(law.loop) if each.name == "mean over tokens"
+    ]
+    seed = law.seeds[2]
+    torch.manual_seed(seed)
+    logits = Bigram()(IDS[:2, :10]).flatten(0, 1)
+    sums = [F.cross_entropy(logits, each.flatten(), reduction="sum") for each in labels]
+    right = sum(each.item() for each in sums) / 25
+    assert run_of_loop(mistake.loop, seed)["loss"][0] == pytest.approx(right, rel=1e-5)
+    of_passes = (sums[0].item() / 5 + sums[1].item() / 20) / 2
+    assert law.values["loss"][2, 0] == pytest.approx(of_passes, rel=1e-5)
 
 
 def test_every_hypothesis_runs(law):

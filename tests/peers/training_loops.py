@@ -198,7 +198,7 @@ def batch_of(batch, mistake):
     """The batch, with mistakes in its labels."""
     ids, targets = batch
     if mistake == "labels not shifted":
-        return ids, ids.clone()
+        return ids, torch.where(ids == 0, IGNORED, ids)
     if mistake == "labels shifted twice":
         return ids, torch.cat([targets[:, 1:], targets[:, -1:]], dim=1)
     if mistake == "loss over padding":

@@ -123,7 +123,8 @@ class RunFinding:
         if self.quantity == LOSS:
             difference = abs(self.value - self.expected)
             direction = "high" if self.value > self.expected else "low"
-            return f"{difference:.2g} too {direction}"
+            digits = ".0f" if difference >= 100 else ".2g"
+            return f"{difference:{digits}} too {direction}"
         if self.expected <= 0 or self.value <= 0:
             return f"too {direction}"
         factor = max(self.value / self.expected, self.expected / self.value)

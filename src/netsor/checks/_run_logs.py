@@ -98,7 +98,7 @@ def read_log(
     quantities, and `columns` are the columns of some of them, by quantity. The first
     step is the log's lowest number, which is 0 or 1, unless `first` says it.
     """
-    name, rows = _rows_of(source)
+    name, rows = rows_of(source)
     known = list(known)
     columns = dict(columns or {})
     _refuse_unknown(columns, known)
@@ -253,7 +253,7 @@ def _rounding(text: str) -> float:
     return float(f"5e{power - decimals - 1}") if decimals else 0.0
 
 
-def _rows_of(source: Any) -> tuple[str, list[Row]]:
+def rows_of(source: Any) -> tuple[str, list[Row]]:
     """The name of a log and its rows."""
     if isinstance(source, str | Path):
         return named(source), _read(Path(source))
@@ -311,6 +311,7 @@ def _of_folder(path: Path) -> list[Row]:
     for pattern in (
         "trainer_state.json",
         "metrics.csv",
+        "run.csv",
         "*tfevents*",
         "run-*.wandb",
         "checkpoint-*/trainer_state.json",
@@ -326,7 +327,8 @@ def _of_folder(path: Path) -> list[Row]:
     raise ArgumentError(
         "log",
         str(path),
-        "a folder with a trainer_state.json, a metrics.csv or events of TensorBoard",
+        "a folder with a trainer_state.json, a metrics.csv, a run.csv or events of"
+        " TensorBoard",
     )
 
 

@@ -114,12 +114,16 @@ def check_run_command(
     norms are ranked among those of these runs. The exit code is 3 if a number is
     outside its band; the first line says which, and the mistake that explains it.
     """
+    from ..checks._run_logs import rows_of
     from ._load_program import jax_or_torch_model, named_values, usage_errors
 
     if propose == (log is not None):
         raise UsageError("--log FILE or --propose must be given, and not both")
     for path in options["batches"]:
         out.check_name("--batch", path)
+    if log is not None:
+        out.check_name("--log", log)
+    named_columns = named_values("--column", columns)
     with out.stdout_to_stderr(as_json), usage_errors():
         build, library = of_file = jax_or_torch_model(model, arguments)
         make = _function("--optimizer", options.pop("optimiser"))
@@ -128,16 +132,17 @@ def check_run_command(
         batches = library.read_batches(options.pop("batches"))
         if of_file.is_of_jax:
             batches = _batches_of_jax(batches, propose, options)
+        if log is not None:
+            rows_of(log)  # its errors come before the training
         with _training(model):
             if propose:
                 result = library.propose_batch(build, make, batches, **options)
             else:
                 law = library.run_law(build, make, batches, **options)
         if not propose:
-            out.check_name("--log", str(log))
             result = law.check(
                 log,
-                columns=named_values("--column", columns),
+                columns=named_columns,
                 first_step=first_step,
                 hypotheses=not no_hypotheses,
             )
@@ -188,7 +193,10 @@ def _function(option: str, target: str) -> Callable[..., Any]:
         raise UsageError(
             f"{option} {shown(target)} must be FILE:FUNCTION, as train.py:adamw"
         )
-    value = find(target).value
+    try:
+        value = find(target).value
+    except UsageError as error:
+        raise UsageError(f"{option} {shown(target)}: {error.message}") from None
     if not callable(value) and not hasattr(value, "update"):  # of optax
         raise UsageError(f"{option} {shown(target)} must name a function")
     return value  # type: ignore[no-any-return]

@@ -6,14 +6,16 @@ make. The law of the log, and its comparison, are those of `netsor.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._validate import ArgumentError, also_spelled, real, seed_number, whole
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
-from ._run_batches import as_batches, micro_batches
+from ..checks._run_logs import rows_of
+from ._run_batches import Batch, as_batches, micro_batches
+from ._run_hypotheses import possible_mistakes
 from ._run_loop import Loop, new_module_on, seeded
 
 
@@ -155,6 +157,7 @@ def check_run(
     ...     return torch.optim.AdamW(model.parameters(), lr=1e-3)
     >>> print(ns.torch.check_run(build, adamw, batch, log="run.csv"))  # doctest: +SKIP
     """
+    rows_of(log)  # a log that cannot be read raises its error before the training
     law = run_law(build, optimiser, batches, **options)
     return law.check(log, columns=columns, first_step=first_step, hypotheses=hypotheses)
 
@@ -189,6 +192,7 @@ def loop_of(
     with seeded(0, place):
         module = new_module_on(build, place)
     entries = as_batches(batches, module)
+    _refuse_large_ids(entries, module)
     if tokens is not None or sequences is not None:
         tokens = None if tokens is None else whole(tokens, "tokens", least=2)
         sequences = None if sequences is None else whole(sequences, "sequences")
@@ -211,7 +215,25 @@ def loop_of(
         clip=clip,
         loss=loss,
         device=place,
+        possible_mistakes=possible_mistakes,
     )
+
+
+def _refuse_large_ids(batches: Sequence[Batch], module: Any) -> None:
+    """Reject ids that have no row in any embedding: on a GPU, they end the process."""
+    rows = [
+        part.num_embeddings
+        for part in module.modules()
+        if isinstance(part, torch.nn.Embedding)
+    ]
+    ids = [batch.ids for batch in batches if batch.ids is not None]
+    largest = max((int(each.max()) for each in ids if each.numel()), default=0)
+    if rows and largest >= max(rows):
+        raise ArgumentError(
+            "batches",
+            largest,
+            f"ids below {max(rows)}: {type(module).__name__} has no larger embedding",
+        )
 
 
 def _device(device: Any) -> Any:

@@ -65,6 +65,13 @@ class Batch:
             return self.args[1]
         return None
 
+    @property
+    def label_count(self) -> int:
+        """How many labels count; without labels, every token but the last has one."""
+        if self.labels is not None:
+            return int((self.labels >= 0).sum())
+        return 0 if self.ids is None else int(self.ids[..., 1:].numel())
+
     def with_labels(self, labels: Any) -> Batch:
         """The same batch with other labels."""
         if self.target is not None:

@@ -146,6 +146,13 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         f"are gradients divided by {count} accumulation steps twice?",
         replace(loop, gradient_factor=1 / count),
     )
+    if len({batch.label_count for batch in loop.batches}) > 1:
+        yield Hypothesis(
+            "mean over tokens",
+            "is the mean over all tokens of a step, as in the Trainer of transformers,"
+            " not over its passes?",
+            replace(loop, by_tokens=True),
+        )
     yield Hypothesis(
         "zeroed at each pass",
         "are gradients zeroed at each accumulation step, so that only the last counts?",
@@ -169,7 +176,7 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         "are gradients not zeroed after each step?",
         replace(loop, zero="never"),
     )
-    tokens = _label_count(probe)
+    tokens = probe.batch.label_count
     if tokens > 1:
         yield Hypothesis(
             "sum over tokens",
@@ -193,14 +200,6 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
                 context=lambda: torch.autocast(loop.device.type, torch.bfloat16),
             ),
         )
-
-
-def _label_count(probe: Probe) -> int:
-    """How many labels of a batch count; 0 if it has none."""
-    labels = probe.batch.labels
-    if labels is None:
-        labels = next_tokens(probe.batch.ids)
-    return 0 if labels is None else int((labels >= 0).sum())
 
 
 def _predicted_share(batch: Batch) -> float:
@@ -399,7 +398,7 @@ def _of_module(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     )
     if probe.tied():
         yield Hypothesis(
-            "default initialisation",
+            "default initialisation of tied weights",
             "do the weights keep PyTorch's default initialisation?",
             replace(loop, of_module=_reset_in_reverse),
         )

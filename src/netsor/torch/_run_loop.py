@@ -57,6 +57,8 @@ class Loop(TrainingLoop):
         A function of the module's output and the batch; None reads the output.
     device : torch.device
         Where it runs.
+    possible_mistakes : callable
+        The mistakes that a loop can have (see `_run_hypotheses`, which changes loops).
     of_module, of_optimiser : callable
         They change the module before its optimiser is made, and the module and its
         `Setup` afterwards.
@@ -66,6 +68,8 @@ class Loop(TrainingLoop):
         Factors of the gradients, and of the loss that is logged.
     logged_last : bool
         Whether the loss of the last pass is logged, not the mean of all.
+    by_tokens : bool
+        Whether a step averages over all labels of its passes, not over the passes.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never".
     updates : int
@@ -86,12 +90,14 @@ class Loop(TrainingLoop):
     clip: float | None
     loss: Callable[[Any, Batch], Any] | None
     device: Any
+    possible_mistakes: Callable[[Loop, float | None], list[Hypothesis]]
     of_module: Callable[[Any], None] = _unchanged
     of_optimiser: Callable[[Any, Any], None] = _unchanged
     of_batch: Callable[[Batch], Batch] | None = None
     gradient_factor: float = 1.0
     logged_factor: float = 1.0
     logged_last: bool = False
+    by_tokens: bool = False
     zero: str = "step"
     updates: int = 1
     schedule: str = "after"
@@ -108,9 +114,7 @@ class Loop(TrainingLoop):
 
     def mistakes(self, factor: float | None) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
-        from ._run_hypotheses import possible_mistakes  # it changes loops
-
-        return possible_mistakes(self, factor)
+        return self.possible_mistakes(self, factor)
 
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""
@@ -202,7 +206,7 @@ def _step(
         setup.step_schedules()
     for _ in range(loop.updates):
         setup.step()
-    if loop.schedule in ("after", "before"):
+    if loop.schedule != "off":
         setup.step_schedules()
     updates = {
         id(p): p.detach() - old for p, old in zip(parameters, before, strict=True)
@@ -219,19 +223,29 @@ def _step(
 
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
     """The forward and backward passes of a step; the loss that is logged."""
+    first = step * loop.accumulation
+    batches = [loop.batch(first + part) for part in range(loop.accumulation)]
+    weights = _weights(batches, loop.by_tokens)
     losses = []
-    for part in range(loop.accumulation):
+    for part, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
         if loop.zero == "pass":
             module.zero_grad(set_to_none=True)
-        batch = loop.batch(step * loop.accumulation + part)
         with loop.context():
-            loss = loss_of(module, batch, loop.loss)
+            loss = weight * loss_of(module, batch, loop.loss)
         (loss * (loop.gradient_factor / loop.accumulation)).backward()
         losses.append(loss.detach())
-        if loop.schedule == "pass":
-            setup.step_schedules()
+        if loop.schedule == "pass" and part < loop.accumulation - 1:
+            setup.step_schedules()  # after the last pass, the optimiser steps first
     logged = losses[-1:] if loop.logged_last else losses
     return torch.stack(logged).mean() * loop.logged_factor
+
+
+def _weights(batches: Sequence[Batch], by_tokens: bool) -> list[float]:
+    """The weights of passes, whose mean is 1."""
+    counts = [batch.label_count for batch in batches] if by_tokens else []
+    if not sum(counts):
+        return [1.0] * len(batches)
+    return [count * len(counts) / sum(counts) for count in counts]
 
 
 def loss_of(
