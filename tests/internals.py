@@ -43,7 +43,9 @@ _NAMES = {
     "netsor.cli._study_commands": ("literature_command",),
     "netsor.engine._exceptions": ("NoLimitError",),
     "netsor.engine.backends": (
+        "Backend",
         "choose",
+        "choose_several",
         "prices",
     ),
     "netsor.engine.backends._base": (

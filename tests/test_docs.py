@@ -32,6 +32,7 @@ LONG = FEW | {
     "architectures.md",
     "bayes.md",
     "howto.md",
+    "jax.md",
     "laws.md",
     "muon-scale.md",
     "reproduce.md",
@@ -66,6 +67,8 @@ def needs(page):
         pytest.importorskip("sklearn")
     if "import torch" in page.read_text():
         pytest.importorskip("torch")
+    if "from flax" in page.read_text():
+        pytest.importorskip("flax")
 
 
 def short(function):

@@ -37,8 +37,10 @@ HAS_SKLEARN = importlib.util.find_spec("sklearn") is not None
 PAGES = [
     pkgutil.resolve_name(page)
     for page in re.findall(r"^::: (netsor\S+)", API.read_text(), re.MULTILINE)
-    # tests/peers has those of PyTorch
-    if (HAS_SKLEARN or ".sklearn" not in page) and ".torch." not in page
+    # tests/peers has those of PyTorch and JAX
+    if (HAS_SKLEARN or ".sklearn" not in page)
+    and ".torch." not in page
+    and ".jax." not in page
 ]
 EXPORTED = [
     getattr(module, name)

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.backends import Backend, StepwiseBackend, choose_several
-from tests.internals import DeviceThreads, LinalgBackend, on_device, several
+from tests.internals import (
+    Backend,
+    DeviceThreads,
+    LinalgBackend,
+    StepwiseBackend,
+    choose_several,
+    on_device,
+    several,
+)
 
 from ..command import netsor
 

@@ -134,6 +134,7 @@ ROOMS = (
     "studies",
     "torch",
     "jax",
+    "checks",
     "reader",
     "models",
     "sklearn",

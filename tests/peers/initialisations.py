@@ -415,6 +415,7 @@ class Row(NamedTuple):
     """What a comparison found: a row of the table."""
 
     case: Case
+    count: int  # of initialisations
     p: dict[str, float]  # of each statistic
     parameter: str  # the one with another standard deviation
     factor: float  # of its standard deviation
@@ -479,7 +480,8 @@ def compared(case: Case, count: int = REAL) -> Row:
     names = [name.removeprefix(prefix) for name in ours if name.startswith(prefix)]
     theirs = real(case, law, names, count)
     parameter = [name for name in laws if fnmatchcase(name, case.faulty)][-1]
-    row = Row(case, p_values(ours, theirs), parameter, factor=1.0, p_of_fault={})
+    p = p_values(ours, theirs)
+    row = Row(case, count, p, parameter, factor=1.0, p_of_fault={})
     for factor in FAULTS:
         wrong = ns.torch.parameters(
             partial(Logits, case), declared={parameter: factor * laws[parameter].std}
@@ -541,6 +543,7 @@ def _line(row: Row) -> str:
     cells = [
         f"`{row.case.name}`",
         row.case.unusual,
+        f"{row.count:,}",
         str(len(row.p)),
         f"{row.p[row.smallest]:.2g}",
         "agrees" if row.agrees else "differs",
@@ -558,8 +561,9 @@ def _power_of_ten(p: float) -> str:
 def write_table(rows: Mapping[str, str]) -> None:
     """Replace the table of docs/accuracy.md."""
     head = [
-        "| class | has | statistics | smallest p | verdict | planted fault | its p |",
-        "|---|---|---|---|---|---|---|",
+        "| class | has | modules | statistics | smallest p | verdict | planted fault"
+        " | its p |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines = [rows[name] for name in CASES if name in rows]
     before, _, rest = PAGE.read_text().partition(BEGIN)

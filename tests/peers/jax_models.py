@@ -320,7 +320,9 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x):
         mask = nn.make_causal_mask(x[..., 0])
-        attend = nn.MultiHeadDotProductAttention(num_heads=HEADS, out_features=3)
+        attend = nn.MultiHeadDotProductAttention(
+            HEADS, qkv_features=WIDTH, out_features=3
+        )
         return attend(x, x, mask=mask)
 
 

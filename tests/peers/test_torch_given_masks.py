@@ -98,3 +98,23 @@ class Random(Adapters):
 def test_parts_that_random_numbers_choose_are_refused():
     with pytest.raises(ns.torch.UnsupportedError, match=r"index|shape"):
         ns.torch.program(Random, IDS)
+
+
+class Counted(Adapters):
+    """Tokens in parts, whose sizes are counts of random choices."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(8, 2)
+
+    def adapted(self, ids, x):
+        chosen = self.router(x[0]).argmax(-1)
+        sizes = nn.functional.one_hot(chosen, 2).sum(0).tolist()
+        parts = x[0].split(sizes)
+        pairs = zip(self.adapters, parts, strict=True)
+        return torch.cat([adapter(part) for adapter, part in pairs])
+
+
+def test_sizes_that_random_numbers_decide_are_refused_with_a_remedy():
+    with pytest.raises(ns.torch.UnsupportedError, match="compute all experts"):
+        ns.torch.program(Counted, IDS)

@@ -587,7 +587,7 @@ class Wide(nn.Module):
             (1, 3, 4, 4),
             "the kernel must be a parameter itself, and no function of one",
         ),
-        (OverPositions, (1, 3, 4), "the channels must be the coordinates of vectors"),
+        (OverPositions, (1, 3, 4), "along the coordinates of vectors"),
         (Wide, (1, 3, 4, 4), "2 outputs for each channel, which are interleaved"),
     ],
 )

@@ -508,6 +508,20 @@ class Hourglass(Network):
         return self.join(torch.cat([x, long], dim=-1))
 
 
+class TokenMixing(Network):
+    """MLP-Mixer and gMLP: matrices act on the tokens of each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.back = linear(TOKENS, 7, bias=True), linear(7, TOKENS)
+        self.up, self.gate = linear(WIDTH, 2 * WIDTH), linear(TOKENS, TOKENS, bias=True)
+
+    def mix(self, x):
+        x = x + self.back(functional.gelu(self.into(x.mT))).mT
+        u, v = self.up(x).chunk(2, dim=-1)
+        return u * self.gate(v.mT).mT
+
+
 class Scales(nn.Module):
     """Deviations from 1e-8 to 1e8, which norms and eps meet."""
 
@@ -804,6 +818,7 @@ MODULES = {
     "tied everything": (TiedEverything, (IDS,)),
     "equilibrium": (Equilibrium, (IDS,)),
     "hourglass": (Hourglass, (IDS,)),
+    "token mixing": (TokenMixing, (IDS,)),
     "scales": (Scales, (IDS,)),
     "channel groups": (ChannelGroups, (IDS,)),
     "time mixing": (TimeMixing, (IDS,)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from click import Choice, UsageError, option
+from click import UsageError, option
 
 from .._validate import shown
 from . import _options as opt
@@ -18,6 +18,10 @@ from ._options import cli
 FAILED = 3  # exit code, if --check finds a change that grows or shrinks
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
+OPTIMISER = (
+    f"What trains the module: {', '.join(OPTIMISERS)}. Or the name of a function in"
+    " FILE that makes your own AdamW, Adam or SGD, to find what is not maximal in it."
+)
 OUT_FILE = (
     "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
 )
@@ -38,9 +42,9 @@ BATCH = (
 @option(
     "--optimiser",
     "--optimizer",
-    type=Choice(OPTIMISERS),
+    metavar="NAME",
     default="adamw",
-    help="What trains the module.",
+    help=OPTIMISER,
 )
 @option("--widths", type=opt.SIZES, default="64,128,256", help="Widths to measure.")
 @option("--batch", metavar="NAME", help=BATCH)
@@ -80,6 +84,8 @@ def parametrise_command(
     file = _file(model, path, overwrite)
     with out.stdout_to_stderr(as_json), usage_errors():
         build = find(model).value
+        if options["optimiser"] not in OPTIMISERS:
+            options["optimiser"] = _own_optimiser(model, options["optimiser"])
         if batch is not None:
             name = f"{model.rpartition(':')[0]}:{batch}"
             options["batch"] = find(name).value
@@ -87,6 +93,7 @@ def parametrise_command(
         _write(file, rule.source())
         if check:
             found = Checked(rule.check(), rule.transfer(progress=not as_json))
+            _write(file, rule.source(found.changes))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:
@@ -136,6 +143,18 @@ def _file(model: str, path: str | None, overwrite: bool) -> Path:
             " --overwrite"
         )
     return file
+
+
+def _own_optimiser(model: str, name: str) -> Any:
+    """The function of this name in the file of the model."""
+    from ._load_program import find
+
+    names = ", ".join(OPTIMISERS)
+    if not name.isidentifier():
+        raise UsageError(
+            f"--optimiser {shown(name)} must be one of {names}, or a function in FILE"
+        )
+    return find(f"{model.rpartition(':')[0]}:{name}").value
 
 
 def _write(file: Path, text: str) -> None:

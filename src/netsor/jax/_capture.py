@@ -116,6 +116,7 @@ class Recorder:
         self.inputs: list[Node] = []
         self._values: dict[Node, Any] = {}  # of known nodes
         self._recent: tuple[str, ...] = ()  # the last two random parameters
+        self._line = ""  # of the innermost call or loop that has one
 
     # Nodes
 
@@ -231,7 +232,7 @@ class Recorder:
             return inputs
         is_known = not any(_is_random(x) for x in inputs)
         if name in CALLS and not is_known:
-            return self._call(equation, inputs)
+            return self._inside(self._call, equation, inputs)
         loops = {
             "scan": self._scan,
             "while": self._while,
@@ -239,11 +240,23 @@ class Recorder:
             "custom_linear_solve": self._linear_solve,
         }
         if name in loops and not is_known:
-            return loops[name](equation, inputs)
+            return self._inside(loops[name], equation, inputs)
         if not is_known and name not in SCATTERS and _has_functions(equation):
             reason = "it calls a function in a way that is not supported"
             raise self._refuse(equation, inputs, reason)
         return self._plain(equation, inputs)
+
+    def _inside(
+        self,
+        read: Callable[[Any, list[Any]], list[Any]],
+        equation: Any,
+        inputs: list[Any],
+    ) -> list[Any]:
+        """The results of a call or a loop, whose line is that of what has none."""
+        before, self._line = self._line, trace_of(equation) or self._line
+        results = read(equation, inputs)
+        self._line = before
+        return results
 
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of an equation that calls no other function."""
@@ -287,7 +300,8 @@ class Recorder:
         for x in inputs:
             if isinstance(x, Node) and x in self.parameters and x.is_random:
                 self._recent = (*self._recent[-1:], self.parameters[x])
-        return {"parameters": self._recent, "stack_trace": trace_of(equation)}
+        line = trace_of(equation) or self._line
+        return {"parameters": self._recent, "stack_trace": line}
 
     # Calls and loops
 

@@ -177,7 +177,14 @@ def check_run(
 
 
 def read_batches(paths: Sequence[str | Path]) -> list[Any]:
-    """The batches of .npy files (ids) and .npz files (inputs in order, then labels)."""
+    """The batches of files, which execute nothing.
+
+    Parameters
+    ----------
+    paths : sequence of str or pathlib.Path
+        A .npy file of ids, or a .npz file of inputs in order, and then labels, for each
+        batch.
+    """
     return [_read(Path(path)) for path in paths]
 
 

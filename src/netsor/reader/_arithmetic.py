@@ -717,6 +717,11 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
         return _with_bias(call, _product_of_flattened(call, x, weight), bias)
     known_numbers = None if is_random(x) else numbers(x)
     x = call.vectors(x)
+    if x.from_end == -2:  # it mixes tokens: its entries are scalars
+        size, count = call.shape[-2:]
+        turned = call._replace(shapes=[(*call.shape[:-2], count, size)])
+        mixed = matmul(turned, weight, transposed(x))
+        return _with_bias(call, transposed(mixed), bias)
     refuse_if(
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",

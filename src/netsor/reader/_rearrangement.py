@@ -270,13 +270,14 @@ def sums_up_to(call: Call, x: Tensor, axis: int) -> Tensor:
         not isinstance(x, Vectors) or axis == x.axis,
         "cumulative sums are read along an axis of indices",
     )
-    coordinates = x.axis
-    at_end = x.moved(coordinates, -1)
-    axis -= axis > coordinates
-    last = at_end.moved(axis, -2)
-    lower = np.tril(np.ones((x.shape[axis if axis < coordinates else axis + 1],) * 2))
-    sums = Vectors.of(lower @ last.plain).moved(-2, axis)
-    return sums.moved(-1, coordinates)
+    count = x.shape[axis]
+    up_to_each = np.tril(np.ones((count, count)))
+    # with the axis of coordinates last, and the axis to sum over before it
+    coordinates_last = x.moved(x.axis, -1)
+    summed_axis = axis - 1 if axis > x.axis else axis
+    in_order = coordinates_last.moved(summed_axis, -2)
+    sums = Vectors.of(up_to_each @ in_order.plain)
+    return sums.moved(-2, summed_axis).moved(-1, x.axis)
 
 
 def running(

@@ -15,6 +15,7 @@ from .._validate import ArgumentError, also_spelled, real, seed_number, whole
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
 from ..checks._run_logs import rows_of
 from ._run_batches import Batch, as_batches, micro_batches
+from ._run_hypotheses import possible_mistakes
 from ._run_loop import Loop, new_module_on, seeded
 
 
@@ -214,6 +215,7 @@ def loop_of(
         clip=clip,
         loss=loss,
         device=place,
+        possible_mistakes=possible_mistakes,
     )
 
 

@@ -38,6 +38,12 @@ from ._pointwise import COMPARISONS, is_pointwise, pointwise
 # operations that take a `Patchwork` as it is; `copy` reads its shape
 KEEPS_PATCHES = ("slice_scatter", "select_scatter", "copy", "slice")
 
+# why sizes are not read
+ON_RANDOM_NUMBERS = (
+    "depends on random numbers: compute all experts for all tokens, with gates that are"
+    " 0 where an expert is not chosen"
+)
+
 
 def program(
     module: ModuleOrFactory,
@@ -140,6 +146,8 @@ class TorchReader(Reader):
 
     def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
         """The result of an operation by its rule in the table of ATen operations."""
+        if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):
+            raise DataDependentError(f"a size {ON_RANDOM_NUMBERS}")
         arguments = self._arguments(node, call, scalar)
         result = apply_op(name_of(node), call, arguments)
         self._check_kind(node, result)
@@ -167,10 +175,7 @@ class TorchReader(Reader):
         """An operation that torch computes later."""
         sizes = [size for shape in call.shapes for size in shape]
         if not all(isinstance(size, int) for size in sizes):
-            raise DataDependentError(
-                "the shape of the result depends on random numbers: compute all experts"
-                " for all tokens, with gates that are 0 where an expert is not chosen"
-            )
+            raise DataDependentError(f"the shape of the result {ON_RANDOM_NUMBERS}")
 
         def value_of(x: Node) -> Any:
             return self.as_scalars(self.env[x])

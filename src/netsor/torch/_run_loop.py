@@ -57,6 +57,8 @@ class Loop(TrainingLoop):
         A function of the module's output and the batch; None reads the output.
     device : torch.device
         Where it runs.
+    possible_mistakes : callable
+        The mistakes that a loop can have (see `_run_hypotheses`, which changes loops).
     of_module, of_optimiser : callable
         They change the module before its optimiser is made, and the module and its
         `Setup` afterwards.
@@ -88,6 +90,7 @@ class Loop(TrainingLoop):
     clip: float | None
     loss: Callable[[Any, Batch], Any] | None
     device: Any
+    possible_mistakes: Callable[[Loop, float | None], list[Hypothesis]]
     of_module: Callable[[Any], None] = _unchanged
     of_optimiser: Callable[[Any, Any], None] = _unchanged
     of_batch: Callable[[Batch], Batch] | None = None
@@ -111,9 +114,7 @@ class Loop(TrainingLoop):
 
     def mistakes(self, factor: float | None) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
-        from ._run_hypotheses import possible_mistakes  # it changes loops
-
-        return possible_mistakes(self, factor)
+        return self.possible_mistakes(self, factor)
 
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""

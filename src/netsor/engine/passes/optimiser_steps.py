@@ -543,7 +543,12 @@ class _PolarFactor(_Term):
 def entries_error(value: Value, optimiser: Optimiser, parameter: str) -> ExactError:
     """The error for functions of entries at infinite width that are not signs."""
     functions = optimiser.entrywise_part
-    return ExactError(value, f"{functions} for {parameter} at width inf")
+    # the update is then no sum of a few outer products of vectors, whatever the width
+    return ExactError(
+        value,
+        f"{functions} for {parameter} at width inf, a function of every entry of past"
+        " gradients",
+    )
 
 
 def _repeated(numbers: Sequence[Any], counts: Sequence[int]) -> Scalar:

@@ -345,6 +345,22 @@ class Writer:
         number = self.selections.setdefault(key, len(self.selections) + 1)
         return rf"\pi_{{{number}}}"
 
+    def _steps_line(self, op: SteppedMatMul, matrix: str, after_steps: str) -> str:
+        """The line that says which steps changed a matrix, and along which products."""
+        all_entries = [r"\cdot", r"\cdot"]
+        products = []
+        for left, right in zip(op.left, op.right, strict=True):
+            l_name = self.ref(left, all_entries)
+            r_name = self.ref(right, all_entries)
+            products.append(rf"{l_name} ({r_name})^{{\top}}")
+        steps = steps_of(op)
+        count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+        optimiser = type(steps[-1].optimiser).__name__
+        return (
+            rf"{after_steps} \text{{: }} {matrix} \text{{ after {count} of"
+            rf" {optimiser} along }} {', '.join(products)}"
+        )
+
     def _product_lines(
         self, op: Acting, value: Value, i: Indices, where: str
     ) -> list[str]:
@@ -365,19 +381,7 @@ class Writer:
         x = self.ref(op.x, tex.read_indices(value, i)[0])
         line = f"{self.ref(value, i)} = {factor} {x} {where}"
         if isinstance(op, SteppedMatMul):
-            all_entries = [r"\cdot", r"\cdot"]
-            products = []
-            for left, right in zip(op.left, op.right, strict=True):
-                l_name = self.ref(left, all_entries)
-                r_name = self.ref(right, all_entries)
-                products.append(rf"{l_name} ({r_name})^{{\top}}")
-            count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
-            optimiser = type(steps[-1].optimiser).__name__
-            moved = (
-                rf"{after_steps} \text{{: }} {matrix} \text{{ after {count} of"
-                rf" {optimiser} along }} {', '.join(products)}"
-            )
-            return [line, moved]
+            return [line, self._steps_line(op, matrix, after_steps)]
         if self.uses[weight.source][0] is not value:
             return [line]
         entries = tex.entry_law(weight)

@@ -9,6 +9,7 @@ steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,21 +23,21 @@ from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
 from ._rules import ParameterRule, ScalingRule
 from ._scale_hooks import OutputScale, place_of_scale
-from ._solve import Solution, Solver
+from ._solve import Solution, Solver, halves
 
 __all__ = ["parametrise"]
 
+CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 WIDTHS = (64, 128, 256)
 DRAWS = 4
 MOST_ROUNDS = 8  # of measuring and changing
-LEAST = 0.1  # an exponent below this is not changed
 
 
 @also_spelled(optimizer="optimiser")
 def parametrise(
     build: Callable[..., Any],
     *,
-    optimiser: str = "adamw",
+    optimiser: str | Callable[[Any], Any] = "adamw",
     widths: Sequence[int] = WIDTHS,
     batch: Any = None,
     split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] | None = None,
@@ -58,10 +59,12 @@ def parametrise(
     build : callable
         A function of the width that returns a module with logits. All that should grow
         must grow with it.
-    optimiser : str
+    optimiser : str or callable
         "adamw", "adam", "sgd", "lion", "sign", "muon" (with AdamW for all but
-        matrices), "adamh" or "muonh" (matrices of a fixed Frobenius norm). You can also
-        write `optimizer`.
+        matrices), "adamh" or "muonh" (matrices of a fixed Frobenius norm). Or a
+        function of the module that returns its AdamW, Adam or SGD with your own groups:
+        then `rule.departures` lists what is not maximal in them and in the module. You
+        can also write `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
     batch : tuple, optional
@@ -93,21 +96,22 @@ def parametrise(
     >>> print(rule)  # doctest: +SKIP
     >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
-    one_of(optimiser, "optimiser", "", tuple(FAMILIES))
     sizes = _widths(widths)
     whole(draws, "draws", least=2)
     if not callable(build) or isinstance(build, torch.nn.Module):
         raise ArgumentError(
             "build", type(build).__name__, "a function of the width, not a module"
         )
+    family = _family(build, optimiser, sizes[0])
     subject = Subject(
         build=build,
-        family=FAMILIES[optimiser],
+        family=family,
         batch=batch,
         seed=whole(seed, "seed", least=0),
         base_width=sizes[0],
         base_depth=None,
-        split_sizes=_split_sizes(split_sizes, FAMILIES[optimiser].is_mixed),
+        split_sizes=_split_sizes(split_sizes, family.is_mixed),
+        make=None if isinstance(optimiser, str) else optimiser,
     )
     say = progress or (lambda line: None)
     derived = _derived(subject, sizes, draws, say)
@@ -123,7 +127,40 @@ def parametrise(
             _describe(derived.last.found, k) for k in derived.last.solution.growing
         ),
         matrices=tuple(derived.last.found.matrices),
+        given=_given_exponents(subject, sizes),
     )
+
+
+def _family(build: Callable[..., Any], optimiser: Any, width: int) -> Family:
+    """The optimiser of a name, or that of the user, by its class."""
+    if isinstance(optimiser, str) or not callable(optimiser):
+        one_of(optimiser, "optimiser", "", tuple(FAMILIES))
+        return FAMILIES[optimiser]
+    made = optimiser(build(width))
+    for name, of_torch in CLASSES.items():
+        if type(made) is of_torch:
+            return FAMILIES[name]
+    raise ArgumentError(
+        "optimiser",
+        type(made).__name__,
+        "a name, or a function that returns torch.optim.AdamW, Adam or SGD",
+    )
+
+
+def _given_exponents(subject: Subject, widths: Sequence[int]) -> dict[str, float]:
+    """The exponents of the learning rates of the optimiser of the user."""
+    if subject.make is None:
+        return {}
+    rates = []
+    for width in (widths[0], widths[-1]):
+        module = subject.new(width, None, subject.seed, ScalingRule())
+        rates.append(subject.given_rates(module))
+    ratio = math.log(widths[-1] / widths[0])
+    return {
+        name: round(math.log(rates[1][name] / rate) / ratio, 3) + 0.0
+        for name, rate in rates[0].items()
+        if rate and rates[1][name]
+    }
 
 
 def _split_sizes(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
@@ -220,8 +257,8 @@ def _changed(
     """
     parameters = {name: rule.of(name) for name in found.operations.graph.parameters}
     for name in parameters:
-        change = solution.std.get(name, 0.0)
-        if abs(change) >= LEAST:
+        change = halves(solution.std.get(name, 0.0))
+        if change:
             std = Power(parameters[name].std.width + change)
             parameters[name] = _replaced(parameters[name], std=std)
     if parameters != {name: rule.of(name) for name in parameters}:
@@ -269,7 +306,7 @@ def _with_scales(
             what="logits" if is_logits else "scores",
             parameters=place.parameters,
         )
-    return tuple(scales.values())
+    return tuple(scale for scale in scales.values() if scale.power.width)
 
 
 def _leads_to(found: Measurement, index: int, last: int) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,26 @@ class Subject:
     split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] = field(
         default_factory=dict
     )
+
+    # a function of the module that returns the optimiser of the user
+    make: Callable[[Any], Any] | None = None
+
+    def given_rates(self, module: Any) -> dict[str, float]:
+        """The learning rates of the optimiser of the user, by names of parameters."""
+        names = {id(p): name for name, p in parameters_of(module).items()}
+        rates = dict.fromkeys(names.values(), 0.0)
+        if self.make is None:
+            return dict.fromkeys(names.values(), 1.0)
+        for group in self.make(module).param_groups:
+            for p in group["params"]:
+                rates[names[id(p)]] = float(group["lr"])
+        return rates
+
+    @cached_property
+    def largest_rate(self) -> float:
+        """The largest of these at the smallest width."""
+        module = self.new(self.base_width, self.base_depth, self.seed, ScalingRule())
+        return max(self.given_rates(module).values())
 
     def matrices(self, width: int, depth: int | None) -> Matrices:
         """The parameters with an optimiser for matrices, and the sizes of their parts.
@@ -302,6 +323,10 @@ def _drawn(graphs: Graphs, rule: ScalingRule, network: Network, k: int) -> Drawn
         *subject.ratios(*network.size),
         graphs.matrices_of(network.size),
     )
+    given, largest = subject.given_rates(module), subject.largest_rate
+    names = {id(p): name for name, p in parameters_of(module).items()}
+    for group in rates:
+        group["lr"] *= given[names[id(group["params"][0])]] / largest
     draw = steps_of(subject.family, module, batch, rates)
     generator = torch.Generator().manual_seed(seed)
     responses = measured(operations, draw.before, draw.after, batch, generator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._validate import counted
@@ -12,7 +12,7 @@ from ...laws._power_law import Exponent, Fit
 from ._emitted_file import FileContent, Reference, source_of
 from ._measure import Measurement, Subject
 from ._power import Power
-from ._real_training import Change, Training, coordinate_check, functions_of
+from ._real_training import OK, Change, Training, coordinate_check, functions_of
 from ._responses import Edge
 from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
@@ -117,6 +117,28 @@ def _shifted(exponent: Exponent, shift: float) -> Exponent:
     )
 
 
+class Departure(NamedTuple):
+    """Something in the user's rule that does not follow the width as it must.
+
+    Attributes
+    ----------
+    path : str
+        The name of a parameter, or the path of the module whose output needs a factor.
+    what : str
+        "standard deviation", "learning rate", "scores" or "logits".
+    power : float
+        The power of the width to multiply it by.
+    """
+
+    path: str
+    what: str
+    power: float
+
+    def __str__(self) -> str:
+        what = f"the {self.what} of" if self.what[-1] != "s" else f"the {self.what} by"
+        return f"{what} {self.path}: multiply by {_n(Power(self.power))}"
+
+
 @dataclass(frozen=True, eq=False)
 class DerivedRule:
     """A parametrisation that was derived for a module.
@@ -140,19 +162,56 @@ class DerivedRule:
     reference: Reference
     growing: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
+    # of the learning rates of the user's optimiser, which those of `rule` change
+    given: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
         """The exponents of each parameter, by patterns of names."""
-        return collapsed(self.rule.parameters)
+        return collapsed({name: self._full(name) for name in self.rule.parameters})
+
+    def _full(self, name: str) -> ParameterRule:
+        """The exponents of a parameter, for one learning rate of all parameters."""
+        rule = self.rule.of(name)
+        if name not in self.given:
+            return rule
+        lr = Power(self.given[name] + rule.lr.width + 0.0)
+        return replace(rule, lr=lr, weight_decay=Power(-lr.width + 0.0))
+
+    @property
+    def departures(self) -> tuple[Departure, ...]:
+        """What is not maximal in the module and in the user's own optimiser, if that is
+        what the rule was derived for: what must change, and by which power.
+        """
+        if not self.subject.make:
+            return ()
+        found = []
+        for name, rule in self.rule.parameters.items():
+            if rule.std.width:
+                found.append(Departure(name, "standard deviation", rule.std.width))
+            if rule.lr.width and self.given.get(name) is not None:
+                found.append(Departure(name, "learning rate", rule.lr.width))
+        found += [Departure(x.path, x.what, x.power.width) for x in self.scales]
+        return tuple(found)
 
     @property
     def scales(self) -> tuple[OutputScale, ...]:
         """The factors of outputs of modules."""
         return self.rule.scales
 
-    def source(self) -> str:
-        """The rule as a file of plain PyTorch, without netsor."""
+    def source(self, changes: Sequence[Change] = ()) -> str:
+        """The rule as a file of plain PyTorch, without netsor.
+
+        Parameters
+        ----------
+        changes : sequence of Change
+            What `check` returned; the docstring of the file then says so.
+
+        Returns
+        -------
+        source : str
+            The text of the file.
+        """
         return source_of(
             FileContent(
                 module=self.module_name,
@@ -161,7 +220,7 @@ class DerivedRule:
                 scales=self.scales,
                 reference=self.reference,
                 depth_pattern=None,
-                verified=self._verified(),
+                verified=[*self._verified(), *_trained(changes)],
                 base_width=self.subject.base_width,
                 matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
             )
@@ -285,7 +344,7 @@ class DerivedRule:
         """For JSON."""
         parameters = {}
         for name, evidence in self.evidence.items():
-            rule = self.rule.of(name)
+            rule = self._full(name)
             parameters[name] = {
                 **{field: getattr(rule, field)._asdict() for field in POWERS},
                 "may_start_smaller": rule.is_free,
@@ -310,6 +369,7 @@ class DerivedRule:
                 for x in self.scales
             ],
             "growing": list(self.growing),
+            "departures": [departure._asdict() for departure in self.departures],
         }
 
     @property
@@ -319,7 +379,7 @@ class DerivedRule:
 
     def name_of(self, name: str) -> str:
         """The rule of the literature whose exponents a parameter has, or ""."""
-        rule, std = self.rule.of(name), self.evidence[name].std
+        rule, std = self._full(name), self.evidence[name].std
         total = 0.0 if std is None else round(2 * std.value) / 2 + rule.std.width
         family = self.subject.family.name
         kinds = OF_SGD if family == "sgd" else OF_ADAM
@@ -337,6 +397,8 @@ class DerivedRule:
         ]
         named = [name for name in self.rule.parameters if self.name_of(name)]
         count = len(self.rule.parameters)
+        if self.subject.make:
+            return self._verdict_on_departures
         text = (
             f"{self.module_name} with {self.subject.family.words}: {len(changed)} of"
             f" {counted(count, 'parameter')} must follow the width, and"
@@ -345,6 +407,21 @@ class DerivedRule:
         if len(named) == count:
             return f"{text} All exponents are those of the literature."
         return f"{text} The exponents of {len(named)} are those of the literature."
+
+    @property
+    def _verdict_on_departures(self) -> str:
+        """What is not maximal in the module and the optimiser of the user."""
+        found = [str(departure) for departure in self.departures]
+        if not found:
+            return (
+                f"{self.module_name} with its own {self.subject.family.words}: nothing"
+                " to change, all updates are maximal."
+            )
+        heading = (
+            f"{self.module_name} with its own {self.subject.family.words}:"
+            f" {counted(len(found), 'number')} must change."
+        )
+        return "\n".join([heading, *(f"  {line}" for line in found)])
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
@@ -369,6 +446,20 @@ class DerivedRule:
             )
         lines += ["", f"n is the width over {self.subject.base_width}. {EXPLANATION}"]
         return "\n".join(lines)
+
+
+def _trained(changes: Sequence[Change]) -> list[str]:
+    """What real training with a file found, in sentences."""
+    if not changes:
+        return []
+    counts = Counter(change.verdict for change in changes)
+    others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
+    rest = f"; others: {', '.join(others)}" if others else ""
+    return [
+        f"Trained in PyTorch with this file: the changes of {counts[OK]} of"
+        f" {len(changes)} outputs do not depend on the width (exponents within ±0.1, 99"
+        f" % intervals){rest}."
+    ]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

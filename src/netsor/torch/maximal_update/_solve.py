@@ -28,7 +28,11 @@ from ._responses import Edge, Operation, Operations
 
 NOTHING = -float("inf")  # the exponent of what does not change
 NEAR = 0.12  # of an exponent: what finite widths change
-EXCESS = 0.2  # an exponent of a change above this grows
+# an exponent beyond this is not taken for 0, however wide its interval
+MOST_NOISE = 0.75
+# An exponent of a change above this grows. Those of rules are multiples of 1/2; a
+# quarter is an error of a measured response.
+EXCESS = 0.3
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,18 @@ def simplest(fit: Fit | None, denominator: int = 4) -> float:
     if fit is None:
         return NOTHING
     value, _, low, high = fit.exponent
-    if min(low, value - NEAR) <= 0 <= max(high, value + NEAR):
+    if abs(value) < MOST_NOISE and min(low, value - NEAR) <= 0 <= max(
+        high, value + NEAR
+    ):
         return 0.0
     return round(value * denominator) / denominator
+
+
+def halves(exponent: float) -> float:
+    """The nearest multiple of 1/2; 0 if it is about a quarter."""
+    if abs(exponent) < EXCESS:
+        return 0.0
+    return round(2 * exponent) / 2 + 0.0
 
 
 @dataclass
@@ -113,24 +126,31 @@ class Solver:
         """The exponent of the constants that multiply a result before a nonlinearity
         or the loss reads it.
         """
-        after = self._after_readers(operation)
+        after = self._after_readers(operation, 0.0)
         for scaled in self._scaled[operation.index]:
             r = self._response(Edge(scaled.index, operation.index))
-            after += [r + rest for rest in self._after_readers(scaled)]
+            after += self._after_readers(scaled, r)
         return max(after, default=0.0)
 
-    def _after_readers(self, operation: Operation) -> list[float]:
-        """What multiplies a value that something reads: 0 where a nonlinearity does."""
+    def _after_readers(self, operation: Operation, before: float) -> list[float]:
+        """What multiplies a value that something reads, after the factor `before`.
+
+        Where a nonlinearity reads it, that is the factor; a factor in front of a matrix
+        belongs to the matrix.
+        """
         if operation.index == self.operations.last:
-            return [0.0]
+            return [before]
         after = []
         for reader in self._readers[operation.index]:
-            rest = 0.0
-            if reader.contracts:
-                r = self._response(Edge(reader.index, operation.index))
+            edge = Edge(reader.index, operation.index)
+            if any(moving == edge for moving, _ in self.exponents.products):
+                after.append(0.0)
+            elif not reader.contracts:
+                after.append(before)
+            elif self._response(edge) > NOTHING:  # not of queries that start from 0
                 # too large products of activations get a scale of their own
-                rest = min(r + self._scaling_after(reader), 0.0)
-            after.append(rest)
+                rest = self._response(edge) + self._scaling_after(reader)
+                after.append(min(before + rest, 0.0))
         return after
 
     def _follow(self, operation: Operation) -> None:
@@ -230,4 +250,4 @@ class Solver:
             scaled += self.solution.scales.get(operation.index, 0.0)
             for name in names:
                 rate = self.solution.lr.get(name, float("inf"))
-                self.solution.lr[name] = min(rate, -scaled)
+                self.solution.lr[name] = min(rate, -halves(scaled))
