@@ -601,7 +601,7 @@ def _transfer_of_module(
     options: dict[str, Any],
 ) -> Study[Any]:
     """The sweep of a function of the width that makes PyTorch modules."""
-    from ..torch.maximal_update._transfer import module_study
+    from ..studies.transfer._modules import module_study
 
     if batch is not None:
         options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value

@@ -168,7 +168,7 @@ def transfer(
     for name in ("executor", "model", "parametrisation", "optimiser", "batch"):
         del options[name]
     if trains_module(model, widths):
-        from ...torch.maximal_update._transfer import module_study
+        from ._modules import module_study
 
         study = module_study(model, optimiser, parametrisation, batch=batch, **options)
         return study.run(executor)
