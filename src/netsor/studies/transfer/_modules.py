@@ -28,8 +28,8 @@ from ...torch.maximal_update._results import OTHER_SEEDS, DerivedRule
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
-from . import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 from ._results import Transfer
+from ._sweep import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 
 AS_WRITTEN = "as written"  # the name of a sweep with the optimiser of the user
 RATE = 2.0**-8  # the middle of the first learning rates of a named optimiser
