@@ -565,7 +565,8 @@ class NamedOptimiser(NamedTuple):
 
     kind: type[Optimiser]  # whose class variables say what it needs
     first_step: FirstStep  # the optimiser without memory
-    memory: Callable[[Rate, Any], Optimiser]  # of lr and eps, with PyTorch's defaults
+    # the optimiser itself, with PyTorch's defaults, from lr and eps
+    with_memory: Callable[[Rate, Any], Optimiser]
     lr: float  # of a coordinate check, at the width of the model
     sweep_centre: float  # the middle of a sweep's learning rates, at the model's width
     exponents: Mapping[str, Exponents]  # by parametrisation
@@ -655,7 +656,7 @@ NAMED = {
     "sgd": NamedOptimiser(
         kind=SGD,
         first_step=_sgd_first_step,
-        memory=_sgd_with_memory,
+        with_memory=_sgd_with_memory,
         lr=1e-3,
         sweep_centre=2.0**-7,
         exponents={
@@ -667,7 +668,7 @@ NAMED = {
     "muon": NamedOptimiser(
         kind=Muon,
         first_step=_muon_first_step,
-        memory=_muon_with_memory,
+        with_memory=_muon_with_memory,
         lr=1e-3,
         sweep_centre=0.02,
         exponents={
@@ -680,7 +681,7 @@ NAMED = {
     "adam": NamedOptimiser(
         kind=Adam,
         first_step=_adam_first_step,
-        memory=_adam_with_memory,
+        with_memory=_adam_with_memory,
         lr=1e-4,
         sweep_centre=3e-3,
         exponents=SIGN_DESCENT,
@@ -689,7 +690,7 @@ NAMED = {
     "lion": NamedOptimiser(
         kind=Lion,
         first_step=_lion_first_step,
-        memory=_lion_with_memory,
+        with_memory=_lion_with_memory,
         lr=1e-4,
         # a sixth of Adam's: the authors advise a third to a tenth of AdamW's
         sweep_centre=5e-4,

@@ -4,12 +4,14 @@ operations in place, against PyTorch.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import netsor as ns
-from tests.internals import ProgramModel, read_network
+from tests.internals import ProgramModel, _may_define_module, read_network
 
 from . import literal
 from .test_torch_gradients import IDS, WIDTH, Layer, Network
@@ -130,3 +132,18 @@ class Replaced(Network):
 def test_entries_replaced_at_given_mask_match_module():
     ((real, ours),) = literal.outputs(Replaced, (IDS,))
     assert np.abs(real - ours).max() < 1e-6 * np.abs(real).max()
+
+
+def test_modules_of_packages_next_to_torch_are_named():
+    """A recorded line is that of a module, and not one inside PyTorch."""
+    torch_folder = Path(torch.__file__).parent
+    site_packages = torch_folder.parent
+    modules = (
+        torch_folder / "nn" / "modules" / "linear.py",
+        site_packages / "torchvision" / "models" / "resnet.py",
+        site_packages / "model.py",
+    )
+    for file in modules:
+        assert _may_define_module(str(file)), file
+    assert not _may_define_module(str(torch_folder / "nn" / "functional.py"))
+    assert not _may_define_module(str(torch_folder / "_dynamo" / "eval_frame.py"))

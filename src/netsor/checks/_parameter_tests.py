@@ -18,7 +18,7 @@ import numpy as np
 
 from .._array_api import Floats
 from ..functions.quantiles import Distribution
-from ..reader._laws import INDEPENDENT, PARTS, SEEN, Parameter
+from ..reader._laws import INDEPENDENT, PARTS, RECOGNISED, Parameter
 from ._findings import InitFinding, normal_score, two_sided
 
 MOST = 2**20  # entries of a parameter that are tested for their shape
@@ -179,14 +179,14 @@ class Exact(Marginal):
 
 
 def parameter_tests(
-    name: str, entries: Entries, law: Parameter, samples: int
+    name: str, entries: Entries, parameter: Parameter, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of one parameter by itself.
 
     `samples` is the number of initialisations that its law was read from.
     """
-    if law.law == PARTS:
-        yield from _tests_of_parts(name, entries, law, samples)
+    if parameter.law == PARTS:
+        yield from _tests_of_parts(name, entries, parameter, samples)
         return
     finite = np.isfinite(entries.numbers)
     if not finite.all():
@@ -194,22 +194,33 @@ def parameter_tests(
             where=name, what="value", p=0.0, text=_not_finite(entries.numbers)
         )
         return
-    if not law.random:
-        yield _test_of_numbers(name, entries, law)
-    elif law.law in INDEPENDENT:
-        if law.zero_rows:
-            yield _test_of_zero_rows(name, entries.numbers, law.zero_rows)
+    if not parameter.random:
+        yield _test_of_numbers(name, entries, parameter)
+    elif parameter.law in INDEPENDENT:
+        if parameter.zero_rows:
+            yield _test_of_zero_rows(name, entries.numbers, parameter.zero_rows)
         types = entries.type, entries.stored
         if not any(kind.is_low_precision for kind in types):
             yield from _test_of_precision(name, entries)
-        entries = entries.without_rows(law.zero_rows)
-        if law.law in SEEN:
-            yield from _tests_of_seen_law(name, entries, law, samples)
-        elif law.distribution is not None:
-            yield from _tests_of_distribution(name, entries, law)
-        yield from _tests_of_independence(name, entries, law)
-    elif isinstance(law.value, tuple):
-        yield from _tests_against_samples(name, entries.numbers, law.value)
+        entries = entries.without_rows(parameter.zero_rows)
+        if parameter.law in RECOGNISED:
+            yield from _tests_of_recognised_law(name, entries, parameter, samples)
+        elif parameter.distribution is not None:
+            yield from _tests_of_distribution(name, entries, parameter)
+        yield from _tests_of_independence(name, entries, parameter)
+    elif (kept_samples := _kept_samples(parameter)) is not None:
+        yield from _tests_against_samples(name, entries.numbers, kept_samples)
+
+
+def _kept_samples(parameter: Parameter) -> tuple[Floats, ...] | None:
+    """The samples that a parameter is compared with, if nothing else shows its law.
+
+    None where no samples were kept.
+    """
+    has_other_value = parameter.law == PARTS or not parameter.random
+    if has_other_value or not isinstance(parameter.value, tuple):
+        return None
+    return parameter.value
 
 
 def _not_finite(numbers: Floats) -> str:
@@ -225,10 +236,10 @@ def _not_finite(numbers: Floats) -> str:
 
 
 def _tests_of_parts(
-    name: str, entries: Entries, law: Parameter, samples: int
+    name: str, entries: Entries, parameter: Parameter, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of equal parts of the first axis, each with a law of its own."""
-    parts, shape = law.value, entries.numbers.shape
+    parts, shape = parameter.value, entries.numbers.shape
     if not shape or shape[0] % len(parts):
         text = f"expected {len(parts)} equal parts of the first axis, found {shape}"
         yield InitFinding(where=name, what="value", p=0.0, text=text)
@@ -238,16 +249,18 @@ def _tests_of_parts(
         start, stop = k * size, (k + 1) * size
         rows = f"{name}[{start}:{stop}]"
         part = replace(entries, numbers=entries.numbers[start:stop])
-        yield from parameter_tests(rows, entries=part, law=of_part, samples=samples)
+        yield from parameter_tests(
+            rows, entries=part, parameter=of_part, samples=samples
+        )
 
 
-def _test_of_numbers(name: str, entries: Entries, law: Parameter) -> InitFinding:
+def _test_of_numbers(name: str, entries: Entries, parameter: Parameter) -> InitFinding:
     """The comparison of a parameter with the numbers that it should have."""
     numbers = entries.numbers
-    expected = entries.type.rounded(np.asarray(law.value, dtype=float))
+    expected = entries.type.rounded(np.asarray(parameter.value, dtype=float))
     description = "the same numbers in every sample"
-    if law.law == "constant":
-        description = f"{law.value:g} in every entry"
+    if parameter.law == "constant":
+        description = f"{parameter.value:g} in every entry"
     is_same = bool((numbers == expected).all())
     mean, std = float(numbers.mean()), float(numbers.std())
     text = f"expected {description}, found mean {mean:.3g} and std {std:.3g}"
@@ -267,50 +280,55 @@ def _test_of_zero_rows(name: str, x: Floats, rows: tuple[int, ...]) -> InitFindi
 # Moments and shapes
 
 
-def _tests_of_seen_law(
-    name: str, entries: Entries, law: Parameter, samples: int
+def _tests_of_recognised_law(
+    name: str, entries: Entries, parameter: Parameter, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of normal, uniform and truncated normal entries."""
     x = entries.numbers
     mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
-    yield from _tests_of_moments(name, law, mean, std, size=x.size, samples=samples)
-    if std == 0 or not law.shape_is_declared or x.size < FEWEST:
+    yield from _tests_of_moments(
+        name, parameter, mean, std, size=x.size, samples=samples
+    )
+    if std == 0 or not parameter.shape_is_declared or x.size < FEWEST:
         return
     subset = entries.some()
-    marginal = Exact(_distribution(law), mean, std)
+    marginal = Exact(_distribution(parameter), mean, std)
     yield from _tests_of_shape(
-        name, law, entries=subset, marginal=marginal, samples=samples
+        name, parameter, entries=subset, marginal=marginal, samples=samples
     )
 
 
-def _freedom(law: Parameter) -> float:
+def _freedom(parameter: Parameter) -> float:
     """The degrees of freedom of the χ² that each squared entry counts for."""
-    return 2 / (KURTOSIS[law.law] - 1)
+    return 2 / (KURTOSIS[parameter.law] - 1)
 
 
 def _tests_of_moments(
-    name: str, law: Parameter, mean: float, std: float, *, size: int, samples: int
+    name: str, parameter: Parameter, mean: float, std: float, *, size: int, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of the standard deviation and of the mean of `size` entries."""
     # the variance of a mean of standardised entries; a measured law has an error too
     variance = 1 / size
-    if law.std_error:
+    if parameter.std_error:
         variance += 1 / (max(samples, 1) * size)
-    ratio = std / law.std
-    score = normal_score(ratio**2, _freedom(law) * size)
+    ratio = std / parameter.std
+    score = normal_score(ratio**2, _freedom(parameter) * size)
     p = two_sided(score / math.sqrt(variance * size))
-    text = f"expected {law.std:.4g}, found {std:.4g}"
+    text = f"expected {parameter.std:.4g}, found {std:.4g}"
     if std > 0:
         text += f", {ratio:.3g} times as large"
     yield InitFinding(where=name, what="std", p=p, text=text)
-    p = two_sided((mean - law.mean) / (law.std * math.sqrt(variance)))
+    p = two_sided((mean - parameter.mean) / (parameter.std * math.sqrt(variance)))
     yield InitFinding(
-        where=name, what="mean", p=p, text=f"expected {law.mean:.3g}, found {mean:.3g}"
+        where=name,
+        what="mean",
+        p=p,
+        text=f"expected {parameter.mean:.3g}, found {mean:.3g}",
     )
 
 
 def _tests_of_shape(
-    name: str, law: Parameter, entries: Entries, marginal: Exact, samples: int
+    name: str, parameter: Parameter, entries: Entries, marginal: Exact, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of the distribution of entries: its tails, its shape, repeated numbers.
 
@@ -320,7 +338,7 @@ def _tests_of_shape(
 
     x = entries.numbers
     standard = (x - marginal._mean) / marginal._std
-    if law.law == "normal":
+    if parameter.law == "normal":
         largest = int(np.argmax(np.abs(standard)))
         z = abs(float(standard[largest]))
         most = math.sqrt(2 * math.log(x.size)) + 2
@@ -333,23 +351,23 @@ def _tests_of_shape(
         )
     kurtosis = float(np.mean(standard**4))
     text = (
-        f"expected {law.law} entries, of kurtosis {law.kurtosis:.3g}, found kurtosis"
-        f" {kurtosis:.3g}"
+        f"expected {parameter.law} entries, of kurtosis {parameter.kurtosis:.3g},"
+        f" found kurtosis {kurtosis:.3g}"
     )
     probabilities = entries.probabilities(marginal)
     test = stats.kstest(probabilities.at_random, "uniform", method="asymp")
     yield InitFinding(where=name, what="shape", p=float(test.pvalue), text=text)
-    if law.law == "normal":
+    if parameter.law == "normal":
         p = float(stats.kurtosistest(standard).pvalue)
     else:  # of bounded entries 24/n is more than the variance
         variance = 24 / x.size * (1 + 1 / samples)
-        p = two_sided((kurtosis - law.kurtosis) / math.sqrt(variance))
+        p = two_sided((kurtosis - parameter.kurtosis) / math.sqrt(variance))
     yield InitFinding(where=name, what="tails", p=p, text=text)
     yield _test_of_repeats(name, x, probabilities.inside)
 
 
 def _tests_of_distribution(
-    name: str, entries: Entries, law: Parameter
+    name: str, entries: Entries, parameter: Parameter
 ) -> Iterator[InitFinding]:
     """The tests of entries whose distribution is known, by normal scores.
 
@@ -357,13 +375,13 @@ def _tests_of_distribution(
     """
     from scipy import stats
 
-    assert law.distribution is not None
+    assert parameter.distribution is not None
     some = entries.some()
     x, size = some.numbers, some.numbers.size
-    probabilities = some.probabilities(Marginal(law.distribution))
+    probabilities = some.probabilities(Marginal(parameter.distribution))
     shares = probabilities.at_random
     found = f"found mean {x.mean():.3g} and std {x.std():.3g}"
-    text = f"expected mean {law.mean:.3g} and std {law.std:.3g}, {found}"
+    text = f"expected mean {parameter.mean:.3g} and std {parameter.std:.3g}, {found}"
     least = float(np.minimum(shares, 1 - shares).min())
     outside = f"{text}, with entries from {x.min():.4g} to {x.max():.4g}"
     yield InitFinding(
@@ -402,21 +420,21 @@ def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
     return InitFinding(where=name, what="repeats", p=p, text=text)
 
 
-def _distribution(law: Parameter) -> Any:
+def _distribution(parameter: Parameter) -> Any:
     """The distribution function of standardised entries.
 
     The kurtosis of a truncated normal determines its cut.
     """
     from scipy import optimize, stats
 
-    if law.law == "uniform":
+    if parameter.law == "uniform":
         return stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)).cdf
-    if law.law == "normal" or not 1.85 < law.kurtosis < 2.99:
+    if parameter.law == "normal" or not 1.85 < parameter.kurtosis < 2.99:
         return stats.norm.cdf
 
     def excess(cut: float) -> float:
         kurtosis = float(stats.truncnorm(-cut, cut).stats(moments="k")) + 3
-        return kurtosis - law.kurtosis
+        return kurtosis - parameter.kurtosis
 
     cut = optimize.brentq(excess, 0.3, 5.0)
     return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
@@ -426,7 +444,7 @@ def _distribution(law: Parameter) -> Any:
 
 
 def _tests_of_independence(
-    name: str, entries: Entries, law: Parameter
+    name: str, entries: Entries, parameter: Parameter
 ) -> Iterator[InitFinding]:
     """The tests that entries do not depend on each other, or on their row."""
     x = entries.numbers
@@ -435,14 +453,14 @@ def _tests_of_independence(
         return
     standard = (x - float(x.mean())) / std
     yield from _test_of_equal_parts(name, standard)
-    if x.ndim < 2 or law.law not in SEEN:
+    if x.ndim < 2 or parameter.law not in RECOGNISED:
         return
     rows = standard.reshape(len(standard), -1)
     if min(rows.shape) >= 2 and rows.shape[1] >= FEWEST_LINES:
-        yield _test_of_lines(name, law, standard=rows, axis=1, lines="rows")
+        yield _test_of_lines(name, parameter, standard=rows, axis=1, lines="rows")
     columns = standard.reshape(-1, standard.shape[-1])
     if min(columns.shape) >= 2 and columns.shape[0] >= FEWEST_LINES:
-        yield _test_of_lines(name, law, standard=columns, axis=0, lines="columns")
+        yield _test_of_lines(name, parameter, standard=columns, axis=0, lines="columns")
     if min(rows.shape) >= FEWEST:
         yield _test_of_spectrum(name, rows)
 
@@ -467,12 +485,12 @@ def _test_of_precision(name: str, entries: Entries) -> Iterator[InitFinding]:
 
 
 def _test_of_lines(
-    name: str, law: Parameter, standard: Floats, *, axis: int, lines: str
+    name: str, parameter: Parameter, standard: Floats, *, axis: int, lines: str
 ) -> InitFinding:
     """The test that rows (axis 1), or columns (0), have one standard deviation."""
     from scipy import stats
 
-    freedom = _freedom(law) * standard.shape[axis]
+    freedom = _freedom(parameter) * standard.shape[axis]
     scores = normal_score(np.mean(standard**2, axis=axis), freedom)
     spread = float(np.std(scores)) * math.sqrt(2 / freedom) / 2
     chi2 = float(np.sum((scores - scores.mean()) ** 2))

@@ -396,21 +396,21 @@ def where_options(*precisions: str) -> Callable[[Decorated], Decorated]:
 
 
 class Place(NamedTuple):
-    """Arguments of `Program.law`: a backend, and the executor of a Dask cluster or of
-    several devices if these were named.
-    """
+    """Where to compute, as arguments of `Program.law`."""
 
     backend: Backend
+    # of a Dask cluster, or of several devices; None for the workers of this machine
     executor: Executor | None = None
 
 
-def pop_backend(options: dict[str, Any]) -> Place:
-    """Take these options out of `options`; a Dask cluster is joined, or started, until
-    the command ends.
+def pop_place(options: dict[str, Any]) -> Place:
+    """Take backend, device, precision and dask out of `options`.
+
+    A Dask cluster is joined, or started, until the command ends.
     """
     from ..engine.backends import choose_several
 
-    backend, devices = choose_several(
+    backend, executor_of_devices = choose_several(
         options.pop("backend"),
         device=options.pop("device"),
         precision=options.pop("precision"),
@@ -418,12 +418,13 @@ def pop_backend(options: dict[str, Any]) -> Place:
     )
     address = options.pop("dask")
     if address is None:
-        return Place(backend, devices)
-    if devices is not None:
+        return Place(backend, executor_of_devices)
+    if executor_of_devices is not None:
         raise UsageError(
             "--dask has workers of its own: leave out all but one --device"
         )
-    return Place(backend, _dask_executor(address, options.get("workers")))
+    executor = _dask_executor(address, options.get("workers"))
+    return Place(backend, executor)
 
 
 def _dask_executor(address: str, workers: int | None) -> Executor:

@@ -93,6 +93,7 @@ def parametrise_command(
         _write(file, rule.source())
         if check:
             found = Checked(rule.check(), rule.transfer(progress=not as_json))
+            _write(file, rule.source(found.changes))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:

@@ -49,7 +49,7 @@ def law_command(
     from ._subject import announce, subject
 
     out.check_plot(plot)
-    place = opt.pop_backend(options)
+    place = opt.pop_place(options)
     with out.stdout_to_stderr(as_json):
         target = subject(options, draws, backend=place.backend)
         announce(target.seconds)
@@ -176,7 +176,7 @@ def compare_command(
     from ._subject import announce, subject
 
     out.check_plot(plot)
-    place = opt.pop_backend(options)
+    place = opt.pop_place(options)
     infinite_heads = options["infinite_heads"]
     _check_limit_options(
         keep_head_dim=keep_head_dim,

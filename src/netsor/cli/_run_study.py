@@ -42,7 +42,7 @@ from ._load_program import (
     usage_errors,
 )
 from ._main import Watch
-from ._options import Place, pop_backend, spelled
+from ._options import Place, pop_place, spelled
 from ._output import (
     check_name,
     echo,
@@ -71,7 +71,7 @@ def run(
     if options["out"] is not None:
         check_name("--out", options["out"])
         options["out"] = Path(options["out"])
-    where = pop_backend(options) if "backend" in options else Place(Numpy())
+    where = pop_place(options) if "backend" in options else Place(Numpy())
     options |= {
         "backend": where.backend,
         "typed": shlex.join(["netsor", *sys.argv[1:]]),

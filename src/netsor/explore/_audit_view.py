@@ -191,14 +191,14 @@ class AuditViewRequest:
         """What is drawn, what is missing and why, and how long a sharper audit
         takes.
         """
-        lengths = result.audits[0].lengths
+        results = result.audits[0].lengths  # one for each number of tokens
         drawn = []
-        for length in lengths:
-            drawn.append(
-                f"{length.best.draws} initialisations of {length.tokens:,} tokens"
-            )
+        for at_length in results:
+            # at its own widths if they were measured, otherwise at infinity
+            draws = at_length.best.draws
+            drawn.append(f"{draws} initialisations of {at_length.tokens:,} tokens")
         yield (
-            f"{join_words(drawn)}; curves are of {lengths[0].tokens:,} tokens, block 0"
+            f"{join_words(drawn)}; curves are of {results[0].tokens:,} tokens, block 0"
             " is the embedding"
         )
         yield "bands from 5 % to 95 %, lines are medians"

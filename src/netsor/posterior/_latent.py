@@ -123,9 +123,12 @@ class Latent:
         It runs on the device, block by block; `mean` and `columns` are as in `given`.
         """
         assert isinstance(self.backend, Device)
-        bytes_of_replica = max(self.plan.bytes + 32 * self.entries**2, 1)
+        # a likelihood holds four matrices of the size of the covariance, in double
+        # precision: the noise, the covariance, its root, and one while it is computed
+        bytes_of_matrices = 4 * 8 * self.entries**2
+        bytes_of_replica = max(self.plan.bytes + bytes_of_matrices, 1)
         budget = DEVICE_BLOCK_BYTES[self.backend.kind] // bytes_of_replica
-        replicas = self.backend.fits(self.plan, max(1, min(CHUNK, budget)))
+        replicas = self.backend.replicas_that_fit(self.plan, max(1, min(CHUNK, budget)))
         of_draws = self.backend.summary_of_draws(self.plan, function)
 
         def of_normals(z: Floats) -> Floats:

@@ -82,7 +82,8 @@ SLOWEST = -0.25  # the exponent γ of limits that are reached most slowly
 # The standard error of γ that tells SLOWEST from 0, by two errors to each side.
 DECISIVE = 0.06
 # The smallest and the largest factor of draws that a message suggests.
-LEAST_MORE, MORE = 4, 100
+SMALLEST_FACTOR = 4
+LARGEST_FACTOR = 100
 
 # Prior of the extrapolation
 
@@ -586,20 +587,23 @@ class ExtrapolatedLaw:
         exponent = f"n^({entry.growth:.2f} ± {entry.growth_error:.2g})"
         widths = ", ".join(map(str, self.widths))
         label = f"extrapolation of {self.name} from widths {widths}"
-        if entry.growth - 2 * entry.growth_error > SLOWEST:
+        is_known = not math.isnan(entry.growth)
+        if is_known and entry.growth - 2 * entry.growth_error > SLOWEST:
             raise NoLimitError(
                 f"{label} shows no limit: differences between widths do not fall, they"
                 f" change like {exponent}"
             )
-        if math.isnan(entry.growth):
-            factor = MORE
-            change = "rise by more than their noise"
-        else:
+        if is_known:
+            # the error of γ falls like 1/√draws: so many times the draws make it
+            # DECISIVE
             decisive = math.ceil((entry.growth_error / DECISIVE) ** 2)
-            factor = min(max(LEAST_MORE, decisive), MORE)
+            factor = min(max(SMALLEST_FACTOR, decisive), LARGEST_FACTOR)
             change = f"change like {exponent}, which may fall or not"
+        else:
+            factor = LARGEST_FACTOR
+            change = "rise by more than their noise"
         draws = sum(laws[-1].replicas for laws in self.laws)
-        about = "up to" if factor == MORE else "about"
+        about = "up to" if factor == LARGEST_FACTOR else "about"
         raise LawError(
             "limit",
             f"{label} with draws={draws} does not show whether there is a limit:"

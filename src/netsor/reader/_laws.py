@@ -23,10 +23,10 @@ from ..functions.quantiles import Distribution
 MOVED = "a move to the meta device"  # a problem: it drops the numbers
 NOT_FINITE = "some of its entries are NaN or infinite"
 DECLARED = "declared"  # the note of a law that the user gives as a number
-# laws of i.i.d. entries that samples alone show
-SEEN = ("normal", "uniform", "truncated normal")
+# laws of i.i.d. entries that are recognised from samples alone
+RECOGNISED = ("normal", "uniform", "truncated normal")
 # all laws of i.i.d. entries; the others are known only from the code that draws them
-INDEPENDENT = (*SEEN, "exponential", "log-uniform", "i.i.d.")
+INDEPENDENT = (*RECOGNISED, "exponential", "log-uniform", "i.i.d.")
 # the first axis has equal parts, such as heads, each with a law of its own
 PARTS = "parts"
 LAWS = ("constant", "fixed", *INDEPENDENT, PARTS, "copy", "orthogonal", "unknown")
@@ -231,9 +231,9 @@ def law_of_entries(
     if not in_one_step:
         return measured
     if drawn is None:
-        is_seen = law in SEEN
-        return replace(measured, std_error=0.0, note="") if is_seen else measured
-    if law not in SEEN:
+        is_recognised = law in RECOGNISED
+        return replace(measured, std_error=0.0, note="") if is_recognised else measured
+    if law not in RECOGNISED:
         # its marginal law is known: the entries may still depend on each other
         law = _joint_law(samples, float(pooled.mean()), LawName(drawn.name)).law
         if law != drawn.name:

@@ -362,7 +362,9 @@ def _tests_without_law(name: str, p: Any) -> Iterator[InitFinding]:
     """What is wrong with the entries of a parameter under every law."""
     if p.is_floating_point() and not bool(torch.isfinite(p).all()):
         unknown = Parameter(name, (), "unknown")
-        yield from parameter_tests(name, entries=entries_of(p), law=unknown, samples=1)
+        yield from parameter_tests(
+            name, entries=entries_of(p), parameter=unknown, samples=1
+        )
 
 
 def entries_of(p: Any, dtype: Any = None) -> Entries:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-TORCH = str(Path(torch.__file__).parent)
-MODULES = str(Path(TORCH) / "nn" / "modules")
+TORCH = Path(torch.__file__).parent
+MODULES = TORCH / "nn" / "modules"
 
 
 class UserFrames:
@@ -37,7 +37,7 @@ class UserFrames:
         frame: Any = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if _is_of_module(code.co_filename):
+            if _may_define_module(code.co_filename):
                 frames.append((code.co_filename, frame.f_lineno, code.co_name))
             frame = frame.f_back
         return cls(frames[::-1])
@@ -53,9 +53,14 @@ class UserFrames:
 
 
 @cache
-def _is_of_module(file: str) -> bool:
-    """Whether a file can have the code of a module: it is not of torch, or of nn."""
-    return not file.startswith(TORCH) or file.startswith(MODULES)
+def _may_define_module(file: str) -> bool:
+    """Whether a file can define a module.
+
+    Such files are those of `torch.nn.modules`, and all that are not part of PyTorch:
+    yours, and those of packages next to it, such as torchvision.
+    """
+    path = Path(file)
+    return path.is_relative_to(MODULES) or not path.is_relative_to(TORCH)
 
 
 @contextmanager

@@ -83,7 +83,7 @@ class Recorder:
             [group for stepped in optimisers for group in stepped.param_groups]
         )
         self._is_recorded = False  # whether `record` was called at all
-        self._is_new = False  # whether the row of this step is not added yet
+        self._latest: list[Any] = []  # parameters before the latest update
         self._losses: list[float] = []
         self._gradients: dict[str, float] = {}
         self._before: list[Any] = []
@@ -281,13 +281,10 @@ class Recorder:
         """The parameters of the module."""
         return self._module.parameters()
 
-    def _before_update(self, optimiser: Any, *_: Any) -> None:
-        """Copy the parameters before the first update of a step."""
-        if self.complete or not self._begins_step(optimiser):
-            return
-        self._before = [p.detach().clone() for p in self._parameters()]
-        self._waiting = set(self._all)
-        self._is_new = True
+    def _before_update(self, *_: Any) -> None:
+        """Copy the parameters; the passes of Lightning run inside the update."""
+        if not self.complete:
+            self._latest = [p.detach().clone() for p in self._parameters()]
 
     def _begins_step(self, optimiser: Any) -> bool:
         """Whether an update begins a step; else it belongs to that of the last row."""
@@ -297,10 +294,12 @@ class Recorder:
 
     def _after_update(self, optimiser: Any, *_: Any) -> None:
         """Add the row of a step, or what another update adds to it."""
+        if not self.complete and self._begins_step(optimiser):
+            self._before, self._latest = self._latest, []
+            self._waiting = set(self._all)
+            self._add_row()
         if not self._before:
             return
-        if self._is_new:
-            self._add_row()
         self._waiting.discard(id(optimiser))
         self.rows[-1] |= self._update_norms()
         if GRADIENT in self.rows[-1]:  # else the Trainer logs it soon
@@ -316,7 +315,7 @@ class Recorder:
         row[CLIPPED] = float(gradient_norm(list(self._parameters())))
         row[PARAMETERS] = float(norm(self._before))
         self.rows.append(row)
-        self._losses, self._gradients, self._is_new = [], {}, False
+        self._losses, self._gradients = [], {}
 
     def _update_norms(self) -> dict[str, float]:
         """The norms of the changes since the step began, of all and of each group."""

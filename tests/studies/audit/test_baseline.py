@@ -194,6 +194,7 @@ def test_departures_are_printed_with_digits_that_distinguish_them():
         (lambda old: old["layers"][0]["entropy"].update(low=[]), "it is damaged"),
         (lambda old: old.update(layers=3), "it is damaged"),
         (lambda old: old.update(lengths=[]), "it is damaged .no length"),
+        (lambda old: old.update(sizes=7), "it is damaged .sizes=7 must be text"),
         (lambda old: old.update(draws=3), "it is damaged .draws=3 must be"),
         (lambda old: old.update(tokens="16"), "it is damaged .tokens='16' must be"),
         (lambda old: old.update(widths=7), "it is damaged .no widths"),

@@ -197,9 +197,10 @@ class Backend(ABC):
             return plan
         return recomputing(plan)
 
-    def fits(self, plan: Plan, replicas: int) -> int:
-        """This many replicas, halved until they fit on the device; raises an error if
-        not even one fits.
+    def replicas_that_fit(self, plan: Plan, replicas: int) -> int:
+        """The number of replicas, halved until they fit on the device.
+
+        Raises an error if not even one fits.
         """
         replica = self.replica_bytes(plan)
         room = self.memory() - self.shared_bytes(plan)

@@ -116,7 +116,7 @@ class Jax(Device):
         The size of a block does not change the random numbers.
         """
         enough = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
-        return self.fits(plan, min(enough, self.largest_block(plan)))
+        return self.replicas_that_fit(plan, min(enough, self.largest_block(plan)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]

@@ -184,7 +184,7 @@ class StepwiseBackend(Device):
     def chunk(self, plan: Plan, draws: int) -> int:
         """The replicas of the largest block of the plan that fits on this device."""
         least = 1 if self.kind == "cpu" else MIN_BLOCK_REPLICAS
-        return self.fits(plan, self.largest_block(plan, least))
+        return self.replicas_that_fit(plan, self.largest_block(plan, least))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..._array_api import Array
 from ...functions.activations import Function
-from ._gauss_legendre import CHECKS, NODE, NODES, POINTS
+from ._gauss_legendre import CHECKS, NODE_COUNT, NODE_POINTS, POINTS
 
 # of both grids, in steps: kinks are usually at round numbers, where a grid point would
 # hide them
@@ -24,6 +24,8 @@ OFFSET = 0.37
 GRID = np.sinh((np.arange(-26, 26) + OFFSET) / 2)  # to |u| of about 2e5
 # deviation from a polynomial, relative to the function's size, that counts as round-off
 SMOOTH = 1e-13
+# rounding error of an argument that counts as possible, relative to its size
+ARGUMENT_ROUNDING = 2e-15
 # length over 1 + |u|: a shorter interval that is not smooth contains a kink or a jump
 MIN_SMOOTH_INTERVAL = 1e-8
 # length over 1 + |u|: in double precision, a shorter interval has hardly any number
@@ -237,10 +239,15 @@ class _Search:
         position = np.searchsorted(self.outer, outer_end)
         size_within = self.size[np.minimum(position, len(self.size) - 1)]
         size = np.maximum(size_within, np.abs(values).max(axis=0))
-        # the largest difference quotient between nodes of the interval
-        quotients = np.diff(values[:NODES], axis=0) / np.diff(NODE)[:, None]
-        slope = np.abs(quotients).max(axis=0) / (right - left)
-        rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
+        # The largest difference quotient between nodes. NODE_POINTS are those of
+        # [-1, 1], where a unit stands for half the length of the interval.
+        at_nodes = values[:NODE_COUNT]
+        quotients = np.diff(at_nodes, axis=0) / np.diff(NODE_POINTS)[:, None]
+        half_length = 0.5 * (right - left)
+        slope = np.abs(quotients).max(axis=0) / half_length
+        size_of_argument = 0.5 * (np.abs(left) + np.abs(right))
+        rounding = ARGUMENT_ROUNDING * size_of_argument * slope
+        # CHECKS takes the values of a polynomial to 0: see `_checks`
         deviation = np.abs(CHECKS.T @ values).sum(axis=0)
         beyond_rounding = np.maximum(deviation - rounding, 0.0)
         return beyond_rounding / np.where(size > 0, size, 1.0)

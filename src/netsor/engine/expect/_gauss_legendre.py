@@ -17,7 +17,7 @@ import scipy
 
 from ..._array_api import Array
 
-NODES = 16  # Gauss–Legendre nodes of a panel
+NODE_COUNT = 16  # the Gauss–Legendre nodes of a panel
 HALVINGS = 48  # maximum: then the length of a panel is the round-off of its edges
 # unresolved part relative to the largest value on a panel, above which `rough` includes
 # it
@@ -30,10 +30,13 @@ LEAST_PANEL = 1e-15
 # half length relative to 1 + |x|: shorter panels have no number between their ends
 LEAST_HALF = 1e-16
 
-NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
+# of the panel [-1, 1]: the nodes, increasing, and their weights; (NODE_COUNT,) each
+NODE_POINTS, WEIGHTS = scipy.special.roots_legendre(NODE_COUNT)
 # also checked: otherwise a jump between the last node and the end would be missed
 NEXT = 1.0 - 1e-6
-POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
+# where functions are evaluated: the nodes, then a point next to each end,
+# (NODE_COUNT + 2,)
+POINTS = np.concatenate([NODE_POINTS, [-NEXT, NEXT]])
 
 
 def _checks() -> Array:
@@ -43,11 +46,11 @@ def _checks() -> Array:
     polynomial through the values at the nodes, and a tenth of how far it misses the two
     values next to the ends.
     """
-    at_node = np.polynomial.legendre.legvander(NODE, NODES - 1)
-    at_point = np.polynomial.legendre.legvander(POINTS, NODES - 1)
-    coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
+    at_node = np.polynomial.legendre.legvander(NODE_POINTS, NODE_COUNT - 1)
+    at_point = np.polynomial.legendre.legvander(POINTS, NODE_COUNT - 1)
+    coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODE_COUNT) + 0.5)
     last_coefficients = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
-    misses = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
+    misses = np.concatenate([-coefficients @ at_point[NODE_COUNT:].T, np.eye(2)])
     checks = np.concatenate([last_coefficients, 0.1 * misses], axis=1)
 
     def make_orthogonal(columns: slice, polynomials: int) -> None:
@@ -58,12 +61,12 @@ def _checks() -> Array:
         q, _ = np.linalg.qr(at_point[:, :polynomials])
         checks[:, columns] -= q @ (q.T @ checks[:, columns])
 
-    make_orthogonal(slice(0, 3), NODES - 3)
-    make_orthogonal(slice(3, 5), NODES)
+    make_orthogonal(slice(0, 3), NODE_COUNT - 3)
+    make_orthogonal(slice(3, 5), NODE_COUNT)
     return checks
 
 
-CHECKS = _checks()
+CHECKS = _checks()  # (POINTS, 5): `values @ CHECKS` is 0 for a polynomial
 
 
 class Resolved(NamedTuple):
@@ -72,16 +75,16 @@ class Resolved(NamedTuple):
     """
 
     row: Array  # (panels,): which integral, in increasing order
-    x: Array  # (panels, NODES)
-    weight: Array  # (panels, NODES), of Lebesgue measure
-    values: Array  # (panels, NODES)
+    x: Array  # (panels, NODE_COUNT)
+    weight: Array  # (panels, NODE_COUNT), of Lebesgue measure
+    values: Array  # (panels, NODE_COUNT)
     error: Array  # (rows,): ∫ |unresolved part| · density
     # (rows,): ∫ |values · unresolved part| under N(0, 1), over panels where that is
     # large (ROUGH)
     rough: Array
 
     def integrate(self, values: Array) -> Array:
-        """Σ weight · values for each row; values have shape (panels, NODES)."""
+        """Σ weight · values for each row; values have shape (panels, NODE_COUNT)."""
         return np.bincount(
             self.row, np.sum(self.weight * values, axis=1), len(self.error)
         )
@@ -197,9 +200,9 @@ def resolve(
         rough += np.bincount(finished_row, rough_part[is_finished], rows)
         panels = _Panels(
             row=finished_row,
-            x=x[is_finished, :NODES],
+            x=x[is_finished, :NODE_COUNT],
             weight=weight[is_finished],
-            values=values[is_finished, :NODES],
+            values=values[is_finished, :NODE_COUNT],
         )
         finished.append(panels)
         if not is_halved.any():
@@ -217,11 +220,11 @@ def resolve(
 def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:
     """∫ values² on each panel, (panels,), with the density at its largest.
 
-    From values (panels, POINTS), weights (panels, NODES) and densities (panels,).
+    From values (panels, POINTS), weights (panels, NODE_COUNT) and densities (panels,).
     """
     # multiply by the root of the density first: squares of growing values would
     # overflow
-    rooted = values[:, :NODES] * np.sqrt(largest_weight)[:, None]
+    rooted = values[:, :NODE_COUNT] * np.sqrt(largest_weight)[:, None]
     masses: Array = np.sum(weight * rooted**2, axis=1)
     return masses
 

@@ -19,7 +19,7 @@ from numpy.polynomial.chebyshev import chebvander
 from ..._array_api import Array
 from ...functions.activations import Function
 from ._gauss_legendre import (
-    NODES,
+    NODE_COUNT,
     POINTS,
     WEIGHTS,
     Resolved,
@@ -129,7 +129,7 @@ def _common(terms: int) -> _CommonPanels:
     centre = 0.5 * (left + right)[:, None]
     points = centre + half_length * POINTS
 
-    x = points[:, :NODES].ravel()
+    x = points[:, :NODE_COUNT].ravel()
     weight = (half_length * WEIGHTS).ravel() * np.exp(log_density(x))
     columns = [weight]
     for h in _hermite(x, terms, np.ones_like(x)):
@@ -164,7 +164,7 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
     points = common.points
     values = f.at(rows, points.reshape(1, -1))
     values = values.reshape(len(rows), *points.shape)
-    at_nodes = values[..., :NODES].reshape(len(rows), -1)
+    at_nodes = values[..., :NODE_COUNT].reshape(len(rows), -1)
     panel_length = 2 * reach(terms) / len(points)
     weights = common.table[:, 0]
     weighted_hermite = common.table[:, 1:]
@@ -221,7 +221,7 @@ def _fill_separately(
         # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
         # which are consecutive
         weighted = (panels.weight * panels.values * factor_of_values).ravel()
-        starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODES
+        starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODE_COUNT
         for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
             result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
 

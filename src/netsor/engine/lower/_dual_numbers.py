@@ -426,7 +426,7 @@ class _SpanDerivative:
         dropped = builder.step("left_over", outside, rows, x_rows)
         y = builder.reshape(y, *self.coordinates.shape)
         dropped = builder.reshape(dropped, *self.coordinates.shape)
-        dropped_rows, x_rows = _same_width(
+        dropped_rows, x_rows = _broadcast_rows(
             state, dropped, state.vectors[self.x].coordinates
         )
         # what vector k drops is lost if a later vector of x has a part along it
@@ -515,19 +515,30 @@ def guard(dual: Dual, directions: Vector, x: Vector | None = None) -> None:
         compared = dropped
         if x is not None:
             compared = state.vectors[x].coordinates
-        dropped_rows, compared_rows = _same_width(state, dropped, compared)
+        dropped_rows, compared_rows = _broadcast_rows(state, dropped, compared)
         state.add_guard(dropped_rows, compared_rows, later=False)
 
 
-def _same_width(state: State, a: Register, b: Register) -> tuple[Register, Register]:
-    """Two arrays (…, vectors, blocks, ·) as rows (…, vectors, ·) that broadcast.
+def _broadcast_rows(
+    state: State, a: Register, b: Register
+) -> tuple[Register, Register]:
+    """Two arrays (…, vectors, blocks, directions) as rows that broadcast.
 
-    Each gets as many axes and directions as the larger one has.
+    The rows are (…, vectors, blocks · directions). The array with fewer directions gets
+    zeros along the others, at the end of its last axis. The one with fewer axes gets
+    axes of size 1 in front.
     """
-    width = max(a.shape[-1], b.shape[-1])
-    ndim = max(len(a.shape), len(b.shape))
-    a_rows = state.align_axes(state.rows(a, width), len(a.shape), ndim)
-    b_rows = state.align_axes(state.rows(b, width), len(b.shape), ndim)
+    directions = max(a.shape[-1], b.shape[-1])
+    # `State.rows` makes one axis of blocks and directions
+    ndim = max(len(a.shape), len(b.shape)) - 1
+
+    def aligned_rows(array: Register) -> Register:
+        """The rows of one array, with `ndim` axes."""
+        rows = state.rows(array, directions)
+        return state.align_axes(rows, len(rows.shape), ndim)
+
+    a_rows = aligned_rows(a)
+    b_rows = aligned_rows(b)
     return a_rows, b_rows
 
 

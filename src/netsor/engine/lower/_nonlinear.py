@@ -506,21 +506,28 @@ def _split_coordinates(state: State, op: OuterProductSum) -> list[Register]:
 def _sets_of_signs(state: State, value: Vector, op: OuterProductSum) -> Sets:
     """The sets of a sum of signs of outer products, in frames of nodes.
 
-    Its basis functions are new: functions of those of the left factors.
+    Its basis functions are new: functions of those of the left factors. Only the
+    structure of these functions is recorded here, as that of one odd function of all
+    left factors; `_outer_product_sum_at_nodes` computes their values.
     """
-    sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
+    shape = *value.shape, state.analysis.blocks[value]
+    sets = np.zeros(math.prod(shape), dtype=object)
     for group in state.groups_of(value):
         frame = state.frames[group]
-        positions = group.positions[value]
         assert isinstance(frame, NodeFrame)
+        positions = group.positions[value]
+        # Each output depends on all left factors in its group. They do not broadcast to
+        # the outputs, so `argument_positions` does not apply.
         left_sets = state.sets(op.left).ravel()[group.positions[op.left]]
+        # no coordinates, since nothing is evaluated: only the number of outputs counts
+        rows = state.builder.constant(np.zeros((*positions.shape, 0)))
         features = frame.features(
-            f=SIGN,
-            rows=[state.builder.constant(np.zeros((*positions.shape, 0)))],
+            f=SIGN,  # a sum of signs is odd, too
+            rows=[rows],
             reached=[union(left_sets)],
             params=[],
-            basis=ResidualBasis(),
+            basis=ResidualBasis(),  # frames of nodes compute no residuals
         )
         seed_key = _seed_key(state, value, group)
-        sets.reshape(-1)[positions] = frame.add_outputs(features, seed_key)
-    return sets
+        sets[positions] = frame.add_outputs(features, seed_key)
+    return sets.reshape(shape)

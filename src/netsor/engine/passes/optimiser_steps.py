@@ -183,12 +183,12 @@ class _Term(ABC):
 
     @abstractmethod
     def act(
-        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+        self, expansion: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """The contribution of the term to W' x, (matrices, vectors).
 
-        The result is a list of vectors to add: one for each order in n of the
-        coefficient.
+        `expansion` has the operation, and finds the orders in n of coefficients. The
+        result is a list of vectors to add: one for each order of the coefficient.
         """
 
 
@@ -418,11 +418,11 @@ class _InitialMatrix(_Term):
     """The initial matrix W."""
 
     def act(
-        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+        self, expansion: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """W x."""
-        rows = rows_at(weights.initial_product(), inputs.positions)
-        return [order.times(rows) for order in weights.orders(coefficient)]
+        rows = rows_at(expansion.initial_product(), inputs.positions)
+        return [order.times(rows) for order in expansion.orders(coefficient)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -432,18 +432,18 @@ class _Gradient(_Term):
     uses: Uses
 
     def act(
-        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+        self, expansion: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """What a sum of outer products size_i l_i r_i^T makes of the inputs x: the
         vectors Σ_i size_i ⟨r_i, x⟩ l_i, for each order in n.
         """
         x = inputs.x
         left, right = inputs.sides(
-            self.uses.left, self.uses.right, weights.op.weight.transposed
+            self.uses.left, self.uses.right, expansion.op.weight.transposed
         )
         products = mean_dot(x, right)  # (matrices, vectors, K)
         pairs_of_terms = [term.pairs for term in self.uses.terms]
-        numbers_by_unit = self._numbers_of_terms(weights, x.width, coefficient)
+        numbers_by_unit = self._numbers_of_terms(expansion, x.width, coefficient)
         contributions = []
         for unit, numbers in numbers_by_unit.items():
             combination = mix(_repeated(numbers, pairs_of_terms) * products, left)
@@ -451,7 +451,7 @@ class _Gradient(_Term):
         return contributions
 
     def _numbers_of_terms(
-        self, weights: _OuterProducts, width: Width, coefficient: Combination
+        self, expansion: _OuterProducts, width: Width, coefficient: Combination
     ) -> dict[str | None, list[Any]]:
         """For each order (see `Order.unit`), the factor of each term l ⟨r, x⟩/width.
 
@@ -465,7 +465,7 @@ class _Gradient(_Term):
                 """The size of a term at these widths, summed over coordinates."""
                 return float(term.size(w) * width.bind(w))
 
-            for order in weights.acting_orders(coefficient, size_of_sum):
+            for order in expansion.acting_orders(coefficient, size_of_sum):
                 numbers = numbers_by_unit.setdefault(order.unit, [0.0] * len(terms))
                 numbers[k] = order.number
         return numbers_by_unit
@@ -484,15 +484,18 @@ class _Signs(_Term):
     optimiser: str
 
     def act(
-        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+        self, expansion: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """The matrix applied to x, as one `Outer`, which a later pass expands."""
         x = inputs.x
-        left, right = inputs.sides(self.left, self.right, weights.op.weight.transposed)
-        if self.eps and math.inf in weights.context.bound.values():
+        left, right = inputs.sides(
+            self.left, self.right, expansion.op.weight.transposed
+        )
+        if self.eps and math.inf in expansion.context.bound.values():
             raise eps_error(
-                weights.value, self.eps, self.optimiser, quantity="the entries"
+                expansion.value, self.eps, self.optimiser, quantity="the entries"
             )
+        # each of these has a row for every matrix, or one for all
         matrices = max(len(left), len(right), len(x))
         outer = Outer(
             left=left,
@@ -503,7 +506,9 @@ class _Signs(_Term):
             optimiser=self.optimiser,
         )
         product = Vector(outer, (matrices, x.shape[1]), left.width)
-        orders = weights.acting_orders(coefficient, x.width.bind)
+        # `Outer` is a mean over the coordinates of x, a product with a matrix a sum
+        # over them: the size of this term is their number, the width of x
+        orders = expansion.acting_orders(coefficient, x.width.bind)
         return [order.times(product) for order in orders]
 
 
@@ -516,11 +521,11 @@ class _PolarFactor(_Term):
     middle: Scalar  # M, (1 or matrices, K, K)
 
     def act(
-        self, weights: _OuterProducts, inputs: _Input, coefficient: Combination
+        self, expansion: _OuterProducts, inputs: _Input, coefficient: Combination
     ) -> list[Vector]:
         """Σ_ij ⟨r_j, x⟩ M_ij l_i/√(out · in)."""
         x = inputs.x
-        transposed = weights.op.weight.transposed
+        transposed = expansion.op.weight.transposed
         left, right = inputs.sides(self.left, self.right, transposed)
         m = self.middle
         if len(m) > 1:
@@ -534,7 +539,7 @@ class _PolarFactor(_Term):
             return float((x.width.bind(w) / left.width.bind(w)) ** 0.5)
 
         contributions = []
-        for order in weights.acting_orders(coefficient, size):
+        for order in expansion.acting_orders(coefficient, size):
             combination = mix(value_of(order.number) * coefficients, left)
             contributions.append(Order(number=1.0, unit=order.unit).times(combination))
         return contributions

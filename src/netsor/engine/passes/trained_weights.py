@@ -91,7 +91,9 @@ class DrawnWeight(Arithmetic):
 
     value: Value  # the product being expanded
     op: Any  # its operation
-    optimiser: Optimiser  # of the step being taken
+    # Of the step being taken. Its update calls the methods of `Arithmetic` below, which
+    # name it in errors.
+    optimiser: Optimiser
 
     def __init__(self, uses: Sequence[Value], context: Context) -> None:
         """From all products with the weight."""
@@ -118,47 +120,48 @@ class DrawnWeight(Arithmetic):
             members_of_class: Sequence[int], positions: list[int], x: Vector
         ) -> Vector:
             """W' x for the matrices of one class, see `by_classes`."""
-            w = self._after(op, members_of_class)
+            w = self._after_steps(members_of_class)
             acting = members[positions]
             matrices = [members_of_class.index(member) for member in acting]
             return self.product(w, matrices, positions, x)
 
         return by_classes(op, self.classes, product).reshape(*value.shape)
 
-    def _after(self, op: Any, members: Sequence[int]) -> Any:
-        """The matrices of a class after the steps of an operation.
+    def _after_steps(self, members: Sequence[int]) -> Any:
+        """The matrices of a class after the steps of the operation.
 
         Each is computed once: operations after k steps share the first k.
         """
         key = tuple[object, ...]((members[0],))
         if key not in self._trained:
-            initial = self.initial(op.weight.drawn, members)
+            initial = self.initial(self.op.weight.drawn, members)
             self._trained[key] = _Trained(initial, states={})
-        for number, rule in enumerate(steps_of(op)):
+        for number, rule in enumerate(steps_of(self.op)):
             before = self._trained[key]
             key = (*key, rule)
             if key not in self._trained:
-                self._trained[key] = self._stepped(before, op, number, members)
+                self._trained[key] = self._stepped(before, number, members)
         return self._trained[key].matrices
 
     def _stepped(
-        self, before: _Trained, op: Any, number: int, members: Sequence[int]
+        self, before: _Trained, number: int, members: Sequence[int]
     ) -> _Trained:
-        """The matrices of a class after step `number` of an operation.
+        """The matrices of a class after step `number` of the operation.
 
         They stay as they are if they have no gradient in this step.
         """
-        uses = _uses(op, number, members)
+        uses = _uses(self.op, number, members)
         if uses is None:
             return before
-        optimiser = steps_of(op)[number].optimiser
-        rates = rates_of(
-            op, step=number, bound=self.context.bound, at_widths=self.at_widths
-        )
+        optimiser = steps_of(self.op)[number].optimiser
         self.optimiser = optimiser
+        rates = rates_of(
+            self.op, step=number, bound=self.context.bound, at_widths=self.at_widths
+        )
         gradient = self.gradient(uses, members)
+        state_before = before.states.get(optimiser)
         w, state = optimiser._update(
-            self, before.matrices, gradient, before.states.get(optimiser), rates
+            self, before.matrices, gradient, state_before, rates
         )
         return _Trained(w, {**before.states, optimiser: state})
 

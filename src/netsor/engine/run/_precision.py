@@ -215,7 +215,7 @@ def _compare(plan: Plan, backend: Backend, replicas: int) -> _Comparison:
     if _runs_long(plan, backend):
         double_on_device = replace(backend, precision="float64", rounded=True)
         with suppress(NoDeviceError):
-            if double_on_device.fits(plan, replicas) == replicas:
+            if double_on_device.replicas_that_fit(plan, replicas) == replicas:
                 double_backend, single_backend = double_on_device, backend
     with np.errstate(all="ignore"):
         double = _outputs(plan, replicas, double_backend)

@@ -117,14 +117,14 @@ class Rotate(Entrywise):
         rotated_coordinates = np.arange(2 * angles.shape[-1])
         # the first and the second coordinates of all pairs
         if self.interleaved:
-            real, imaginary = rotated_coordinates.reshape(-1, 2).T
+            first, second = rotated_coordinates.reshape(-1, 2).T
         else:
-            real, imaginary = rotated_coordinates.reshape(2, -1)
-        pairs = x[..., real] + 1j * x[..., imaginary]
+            first, second = rotated_coordinates.reshape(2, -1)
+        pairs = x[..., first] + 1j * x[..., second]
         turned = pairs * np.exp(1j * angles)
         rotated: Floats = x.copy()
-        rotated[..., real] = turned.real
-        rotated[..., imaginary] = turned.imag
+        rotated[..., first] = turned.real
+        rotated[..., second] = turned.imag
         return rotated
 
     def lower(self, value: Value, lowering: Lowering) -> Register:

@@ -73,10 +73,10 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     choice; if all rows are like this (a window of one token), both are 1.
     """
     if allowed.ndim == 3:
-        heads = _of_heads_with_masks(scores, weights, allowed)
+        by_head = _of_heads_with_masks(scores, weights, allowed)
     else:
-        heads = of_attention_by_head(scores, weights, allowed=allowed)
-    return of_all_heads(heads)
+        by_head = of_attention_by_head(scores, weights, allowed=allowed)
+    return of_all_heads(by_head)
 
 
 @declares(numbers=5)
@@ -93,17 +93,17 @@ def of_attention_by_head(scores: Array, weights: Array, *, allowed: Bools) -> Ar
 
 
 @declares(numbers=4)
-def of_all_heads(heads: Array) -> Array:
+def of_all_heads(by_head: Array) -> Array:
     """(…, heads, 5) → (…, 4): the numbers of `of_attention`, from those of each
     head.
     """
-    xp = array_namespace(heads)
+    xp = array_namespace(by_head)
     # in the order of `_of_heads`
-    mean = heads[..., 0]
-    variance = heads[..., 1]
-    largest_score = heads[..., 2]
-    entropy = heads[..., 3]
-    largest_weight = heads[..., 4]
+    mean = by_head[..., 0]
+    variance = by_head[..., 1]
+    largest_score = by_head[..., 2]
+    entropy = by_head[..., 3]
+    largest_weight = by_head[..., 4]
     # over all heads: the variance within heads, and that of their means
     between = mean - xp.mean(mean, axis=-1, keepdims=True)
     std = xp.sqrt(xp.mean(variance + between * between, axis=-1))

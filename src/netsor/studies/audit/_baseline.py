@@ -134,9 +134,12 @@ class Baseline:
             for length in content.get("lengths", [content]):
                 tokens = whole(length["tokens"], "tokens")
                 lengths[tokens] = _earlier(length)
-            if not lengths or not isinstance(content["sizes"], str):
+            if not lengths:
                 raise ValueError("no length")
-            return cls(source, content["sizes"], lengths)
+            sizes = content["sizes"]
+            if not isinstance(sizes, str):
+                raise ValueError(f"sizes={shown(sizes)} must be text")
+            return cls(source, sizes, lengths)
         except KeyError as error:
             reason = f"it has no {error.args[0]!r}"
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -311,9 +314,7 @@ def _rank(draws: int, earlier_draws: int, level: float) -> int:
     ranks = range(draws // 2 + 1, draws)
 
     def is_rare(k: int) -> bool:
-        """Whether P(X_(k) < upper median of the new draws) is at most the level, for
-        one law.
-        """
+        """Whether P(X_(k) < Y_(r)) is at most the level."""
         return _below_band(k, draws, earlier_draws) <= level
 
     # the probability falls with k, so `is_rare` is false up to some k and then true

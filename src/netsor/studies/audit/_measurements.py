@@ -245,14 +245,16 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def stacks(self) -> tuple[tuple[int, int], ...]:
-        """The indices (first, last) of the blocks of the network; of a network with an
-        encoder and a decoder, a pair for each: ((0, 5), (6, 11)) for 6 blocks in both.
+        """The first and the last block of each stack of the network, as indices from 0.
+
+        They index `Draws.arrays`, which have no entry for the embedding. A network has
+        one stack, or an encoder and a decoder: ((0, 5), (6, 11)) for 6 blocks in both.
         """
-        encoder_blocks = self.model.layers
+        first_stack = self.model.layers  # its blocks; of an encoder, if there is one
         blocks = self.blocks
-        if blocks == encoder_blocks:
+        if blocks == first_stack:
             return ((0, blocks - 1),)
-        return (0, encoder_blocks - 1), (encoder_blocks, blocks - 1)
+        return (0, first_stack - 1), (first_stack, blocks - 1)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

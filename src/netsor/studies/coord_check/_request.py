@@ -250,7 +250,7 @@ def _trained_values(
         eps = dict.fromkeys(rates, net.eps)
     optimisers = {}
     for weights, rate in rates.items():
-        optimisers[weights] = NAMED[optimiser].memory(rate, eps.get(weights, 0.0))
+        optimisers[weights] = NAMED[optimiser].with_memory(rate, eps.get(weights, 0.0))
     return train(
         values, net.loss, optimiser=optimisers, steps=steps, weights=net.parameters
     )[1:]

@@ -215,8 +215,9 @@ class SweepCase(TrainingCase):
         return self._program_of_function()
 
     def _program_of_model(self, model: Transformer) -> Program:
-        """The loss of a described model after the last step. Biases and gains have the
-        learning rate and eps of embeddings.
+        """The loss of a described model after the last step.
+
+        Biases and gains have the learning rate and the eps of embeddings.
         """
         network = training(model, self.ids, self.targets, vectors_of=self.vectors)
         kinds: dict[Any, str] = dict(network.kinds())
@@ -224,10 +225,10 @@ class SweepCase(TrainingCase):
             kinds[vector] = "embedding"
         factors = dict(self.factors)
         eps = dict(self.eps)
-        named = NAMED[self.optimiser]
+        make_optimiser = NAMED[self.optimiser].with_memory
         optimisers = {}
         for parameter, kind in kinds.items():
-            optimisers[parameter] = named.memory(factors[kind], eps.get(kind, 0.0))
+            optimisers[parameter] = make_optimiser(factors[kind], eps.get(kind, 0.0))
         after_steps = train(
             network.logits,
             network.loss,
@@ -256,7 +257,7 @@ class SweepCase(TrainingCase):
             raise ArgumentError("model", request.name, allowed)
         optimiser = request.optimiser
         if isinstance(optimiser, str):
-            optimiser = NAMED[optimiser].memory(1.0, request.eps)
+            optimiser = NAMED[optimiser].with_memory(1.0, request.eps)
         after_steps = train(
             loss,
             loss,

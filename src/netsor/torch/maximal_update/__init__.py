@@ -17,7 +17,7 @@ import torch
 
 from ..._validate import ArgumentError, Shape, also_spelled, one_of, whole
 from ._emitted_file import reference_of
-from ._measure import Graphs, Measurement, Subject, measure
+from ._measure import Graphs, Measurement, Size, Subject, measure
 from ._optimisers import FAMILIES, Family
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
@@ -213,7 +213,8 @@ def _derived(
     """Measure and change until nothing remains to change."""
     rule, graphs = ScalingRule(), Graphs(subject)
     first: Solved | None = None
-    sizes = [(width, None) for width in widths]
+    without_depth = None  # the function takes a width alone
+    sizes: list[Size] = [(width, without_depth) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
         found = measure(graphs, rule, sizes, draws)

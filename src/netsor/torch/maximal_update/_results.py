@@ -12,7 +12,7 @@ from ...laws._power_law import Exponent, Fit
 from ._emitted_file import FileContent, Reference, source_of
 from ._measure import Measurement, Subject
 from ._power import Power
-from ._real_training import Change, Training, coordinate_check, functions_of
+from ._real_training import OK, Change, Training, coordinate_check, functions_of
 from ._responses import Edge
 from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
@@ -199,8 +199,19 @@ class DerivedRule:
         """The factors of outputs of modules."""
         return self.rule.scales
 
-    def source(self) -> str:
-        """The rule as a file of plain PyTorch, without netsor."""
+    def source(self, changes: Sequence[Change] = ()) -> str:
+        """The rule as a file of plain PyTorch, without netsor.
+
+        Parameters
+        ----------
+        changes : sequence of Change
+            What `check` returned; the docstring of the file then says so.
+
+        Returns
+        -------
+        source : str
+            The text of the file.
+        """
         return source_of(
             FileContent(
                 module=self.module_name,
@@ -209,7 +220,7 @@ class DerivedRule:
                 scales=self.scales,
                 reference=self.reference,
                 depth_pattern=None,
-                verified=self._verified(),
+                verified=[*self._verified(), *_trained(changes)],
                 base_width=self.subject.base_width,
                 matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
             )
@@ -435,6 +446,20 @@ class DerivedRule:
             )
         lines += ["", f"n is the width over {self.subject.base_width}. {EXPLANATION}"]
         return "\n".join(lines)
+
+
+def _trained(changes: Sequence[Change]) -> list[str]:
+    """What real training with a file found, in sentences."""
+    if not changes:
+        return []
+    counts = Counter(change.verdict for change in changes)
+    others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
+    rest = f"; others: {', '.join(others)}" if others else ""
+    return [
+        f"Trained in PyTorch with this file: the changes of {counts[OK]} of"
+        f" {len(changes)} outputs do not depend on the width (exponents within ±0.1, 99"
+        f" % intervals){rest}."
+    ]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -28,6 +28,8 @@ from ._responses import Edge, Operation, Operations
 
 NOTHING = -float("inf")  # the exponent of what does not change
 NEAR = 0.12  # of an exponent: what finite widths change
+# an exponent beyond this is not taken for 0, however wide its interval
+MOST_NOISE = 0.75
 # An exponent of a change above this grows. Those of rules are multiples of 1/2; a
 # quarter is an error of a measured response.
 EXCESS = 0.3
@@ -70,7 +72,9 @@ def simplest(fit: Fit | None, denominator: int = 4) -> float:
     if fit is None:
         return NOTHING
     value, _, low, high = fit.exponent
-    if min(low, value - NEAR) <= 0 <= max(high, value + NEAR):
+    if abs(value) < MOST_NOISE and min(low, value - NEAR) <= 0 <= max(
+        high, value + NEAR
+    ):
         return 0.0
     return round(value * denominator) / denominator
 
