@@ -621,7 +621,7 @@ _NAMES = {
         "worst",
         "wrong_scales",
     ),
-    "netsor.studies.transfer": (
+    "netsor.studies.transfer._sweep": (
         "Request as TransferRequest",
         "SweepTask",
         "TransferStudy",

@@ -92,7 +92,10 @@ def parametrise_command(
         rule = torch_module().parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
         if check:
-            found = Checked(rule.check(), rule.transfer(progress=not as_json))
+            # it needs PyTorch
+            from ..studies.transfer._modules import transfer_of_rule
+
+            found = Checked(rule.check(), transfer_of_rule(rule, progress=not as_json))
             _write(file, rule.source(found.changes))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"

@@ -577,7 +577,8 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     """The command `transfer`."""
-    from ..studies.transfer import Request, TransferStudy, trains_module
+    from ..studies.transfer import trains_module
+    from ..studies.transfer._sweep import Request, TransferStudy
 
     def make(options: dict[str, Any]) -> Study[Any]:
         """The study with the options of the command line."""
@@ -601,7 +602,7 @@ def _transfer_of_module(
     options: dict[str, Any],
 ) -> Study[Any]:
     """The sweep of a function of the width that makes PyTorch modules."""
-    from ..torch.maximal_update._transfer import module_study
+    from ..studies.transfer._modules import module_study
 
     if batch is not None:
         options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..._validate import counted
 from ...laws._power_law import Exponent, Fit
@@ -17,9 +17,6 @@ from ._responses import Edge
 from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
 from ._scale_hooks import OutputScale
 from ._solve import Solution
-
-if TYPE_CHECKING:
-    from ...studies.transfer import Transfer
 
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
 OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
@@ -292,47 +289,6 @@ class DerivedRule:
             steps=steps,
             draws=draws,
         )
-
-    def transfer(
-        self,
-        *,
-        widths: Sequence[int] | None = None,
-        steps: int = 5,
-        draws: int = 8,
-        **options: Any,
-    ) -> Transfer:
-        """The loss after a few steps of real training against the learning rate, with
-        the emitted file and with one learning rate for all parameters ("sp").
-
-        Parameters
-        ----------
-        widths : sequence of int, optional
-            Those of the derivation by default.
-        steps, draws : int
-            Steps of each training, and initialisations at each width; none of them was
-            used to derive the rule.
-        **options
-            Others of `ns.transfer`, such as `lr`, `schedule` and `out`.
-
-        Returns
-        -------
-        transfer : Transfer
-            A sweep "sp" and a sweep "derived"; `plot()` has both in one figure.
-        """
-        from ._transfer import module_study
-
-        return module_study(
-            self.subject.build,
-            self.subject.family.name,
-            ["sp", self],
-            batch=self.subject.batch,
-            matrices=self.subject.matrices_of_width,
-            widths=widths or self.widths,
-            steps=steps,
-            draws=draws,
-            **{"seed": self.subject.seed + OTHER_SEEDS, "rng": None, "out": None}
-            | options,
-        ).run()
 
     @staticmethod
     def check_text(changes: Sequence[Change]) -> str:

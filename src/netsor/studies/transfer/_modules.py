@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,15 +16,20 @@ import numpy as np
 
 from ..._validate import ArgumentError, shown
 from ...engine.backends import Numpy
-from ...studies._cost import Cost
-from ...studies._parametrisation import Parametrisation
-from ...studies._training import TrainingCase
-from ...studies.transfer import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
-from ...studies.transfer._results import Transfer
-from ._measure import Subject
-from ._optimisers import FAMILIES
-from ._real_training import Functions, Started, Training, functions_of
-from ._results import DerivedRule
+from ...torch.maximal_update._measure import Subject
+from ...torch.maximal_update._optimisers import FAMILIES
+from ...torch.maximal_update._real_training import (
+    Functions,
+    Started,
+    Training,
+    functions_of,
+)
+from ...torch.maximal_update._results import OTHER_SEEDS, DerivedRule
+from .._cost import Cost
+from .._parametrisation import Parametrisation
+from .._training import TrainingCase
+from ._results import Transfer
+from ._sweep import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 
 AS_WRITTEN = "as written"  # the name of a sweep with the optimiser of the user
 RATE = 2.0**-8  # the middle of the first learning rates of a named optimiser
@@ -229,6 +234,34 @@ def module_study(
         build, (), optimiser=optimiser, parametrisations=functions, **options
     )
     return ModuleStudy(request)
+
+
+def transfer_of_rule(
+    rule: DerivedRule,
+    *,
+    widths: Sequence[int] | None = None,
+    steps: int = 5,
+    draws: int = 8,
+    **options: Any,
+) -> Transfer:
+    """The sweep of a derived rule beside one learning rate for all parameters ("sp").
+
+    The widths are those of the derivation by default. No initialisation was used to
+    derive the rule. `options` are others of `ns.transfer`.
+    """
+    subject = rule.subject
+    defaults = {"seed": subject.seed + OTHER_SEEDS, "rng": None, "out": None}
+    return module_study(
+        subject.build,
+        subject.family.name,
+        ["sp", rule],
+        batch=subject.batch,
+        matrices=subject.matrices_of_width,
+        widths=widths or rule.widths,
+        steps=steps,
+        draws=draws,
+        **defaults | options,
+    ).run()
 
 
 def _functions(parametrisation: Any) -> dict[str, Functions | None]:
