@@ -240,6 +240,25 @@ class ScatteredTokens(Routed):
         return gates / (1.0 + load)
 
 
+class Einsum(Routed):
+    """The matrices of all experts in one parameter; they keep their width inside."""
+
+    def __init__(self):
+        super().__init__()
+        del self.experts
+        up = torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5
+        down = torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH**0.5
+        self.up = torch.nn.Parameter(up)
+        self.down = torch.nn.Parameter(down)
+
+    def forward(self, x):
+        x = x + self.attend(x)
+        h = self.norm2(x)
+        inside = functional.gelu(torch.einsum("btd,edh->bteh", h, self.up))
+        outputs = torch.einsum("bteh,ehc->btec", inside, self.down)
+        return x + torch.einsum("btec,bte->btc", outputs, self.gates(h))
+
+
 class Sinkhorn(Routed):
     """Gates of a doubly normalised matrix, and the solution of a triangular system."""
 
@@ -277,6 +296,7 @@ LAYERS = (
     EqualLogits,
     AlsoVector,
     ScatteredTokens,
+    Einsum,
     Sinkhorn,
     LearnedSink,
 )
@@ -323,7 +343,10 @@ def _squares(build):
     return {place: np.array(squares) for place, squares in found.items()}
 
 
-@pytest.mark.parametrize("name", ["Routed", "Sigmoid", "OneHot", "Idle", "GivenGates"])
+WITH_GRADIENTS = ("Routed", "Sigmoid", "OneHot", "Idle", "GivenGates", "Einsum")
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
 def test_gradients_of_experts_match_autograd(name):
     build = BUILDS[name]
     probes = ProgramModel(ns.torch.network(build, IDS), {}).probes(gradients=True)
@@ -338,6 +361,21 @@ def test_gradients_of_experts_match_autograd(name):
             assert not here.any(), (quantity, block)
     print(f"{name}: smallest p {min(found.values()):.2g} of {len(found)}")
     assert min(found.values()) > LEVEL / len(found), found
+
+
+@pytest.mark.parametrize("name", ["Routed", "Sigmoid", "Einsum"])
+def test_audit_has_the_load_of_experts(name):
+    probes = ProgramModel(ns.torch.network(BUILDS[name], IDS), {}).probes()
+    draws = probes.measure(15, workers=1, progress=False)
+    largest, least = draws["largest_load"], draws["least_load"]
+    assert (largest >= 1).all()
+    assert (least <= 1).all()
+    assert largest.max() <= EXPERTS / CHOSEN
+
+
+def test_audit_says_that_gates_were_not_found():
+    audit = ns.audit(ns.torch.network(BUILDS["OneHot"], IDS), draws=15, progress=False)
+    assert "load        there is a router, but the gates of its experts" in str(audit)
 
 
 # Law

@@ -100,6 +100,12 @@ class RunFinding:
         The logged number.
     low, high, expected : float
         The band, and its centre.
+
+    Examples
+    --------
+    >>> check = ns.torch.check_run(build, adamw, batch, log="run.csv")  # doctest: +SKIP
+    >>> for finding in check.findings:  # doctest: +SKIP
+    ...     print(finding.step, finding.quantity, finding.text)
     """
 
     quantity: str
@@ -166,6 +172,12 @@ class RunPower:
     std : float or None
         The factor of the standard deviation of all matrices; None if no number depends
         on it.
+
+    Examples
+    --------
+    >>> check = ns.torch.check_run(build, adamw, batch, log="run.csv")  # doctest: +SKIP
+    >>> check.power.factors["loss"]  # doctest: +SKIP
+    1.02
     """
 
     factors: dict[str, float]

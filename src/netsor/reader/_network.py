@@ -173,6 +173,7 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
         masks.append(mask)
         for gates in block.gates:
             shares = reader.value(reader.env[gates])
+            shares = shares.reshape(-1, shares.shape[-1])  # (tokens, experts)
             probes.append(Probe("experts", _of_rows(shares, rows)))
         for name, nodes in _probed_nodes(parts, block).items():
             vectors = sum(reader.vectors(node) for node in nodes).reshape(-1)

@@ -73,7 +73,7 @@ class Block(NamedTuple):
     branches: dict[str, tuple[Node, ...]]
     middle: Node | None  # the stream between the branches, if a norm follows each sum
     softmaxes: tuple[Node, ...]  # of the attention branch
-    gates: tuple[Node, ...]  # of experts, (tokens, experts)
+    gates: tuple[Node, ...]  # of experts, (…, experts)
     matrices: dict[str, list[str]]  # the parameters of each kind of matrix
 
     @property
@@ -503,6 +503,8 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
             *back(graph, root=sums.start, stop=[before], within={*nodes}),
         }
         nodes = [node for node in nodes if node not in shortcut]
+    sizes = shape_of(stream)
+    tokens = math.prod(sizes) // sizes[coordinate_axis(before)]
     return Block(
         path=part.path,
         before=before,
@@ -511,7 +513,9 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
         branches=named_nodes,
         middle=sums.middle,
         softmaxes=_softmaxes_of_attention(branches),
-        gates=tuple(node for node in nodes if _is_gates_of_experts(graph, node)),
+        gates=tuple(
+            node for node in nodes if _is_gates_of_experts(graph, node, tokens)
+        ),
         matrices=_matrices(graph, nodes, branches=named_nodes, carriers=sums.carriers),
     )
 
@@ -649,40 +653,42 @@ def _attends(graph: Graph, node: Node) -> bool:
     """
     if name_of(node) not in SOFTMAX:
         return False
-
-    def is_any_product(x: Node) -> bool:
-        """Whether a node is a product of two tensors, parameters or not."""
-        return name_of(x) in (*MATRICES, *SCORE_PRODUCTS)
-
-    for x in back(graph, node, ends=is_any_product):
-        if is_any_product(x) and matrix_of(graph, x) is None:
+    for x in back(graph, node, ends=_is_product):
+        if _is_product(x) and matrix_of(graph, x) is None:
             return True
     return False
 
 
-def _is_gates_of_experts(graph: Graph, node: Node) -> bool:
-    """Whether a node has the gates of all experts, (tokens, experts).
+def _is_gates_of_experts(graph: Graph, node: Node, tokens: int) -> bool:
+    """Whether a node has the gates of all experts, (…, experts), of so many tokens.
 
-    They are 0 but for the experts that were chosen, and each expert takes its own.
+    They are 0 but for the experts that were chosen, by one output of a router for each
+    expert.
     """
     if name_of(node) != "scatter" or node.args[0] not in graph.constants:
         return False
-    shape = shape_of(node)
-    return len(shape) == 2 and len(node.users) == shape[1] > 1
+    *rows, experts = shape_of(node)
+    if experts < 2 or math.prod(rows) != tokens:
+        return False
+    products = [x for x in back(graph, node, ends=_is_product) if _is_product(x)]
+    routers = [
+        x for x in products if matrix_of(graph, x) and shape_of(x)[-1] == experts
+    ]
+    return bool(products) and len(routers) == len(products)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether a node is a product of two tensors, parameters or not."""
+    return name_of(node) in (*MATRICES, *SCORE_PRODUCTS)
 
 
 def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     """The products by a matrix whose outputs choose among experts."""
-
-    def is_product(x: Node) -> bool:
-        """Whether a node is a product of two tensors."""
-        return name_of(x) in (*MATRICES, *SCORE_PRODUCTS)
-
     routers: set[Node] = set()
     for node in nodes:
         is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
         if is_softmax or _chooses(node):
-            nearest = back(graph, node, ends=is_product)
+            nearest = back(graph, node, ends=_is_product)
             routers.update(x for x in nearest if matrix_of(graph, x))
     return routers
 
@@ -881,8 +887,8 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
         if groups > 1 and shape_of(weight)[1] == 1:  # taps of channels
             return None
         matrix = viewed(weight)
-    elif name in MATRICES:
-        matrix = viewed(node.args[MATRICES[name]])
+    elif name in MATRICES or name == "bmm":
+        matrix = viewed(node.args[MATRICES.get(name, 1)])
     else:
         return None
     return graph.parameters.get(matrix) if graph.is_random(matrix) else None

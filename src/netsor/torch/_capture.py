@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -34,6 +34,7 @@ from ..reader._einsum import Equation
 from ..reader._graph import Graph, Node, UnsupportedError, name_of, refused
 from ..reader._laws import Parameters
 from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
+from ._einsum_of_parameter import split_of_parameter
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, fresh
 from ._in_place import is_in_place, replace_in_place
@@ -700,6 +701,11 @@ def _decomposed(exported: Any) -> Any:
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
+    for node in exported.graph.find_nodes(op="call_function", target=EINSUM):
+        split = split_of_parameter(node)
+        if split is not None:
+            _write_out(exported.graph, node, split)
+            exported.graph.erase_node(node)
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
     sums = [node for node in calls if node.target is EINSUM]
     kept = {node.args[0] for node in sums if _is_batched(node)}
@@ -742,16 +748,21 @@ def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
     return exported.run_decompositions({**_decompositions(), EINSUM: decomposed_einsum})
 
 
-def _write_out(graph: Any, node: Node) -> None:
-    """Replace an operation by the products and rearrangements that it consists of."""
+def _write_out(
+    graph: Any, node: Node, target: Callable[..., Any] | None = None
+) -> None:
+    """Replace an operation by the products and rearrangements that it consists of, or
+    that another function of the same arguments consists of.
+    """
     operands = node.all_input_nodes
+    function = target or node.target
 
     def operation(*tensors: Any) -> Any:
         of_node = dict(zip(operands, tensors, strict=True))
         args, kwargs = torch.fx.node.map_arg(
             (node.args, node.kwargs), of_node.__getitem__
         )
-        return node.target(*args, **kwargs)
+        return function(*args, **kwargs)
 
     values = [x.meta["val"] for x in operands]
     with values[0].fake_mode:

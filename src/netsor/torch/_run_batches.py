@@ -201,6 +201,11 @@ def read_batches(paths: Sequence[str | Path]) -> list[Any]:
 
     A .pt file holds a tensor, a tuple, a mapping, or a list of these, one for each
     step.
+
+    Examples
+    --------
+    >>> batches = ns.torch.read_batches(["first.pt", "second.pt"])  # doctest: +SKIP
+    >>> law = ns.torch.run_law(build, adamw, batches)  # doctest: +SKIP
     """
     batches: list[Any] = []
     for path in map(Path, paths):

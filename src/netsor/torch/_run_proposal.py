@@ -43,6 +43,14 @@ class RunProposal:
         How many initialisations the check takes.
     tokens : int
         The tokens of the whole batch of a pass.
+
+    Examples
+    --------
+    >>> proposal = ns.torch.propose_batch(build, adamw, batch)  # doctest: +SKIP
+    >>> proposal.ok  # doctest: +SKIP
+    True
+    >>> proposal.sizes[-1].sequences  # doctest: +SKIP
+    4
     """
 
     sizes: list[BatchSize]

@@ -453,6 +453,11 @@ class ProgramModel:
         """The available numbers of tokens."""
         return tuple(self._lengths)
 
+    @property
+    def has_routers(self) -> bool:
+        """Whether a block has a matrix that chooses experts."""
+        return any("router" in matrices for matrices in self.net.matrices)
+
     def on(self, tokens: int) -> ProgramModel:
         """The same network on this many tokens."""
         return self._lengths[tokens]

@@ -273,6 +273,7 @@ class LengthResult(Mapping[str, Band]):
             precision=self.best.precision,
             model=model,
             sizes=self._sizes,
+            has_routers=isinstance(self.model, ProgramModel) and self.model.has_routers,
         )
         if self.limit is None:
             return all_findings(inputs)

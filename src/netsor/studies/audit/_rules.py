@@ -52,6 +52,7 @@ class RuleInput(NamedTuple):
     precision: str = "float64"  # of the draws
     model: Transformer | None = None  # that is audited; None: a program
     sizes: StreamSizes | None = None  # of the streams; None: all streams have the same
+    has_routers: bool = False  # a block has a matrix that chooses experts
 
     @property
     def rounding(self) -> float:
@@ -727,6 +728,10 @@ def _load(inputs: RuleInput, rule: Rule) -> Finding:
     it is largest.
     """
     if "largest_load" not in inputs.draws:
+        if inputs.has_routers:
+            return rule.finding(
+                "there is a router, but the gates of its experts were not found"
+            )
         return rule.finding("there are no experts")
     load = inputs.draws["largest_load"]  # (draws, blocks)
     medians = np.median(load, axis=0)

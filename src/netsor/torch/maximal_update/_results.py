@@ -148,6 +148,12 @@ class DerivedRule:
         What was measured, by name of a parameter.
     growing : tuple of str
         Operations whose change grows, whatever the exponents.
+
+    Examples
+    --------
+    >>> derived = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
+    >>> derived.parameters["layers.*.down.weight"].lr.width  # doctest: +SKIP
+    -1.0
     """
 
     subject: Subject

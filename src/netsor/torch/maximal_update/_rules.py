@@ -32,6 +32,12 @@ class ParameterRule:
     is_free : bool
         Whether the parameter may start smaller, or at 0: what it writes is of order 1
         only after a step.
+
+    Examples
+    --------
+    >>> derived = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
+    >>> derived.parameters["head.weight"].std.width  # doctest: +SKIP
+    -0.5
     """
 
     std: Power = ZERO
