@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,8 +153,12 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     if value is None:
         message = f"PROGRAM {match['name']!r} is not in {shown(module_name)}"
         defined = _names_defined_in(module)
-        if defined:
-            message += f", which defines {', '.join(defined[:MAX_LISTED])}"
+        similar = get_close_matches(match["name"], defined, n=1)
+        if similar:
+            message += f": did you mean {similar[0]}?"
+        elif defined:
+            more = ", …" if len(defined) > MAX_LISTED else ""
+            message += f", which defines {', '.join(defined[:MAX_LISTED])}{more}"
         raise UsageError(message)
     part = None if match["index"] is None else literal(match["index"].strip())
     values = {name: _argument(name, text, module) for name, text in texts.items()}

@@ -15,7 +15,8 @@ from . import _options as opt
 from . import _output as out
 from ._options import cli
 
-FAILED = 3  # exit code, if --check finds a change that grows or shrinks
+# exit code: a rule is undecided, or --check finds a change that follows the width
+FAILED = 3
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OPTIMISER = (
@@ -104,7 +105,7 @@ def parametrise_command(
         content["transfer"] = found.transfer.as_dict()
         text += f"\n\n{rule.check_text(found.changes)}\n\n{found.transfer}"
     out.echo_either(as_json, content, text)
-    if check and found.is_wrong:
+    if rule.undecided or (check and found.is_wrong):
         raise click.exceptions.Exit(FAILED)
 
 

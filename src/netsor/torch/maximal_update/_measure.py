@@ -124,9 +124,11 @@ class Subject:
 
     def new(self, width: int, depth: int | None, seed: int, rule: ScalingRule) -> Any:
         """A module in double precision, with the rule applied."""
+        sizes = (width,) if depth is None else (width, depth)
+        self._check_takes(sizes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self.build(width) if depth is None else self.build(width, depth)
+            module = self.build(*sizes)
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
                 "build", type(module).__name__, "a function that returns a module"
@@ -134,6 +136,21 @@ class Subject:
         module = module.double().eval()
         rule.prepare(module, *self.ratios(width, depth))
         return module
+
+    def _check_takes(self, sizes: tuple[int, ...]) -> None:
+        """Reject a function that does not take the width, and the depth if there is
+        one.
+        """
+        try:
+            inspect.signature(self.build).bind(*sizes)
+        except TypeError as error:
+            name = getattr(self.build, "__name__", "build")
+            arguments = "width" if len(sizes) == 1 else "width, depth"
+            raise ArgumentError(
+                "build", f"{name} ({error})", f"a function such as {name}({arguments})"
+            ) from None
+        except ValueError:  # it has no signature that Python knows
+            return
 
     def batch_for(self, module: Any) -> Batch:
         """The batch of a module, in double precision."""

@@ -19,6 +19,7 @@ from ._scale_hooks import OutputScale
 from ._solve import Solution
 
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
+WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
 OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
 # By exponents of the standard deviation and of the learning rate: table 3 of Tensor
 # Programs V, where biases and gains are input weights; for matrices of Muon the
@@ -366,9 +367,26 @@ class DerivedRule:
             f" {counted(count, 'parameter')} must follow the width, and"
             f" {counted(len(self.scales), 'output')} must be scaled."
         )
+        if self.undecided:
+            return (
+                "Undecided: exponents of the updates of"
+                f" {counted(len(self.undecided), 'parameter')} have errors above"
+                f" {WIDEST}, as of {self.undecided[0]}. Use more draws or wider"
+                f" widths. {text}"
+            )
         if len(named) == count:
             return f"{text} All exponents are those of the literature."
         return f"{text} The exponents of {len(named)} are those of the literature."
+
+    @property
+    def undecided(self) -> list[str]:
+        """The parameters whose updates were measured too coarsely for a rule."""
+        coarse = []
+        for name, evidence in self.evidence.items():
+            update = evidence.update
+            if update is not None and update.high - update.low > 2 * WIDEST:
+                coarse.append(name)
+        return coarse
 
     @property
     def _verdict_on_departures(self) -> str:
