@@ -216,7 +216,6 @@ def measure(name: str) -> dict[str, Any]:
         "name": name,
         "sizes": content["sizes"],
         "status": content["status"],
-        "verdict": str(audit).split("\n", 1)[0].partition(": ")[2],
         "findings": findings,
         "blocks": blocks,
         "final": final,
@@ -272,7 +271,7 @@ def measure_all(workers: int, seconds: float) -> None:
             temporary = path.with_suffix(".part")
             temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
             temporary.replace(path)
-            print(f"{name}: {content['verdict']}", flush=True)
+            print(f"{name}: {_verdict(content)}", flush=True)
 
 
 # Pages
@@ -315,7 +314,19 @@ def _flags(model: dict[str, Any]) -> list[str]:
 
 def _cell(number: float | None) -> str:
     """A number of a table, or a dash."""
-    return "–" if number is None else f"{number:,.3g}"
+    if number is None:
+        return "–"
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def _verdict(model: dict[str, Any]) -> str:
+    """The finding in words."""
+    flags = _flags(model)
+    passed = sum(finding["verdict"] == "ok" for finding in model["findings"])
+    if not flags:
+        return f"No problem found; {passed} rules pass."
+    problems = "1 problem" if len(flags) == 1 else f"{len(flags)} problems"
+    return f"{problems} found: {', '.join(flags)}; {passed} rules pass."
 
 
 def _value(model: dict[str, Any], rule: str) -> str:
@@ -374,7 +385,7 @@ def _index(models: list[dict[str, Any]]) -> str:
         " stream, from the embedding to the end. The rank is the share of the"
         " directions in which tokens can differ. A dash means that the quantity does"
         " not exist in the model, such as entropy without attention.\n\n`make atlas`"
-        " measures all models again.\n"
+        " measures the models that have no file yet.\n"
     )
     return text + "\n" + "\n".join(rows) + closing
 
@@ -385,10 +396,10 @@ def _page(model: dict[str, Any]) -> str:
     versions = model["versions"]
     settings = model["settings"]
     lines = [
-        f"---\ndescription: {title} at initialisation (initialization): audit before"
+        f"---\ndescription: {title} at initialisation (initialization), before any"
         " training.\n---",
         f"# {title} at initialisation",
-        f"**{model['verdict']}**",
+        f"**{_verdict(model)}**",
         f"{model['sizes']}.",
         f"![Four quantities of {title}, block by block]({model['name']}.svg)",
         f"*Medians over {settings['draws']} initialisations, {settings['tokens']}"
