@@ -71,6 +71,7 @@ def run(
         least_seconds=lambda: 0.0,
         estimate=lambda: cost,
         cheaper=lambda cost: "",
+        saved_memory=lambda: "",
         prepare=prepare,
         run=run,
     )

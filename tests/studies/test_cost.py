@@ -56,8 +56,8 @@ def test_worker_has_room_for_a_plan_and_for_the_draws_that_are_computed_together
     assert [one.block_bytes(draws) for draws in (1, 10, 1000)] == expected
     assert one.block_bytes(1000) > 4 * plan.bytes
     fixed = BASE + 1e9 + _draw_cost.MIN_DRAW_BYTES
-    assert one.in_worker(1) == fixed + 1.25 * plan.bytes
-    assert one._replace(bytes=2e9).in_worker(1) == fixed + 2.5e9
+    assert one.in_worker(1) == fixed + _draw_cost.TEMPORARY * plan.bytes
+    assert one._replace(bytes=2e9).in_worker(1) == fixed + _draw_cost.TEMPORARY * 2e9
 
 
 @ns.program
@@ -96,7 +96,8 @@ def test_coordinate_check_counts_the_draws_that_are_computed_together(monkeypatc
     request = Request(stack, widths=[16, 64], lr=0.1, draws=64)
     every = [subject for rule in request.checks for subject in request.cases(rule)]
     sizes = [
-        1.25 * Draw.of(c.plan).block_bytes(64) + c.draw(Numpy()).planning_bytes
+        _draw_cost.TEMPORARY * Draw.of(c.plan).block_bytes(64)
+        + c.draw(Numpy()).planning_bytes
         for c in every
     ]
     found = CoordCheckStudy(request).estimate()
