@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm coverage explore-static lint bench docs docs-serve dist clean
+.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm coverage atlas explore-static lint bench docs docs-serve dist clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -89,6 +89,10 @@ test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers a
 # Classes that are in docs/coverage.csv with these versions are not tried again.
 coverage: $(VENV)/stamp-peers  ## which classes of transformers are read, into docs/coverage.md; an interrupted run resumes
 	$(ONE_THREAD) $(BIN)/python -m tests.peers.coverage
+
+# Models that have a file in docs/atlas are not measured again.
+atlas: $(VENV)/stamp-peers  ## open models at initialisation, into docs/atlas; an interrupted run resumes
+	$(ONE_THREAD) $(BIN)/python docs/_atlas.py measure
 
 lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/ruff format --check .
