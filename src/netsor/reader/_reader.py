@@ -46,6 +46,13 @@ class DataDependentError(Exception):
     """A tensor whose shape depends on random numbers."""
 
 
+# why the outputs of a module are no random numbers
+SAME_PARAMETERS = (
+    "its parameters are the same in every initialisation; draw them at random, without"
+    " a seed in the constructor"
+)
+
+
 class Reader(ABC):
     """Computes the values of the nodes of a graph, one after the other.
 
@@ -287,8 +294,7 @@ class Reader(ABC):
         """Why no output depends on a random parameter."""
         if any(law.random for law in self.graph.laws.values()):
             return "no output depends on a random parameter"
-        remedy = "draw them at random, without a seed in the constructor"
-        return f"its parameters are the same in every initialisation; {remedy}"
+        return SAME_PARAMETERS
 
     def attention(self, softmax: Node) -> list[Probe]:
         """The scores and the weights of a softmax that is not given."""

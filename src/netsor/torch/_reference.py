@@ -16,6 +16,7 @@ from ..models._transformer import UnknownFamilyError
 from ..models.measure._loss_gradient import ModelEnd
 from ..reader._laws import Parameters
 from ..reader._network import Targets
+from ..reader._reader import SAME_PARAMETERS
 from ..reader._structure import Place
 from ._fresh_modules import fresh
 from ._network import read_network
@@ -178,6 +179,10 @@ def _reference_module(
 ) -> Reference:
     """The reference of a module; without a pass, if its pass cannot be read."""
     laws = parameters(module)
+    if not any(law.random for law in laws.values()):
+        name = type(fresh(module)[0]).__name__
+        reason = f"{name} returns nothing random: {SAME_PARAMETERS}"
+        return _without_pass(module, laws, reason)
     try:
         net = read_network(module, args, kwargs, laws)
     except ArgumentError:
