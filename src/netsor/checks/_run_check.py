@@ -176,8 +176,7 @@ class RunPower:
     Examples
     --------
     >>> check = ns.torch.check_run(build, adamw, batch, log="run.csv")  # doctest: +SKIP
-    >>> check.power.factors["loss"]  # doctest: +SKIP
-    1.02
+    >>> detected = check.power.factors["loss"]  # doctest: +SKIP
     """
 
     factors: dict[str, float]

@@ -49,8 +49,7 @@ class RunProposal:
     >>> proposal = ns.torch.propose_batch(build, adamw, batch)  # doctest: +SKIP
     >>> proposal.ok  # doctest: +SKIP
     True
-    >>> proposal.sizes[-1].sequences  # doctest: +SKIP
-    4
+    >>> sequences = proposal.sizes[-1].sequences  # doctest: +SKIP
     """
 
     sizes: list[BatchSize]

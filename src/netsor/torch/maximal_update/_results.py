@@ -153,8 +153,7 @@ class DerivedRule:
     Examples
     --------
     >>> derived = ns.torch.parametrise(build, optimiser="adamw")  # doctest: +SKIP
-    >>> derived.parameters["layers.*.down.weight"].lr.width  # doctest: +SKIP
-    -1.0
+    >>> rate = derived.parameters["layers.*.down.weight"].lr  # doctest: +SKIP
     """
 
     subject: Subject
