@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import io
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def apart(monkeypatch, tmp_path, tables_restored):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     # the same bits, and no process to begin
     monkeypatch.setattr(_process_pool, "Workers", Inline)
+    yield
+    if "matplotlib.pyplot" in sys.modules:  # figures that a page leaves open
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 def needs(page):
