@@ -434,7 +434,7 @@ def test_load_is_that_of_real_initialisations(name):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Separate", "there is a router, but the gates of its experts were not found"),
+        ("Separate", "there is a router, but the gates of its experts"),
         ("Sinkhorn", "no block chooses among experts"),
     ],
 )
