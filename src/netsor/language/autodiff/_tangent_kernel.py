@@ -179,7 +179,7 @@ def grad_norm(
         )
     one_of(parametrisation, "parametrisation", "standard", ("ntk", "standard"))
     several = isinstance(weight, list | tuple)
-    listed: Sequence[Any] = weight if several else [weight]
+    listed: Any = weight if several else [weight]
     for parameter in listed:
         if not isinstance(parameter, Weight | Vector | Scalar):
             raise TraceError(
