@@ -180,7 +180,7 @@ class LawBase(ABC):
 
     @property
     def status(self) -> str:
-        """`proved`, `exact`, `same limit` or `conjectured`; of given draws, `estimated`."""
+        """`proved`, `exact`, `same limit`, `conjectured`; `estimated` of given draws."""
         return self.origin.status
 
     @property
