@@ -1,4 +1,4 @@
-"""Parameters that are no matrices: what each is used for, found in the graph of a module.
+"""Parameters that are no matrices, and what the graph of a module uses them for.
 
 A gain multiplies what a norm returns, a bias is added to a product or a norm, and rows
 of a table of positions, or of one type, are added to the words before the first block.
