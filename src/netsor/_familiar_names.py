@@ -47,8 +47,7 @@ SAMPLES = (
     " draws=1000) for exact draws, or net.simulate for draws of every matrix"
 )
 ATTENTION = "write ns.nn.attention(x, heads=8)"
-MLP = "an MLP is ns.weight(n, k * n) @ ns.relu(ns.weight(k * n, n) @ x)"
-EMBEDDING = "rows of an embedding are Gaussian vectors, ns.gaussian(n, vocabulary)[ids]"
+MLP = "write ns.nn.mlp(x, hidden=4 * n)"
 PLOT = "laws are plotted: net[0].law(n=256).plot()"
 
 # what people look for in `ns` and `ns.nn`
@@ -113,16 +112,12 @@ FUNCTIONS = {
     "rmsnorm": "its name here is ns.rms_norm",
     "rope": "its name here is ns.rotary, or the option rotary=ns.nn.Rotary() of"
     " ns.nn.attention",
-    "attention": ATTENTION,
     "mha": ATTENTION,
     "MultiheadAttention": ATTENTION,
     "self_attention": ATTENTION,
     "multi_head_attention": ATTENTION,
-    "mlp": MLP,
     "MLP": MLP,
     "feed_forward": MLP,
-    "embedding": EMBEDDING,
-    "Embedding": EMBEDDING,
     "mamba": "its name here is ns.nn.mamba2",
     "ssm": "see ns.nn.mamba2",
     "deltanet": "its name here is ns.nn.gated_delta",
