@@ -8,6 +8,8 @@ hold the whole log are named.
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +31,7 @@ from ..report._document import (
     to_text,
 )
 from ..report._html import to_cell
+from ..runtime._units import in_time
 from ._run_bands import FEWEST, POWER, Band, band, enough_runs
 from ._run_logs import Logged, RunLog, read_log
 
@@ -43,6 +46,8 @@ WORDS = {
     PARAMETERS: "parameter norm",
     RATE: "learning rate",
 }
+LOG = logging.getLogger("netsor")
+LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
@@ -159,6 +164,8 @@ class RunFinding:
         if self.expected <= 0 or self.value <= 0:
             return f"too {direction}"
         factor = max(self.value / self.expected, self.expected / self.value)
+        if factor < SMALL:
+            return f"{_change(factor)} too {direction}"
         return f"{_factor(factor)} times too {direction}"
 
 
@@ -536,6 +543,10 @@ class RunLaw:
         All are tried with a few runs, and the best of them with more.
         """
         mistakes = self.loop.mistakes(self._first_factors(logged))
+        LOG.info(
+            "numbers are outside their bands: trying %s",
+            counted(len(mistakes), "mistake"),
+        )
         scored = []
         for mistake in mistakes:
             values = self._with_mistake(mistake, FEW)
@@ -696,6 +707,7 @@ def law_of_loop(
 ) -> RunLaw:
     """The law of the log of a loop that trains a network of this name."""
     first_seed, second_seed = seeds_of(seed, 2)
+    start = time.monotonic()
     run, other_run = loop.run(first_seed), loop.run(second_seed)
     _refuse_fixed_seed(name, other_run, run)
     runs = enough_runs(level / sum(map(len, run.values())))
@@ -707,6 +719,7 @@ def law_of_loop(
             why=": fewer show no shape of the law",
         )
     seeds = seeds_of(seed, runs)
+    _announce(runs + PAIRED, seconds=time.monotonic() - start)
     values = train(loop, seeds, progress, "healthy runs", [run, other_run])
     _refuse_not_finite(values)
     return RunLaw(
@@ -719,6 +732,13 @@ def law_of_loop(
         scaled=train(loop.enlarged(), seeds[:PAIRED], progress, "power"),
         progress=progress,
     )
+
+
+def _announce(runs: int, seconds: float) -> None:
+    """Say how long all runs take, if it is long; two of them took these seconds."""
+    total = seconds / 2 * runs
+    if total > LONG:
+        LOG.info("training %d healthy runs, which takes about %s", runs, in_time(total))
 
 
 def seeds_of(seed: int, count: int) -> list[int]:
