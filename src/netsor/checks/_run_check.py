@@ -52,16 +52,40 @@ DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingLoop(ABC):
     """A training loop that runs literally: a front end says how.
 
+    The fields with a default are those of a healthy loop. Another value there is a
+    mistake that every front end can make (see `_run_mistakes`).
+
     Attributes
     ----------
+    batches : sequence
+        The batches of single passes, `accumulation` for each step; used again from the
+        first on if there are fewer.
     steps : int
         The last step; steps are counted from 0.
+    accumulation : int
+        The passes whose mean gradient a step takes.
+    clip : float or None
+        The total gradient norm that gradients are clipped to before the optimiser.
+    gradient_factor, logged_factor : float
+        Factors of the gradients, and of the loss that is logged.
+    updates : int
+        How often the optimiser steps at each step.
+    logged_first : int
+        The step that is logged as step 0.
     """
 
+    batches: Sequence[Any]
     steps: int
+    accumulation: int
+    clip: float | None
+    gradient_factor: float = 1.0
+    logged_factor: float = 1.0
+    updates: int = 1
+    logged_first: int = 0
 
     @abstractmethod
     def run(self, seed: int) -> dict[str, Floats]:

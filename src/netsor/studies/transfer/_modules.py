@@ -16,7 +16,8 @@ import numpy as np
 
 from ..._validate import ArgumentError, shown
 from ...engine.backends import Numpy
-from ...torch.maximal_update._measure import Subject
+from ...maximal_update._results import OTHER_SEEDS, DerivedRule
+from ...torch.maximal_update._measure import TorchSubject
 from ...torch.maximal_update._optimisers import FAMILIES
 from ...torch.maximal_update._real_training import (
     Functions,
@@ -24,7 +25,6 @@ from ...torch.maximal_update._real_training import (
     Training,
     functions_of,
 )
-from ...torch.maximal_update._results import OTHER_SEEDS, DerivedRule
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
@@ -132,7 +132,7 @@ class ModuleRequest(Request):
         """How each sweep trains."""
         is_named = isinstance(self.optimiser, str)
         family = FAMILIES[self.optimiser if is_named else "adamw"]
-        subject = Subject(self.model, family, self.batch, self.seed, 1, None)
+        subject = TorchSubject(self.model, family, self.batch, self.seed, 1, None)
         matrices = subject.matrices_of_width if self.matrices is None else self.matrices
         return {
             name: Training(

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..._validate import counted
-from ...laws._power_law import Exponent, Fit
-from ._emitted_file import FileContent, Reference, source_of
-from ._measure import Measurement, Subject
+from .._validate import counted
+from ..laws._power_law import Exponent, Fit
+from ._coordinate_check import OK, Change, coordinate_check
+from ._file_content import FileContent, Reference
+from ._measurement import Measurement
 from ._power import Power
-from ._real_training import OK, Change, Training, coordinate_check, functions_of
 from ._responses import Edge
-from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
-from ._scale_hooks import OutputScale
+from ._rules import OutputScale, ParameterRule, ScalingRule, collapsed, pattern_of
 from ._solve import Solution
+from ._subject import Subject
 
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
 WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
@@ -203,7 +203,7 @@ class DerivedRule:
         return self.rule.scales
 
     def source(self, changes: Sequence[Change] = ()) -> str:
-        """The rule as a file of plain PyTorch, without netsor.
+        """The rule as a file of plain PyTorch or optax, without netsor.
 
         Parameters
         ----------
@@ -215,7 +215,7 @@ class DerivedRule:
         source : str
             The text of the file.
         """
-        return source_of(
+        return self.subject.source_of(
             FileContent(
                 module=self.module_name,
                 optimiser=self.subject.family.name,
@@ -223,7 +223,10 @@ class DerivedRule:
                 scales=self.scales,
                 reference=self.reference,
                 depth_pattern=None,
-                verified=[*self._verified(), *_trained(changes)],
+                verified=[
+                    *self._verified(),
+                    *_trained(changes, self.subject.framework),
+                ],
                 base_width=self.subject.base_width,
                 matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
             )
@@ -268,16 +271,11 @@ class DerivedRule:
         changes : list of Change
             `path`, the `exponent` of the width, and the `verdict` of each output.
         """
-        training = Training(
-            build=self.subject.build,
-            family=self.subject.family,
-            batch=self.subject.batch,
-            seed=self.subject.seed + OTHER_SEEDS,
-            base=(self.subject.base_width,),
-            functions=functions_of(self.source()),
+        training = self.subject.trained(
+            self.source(),
             scales=self.scales,
-            matrices=self.subject.matrices_of_width,
             free=[name for name, rule in self.rule.parameters.items() if rule.is_free],
+            seed=self.subject.seed + OTHER_SEEDS,
         )
         at = [*(widths or (*self.widths, 2 * max(self.widths)))]
         return coordinate_check(
@@ -427,7 +425,7 @@ class DerivedRule:
         return "\n".join(lines)
 
 
-def _trained(changes: Sequence[Change]) -> list[str]:
+def _trained(changes: Sequence[Change], framework: str) -> list[str]:
     """What real training with a file found, in sentences."""
     if not changes:
         return []
@@ -435,7 +433,7 @@ def _trained(changes: Sequence[Change]) -> list[str]:
     others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
     rest = f"; others: {', '.join(others)}" if others else ""
     return [
-        f"Trained in PyTorch with this file: the changes of {counts[OK]} of"
+        f"Trained in {framework} with this file: the changes of {counts[OK]} of"
         f" {len(changes)} outputs do not depend on the width (exponents within ±0.1, 99"
         f" % intervals){rest}."
     ]
