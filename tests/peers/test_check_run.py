@@ -669,7 +669,10 @@ def test_batches_of_every_file_are_read(tmp_path):
     for ids in (array, first, second, mapping["input_ids"]):
         assert torch.equal(ids, IDS)
     torch.save({"f": print}, tmp_path / "code.pt")
-    with pytest.raises(ValueError, match=r"cannot be read as a batch \(UnpicklingError: .* save tensors"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot be read as a batch \(UnpicklingError: .* save tensors",
+    ):
         ns.torch.read_batches([tmp_path / "code.pt"])
 
 

@@ -623,14 +623,17 @@ class RunLaw:
         total = 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                x, value, rounding = values[name][:, step], *number
-                if (x > 0).all() and value > 0:
-                    x, value, rounding = np.log(x), np.log(value), rounding / value
-                square = self.tolerance**2 + rounding**2 + float(x.var())
-                total += (DEGREES + 1) * np.log1p(
-                    (value - x.mean()) ** 2 / (DEGREES * square)
-                ) + np.log(square)
+                total += self._misfit_of_number(number, values[name][:, step])
         return float(total)
+
+    def _misfit_of_number(self, number: Logged, x: Floats) -> float:
+        """The same for one logged number, from its values in runs, (runs,)."""
+        value, rounding = number
+        if (x > 0).all() and value > 0:
+            x, value, rounding = np.log(x), float(np.log(value)), rounding / value
+        variance = self.tolerance**2 + rounding**2 + float(x.var())
+        square = (value - x.mean()) ** 2 / (DEGREES * variance)
+        return float((DEGREES + 1) * np.log1p(square) + np.log(variance))
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
