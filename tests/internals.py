@@ -475,7 +475,10 @@ _NAMES = {
         "to_cell",
     ),
     "netsor.report._mathml": ("mathml",),
-    "netsor.report._mpl_style": ("new",),
+    "netsor.report._mpl_style": (
+        "label_ends",
+        "new",
+    ),
     "netsor.runtime._cancel": (
         "Cancelled",
         "cancelled_by",

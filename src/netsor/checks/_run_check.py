@@ -554,17 +554,25 @@ class RunLaw:
         total = 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                x, healthy = values[name][:, step], self.values[name][:, step]
-                value = number.value
-                if (x > 0).all() and (healthy > 0).all() and value > 0:
-                    x, healthy, value = np.log(x), np.log(healthy), np.log(value)
-                square = self.tolerance**2 + float(x.var())
-                if len(x) < FEWEST:
-                    square = (square + float(healthy.var())) / 2
-                total += (DEGREES + 1) * np.log1p(
-                    (value - x.mean()) ** 2 / (DEGREES * square)
-                ) + np.log(square)
+                total += self._misfit_of_number(
+                    number.value,
+                    with_mistake=values[name][:, step],
+                    healthy=self.values[name][:, step],
+                )
         return float(total)
+
+    def _misfit_of_number(
+        self, value: float, with_mistake: Floats, healthy: Floats
+    ) -> float:
+        """The same for one logged number, from its values in runs, (runs,)."""
+        x = with_mistake
+        if (x > 0).all() and (healthy > 0).all() and value > 0:
+            x, healthy, value = np.log(x), np.log(healthy), np.log(value)
+        variance = self.tolerance**2 + float(x.var())
+        if len(x) < FEWEST:
+            variance = (variance + float(healthy.var())) / 2
+        square = (value - x.mean()) ** 2 / (DEGREES * variance)
+        return float((DEGREES + 1) * np.log1p(square) + np.log(variance))
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
