@@ -96,16 +96,17 @@ def parametrise_command(
             # it needs PyTorch
             from ..studies.transfer._modules import transfer_of_rule
 
-            found = Checked(rule.check(), transfer_of_rule(rule, progress=not as_json))
-            _write(file, rule.source(found.changes))
+            transfer = transfer_of_rule(rule, progress=not as_json)
+            checked = Checked(rule.check(), transfer)
+            _write(file, rule.source(checked.changes))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:
-        content["check"] = [change.to_dict() for change in found.changes]
-        content["transfer"] = found.transfer.as_dict()
-        text += f"\n\n{rule.check_text(found.changes)}\n\n{found.transfer}"
+        content["check"] = [change.to_dict() for change in checked.changes]
+        content["transfer"] = checked.transfer.as_dict()
+        text += f"\n\n{rule.check_text(checked.changes)}\n\n{checked.transfer}"
     out.echo_either(as_json, content, text)
-    if rule.undecided or (check and found.is_wrong):
+    if rule.undecided or (check and checked.is_wrong):
         raise click.exceptions.Exit(FAILED)
 
 

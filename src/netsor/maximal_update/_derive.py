@@ -40,9 +40,10 @@ def derive(
         expected=_expected(derived.last),
         reference=reference_of(_unscaled_shapes(derived), widths),
         growing=tuple(
-            _describe(derived.last.found, k) for k in derived.last.solution.growing
+            _describe(derived.last.measurement, k)
+            for k in derived.last.solution.growing
         ),
-        matrices=tuple(derived.last.found.matrices),
+        matrices=tuple(derived.last.measurement.matrices),
         given=given,
     )
 
@@ -79,7 +80,7 @@ def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
     scaled = {name for x in derived.rule.scales for name in x.parameters}
     return [
         {name: shape for name, shape in shapes.items() if name not in scaled}
-        for shapes in derived.last.found.shapes
+        for shapes in derived.last.measurement.shapes
     ]
 
 
@@ -105,11 +106,12 @@ def _derived(
     sizes: list[Size] = [(width, without_depth) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
-        found = measure(graphs, rule, sizes, draws)
-        solution = Solver(found.operations, found.exponents, found.random).solve()
-        last = Solved(found, solution)
+        measured = measure(graphs, rule, sizes, draws)
+        solver = Solver(measured.operations, measured.exponents, measured.random)
+        solution = solver.solve()
+        last = Solved(measured, solution)
         first = first or last
-        changed = _changed(rule, solution, found, subject.family, graphs)
+        changed = _changed(rule, solution, measured, subject.family, graphs)
         if changed == rule:
             return Derived(rule, first, last)
         rule = changed
@@ -125,7 +127,7 @@ def _expected(last: Solved) -> dict[str, float]:
     """The exponent of the change of the output of each submodule."""
     return {
         operation.path: last.solution.change[operation.index]
-        for operation in last.found.operations.operations
+        for operation in last.measurement.operations.operations
         if operation.path and operation.index in last.solution.change
     }
 

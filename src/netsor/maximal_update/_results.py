@@ -69,21 +69,21 @@ class Evidence(NamedTuple):
 class Solved(NamedTuple):
     """A measurement, and what follows from it."""
 
-    found: Measurement
+    measurement: Measurement
     solution: Solution
 
 
 def evidence_of(first: Solved, last: Solved) -> dict[str, Evidence]:
     """The evidence of all parameters: of several uses, those that change most."""
     evidence = {}
-    for name in first.found.operations.graph.parameters:
-        std = first.found.stds.get(name)
+    for name in first.measurement.operations.graph.parameters:
+        std = first.measurement.stds.get(name)
         evidence[name] = Evidence(
             std=None if std is None else std.exponent,
-            written_before=_largest(first, first.found.exponents.written, name),
-            written=_largest(last, last.found.exponents.written, name),
-            update_before=_largest(first, first.found.exponents.updates, name),
-            update=_largest(last, last.found.exponents.updates, name),
+            written_before=_largest(first, first.measurement.exponents.written, name),
+            written=_largest(last, last.measurement.exponents.written, name),
+            update_before=_largest(first, first.measurement.exponents.updates, name),
+            update=_largest(last, last.measurement.exponents.updates, name),
         )
     return evidence
 
@@ -95,7 +95,7 @@ def _largest(
     multiply what it writes.
     """
     exponents = []
-    for operation in solved.found.operations.operations:
+    for operation in solved.measurement.operations.operations:
         for k, names in operation.weights.items():
             edge = Edge(operation.index, k)
             fit = fits.get(edge)
@@ -133,8 +133,9 @@ class Departure(NamedTuple):
     power: float
 
     def __str__(self) -> str:
-        what = f"the {self.what} of" if self.what[-1] != "s" else f"the {self.what} by"
-        return f"{what} {self.path}: multiply by {_n(Power(self.power))}"
+        preposition = "by" if self.what.endswith("s") else "of"
+        quantity = f"the {self.what} {preposition} {self.path}"
+        return f"{quantity}: multiply by {_n(Power(self.power))}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,14 +189,14 @@ class DerivedRule:
         """
         if not self.subject.make:
             return ()
-        found = []
+        departures = []
         for name, rule in self.rule.parameters.items():
             if rule.std.width:
-                found.append(Departure(name, "standard deviation", rule.std.width))
+                departures.append(Departure(name, "standard deviation", rule.std.width))
             if rule.lr.width and self.given.get(name) is not None:
-                found.append(Departure(name, "learning rate", rule.lr.width))
-        found += [Departure(x.path, x.what, x.power.width) for x in self.scales]
-        return tuple(found)
+                departures.append(Departure(name, "learning rate", rule.lr.width))
+        departures += [Departure(x.path, x.what, x.power.width) for x in self.scales]
+        return tuple(departures)
 
     @property
     def scales(self) -> tuple[OutputScale, ...]:
@@ -390,17 +391,17 @@ class DerivedRule:
     @property
     def _verdict_on_departures(self) -> str:
         """What is not maximal in the module and the optimiser of the user."""
-        found = [str(departure) for departure in self.departures]
-        if not found:
+        departures = [str(departure) for departure in self.departures]
+        if not departures:
             return (
                 f"{self.module_name} with its own {self.subject.family.words}: nothing"
                 " to change, all updates are maximal."
             )
         heading = (
             f"{self.module_name} with its own {self.subject.family.words}:"
-            f" {counted(len(found), 'number')} must change."
+            f" {counted(len(departures), 'number')} must change."
         )
-        return "\n".join([heading, *(f"  {line}" for line in found)])
+        return "\n".join([heading, *(f"  {line}" for line in departures)])
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")

@@ -271,19 +271,19 @@ def _functions(parametrisation: Any) -> dict[str, Functions | None]:
         names = ["sp"]
     if not isinstance(names, list | tuple):
         names = [names]
-    found: dict[str, Functions | None] = {}
+    functions: dict[str, Functions | None] = {}
     for rule in names:
         if rule == "sp":
-            found["sp"] = None
+            functions["sp"] = None
         elif isinstance(rule, DerivedRule):
-            found["derived"] = functions_of(rule.source())
+            functions["derived"] = functions_of(rule.source())
         elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
-            found[Path(rule).stem] = _functions_of_file(Path(rule))
+            functions[Path(rule).stem] = _functions_of_file(Path(rule))
         else:
             raise ArgumentError("parametrisation", shown(str(rule)), RULES)
-    if len(found) < len(names) or not found:
+    if len(functions) < len(names) or not functions:
         raise ArgumentError("parametrisation", shown(str(names)), f"{RULES}, each once")
-    return found
+    return functions
 
 
 def _functions_of_file(path: Path) -> Functions:

@@ -126,13 +126,13 @@ def _family(build: Callable[..., Any], optimiser: Any, width: int) -> Family:
     if isinstance(optimiser, str) or not callable(optimiser):
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
         return FAMILIES[optimiser]
-    made = optimiser(build(width))
+    users_optimiser = optimiser(build(width))
     for name, of_torch in CLASSES.items():
-        if type(made) is of_torch:
+        if type(users_optimiser) is of_torch:
             return FAMILIES[name]
     raise ArgumentError(
         "optimiser",
-        type(made).__name__,
+        type(users_optimiser).__name__,
         "a name, or a function that returns torch.optim.AdamW, Adam or SGD",
     )
 

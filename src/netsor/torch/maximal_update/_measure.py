@@ -201,10 +201,11 @@ class Graphs:
             *subject.ratios(*network.size),
             self.matrices_of(network.size),
         )
-        given, largest = subject.given_rates(module), subject.largest_rate
+        users_rates, largest = subject.given_rates(module), subject.largest_rate
         names = {id(p): name for name, p in parameters_of(module).items()}
         for group in rates:
-            group["lr"] *= given[names[id(group["params"][0])]] / largest
+            first_parameter = names[id(group["params"][0])]
+            group["lr"] *= users_rates[first_parameter] / largest
         draw = steps_of(subject.family, module, batch, rates)
         with torch.no_grad():
             responses = measured(
@@ -227,10 +228,12 @@ def _computes(graph: ForwardGraph, module: Any, subject: TorchSubject) -> bool:
     with torch.no_grad():
         expected = logits_in(module(*batch.inputs))
         try:
-            found = graph.values(_numbers(module), batch)[graph.logits]
+            computed = graph.values(_numbers(module), batch)[graph.logits]
         except (RuntimeError, IndexError):  # other shapes
             return False
-    return found.shape == expected.shape and bool(torch.allclose(found, expected))
+    if computed.shape != expected.shape:
+        return False
+    return bool(torch.allclose(computed, expected))
 
 
 def _numbers(module: Any) -> dict[str, Any]:

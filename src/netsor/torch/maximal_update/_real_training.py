@@ -147,17 +147,17 @@ class Started(NamedTuple):
 
     def outputs(self) -> dict[str, Any]:
         """The outputs of all submodules, by path, and the logits that count."""
-        with torch.no_grad(), recorded(self.module, self.starts) as found:
+        with torch.no_grad(), recorded(self.module, self.starts) as outputs:
             logits = logits_in(self.module(*self.batch.inputs))
         words = list(self.batch.words)
-        for path, value in found.items():
+        for path, value in outputs.items():
             if value.shape == logits.shape:
-                found[path] = value[..., words]
+                outputs[path] = value[..., words]
         for scale in self.scales:
-            if scale.part is not None and scale.path in found:
-                found[scale.path] = without_part(found[scale.path], scale.part)
-        found[LOGITS] = logits[..., words]
-        return found
+            if scale.part is not None and scale.path in outputs:
+                outputs[scale.path] = without_part(outputs[scale.path], scale.part)
+        outputs[LOGITS] = logits[..., words]
+        return outputs
 
 
 def without_part(value: Any, part: Part) -> Any:
