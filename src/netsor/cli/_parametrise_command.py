@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 from click import UsageError, option
 
-from .._validate import shown
+from .._validate import real, shown
 from . import _options as opt
 from . import _output as out
 from ._options import cli
@@ -32,6 +32,13 @@ CHECK = (
     " parameters. Exit with code 3 if a change grows or shrinks with the width, or if"
     " the best rate shifts."
 )
+DEPTHS = (
+    "Numbers of layers to measure too: FUNCTION then takes the width and the depth."
+)
+BRANCHES = (
+    "With --depths, the exponent of the depth for branches of the residual stream, from"
+    " -1 to -0.5.  [default: the one with the largest updates]"
+)
 BATCH = (
     "The name of (inputs, targets) in FILE: tensors that the module takes, and the"
     " right class of each row of its logits.  [default: random tokens]"
@@ -48,6 +55,8 @@ BATCH = (
     help=OPTIMISER,
 )
 @option("--widths", type=opt.SIZES, default="64,128,256", help="Widths to measure.")
+@option("--depths", type=opt.SIZES, help=DEPTHS)
+@option("--branch-power", type=opt.number(real, least=-1, most=-0.5), help=BRANCHES)
 @option("--batch", metavar="NAME", help=BATCH)
 @option(
     "--draws",
@@ -96,14 +105,23 @@ def parametrise_command(
             # it needs PyTorch
             from ..studies.transfer._modules import transfer_of_rule
 
-            found = Checked(rule.check(), transfer_of_rule(rule, progress=not as_json))
-            _write(file, rule.source(found.changes))
+            found = Checked(
+                rule.check(),
+                _check_in_depth(rule),
+                transfer_of_rule(rule, progress=not as_json),
+            )
+            _write(file, rule.source(found.changes, found.changes_in_depth))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
     if check:
         content["check"] = [change.to_dict() for change in found.changes]
         content["transfer"] = found.transfer.as_dict()
-        text += f"\n\n{rule.check_text(found.changes)}\n\n{found.transfer}"
+        text += f"\n\n{rule.check_text(found.changes)}"
+        if rule.depth is not None:
+            in_depth = found.changes_in_depth
+            content["check_in_depth"] = [change.to_dict() for change in in_depth]
+            text += f"\n\n{rule.check_text(in_depth, 'depth')}"
+        text += f"\n\n{found.transfer}"
     out.echo_either(as_json, content, text)
     if rule.undecided or (check and found.is_wrong):
         raise click.exceptions.Exit(FAILED)
@@ -113,13 +131,24 @@ class Checked(NamedTuple):
     """What real training with a written file found."""
 
     changes: Sequence[Any]
+    changes_in_depth: Sequence[Any]  # empty without depths
     transfer: Any
 
     @property
     def is_wrong(self) -> bool:
         """Whether a change grows or shrinks, or the best learning rate shifts."""
         shifts: bool = self.transfer["derived"].verdict.startswith("shifts")
-        return shifts or any(change.is_wrong for change in self.changes)
+        changes = (*self.changes, *self.changes_in_depth)
+        return shifts or any(change.is_wrong for change in changes)
+
+
+def _check_in_depth(rule: Any) -> Sequence[Any]:
+    """The changes at the depths of a rule, and twice the largest."""
+    if rule.depth is None:
+        return []
+    depths = rule.depth.depths
+    changes: Sequence[Any] = rule.check(depths=[*depths, 2 * max(depths)])
+    return changes
 
 
 # the American spelling works too, and help lists the command once

@@ -2,9 +2,10 @@
 
 `_forward_graph` records the operations of a module, `_responses` measures how each
 responds to changes of its inputs and its weights, `_measure` finds how these depend on
-the width, `_solve` finds the exponents under which every change is of order 1, and
-`_emitted_file` writes them as plain PyTorch. `_real_training` checks the result by real
-steps.
+the width, and `_solve` finds the exponents under which every change is of order 1.
+`_branches` finds residual streams, and `_depth` the exponents of the depth.
+`_emitted_file` writes them as plain PyTorch, and `_real_training` checks the result by
+real steps.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._validate import ArgumentError, Shape, also_spelled, one_of, whole
+from ..._validate import ArgumentError, Shape, also_spelled, one_of, real, whole
+from ._depth import derive_depth
 from ._emitted_file import reference_of
 from ._measure import Graphs, Measurement, Size, Subject, measure
 from ._optimisers import FAMILIES, Family
+from ._parameter_names import parameters_of
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
 from ._rules import ParameterRule, ScalingRule
@@ -39,6 +42,8 @@ def parametrise(
     *,
     optimiser: str | Callable[[Any], Any] = "adamw",
     widths: Sequence[int] = WIDTHS,
+    depths: Sequence[int] | None = None,
+    branch_power: float | None = None,
     batch: Any = None,
     split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] | None = None,
     draws: int = DRAWS,
@@ -67,6 +72,14 @@ def parametrise(
         can also write `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
+    depths : sequence of int, optional
+        Numbers of layers to measure, at least two, for the exponents of the depth, too.
+        `build` is then a function of the width and the depth. Widths are measured at
+        the smallest depth, and depths at the smallest width.
+    branch_power : float, optional
+        The exponent of the depth that the branches of the residual stream get, from -1
+        to -1/2. By default the one under which updates are largest: -1, or -1/2 if each
+        branch is a linear function of its parameters.
     batch : tuple, optional
         (inputs, targets): tensors that the module takes, and the right class for each
         row of its logits. By default two sequences of eight random tokens, each the
@@ -86,7 +99,8 @@ def parametrise(
     -------
     rule : DerivedRule
         `rule.parameters` has the exponents of each parameter, `rule.scales` the factors
-        of outputs, and `rule.evidence` what was measured. Print it for the table;
+        of outputs, and `rule.evidence` what was measured; `rule.depth` is what was
+        measured at several depths, or None. Print the rule for the table;
         `rule.source()` is a file of plain PyTorch, and `rule.check()` tests it by real
         training.
 
@@ -102,24 +116,33 @@ def parametrise(
         raise ArgumentError(
             "build", type(build).__name__, "a function of the width, not a module"
         )
-    family = _family(build, optimiser, sizes[0])
+    layers = _depths(depths, branch_power)
+    base = sizes[:1] if layers is None else (sizes[0], layers[0])
+    family = _family(build, optimiser, base)
     subject = Subject(
         build=build,
         family=family,
         batch=batch,
         seed=whole(seed, "seed", least=0),
         base_width=sizes[0],
-        base_depth=None,
+        base_depth=None if layers is None else layers[0],
         split_sizes=_split_sizes(split_sizes, family.is_mixed),
         make=None if isinstance(optimiser, str) else optimiser,
     )
     say = progress or (lambda line: None)
     derived = _derived(subject, sizes, draws, say)
+    rule, depth = derived.rule, None
+    if layers is not None:
+        of_patterns, depth = derive_depth(
+            subject, rule, layers, 2 * draws, branch_power, say
+        )
+        rule = _at_base(subject, of_patterns)
     return DerivedRule(
         subject=subject,
         widths=sizes,
         draws=draws,
-        rule=derived.rule,
+        rule=rule,
+        depth=depth,
         evidence=evidence_of(derived.first, derived.last),
         expected=_expected(derived.last),
         reference=reference_of(_unscaled_shapes(derived), sizes),
@@ -131,12 +154,35 @@ def parametrise(
     )
 
 
-def _family(build: Callable[..., Any], optimiser: Any, width: int) -> Family:
+def _at_base(subject: Subject, rule: ScalingRule) -> ScalingRule:
+    """A rule of patterns for the names of the smallest network."""
+    module = subject.at_base_depth(subject.base_width)
+    parameters = {name: rule.of(name) for name in parameters_of(module)}
+    return ScalingRule(parameters, rule.placed(module))
+
+
+def _depths(
+    depths: Sequence[int] | None, branch_power: float | None
+) -> tuple[int, ...] | None:
+    """Depths, sorted, each once; None: only the width matters."""
+    if branch_power is not None:
+        real(branch_power, "branch_power", least=-1, most=-0.5)
+    if depths is None:
+        if branch_power is not None:
+            raise ArgumentError("branch_power", branch_power, "left out without depths")
+        return None
+    layers = tuple(sorted({whole(depth, "depths") for depth in depths}))
+    if len(layers) < 2:
+        raise ArgumentError("depths", list(depths), "two depths or more")
+    return layers
+
+
+def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) -> Family:
     """The optimiser of a name, or that of the user, by its class."""
     if isinstance(optimiser, str) or not callable(optimiser):
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
         return FAMILIES[optimiser]
-    made = optimiser(build(width))
+    made = optimiser(build(*size))
     for name, of_torch in CLASSES.items():
         if type(made) is of_torch:
             return FAMILIES[name]
@@ -153,7 +199,7 @@ def _given_exponents(subject: Subject, widths: Sequence[int]) -> dict[str, float
         return {}
     rates = []
     for width in (widths[0], widths[-1]):
-        module = subject.new(width, None, subject.seed, ScalingRule())
+        module = subject.new(width, subject.base_depth, subject.seed, ScalingRule())
         rates.append(subject.given_rates(module))
     ratio = math.log(widths[-1] / widths[0])
     return {
@@ -213,8 +259,7 @@ def _derived(
     """Measure and change until nothing remains to change."""
     rule, graphs = ScalingRule(), Graphs(subject)
     first: Solved | None = None
-    without_depth = None  # the function takes a width alone
-    sizes: list[Size] = [(width, without_depth) for width in widths]
+    sizes: list[Size] = [(width, subject.base_depth) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
         found = measure(graphs, rule, sizes, draws)

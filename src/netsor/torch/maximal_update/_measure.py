@@ -98,9 +98,15 @@ class Subject:
                 found[name] = self._split(name, shape[0], width)
         return found
 
-    def matrices_of_width(self, width: int) -> Matrices:
-        """The same for the depth of the function."""
-        return self.matrices(width, None)
+    def matrices_of_size(self, width: int, depth: int | None = None) -> Matrices:
+        """The same, by default for the smallest depth."""
+        return self.matrices(width, depth or self.base_depth)
+
+    def at_base_depth(self, width: int) -> Any:
+        """A module of the smallest depth, as it is built."""
+        if self.base_depth is None:
+            return self.build(width)
+        return self.build(width, self.base_depth)
 
     def _shapes(self, width: int, depth: int | None) -> dict[str, Shape]:
         """The shapes of the parameters of a module of this size."""
@@ -233,7 +239,8 @@ class Graphs:
         """The graph of a module, which has no factors of rows."""
         graph = forward_graph(module, self.subject.batch_for(module))
         ratios = self.subject.ratios(*size)
-        rows = [(x, x.power.of(*ratios)) for x in rule.scales if x.parameters]
+        placed = rule.placed(module)
+        rows = [(x, x.power.of(*ratios)) for x in placed if x.parameters]
         return with_scaled_rows(graph, rows)
 
     def of_draw(self, rule: ScalingRule, network: Network, module: Any) -> ForwardGraph:
@@ -281,8 +288,8 @@ def measure(
     return Measurement(
         operations=networks[0].operations,
         exponents=_exponents(all_of("responses"), at),
-        gradients=_fits(all_of("gradients"), at),
-        stds=_fits(all_of("stds"), at),
+        gradients=fits_of(all_of("gradients"), at),
+        stds=fits_of(all_of("stds"), at),
         values=networks[0].values,
         shapes=[each.shapes for each in networks],
         random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
@@ -302,7 +309,7 @@ def _networks(
     graphs: Graphs, rule: ScalingRule, sizes: Sequence[Size]
 ) -> list[Network]:
     """The networks of all sizes, with operations that know whether they grow."""
-    networks = [_network(graphs, rule, size) for size in sizes]
+    networks = [network_of(graphs, rule, size) for size in sizes]
     shapes = [last_axes(each.operations, each.values) for each in networks]
     of_size = with_narrow([each.operations for each in networks], shapes)
     names = of_size[0].graph.operations
@@ -312,7 +319,7 @@ def _networks(
     return [each._replace(operations=operations) for each, operations in pairs]
 
 
-def _network(graphs: Graphs, rule: ScalingRule, size: Size) -> Network:
+def network_of(graphs: Graphs, rule: ScalingRule, size: Size) -> Network:
     """The network of one width and depth."""
     subject = graphs.subject
     graph = graphs.of(rule, size)
@@ -334,21 +341,27 @@ def _drawn(graphs: Graphs, rule: ScalingRule, network: Network, k: int) -> Drawn
         plain = subject.new(*network.size, seed, rule.without_rows())
         graph = graphs.of_draw(rule, network, plain)
         operations = replace(operations, graph=graph, nodes=graph.nodes)
-    rates = rule.groups(
-        module,
-        SMALL_LR,
-        *subject.ratios(*network.size),
-        graphs.matrices_of(network.size),
-    )
-    given, largest = subject.given_rates(module), subject.largest_rate
-    names = {id(p): name for name, p in parameters_of(module).items()}
-    for group in rates:
-        group["lr"] *= given[names[id(group["params"][0])]] / largest
+    matrices = graphs.matrices_of(network.size)
+    rates = groups_for(subject, rule, module, network.size, matrices)
     draw = steps_of(subject.family, module, batch, rates)
     generator = torch.Generator().manual_seed(seed)
     responses = measured(operations, draw.before, draw.after, batch, generator)
     stds = {name: _std(p) for name, p in draw.before.items()}
     return Drawn(responses, draw.gradients, stds)
+
+
+def groups_for(
+    subject: Subject, rule: ScalingRule, module: Any, size: Size, matrices: Matrices
+) -> list[dict[str, Any]]:
+    """The groups of a measurement: small learning rates that follow the rule, and the
+    optimiser of the user.
+    """
+    groups = rule.groups(module, SMALL_LR, *subject.ratios(*size), matrices)
+    given, largest = subject.given_rates(module), subject.largest_rate
+    names = {id(p): name for name, p in parameters_of(module).items()}
+    for group in groups:
+        group["lr"] *= given[names[id(group["params"][0])]] / largest
+    return groups
 
 
 def _numbers(module: Any) -> dict[str, Any]:
@@ -385,7 +398,7 @@ def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponen
 
     def of(kind: str) -> Any:
         """The fits of one field."""
-        return _fits([[getattr(x, kind) for x in draws] for draws in responses], at)
+        return fits_of([[getattr(x, kind) for x in draws] for draws in responses], at)
 
     return Exponents(
         responses=of("responses"),
@@ -395,7 +408,7 @@ def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponen
     )
 
 
-def _fits(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
+def fits_of(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
     """The exponent of each number of dictionaries, by width and by draw."""
     keys: Iterable[Any] = numbers[0][0].keys()
     fits: dict[Any, Fit | None] = {}
@@ -403,12 +416,3 @@ def _fits(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None
         draws = [np.array([x.get(key, 0.0) for x in at_size]) for at_size in numbers]
         fits[key] = fit(draws, at, LEVEL)
     return fits
-
-
-def depth_taken(build: Build) -> bool:
-    """Whether a function takes a depth after the width."""
-    try:
-        inspect.signature(build).bind(64, 2)
-    except TypeError:
-        return False
-    return True

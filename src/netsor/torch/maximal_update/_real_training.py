@@ -22,6 +22,7 @@ from ._batch import Batch, batch_of, logits_in
 from ._optimisers import Family
 from ._parameter_names import parameters_of
 from ._responses import rms
+from ._rules import matches
 from ._scale_hooks import OutputScale, Part
 
 LOGITS = "logits"  # of the words in the batch
@@ -67,8 +68,8 @@ class Training:
     # what makes the optimiser of a module, instead of the family; its learning rates
     # are then factors
     make: Callable[[Any], Any] | None = None
-    # by widths: the parameters with an optimiser for matrices, and their parts
-    matrices: Callable[[int], Mapping[str, Any]] = lambda width: {}
+    # by sizes: the parameters with an optimiser for matrices, and their parts
+    matrices: Callable[..., Mapping[str, Any]] = lambda *size: {}
     # Parameters that may start at 0. What their start makes of changed inputs falls
     # with the width, so their modules are judged by what the update writes.
     free: Sequence[str] = ()
@@ -80,7 +81,7 @@ class Training:
             module = self.build(*size).eval()
         batch = batch_of(module, self.batch, self.seed)
         groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
-        matrices = self.matrices(size[0])
+        matrices = self.matrices(*size)
         if self.functions is not None:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
@@ -93,7 +94,8 @@ class Training:
             optimiser = self.make(module)
             for group in optimiser.param_groups:
                 group["lr"] = lr * group["lr"]
-        paths = [name.rpartition(".")[0] for name in self.free]
+        names = [x for y in self.free for x in matches(y, parameters_of(module))]
+        paths = [name.rpartition(".")[0] for name in names]
         starts = {
             path: copy.deepcopy(module.get_submodule(path)) for path in paths if path
         }
@@ -146,8 +148,10 @@ class Started(NamedTuple):
             if value.shape == logits.shape:
                 found[path] = value[..., words]
         for scale in self.scales:
-            if scale.part is not None and scale.path in found:
-                found[scale.path] = without_part(found[scale.path], scale.part)
+            if scale.part is None:
+                continue
+            for path in matches(scale.path, [*found]):
+                found[path] = without_part(found[path], scale.part)
         found[LOGITS] = logits[..., words]
         return found
 
@@ -220,8 +224,12 @@ def coordinate_check(
     lr: float,
     steps: int,
     draws: int,
+    named: Callable[[str, tuple[int, ...]], str | None] = lambda path, size: path,
 ) -> list[Change]:
-    """How much `steps` steps change the output of every submodule, against `at`."""
+    """How much `steps` steps change the output of every submodule, against `at`.
+
+    `named` is the name of an output of a network of some size; None: leave it out.
+    """
     changes: list[dict[str, list[float]]] = []
     for size in sizes:
         of_size: dict[str, list[float]] = {}
@@ -231,9 +239,10 @@ def coordinate_check(
             for _ in range(steps):
                 started.step()
             for path, value in started.outputs().items():
-                if before[path].shape == value.shape:
+                name = named(path, size)
+                if name is not None and before[path].shape == value.shape:
                     change = rms(value - before[path])
-                    of_size.setdefault(path, []).append(change)
+                    of_size.setdefault(name, []).append(change)
         changes.append(of_size)
     paths = [x for x in changes[0] if all(len(y.get(x, ())) == draws for y in changes)]
     return [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,13 +53,10 @@ class ScalingRule:
     scales: tuple[OutputScale, ...] = ()
 
     def of(self, name: str) -> ParameterRule:
-        """The rule of a parameter, by its pattern."""
+        """The rule of a parameter, by its name or its pattern."""
         if name in self.parameters:
             return self.parameters[name]
-        for pattern, rule in self.parameters.items():
-            if fnmatchcase(name, pattern):
-                return rule
-        return ParameterRule()
+        return self.parameters.get(pattern_of(name), ParameterRule())
 
     def without_rows(self) -> ScalingRule:
         """The same without factors of rows of parameters."""
@@ -74,8 +70,33 @@ class ScalingRule:
                 factor = self.of(name).std.of(width, depth)
                 if factor != 1:
                     p.mul_(factor)
-        for scale in self.scales:
+        for scale in self.placed(module):
             add_scale(module, scale, scale.power.of(width, depth))
+
+    def placed(self, module: Any) -> tuple[OutputScale, ...]:
+        """The factors with the paths of a module for patterns of paths."""
+        paths = [path for path, _ in module.named_modules()]
+        names = [*parameters_of(module)]
+        placed = []
+        for scale in self.scales:
+            if scale.parameters:
+                of_scale = tuple(x for y in scale.parameters for x in matches(y, names))
+                placed.append(replace(scale, parameters=of_scale))
+                continue
+            of_module = matches(scale.path, paths)
+            placed += [replace(scale, path=path) for path in of_module]
+        return tuple(placed)
+
+    def by_pattern(self) -> ScalingRule:
+        """The same for networks of every depth: names with * for the number of a
+        layer.
+        """
+        scales = {}
+        for x in self.scales:
+            names = tuple(dict.fromkeys(map(pattern_of, x.parameters)))
+            each = replace(x, path=pattern_of(x.path), parameters=names)
+            scales[(each.path, each.part)] = each
+        return ScalingRule(collapsed(self.parameters), tuple(scales.values()))
 
     def groups(
         self,
@@ -116,6 +137,11 @@ def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
 def pattern_of(name: str) -> str:
     """A path with * for the numbers of layers."""
     return NUMBER.sub("*", name)
+
+
+def matches(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names of a pattern, in order."""
+    return [name for name in names if pattern in (name, pattern_of(name))]
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
