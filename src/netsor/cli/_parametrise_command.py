@@ -15,6 +15,7 @@ from . import _options as opt
 from . import _output as out
 from ._options import cli
 
+ENDINGS = {"--out": ".py", "--toml": ".toml"}
 # exit code: a rule is undecided, or --check finds a change that follows the width
 FAILED = 3
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
@@ -25,6 +26,9 @@ OPTIMISER = (
 )
 OUT_FILE = (
     "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
+)
+TOML_FILE = (
+    "Write the rule as TOML too, a --parametrisation of coord-check and transfer."
 )
 CHECK = (
     "Train real networks with the written file: three steps for the changes of all"
@@ -66,12 +70,14 @@ BATCH = (
 )
 @opt.SEED_OPTION
 @option("--out", "path", metavar="FILE", help=OUT_FILE)
-@opt.flag("--overwrite", help="Replace the file if it exists.")
+@option("--toml", metavar="FILE", help=TOML_FILE)
+@opt.flag("--overwrite", help="Replace files that exist.")
 @opt.flag("--check", help=CHECK)
 @opt.AS_JSON
 def parametrise_command(
     model: str,
     path: str | None,
+    toml: str | None,
     batch: str | None,
     overwrite: bool,
     check: bool,
@@ -92,6 +98,7 @@ def parametrise_command(
             f"MODEL {shown(model)} must be FILE:FUNCTION, as my_model.py:build"
         )
     file = _file(model, path, overwrite)
+    toml_file = None if toml is None else _named_file("--toml", toml, overwrite)
     with out.stdout_to_stderr(as_json), usage_errors():
         build = find(model).value
         if options["optimiser"] not in OPTIMISERS:
@@ -101,6 +108,8 @@ def parametrise_command(
             options["batch"] = find(name).value
         rule = torch_module().parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
+        if toml_file is not None:
+            _write(toml_file, rule.toml())
         if check:
             # it needs PyTorch
             from ..studies.transfer._modules import transfer_of_rule
@@ -113,6 +122,9 @@ def parametrise_command(
             _write(file, rule.source(found.changes, found.changes_in_depth))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
+    if toml_file is not None:
+        content["toml"] = str(toml_file)
+        text += f" and {toml_file}"
     if check:
         content["check"] = [change.to_dict() for change in found.changes]
         content["transfer"] = found.transfer.as_dict()
@@ -162,17 +174,21 @@ def _file(model: str, path: str | None, overwrite: bool) -> Path:
     source, _, function = model.rpartition(":")
     if path is None:
         folder = Path(source).parent if source.endswith(".py") else Path()
-        file = folder / f"mup_{function}.py"
-    else:
-        out.check_name("--out", path)
-        file = Path(path)
-    if file.suffix != ".py":
-        raise UsageError(f"--out {shown(str(file))} must end in .py")
+        path = str(folder / f"mup_{function}.py")
+    return _named_file("--out", path, overwrite)
+
+
+def _named_file(option: str, path: str, overwrite: bool) -> Path:
+    """The file of an option, whose ending must be that of its kind."""
+    file, ending = Path(path), ENDINGS[option]
+    out.check_name(option, path)
+    if file.suffix != ending:
+        raise UsageError(f"{option} {shown(path)} must end in {ending}")
     if file.is_dir():
-        raise UsageError(f"--out {shown(str(file))} must be a file, not a folder")
+        raise UsageError(f"{option} {shown(path)} must be a file, not a folder")
     if file.exists() and not overwrite:
         raise UsageError(
-            f"{shown(str(file))} exists: name another file with --out, or give"
+            f"{shown(path)} exists: name another file with {option}, or give"
             " --overwrite"
         )
     return file
@@ -198,5 +214,5 @@ def _write(file: Path, text: str) -> None:
         write(file, text.encode())
     except OSError as error:
         raise click.ClickException(
-            f"--out {shown(str(file))} cannot be written: {out.reason(error)}"
+            f"{shown(str(file))} cannot be written: {out.reason(error)}"
         ) from None

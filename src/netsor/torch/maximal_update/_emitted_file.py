@@ -301,7 +301,7 @@ def source_of(content: FileContent) -> str:
         f'"""Maximal updates (µP) of {content.module} with {content.optimiser}, derived'
         " by netsor.",
         "",
-        *_wrapped(content.verified),
+        *wrapped(content.verified),
         "",
         "Usage:",
         "",
@@ -389,7 +389,7 @@ def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
     return list(lines)
 
 
-def _wrapped(sentences: Sequence[str]) -> list[str]:
+def wrapped(sentences: Sequence[str]) -> list[str]:
     """Sentences in lines."""
     lines = [""]
     for word in " ".join(sentences).split():

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..._validate import ArgumentError, shown
 from ...runtime._files import fields
-from ._emitted_file import FileContent, Reference, source_of
+from ._emitted_file import FileContent, Reference, source_of, wrapped
 from ._optimisers import FAMILIES
 from ._power import Power
 from ._real_training import Functions, functions_of
@@ -34,7 +34,7 @@ def toml_of(content: FileContent) -> str:
     reference = content.reference
     lines = [
         HEADING,
-        *(f"# {line}" for line in content.verified),
+        *(f"# {line}" for line in wrapped(content.verified)),
         f"module = {_text(content.module)}",
         f"optimiser = {_text(content.optimiser)}",
         f"base_width = {content.base_width}",
@@ -240,7 +240,7 @@ def _rule(name: str, value: Any) -> ParameterRule:
     """The exponents of a parameter."""
     table = _table(value, name)
     _check_keys(table, _name(name, "parameters"), (), POWERS)
-    powers = {}
+    powers: dict[str, Any] = {}
     for kind, each in table.items():
         of_kind = _table(each, f"{name}.{kind}")
         _check_keys(of_kind, f"{name}.{kind}", (), Power._fields)
