@@ -88,8 +88,7 @@ def audit(
 
     Parameters
     ----------
-    model : str, pathlib.Path, mapping, Transformer, Program, torch.nn.Module or
-    callable
+    model : str, pathlib.Path, mapping, Transformer, Program, module or callable
         What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains
         its tokens and names what to measure with `ns.probe`; or a PyTorch module that
         takes ids, or a function that makes one, or a JAX model, at its own widths and

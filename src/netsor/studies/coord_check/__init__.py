@@ -232,7 +232,7 @@ def _under_rule(
 ) -> TrainedFunction:
     """How to train PyTorch modules under a rule of `ns.torch.parametrise`."""
     from ...torch._network import training_of_rule
-    from ...torch.maximal_update._rule_files import rule_functions
+    from ...torch.maximal_update._rule_functions import rule_functions
 
     if optimiser not in OF_RULES:
         raise ArgumentError(

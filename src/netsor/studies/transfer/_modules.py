@@ -16,7 +16,8 @@ import numpy as np
 
 from ..._validate import ArgumentError, shown
 from ...engine.backends import Numpy
-from ...torch.maximal_update._measure import Subject
+from ...maximal_update._results import OTHER_SEEDS, DerivedRule
+from ...torch.maximal_update._measure import TorchSubject
 from ...torch.maximal_update._optimisers import FAMILIES
 from ...torch.maximal_update._real_training import (
     Functions,
@@ -24,8 +25,7 @@ from ...torch.maximal_update._real_training import (
     Training,
     functions_of,
 )
-from ...torch.maximal_update._results import OTHER_SEEDS, DerivedRule
-from ...torch.maximal_update._rule_files import functions_of_file
+from ...torch.maximal_update._rule_functions import functions_of_file
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
@@ -135,7 +135,7 @@ class ModuleRequest(Request):
         """How each sweep trains."""
         is_named = isinstance(self.optimiser, str)
         family = FAMILIES[self.optimiser if is_named else "adamw"]
-        subject = Subject(self.model, family, self.batch, self.seed, 1, None)
+        subject = TorchSubject(self.model, family, self.batch, self.seed, 1, None)
         matrices = subject.matrices_of_size if self.matrices is None else self.matrices
         return {
             name: Training(
@@ -259,7 +259,7 @@ def transfer_of_rule(
 
         def build(width: int) -> Any:
             """A module of the smallest depth."""
-            return subject.at_base_depth(width)
+            return subject.build(*subject.size(width, subject.base_depth))
 
         build.__name__ = rule.module_name
     return module_study(

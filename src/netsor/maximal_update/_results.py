@@ -7,25 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..._validate import ArgumentError, counted
-from ...laws._power_law import Exponent, Fit
-from ._depth import WIDEST, DepthRule
-from ._emitted_file import FileContent, Reference, source_of
-from ._measure import Measurement, Subject
+from .._validate import ArgumentError, counted
+from ..laws._power_law import Exponent, Fit
+from ._coordinate_check import OK, Change, coordinate_check
+from ._depth_rule import WIDEST, DepthRule
+from ._file_content import FileContent, Reference
+from ._measurement import Measurement
 from ._power import Power
-from ._real_training import (
-    OK,
-    Change,
-    Functions,
-    Training,
-    coordinate_check,
-    functions_of,
-)
 from ._responses import Edge
-from ._rule_files import check_optimiser, functions_of_content, toml_of
-from ._rules import ParameterRule, ScalingRule, collapsed, pattern_of
-from ._scale_hooks import OutputScale
+from ._rules import OutputScale, ParameterRule, ScalingRule, collapsed, pattern_of
 from ._solve import Solution
+from ._subject import Subject
+from ._toml_file import toml_of
 
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
 OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
@@ -210,7 +203,7 @@ class DerivedRule:
         """
         if not self.subject.make:
             return ()
-        found = []
+        found: list[Departure] = []
         for name, rule in self.rule.parameters.items():
             found += _departures(name, "standard deviation", rule.std)
             if self.given.get(name) is not None:
@@ -229,7 +222,7 @@ class DerivedRule:
         changes: Sequence[Change] = (),
         changes_in_depth: Sequence[Change] = (),
     ) -> str:
-        """The rule as a file of plain PyTorch, without netsor.
+        """The rule as a file of plain PyTorch or optax, without netsor.
 
         Parameters
         ----------
@@ -242,12 +235,13 @@ class DerivedRule:
         source : str
             The text of the file.
         """
+        framework = self.subject.framework
         sentences = [
             *self._verified(),
-            *_trained(changes, "width"),
-            *_trained(changes_in_depth, "depth"),
+            *_trained(changes, framework, "width"),
+            *_trained(changes_in_depth, framework, "depth"),
         ]
-        return source_of(self._content(sentences))
+        return self.subject.source_of(self.content(sentences))
 
     def toml(self) -> str:
         """The rule as TOML, a parametrisation for `ns.coord_check` and `ns.transfer`.
@@ -257,17 +251,10 @@ class DerivedRule:
         toml : str
             The text of a file.
         """
-        return toml_of(self._content(self._verified()))
+        return toml_of(self.content(self._verified()))
 
-    def functions(self, optimiser: str) -> Functions:
-        """The functions of the file, with the base of the rule for every other one; an
-        error if it is a rule for another optimiser.
-        """
-        check_optimiser(self.subject.family.name, optimiser, "the rule")
-        return functions_of_content(self._content([]))
-
-    def _content(self, verified: Sequence[str]) -> FileContent:
-        """What files say."""
+    def content(self, verified: Sequence[str] = ()) -> FileContent:
+        """What files say; `verified` are sentences."""
         return FileContent(
             module=self.module_name,
             optimiser=self.subject.family.name,
@@ -303,20 +290,7 @@ class DerivedRule:
             sentences.insert(
                 0, f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
             )
-        if self.depth is not None:
-            sentences += self._verified_in_depth(self.depth)
-        return sentences
-
-    def _verified_in_depth(self, depth: DepthRule) -> list[str]:
-        """The same for the depth."""
-        depths = ", ".join(map(str, depth.depths))
-        worst = depth.worst
-        return [
-            depth.words,
-            f"Measured at depths {depths}, with weak branches: the updates of a"
-            " parameter in all layers change the loss by order 1 (exponents of the"
-            f" depth within ±{worst:.2f} of 0).",
-        ]
+        return [*sentences, *(self.depth.verified if self.depth else ())]
 
     def check(
         self,
@@ -349,41 +323,38 @@ class DerivedRule:
             `path`, the `exponent` of the width (or the depth), and the `verdict` of
             each output.
         """
-        base_width, base_depth = self.subject.base_width, self.subject.base_depth
-        training = Training(
-            build=self.subject.build,
-            family=self.subject.family,
-            batch=self.subject.batch,
-            seed=self.subject.seed + OTHER_SEEDS,
-            base=(base_width,) if base_depth is None else (base_width, base_depth),
-            functions=functions_of(self.source()),
+        subject = self.subject
+        free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
+        training = subject.trained(
+            self.source(),
             scales=self.rule.by_pattern().scales,
-            matrices=self.subject.matrices_of_size,
-            free=[
-                pattern_of(name)
-                for name, rule in self.rule.parameters.items()
-                if rule.is_free
-            ],
+            free=[*dict.fromkeys(map(pattern_of, free))],
+            seed=subject.seed + OTHER_SEEDS,
         )
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
         if depths is not None:
-            if widths is not None:
-                raise ArgumentError("widths", list(widths), "left out with depths")
-            if self.depth is None:
-                raise ArgumentError(
-                    "depths", list(depths), "left out: the rule has no depths"
-                )
+            in_depth = self._checked_in_depth(widths, depths)
             return coordinate_check(
                 training,
-                [(base_width, depth) for depth in depths],
+                [(subject.base_width, depth) for depth in depths],
                 [*depths],
-                expected=self.depth.expected,
-                named=self.depth.named,
+                expected=in_depth.expected,
+                named=in_depth.named,
                 **options,
             )
         at = [*(widths or (*self.widths, 2 * max(self.widths)))]
-        sizes = [(n,) if base_depth is None else (n, base_depth) for n in at]
+        sizes = [subject.size(width, subject.base_depth) for width in at]
         return coordinate_check(training, sizes, at, expected=self.expected, **options)
+
+    def _checked_in_depth(self, widths: Any, depths: Sequence[int]) -> DepthRule:
+        """What is known of the depth, for a check of depths."""
+        if widths is not None:
+            raise ArgumentError("widths", list(widths), "left out with depths")
+        if self.depth is None:
+            raise ArgumentError(
+                "depths", list(depths), "left out: the rule has no exponents of depth"
+            )
+        return self.depth
 
     @staticmethod
     def check_text(changes: Sequence[Change], axis: str = "width") -> str:
@@ -438,12 +409,14 @@ class DerivedRule:
     def name_of(self, name: str) -> str:
         """The rule of the literature whose exponents a parameter has, or ""."""
         rule, std = self._full(name), self.evidence[name].std
-        total = 0.0 if std is None else round(2 * std.value) / 2 + rule.std.width
+        std_exponent = 0.0
+        if std is not None:
+            std_exponent = round(2 * std.value) / 2 + rule.std.width
         family = self.subject.family.name
-        kinds = OF_SGD if family == "sgd" else OF_ADAM
+        names = OF_SGD if family == "sgd" else OF_ADAM
         if name in self.matrices:
-            kinds = {} if family == "adamh" else OF_MUON
-        return kinds.get((total, rule.lr.width), "")
+            names = {} if family == "adamh" else OF_MUON
+        return names.get((std_exponent, rule.lr.width), "")
 
     @property
     def verdict(self) -> str:
@@ -536,7 +509,7 @@ class DerivedRule:
         return "\n".join(lines)
 
 
-def _trained(changes: Sequence[Change], axis: str) -> list[str]:
+def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
     """What real training with a file found, in sentences."""
     if not changes:
         return []
@@ -544,7 +517,7 @@ def _trained(changes: Sequence[Change], axis: str) -> list[str]:
     others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
     rest = f"; others: {', '.join(others)}" if others else ""
     return [
-        f"Trained in PyTorch with this file: the changes of {counts[OK]} of"
+        f"Trained in {framework} with this file: the changes of {counts[OK]} of"
         f" {len(changes)} outputs follow the {axis} as they should (exponents within"
         f" ±0.1, 99 % intervals){rest}."
     ]

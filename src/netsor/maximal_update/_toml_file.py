@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..._validate import ArgumentError, shown
-from ...runtime._files import fields
-from ._emitted_file import FileContent, Reference, source_of, wrapped
-from ._optimisers import FAMILIES
+from .._validate import ArgumentError, shown
+from ..runtime._files import fields
+from ._file_content import FileContent, Reference, wrapped
 from ._power import Power
-from ._real_training import Functions, functions_of
-from ._rules import ParameterRule
-from ._scale_hooks import OutputScale, Part
+from ._rules import OutputScale, ParameterRule, Part
 
 MAX_FILE_BYTES = 2**20
 MAX_EXPONENT = 4.0  # of the absolute value of an exponent
@@ -77,13 +74,10 @@ def _power_lines(prefix: str, power: Power) -> list[str]:
     return [f"{prefix}{k} = {float(x)!r}" for k, x in power._asdict().items() if x]
 
 
-def functions_of_file(path: Path, optimiser: str) -> Functions:
-    """The functions of the rule in a TOML file, which must be one for an optimiser.
-
-    They use the base of the file.
-    """
+def content_of_file(path: Path) -> FileContent:
+    """The rule in a TOML file."""
     try:
-        content = _content(fields(path, MAX_FILE_BYTES))
+        return _content(fields(path, MAX_FILE_BYTES))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(
@@ -91,54 +85,6 @@ def functions_of_file(path: Path, optimiser: str) -> Functions:
             str(path),
             f"a TOML file of netsor parametrise: {reason}",
         ) from None
-    check_optimiser(content.optimiser, optimiser, str(path))
-    return functions_of_content(content)
-
-
-def rule_functions(rule: Any, optimiser: str) -> Functions:
-    """The functions of one rule: what `parametrise` returns, or its TOML file."""
-    if isinstance(rule, list | tuple) and len(rule) == 1:
-        (rule,) = rule
-    if hasattr(rule, "functions"):
-        found: Functions = rule.functions(optimiser)
-        return found
-    if isinstance(rule, str | Path) and str(rule).endswith(".toml"):
-        return functions_of_file(Path(rule), optimiser)
-    raise ArgumentError(
-        "parametrisation",
-        shown(str(rule)),
-        "one rule of ns.torch.parametrise, or its .toml file, for a PyTorch module",
-    )
-
-
-def check_optimiser(of_rule: str, optimiser: str, source: str) -> None:
-    """Reject a rule for another optimiser."""
-    if of_rule != optimiser:
-        raise ArgumentError("optimiser", optimiser, f"{of_rule}, which {source} is for")
-
-
-def functions_of_content(content: FileContent) -> Functions:
-    """The functions of a rule, with its own base for every other one."""
-    found = functions_of(source_of(content))
-    base = (content.base_width,)
-
-    def applied(function: Callable[..., Any], module: Any, *numbers: float) -> Any:
-        """What a function of the rule returns for a module."""
-        try:
-            return function(module, *numbers, *base)
-        except (AttributeError, IndexError, KeyError) as error:
-            name = type(module).__name__
-            raise ArgumentError(
-                "parametrisation",
-                content.module,
-                f"a rule for {name}: {' '.join(map(str, error.args))}",
-            ) from None
-
-    return Functions(
-        initialise=lambda module, *_: applied(found.initialise, module),
-        scale_outputs=lambda module, *_: applied(found.scale_outputs, module),
-        param_groups=lambda module, lr, *_: applied(found.param_groups, module, lr),
-    )
 
 
 def _content(tables: dict[str, Any]) -> FileContent:
@@ -154,9 +100,8 @@ def _content(tables: dict[str, Any]) -> FileContent:
     module, optimiser = tables["module"], tables["optimiser"]
     if not isinstance(module, str) or not module.isidentifier():
         raise ValueError(f"module={shown(module)} must be the name of a function")
-    if optimiser not in FAMILIES:
-        names = ", ".join(FAMILIES)
-        raise ValueError(f"optimiser={shown(optimiser)} must be one of {names}")
+    if not isinstance(optimiser, str) or not optimiser.isidentifier():
+        raise ValueError(f"optimiser={shown(optimiser)} must be the name of one")
     rules = _table(tables["parameters"], "parameters")
     base_depth = tables.get("base_depth")
     return FileContent(

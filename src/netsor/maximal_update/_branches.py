@@ -6,14 +6,13 @@ how a network follows its depth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch.fx import Node
-
-from ...reader._graph import UnsupportedError
-from ._responses import Operation, Operations
+from ..reader._graph import UnsupportedError
+from ._responses import Node, Operation, Operations
 from ._rules import pattern_of
 
 SUMS = frozenset({"add"})
@@ -146,7 +145,7 @@ def _output(
         if marks:
             mark = marks[-1]
             same = values[operations.nodes[mark]], values[operations.nodes[index]]
-            if same[0].numel() == same[1].numel():
+            if math.prod(same[0].shape) == math.prod(same[1].shape):
                 return mark
         is_factor = operation.name in ELEMENTWISE and len(operation.inputs) == 1
         if not is_factor:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
-import torch
-
-from ._parameter_names import parameters_of
 from ._power import Power
-from ._scale_hooks import OutputScale, add_scale
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the path of a parameter
 
@@ -45,6 +41,35 @@ class ParameterRule:
     is_free: bool = False
 
 
+class Part(NamedTuple):
+    """Entries of the last axis, or of the first one of a parameter, as shares of their
+    number.
+    """
+
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class OutputScale:
+    """A factor of the output of a module, or of the rows of a parameter."""
+
+    path: str
+    part: Part | None  # None: the whole output
+    power: Power
+    what: str  # that it scales: "scores", "logits" or "branch"
+    # those with the factor, if no submodule has the output; `path` is the first
+    parameters: tuple[str, ...] = ()
+
+
+class Place(NamedTuple):
+    """Where a factor can be put."""
+
+    path: str
+    part: Part | None
+    parameters: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ScalingRule:
     """The exponents of a module: by names of parameters, and factors of outputs."""
@@ -63,28 +88,20 @@ class ScalingRule:
         scales = tuple(x for x in self.scales if not x.parameters)
         return ScalingRule(self.parameters, scales)
 
-    def prepare(self, module: Any, width: float, depth: float) -> None:
-        """Rescale the initial numbers of a new module, and scale its outputs."""
-        with torch.no_grad():
-            for name, p in parameters_of(module).items():
-                factor = self.of(name).std.of(width, depth)
-                if factor != 1:
-                    p.mul_(factor)
-        for scale in self.placed(module):
-            add_scale(module, scale, scale.power.of(width, depth))
-
-    def placed(self, module: Any) -> tuple[OutputScale, ...]:
-        """The factors with the paths of a module for patterns of paths."""
-        paths = [path for path, _ in module.named_modules()]
-        names = [*parameters_of(module)]
+    def placed(
+        self, paths: Collection[str], names: Collection[str]
+    ) -> tuple[OutputScale, ...]:
+        """The factors with the paths, and the names of parameters, of a network for
+        patterns of them.
+        """
         placed = []
         for scale in self.scales:
             if scale.parameters:
                 of_scale = tuple(x for y in scale.parameters for x in matches(y, names))
                 placed.append(replace(scale, parameters=of_scale))
                 continue
-            of_module = matches(scale.path, paths)
-            placed += [replace(scale, path=path) for path in of_module]
+            of_network = matches(scale.path, paths)
+            placed += [replace(scale, path=path) for path in of_network]
         return tuple(placed)
 
     def by_pattern(self) -> ScalingRule:
@@ -97,28 +114,6 @@ class ScalingRule:
             each = replace(x, path=pattern_of(x.path), parameters=names)
             scales[(each.path, each.part)] = each
         return ScalingRule(collapsed(self.parameters), tuple(scales.values()))
-
-    def groups(
-        self,
-        module: Any,
-        lr: float,
-        width: float,
-        depth: float,
-        matrices: Mapping[str, Sequence[int] | None],
-    ) -> list[dict[str, Any]]:
-        """The groups of an optimiser, one for each parameter.
-
-        `matrices` are those that may have an optimiser of their own, with the sizes of
-        their parts if they are fused.
-        """
-        groups: list[dict[str, Any]] = []
-        for name, p in parameters_of(module).items():
-            if not p.requires_grad:
-                continue
-            rate = lr * self.of(name).lr.of(width, depth)
-            group = {"params": [p], "lr": rate, "is_matrix": name in matrices}
-            groups.append({**group, "split": matrices.get(name)})
-        return groups
 
 
 def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
