@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import netsor as ns
-from netsor._validate import ArgumentError
-from netsor.reader._graph import UnsupportedError
 
 from . import mup_modules
 
@@ -240,17 +238,28 @@ def test_departures_of_an_own_rule():
     assert "multiply by 1/L" in rule.verdict
 
 
+def test_no_stream():
+    def build(n, depth):
+        return PostNorm(n, [Deep(n) for _ in range(depth)])
+
+    with pytest.raises(ns.torch.UnsupportedError, match="no residual stream"):
+        derive(build)
+
+
 REFUSED = {
-    "no stream": (lambda n, depth: PostNorm(n, [Deep(n) for _ in range(depth)]), {}),
-    "one depth": (deep, {"depths": [2, 2]}),
-    "a power alone": (deep, {"depths": None, "branch_power": -0.5}),
-    "a power that explodes": (deep, {"branch_power": -0.25}),
-    "no depth in the function": (lambda n: deep(n, 2), {}),
+    "one depth": (deep, {"depths": [2, 2]}, "two depths or more"),
+    "a power alone": (
+        deep,
+        {"depths": None, "branch_power": -0.5},
+        "left out without depths",
+    ),
+    "a power that explodes": (deep, {"branch_power": -0.25}, "branch_power=-0.25"),
+    "no depth in the function": (lambda n: deep(n, 2), {}, "takes? "),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals(name):
-    build, options = REFUSED[name]
-    with pytest.raises((ArgumentError, UnsupportedError)):
+    build, options, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=reason):
         derive(build, **options)
