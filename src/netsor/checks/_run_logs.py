@@ -46,6 +46,7 @@ ALIASES = {
         "optim/total grad norm",
     ),
     "param_norm": ("param_norm", "params_norm", "params norm", "weight_norm"),
+    "lr": ("lr", "learning_rate", "train/lr", "train/learning_rate", "learning rate"),
     "update_norm": ("update_norm", "train/update_norm"),
 }
 WANDB = (

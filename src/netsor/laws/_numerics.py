@@ -212,12 +212,14 @@ def kernel_bias(
         # Its variance is f ∫ (k_a − k_b)² over the draws; the integral is that of two
         # Gaussian kernels, in bandwidths.
         a, b = factors
-        squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
-        product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
+        integral_of_squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
+        twice_integral_of_product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
+        integral = integral_of_squares - twice_integral_of_product
         # the density f near a point is at least that of half a draw
         of_half_a_draw = 0.5 / (draws * bandwidth * b)
-        near = np.maximum(np.maximum(wider, narrower), of_half_a_draw)
-        return np.asarray(np.sqrt(near * (squares - product) / (draws * bandwidth)))
+        density = np.maximum(np.maximum(wider, narrower), of_half_a_draw)
+        variance = density * integral / (draws * bandwidth)
+        return np.asarray(np.sqrt(variance))
 
     # Where the density is smooth, the bias is proportional to h², so it is the change
     # from h² to 2h². Beside a narrow peak it grows less with h, and the next change
