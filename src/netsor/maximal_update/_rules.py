@@ -17,7 +17,7 @@ ZERO = Power()
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """By which powers of the width and depth to multiply what belongs to a parameter.
+    """The powers of width and depth by which to multiply the settings of a parameter.
 
     Attributes
     ----------

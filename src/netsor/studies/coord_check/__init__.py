@@ -208,7 +208,7 @@ def of_module(
         return _under_rule(build, optimiser, lr, ids, parametrisation)
     if lr is not None and not isinstance(optimiser, str):
         raise ArgumentError(
-            "lr", lr, "left out: the optimiser of a module has the learning rates"
+            "lr", lr, "left out: the module's optimiser sets the learning rates"
         )
     if steps != 1 and not isinstance(optimiser, str):
         raise ArgumentError(
@@ -269,8 +269,8 @@ def _of_jax_model(
         raise ArgumentError(
             "optimiser",
             optimiser,
-            f"the name of one, {', '.join(NAMED)}, with the learning rates in lr: the"
-            " functions of optax do not show theirs",
+            f"a name, {', '.join(NAMED)}, with the learning rates in lr: optax does"
+            " not reveal those of its optimisers",
         )
     if lr is None:
         lr = NAMED[optimiser].lr if optimiser in NAMED else 0.0

@@ -228,7 +228,7 @@ def module_study(
         raise ArgumentError(
             "parametrisation",
             shown(str(parametrisation)),
-            "left out: the optimiser of a function has the learning rates",
+            "left out: the function's optimiser sets the learning rates",
         )
     functions: Mapping[str, Functions | None] = {AS_WRITTEN: None}
     if is_named:
