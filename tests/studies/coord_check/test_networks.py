@@ -98,7 +98,9 @@ def test_advice_of_a_perceptron():
     assert not check.kept
     assert {"update of matrix", "update of head"} < set(check.broken)
     text = CoordCheck(check.request, [check], 0, 0.0).table()
-    assert text.splitlines()[0].startswith("sum_head. program: 5 of 5 exponents flagged")
+    assert text.splitlines()[0].startswith(
+        "sum_head. program: 5 of 5 exponents flagged"
+    )
     check = perceptron("mup")
     assert check.kept
     assert check.advice == []
