@@ -471,6 +471,7 @@ _NAMES = {
         "UNDECIDED as DOCUMENT_UNDECIDED",
     ),
     "netsor.report._html": (
+        "powers",
         "ticks",
         "to_cell",
     ),
