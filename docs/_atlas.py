@@ -10,6 +10,7 @@ The settings are those below: they were fixed before any model was measured.
 
 import io
 import json
+import math
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -80,7 +81,12 @@ def _gemma2(width: int, hidden: int, layers: int, heads: int, **more: Any) -> Fi
 
 QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2}
 QWEN3 = {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128}
-OLMO2 = {"model_type": "olmo2", "vocab_size": 100352, "rms_norm_eps": 1e-6}
+OLMO2 = {
+    "model_type": "olmo2",
+    "vocab_size": 100352,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5e5,
+}
 MIXTRAL = {
     "model_type": "mixtral",
     "num_key_value_heads": 8,
@@ -101,7 +107,18 @@ TIED = {"tie_word_embeddings": True}
 # authors published; the initialisation is that of the model's code in transformers.
 MODELS: dict[str, tuple[str, str | Fields]] = {
     "bert-base": ("BERT base", "bert-base"),
-    "falcon-mamba": ("Falcon Mamba (small)", {"model_type": "falcon_mamba"}),
+    "falcon-mamba-7b": (
+        "Falcon Mamba 7B",
+        {
+            "model_type": "falcon_mamba",
+            "hidden_size": 4096,
+            "num_hidden_layers": 64,
+            "intermediate_size": 8192,
+            "time_step_rank": 256,
+            "vocab_size": 65024,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma-2-2b": (
         "Gemma 2 2B",
         _gemma2(2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),
@@ -124,7 +141,10 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     "gpt2-large": ("GPT-2 large", "gpt2-large"),
     "gpt2-xl": ("GPT-2 XL", "gpt2-xl"),
     "gpt3-175b": ("GPT-3 175B", "gpt3-175b"),
-    "gpt-neox-20b": ("GPT-NeoX 20B", _pythia(6144, 44, 64, vocabulary=50432)),
+    "gpt-neox-20b": (
+        "GPT-NeoX 20B",
+        _pythia(6144, 44, 64, vocabulary=50432) | {"hidden_act": "gelu_fast"},
+    ),
     "llama-2-7b": ("Llama 2 7B", _llama(4096, 11008, 32, 32)),
     "llama-2-13b": ("Llama 2 13B", _llama(5120, 13824, 40, 40)),
     "llama-2-70b": ("Llama 2 70B", _llama(8192, 28672, 80, 64, num_key_value_heads=8)),
@@ -133,7 +153,7 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     "llama-3-405b": ("Llama 3.1 405B", "llama-3-405b"),
     "llama-3.2-1b": ("Llama 3.2 1B", _llama(2048, 8192, 16, 32, **LLAMA32)),
     "llama-3.2-3b": ("Llama 3.2 3B", _llama(3072, 8192, 28, 24, **LLAMA32)),
-    "mamba-130m": ("Mamba 130M", {"model_type": "mamba"}),
+    "mamba-130m": ("Mamba 130M", {"model_type": "mamba", "num_hidden_layers": 24}),
     "mistral-7b": (
         "Mistral 7B",
         _llama(4096, 14336, 32, 32, model_type="mistral", num_key_value_heads=8),
@@ -144,7 +164,7 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         "ModernBERT decoder",
         {"model_type": "modernbert-decoder"},
     ),
-    "nanochat": ("nanochat", {"model_type": "nanochat"}),
+    "nanochat": ("nanochat (12 blocks)", {"model_type": "nanochat"}),
     "olmo-2-7b": ("OLMo 2 7B", _llama(4096, 11008, 32, 32, **OLMO2)),
     "olmo-2-13b": ("OLMo 2 13B", _llama(5120, 13824, 40, 40, **OLMO2)),
     "olmo-2-32b": (
@@ -169,7 +189,7 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         | {"num_key_value_heads": 4, "vocab_size": 152064},
     ),
     "qwen2.5-72b": (
-        "Qwen2.5 72B",
+        "Qwen2.5 72B Instruct",
         _qwen(8192, 29568, 80, 64, **QWEN2)
         | {"num_key_value_heads": 8, "vocab_size": 152064},
     ),
@@ -224,18 +244,32 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
+def _described(source: str | Fields) -> Any:
+    """The model, or None if netsor reads it from its module in transformers."""
+    import netsor as ns
+    from netsor.models._transformer import UnknownFamilyError
+
+    try:
+        return ns.models.read(source)
+    except UnknownFamilyError:
+        return None
+
+
 def _has_gradients(source: str | Fields) -> bool:
     """Whether a model is small enough for gradients."""
-    import netsor as ns
+    model = _described(source)
+    return model is None or model.weights <= MOST_WEIGHTS_WITH_GRADIENTS
 
-    if isinstance(source, dict) and len(source) == 1:  # a small default configuration
-        return True
-    return ns.models.read(source).weights <= MOST_WEIGHTS_WITH_GRADIENTS
+
+def _size(name: str) -> float:
+    """The number of weights, by which models are measured; modules come last."""
+    model = _described(MODELS[name][1])
+    return math.inf if model is None else float(model.weights)
 
 
 def _versions(netsor: str, source: str | Fields) -> dict[str, str]:
     """The version of netsor, and that of transformers where its code was read."""
-    if isinstance(source, str) or len(source) > 1:
+    if _described(source) is not None:
         return {"netsor": netsor}
     import transformers
 
@@ -258,6 +292,7 @@ def measure_all(workers: int, seconds: float) -> None:
     """Measure the models that have no file yet; stop after so many seconds."""
     FOLDER.mkdir(exist_ok=True)
     missing = [name for name in MODELS if not (FOLDER / f"{name}.json").exists()]
+    missing.sort(key=_size)
     with ProcessPoolExecutor(workers, max_tasks_per_child=1) as pool:
         jobs = {pool.submit(measure, name): name for name in missing}
         for job in as_completed(jobs, timeout=seconds):
@@ -267,11 +302,16 @@ def measure_all(workers: int, seconds: float) -> None:
             except Exception as error:  # the others are measured all the same
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
                 continue
-            path = FOLDER / f"{name}.json"
-            temporary = path.with_suffix(".part")
-            temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-            temporary.replace(path)
+            _store(content)
             print(f"{name}: {_verdict(content)}", flush=True)
+
+
+def _store(content: dict[str, Any]) -> None:
+    """Write the file of a model at once."""
+    path = FOLDER / f"{content['name']}.json"
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    temporary.replace(path)
 
 
 # Pages

@@ -52,16 +52,40 @@ DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingLoop(ABC):
     """A training loop that runs literally: a front end says how.
 
+    The fields with a default are those of a healthy loop. Another value there is a
+    mistake that every front end can make (see `_run_mistakes`).
+
     Attributes
     ----------
+    batches : sequence
+        The batches of single passes, `accumulation` for each step; used again from the
+        first on if there are fewer.
     steps : int
         The last step; steps are counted from 0.
+    accumulation : int
+        The passes whose mean gradient a step takes.
+    clip : float or None
+        The total gradient norm that gradients are clipped to before the optimiser.
+    gradient_factor, logged_factor : float
+        Factors of the gradients, and of the loss that is logged.
+    updates : int
+        How often the optimiser steps at each step.
+    logged_first : int
+        The step that is logged as step 0.
     """
 
+    batches: Sequence[Any]
     steps: int
+    accumulation: int
+    clip: float | None
+    gradient_factor: float = 1.0
+    logged_factor: float = 1.0
+    updates: int = 1
+    logged_first: int = 0
 
     @abstractmethod
     def run(self, seed: int) -> dict[str, Floats]:
@@ -530,17 +554,25 @@ class RunLaw:
         total = 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                x, healthy = values[name][:, step], self.values[name][:, step]
-                value = number.value
-                if (x > 0).all() and (healthy > 0).all() and value > 0:
-                    x, healthy, value = np.log(x), np.log(healthy), np.log(value)
-                square = self.tolerance**2 + float(x.var())
-                if len(x) < FEWEST:
-                    square = (square + float(healthy.var())) / 2
-                total += (DEGREES + 1) * np.log1p(
-                    (value - x.mean()) ** 2 / (DEGREES * square)
-                ) + np.log(square)
+                total += self._misfit_of_number(
+                    number.value,
+                    with_mistake=values[name][:, step],
+                    healthy=self.values[name][:, step],
+                )
         return float(total)
+
+    def _misfit_of_number(
+        self, value: float, with_mistake: Floats, healthy: Floats
+    ) -> float:
+        """The same for one logged number, from its values in runs, (runs,)."""
+        x = with_mistake
+        if (x > 0).all() and (healthy > 0).all() and value > 0:
+            x, healthy, value = np.log(x), np.log(healthy), np.log(value)
+        variance = self.tolerance**2 + float(x.var())
+        if len(x) < FEWEST:
+            variance = (variance + float(healthy.var())) / 2
+        square = (value - x.mean()) ** 2 / (DEGREES * variance)
+        return float((DEGREES + 1) * np.log1p(square) + np.log(variance))
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""

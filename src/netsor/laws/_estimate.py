@@ -310,9 +310,12 @@ def student(count: int, errors: float = 1.0) -> float:
 
 def combined(*errors: Any) -> Any:
     """The total of independent errors: the root of the sum of their squares."""
+    arrays = [np.asarray(error, dtype=np.float64) for error in errors]
+    sum_of_squares: Any = np.zeros(())
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        arrays = [np.asarray(error, dtype=np.float64) for error in errors]
-        total = np.sqrt(sum((array**2 for array in arrays), start=np.zeros(())))
+        for array in arrays:
+            sum_of_squares = sum_of_squares + array**2
+        total = np.sqrt(sum_of_squares)
     for array in arrays:  # squares of tiny errors may underflow to 0
         total = np.maximum(total, np.abs(array))
     return float(total) if np.ndim(total) == 0 else total
@@ -433,7 +436,7 @@ def tail_index(samples: Array) -> Array:
     def hill(count: int) -> Array:
         """The mean of log(x/x_0) of the `count` largest x, for the next smaller x_0."""
         positive = np.maximum(falling[: count + 1], np.finfo(float).tiny)
-        logs = np.log(positive)
+        logs = np.log(positive)  # from the largest to x_0, (count + 1, columns)
         log_ratios = logs[:-1] - logs[-1]
         return np.asarray(np.mean(log_ratios, axis=0))
 
@@ -499,11 +502,12 @@ def _weighted_median(samples: Array, share: Array) -> Array:
     samples: (draws, columns). The result has the shape (columns,).
     """
     order = np.argsort(samples, axis=0)
-    mass = np.cumsum(share[order], axis=0)
-    position = np.sum(mass < 0.5, axis=0)
+    weight_up_to = np.cumsum(share[order], axis=0)
+    position = np.sum(weight_up_to < 0.5, axis=0)
     position = np.minimum(position, len(order) - 1)  # if rounding leaves them below 1/2
     column = np.arange(samples.shape[1])
-    return np.asarray(samples[order[position, column], column])
+    median_draw = order[position, column]
+    return np.asarray(samples[median_draw, column])
 
 
 BLOCKS = 40  # blocks of replicas that give the errors of quantities other than averages

@@ -560,8 +560,9 @@ class JointWithError:
     def var(self) -> Estimate:
         """The variance of each entry, (entries,)."""
         cov, cov_error = self.cov()
-        value = np.maximum(np.diag(cov), 0.0)
-        return Estimate(value, np.diag(cov_error).copy(), self._law.sources)
+        variance = np.maximum(np.diag(cov), 0.0)
+        error = np.diag(cov_error).copy()
+        return Estimate(variance, error, self._law.sources)
 
     def corr(self) -> Estimate:
         """The correlation matrix, (entries, entries); NaN without variance."""

@@ -340,12 +340,14 @@ class DerivedRule:
     def name_of(self, name: str) -> str:
         """The rule of the literature whose exponents a parameter has, or ""."""
         rule, std = self._full(name), self.evidence[name].std
-        total = 0.0 if std is None else round(2 * std.value) / 2 + rule.std.width
+        std_exponent = 0.0
+        if std is not None:
+            std_exponent = round(2 * std.value) / 2 + rule.std.width
         family = self.subject.family.name
-        kinds = OF_SGD if family == "sgd" else OF_ADAM
+        names = OF_SGD if family == "sgd" else OF_ADAM
         if name in self.matrices:
-            kinds = {} if family == "adamh" else OF_MUON
-        return kinds.get((total, rule.lr.width), "")
+            names = {} if family == "adamh" else OF_MUON
+        return names.get((std_exponent, rule.lr.width), "")
 
     @property
     def verdict(self) -> str:

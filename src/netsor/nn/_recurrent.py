@@ -672,8 +672,10 @@ class _Mixer(Heads):
     def powers(self, gammas: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """γ^(t−s) for s ≤ t, else 0, with γ of each head: (heads, 1, …, 1, T, T)."""
         positions = np.arange(self.tokens)
-        distance = np.maximum(np.subtract.outer(positions, positions), 0)
-        powers = gammas[:, None, None] ** distance * np.tri(self.tokens)  # 0^0 = 1
+        distance = np.subtract.outer(positions, positions)  # t − s
+        distance = np.maximum(distance, 0)
+        powers = gammas[:, None, None] ** distance  # 0^0 = 1
+        powers = powers * np.tri(self.tokens)
         batch_axes = (1,) * (self.x.ndim - 1)
         return powers.reshape(self.heads, *batch_axes, *distance.shape)
 
@@ -683,8 +685,9 @@ class _Mixer(Heads):
         w is a matrix with one row, so that ⟨w, x_t⟩ is a vector in R^1.
         """
         row = weight(1, self.x.width, self.heads, sigma, name=name)
-        one = data([[1.0]])
-        return dot(one, row @ self.x)[..., 0, :]
+        products = row @ self.x  # vectors of one coordinate
+        unit_vector = data([[1.0]])
+        return dot(unit_vector, products)[..., 0, :]
 
     def steps(self, sigma: float | Scalar, bias: ScalarLike) -> Scalar:
         """softplus(⟨w, x_t⟩ + bias), with entries N(0, σ²/n) of w."""

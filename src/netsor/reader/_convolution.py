@@ -79,8 +79,9 @@ class Windows(NamedTuple):
         for axis, size in enumerate(sizes):
             starts = self.stride[axis] * np.arange(counts[axis]) - self.padding[axis]
             offsets = dilation[axis] * np.arange(self.kernel[axis])
-            along = starts[:, None] + offsets
-            by_axis.append(np.where((along < 0) | (along >= size), OUTSIDE, along))
+            positions = starts[:, None] + offsets
+            is_outside = (positions < 0) | (positions >= size)
+            by_axis.append(np.where(is_outside, OUTSIDE, positions))
         return on_grid(by_axis, sizes)
 
 
@@ -231,11 +232,14 @@ def _group(
     call: Call, x: Tensor, weight: Random, shape: Convolution, group: int
 ) -> Vectors:
     """The outputs of one group of channels, (…, *counts, outputs of the group)."""
-    outputs, inputs, ndim = weight.shape[0] // shape.groups, weight.shape[1], shape.ndim
+    outputs, inputs = weight.shape[0] // shape.groups, weight.shape[1]
+    ndim = shape.ndim
     matrices = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
     channels = slice(group * inputs, (group + 1) * inputs)
     if not is_random(x):
-        of_group = numbers(x)[(..., channels) + (slice(None),) * ndim]
+        index: list[Any] = [slice(None)] * len(x.shape)
+        index[-1 - ndim] = channels
+        of_group = numbers(x)[tuple(index)]
         windows = shape.of_pixels(of_group)
         matrix = matrices.viewed(Reshape((outputs, windows.shape[-1])))
         return _vectors(call.draws.product(matrix, ns.data(windows), windows))
@@ -376,18 +380,23 @@ def maximum_over(call: Call, x: Tensor, axes: Any, keepdims: bool) -> Vectors:
     over = sorted({axis % len(x.shape) for axis in np.ravel(axes).tolist()})
     refuse_if(x.axis in over, "the largest coordinate of a vector")
     last = x.moved(x.axis, -1)
-    index_axes = [axis - (axis > x.axis) for axis in over]
-    kept = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
-    plain = last.plain.transpose(*kept, *index_axes)
-    plain = plain.reshape(*(last.shape[axis] for axis in kept), -1)
-    shape = tuple(
-        1 if axis in over else size
-        for axis, size in enumerate(x.shape)
-        if keepdims or axis not in over
-    )
-    coordinates = x.axis - (0 if keepdims else sum(axis < x.axis for axis in over))
-    indices = tuple(np.delete(shape, coordinates).tolist())
-    return Vectors.of(_largest(plain).reshape(*indices), coordinates)
+    # the axes of indices to maximise over, and the others
+    index_axes = [axis - 1 if axis > x.axis else axis for axis in over]
+    other_axes = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
+    other_sizes = [last.shape[axis] for axis in other_axes]
+    plain = last.plain.transpose(*other_axes, *index_axes)
+    largest = _largest(plain.reshape(*other_sizes, -1))
+    # the shape of the result, and its axis of coordinates
+    shape = list(x.shape)
+    coordinates = x.axis
+    for axis in reversed(over):
+        if keepdims:
+            shape[axis] = 1
+        else:
+            del shape[axis]
+            coordinates -= axis < x.axis
+    del shape[coordinates]  # without coordinates
+    return Vectors.of(largest.reshape(*shape), coordinates)
 
 
 def _images(call: Call, images: Floats, sizes: Shape, axis: int) -> Floats:
@@ -484,13 +493,17 @@ def adaptive_max_pool(call: Call, x: Tensor) -> Vectors:
     x = call.vectors(x)
     ndim = len(x.shape) - 1 - x.axis
     sizes, counts = x.shape[-ndim:], call.shape[-ndim:]
-    by_axis = []
+    positions_by_axis = []
     for size, count in zip(sizes, counts, strict=True):
-        starts = np.arange(count) * size // count
-        stops = -(-(np.arange(count) + 1) * size // count)
-        along = starts[:, None] + np.arange((stops - starts).max())
-        by_axis.append(np.minimum(along, stops[:, None] - 1))
-    return _max_over(x, on_grid(by_axis, sizes), ndim)
+        windows = np.arange(count)
+        starts = windows * size // count
+        stops = -(-(windows + 1) * size // count)  # rounded up
+        longest = (stops - starts).max()
+        positions = starts[:, None] + np.arange(longest)
+        # a shorter window repeats its last position
+        positions = np.minimum(positions, stops[:, None] - 1)
+        positions_by_axis.append(positions)
+    return _max_over(x, on_grid(positions_by_axis, sizes), ndim)
 
 
 def _max_over(x: Vectors, positions: Ints, ndim: int) -> Vectors:
@@ -581,9 +594,12 @@ def _with_channels(call: Call, x: Tensor) -> Vectors:
 def _standardised(x: ns.Vector, over: Any, eps: float) -> ns.Vector:
     """(x − mean)/√(variance + eps) of each coordinate, over some axes of x."""
     axes = tuple(over)
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
-    centred = x - x.mean(axis=axes).reshape(*kept)
-    variance = (centred * centred).mean(axis=axes).reshape(*kept)
+    with_axes_of_size_1 = list(x.shape)
+    for axis in axes:
+        with_axes_of_size_1[axis] = 1
+    mean = x.mean(axis=axes).reshape(*with_axes_of_size_1)
+    centred = x - mean
+    variance = (centred * centred).mean(axis=axes).reshape(*with_axes_of_size_1)
     return centred * ns.nonlin(inverse_root(eps), variance)
 
 

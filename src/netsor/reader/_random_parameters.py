@@ -396,8 +396,9 @@ class Draws:
         It has entries of mean other than 0, and few outputs.
         """
         is_matrix = w.name not in self.ids and w.name not in self.of_given_numbers
-        few = w.shape[0] <= MOST_ENTRIES
-        return bool(self.laws[w.name].mean and is_matrix and few and not self.trained)
+        has_mean = bool(self.laws[w.name].mean)
+        has_few_outputs = w.shape[0] <= MOST_ENTRIES
+        return has_mean and is_matrix and has_few_outputs and not self.trained
 
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
         """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
@@ -439,8 +440,9 @@ class Draws:
         Its columns may be in another order, as those for images that were flattened.
         """
         rows, *others = self.laws[w.name].shape
-        in_order = w.layout.strides[0] == math.prod(others) and w.shape[0] == rows
-        return in_order and w.layout.size == rows * math.prod(others)
+        row_size = math.prod(others)
+        has_all_rows = w.layout.strides[0] == row_size and w.shape[0] == rows
+        return has_all_rows and w.layout.size == rows * row_size
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
         """The product of vectors with a table whose rows were looked up."""
@@ -632,10 +634,12 @@ class Draws:
 
         An entry that is 0 stays 0.
         """
-        entries = self.entries(Vectors.of(x.value.reshape(-1))).value.reshape(-1)
+        vectors = Vectors.of(x.value.reshape(-1))
+        entries = self.entries(vectors).value.reshape(-1)
         is_zero = x.origins == ZERO
-        scalars = entries.take(np.where(is_zero, 0, x.origins))
-        return Scalars(scalars * np.where(is_zero, 0.0, 1.0))
+        positions = np.where(is_zero, 0, x.origins)
+        ones_and_zeros = np.where(is_zero, 0.0, 1.0)
+        return Scalars(entries.take(positions) * ones_and_zeros)
 
     def entries_of_parameter(self, x: Random) -> Scalars:
         """The entries of a parameter, or of a view of it, as scalars."""

@@ -123,7 +123,8 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
 def pieces(call: Call, x: Tensor, axis: int) -> list[Tensor]:
     """One part after the other along an axis, of the sizes that the call returns."""
     axis %= len(x.shape)
-    bounds = np.cumsum([0, *(shape[axis] for shape in call.shapes)]).tolist()
+    sizes = [shape[axis] for shape in call.shapes]
+    bounds = np.cumsum([0, *sizes]).tolist()
     return [pick(call, x, axis, slice(*ends)) for ends in pairwise(bounds)]
 
 
@@ -178,19 +179,20 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
         flat_shape = rows, *x.shape[index.ndim :]
     else:
         row_numbers, rows, flat_shape = index, x.shape[0], tuple(x.shape)
-    is_clear = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == len(
-        row_numbers
-    )
-    refuse_if(not is_clear, "entries at indices of several axes, or at equal ones")
-    order = np.arange(rows)
-    order[row_numbers] = rows + np.arange(len(row_numbers))
-    part = expand(call, values, (len(row_numbers), *flat_shape[1:]))
-    if len(row_numbers) == rows:  # nothing is left of x
-        whole = pick(call, part, 0, order - rows)
+    count = len(row_numbers)
+    are_distinct = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == count
+    refuse_if(not are_distinct, "entries at indices of several axes, or at equal ones")
+    # the rows of x and then those of the values; the result takes each from there
+    origin_of_row = np.arange(rows)
+    origin_of_row[row_numbers] = rows + np.arange(count)
+    new_rows = expand(call, values, (count, *flat_shape[1:]))
+    if count == rows:  # nothing is left of x
+        whole = pick(call, new_rows, 0, origin_of_row - rows)
     else:
-        with_values = call._replace(shapes=[(rows + len(row_numbers), *flat_shape[1:])])
-        parts = [reshape(call, x, flat_shape), part]
-        whole = pick(call, concatenate(with_values, parts, 0), 0, order)
+        old_rows = reshape(call, x, flat_shape)
+        longer = call._replace(shapes=[(rows + count, *flat_shape[1:])])
+        all_rows = concatenate(longer, [old_rows, new_rows], 0)
+        whole = pick(call, all_rows, 0, origin_of_row)
     return reshape(call, whole, call.shape)
 
 
@@ -198,21 +200,26 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     """x with values added at given indices along an axis; some may be equal."""
     refuse_if(not isinstance(index, np.ndarray), "indices that are random")
     axis %= len(call.shape)
-    index = np.ravel(index) % call.shape[axis]
-    # how often each index has come before
-    times = [int((index[:k] == index[k]).sum()) for k in range(len(index))]
-    zeros_shape = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
-    size = len(index) + 1
-    with_values = call._replace(
-        shapes=[(*call.shape[:axis], size, *call.shape[axis + 1 :])]
-    )
-    with_zeros = concatenate(with_values, [values, np.zeros(zeros_shape)], axis)
+    size = call.shape[axis]
+    index = np.ravel(index) % size
+    count = len(index)
+    # the values, and zeros after them: entry `count` adds nothing
+    zeros = np.zeros(_with_size(call.shape, axis, 1))
+    longer = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
+    with_zeros = concatenate(longer, [values, zeros], axis)
+    # how often each index has come before; equal indices are added one after another
+    times = [int((index[:k] == index[k]).sum()) for k in range(count)]
     for time in range(max(times, default=-1) + 1):
-        order = np.full(call.shape[axis], len(index))
         rows_at_time = np.flatnonzero(np.equal(times, time))
-        order[index[rows_at_time]] = rows_at_time
-        x = add(call, pick(call, with_zeros, axis, order), x)
+        value_of_entry = np.full(size, count)
+        value_of_entry[index[rows_at_time]] = rows_at_time
+        x = add(call, pick(call, with_zeros, axis, value_of_entry), x)
     return x
+
+
+def _with_size(shape: Shape, axis: int, size: int) -> Shape:
+    """A shape with another size along one axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
@@ -250,15 +257,13 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         before, after = sizes[2 * number : 2 * number + 2]
         size = x.shape[axis]
         if before < 0 or after < 0:
-            x = pick(call, x, axis, slice(max(-before, 0), size - max(-after, 0)))
-        paddings = []
-        for count in (before, after):
-            shape = list(x.shape)
-            shape[axis] = max(count, 0)
-            paddings.append(np.full(shape, value))
-        shape[axis] = size + before + after
-        whole = call._replace(shapes=[tuple(shape)])
-        x = concatenate(whole, [paddings[0], x, paddings[1]], axis)
+            rest = slice(max(-before, 0), size - max(-after, 0))
+            x = pick(call, x, axis, rest)
+        shape = tuple(x.shape)
+        front = np.full(_with_size(shape, axis, max(before, 0)), value)
+        back = np.full(_with_size(shape, axis, max(after, 0)), value)
+        padded = call._replace(shapes=[_with_size(shape, axis, size + before + after)])
+        x = concatenate(padded, [front, x, back], axis)
     return x
 
 
@@ -423,8 +428,9 @@ def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:
     axis %= ndim
     if axis == ndim - 1 and same_vectors(*parts):
         return Linear.rearranged(lambda *images: np.stack(images, -1), *parts)
-    shape = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
-    return concatenate(call, [reshape(call, part, shape) for part in parts], axis)
+    shape = _with_size(call.shape, axis, 1)
+    with_new_axis = [reshape(call, part, shape) for part in parts]
+    return concatenate(call, with_new_axis, axis)
 
 
 def tile(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
@@ -433,13 +439,15 @@ def tile(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
     x = reshape(call, x, new_axes + tuple(x.shape))
     for axis, count in enumerate(repeats):
         if count > 1:
-            x = pick(call, x, axis, np.tile(np.arange(x.shape[axis]), count))
+            indices = np.arange(x.shape[axis])
+            x = pick(call, x, axis, np.tile(indices, count))
     return x
 
 
 def repeat_entries(call: Call, x: Tensor, repeats: Any, axis: int) -> Tensor:
     """Each entry along an axis several times, one after the other."""
-    return pick(call, x, axis, np.repeat(np.arange(x.shape[axis]), repeats))
+    indices = np.arange(x.shape[axis])
+    return pick(call, x, axis, np.repeat(indices, repeats))
 
 
 # Tables

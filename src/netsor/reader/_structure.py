@@ -213,10 +213,15 @@ def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
 
 def structure(graph: Graph) -> Structure:
     """The parts of a captured module."""
-    problems: list[str] = []
+    problems: list[str] = []  # why the ways before it found no stacks
     stacks: list[Stack] = []
-    for find in (_stacks_of_modules, _stacks_of_loops, _stacks_of_stages, _whole):
-        stacks = stacks or find(graph, problems)
+    for find_stacks in (
+        _stacks_of_modules,
+        _stacks_of_loops,
+        _stacks_of_stages,
+        _whole,
+    ):
+        stacks = stacks or find_stacks(graph, problems)
     if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(_no_blocks(len(stacks), problems))
     order = {node: position for position, node in enumerate(graph.nodes)}

@@ -17,14 +17,22 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..checks._run_check import Hypothesis
+from ..checks._run_mistakes import (
+    divided_twice,
+    last_pass_only,
+    logged_late,
+    mistakes_of_clipping,
+    mistakes_of_factor,
+    summed_gradients,
+    summed_loss,
+    summed_over_tokens,
+)
 from ._run_batches import MASKS, Batch
 from ._run_loop import Loop, new_module_on, next_tokens, seeded
 from ._run_setup import Setup, groups_of, setup_of
 
 MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
 DROPOUT = 0.1  # of a module whose dropout is inactive
-MOST_TIMES = 2**16  # by which gradients may be wrong: a scale of loss in fp16
-CLIP = 1.0  # the usual norm, where nothing is clipped
 
 
 class Probe(NamedTuple):
@@ -107,7 +115,7 @@ def possible_mistakes(loop: Loop, factor: float | None = None) -> list[Hypothesi
     ]
     listed = [each for rule in rules for each in rule(loop, probe)]
     if factor is not None:
-        listed += _of_factor(loop, factor)
+        listed += mistakes_of_factor(loop, factor)
     return listed
 
 
@@ -116,16 +124,8 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
     count = loop.accumulation
     if count == 1:
         return
-    yield Hypothesis(
-        "summed gradients",
-        f"are gradients summed over {count} accumulation steps, not averaged?",
-        replace(loop, gradient_factor=float(count)),
-    )
-    yield Hypothesis(
-        "summed loss",
-        f"are loss and gradients summed over {count} accumulation steps, not averaged?",
-        replace(loop, gradient_factor=float(count), logged_factor=float(count)),
-    )
+    yield summed_gradients(loop)
+    yield summed_loss(loop)
     yield Hypothesis(
         "summed logged loss",
         f"is the logged loss summed over {count} accumulation steps, not averaged?",
@@ -141,11 +141,7 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         "is the logged loss that of the last accumulation step only, not the mean?",
         replace(loop, logged_last=True),
     )
-    yield Hypothesis(
-        "divided twice",
-        f"are gradients divided by {count} accumulation steps twice?",
-        replace(loop, gradient_factor=1 / count),
-    )
+    yield divided_twice(loop)
     if len({batch.label_count for batch in loop.batches}) > 1:
         yield Hypothesis(
             "mean over tokens",
@@ -158,15 +154,7 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         "are gradients zeroed at each accumulation step, so that only the last counts?",
         replace(loop, zero="pass"),
     )
-    yield Hypothesis(
-        "last pass only",
-        "does each step use one batch only, without accumulation?",
-        replace(
-            loop,
-            accumulation=1,
-            batches=loop.batches[:: loop.accumulation],
-        ),
-    )
+    yield last_pass_only(loop)
 
 
 def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -178,11 +166,7 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     )
     tokens = probe.batch.label_count
     if tokens > 1:
-        yield Hypothesis(
-            "sum over tokens",
-            f"is the loss summed over the {tokens} tokens of a batch, not averaged?",
-            replace(loop, gradient_factor=float(tokens), logged_factor=float(tokens)),
-        )
+        yield summed_over_tokens(loop, tokens)
     share = _predicted_share(probe.batch)
     if share < 1:
         yield Hypothesis(
@@ -213,42 +197,9 @@ def _predicted_share(batch: Batch) -> float:
     return float(counts[:, 1:].sum() / counts.sum())
 
 
-def _of_factor(loop: Loop, factor: float) -> list[Hypothesis]:
-    """Gradients that are multiplied or divided by a whole number."""
-    count = round(max(factor, 1 / factor)) if factor > 0 else 1
-    if not 2 <= count <= MOST_TIMES or count == loop.accumulation:
-        return []
-    if factor > 1:
-        question = (
-            f"are gradients {count} times too large: summed over {count} devices?"
-        )
-        return [
-            Hypothesis("factor", question, replace(loop, gradient_factor=float(count)))
-        ]
-    question = f"are gradients {count} times too small: averaged once too often?"
-    return [Hypothesis("factor", question, replace(loop, gradient_factor=1 / count))]
-
-
 def _of_clipping(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
     """Clipping that is missing, or at another norm."""
-    if loop.clip is None:
-        yield Hypothesis(
-            "clipped",
-            f"are gradients clipped to {CLIP:g}? Then pass clip={CLIP:g}",
-            replace(loop, clip=CLIP),
-        )
-        return
-    yield Hypothesis(
-        "not clipped",
-        "is clipping missing?",
-        replace(loop, clip=None),
-    )
-    for factor in (0.1, 10.0):
-        yield Hypothesis(
-            "other clip",
-            f"are gradients clipped to {factor * loop.clip:g}, not {loop.clip:g}?",
-            replace(loop, clip=factor * loop.clip),
-        )
+    return mistakes_of_clipping(loop)
 
 
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -336,11 +287,7 @@ def _of_batches(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
             "does each step use the next batch?",
             replace(loop, batches=moved),
         )
-    yield Hypothesis(
-        "logged late",
-        "does the log begin one step late, after the first update?",
-        replace(loop, logged_first=1),
-    )
+    yield logged_late(loop)
 
 
 class _NoCausalMask(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here

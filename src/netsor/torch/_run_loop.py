@@ -36,23 +36,18 @@ def _unchanged(*_: Any) -> None:
     """Leave a module or an optimiser as it is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Loop(TrainingLoop):
     """A training loop: what it trains, on what, and how.
+
+    `TrainingLoop` describes the fields that loops of every framework have.
 
     Attributes
     ----------
     build, optimiser : callable
         They make the module, and its optimiser.
     batches : sequence of Batch
-        Those of single passes, `accumulation` for each step; used again from the first
-        on if there are fewer.
-    steps : int
-        The last step; steps are counted from 0.
-    accumulation : int
-        The passes whose mean gradient a step takes.
-    clip : float or None
-        The total gradient norm that gradients are clipped to.
+        The inputs and labels of single passes.
     loss : callable or None
         A function of the module's output and the batch; None reads the output.
     device : torch.device
@@ -64,20 +59,14 @@ class Loop(TrainingLoop):
         `Setup` afterwards.
     of_batch : callable
         It changes a batch.
-    gradient_factor, logged_factor : float
-        Factors of the gradients, and of the loss that is logged.
     logged_last : bool
         Whether the loss of the last pass is logged, not the mean of all.
     by_tokens : bool
         Whether a step averages over all labels of its passes, not over the passes.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never".
-    updates : int
-        How often the optimiser steps at each step.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
-    logged_first : int
-        The step that is logged as step 0.
     context : callable
         It returns a context in which the passes run.
     """
@@ -85,23 +74,16 @@ class Loop(TrainingLoop):
     build: Callable[[], Any]
     optimiser: Callable[[Any], Any]
     batches: Sequence[Batch]
-    steps: int
-    accumulation: int
-    clip: float | None
     loss: Callable[[Any, Batch], Any] | None
     device: Any
     possible_mistakes: Callable[[Loop, float | None], list[Hypothesis]]
     of_module: Callable[[Any], None] = _unchanged
     of_optimiser: Callable[[Any, Any], None] = _unchanged
     of_batch: Callable[[Batch], Batch] | None = None
-    gradient_factor: float = 1.0
-    logged_factor: float = 1.0
     logged_last: bool = False
     by_tokens: bool = False
     zero: str = "step"
-    updates: int = 1
     schedule: str = "after"
-    logged_first: int = 0
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def run(self, seed: int) -> dict[str, Floats]:

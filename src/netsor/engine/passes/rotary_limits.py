@@ -392,7 +392,8 @@ class _RotaryLimit:
         Positions of the side that is kept, less those of the side that is copied.
         """
         gap = y.positions[..., None, :] - x.positions[..., :, None]
-        copies_x = self.copied[_leaves(x.x)[0]]
+        first_leaf = _leaves(x.x)[0]  # all leaves of x are copied, or none
+        copies_x = self.copied[first_leaf]
         return gap if copies_x else -gap
 
     def _has_law(self, x: Vector, y: Vector) -> bool:

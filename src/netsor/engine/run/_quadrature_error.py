@@ -316,9 +316,10 @@ def relative_scale(mean: Floats, variance: Floats) -> Floats:
     the largest one. The arguments and the result have one shape.
     """
     spread = np.sqrt(variance)
-    largest = (spread + np.abs(mean)).max() or 1.0
-    size = np.maximum(np.abs(mean), 1e-3 * largest)
-    return np.where(spread > 1e-9 * largest, spread, size)
+    size = np.abs(mean)
+    largest = (spread + size).max() or 1.0
+    is_random = spread > 1e-9 * largest
+    return np.where(is_random, spread, np.maximum(size, 1e-3 * largest))
 
 
 def _largest_change(columns: Floats, shifted_columns: Floats) -> float:

@@ -271,10 +271,13 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
         """The rule of a sum of so many variables, with fewer nodes."""
         # m variables are a share m/count of the sum, so their cells may be wider by
         # √(count/m): the errors of all parts (a fourth power each) still fall with m
-        width = min(max(MAX_CELL, cell), cell * math.sqrt(count / variables))
-        keep = weights > NEGLIGIBLE * weights.max()
-        _, nodes, weights = compress(nodes[keep], weights[keep], cell=width)
-        return nodes, weights
+        widened = cell * math.sqrt(count / variables)
+        width = min(max(MAX_CELL, cell), widened)
+        is_significant = weights > NEGLIGIBLE * weights.max()
+        _, new_nodes, new_weights = compress(
+            nodes[is_significant], weights[is_significant], cell=width
+        )
+        return new_nodes, new_weights
 
     def add(a: Rule, b: Rule, variables: int) -> Rule:
         """The rule of a sum of independent a and b, of so many variables together."""
@@ -357,7 +360,8 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
         """E[w^k] = E[((v − c) q + c)^k] by the binomial theorem."""
         total = 0.0
         for i in range(k + 1):
-            total += math.comb(k, i) * (v - c) ** i * c ** (k - i) * q[i]
+            coefficient = math.comb(k, i) * (v - c) ** i * c ** (k - i)
+            total += coefficient * q[i]
         return float(total)
 
     return np.array([moment(k) for k in range(1, MOMENTS + 1)])
@@ -532,10 +536,12 @@ class _HeadSampler:
         """Shifts of normals (shifts, dimension): none, and SHIFTS in each direction."""
         directions = self._rare_directions()
         length = np.linalg.norm(directions, axis=1, keepdims=True)
-        unit = directions / np.where(length > 0, length, 1.0)
-        unit = unit[length[:, 0] > 0]
-        no_shift = np.zeros((1, self.dimension))
-        return np.concatenate([no_shift, *(distance * unit for distance in SHIFTS)])
+        is_nonzero = length[:, 0] > 0
+        unit_vectors = directions[is_nonzero] / length[is_nonzero]
+        shifts = [np.zeros((1, self.dimension))]  # no shift
+        for distance in SHIFTS:
+            shifts.append(distance * unit_vectors)
+        return np.concatenate(shifts)
 
     def _rare_directions(self) -> Array:
         """Directions of normals in which w becomes large: (directions, dimension).

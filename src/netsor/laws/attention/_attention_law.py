@@ -473,6 +473,7 @@ def _causal_power(s: int, x: Array) -> Any:
     for k in range(TERMS):
         series = series + (k + 1) * term
         term = -term * x * (s - 1 - k) / (k + 3)
-    divisor = np.where(is_small, 1.0, x)
-    closed = (1 - _power(divisor, s) * (1 + s * divisor)) / (s * divisor**2)
-    return np.where(is_small, series, closed)
+    safe_x = np.where(is_small, 1.0, x)
+    numerator = 1 - _power(safe_x, s) * (1 + s * safe_x)
+    closed_form = numerator / (s * safe_x**2)
+    return np.where(is_small, series, closed_form)
