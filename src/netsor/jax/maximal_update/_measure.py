@@ -279,7 +279,7 @@ class JaxGraphs:
                 init = self.subject.model(*size).functions.init
                 assert init is not None
                 self.compiled[key] = jax.jit(init, compiler_options=QUICK)
-            return jax.tree.leaves(self.compiled[key](jax.random.key(seed)))
+            return list(jax.tree.leaves(self.compiled[key](jax.random.key(seed))))
 
     def network(self, rule: ScalingRule, size: Size) -> Network:
         """The network of one width and depth."""

@@ -48,7 +48,7 @@ class OptaxFamily:
         if self.is_mixed:
             transforms = {"matrix": optax.contrib.muon(lr), "other": _adamw(optax, lr)}
             return optax.multi_transform(transforms, matrices)
-        makes = {
+        makes: Mapping[str, Callable[[Any, Any], Any]] = {
             "adamw": _adamw,
             "adam": lambda optax, lr: optax.adam(lr),
             "sgd": lambda optax, lr: optax.sgd(lr),

@@ -20,7 +20,7 @@ from .._models import Leaves, name_of_path
 from .._run_loop import joined, norm, parted
 from ._arrays import rms
 from ._graph import JaxGraph
-from ._measure import JaxGraphs, JaxSubject, Model
+from ._measure import QUICK, JaxGraphs, JaxSubject, Model
 from ._optimisers import optax_library
 
 LOGITS = "logits"  # of the words in the batch
@@ -112,7 +112,8 @@ class JaxTraining:
         if key not in self.compiled:
             model = self.subject.model(width, self.subject.base_depth)
             runs = _Runs(self, model, width)
-            self.compiled[key] = jax.jit(getattr(runs, name))
+            options = None if name == "step" else QUICK  # steps run often
+            self.compiled[key] = jax.jit(getattr(runs, name), compiler_options=options)
         return self.compiled[key]
 
 
