@@ -86,5 +86,8 @@ def unreadable_file(path: Path, error: OSError) -> ArgumentError:
 
 def malformed_file(path: Path, kind: str, error: Exception) -> ValueError:
     """The error for a file that does not hold a batch of this kind, such as arrays."""
-    reason = " ".join(str(error).split())[:200]
-    return ValueError(f"{named(path)} is not a batch of {kind}: {reason}")
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return ValueError(
+        f"{named(path)} cannot be read as a batch ({reason}): save {kind}, or a tuple,"
+        " mapping or list of them"
+    )

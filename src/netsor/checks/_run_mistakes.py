@@ -6,12 +6,14 @@ healthy one. A front end lists those that apply to its loop, with its own betwee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ._run_check import Hypothesis, TrainingLoop
 
-LARGEST_FACTOR = 2**16  # by which gradients may be wrong: a scale of loss in fp16
+LARGEST_FACTOR = 2**24  # by which gradients may be wrong
+LEAST_SCALE = 2**8  # larger factors are scales of the loss, which are powers of 2
 USUAL_CLIP = 1.0  # the norm that is tried where nothing is clipped
 CLIP_FACTORS = (0.1, 10.0)  # other norms that are tried, as multiples of the clip
 
@@ -108,6 +110,14 @@ def mistakes_of_factor(loop: TrainingLoop, factor: float) -> Iterator[Hypothesis
     count = round(max(factor, 1 / factor))
     if count in (1, loop.accumulation):
         return
+    if factor > LEAST_SCALE:
+        scale = 2 ** round(math.log2(factor))
+        yield Hypothesis(
+            "loss scale",
+            f"are gradients {scale} times too large: is a loss scale not removed"
+            " (GradScaler.unscale_)?",
+            replace(loop, gradient_factor=float(scale)),
+        )
     if factor > 1:
         yield Hypothesis(
             "factor",

@@ -546,13 +546,14 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if lr is not None:
             rates = _rates(lr, model if is_function(model) else None)
         if is_function(model):
-            model, optimiser, rates, options["ids"] = of_module(
+            model, optimiser, rates, options["ids"], options["rules"] = of_module(
                 model,
                 widths=options["widths"],
                 optimiser=optimiser,
                 lr=rates,
                 ids=options["ids"],
                 steps=options["steps"],
+                parametrisation=options["rules"] or None,
             )
             if rates is None:
                 call_build(model, ANY_WIDTH)  # rejects a function of other arguments

@@ -166,11 +166,11 @@ class Loop(TrainingLoop):
             return outputs
         return cross_entropy(outputs, batch.labels)
 
-    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
         listed = [*self._of_accumulation(), *self._of_gradients(), *self._of_steps()]
-        if factor is not None:
-            listed += mistakes_of_factor(self, factor)
+        if GRADIENT in factors:
+            listed += mistakes_of_factor(self, factors[GRADIENT])
         return listed
 
     def _of_accumulation(self) -> list[Hypothesis]:

@@ -836,8 +836,8 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
             break
     if score is None:
         raise UnsupportedError(
-            f"a softmax in {path_of(softmax)} is of other numbers than products of"
-            " queries and keys"
+            f"a softmax in {path_of(softmax)} does not act on products of queries and"
+            " keys"
         )
     users, reached = list(softmax.users), {softmax}
     while users and name_of(users[0]) not in SCORE_PRODUCTS:

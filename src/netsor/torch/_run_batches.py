@@ -70,6 +70,14 @@ class Batch:
         return None
 
     @property
+    def rows(self) -> int:
+        """The number of sequences."""
+        for x in (self.ids, self.labels):
+            if x is not None and x.ndim > 1:
+                return int(x.shape[0])
+        return 1
+
+    @property
     def label_count(self) -> int:
         """How many labels count; without labels, every token but the last has one."""
         if self.labels is not None:

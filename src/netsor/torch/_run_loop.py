@@ -23,6 +23,7 @@ from ..checks._run_check import (
     GRADIENT,
     LOSS,
     PARAMETERS,
+    RATE,
     STD_FACTOR,
     UPDATE,
     Hypothesis,
@@ -67,6 +68,11 @@ class Loop(TrainingLoop):
         When gradients are zeroed: at each "step", at each "pass" or "never".
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
+        "late": the first learning rate is 0, and the schedule begins at step 1.
+    weight : callable or None
+        The factor of the loss of a batch, in the gradient and in the log.
+    clip_each_pass : bool
+        Whether gradients are clipped after each pass too.
     context : callable
         It returns a context in which the passes run.
     """
@@ -76,7 +82,7 @@ class Loop(TrainingLoop):
     batches: Sequence[Batch]
     loss: Callable[[Any, Batch], Any] | None
     device: Any
-    possible_mistakes: Callable[[Loop, float | None], list[Hypothesis]]
+    possible_mistakes: Callable[[Loop, Mapping[str, float]], list[Hypothesis]]
     of_module: Callable[[Any], None] = _unchanged
     of_optimiser: Callable[[Any, Any], None] = _unchanged
     of_batch: Callable[[Batch], Batch] | None = None
@@ -84,6 +90,8 @@ class Loop(TrainingLoop):
     by_tokens: bool = False
     zero: str = "step"
     schedule: str = "after"
+    weight: Callable[[Batch], float] | None = None
+    clip_each_pass: bool = False
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def run(self, seed: int) -> dict[str, Floats]:
@@ -94,9 +102,9 @@ class Loop(TrainingLoop):
         """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
         return replace(self, of_module=_enlarge)
 
-    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
-        return self.possible_mistakes(self, factor)
+        return self.possible_mistakes(self, factors)
 
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""
@@ -117,9 +125,9 @@ def _enlarge(module: Any) -> None:
 def run(loop: Loop, seed: int) -> dict[str, Floats]:
     """The numbers of a run by name, one for each step.
 
-    The names are `LOSS`, `GRADIENT` (before clipping), `CLIPPED`, `UPDATE` and
-    `PARAMETERS` (before the step); with several groups also gradients and updates of
-    each, as "update_norm/0" or by the name of the group.
+    The names are `LOSS`, `GRADIENT` (before clipping), `CLIPPED`, `UPDATE`,
+    `PARAMETERS` and `RATE` (before the step); with several groups also gradients and
+    updates of each, as "update_norm/0" or by the name of the group.
     """
     with warnings.catch_warnings(), seeded(seed, loop.device):
         warnings.simplefilter("ignore")  # a schedule before the optimiser, for example
@@ -184,12 +192,7 @@ def _step(
     row[CLIPPED] = gradient_norm(parameters)
     row[PARAMETERS] = norm(parameters)
     before = [p.detach().clone() for p in parameters]
-    if loop.schedule == "before" and step == 0:
-        setup.step_schedules()
-    for _ in range(loop.updates):
-        setup.step()
-    if loop.schedule != "off":
-        setup.step_schedules()
+    row[RATE] = _updated(loop, step, setup)
     updates = {
         id(p): p.detach() - old for p, old in zip(parameters, before, strict=True)
     }
@@ -203,15 +206,37 @@ def _step(
     return row
 
 
+def _updated(loop: Loop, step: int, setup: Setup) -> Any:
+    """Update the parameters and the learning rates; the first group's rate before."""
+    if loop.schedule == "before" and step == 0:
+        setup.step_schedules()
+    is_late = loop.schedule == "late" and step == 0
+    rates = [group["lr"] for group in setup.param_groups]
+    if is_late:
+        setup.set_rates([0.0] * len(rates))
+    rate = torch.as_tensor(setup.param_groups[0]["lr"], dtype=torch.float64)
+    for _ in range(loop.updates):
+        setup.step()
+    if is_late:
+        setup.set_rates(rates)
+    elif loop.schedule != "off":
+        setup.step_schedules()
+    return rate
+
+
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
     """The forward and backward passes of a step; the loss that is logged."""
     first = step * loop.accumulation
     batches = [loop.batch(first + part) for part in range(loop.accumulation)]
     weights = _weights(batches, loop.by_tokens)
+    if loop.weight is not None:
+        weights = [loop.weight(batch) for batch in batches]
     losses = []
     for part, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
         if loop.zero == "pass":
             module.zero_grad(set_to_none=True)
+        if loop.clip_each_pass and loop.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(module.parameters()), loop.clip)
         with loop.context():
             loss = weight * loss_of(module, batch, loop.loss)
         (loss * (loop.gradient_factor / loop.accumulation)).backward()

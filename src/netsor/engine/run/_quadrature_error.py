@@ -126,11 +126,11 @@ def checked_quadrature_error(moves: Moves | None) -> float:
     error = 0.0 if moves is None else moves.relative
     if error > UNKNOWN:
         raise ValueError(
-            "Gaussian expectations are too inexact for this law at width inf: if they"
-            f" move by their errors, an output moves by {error:.1g} of its spread. It"
-            " rests on a difference that is small compared with its vectors, or on a"
-            " function that is hard to integrate; take a finite width, where vectors"
-            " have coordinates, or a larger difference"
+            "Gaussian expectations are too inexact for this law at width inf: their"
+            f" errors change an output by {error:.1g} of its spread. The law depends on"
+            " a small difference of large vectors, or on a function that is hard to"
+            " integrate; take a finite width, where vectors have coordinates, or a"
+            " larger difference"
         )
     return error
 

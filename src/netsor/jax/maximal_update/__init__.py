@@ -13,7 +13,7 @@ from typing import Any
 from ..._validate import ArgumentError, also_spelled, one_of, whole
 from ...maximal_update._derive import DRAWS, WIDTHS, derive, validated_widths
 from ...maximal_update._results import DerivedRule
-from .._models import is_model
+from .._models import is_pair
 from ._measure import JaxSubject
 from ._optimisers import FAMILIES, OWN, optax_library
 
@@ -89,7 +89,7 @@ def subject_of(
 ) -> JaxSubject:
     """What a function of the width is, and how it is trained."""
     optax_library()
-    if not callable(build) or is_model(build):
+    if not callable(build) or is_pair(build):
         raise ArgumentError(
             "build",
             getattr(build, "__name__", type(build).__name__),

@@ -141,7 +141,7 @@ class JaxGraph:
     @cached_property
     def _paths(self) -> dict[Node, str]:
         of_parameters = {
-            node: name.rpartition(".")[0]
+            node: module_of(name)
             for node, name in self.graph.parameters.items()
             if self.graph.is_random(node)
         }
@@ -227,6 +227,11 @@ class JaxGraph:
                 replaced[node] = new
         logits = replaced.get(self.logits, self.logits)
         return JaxGraph(self.graph, self.parameters, tuple(nodes), logits)
+
+
+def module_of(name: str) -> str:
+    """The path of the module of a parameter; of one without, the parameter itself."""
+    return name.rpartition(".")[0] or name
 
 
 def _copied(node: Node, replaced: Mapping[Node, Node]) -> Node:

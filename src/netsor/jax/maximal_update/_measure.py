@@ -24,7 +24,14 @@ from ...maximal_update._measurement import (
     Size,
 )
 from ...maximal_update._responses import Operations, Responses, measured, operations_of
-from ...maximal_update._rules import OutputScale, Part, Place, ScalingRule
+from ...maximal_update._rules import (
+    OutputScale,
+    Part,
+    Place,
+    ScalingRule,
+    matches,
+    pattern_of,
+)
 from ...maximal_update._scale_places import part_of_mask, writers_of
 from ...maximal_update._subject import Subject
 from ...reader._graph import UnsupportedError
@@ -152,7 +159,7 @@ class JaxSubject(Subject):
     def model(self, width: int, depth: int | None) -> Model:
         """The model of a size."""
         if (width, depth) not in self.models:
-            sizes = (width,) if depth is None else (width, depth)
+            sizes = self.size(width, depth)
             self.check_takes(sizes)
             made = model_of(self.build(*sizes), self.batch, self.seed)
             self.models[(width, depth)] = made
@@ -236,13 +243,25 @@ class JaxGraphs:
         if key not in self.known:
             ratios, factors = self.subject.ratios(*size), {}
             for scale in rule.scales:
-                for place in self.places[(scale.path, scale.part)]:
+                for place in self._places(scale):
                     node = plain.every_node[place]
                     factors[node] = scale.power.of(*ratios)
             self.known[key] = plain.with_factors(factors) if factors else plain
             if factors:
                 self._check_factors(rule, size)
         return self.known[key]
+
+    def _places(self, scale: OutputScale) -> set[int]:
+        """The places of a factor; one of a pattern has those of all layers."""
+        exact = self.places.get((scale.path, scale.part))
+        if exact is not None:
+            return exact
+        return {
+            place
+            for (path, part), places in self.places.items()
+            if pattern_of(path) == scale.path and part == scale.part
+            for place in places
+        }
 
     def _check_factors(self, rule: ScalingRule, size: Size) -> None:
         """Whether factors of parameters are the same as those of values."""
@@ -381,7 +400,8 @@ def scaled_parameters(
     found = dict(parameters)
     for scale in scales:
         factor = scale.power.of(*ratios)
-        for name in scale.parameters:
+        names = [x for y in scale.parameters for x in matches(y, parameters)]
+        for name in names:
             found[name] = _times(found[name], factor, scale.part)
     return found
 

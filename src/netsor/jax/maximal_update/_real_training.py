@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...maximal_update._rules import ScalingRule
+from ...maximal_update._rules import ScalingRule, matches
 from .._models import Leaves, name_of_path
 from .._run_loop import joined, norm, parted
 from ._arrays import rms
-from ._graph import JaxGraph
+from ._graph import JaxGraph, module_of
 from ._measure import QUICK, JaxGraphs, JaxSubject, Model
 from ._optimisers import optax_library
 
@@ -196,10 +196,12 @@ class _Runs:
         first, second = self._numbers(before), self._numbers(after)
         graph, batch = self.graph, self.model.batch
         old, new = graph.values(first, batch), graph.values(second, batch)
+        names = [x for y in self.training.free for x in matches(y, first)]
+        free = {module_of(name) for name in names}
         found = {}
         for path, node in graph.outputs().items():
             start = old[node]
-            if any(name.rpartition(".")[0] == path for name in self.training.free):
+            if path in free:
                 start = self._with_weights_of(path, node, old, new)
             found[path] = rms(self._counted(new[node] - start, node))
         found[LOGITS] = rms(self._counted(new[graph.logits] - old[graph.logits], None))
@@ -224,7 +226,7 @@ class _Runs:
         graph, changed = self.graph, dict[Any, Any]()
         of_inputs = graph.of_inputs()
         for node, name in graph.graph.parameters.items():
-            if name.rpartition(".")[0] == path:
+            if module_of(name) == path:
                 changed[node] = old[node]
         for node in graph.every_node:
             if graph.is_call(node) and any(x in changed for x in node.all_input_nodes):

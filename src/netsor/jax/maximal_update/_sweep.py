@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from ...maximal_update._toml_file import check_optimiser, content_of_file
 from . import subject_of
+from ._emitted_file import source_of
 from ._optimisers import FAMILIES
 from ._real_training import JaxTraining, Written, functions_of_source
 
@@ -26,6 +29,22 @@ class OfJax:
     def functions_of(source: str) -> Written:
         """The functions of an emitted file."""
         return functions_of_source(source)
+
+    @staticmethod
+    def functions_of_toml(path: Path, optimiser: str) -> Written:
+        """The functions of a rule for an optimiser, from its TOML file, whose base they
+        use.
+        """
+        content = content_of_file(path)
+        check_optimiser(content.optimiser, optimiser, str(path))
+        family = FAMILIES[content.optimiser]
+        found = functions_of_source(source_of(content, family, "arrays", {}))
+        base = content.base_width
+        return Written(
+            initialise=lambda params, _: found.initialise(params, base),
+            scale_outputs=lambda params, _: found.scale_outputs(params, base),
+            optimiser=lambda params, lr, _: found.optimiser(params, lr, base),
+        )
 
     @staticmethod
     def training(request: Any, functions: Written | None) -> JaxTraining:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,7 @@ def shared_words(tokens: int, seed: int) -> Arrays:
     return {"cosine": np.array([across.mean()]), "overlap": np.array([overlap])}
 
 
+@lru_cache(maxsize=256)
 def agreement(rho: float, vocabulary: int) -> float:
     """The probability that two contexts have the same likeliest word.
 
@@ -503,7 +505,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def atlas_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Built-in models: cosines, and what they do to the logits of their vocabulary."""
+    """Cosines of built-in models, and their effect on the logits of the vocabulary."""
     for name in ATLAS:
         label = f"atlas {name}"
         if label not in numbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from ._sweep import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 
 AS_WRITTEN = "as written"  # the name of a sweep with the optimiser of the user
 RATE = 2.0**-8  # the middle of the first learning rates of a named optimiser
-RULES = '"sp", a rule of parametrise, its file, or a list of these'
+RULES = '"sp", a rule of parametrise, its .py or .toml file, or a list of these'
 
 
 class Training(Protocol):
@@ -62,6 +62,9 @@ class Library(Protocol):
 
     def functions_of(self, source: str) -> Any:
         """The functions of an emitted file; a KeyError if one is missing."""
+
+    def functions_of_toml(self, path: Path, optimiser: str) -> Any:
+        """The functions of a rule for an optimiser, from its TOML file."""
 
     def training(self, request: ModuleRequest, functions: Any) -> Training:
         """How the modules of a sweep are trained, with the functions of a file."""
@@ -114,7 +117,7 @@ class ModuleRequest(Request):
     # all parameters, or the optimiser of the user
     parametrisations: Mapping[str, Any] = field(default_factory=dict)
     # by widths: those that have an optimiser for matrices
-    matrices: Any = None
+    matrices: Callable[..., Mapping[str, Any]] | None = None
 
     case_type: ClassVar[type[TrainingCase]] = ModuleCase
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -245,11 +248,11 @@ def module_study(
         raise ArgumentError(
             "parametrisation",
             shown(str(parametrisation)),
-            "left out: your own optimiser has the learning rates",
+            "left out: your own optimiser sets the learning rates",
         )
     functions: Mapping[str, Any] = {AS_WRITTEN: None}
     if is_named:
-        functions = _functions(parametrisation, library)
+        functions = _functions(parametrisation, optimiser, library)
     request = ModuleRequest.of(
         build,
         (),
@@ -276,13 +279,21 @@ def transfer_of_rule(
     """
     subject = rule.subject
     defaults = {"seed": subject.seed + OTHER_SEEDS, "rng": None, "out": None}
+    build = subject.build
+    if subject.base_depth is not None:
+
+        def build(width: int) -> Any:
+            """A module of the smallest depth."""
+            return subject.build(*subject.size(width, subject.base_depth))
+
+        build.__name__ = rule.module_name
     return module_study(
-        subject.build,
+        build,
         subject.family.name,
         ["sp", rule],
         library=library_of(subject.framework),
         batch=subject.batch,
-        matrices=subject.matrices_of_width,
+        matrices=subject.matrices_of_size,
         widths=widths or rule.widths,
         steps=steps,
         draws=draws,
@@ -301,7 +312,9 @@ def library_of(framework: str) -> Library:
     return OfTorch()
 
 
-def _functions(parametrisation: Any, library: Library) -> dict[str, Any]:
+def _functions(
+    parametrisation: Any, optimiser: str, library: Library
+) -> dict[str, Any]:
     """The sweeps of a module with a named optimiser, by name."""
     names = parametrisation
     if names is None:
@@ -314,6 +327,8 @@ def _functions(parametrisation: Any, library: Library) -> dict[str, Any]:
             found["sp"] = None
         elif isinstance(rule, DerivedRule):
             found["derived"] = library.functions_of(rule.source())
+        elif isinstance(rule, str | Path) and str(rule).endswith(".toml"):
+            found[Path(rule).stem] = library.functions_of_toml(Path(rule), optimiser)
         elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
             found[Path(rule).stem] = _functions_of_file(Path(rule), library)
         else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ._measure import TorchSubject
 from ._optimisers import FAMILIES
 from ._real_training import Functions, Training, functions_of
+from ._rule_functions import functions_of_file
 
 
 class OfTorch:
@@ -29,6 +31,11 @@ class OfTorch:
         return functions_of(source)
 
     @staticmethod
+    def functions_of_toml(path: Path, optimiser: str) -> Functions:
+        """The functions of a rule for an optimiser, from its TOML file."""
+        return functions_of_file(path, optimiser)
+
+    @staticmethod
     def training(request: Any, functions: Functions | None) -> Training:
         """How the modules of a sweep are trained."""
         is_named = isinstance(request.optimiser, str)
@@ -36,7 +43,7 @@ class OfTorch:
         subject = TorchSubject(
             request.model, family, request.batch, request.seed, 1, None
         )
-        matrices = request.matrices or subject.matrices_of_width
+        matrices = request.matrices or subject.matrices_of_size
         return Training(
             build=request.model,
             family=family,
