@@ -157,7 +157,7 @@ _NAMES = {
         "SETS",
     ),
     "netsor.engine.plan._expectation_ops": (
-        "NODES",
+        "COORDINATE_NODES as NODES",
         "nodes",
     ),
     "netsor.engine.plan._instructions": (

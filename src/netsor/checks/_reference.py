@@ -56,7 +56,7 @@ class Reference:
 
     @property
     def masks(self) -> list[Bools]:
-        """Of each block, which pairs of tokens attend."""
+        """Which pairs of tokens attend, for each block."""
         if self.probes is None:
             return []
         return [mask_of(block) for block in self.probes.source.net.blocks]

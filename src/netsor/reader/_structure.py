@@ -836,8 +836,8 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
             break
     if score is None:
         raise UnsupportedError(
-            f"a softmax in {path_of(softmax)} is of other numbers than products of"
-            " queries and keys"
+            f"a softmax in {path_of(softmax)} does not act on products of queries and"
+            " keys"
         )
     users, reached = list(softmax.users), {softmax}
     while users and name_of(users[0]) not in SCORE_PRODUCTS:
@@ -869,7 +869,7 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
-    # W x, of which the axes are exchanged
+    # W x with its axes exchanged
     if parameter := matrix_of(graph, viewed(logits)):
         return parameter, logits
     for node in [logits, *back(graph, logits, [stream])]:

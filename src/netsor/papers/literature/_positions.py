@@ -107,7 +107,7 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
     norm = ns.rms_norm if size.gated else ns.layer_norm
 
     def attention(y: ns.Vector) -> ns.Vector:
-        """All heads."""
+        """The attention of all heads."""
         return nn.attention(
             y,
             heads=size.heads,

@@ -506,7 +506,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def atlas_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
-    """Built-in models: cosines, and what they do to the logits of their vocabulary."""
+    """Cosines of built-in models, and their effect on the logits of the vocabulary."""
     for name in ATLAS:
         label = f"atlas {name}"
         if label not in numbers:

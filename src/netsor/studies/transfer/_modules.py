@@ -25,6 +25,7 @@ from ...torch.maximal_update._real_training import (
     Training,
     functions_of,
 )
+from ...torch.maximal_update._rule_functions import functions_of_file
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
@@ -33,7 +34,9 @@ from ._sweep import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 
 AS_WRITTEN = "as written"  # the name of a sweep with the optimiser of the user
 RATE = 2.0**-8  # the middle of the first learning rates of a named optimiser
-RULES = '"sp", a rule of ns.torch.parametrise, its file, or a list of these'
+RULES = (
+    '"sp", a rule of ns.torch.parametrise, its .py or .toml file, or a list of these'
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class ModuleRequest(Request):
     # all parameters, or the optimiser of the user
     parametrisations: Mapping[str, Functions | None] = field(default_factory=dict)
     # by widths: those that have an optimiser for matrices
-    matrices: Callable[[int], Mapping[str, Any]] | None = None
+    matrices: Callable[..., Mapping[str, Any]] | None = None
 
     case_type: ClassVar[type[TrainingCase]] = ModuleCase
     of_models: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -133,7 +136,7 @@ class ModuleRequest(Request):
         is_named = isinstance(self.optimiser, str)
         family = FAMILIES[self.optimiser if is_named else "adamw"]
         subject = TorchSubject(self.model, family, self.batch, self.seed, 1, None)
-        matrices = subject.matrices_of_width if self.matrices is None else self.matrices
+        matrices = subject.matrices_of_size if self.matrices is None else self.matrices
         return {
             name: Training(
                 build=self.model,
@@ -225,11 +228,11 @@ def module_study(
         raise ArgumentError(
             "parametrisation",
             shown(str(parametrisation)),
-            "left out: the optimiser of a function has the learning rates",
+            "left out: the function's optimiser sets the learning rates",
         )
     functions: Mapping[str, Functions | None] = {AS_WRITTEN: None}
     if is_named:
-        functions = _functions(parametrisation)
+        functions = _functions(parametrisation, optimiser)
     request = ModuleRequest.of(
         build, (), optimiser=optimiser, parametrisations=functions, **options
     )
@@ -251,12 +254,20 @@ def transfer_of_rule(
     """
     subject = rule.subject
     defaults = {"seed": subject.seed + OTHER_SEEDS, "rng": None, "out": None}
+    build = subject.build
+    if subject.base_depth is not None:
+
+        def build(width: int) -> Any:
+            """A module of the smallest depth."""
+            return subject.build(*subject.size(width, subject.base_depth))
+
+        build.__name__ = rule.module_name
     return module_study(
-        subject.build,
+        build,
         subject.family.name,
         ["sp", rule],
         batch=subject.batch,
-        matrices=subject.matrices_of_width,
+        matrices=subject.matrices_of_size,
         widths=widths or rule.widths,
         steps=steps,
         draws=draws,
@@ -264,7 +275,7 @@ def transfer_of_rule(
     ).run()
 
 
-def _functions(parametrisation: Any) -> dict[str, Functions | None]:
+def _functions(parametrisation: Any, optimiser: str) -> dict[str, Functions | None]:
     """The sweeps of a module with a named optimiser, by name."""
     names = parametrisation
     if names is None:
@@ -277,6 +288,8 @@ def _functions(parametrisation: Any) -> dict[str, Functions | None]:
             found["sp"] = None
         elif isinstance(rule, DerivedRule):
             found["derived"] = functions_of(rule.source())
+        elif isinstance(rule, str | Path) and str(rule).endswith(".toml"):
+            found[Path(rule).stem] = functions_of_file(Path(rule), optimiser)
         elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
             found[Path(rule).stem] = _functions_of_file(Path(rule))
         else:
