@@ -71,13 +71,17 @@ def run(
     if options["out"] is not None:
         check_name("--out", options["out"])
         options["out"] = Path(options["out"])
-    where = pop_place(options) if "backend" in options else Place(Numpy())
+    place_of_work = Place(Numpy())
+    if "backend" in options:
+        place_of_work = pop_place(options)
     options |= {
-        "backend": where.backend,
+        "backend": place_of_work.backend,
         "typed": shlex.join(["netsor", *sys.argv[1:]]),
     }
     with stdout_to_stderr(as_json):
-        return run_study(click.get_current_context().obj, where, lambda: make(options))
+        return run_study(
+            click.get_current_context().obj, place_of_work, lambda: make(options)
+        )
 
 
 def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:

@@ -178,7 +178,7 @@ def _is_instance(model: Any) -> bool:
 
 
 class Made(NamedTuple):
-    """A model that a constructor made, with abstract numbers in place of weights."""
+    """A model that a constructor returned; its weights are abstract arrays."""
 
     kind: str  # "nnx", "equinox" or "linen"
     name: str

@@ -57,7 +57,9 @@ def _replaced(
     *,
     backwards: bool = False,
 ) -> tuple[list[Node], list[Any]]:
-    """The nodes, where a rule has others in place of one; the last stands for it."""
+    """The nodes after rules replaced some of them; the last new node stands for the
+    old one.
+    """
     by_node: dict[Node, list[Node]] = {}
     joined_nodes: set[Node] = set()
     for node in reversed(nodes) if backwards else nodes:
@@ -134,7 +136,7 @@ class LayerNorm:
 def _node(
     like: Node, operation: str, args: tuple[Any, ...], kwargs: Any, compute: Any
 ) -> Node:
-    """A node in place of another one."""
+    """A node that replaces another one."""
     return Node(
         op="call_function",
         operation=operation,

@@ -329,8 +329,9 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
 
 
 def _without_rounding(sizes: dict[Entry, Floats]) -> dict[Entry, Floats]:
-    """The same sizes with 0 in place of changes below SIZE_RTOL of the size before the
-    step: these are rounding errors.
+    """The same sizes, without rounding errors.
+
+    Changes below SIZE_RTOL of the size before the step become 0.
     """
     rounded = dict(sizes)
     for entry, size in sizes.items():
