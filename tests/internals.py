@@ -157,7 +157,7 @@ _NAMES = {
         "SETS",
     ),
     "netsor.engine.plan._expectation_ops": (
-        "NODES",
+        "COORDINATE_NODES as NODES",
         "nodes",
     ),
     "netsor.engine.plan._instructions": (
@@ -772,6 +772,7 @@ _MODULES = (
     "netsor.papers.literature._gating",
     "netsor.papers.literature._giorlandino",
     "netsor.papers.literature._hron",
+    "netsor.papers.literature._hypersphere",
     "netsor.papers.literature._learning_rate",
     "netsor.papers.literature._noci",
     "netsor.papers.literature._peri_ln",

@@ -184,11 +184,11 @@ class Joint(LawBase):
         """Method, status and cost; and the evidence if it was conditioned on data."""
         if self.log_evidence is None:
             return super()._labels
-        data = (
+        evidence = (
             f"given data, log evidence {self.log_evidence}, effective sample size"
             f" {self.effective:.0f}"
         )
-        return [*super()._labels, data]
+        return [*super()._labels, evidence]
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""

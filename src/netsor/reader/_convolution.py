@@ -341,8 +341,8 @@ def _taps(call: Call, weight: Tensor) -> ns.Vector:
 def map_of_positions(call: Call, x: Tensor) -> Vectors:
     """A linear map of positions, the same for each channel: an average, or a resizing.
 
-    The framework computes its coefficients: of tensors that have, in place of the
-    channels, one image for each position, which is 1 there and 0 elsewhere.
+    The framework computes its coefficients from unit images. There is one for each
+    position, which is 1 there and 0 elsewhere, and they take the axis of channels.
     """
     x = _vectors_in_order(call, x)
     sizes = tuple(np.delete(x.shape, x.axis).tolist())

@@ -869,7 +869,7 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
-    # W x, of which the axes are exchanged
+    # W x with its axes exchanged
     if parameter := matrix_of(graph, viewed(logits)):
         return parameter, logits
     for node in [logits, *back(graph, logits, [stream])]:

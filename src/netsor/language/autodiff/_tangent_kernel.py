@@ -340,7 +340,7 @@ def _equal_vectors(leaf: Value) -> Floats | None:
     """Which initial vectors are equal, as a matrix of 0 and 1; None if all differ.
 
     Equal vectors are one parameter, as for a token that occurs twice. For example,
-    three vectors of which the first two are equal have the rows [1, 1, 0], [1, 1, 0]
+    three vectors, the first two equal, have the rows [1, 1, 0], [1, 1, 0]
     and [0, 0, 1].
     """
     law = initial_value(leaf)[0].op
