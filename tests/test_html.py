@@ -138,7 +138,7 @@ def test_cells_need_no_script_and_no_other_file(monkeypatch):
         ("shifts like n^-2.2.", "shifts like n<sup>-2.2</sup>."),
         ("like n^a", "like n<sup>a</sup>"),
         ("<b>^2 & x", "&lt;b&gt;^2 &amp; x"),
-        ("n^(<i>)", "n^(&lt;i&gt;)"),
+        ("n^(<i>)", "n<sup>&lt;i&gt;</sup>"),
     ],
 )
 def test_exponents_are_raised_and_the_rest_is_escaped(text, markup):
