@@ -471,6 +471,7 @@ _NAMES = {
         "UNDECIDED as DOCUMENT_UNDECIDED",
     ),
     "netsor.report._html": (
+        "powers",
         "ticks",
         "to_cell",
     ),
@@ -771,6 +772,7 @@ _MODULES = (
     "netsor.papers.literature._gating",
     "netsor.papers.literature._giorlandino",
     "netsor.papers.literature._hron",
+    "netsor.papers.literature._hypersphere",
     "netsor.papers.literature._learning_rate",
     "netsor.papers.literature._noci",
     "netsor.papers.literature._peri_ln",

@@ -390,7 +390,8 @@ def draw_distances(numbers: Numbers) -> Any:
             divergence,
             4 * error,
             fmt=f"{MARK_OF[colour]}-",
-            ms=3,
+            ms=6 if kind == "linear" else 3,  # retention lies on it
+            mfc="none",
             color=colour,
             label=TITLES[kind],
         )

@@ -36,6 +36,7 @@ from ._uniform import Network, Uniform, forward, normalised
 DEPTH, WIDTH, HEADS, STD = 32, 4096, 32, 0.02
 # Contexts by their length; 0 stands for single words and perceptrons without attention.
 CONTEXTS = {0: 4, 4: 4, 64: 2}
+DRAWS = {0: 40, 4: 12, 64: 6}
 SHORT, LONG = 4, 64
 ATLAS_CONTEXTS, ATLAS_TOKENS = 4, 4
 HIDDEN = {False: 16384, True: 11008}  # by whether there is a gate
@@ -281,11 +282,11 @@ def preference(rho: float, vocabulary: int, std: float) -> float:
 def parts(quick: bool) -> list[Part]:
     """Stacks by activation, built-in models, and contexts that share words."""
     parts = []
-    draws = 2 if quick else 12
     for activation in ACTIVATIONS:
         for length in CONTEXTS:
             if quick and length == LONG:
                 continue
+            draws = 2 if quick else DRAWS[length]
             label = f"{activation} {length}"
             arguments = {
                 "activation": activation,
@@ -309,7 +310,7 @@ def parts(quick: bool) -> list[Part]:
     }
     parts.append(Part(label="narrow", work=stacks, arguments=arguments, seconds=20))
     for name in ATLAS[: 1 if quick else None]:
-        arguments = {"name": name, "draws": 2 if quick else 8}
+        arguments = {"name": name, "draws": 2 if quick else 4}
         seconds = 12.0 if quick else 30.0
         parts.append(
             Part(
