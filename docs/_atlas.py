@@ -10,8 +10,10 @@ The settings are those below: they were fixed before any model was measured.
 
 import io
 import json
+import math
 import os
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -78,9 +80,51 @@ def _gemma2(width: int, hidden: int, layers: int, heads: int, **more: Any) -> Fi
     } | more
 
 
+def _encoder(family: str, width: int, layers: int, heads: int, **more: Any) -> Fields:
+    """The fields that models of the kinds of BERT and ViT share."""
+    return {
+        "model_type": family,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+    } | more
+
+
+def _t5(width: int, hidden: int, layers: int, heads: int) -> Fields:
+    """The fields of models of T5's kind."""
+    return {
+        "model_type": "t5",
+        "d_model": width,
+        "d_ff": hidden,
+        "d_kv": 64,
+        "num_layers": layers,
+        "num_heads": heads,
+        "vocab_size": 32128,
+        "layer_norm_epsilon": 1e-6,
+        "pad_token_id": 0,
+    }
+
+
+BERT = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+VIT = {"image_size": 224, "patch_size": 16, "num_channels": 3, "num_labels": 1000}
+SMOLLM2 = {"vocab_size": 49152, "rope_theta": 1e5, "tie_word_embeddings": True}
 QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2}
 QWEN3 = {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128}
-OLMO2 = {"model_type": "olmo2", "vocab_size": 100352, "rms_norm_eps": 1e-6}
+OLMO2 = {
+    "model_type": "olmo2",
+    "vocab_size": 100352,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5e5,
+}
 MIXTRAL = {
     "model_type": "mixtral",
     "num_key_value_heads": 8,
@@ -101,7 +145,35 @@ TIED = {"tie_word_embeddings": True}
 # authors published; the initialisation is that of the model's code in transformers.
 MODELS: dict[str, tuple[str, str | Fields]] = {
     "bert-base": ("BERT base", "bert-base"),
-    "falcon-mamba": ("Falcon Mamba (small)", {"model_type": "falcon_mamba"}),
+    "bert-large": ("BERT large", _encoder("bert", 1024, 24, 16, **BERT)),
+    "deit-tiny": ("DeiT tiny", _encoder("vit", 192, 12, 3, **VIT)),
+    "deit-small": ("DeiT small", _encoder("vit", 384, 12, 6, **VIT)),
+    "distilgpt2": (
+        "DistilGPT2",
+        {
+            "model_type": "gpt2",
+            "n_embd": 768,
+            "n_layer": 6,
+            "n_head": 12,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "initializer_range": 0.02,
+        },
+    ),
+    "falcon-mamba-7b": (
+        "Falcon Mamba 7B",
+        {
+            "model_type": "falcon_mamba",
+            "hidden_size": 4096,
+            "num_hidden_layers": 64,
+            "intermediate_size": 8192,
+            "time_step_rank": 256,
+            "vocab_size": 65024,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma-2-2b": (
         "Gemma 2 2B",
         _gemma2(2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256),
@@ -124,7 +196,10 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     "gpt2-large": ("GPT-2 large", "gpt2-large"),
     "gpt2-xl": ("GPT-2 XL", "gpt2-xl"),
     "gpt3-175b": ("GPT-3 175B", "gpt3-175b"),
-    "gpt-neox-20b": ("GPT-NeoX 20B", _pythia(6144, 44, 64, vocabulary=50432)),
+    "gpt-neox-20b": (
+        "GPT-NeoX 20B",
+        _pythia(6144, 44, 64, vocabulary=50432) | {"hidden_act": "gelu_fast"},
+    ),
     "llama-2-7b": ("Llama 2 7B", _llama(4096, 11008, 32, 32)),
     "llama-2-13b": ("Llama 2 13B", _llama(5120, 13824, 40, 40)),
     "llama-2-70b": ("Llama 2 70B", _llama(8192, 28672, 80, 64, num_key_value_heads=8)),
@@ -133,7 +208,7 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     "llama-3-405b": ("Llama 3.1 405B", "llama-3-405b"),
     "llama-3.2-1b": ("Llama 3.2 1B", _llama(2048, 8192, 16, 32, **LLAMA32)),
     "llama-3.2-3b": ("Llama 3.2 3B", _llama(3072, 8192, 28, 24, **LLAMA32)),
-    "mamba-130m": ("Mamba 130M", {"model_type": "mamba"}),
+    "mamba-130m": ("Mamba 130M", {"model_type": "mamba", "num_hidden_layers": 24}),
     "mistral-7b": (
         "Mistral 7B",
         _llama(4096, 14336, 32, 32, model_type="mistral", num_key_value_heads=8),
@@ -144,7 +219,8 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         "ModernBERT decoder",
         {"model_type": "modernbert-decoder"},
     ),
-    "nanochat": ("nanochat", {"model_type": "nanochat"}),
+    "nanochat": ("nanochat (12 blocks)", {"model_type": "nanochat"}),
+    "olmo-2-1b": ("OLMo 2 1B", _llama(2048, 8192, 16, 16, **OLMO2)),
     "olmo-2-7b": ("OLMo 2 7B", _llama(4096, 11008, 32, 32, **OLMO2)),
     "olmo-2-13b": ("OLMo 2 13B", _llama(5120, 13824, 40, 40, **OLMO2)),
     "olmo-2-32b": (
@@ -152,6 +228,8 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         _llama(5120, 27648, 64, 40, num_key_value_heads=8, **OLMO2),
     ),
     "opt-125m": ("OPT 125M", {"model_type": "opt"}),
+    "pythia-14m": ("Pythia 14M", _pythia(128, 6, 4)),
+    "pythia-31m": ("Pythia 31M", _pythia(256, 6, 8)),
     "pythia-70m": ("Pythia 70M", _pythia(512, 6, 8)),
     "pythia-160m": ("Pythia 160M", _pythia(768, 12, 12)),
     "pythia-410m": ("Pythia 410M (its authors' own start)", "pythia-410m"),
@@ -169,7 +247,7 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         | {"num_key_value_heads": 4, "vocab_size": 152064},
     ),
     "qwen2.5-72b": (
-        "Qwen2.5 72B",
+        "Qwen2.5 72B Instruct",
         _qwen(8192, 29568, 80, 64, **QWEN2)
         | {"num_key_value_heads": 8, "vocab_size": 152064},
     ),
@@ -179,8 +257,32 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     "qwen3-8b": ("Qwen3 8B", "qwen3-8b"),
     "qwen3-14b": ("Qwen3 14B", _qwen(5120, 17408, 40, 40, **QWEN3)),
     "qwen3-32b": ("Qwen3 32B", _qwen(5120, 25600, 64, 64, **QWEN3)),
+    "smollm2-135m": (
+        "SmolLM2 135M",
+        _llama(576, 1536, 30, 9, num_key_value_heads=3, **SMOLLM2)
+        | {"initializer_range": 1 / 24},
+    ),
+    "smollm2-360m": (
+        "SmolLM2 360M",
+        _llama(960, 2560, 32, 15, num_key_value_heads=5, **SMOLLM2),
+    ),
+    "smollm2-1.7b": (
+        "SmolLM2 1.7B",
+        _llama(2048, 8192, 24, 32, **SMOLLM2) | {"rope_theta": 1.3e5},
+    ),
+    "t5-small": ("T5 small", _t5(512, 2048, 6, 8)),
     "t5-base": ("T5 base", "t5-base"),
+    "t5-large": ("T5 large", _t5(1024, 4096, 24, 16)),
+    "tinyllama-1.1b": (
+        "TinyLlama 1.1B",
+        _llama(2048, 5632, 22, 32, num_key_value_heads=4),
+    ),
     "vit-base": ("ViT base", "vit-base"),
+    "vit-large": ("ViT large", _encoder("vit", 1024, 24, 16, **VIT)),
+    "vit-huge": (
+        "ViT huge",
+        _encoder("vit", 1280, 32, 16, **VIT) | {"patch_size": 14},
+    ),
 }
 
 # quantity of a block → title of its panel
@@ -224,18 +326,32 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
+def _described(source: str | Fields) -> Any:
+    """The model, or None if netsor reads it from its module in transformers."""
+    import netsor as ns
+    from netsor.models._transformer import UnknownFamilyError
+
+    try:
+        return ns.models.read(source)
+    except UnknownFamilyError:
+        return None
+
+
 def _has_gradients(source: str | Fields) -> bool:
     """Whether a model is small enough for gradients."""
-    import netsor as ns
+    model = _described(source)
+    return model is None or model.weights <= MOST_WEIGHTS_WITH_GRADIENTS
 
-    if isinstance(source, dict) and len(source) == 1:  # a small default configuration
-        return True
-    return ns.models.read(source).weights <= MOST_WEIGHTS_WITH_GRADIENTS
+
+def _size(name: str) -> float:
+    """The number of weights, by which models are measured; modules come last."""
+    model = _described(MODELS[name][1])
+    return math.inf if model is None else float(model.weights)
 
 
 def _versions(netsor: str, source: str | Fields) -> dict[str, str]:
     """The version of netsor, and that of transformers where its code was read."""
-    if isinstance(source, str) or len(source) > 1:
+    if _described(source) is not None:
         return {"netsor": netsor}
     import transformers
 
@@ -258,6 +374,7 @@ def measure_all(workers: int, seconds: float) -> None:
     """Measure the models that have no file yet; stop after so many seconds."""
     FOLDER.mkdir(exist_ok=True)
     missing = [name for name in MODELS if not (FOLDER / f"{name}.json").exists()]
+    missing.sort(key=_size)
     with ProcessPoolExecutor(workers, max_tasks_per_child=1) as pool:
         jobs = {pool.submit(measure, name): name for name in missing}
         for job in as_completed(jobs, timeout=seconds):
@@ -267,11 +384,16 @@ def measure_all(workers: int, seconds: float) -> None:
             except Exception as error:  # the others are measured all the same
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
                 continue
-            path = FOLDER / f"{name}.json"
-            temporary = path.with_suffix(".part")
-            temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-            temporary.replace(path)
+            _store(content)
             print(f"{name}: {_verdict(content)}", flush=True)
+
+
+def _store(content: dict[str, Any]) -> None:
+    """Write the file of a model at once."""
+    path = FOLDER / f"{content['name']}.json"
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    temporary.replace(path)
 
 
 # Pages
@@ -354,8 +476,8 @@ code in transformers, and its own widths. netsor computed the exact law; the num
 medians over {draws} draws on {tokens} tokens (seed {seed}). What was trained may have
 started otherwise where authors initialise by other code.
 
-**{flagged} of {count} are flagged by a rule.** A flag is no verdict on a trained model:
-[what the rules mean](../audit-reference.md), and
+**{flagged} of {count} are flagged by a rule**: {rules}. A flag is no verdict on a
+trained model: [what the rules mean](../audit-reference.md), and
 [which flags models survive](../audit-reference.md#flags-on-models-that-train-well).
 Select a column to sort by it.
 
@@ -370,6 +492,7 @@ def _index(models: list[dict[str, Any]]) -> str:
     text = INTRODUCTION.format(
         count=len(models),
         flagged=sum(bool(_flags(model)) for model in models),
+        rules=_flags_by_rule(models),
         **SETTINGS,
     )
     heads = ["model", *COLUMNS, "flagged by"]
@@ -387,7 +510,25 @@ def _index(models: list[dict[str, Any]]) -> str:
         " not exist in the model, such as entropy without attention.\n\n`make atlas`"
         " measures the models that have no file yet.\n"
     )
-    return text + "\n" + "\n".join(rows) + closing
+    cards = "\n\n".join(_card(model) for model in models)
+    cards = f'## Model by model\n\n<div class="grid cards" markdown>\n\n{cards}'
+    return f"{text}\n{chr(10).join(rows)}{closing}\n{cards}\n\n</div>\n"
+
+
+def _flags_by_rule(models: list[dict[str, Any]]) -> str:
+    """How many models each rule flags, most first, as "`growth` 9, `scores` 4"."""
+    counts = Counter(name for model in models for name in _flags(model))
+    return ", ".join(f"`{name}` {count}" for name, count in counts.most_common())
+
+
+def _card(model: dict[str, Any]) -> str:
+    """A card: the name, the finding in words and the sizes."""
+    title = MODELS[model["name"]][0]
+    sizes = model["sizes"].removesuffix(" in matrices and embeddings")
+    return (
+        f"-   **[{title}]({model['name']}.md)**\n\n    {_verdict(model)}\n\n"
+        f"    <small>{sizes}</small>"
+    )
 
 
 def _page(model: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import tracemalloc
 from functools import lru_cache
 
 import pytest
@@ -120,11 +121,11 @@ def test_audit_beyond_memory_of_device_is_rejected_before_planning(unplanned):
 
 
 @pytest.mark.parametrize(
-    "name", keep(["gpt2", "llama-3-8b", "t5-base", "vit-base"], "gpt2", "t5-base")
+    "name", keep(["gpt2", "llama-3-8b", "t5-base", "vit-base"], "gpt2")
 )
 def test_memory_bound_is_at_most_memory_of_plan(name):
-    """So nothing is refused that would fit, and little is planned in vain; with and
-    without computing blocks again.
+    """So nothing is refused that would fit. It is half of it or more, so little is
+    planned in vain; with and without computing blocks again.
     """
     shallow = {"layers": 4, "decoder_layers": 4} if name == "t5-base" else {"layers": 4}
     model, tokens = read(name).replace(**shallow), 32
@@ -134,7 +135,24 @@ def test_memory_bound_is_at_most_memory_of_plan(name):
         (recomputing(case.plan), _cost.recomputed_bytes),
     ):
         planned = _cost.TEMPORARY * plan.bytes + case.draw.planning_bytes
-        assert planned / 3 < least(model, tokens) < 1.1 * planned
+        assert planned / 2 < least(model, tokens) < 1.1 * planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
+def test_announced_memory_of_planning_is_at_least_half_right(name):
+    """Indices that values share were counted for each of them: 3 to 5 times the peak."""
+    small = AuditCase(read("gpt2").replace(layers=1), 4, None, False, gradients=True)
+    assert small.plan  # what is imported and cached does not count
+    model = read(name).replace(layers=2)
+    case = AuditCase(model, 128, None, infinite=False, gradients=True)
+    tracemalloc.start()
+    try:
+        assert case.plan
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak / 1.3 < case.draw.planning_bytes < 2 * peak
 
 
 def test_slow_long_inputs_are_rejected_from_plans_of_short_ones(folder, monkeypatch):

@@ -231,7 +231,7 @@ def test_cli_reference_lists_every_option(name):
     sections = dict(
         re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     )
-    text = sections[name] + sections["Conventions"]
+    text = " ".join((sections[name] + sections["Conventions"]).split())
     if "as for `law`" in text or "Options of `law`" in text:
         text += sections["law"]
     for option in cli.commands[name].params:

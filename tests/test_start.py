@@ -103,6 +103,7 @@ def test_dir_lists_public_names_only_and_misspelt_names_get_a_hint():
         (ns.nn, "atention", r"did you mean ns\.nn\.attention\?"),
         (ns.gaussian(8, 3), "max", r"p\.max\(axis=-1\)"),
         (ns.Program(ns.gaussian(8)), "ntk", r"ns\.ntk\(p\)"),
+        (ns, "attention", r"ns\.nn\.attention"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -95,8 +95,11 @@ def _hint(name: str) -> str:
         return ""
     import numpy as np
 
+    from . import nn
     from ._familiar_names import FUNCTIONS, hint
 
+    if name in nn.__all__:
+        return f"; its name here is ns.nn.{name}"
     suggestion = hint(name, FUNCTIONS, [*__all__, *_OPTIONAL], prefix="ns.")
     if name not in FUNCTIONS and isinstance(getattr(np, name, None), np.ufunc):
         suggestion += (

@@ -46,6 +46,8 @@ SAMPLES = (
     "write net.law(n=256).rvs(1000) for samples of the outputs, net.draw(n=256,"
     " draws=1000) for exact draws, or net.simulate for draws of every matrix"
 )
+ATTENTION = "write ns.nn.attention(x, heads=8)"
+MLP = "write ns.nn.mlp(x, hidden=4 * n)"
 PLOT = "laws are plotted: net[0].law(n=256).plot()"
 
 # what people look for in `ns` and `ns.nn`
@@ -64,6 +66,7 @@ FUNCTIONS = {
     "softplus": SOFTPLUS,
     "swish": "its name here is ns.silu",
     "relu6": "write ns.nonlin(lambda u: np.clip(u, 0, 6), x)",
+    "mish": "write ns.nonlin(lambda u: u * np.tanh(np.logaddexp(0, u)), x)",
     "elu": "write ns.nonlin(lambda u: np.where(u > 0, u, np.expm1(u)), x)",
     "max": MAXIMUM,
     "maximum": MAXIMUM,
@@ -73,6 +76,8 @@ FUNCTIONS = {
     "where": "write ns.nonlin(lambda u: np.where(u > 0, u, 0), x), or ns.apply",
     "mean": MEAN_POOLING,
     "mean_pool": MEAN_POOLING,
+    "avg_pool": MEAN_POOLING,
+    "pool": MEAN_POOLING,
     "sum": "write x.sum(), or np.ones((1, tokens)) @ x",
     "matmul": "write W @ x for a weight, or a @ x for an array or scalars",
     "einsum": "write a @ x, ns.dot(q, k) or w.each(x)",
@@ -107,9 +112,12 @@ FUNCTIONS = {
     "rmsnorm": "its name here is ns.rms_norm",
     "rope": "its name here is ns.rotary, or the option rotary=ns.nn.Rotary() of"
     " ns.nn.attention",
-    "MultiheadAttention": "write ns.nn.attention(x, heads=8)",
-    "self_attention": "write ns.nn.attention(x, heads=8)",
-    "multi_head_attention": "write ns.nn.attention(x, heads=8)",
+    "mha": ATTENTION,
+    "MultiheadAttention": ATTENTION,
+    "self_attention": ATTENTION,
+    "multi_head_attention": ATTENTION,
+    "MLP": MLP,
+    "feed_forward": MLP,
     "mamba": "its name here is ns.nn.mamba2",
     "ssm": "see ns.nn.mamba2",
     "deltanet": "its name here is ns.nn.gated_delta",
@@ -153,6 +161,7 @@ PROGRAMS = {
     "cov": "laws have moments: net.law(n=256).cov()",
     "mean": "laws have moments: net.law(n=256).mean()",
     "var": "laws have moments: net[0].law(n=256).var()",
+    "variance": "laws have moments: net[0].law(n=256).var()",
     "std": "laws have moments: net[0].law(n=256).std()",
     "pdf": "laws have densities: net[0].law(n=256).pdf(0.5)",
     "sample": SAMPLES,

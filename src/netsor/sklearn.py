@@ -88,6 +88,7 @@ def attention_prior(
     `sharpness` is the standard deviation of the scores' matrix, `scale` that of the
     readout.
     """
+    # `n` is the width of the hidden layers and of each head
     features = tokens.shape[-1]
     first_layer = language.weight(n, features, std=1.1) @ language.data(tokens)
     h = language.erf(first_layer)  # (examples, tokens)

@@ -134,6 +134,7 @@ ROOMS = (
     "studies",
     "torch",
     "jax",
+    "maximal_update",
     "checks",
     "reader",
     "models",

@@ -23,6 +23,8 @@ from tests.internals import (  # noqa: E402
     reference_of,
 )
 
+from ..command import netsor  # noqa: E402
+from . import training_loops as loops  # noqa: E402
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
 from .own_modules import WIDTH, Attention, halves  # noqa: E402
 from .test_torch_modules import MODULES  # noqa: E402
@@ -204,7 +206,7 @@ def test_check_init_of_a_transformers_model_uses_its_configuration(build, where)
     found = ns.torch.check_init(build, IDS)
     assert found.reference == "qwen3"
     assert (found.first and found.first.where) == where, str(found)
-    assert any("norm" in name for name in found.undeclared)
+    assert not found.undeclared
 
 
 def test_check_init_declared_laws_replace_those_of_the_reference():
@@ -335,6 +337,124 @@ def test_check_init_hides_a_mean_where_the_std_is_wrong(declared):
         "head.weight std: expected" in str(found),
         "mean: expected" in str(found),
     ) == (True, False)
+
+
+class Plain(torch.nn.Module):
+    """A GPT as people write it: names of its own, biases and learned positions."""
+
+    def __init__(self, std_position=0.02, bias=0.0, gain=1.0):
+        super().__init__()
+        self.tok = torch.nn.Embedding(96, 64)
+        self.pos = torch.nn.Embedding(32, 64)
+        self.layers = torch.nn.ModuleList(loops.Block(0.0) for _ in range(2))
+        self.norm = torch.nn.LayerNorm(64)
+        self.head = torch.nn.Linear(64, 96, bias=False)
+        self.head.weight = self.tok.weight
+        for name, p in self.named_parameters():
+            into_stream = name.endswith(("c_proj.weight", "down.weight"))
+            if p.ndim == 2:
+                torch.nn.init.normal_(p, std=0.01 if into_stream else 0.02)
+            elif name.endswith("bias"):
+                torch.nn.init.zeros_(p)
+        torch.nn.init.normal_(self.pos.weight, std=std_position)
+        torch.nn.init.constant_(self.layers[1].up.bias, bias)
+        torch.nn.init.constant_(self.norm.weight, gain)
+
+    def forward(self, ids):
+        x = self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 96,
+    "n_positions": 32,
+    "activation_function": "gelu",
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({}, None),
+        ({"std_position": 0.025}, "pos.weight"),
+        ({"bias": 1e-3}, "layers.1.up.bias"),
+        ({"gain": 0.99}, "norm.weight"),
+    ],
+    ids=["right", "positions", "bias", "gain"],
+)
+def test_check_init_matches_every_parameter_of_a_plain_module(wrong, where):
+    """By their use: no name is one that netsor knows."""
+    torch.manual_seed(0)
+    found = ns.torch.check_init(Plain(**wrong), IDS, reference=GPT2)
+    assert not found.unchecked
+    assert (found.first and found.first.where) == where
+    assert found.status == ("FLAG" if where else "ok")
+
+
+@pytest.mark.parametrize("offset", [False, True], ids=["gain", "1 + gain"])
+def test_gains_written_out_are_read(offset):
+    """Of RMSNorms as in Llama, and as in Gemma, which adds 1 to its weight."""
+    kind, extra = ("gemma2", {"head_dim": 16}) if offset else ("llama", {})
+    config = {
+        "model_type": kind,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+        **extra,
+    }
+    own = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(0)
+    made = transformers.AutoModelForCausalLM.from_config(own)
+    right = ns.torch.check_init(made, IDS, reference=config)
+    assert right.status == "ok", str(right)
+    assert not right.unchecked
+    torch.nn.init.constant_(made.model.norm.weight, 0.5)
+    wrong = ns.torch.check_init(made, IDS, reference=config)
+    assert wrong.first.where == "model.norm.weight"
+
+
+def test_unknown_parameters_are_named_first_and_declared_on_the_command_line(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gate.py").write_text(
+        "from tests.peers.test_check_init import Plain\n"
+        "import torch\n"
+        "class Gated(Plain):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.gate = torch.nn.Parameter(torch.full((), 3.0))\n"
+        "    def forward(self, ids):\n"
+        "        return super().forward(ids) * torch.sigmoid(self.gate)\n"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    arguments = ["check-init", "gate.py:Gated", "--reference", "config.json"]
+    unknown = netsor(*arguments)
+    first = " ".join(unknown.stdout.split("\n\n")[0].split())
+    assert "1 of 29 parameters unchecked (gate: declare their laws)" in first
+    assert "--declared 'gate=0.02'" in " ".join(unknown.stdout.split())
+    right = netsor(*arguments, "--declared", "gate=constant(3.0)", "--json")
+    assert not json.loads(right.stdout)["unchecked"], right.stderr
+    wrong = netsor(*arguments, "--declared", "gate=constant(2.0)", "--json")
+    assert json.loads(wrong.stdout)["first"]["where"] == "gate"
+    for text, message in (
+        ("gate", "must be NAME=LAW, as '*.bias=constant(0)'"),
+        ("gate=open(3)", "where LAW is a standard deviation, constant(X), or norm("),
+        ("no.such=0.02", "names no parameter"),
+    ):
+        result = netsor(*arguments, "--declared", text)
+        assert result.returncode == 2
+        assert message in result.stderr, result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 def test_p_values_of_a_pass_are_uniform_under_the_law():

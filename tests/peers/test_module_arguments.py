@@ -271,8 +271,8 @@ def test_check_init_prints_status_and_coverage_first():
     lines = str(CHECK).splitlines()
     assert (
         lines[0]
-        == "ok: 152 tests; 35 of 148 parameters unchecked; forward pass checked; Net"
-        " agrees"
+        == "ok: 152 tests; 35 of 148 parameters unchecked (w, w, w, …: declare their"
+        " laws);"
     )
     for incomplete in (
         replace(CHECK, checked_pass=""),
@@ -286,7 +286,7 @@ def test_check_init_prints_status_and_coverage_first():
     nothing = replace(CHECK, tests=0, unchecked=["w"] * 148, checked_pass="")
     said = (
         "incomplete (forward pass not checked): 0 tests; 148 of 148 parameters"
-        " unchecked; "
+        " unchecked (w, w, w, …: declare their laws); "
     )
     assert nothing.verdict.startswith(said)
     departs = replace(CHECK, findings=[FOUND], first=FOUND, checked_pass="")

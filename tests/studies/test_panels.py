@@ -1,10 +1,13 @@
-"""The figures of several parametrisations: labels of axes in an incomplete last row."""
+"""The figures of several parametrisations: labels of axes in an incomplete last row, and
+names at the ends of lines.
+"""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from tests.internals import _training_report
+from tests.internals import _training_report, label_ends, new
 
 
 @pytest.mark.parametrize(("count", "labelled"), [(2, [0, 1]), (4, [1, 2, 3])])
@@ -25,3 +28,23 @@ def test_lowest_panel_of_each_column_has_numbers_and_label(count, labelled):
         if any(label.get_visible() for label in axes.get_xticklabels()):
             with_numbers.append(index)
     assert with_label == with_numbers == labelled
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.01, 1.02), (1.0, 9.0, 9.9), (5.0, 5.0, 1.0)])
+def test_names_at_the_ends_of_lines_do_not_overlap(ends):
+    figure = new()
+    axes = figure.subplots()
+    axes.set_ylim(1, 10)
+    lines = {
+        f"line {end} {k}": axes.plot([0, 1], [2, end])[0] for k, end in enumerate(ends)
+    }
+    label_ends(axes, lines)
+    figure.draw_without_rendering()
+    boxes = sorted(
+        (text.get_window_extent() for text in axes.texts), key=lambda b: b.y0
+    )
+    assert len(boxes) == len(ends)
+    assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
+    assert [t.get_color() for t in axes.texts] == [
+        lines[t.get_text()].get_color() for t in axes.texts
+    ]

@@ -50,9 +50,11 @@ class InitFinding:
 def holm(p: Sequence[float]) -> Floats:
     """p-values adjusted for their number by Holm's method."""
     order = np.argsort(p)
-    steps = np.asarray(p, float)[order] * np.arange(len(p), 0, -1)
+    remaining = np.arange(len(p), 0, -1)  # tests with this p-value or a larger one
+    multiplied = np.asarray(p, float)[order] * remaining
+    increasing = np.maximum.accumulate(multiplied)
     adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    adjusted[order] = np.minimum(increasing, 1.0)
     return adjusted
 
 
@@ -82,15 +84,18 @@ def pass_tests(
     # (Westfall and Young 1993): its rank among the draws, and beyond their largest
     # tenth an exponential tail.
     deviations = _deviations(real, law)
-    of_draws = np.sort(deviations[:, :-1].max(axis=0))
-    of_pass = deviations[:, -1]
-    start = float(np.quantile(of_draws, 0.9))
-    beyond = of_draws[of_draws > start]
-    slope = float(np.mean(beyond - start)) if beyond.size else 1e-3
-    larger = np.sum(of_draws >= of_pass[:, None], axis=1)
-    rank = (larger + 1) / (len(of_draws) + 1)
-    tail = 0.1 * np.exp(-(of_pass - start) / max(slope, 1e-3))
-    p_values = np.where(of_pass <= start, rank, np.minimum(rank, tail))
+    largest_of_draw = np.sort(deviations[:, :-1].max(axis=0))  # (draws,)
+    of_pass = deviations[:, -1]  # (quantities,)
+    draws_beyond = np.sum(largest_of_draw >= of_pass[:, None], axis=1)
+    rank = (draws_beyond + 1) / (len(largest_of_draw) + 1)
+    tail_start = float(np.quantile(largest_of_draw, 0.9))
+    beyond = largest_of_draw[largest_of_draw > tail_start]
+    scale = 1e-3
+    if beyond.size:
+        scale = max(float(np.mean(beyond - tail_start)), 1e-3)
+    tail = 0.1 * np.exp(-(of_pass - tail_start) / scale)
+    is_before_tail = of_pass <= tail_start
+    p_values = np.where(is_before_tail, rank, np.minimum(rank, tail))
     return [float(p) for p in p_values]
 
 
@@ -102,15 +107,17 @@ def _deviations(
     The result is (quantities, draws and pass); the pass is the last column. Quantities
     above 0 are compared by their logarithms.
     """
-    x = np.array([[*law[key], value] for key, value in real.items()])
-    positive = x > 0
+    numbers = np.array([[*law[key], value] for key, value in real.items()])
+    positive = numbers > 0
+    logarithms = np.log(np.where(positive, numbers, 1.0))
     all_positive = positive.all(axis=1, keepdims=True)
-    x = np.where(all_positive, np.log(np.where(positive, x, 1.0)), x)
-    draws = x[:, :-1]
+    compared = np.where(all_positive, logarithms, numbers)
+    draws = compared[:, :-1]
     centre = draws.mean(axis=1, keepdims=True)
     spread = draws.std(axis=1, keepdims=True)
+    # rounding is relative to the centre, and absolute for logarithms
     draws_positive = positive[:, :-1].all(axis=1, keepdims=True)
-    size = np.where(draws_positive | (centre == 0), 1.0, np.abs(centre))
-    rounding = 1e-3 * size
-    deviations = np.abs(x - centre) / np.hypot(spread, rounding)
-    return np.where(np.isfinite(x), deviations, np.inf)
+    is_absolute = draws_positive | (centre == 0)
+    rounding = 1e-3 * np.where(is_absolute, 1.0, np.abs(centre))
+    deviations = np.abs(compared - centre) / np.hypot(spread, rounding)
+    return np.where(np.isfinite(compared), deviations, np.inf)

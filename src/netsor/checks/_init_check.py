@@ -130,7 +130,13 @@ class InitCheck:
         of_parameters = f"all {total} checked"
         if self.unchecked:
             of_parameters = f"{len(self.unchecked):,} of {total} unchecked"
+            of_parameters += f" ({first_of(self.unchecked)}{self._remedy})"
         return f"{counted(self.tests, 'test')}; {of_parameters}"
+
+    @property
+    def _remedy(self) -> str:
+        """How unchecked parameters are checked, if their laws are not known."""
+        return ": declare their laws" if self.undeclared else ""
 
     @property
     def verdict(self) -> str:
@@ -225,18 +231,21 @@ class InitCheck:
 
     def _notes_on_parameters(self) -> list[str]:
         """Which parameters were not checked, and why."""
-        reasons = {
-            "unknown to the reference": self.undeclared,
-            "of a law that has no test": [
-                name for name in self.unchecked if name not in self.undeclared
-            ],
-        }
-        return [
-            f"{counted(len(names), 'parameter')} not checked, {reason}:"
-            f" {first_of(names)}"
-            for reason, names in reasons.items()
-            if names
-        ]
+        notes = []
+        if self.undeclared:
+            name = self.undeclared[0]
+            notes.append(
+                f"{counted(len(self.undeclared), 'parameter')} not checked, unknown to"
+                f" the reference: {first_of(self.undeclared)}. Declare their laws:"
+                f" --declared '{name}=0.02', or declared={{'{name}': 0.02}} in Python"
+            )
+        rest = [name for name in self.unchecked if name not in self.undeclared]
+        if rest:
+            notes.append(
+                f"{counted(len(rest), 'parameter')} not checked, of a law that has no"
+                f" test: {first_of(rest)}"
+            )
+        return notes
 
 
 def first_of(names: Sequence[str]) -> str:

@@ -81,9 +81,9 @@ class Entries:
     @property
     def halves(self) -> Floats:
         """Half the length of the interval that rounds to each entry."""
-        _, exponent = np.frexp(self.numbers)
-        eps, least = self.stored.eps, self.stored.least
-        return np.maximum(eps * np.exp2(exponent - 2.0), least / 2)
+        _, exponent = np.frexp(self.numbers)  # numbers are at least 2^(exponent − 1)
+        half_step = self.stored.eps * np.exp2(exponent - 2.0)
+        return np.maximum(half_step, self.stored.least / 2)
 
     def without_rows(self, rows: tuple[int, ...]) -> Entries:
         """The same entries without some rows."""
@@ -91,10 +91,11 @@ class Entries:
             return self
         return replace(self, numbers=np.delete(self.numbers, rows, axis=0))
 
-    def some(self) -> Entries:
-        """At most about `MOST` of the entries, in a line."""
+    def thinned(self) -> Entries:
+        """Entries at equal distances, flat: at most about `MOST` of them."""
         numbers = self.numbers.ravel()
-        return replace(self, numbers=numbers[:: max(1, numbers.size // MOST)])
+        step = max(1, numbers.size // MOST)
+        return replace(self, numbers=numbers[::step])
 
     def probabilities(self, law: Marginal) -> Probabilities:
         """The probabilities of the intervals of the entries."""
@@ -139,33 +140,42 @@ class Marginal:
         return self._probability(x, side="right")
 
     def _probability(self, x: Floats, side: Any) -> Floats:
-        """The distribution function, between two quantiles on a straight line."""
+        """The distribution function, on a straight line between two quantiles.
+
+        Quantile k, counted from 0, has the probability (k + ½)/QUANTILES. Beyond the
+        first and the last one the law may still have numbers.
+        """
         quantiles = self._quantiles
-        k = np.searchsorted(quantiles, x, side=side)
-        low = quantiles[np.maximum(k - 1, 0)]
-        high = quantiles[np.minimum(k, QUANTILES - 1)]
-        length = np.where(high > low, high - low, 1.0)
-        share = np.where(high > low, np.clip((x - low) / length, 0.0, 1.0), 0.5)
-        inside = np.clip((k - 0.5 + share) / QUANTILES, 0.0, 1.0)
-        # half a step beyond the ends, where the law may still have numbers
-        inside = np.where((k == 0) & (x < quantiles[0]), self._tail(x), inside)
-        beyond = (k == QUANTILES) & (x > quantiles[-1])
-        return np.where(beyond, 1.0 - self._tail(x), inside)
+        count_below = np.searchsorted(quantiles, x, side=side)
+        low = quantiles[np.maximum(count_below - 1, 0)]
+        high = quantiles[np.minimum(count_below, QUANTILES - 1)]
+        is_between = high > low
+        distance = np.where(is_between, high - low, 1.0)
+        share = np.clip((x - low) / distance, 0.0, 1.0)
+        share = np.where(is_between, share, 0.5)
+        probability = np.clip((count_below - 0.5 + share) / QUANTILES, 0.0, 1.0)
+        tail = self._tail(x)
+        is_below_all = (count_below == 0) & (x < quantiles[0])
+        is_above_all = (count_below == QUANTILES) & (x > quantiles[-1])
+        probability = np.where(is_below_all, tail, probability)
+        return np.where(is_above_all, 1.0 - tail, probability)
 
     def _tail(self, x: Floats) -> Floats:
         """The probability beyond a number outside the quantiles.
 
-        It falls exponentially, by the distance of the last quantiles.
+        It falls exponentially: to the outermost quantile from the one `steps` further
+        inside, the probability falls by the factor 2 · steps.
         """
         quantiles = self._quantiles
-        many = QUANTILES // 2**12
-        below = x < quantiles[0]
-        end = np.where(below, quantiles[0], quantiles[-1])
-        decay_below = quantiles[many] - quantiles[0]
-        decay_above = quantiles[-1] - quantiles[-1 - many]
-        decay = np.maximum(np.where(below, decay_below, decay_above), 1e-300)
-        distance = np.abs(x - end) / decay * math.log(2 * many)
-        return np.asarray(0.5 / QUANTILES * np.exp(-np.minimum(distance, 700.0)))
+        steps = QUANTILES // 2**12
+        is_below = x < quantiles[0]
+        end = np.where(is_below, quantiles[0], quantiles[-1])
+        length_below = quantiles[steps] - quantiles[0]
+        length_above = quantiles[-1] - quantiles[-1 - steps]
+        length = np.maximum(np.where(is_below, length_below, length_above), 1e-300)
+        exponent = np.abs(x - end) / length * math.log(2 * steps)
+        fall = np.exp(-np.minimum(exponent, 700.0))
+        return np.asarray(0.5 / QUANTILES * fall)
 
 
 class Exact(Marginal):
@@ -200,7 +210,7 @@ def parameter_tests(
         if parameter.zero_rows:
             yield _test_of_zero_rows(name, entries.numbers, parameter.zero_rows)
         types = entries.type, entries.stored
-        if not any(kind.is_low_precision for kind in types):
+        if not any(number_type.is_low_precision for number_type in types):
             yield from _test_of_precision(name, entries)
         entries = entries.without_rows(parameter.zero_rows)
         if parameter.law in RECOGNISED:
@@ -291,7 +301,7 @@ def _tests_of_recognised_law(
     )
     if std == 0 or not parameter.shape_is_declared or x.size < FEWEST:
         return
-    subset = entries.some()
+    subset = entries.thinned()
     marginal = Exact(_distribution(parameter), mean, std)
     yield from _tests_of_shape(
         name, parameter, entries=subset, marginal=marginal, samples=samples
@@ -376,16 +386,20 @@ def _tests_of_distribution(
     from scipy import stats
 
     assert parameter.distribution is not None
-    some = entries.some()
-    x, size = some.numbers, some.numbers.size
-    probabilities = some.probabilities(Marginal(parameter.distribution))
-    shares = probabilities.at_random
-    found = f"found mean {x.mean():.3g} and std {x.std():.3g}"
-    text = f"expected mean {parameter.mean:.3g} and std {parameter.std:.3g}, {found}"
-    least = float(np.minimum(shares, 1 - shares).min())
-    outside = f"{text}, with entries from {x.min():.4g} to {x.max():.4g}"
+    subset = entries.thinned()
+    x, size = subset.numbers, subset.numbers.size
+    probabilities = subset.probabilities(Marginal(parameter.distribution))
+    shares = probabilities.at_random  # uniform under the declared law
+    text = (
+        f"expected mean {parameter.mean:.3g} and std {parameter.std:.3g}, found mean"
+        f" {x.mean():.3g} and std {x.std():.3g}"
+    )
+    nearest_to_end = float(np.minimum(shares, 1 - shares).min())
     yield InitFinding(
-        where=name, what="tails", p=min(1.0, 2 * size * least), text=outside
+        where=name,
+        what="tails",
+        p=min(1.0, 2 * size * nearest_to_end),
+        text=f"{text}, with entries from {x.min():.4g} to {x.max():.4g}",
     )
     scores = stats.norm.ppf(np.clip(shares, 1e-300, 1 - 1e-16))
     p = two_sided(float(scores.mean()) * math.sqrt(size))
@@ -491,10 +505,12 @@ def _test_of_lines(
     from scipy import stats
 
     freedom = _freedom(parameter) * standard.shape[axis]
-    scores = normal_score(np.mean(standard**2, axis=axis), freedom)
-    spread = float(np.std(scores)) * math.sqrt(2 / freedom) / 2
+    mean_squares = np.mean(standard**2, axis=axis)
+    scores = normal_score(mean_squares, freedom)
     chi2 = float(np.sum((scores - scores.mean()) ** 2))
     p = float(stats.chi2.sf(chi2, scores.size - 1))
+    # a score of 1 is a relative change of a std by half of √(2/freedom)
+    spread = float(np.std(scores)) * math.sqrt(2 / freedom) / 2
     text = f"expected {lines} of one std, found stds that vary by {100 * spread:.2g} %"
     return InitFinding(where=name, what=lines, p=p, text=text)
 
@@ -540,10 +556,12 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
 def most_correlated(parts: Floats, axis: int) -> Pair:
     """The two most correlated rows."""
     norms = np.linalg.norm(parts, axis=1, keepdims=True)
-    unit = parts / np.maximum(norms, 1e-300)
-    above = np.triu_indices(len(parts), 1)
-    correlations = (unit @ unit.T)[above]
-    r = float(correlations[np.argmax(np.abs(correlations))])
+    unit_rows = parts / np.maximum(norms, 1e-300)
+    all_correlations = unit_rows @ unit_rows.T
+    correlations = all_correlations[np.triu_indices(len(parts), 1)]
+    strongest = np.argmax(np.abs(correlations))
+    r = float(correlations[strongest])
+    # r √(row length) is nearly standard normal; the strongest of all pairs is tested
     p = correlations.size * two_sided(r * math.sqrt(parts.shape[1]))
     return Pair(p=min(1.0, p), correlation=r, axis=axis, parts=len(parts))
 
@@ -621,29 +639,41 @@ def _tests_against_samples(
     """
     from scipy import stats
 
-    summaries = [_summaries(sample) for sample in samples]
-    real = _summaries(x)
-    error = math.sqrt(1 + 1 / len(samples))
-    for summary_name, value in real.items():
-        values = np.array([summary[summary_name] for summary in summaries])
+    summaries_of_samples = [_summaries(sample) for sample in samples]
+    new_and_mean = math.sqrt(1 + 1 / len(samples))  # error of a new value and the mean
+    for summary, value in _summaries(x).items():
+        values = np.array([of_sample[summary] for of_sample in summaries_of_samples])
         centre, spread = float(values.mean()), float(values.std(ddof=1))
         rounding = 1e-4 * max(1.0, abs(centre))
-        t = (value - centre) / (error * math.hypot(spread, rounding))
+        t = (value - centre) / (new_and_mean * math.hypot(spread, rounding))
         p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))
-        label, text = summary_name, f"expected {centre:.4g}, found {value:.4g}"
-        if summary_name in ("size", "largest"):
-            label = "std" if summary_name == "size" else "tails"
-            text = f"expected {math.exp(centre):.4g}, found {math.exp(value):.4g}"
-            text += f", {math.exp(value - centre):.3g} times as large"
-        if summary_name.startswith("part "):
-            label, ratio = "rows", math.exp(value - centre)
-            text = f"expected {summary_name} of its size, found it"
-            text += f" {ratio:.3g} times as large"
+        label, text = _described(summary, centre, value)
         yield InitFinding(where=name, what=label, p=min(1.0, p), text=text)
 
 
+def _described(summary: str, expected: float, value: float) -> tuple[str, str]:
+    """The label of a summary, and a sentence that compares its value.
+
+    Summaries of sizes are logarithms: see `_summaries`.
+    """
+    ratio = math.exp(value - expected)
+    if summary in ("size", "largest"):
+        label = "std" if summary == "size" else "tails"
+        sizes = f"expected {math.exp(expected):.4g}, found {math.exp(value):.4g}"
+        return label, f"{sizes}, {ratio:.3g} times as large"
+    if summary.startswith("part "):
+        text = f"expected {summary} of its size, found it {ratio:.3g} times as large"
+        return "rows", text
+    return summary, f"expected {expected:.4g}, found {value:.4g}"
+
+
 def _summaries(x: Floats) -> dict[str, float]:
-    """Numbers that describe a tensor: sizes, of the whole and of parts, and angles."""
+    """Numbers that describe a tensor: sizes, of the whole and of parts, and angles.
+
+    Sizes, the largest entry and parts of the first axis are logarithms; parts and the
+    mean are relative to the size of the whole. "independence" is the size of the
+    cosines between different rows (or columns, if there are fewer).
+    """
     size = math.sqrt(float(np.mean(x**2))) + 1e-300
     summaries = {
         "size": math.log(size),
@@ -659,9 +689,10 @@ def _summaries(x: Floats) -> dict[str, float]:
                 summaries[f"part {k + 1} of {count}"] = math.log(of_part / size)
             break
     if min(lines.shape) >= 2:
-        short = lines if lines.shape[0] <= lines.shape[1] else lines.T
-        gram = short[:LARGEST_GRAM, :LONGEST_ROWS]
-        gram = gram @ gram.T / (gram.shape[1] * size**2)
-        off = gram - np.diag(np.diag(gram))
-        summaries["independence"] = math.sqrt(float(np.mean(off**2)))
+        if lines.shape[0] > lines.shape[1]:
+            lines = lines.T
+        rows = lines[:LARGEST_GRAM, :LONGEST_ROWS]
+        gram = rows @ rows.T / (rows.shape[1] * size**2)
+        off_diagonal = gram - np.diag(np.diag(gram))
+        summaries["independence"] = math.sqrt(float(np.mean(off_diagonal**2)))
     return summaries

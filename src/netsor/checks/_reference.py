@@ -7,18 +7,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from .._array_api import Bools
+from ..models._transformer import Transformer
 from ..models.measure._metric_program import Probes, ProgramModel
 from ..models.measure._probed_program import ProbedProgram, mask_of
 from ..reader._laws import DECLARED, Parameter, Parameters
 from ..reader._network import Network, Targets
 from ..reader._structure import Place, Structure
+from ..reader._vectors import BIAS, GAIN, OFFSET, POSITION, TYPE, Use, uses
 from ..runtime._parallel import cores
 from ..runtime._units import in_time
 
@@ -49,10 +51,12 @@ class Reference:
     # further names of parameters, by which a module reaches them, and their first names
     aliases: Mapping[str, str] = field(default_factory=dict)
     why_no_probes: str = ""
+    # standard deviations of what is no matrix, by its role or that of its matrix
+    of_vectors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def masks(self) -> list[Bools]:
-        """Of each block, which pairs of tokens attend."""
+        """Which pairs of tokens attend, for each block."""
         if self.probes is None:
             return []
         return [mask_of(block) for block in self.probes.source.net.blocks]
@@ -74,10 +78,18 @@ class Reference:
             quantities["grad_qkv"] = np.sum(parts, axis=0)
         return quantities
 
+    def uses_in(self, net: Structure | None) -> dict[str, Use]:
+        """The uses of gains, biases and positions, if the reference has their laws."""
+        return uses(net) if net is not None and self.of_vectors else {}
+
     def law_of(
-        self, name: str, shape: tuple[int, ...], net: Structure | None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        net: Structure | None,
+        uses: Mapping[str, Use],
     ) -> Parameter:
-        """The declared law of a parameter, by its name or by its place in the network.
+        """The declared law of a parameter, by its name, place or use in the network.
 
         It is "unknown" if there is none.
         """
@@ -90,9 +102,7 @@ class Reference:
             place = net.places.get(name, place)
         std = self.stds.get(place)
         if std is None:
-            return Parameter(
-                name=name, shape=shape, law="unknown", note=DECLARED, value=0.0
-            )
+            return self._law_of_vector(name, shape, net, uses.get(name))
         zero_rows: tuple[int, ...] = ()
         if place == Place(None, "embedding") and self.padding is not None:
             zero_rows = (self.padding,)
@@ -105,6 +115,26 @@ class Reference:
             note=DECLARED,
             value=0.0,
         )
+
+    def _law_of_vector(
+        self, name: str, shape: tuple[int, ...], net: Structure | None, use: Use | None
+    ) -> Parameter:
+        """The declared law of a gain, a bias or a table of positions.
+
+        It is "unknown" for other parameters.
+        """
+        unknown = Parameter(name, shape, "unknown", note=DECLARED, value=0.0)
+        if use is None:
+            return unknown
+        if use.role in (GAIN, OFFSET):
+            value = 1.0 if use.role == GAIN else 0.0
+            return replace(unknown, law="constant", value=value)
+        std = self.of_vectors.get(use.role)
+        if net is not None and use.matrix is not None and use.matrix in net.places:
+            std = self.of_vectors.get(f"{BIAS} of {net.places[use.matrix].kind}", std)
+        if std is None:
+            return unknown
+        return replace(unknown, law="normal" if std else "constant", std=std)
 
 
 def without_wrappers(name: str) -> str:
@@ -141,6 +171,24 @@ def reference_of_network(
         tied=head is not None and head == table,
         aliases=aliases or {},
     )
+
+
+def stds_of_vectors(model: Transformer) -> dict[str, float]:
+    """The standard deviations that a configuration declares for what is no matrix.
+
+    Its law of a pass has biases of 0, except for those of the perceptron, and gains
+    of 1.
+    """
+    stds = {BIAS: 0.0, TYPE: model.std_type}
+    for kind, std in (
+        ("in", model.bias_in),
+        ("gate", model.bias_in),
+        ("out", model.bias_out),
+    ):
+        stds[f"{BIAS} of {kind}"] = std
+    if model.positions == "learned":
+        stds[POSITION] = model.std_position
+    return stds
 
 
 def stds_of(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, float]:

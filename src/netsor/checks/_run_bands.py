@@ -114,16 +114,23 @@ def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
 def half_width(
     runs: int, level: float, skewness: float = 0.0, kurtosis: float = 0.0
 ) -> float:
-    """From the mean to one end of a prediction interval, in standard deviations."""
+    """From the mean to one end of a prediction interval, in standard deviations.
+
+    `level` is the probability of a number outside the interval. The terms are those of
+    the formulas at the head of this file.
+    """
     from scipy.special import stdtrit
 
-    student = -float(stdtrit(runs - 1, level / 2)) * math.sqrt(1 + 1 / runs)
+    student_quantile = -float(stdtrit(runs - 1, level / 2))
+    of_normal_law = student_quantile * math.sqrt(1 + 1 / runs)
     z = -_normal_quantile(level / 2)
-    skewness = max(skewness + math.sqrt(6 / runs), 0.0)
-    kurtosis = max(kurtosis + 0.5 * math.sqrt(24 / runs), 0.0)
-    of_skewness = skewness * max(z**2 - 1, 0.0) / 6
-    of_kurtosis = kurtosis * max(z**3 - 3 * z, 0.0) / 24
-    return student + of_skewness + of_kurtosis
+    skewness_error = math.sqrt(6 / runs)
+    kurtosis_error = math.sqrt(24 / runs)
+    largest_skewness = max(skewness + skewness_error, 0.0)
+    largest_kurtosis = max(kurtosis + 0.5 * kurtosis_error, 0.0)
+    of_skewness = largest_skewness * max(z**2 - 1, 0.0) / 6
+    of_kurtosis = largest_kurtosis * max(z**3 - 3 * z, 0.0) / 24
+    return of_normal_law + of_skewness + of_kurtosis
 
 
 def enough_runs(level: float) -> int:

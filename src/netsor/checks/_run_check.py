@@ -8,9 +8,11 @@ hold the whole log are named.
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -29,39 +31,68 @@ from ..report._document import (
     to_text,
 )
 from ..report._html import to_cell
+from ..runtime._units import in_time
 from ._run_bands import FEWEST, POWER, Band, band, enough_runs
 from ._run_logs import Logged, RunLog, read_log
 
 # the numbers of a log
 LOSS, GRADIENT, CLIPPED = "loss", "grad_norm", "grad_norm_clipped"
-UPDATE, PARAMETERS = "update_norm", "param_norm"
+UPDATE, PARAMETERS, RATE = "update_norm", "param_norm", "lr"
 WORDS = {
     LOSS: "loss",
     GRADIENT: "gradient norm",
     CLIPPED: "gradient norm after clipping",
     UPDATE: "update norm",
     PARAMETERS: "parameter norm",
+    RATE: "learning rate",
 }
+LOG = logging.getLogger("netsor")
+LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
-FEW = 4  # runs with each mistake
+FEW = 2  # runs with each mistake, of the seeds of healthy ones
 MOST_TRIED = 4  # mistakes that are tried with more runs
+DECISIVE = 30.0  # differences of `_misfit` that no noise of few runs makes
 SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingLoop(ABC):
     """A training loop that runs literally: a front end says how.
 
+    The fields with a default are those of a healthy loop. Another value there is a
+    mistake that every front end can make (see `_run_mistakes`).
+
     Attributes
     ----------
+    batches : sequence
+        The batches of single passes, `accumulation` for each step; used again from the
+        first on if there are fewer.
     steps : int
         The last step; steps are counted from 0.
+    accumulation : int
+        The passes whose mean gradient a step takes.
+    clip : float or None
+        The total gradient norm that gradients are clipped to before the optimiser.
+    gradient_factor, logged_factor : float
+        Factors of the gradients, and of the loss that is logged.
+    updates : int
+        How often the optimiser steps at each step.
+    logged_first : int
+        The step that is logged as step 0.
     """
 
+    batches: Sequence[Any]
     steps: int
+    accumulation: int
+    clip: float | None
+    gradient_factor: float = 1.0
+    logged_factor: float = 1.0
+    updates: int = 1
+    logged_first: int = 0
 
     @abstractmethod
     def run(self, seed: int) -> dict[str, Floats]:
@@ -72,11 +103,10 @@ class TrainingLoop(ABC):
         """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
 
     @abstractmethod
-    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
         """The mistakes that the loop can have.
 
-        `factor` is that of the first gradient norm, logged over expected; None if the
-        log has none.
+        `factors` are those of the first numbers, logged over expected, by quantity.
         """
 
 
@@ -134,6 +164,8 @@ class RunFinding:
         if self.expected <= 0 or self.value <= 0:
             return f"too {direction}"
         factor = max(self.value / self.expected, self.expected / self.value)
+        if factor < SMALL:
+            return f"{_change(factor)} too {direction}"
         return f"{_factor(factor)} times too {direction}"
 
 
@@ -228,6 +260,8 @@ class RunCheck:
         The largest probability with which a healthy run is flagged.
     notes : list of str
         What was not compared, and why.
+    steps : str
+        The compared steps, such as "steps 0 to 5".
 
     Examples
     --------
@@ -246,6 +280,7 @@ class RunCheck:
     power: RunPower
     level: float
     notes: list[str]
+    steps: str
 
     @property
     def status(self) -> str:
@@ -264,14 +299,18 @@ class RunCheck:
             subject = ", ".join(
                 words(name) for name in self.compared if "/" not in name
             )
-            return f"{OK}: {counted(self.numbers, 'number')} as expected ({subject})"
-        worst = self.findings[0]
-        text = f"{FLAG}: step {worst.step} {words(worst.quantity)} {worst.text}"
+            return (
+                f"{OK}: {counted(self.numbers, 'number')} as expected ({subject};"
+                f" {self.steps})"
+            )
+        first = self.findings[0]
+        text = f"{FLAG}: step {first.step} {words(first.quantity)} {first.text}"
         if self.explanations is None:
             return text
         if not self.explanations:
             return f"{text}; no hypothesis explains it"
-        return f"{text}; {self.explanations[0]}"
+        second = f" Or: {self.explanations[1]}" if len(self.explanations) > 1 else ""
+        return f"{text}; {self.explanations[0]}{second}"
 
     def metrics(self) -> list[dict[str, float]]:
         """The bands for a tracker: one mapping for each step."""
@@ -329,7 +368,7 @@ class RunCheck:
         if remaining > 0:
             outside.append(Paragraph(f"… and {remaining} more: --json has all"))
         others = [
-            Paragraph(f"also fits: {text}") for text in (self.explanations or [])[1:]
+            Paragraph(f"also fits: {text}") for text in (self.explanations or [])[2:]
         ]
         losses = self.bands.get(LOSS)
         detected = self.power.text(losses[0][1] if losses else None)
@@ -403,8 +442,12 @@ class RunLaw:
     ) -> RunCheck:
         """Compare a log with the law; the parameters are those of `check_run`."""
         logged = read_log(log, self.values, columns, first_step)
+        rates_were_logged = RATE in logged.numbers
+        logged = self._without_next_rates(logged)
         bands = self.bands_of(self.values, logged)
         notes = self._notes(logged)
+        if rates_were_logged and RATE not in logged.numbers:
+            notes.append("the log has each learning rate after its schedule stepped")
         findings = _findings(bands, logged)
         explanations = None
         if findings and hypotheses:
@@ -424,7 +467,27 @@ class RunLaw:
             power=self._power(bands),
             level=self.level,
             notes=notes,
+            steps=_range_of_steps(compared(logged, self.loop.steps), self.loop.steps),
         )
+
+    def _without_next_rates(self, logged: RunLog) -> RunLog:
+        """The log without learning rates that are those of the next step.
+
+        Some trainers log them after the schedule stepped.
+        """
+        rates = logged.numbers.get(RATE)
+        if rates is None:
+            return logged
+        next_rates = self.values[RATE][0, 1:]
+        is_next = [
+            band(np.full(2, rate), self.level, self.tolerance).has(*rates[step])
+            for step, rate in enumerate(next_rates)
+            if step in rates
+        ]
+        if not is_next or not all(is_next) or np.ptp(self.values[RATE][0]) == 0:
+            return logged
+        rest = {name: x for name, x in logged.numbers.items() if name != RATE}
+        return replace(logged, numbers=rest) if rest else logged
 
     def bands_of(
         self, values: Mapping[str, Floats], logged: RunLog
@@ -479,29 +542,40 @@ class RunLaw:
 
         All are tried with a few runs, and the best of them with more.
         """
-        ratio = None
-        first_norm = logged.numbers.get(GRADIENT, {}).get(0)
-        if first_norm is not None:
-            ratio = first_norm.value / float(np.median(self.values[GRADIENT][:, 0]))
-        mistakes = self.loop.mistakes(ratio)
-        for runs in (FEW, FEWEST):
-            scored = []
-            for mistake in mistakes:
-                values = self._with_mistake(mistake, runs)
-                if values:
-                    scored.append((self._misfit(values, logged), mistake))
-            scored.sort(key=lambda each: each[0])
-            mistakes = [mistake for _, mistake in scored[:MOST_TRIED]]
-        return [
-            mistake.question
-            for mistake in mistakes
-            if self._holds(self.mistaken[mistake.name, mistake.question], logged)
-        ]
+        mistakes = self.loop.mistakes(self._first_factors(logged))
+        LOG.info(
+            "numbers are outside their bands: trying %s",
+            counted(len(mistakes), "mistake"),
+        )
+        scored = []
+        for mistake in mistakes:
+            values = self._with_mistake(mistake, FEW)
+            if values:
+                scored.append((self._misfit(self._shifted(values), logged), mistake))
+        best = min((score for score, _ in scored), default=0.0)
+        likely = [each for each in scored if each[0] < best + DECISIVE]
+        likely.sort(key=lambda each: each[0])
+        confirmed = []
+        for _, mistake in likely[:MOST_TRIED]:
+            values = self._with_mistake(mistake, FEWEST)
+            if values and self._holds(values, logged):
+                confirmed.append((self._misfit(values, logged), mistake.question))
+        confirmed.sort(key=lambda each: each[0])
+        return [question for _, question in confirmed]
+
+    def _first_factors(self, logged: RunLog) -> dict[str, float]:
+        """The first logged numbers over the expected ones, by quantity."""
+        factors = {}
+        for name, steps in logged.numbers.items():
+            expected = float(np.median(self.values[name][:, 0]))
+            if 0 in steps and expected > 0 and np.isfinite(steps[0].value):
+                factors[name] = steps[0].value / expected
+        return factors
 
     def _with_mistake(self, mistake: Hypothesis, runs: int) -> dict[str, Floats]:
         """The numbers of at least so many runs with a mistake; empty if it cannot run.
 
-        They are kept for further logs.
+        Their seeds are those of the first healthy runs. They are kept for further logs.
         """
         key = mistake.name, mistake.question
         known = self.mistaken.get(key)
@@ -510,9 +584,10 @@ class RunLaw:
         try:
             values = train(
                 mistake.loop,
-                seeds_of(self.seeds[0], runs),
+                self.seeds[:runs],
                 progress=self.progress,
                 title=mistake.name,
+                first=_runs_of(known or {}),
             )
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             values = {}  # the module does not allow it
@@ -521,31 +596,66 @@ class RunLaw:
         self.mistaken[key] = values
         return values
 
+    def _shifted(self, few: Mapping[str, Floats]) -> dict[str, Floats]:
+        """The law of a mistake, from few runs that share their seeds with healthy ones.
+
+        Most of the spread is that of the seeds, so the mean change of few runs shifts
+        the healthy law. Numbers that are the same in all of them are constants.
+        """
+        shifted = {}
+        for name, healthy in self.values.items():
+            runs = len(few[name])
+            change = (few[name] - healthy[:runs]).mean(axis=0)
+            numbers = healthy + change
+            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
+            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
+            numbers = np.where(positive, healthy * factors, numbers)
+            is_constant = (few[name] == few[name][0]).all(axis=0)
+            shifted[name] = np.where(is_constant, few[name][0], numbers)
+        return shifted
+
     def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
         It is that of Student's law with few degrees of freedom, which no single number
-        dominates. Of few runs the spread is taken together with the healthy one.
+        dominates.
         """
         total = 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                x, healthy = values[name][:, step], self.values[name][:, step]
-                value = number.value
-                if (x > 0).all() and (healthy > 0).all() and value > 0:
-                    x, healthy, value = np.log(x), np.log(healthy), np.log(value)
-                square = self.tolerance**2 + float(x.var())
-                if len(x) < FEWEST:
-                    square = (square + float(healthy.var())) / 2
-                total += (DEGREES + 1) * np.log1p(
-                    (value - x.mean()) ** 2 / (DEGREES * square)
-                ) + np.log(square)
+                total += self._misfit_of_number(number, values[name][:, step])
         return float(total)
+
+    def _misfit_of_number(self, number: Logged, x: Floats) -> float:
+        """The same for one logged number, from its values in runs, (runs,)."""
+        value, rounding = number
+        if (x > 0).all() and value > 0:
+            x, value, rounding = np.log(x), float(np.log(value)), rounding / value
+        variance = self.tolerance**2 + rounding**2 + float(x.var())
+        square = (value - x.mean()) ** 2 / (DEGREES * variance)
+        return float((DEGREES + 1) * np.log1p(square) + np.log(variance))
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
         bands = self.bands_of(values, logged)
         return not _findings(bands, logged)
+
+
+def _runs_of(values: Mapping[str, Floats]) -> list[dict[str, Floats]]:
+    """The numbers of each run, by name; empty without runs."""
+    runs = len(next(iter(values.values()), ()))
+    return [{name: numbers[k] for name, numbers in values.items()} for k in range(runs)]
+
+
+def _range_of_steps(numbers: Mapping[str, Mapping[int, Logged]], last: int) -> str:
+    """The compared steps, in words; also that the log ends before the last one."""
+    steps = sorted({step for by_step in numbers.values() for step in by_step})
+    if not steps:
+        return "no step"
+    text = f"steps {steps[0]} to {steps[-1]}"
+    if steps[0] == steps[-1]:
+        text = f"step {steps[0]}"
+    return text if steps[-1] == last else f"{text}: the log ends before step {last}"
 
 
 def _mean_log_ratio(scaled: Floats, values: Floats) -> Floats:
@@ -600,6 +710,7 @@ def law_of_loop(
 ) -> RunLaw:
     """The law of the log of a loop that trains a network of this name."""
     first_seed, second_seed = seeds_of(seed, 2)
+    start = time.monotonic()
     run, other_run = loop.run(first_seed), loop.run(second_seed)
     _refuse_fixed_seed(name, other_run, run)
     runs = enough_runs(level / sum(map(len, run.values())))
@@ -611,6 +722,7 @@ def law_of_loop(
             why=": fewer show no shape of the law",
         )
     seeds = seeds_of(seed, runs)
+    _announce(runs + PAIRED, seconds=time.monotonic() - start)
     values = train(loop, seeds, progress, "healthy runs", [run, other_run])
     _refuse_not_finite(values)
     return RunLaw(
@@ -623,6 +735,13 @@ def law_of_loop(
         scaled=train(loop.enlarged(), seeds[:PAIRED], progress, "power"),
         progress=progress,
     )
+
+
+def _announce(runs: int, seconds: float) -> None:
+    """Say how long all runs take, if it is long; two of them took these seconds."""
+    total = seconds / 2 * runs
+    if total > LONG:
+        LOG.info("training %d healthy runs, which takes about %s", runs, in_time(total))
 
 
 def seeds_of(seed: int, count: int) -> list[int]:

@@ -46,6 +46,7 @@ ALIASES = {
         "optim/total grad norm",
     ),
     "param_norm": ("param_norm", "params_norm", "params norm", "weight_norm"),
+    "lr": ("lr", "learning_rate", "train/lr", "train/learning_rate", "learning rate"),
     "update_norm": ("update_norm", "train/update_norm"),
 }
 WANDB = (
@@ -342,7 +343,7 @@ def _of_csv(text: bytes, path: Path) -> list[Row]:
     separator = max(",;\t", key=head.count)
     rows = list(csv.DictReader(io.StringIO(decoded), delimiter=separator))
     if not rows:
-        raise ValueError(f"the log {named(path)} has no rows below its head")
+        raise ValueError(f"the log {named(path)} has no rows below its header")
     return [{k: v for k, v in row.items() if isinstance(k, str)} for row in rows]
 
 

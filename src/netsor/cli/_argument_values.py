@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .._validate import shown
@@ -27,7 +27,7 @@ def literal(text: str) -> Any:
         return text
 
 
-def value_of(text: str, module: ModuleType) -> Any:
+def value_of(text: str, module: ModuleType | SimpleNamespace) -> Any:
     """The value that a text stands for: a literal, what a call returns, or the text.
 
     Names in calls are those of the user's module.
@@ -60,7 +60,7 @@ def parts_of(text: str) -> list[str]:
 class _Calls:
     """Evaluates literals, containers of them, and calls of names of a module."""
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType | SimpleNamespace) -> None:
         self._names = vars(module)
 
     def value(self, node: ast.expr) -> Any:

@@ -51,7 +51,10 @@ POSITIVE_REAL = opt.number(real, above=0)
     help="The number that the log gives the first step.  [default: its lowest, 0 or 1]",
 )
 @option(
-    "--steps", type=opt.number(least=0), default=5, help="The last step, from 0 on."
+    "--steps",
+    type=opt.number(least=0),
+    default=5,
+    help="The last step that is trained and compared; the first is step 0.",
 )
 @option(
     "--accumulation",
@@ -113,12 +116,23 @@ def check_run_command(
     trained many times for the same steps, and the logged loss, gradient and update
     norms are ranked among those of these runs. The exit code is 3 if a number is
     outside its band; the first line says which, and the mistake that explains it.
+
+    \b
+    First, in your loop:  recorder = ns.torch.Recorder(model, optimizer)
+                          recorder.record(loss, (ids, targets))  # after backward()
+                          recorder.save("run")  # after the first steps
+    Then:  netsor check-run train.py:Model --optimizer train.py:adamw
+               --batch run/batch.pt --log run/run.csv
     """
     from ..checks._run_logs import rows_of
     from ._load_program import jax_or_torch_model, named_values, usage_errors
 
     if propose == (log is not None):
-        raise UsageError("--log FILE or --propose must be given, and not both")
+        raise UsageError(
+            "--log FILE or --propose must be given, and not both:"
+            " ns.torch.Recorder(model, optimizer) records FILE in your loop, and"
+            " --propose says which part of the batch is enough"
+        )
     for path in options["batches"]:
         out.check_name("--batch", path)
     if log is not None:

@@ -125,7 +125,9 @@ def cli() -> None:
     """Audit transformers at initialisation, and compute exact laws of networks.
 
     \b
-    Start with:  netsor audit gpt2 --quick
+    Start with:          netsor audit gpt2 --quick
+    Check your module:   netsor check-init FILE.py:build --reference config.json
+    Check your run:      netsor check-run --help
     """
 
 

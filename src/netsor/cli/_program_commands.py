@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -379,6 +380,12 @@ WEIGHTS = (
     " them, or a folder of torch.distributed.checkpoint; repeatable, for the files of"
     " ranks."
 )
+LAWS_OF_SCIPY = ("norm", "uniform", "truncnorm", "expon", "loguniform")
+DECLARED = (
+    "The law of a parameter, or of those that a pattern names: a standard deviation,"
+    " constant(X), or norm, uniform, truncnorm, expon or loguniform of scipy.stats, as"
+    " '*.bias=constant(0)'; repeatable."
+)
 PARAMETERS_ONLY = (
     "Leave out the forward and backward pass; parameters are matched by name."
 )
@@ -393,11 +400,8 @@ REFERENCE = (
 @argument("model")
 @opt.ARGUMENTS
 @option("--reference", metavar="MODEL", help=REFERENCE)
-@opt.many(
-    "--weights",
-    metavar="PATH",
-    help=WEIGHTS,
-)
+@opt.many("--declared", metavar="NAME=LAW", help=DECLARED)
+@opt.many("--weights", metavar="PATH", help=WEIGHTS)
 @opt.flag("--parameters-only", help=PARAMETERS_ONLY)
 @option(
     "--ids",
@@ -419,6 +423,7 @@ def check_init_command(
     as_json: bool,
     allow_incomplete: bool,
     reference: str | None,
+    declared: tuple[str, ...],
     weights: tuple[str, ...],
     ids: tuple[int, ...] | None,
     **options: Any,
@@ -433,20 +438,21 @@ def check_init_command(
     """
     from ._load_program import is_target, jax_or_torch_model, usage_errors
 
+    options["declared"] = _declared_laws(declared)
     with out.stdout_to_stderr(as_json), usage_errors():
         build, library = of_file = jax_or_torch_model(model, arguments)
-        declared: Any = reference
+        known: Any = reference
         if reference is not None and is_target(reference):
-            declared = jax_or_torch_model(reference, ()).model
+            known = jax_or_torch_model(reference, ()).model
         for path in weights:
             out.check_name("--weights", path)
         if of_file.is_of_jax:
-            check = _check_of_jax(build, ids, declared, weights, options)
+            check = _check_of_jax(build, ids, known, weights, options)
         else:
             check = library.check_init(
                 build,
                 None if ids is None else list(ids),
-                reference=declared,
+                reference=known,
                 weights=_paths(weights),
                 **options,
             )
@@ -461,6 +467,41 @@ def check_init_command(
         )
     if not check.ok:
         raise click.exceptions.Exit(DEPARTED)
+
+
+def _declared_laws(texts: tuple[str, ...]) -> dict[str, Any] | None:
+    """The laws of --declared NAME=LAW, by name or pattern; None without any."""
+    laws: dict[str, Any] = {}
+    for text in texts:
+        pattern, equals, law = (part.strip() for part in text.partition("="))
+        if not equals or not pattern or not law:
+            raise UsageError(
+                f"--declared {shown(text)} must be NAME=LAW, as '*.bias=constant(0)'"
+            )
+        if pattern in laws:
+            raise UsageError(f"--declared {pattern} is given twice")
+        laws[pattern] = _law(law, text)
+    return laws or None
+
+
+def _law(law: str, text: str) -> Any:
+    """The law that --declared names; `text` is the whole option."""
+    from scipy import stats
+
+    from ..reader._declared_laws import constant, law_of_declaration
+    from ._argument_values import value_of
+
+    known = {name: getattr(stats, name) for name in LAWS_OF_SCIPY}
+    try:
+        declaration = value_of(law, SimpleNamespace(constant=constant, **known))
+        law_of_declaration(declaration, "declared")
+    except (ValueError, TypeError):
+        listed = ", ".join(f"{name}(…)" for name in LAWS_OF_SCIPY)
+        raise UsageError(
+            f"--declared {shown(text)} must be NAME=LAW, where LAW is a standard"
+            f" deviation, constant(X), or {listed} with the arguments of scipy.stats"
+        ) from None
+    return declaration
 
 
 def _check_of_jax(

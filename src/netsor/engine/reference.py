@@ -351,10 +351,12 @@ def _multiplied(
 
     With `op.each`, each matrix multiplies its own vectors, and otherwise all of them.
     """
-    x = run.drawn[op.x]
-    members = w.shape[1] if op.each else 1
-    vectors = x.reshape(len(w), members, -1, x.shape[-1])
-    return (vectors @ np.swapaxes(w, -1, -2)).reshape(len(w), *value.shape, -1)
+    x = run.drawn[op.x]  # (replicas, …, in)
+    replicas, members = w.shape[:2]
+    groups = members if op.each else 1
+    vectors = x.reshape(replicas, groups, -1, x.shape[-1])
+    products = vectors @ np.swapaxes(w, -1, -2)  # (replicas, members, ·, out)
+    return products.reshape(replicas, *value.shape, -1)
 
 
 def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
@@ -376,7 +378,8 @@ def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
 def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
     """An initial vector, or another parameter that is no matrix, after a step."""
     sizes = op.sizes(run.widths)
-    gradient = sum(size * run.drawn[x] for size, x in zip(sizes, op.d, strict=True))
+    terms = [size * run.drawn[x] for size, x in zip(sizes, op.d, strict=True)]
+    gradient = sum(terms)
     before = MovedParameter(run.drawn[op.x], run.states.get(op.x, {}))
     after = _updated(before, gradient=np.asarray(gradient), op=op, number=0, run=run)
     run.states[value] = after.states

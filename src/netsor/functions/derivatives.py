@@ -250,11 +250,16 @@ def _normal_family(
 def _derivative_of_normal(
     name: str, parity: int | None, c: float, first: Row, second: Row
 ) -> Function:
-    """A' Φ + (c A + B' − c² x B) φ, for A `first` and B `second`."""
-    c_times_a = [c * p for p in first]
-    times_x = [0.0, *[-c * c * p for p in second]]  # −c² x B
-    terms = [c_times_a, _polynomial_derivative(second), times_x]
-    new_second = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
+    """A' Φ + (c A + B' − c² x B) φ, the derivative of A Φ + B φ.
+
+    `first` and `second` are the coefficients of the polynomials A and B, lowest first;
+    Φ and φ are the distribution function and the density of a normal law at c x.
+    """
+    c_a = [c * p for p in first]
+    derivative_of_b = _polynomial_derivative(second)
+    minus_c2_x_b = [0.0, *[-c * c * p for p in second]]
+    coefficients = zip_longest(c_a, derivative_of_b, minus_c2_x_b, fillvalue=0.0)
+    new_second = tuple(map(sum, coefficients))
     return _normal_family(name, parity, c, _polynomial_derivative(first), new_second)
 
 
@@ -294,20 +299,24 @@ def _bump(m: Array, s: Array, scale: float) -> Array:
 
 def _ramp(m: Array, s: Array, scale: float) -> Array:
     """The derivative in m of E[x Φ(x/scale)], x = m + s z."""
-    total = np.sqrt(scale**2 + s * s)
-    ratio = m / total
-    change_of_density = ratio * (1.0 - (s / total) ** 2) * _density(ratio)
+    total_std = np.sqrt(scale**2 + s * s)
+    ratio = m / total_std
+    share_of_scale = 1.0 - (s / total_std) ** 2
+    change_of_density = ratio * share_of_scale * _density(ratio)
     return scipy.special.ndtr(ratio) + change_of_density
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
     """The derivative in m of E[gelu_tanh(x)]: that of gelu, plus Gaussian bumps."""
-    total = _ramp(m, s, 1.0)
-    widened = 1.0 / (1.0 + 4.0 * s * s)
+    derivative = _ramp(m, s, 1.0)
+    # averaging divides the precision 4 of a bump by 1 + 4 s²
+    narrowing = 1.0 / (1.0 + 4.0 * s * s)
     for weight, centre in _gelu_difference():
-        bump = weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
-        total = total - 4.0 * widened * (m - centre) * bump
-    return total
+        distance = m - centre
+        shape = np.exp(-2.0 * narrowing * distance**2)
+        bump = weight * np.sqrt(narrowing) * shape
+        derivative = derivative - 4.0 * narrowing * distance * bump
+    return derivative
 
 
 _BEND = ROOT * 0.044715  # of x³ in gelu_tanh

@@ -13,9 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._validate import ArgumentError, also_spelled, real, seed_number, shown, whole
+from .._validate import ArgumentError, also_spelled, shown
+from ..checks._run_arguments import (
+    law_options,
+    loop_sizes,
+    malformed_file,
+    rows_of_each_pass,
+    unreadable_file,
+)
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
-from ..runtime._files import named
 from ._models import Functions, functions_of
 from ._run_loop import Batch, Loop, next_tokens
 
@@ -54,42 +60,29 @@ def run_law(
     >>> law = ns.jax.run_law(build, optax.adamw(1e-3), ids)  # doctest: +SKIP
     >>> print(law.check("run.csv"))  # doctest: +SKIP
     """
-    level = real(level, "level", above=0, most=0.5)
-    tolerance = real(tolerance, "tolerance", least=0, most=1)
-    seed = seed_number(seed)
-    steps = whole(steps, "steps", least=0, most=1000)
-    accumulation = whole(accumulation, "accumulation")
-    if clip is not None:
-        clip = real(clip, "clip", above=0)
+    options = law_options(level, tolerance, seed)
+    sizes = loop_sizes(steps, accumulation, clip)
     entries = [_entry(batch) for batch in _as_list(batches)]
-    given = (model, init) if init is not None else (model,)
-    functions = _functions(given, entries[0])
-    found = [_batch(functions, entry, loss) for entry in entries]
-    found = _micro_batches(found, accumulation)
-    needed = (steps + 1) * accumulation
-    if len(found) not in (1, accumulation) and len(found) < needed:
-        raise ArgumentError(
-            "batches",
-            batches,
-            f"one batch, or {needed} of them: {accumulation} for each of the"
-            f" {steps + 1} steps 0 to {steps}, not {len(found)}",
-        )
+    functions = _functions(model, init, entries[0])
+    passes = [_batch(functions, entry, loss) for entry in entries]
+    passes = _micro_batches(passes, sizes.accumulation)
+    sizes.check_batch_count(len(passes), batches)
     loop = Loop(
         functions=functions,
         optimiser=_optimiser(optimiser),
-        batches=found,
-        steps=steps,
-        accumulation=accumulation,
-        clip=clip,
+        batches=passes,
+        steps=sizes.steps,
+        accumulation=sizes.accumulation,
+        clip=sizes.clip,
         loss=loss,
     )
     return law_of_loop(
         loop,
         functions.name,
         initialisations=initialisations,
-        level=level,
-        tolerance=tolerance,
-        seed=seed,
+        level=options.level,
+        tolerance=options.tolerance,
+        seed=options.seed,
         progress=progress,
     )
 
@@ -199,13 +192,9 @@ def _read(path: Path) -> Any:
         with content:
             return tuple(content[name] for name in content.files)
     except OSError as error:
-        reason = error.strerror or shown(error)
-        raise ArgumentError(
-            "batch", str(path), f"a file that can be read: {reason}"
-        ) from None
+        raise unreadable_file(path, error) from None
     except Exception as error:  # of a format
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{named(path)} is not a batch of arrays: {reason}") from None
+        raise malformed_file(path, "arrays", error) from None
 
 
 def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
@@ -217,14 +206,18 @@ def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
 
 def _optimiser(optimiser: Any) -> Any:
     """A gradient transformation of optax."""
-    for made in (optimiser, None):
-        if made is None and callable(optimiser):
-            made = optimiser()
-        if callable(getattr(made, "init", None)) and callable(
-            getattr(made, "update", None)
-        ):
-            return made
+    if _is_transformation(optimiser):
+        return optimiser
+    if callable(optimiser):
+        transformation = optimiser()
+        if _is_transformation(transformation):
+            return transformation
     raise ArgumentError("optimiser", optimiser, OPTIMISER)
+
+
+def _is_transformation(x: Any) -> bool:
+    """Whether an object initialises a state and computes updates, as in optax."""
+    return all(callable(getattr(x, method, None)) for method in ("init", "update"))
 
 
 def _as_list(batches: Any) -> Sequence[Any]:
@@ -243,10 +236,11 @@ def _entry(batch: Any) -> tuple[Any, ...]:
     return tuple(np.asarray(x) for x in parts)
 
 
-def _functions(given: tuple[Any, ...], entry: tuple[Any, ...]) -> Functions:
+def _functions(model: Any, init: Any, entry: tuple[Any, ...]) -> Functions:
     """A model as two functions; its parameters are drawn by a key."""
-    model, *init = given
-    functions, _ = functions_of(model, (*init, *entry[:1]))
+    first_input = entry[:1]
+    inputs = first_input if init is None else (init, *first_input)
+    functions, _ = functions_of(model, inputs)
     if functions.init is None:
         raise ArgumentError(
             "init",
@@ -285,20 +279,9 @@ def _micro_batches(batches: list[Batch], accumulation: int) -> list[Batch]:
     if len(batches) > 1 or accumulation == 1:
         return batches
     (batch,) = batches
-    rows = batch.inputs[0].shape[0]
-    if rows % accumulation:
-        raise ArgumentError(
-            "accumulation",
-            accumulation,
-            f"a divisor of the {rows} sequences of the batch; or pass a list of the"
-            " batches of each pass",
-        )
-    size = rows // accumulation
-
-    def part(x: Any, k: int) -> Any:
-        return None if x is None else x[k * size : (k + 1) * size]
-
-    return [
-        Batch(tuple(part(x, k) for x in batch.inputs), part(batch.labels, k))
-        for k in range(accumulation)
-    ]
+    micro_batches = []
+    for rows in rows_of_each_pass(batch.inputs[0].shape[0], accumulation):
+        inputs = tuple(x[rows] for x in batch.inputs)
+        labels = None if batch.labels is None else batch.labels[rows]
+        micro_batches.append(Batch(inputs, labels))
+    return micro_batches

@@ -25,10 +25,17 @@ from ..checks._run_check import (
     Hypothesis,
     TrainingLoop,
 )
+from ..checks._run_mistakes import (
+    divided_twice,
+    last_pass_only,
+    logged_late,
+    mistakes_of_clipping,
+    mistakes_of_factor,
+    summed_gradients,
+    summed_loss,
+    summed_over_tokens,
+)
 from ._models import Functions
-
-MOST_TIMES = 2**16  # by which gradients may be wrong: a scale of loss in fp16
-CLIP = 1.0  # the usual norm, where nothing is clipped
 
 
 class Batch(NamedTuple):
@@ -40,9 +47,11 @@ class Batch(NamedTuple):
     labels: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Loop(TrainingLoop):
     """A training loop: what it trains, on what, and how.
+
+    `TrainingLoop` describes the fields that loops of every framework have.
 
     Attributes
     ----------
@@ -51,24 +60,11 @@ class Loop(TrainingLoop):
     optimiser : optax.GradientTransformation
         What makes updates of gradients: all that happens between them.
     batches : sequence of Batch
-        Those of single passes, `accumulation` for each step; used again from the first
-        on if there are fewer.
-    steps : int
-        The last step; steps are counted from 0.
-    accumulation : int
-        The passes whose mean gradient a step takes.
-    clip : float or None
-        The total gradient norm that gradients are clipped to before the optimiser.
+        The inputs and labels of single passes.
     loss : callable or None
         A function of the model's outputs and the inputs; None: cross-entropy.
     std_factor : float
         By which matrices are multiplied at the start.
-    gradient_factor, logged_factor : float
-        Factors of the gradients, and of the loss that is logged.
-    updates : int
-        How often the optimiser steps at each step.
-    logged_first : int
-        The step that is logged as step 0.
     shift : int
         By how many tokens labels are moved.
     one_batch : bool
@@ -78,15 +74,8 @@ class Loop(TrainingLoop):
     functions: Functions
     optimiser: Any
     batches: Sequence[Batch]
-    steps: int
-    accumulation: int
-    clip: float | None
     loss: Callable[[Any, Any], Any] | None
     std_factor: float = 1.0
-    gradient_factor: float = 1.0
-    logged_factor: float = 1.0
-    updates: int = 1
-    logged_first: int = 0
     shift: int = 0
     one_batch: bool = False
 
@@ -177,41 +166,22 @@ class Loop(TrainingLoop):
             return outputs
         return cross_entropy(outputs, batch.labels)
 
-    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
         listed = [*self._of_accumulation(), *self._of_gradients(), *self._of_steps()]
-        if factor is not None:
-            listed += self._of_factor(factor)
+        if GRADIENT in factors:
+            listed += mistakes_of_factor(self, factors[GRADIENT])
         return listed
 
     def _of_accumulation(self) -> list[Hypothesis]:
         """Sums and means over the passes of a step."""
-        count = self.accumulation
-        if count == 1:
+        if self.accumulation == 1:
             return []
-        times = float(count)
         return [
-            Hypothesis(
-                "summed gradients",
-                f"are gradients summed over {count} accumulation steps, not averaged?",
-                replace(self, gradient_factor=times),
-            ),
-            Hypothesis(
-                "summed loss",
-                f"are loss and gradients summed over {count} accumulation steps, not"
-                " averaged?",
-                replace(self, gradient_factor=times, logged_factor=times),
-            ),
-            Hypothesis(
-                "divided twice",
-                f"are gradients divided by {count} accumulation steps twice?",
-                replace(self, gradient_factor=1 / times),
-            ),
-            Hypothesis(
-                "last pass only",
-                "does each step use one batch only, without accumulation?",
-                replace(self, accumulation=1, batches=self.batches[::count]),
-            ),
+            summed_gradients(self),
+            summed_loss(self),
+            divided_twice(self),
+            last_pass_only(self),
         ]
 
     def _of_gradients(self) -> list[Hypothesis]:
@@ -220,34 +190,13 @@ class Loop(TrainingLoop):
         labels = self.batches[0].labels
         tokens = 0 if labels is None else int((labels >= 0).sum())
         if tokens > 1:
-            listed.append(
-                Hypothesis(
-                    "sum over tokens",
-                    f"is the loss summed over the {tokens} tokens of a batch, not"
-                    " averaged?",
-                    replace(self, gradient_factor=tokens, logged_factor=tokens),
-                )
-            )
-        if self.clip is None:
-            question = f"are gradients clipped to {CLIP:g}? Then pass clip={CLIP:g}"
-            return [*listed, Hypothesis("clipped", question, replace(self, clip=CLIP))]
-        listed.append(
-            Hypothesis("not clipped", "is clipping missing?", replace(self, clip=None))
-        )
-        for factor in (0.1, 10.0):
-            clip = factor * self.clip
-            question = f"are gradients clipped to {clip:g}, not {self.clip:g}?"
-            listed.append(Hypothesis("other clip", question, replace(self, clip=clip)))
-        return listed
+            listed.append(summed_over_tokens(self, tokens))
+        return [*listed, *mistakes_of_clipping(self)]
 
     def _of_steps(self) -> list[Hypothesis]:
         """Labels, batches, and updates in another order or number."""
         listed = [
-            Hypothesis(
-                "logged late",
-                "does the log begin one step late, after the first update?",
-                replace(self, logged_first=1),
-            ),
+            logged_late(self),
             Hypothesis(
                 "two updates",
                 "does the optimiser step twice at each step?",
@@ -271,23 +220,6 @@ class Loop(TrainingLoop):
             )
         return listed
 
-    def _of_factor(self, factor: float) -> list[Hypothesis]:
-        """Gradients that are multiplied or divided by a whole number."""
-        count = round(max(factor, 1 / factor)) if factor > 0 else 1
-        if not 2 <= count <= MOST_TIMES or count == self.accumulation:
-            return []
-        if factor > 1:
-            question = (
-                f"are gradients {count} times too large: summed over {count} devices?"
-            )
-            return [
-                Hypothesis("factor", question, replace(self, gradient_factor=count))
-            ]
-        question = f"are gradients {count} times too small: averaged once too often?"
-        return [
-            Hypothesis("factor", question, replace(self, gradient_factor=1 / count))
-        ]
-
 
 def is_matrix(x: Any) -> bool:
     """Whether a parameter is floating point, and has two axes or more."""
@@ -307,7 +239,7 @@ class Parted(NamedTuple):
 
 
 def kind_of(tree: Any) -> str:
-    """How the parameters that are trained are told from others."""
+    """Which rule separates the parameters that are trained from the others."""
     if hasattr(tree, "flat_state"):
         return "nnx"
     is_linen = isinstance(tree, Mapping) and "params" in tree

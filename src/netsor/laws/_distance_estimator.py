@@ -288,7 +288,7 @@ class DistanceEstimator:
     def _integrals_of_tails(self, law: Distribution) -> Array:
         """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last: (2,).
 
-        They are 0 for a mixture, of which the nodes leave nothing.
+        They are 0 for a mixture: the nodes cover all of it.
         """
         if isinstance(law, Mixture):
             return np.zeros(2)
@@ -309,14 +309,17 @@ class DistanceEstimator:
         blocks if the laws are coupled; otherwise there are two independent ones, of P
         and of −Q.
         """
-        y = np.unique(np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()]))
+        edges = np.concatenate([self._nodes, self.p._jumps(), self.q._jumps()])
+        y = np.unique(edges)
         width = np.diff(y)
         p, q = self.coupled or (self.p, self.q)
         of_p = _distribution_and_slope(p, y)
         of_q = _distribution_and_slope(q, y)
         if self.coupled is not None:
-            return width, [Replicated(of_p.rows - of_q.rows, of_p.weight)]
-        return width, [of_p, Replicated(-of_q.rows, of_q.weight)]
+            difference = Replicated(of_p.rows - of_q.rows, of_p.weight)
+            return width, [difference]
+        minus_q = Replicated(-of_q.rows, of_q.weight)
+        return width, [of_p, minus_q]
 
     @cached_property
     def _kl_rule(self) -> KLRule:

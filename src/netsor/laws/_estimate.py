@@ -310,9 +310,12 @@ def student(count: int, errors: float = 1.0) -> float:
 
 def combined(*errors: Any) -> Any:
     """The total of independent errors: the root of the sum of their squares."""
+    arrays = [np.asarray(error, dtype=np.float64) for error in errors]
+    sum_of_squares: Any = np.zeros(())
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        arrays = [np.asarray(error, dtype=np.float64) for error in errors]
-        total = np.sqrt(sum((array**2 for array in arrays), start=np.zeros(())))
+        for array in arrays:
+            sum_of_squares = sum_of_squares + array**2
+        total = np.sqrt(sum_of_squares)
     for array in arrays:  # squares of tiny errors may underflow to 0
         total = np.maximum(total, np.abs(array))
     return float(total) if np.ndim(total) == 0 else total
@@ -409,15 +412,17 @@ def _tail_of_columns(deviation: Array, weight: Array, tail_share: Array) -> _Tai
 
     The deviations (draws, columns) fall, and `weight` has their weights.
     """
-    mass = np.cumsum(weight, axis=0)
+    weight_up_to = np.cumsum(weight, axis=0)
     column = np.arange(deviation.shape[1])
-    last = np.sum(mass < tail_share * (1 - 1e-9), axis=0)
+    # the last draw of the tail; the next smaller deviation is its start
+    rounded_share = tail_share * (1 - 1e-9)
+    last = np.sum(weight_up_to < rounded_share, axis=0)
     last = np.minimum(last, len(deviation) - 2)
     start = deviation[last + 1, column]
     # a column of only two different values has no tail
     largest = np.where(deviation[0] > 0, deviation[0], 1.0)
     start = np.where(start > 0, start, largest)
-    return _Tail(last=last, share=mass[last, column], start=start)
+    return _Tail(last=last, share=weight_up_to[last, column], start=start)
 
 
 def tail_index(samples: Array) -> Array:
@@ -433,7 +438,7 @@ def tail_index(samples: Array) -> Array:
     def hill(count: int) -> Array:
         """The mean of log(x/x_0) of the `count` largest x, for the next smaller x_0."""
         positive = np.maximum(falling[: count + 1], np.finfo(float).tiny)
-        logs = np.log(positive)
+        logs = np.log(positive)  # from the largest to x_0, (count + 1, columns)
         log_ratios = logs[:-1] - logs[-1]
         return np.asarray(np.mean(log_ratios, axis=0))
 
@@ -499,11 +504,12 @@ def _weighted_median(samples: Array, share: Array) -> Array:
     samples: (draws, columns). The result has the shape (columns,).
     """
     order = np.argsort(samples, axis=0)
-    mass = np.cumsum(share[order], axis=0)
-    position = np.sum(mass < 0.5, axis=0)
+    weight_up_to = np.cumsum(share[order], axis=0)
+    position = np.sum(weight_up_to < 0.5, axis=0)
     position = np.minimum(position, len(order) - 1)  # if rounding leaves them below 1/2
     column = np.arange(samples.shape[1])
-    return np.asarray(samples[order[position, column], column])
+    median_draw = order[position, column]
+    return np.asarray(samples[median_draw, column])
 
 
 BLOCKS = 40  # blocks of replicas that give the errors of quantities other than averages

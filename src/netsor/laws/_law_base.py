@@ -180,7 +180,7 @@ class LawBase(ABC):
 
     @property
     def status(self) -> str:
-        """`proved`, `exact`, `same limit`, `conjectured` or `estimated`."""
+        """`proved`, `exact`, `same limit`, `conjectured`; of draws, `estimated`."""
         return self.origin.status
 
     @property

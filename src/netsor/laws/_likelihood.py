@@ -134,9 +134,10 @@ def updated(mean: Array, cov: Array, data: Observations) -> Update:
     var = np.diagonal(new_cov, axis1=1, axis2=2)
     prior_var = np.diagonal(cov, axis1=1, axis2=2)
     # these entries follow from the others, and have a variance of either sign
-    determined = var <= ROUNDING * prior_var
+    determined = var <= ROUNDING * prior_var  # (replicas, entries)
     determined[:, exact] = True
-    new_cov[determined[:, :, None] | determined[:, None, :]] = 0.0
+    in_row_or_column = determined[:, :, None] | determined[:, None, :]
+    new_cov[in_row_or_column] = 0.0
     return Update(mean=new_mean, cov=new_cov, root=root, z=z)
 
 
@@ -149,7 +150,9 @@ def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
     diagonal = np.diagonal(solution.root, axis1=1, axis2=2)
     of_noise = np.log(np.sqrt(2 * np.pi) * data.noise).sum()
     log_volume = np.log(diagonal).sum(axis=1) + of_noise
-    square = (solution.residual**2).sum(axis=1) + (solution.beta**2).sum(axis=1)
+    square_of_residual = (solution.residual**2).sum(axis=1)
+    square_of_beta = (solution.beta**2).sum(axis=1)
+    square = square_of_residual + square_of_beta
     return np.asarray(-0.5 * square - log_volume)
 
 
@@ -164,9 +167,11 @@ def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Arra
         half = _solved(solution.root, transposed)
         new_mean = mean + np.einsum("rnk,rk->rn", columns, solution.beta)
         return new_mean, np.sum(half**2, axis=1)
-    half = _solved(solution.root, columns[:, data.entries] @ transposed)
+    cov_with_observed = columns[:, data.entries] @ transposed
+    half = _solved(solution.root, cov_with_observed)
     new_mean = mean + np.einsum("rij,ri->rj", half, solution.z)
-    new_var = np.sum(columns**2, axis=2) - np.sum(half**2, axis=1)
+    var = np.sum(columns**2, axis=2)
+    new_var = var - np.sum(half**2, axis=1)
     return new_mean, np.maximum(new_var, 0.0)
 
 
@@ -196,7 +201,8 @@ def log_density(root: Array, z: Array) -> Array:
     """
     diagonal = np.diagonal(root, axis1=1, axis2=2)
     log_volume = np.log(np.sqrt(2 * np.pi) * diagonal).sum(axis=1)
-    return np.asarray(-0.5 * (z**2).sum(axis=1) - log_volume)
+    half_square = 0.5 * (z**2).sum(axis=1)
+    return np.asarray(-half_square - log_volume)
 
 
 class _ManyColumns(NamedTuple):
@@ -438,9 +444,11 @@ def _slope_of_log_density(root: Array, z: Array, std: Array) -> Array:
     """
     # d log N = ½ tr((S⁻¹ r r^T S⁻¹ − S⁻¹) dC), with r = R z
     identity = np.broadcast_to(np.eye(root.shape[-1]), root.shape)
-    inverse = np.linalg.solve(root, identity)
-    alpha = np.einsum("rij,ri->rj", inverse, z)  # S⁻¹ r
-    inverse_cov = np.swapaxes(inverse, 1, 2) @ inverse
-    slope = alpha[:, :, None] * alpha[:, None, :] - inverse_cov
+    inverse_root = np.linalg.solve(root, identity)
+    alpha = np.einsum("rij,ri->rj", inverse_root, z)  # S⁻¹ r
+    outer_of_alpha = alpha[:, :, None] * alpha[:, None, :]
+    inverse_cov = np.swapaxes(inverse_root, 1, 2) @ inverse_root  # S⁻¹
+    slope = outer_of_alpha - inverse_cov
     changes = slope * std[:, :, None] * std[:, None, :]
-    return np.asarray(np.sqrt(np.sum(changes**2, axis=(1, 2))))
+    variance = np.sum(changes**2, axis=(1, 2))
+    return np.asarray(np.sqrt(variance))

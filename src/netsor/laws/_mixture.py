@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ from ._law_base import (
     real,
 )
 from ._mixture_components import Components, Points
-from ._numerics import kernel_bias
+from ._numerics import edge_bias, edges, kernel_bias
 
 
 class _Moments(NamedTuple):
@@ -202,19 +202,7 @@ class Mixture(Components, Law):
     def _pdf(self, y: Array) -> Estimate:
         """The density at y (points,), or that of the rest if there are atoms."""
         if len(self._points.draws):
-
-            def density_with(factor: float) -> Array:
-                """The density with kernels of this factor times the bandwidth."""
-                return self.smoothed(factor)._compressed.pdf(y)
-
-            value, error = self.smoothed()._pdf(y)
-            bias = kernel_bias(
-                value,
-                density=density_with,
-                bandwidth=self.bandwidth,
-                draws=self.effective,
-            )
-            return Estimate(value, combined(error, bias))
+            return self._kernel_pdf(y)
         value = self._density(y)
         error = self._error(value, y, "pdf")
         if self.binning:
@@ -222,6 +210,38 @@ class Mixture(Components, Law):
             highest = float(self._compressed.pdf(locations).max())
             error = combined(error, self.binning * highest)
         return Estimate(value, error)
+
+    def _kernel_pdf(self, y: Array) -> Estimate:
+        """The density at y (points,) with kernels around the draws."""
+
+        def density_with(factor: float, y: Array = y) -> Array:
+            """The density with kernels of this factor times the bandwidth."""
+            return self.smoothed(factor)._compressed.pdf(y)
+
+        value, error = self.smoothed()._pdf(y)
+        bias = kernel_bias(
+            value,
+            density=density_with,
+            bandwidth=self.bandwidth,
+            draws=self.effective,
+        )
+        for edge, inside in self._edges:
+            beside = edge_bias(y, value, partial(density_with, 1.0), edge, inside)
+            bias = np.maximum(bias, beside)
+        return Estimate(value, combined(error, bias))
+
+    @cached_property
+    def _edges(self) -> list[tuple[float, int]]:
+        """The edges that the draws show, and on which side of each they are."""
+        if len(self._smooth):  # Gaussians have no edge
+            return []
+        draws = self._points.draws
+        return edges(
+            self.component_mean[draws],
+            weight=self.component_weight[draws],
+            bandwidth=self.bandwidth,
+            count=self.effective,
+        )
 
     def _density(self, y: Array) -> Array:
         """The density at y, (points,)."""
@@ -525,7 +545,7 @@ class Mixture(Components, Law):
 
 
 class Empirical(Mixture):
-    """The kernel density estimate of a sample, as the paper's figures use it.
+    """The kernel density estimate of a sample, as in the paper's figures.
 
     Parameters
     ----------

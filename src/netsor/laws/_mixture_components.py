@@ -44,8 +44,9 @@ def cell_width(span: float, cell: float = CELL) -> float:
 
     It is `cell`, doubled until CELLS cells suffice.
     """
-    doublings = int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))
-    return float(cell * 2.0 ** max(0, doublings))
+    ratio = max(span, 1e-300) / (CELLS * cell)
+    doublings = max(0, int(np.ceil(np.log2(ratio))))
+    return float(cell * 2.0**doublings)
 
 
 def compress(

@@ -24,12 +24,15 @@ MAX_NODES = 60_000  # largest number of nodes of a grid
 # factors of the bandwidth at which the bias of kernels shows
 NARROWER = 0.5 ** np.arange(1, 7)
 SIGNIFICANT = 2.0  # standard errors from which a change is more than noise
+# draws that kernels put beyond the last one where they do not fit: by chance none is
+# there with probability e⁻³
+LEAKED = 3.0
 INTEGRAL_RTOL = 1e-8  # relative error of an integral over a law
 HALVINGS = 40  # of a cell of an integral, at most
 INTEGRAL_ATOL = 1e-15  # absolute error of the part over one cell: rounding
 # first nodes around each feature of a density, in its scales
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
+GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 def resolved(*laws: Any) -> Array:
@@ -128,7 +131,7 @@ def integrated(
         left, right = cells[..., None]
         centre = (left + right) / 2
         half_length = (right - left) / 2
-        return centre + half_length * NODES, half_length * WEIGHTS
+        return centre + half_length * GAUSS_NODES, half_length * GAUSS_WEIGHTS
 
     def integrals(cells: Array) -> Array:
         """The integral over each cell, (cells,)."""
@@ -209,24 +212,30 @@ def kernel_bias(
         # Its variance is f ∫ (k_a − k_b)² over the draws; the integral is that of two
         # Gaussian kernels, in bandwidths.
         a, b = factors
-        squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
-        product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
+        integral_of_squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
+        twice_integral_of_product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
+        integral = integral_of_squares - twice_integral_of_product
         # the density f near a point is at least that of half a draw
         of_half_a_draw = 0.5 / (draws * bandwidth * b)
-        near = np.maximum(np.maximum(wider, narrower), of_half_a_draw)
-        return np.asarray(np.sqrt(near * (squares - product) / (draws * bandwidth)))
+        density = np.maximum(np.maximum(wider, narrower), of_half_a_draw)
+        variance = density * integral / (draws * bandwidth)
+        return np.asarray(np.sqrt(variance))
 
     # Where the density is smooth, the bias is proportional to h², so it is the change
     # from h² to 2h². Beside a narrow peak it grows less with h, and the next change
-    # shows by how much (see `kernel_bias_of`): at a cusp, like h.
+    # shows by how much (see `kernel_bias_of`): at a cusp, like h. Its noise could hide
+    # that, so we take the least growth within one standard error.
     wider = density(ROOT_TWO)
+    widest = density(2.0)
     change = wider - value
-    next_change = density(2.0) - wider
+    next_change = widest - wider
+    next_noise = noise_of_change(widest, wider, (2.0, ROOT_TWO))
     with np.errstate(divide="ignore", invalid="ignore"):
-        growth = np.clip(next_change / change, ROOT_TWO, 2.0)
+        growth = (np.abs(next_change) - next_noise) / np.abs(change)
     noise = noise_of_change(wider, value, (ROOT_TWO, 1.0))
-    is_known = (np.abs(change) > SIGNIFICANT * noise) & (next_change * change > 0)
-    bias = np.abs(change) / np.where(is_known, growth - 1, 1.0)
+    is_known = (np.abs(change) > noise) & (next_change * change > 0)
+    growth = np.clip(np.where(is_known, growth, 2.0), ROOT_TWO, 2.0)
+    bias = np.abs(change) / (growth - 1)
     # Near an edge or a steep rise it is not, and between two edges that change can be
     # 0. There narrower kernels show it: we take the largest change that exceeds their
     # noise, and that to half the bandwidth, less its noise, in any case.
@@ -240,6 +249,37 @@ def kernel_bias(
             shown = np.maximum(shown, beyond_noise)
         bias = np.maximum(bias, shown)
     return np.asarray(bias)
+
+
+def edges(
+    draws: Array, weight: Array, bandwidth: float, count: float
+) -> list[tuple[float, int]]:
+    """The ends of a sample at which its law is likely to have an edge, and on which
+    side of each (1 is above) the sample is.
+
+    `weight` (draws,) sums to 1 or less, and `count` is the number of draws that it is
+    worth. At an edge, kernels put draws beyond the last one, where none was found.
+    """
+    edges = []
+    for end, inside in ((draws.min(), 1), (draws.max(), -1)):
+        beyond = scipy.special.ndtr(inside * (end - draws) / bandwidth)
+        if count * (weight @ beyond) > LEAKED:
+            edges.append((float(end), inside))
+    return edges
+
+
+def edge_bias(
+    y: Array, value: Array, density: Callable[[Array], Array], edge: float, inside: int
+) -> Array:
+    """The bias of a kernel estimate beside an edge, at points y (points,).
+
+    `density(y)` is the estimate, `value` is that at y, and the law is on the side
+    `inside` (1 or −1) of the edge. Inside, the estimate lacks what the kernels put
+    beyond the edge. A point just outside may be inside, or have density 0.
+    """
+    mirrored = density(2 * edge - y)
+    is_inside = inside * (y - edge) >= 0
+    return np.where(is_inside, mirrored, np.maximum(mirrored, value))
 
 
 def _integral(

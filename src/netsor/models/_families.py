@@ -247,9 +247,13 @@ def olmo2(config: Config) -> Fields:
 def _check_layer_types(config: Config, layers: int, *cycle: str) -> None:
     """Reject a list of types of layers that does not repeat this cycle."""
     types = config.take("layer_types", None, list)
-    if types is not None and types != [cycle[i % len(cycle)] for i in range(layers)]:
-        turns = " and ".join(cycle) + " by turns" * (len(cycle) > 1)
-        config.refuse("layer_types", types, f"{turns}, one for each of {layers} layers")
+    expected = [cycle[i % len(cycle)] for i in range(layers)]
+    if types is None or types == expected:
+        return
+    turns = " and ".join(cycle)
+    if len(cycle) > 1:
+        turns += " by turns"
+    config.refuse("layer_types", types, f"{turns}, one for each of {layers} layers")
 
 
 @family("qwen2", "sliding_window max_window_layers", num_key_value_heads=32)

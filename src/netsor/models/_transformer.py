@@ -317,8 +317,11 @@ def _read_file(source: str | Path) -> Transformer:
 def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
     """The error for a model that is no file and has no known name."""
     readable = ""
+    path = Path(source)
     if not isinstance(error, FileNotFoundError):
         readable = f" that can be read ({error.strerror})"
+    elif path.suffix or len(path.parts) > 2 or path.is_absolute():
+        readable = f" that exists (there is no {path})"
     near = difflib.get_close_matches(str(source).lower(), names(), n=3, cutoff=0.4)
     meant = f": did you mean {' or '.join(near)}?" if near else "."
     allowed = (

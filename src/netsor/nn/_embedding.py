@@ -82,9 +82,10 @@ def symmetric_root(gram: Any) -> Any:
     """
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
-    rounding = 4e-16 * gram.shape[-1] * xp.max(xp.abs(values), axis=-1, keepdims=True)
-    values = xp.where(values > rounding, values, 0.0)
-    return (vectors * xp.sqrt(values)[..., None, :]) @ xp.matrix_transpose(vectors)
+    largest = xp.max(xp.abs(values), axis=-1, keepdims=True)
+    rounding = 4e-16 * gram.shape[-1] * largest
+    roots = xp.sqrt(xp.where(values > rounding, values, 0.0))
+    return (vectors * roots[..., None, :]) @ xp.matrix_transpose(vectors)
 
 
 class Embedding:

@@ -293,9 +293,10 @@ def step_from(power: float, height: Array) -> float:
 
     def enough_effective(step: float) -> bool:
         """Whether the effective number of particles stays large after this step."""
-        w = np.exp(step * height - (step * height).max())
-        effective_size = w.sum() ** 2 / np.sum(w**2)
-        return bool(effective_size >= TARGET_ESS_FRACTION * len(w))
+        log_weights = step * height
+        weights = np.exp(log_weights - log_weights.max())
+        effective_size = weights.sum() ** 2 / np.sum(weights**2)
+        return bool(effective_size >= TARGET_ESS_FRACTION * len(weights))
 
     low = 0.0
     high = 1.0 - power

@@ -250,11 +250,13 @@ def _inflated(cov: Array, count: int, rounding: float) -> Array:
     An estimate whose weights come from a covariance that is itself estimated, from
     `count` blocks, has more noise than that covariance says.
     """
-    free = count - len(cov)
+    free = count - len(cov)  # degrees of freedom
     inflation = (count - 1) * (count - 2) / (free * (free - 1))
     inflated = inflation * cov
-    jitter = rounding**2 + ROUNDING * np.diag(inflated).mean() + np.finfo(float).tiny
-    return np.asarray(inflated + np.eye(len(cov)) * jitter)
+    mean_variance = np.diag(inflated).mean()
+    jitter = rounding**2 + ROUNDING * mean_variance + np.finfo(float).tiny
+    identity = np.eye(len(cov))
+    return np.asarray(inflated + identity * jitter)
 
 
 def _prior_covs(n: Array, size: Array) -> Array:
@@ -430,9 +432,9 @@ def _grows(by_width: Sequence[Array]) -> bool:
     bound = TAIL * np.median(np.abs(by_width[-1]))
     mean_squares = np.empty((len(by_width), BLOCKS))
     for level, draws in enumerate(by_width):
-        for block, draws_of_block in enumerate(np.array_split(draws, BLOCKS)):
-            clipped = draws_of_block.clip(-bound, bound)
-            mean_squares[level, block] = np.square(clipped).mean()
+        clipped = draws.clip(-bound, bound)
+        for block, of_block in enumerate(np.array_split(clipped, BLOCKS)):
+            mean_squares[level, block] = np.square(of_block).mean()
     if not mean_squares[-1].mean() > mean_squares[0].mean():
         return False
     relative_widths = [2**level for level in range(len(by_width))]
@@ -590,7 +592,7 @@ class ExtrapolatedLaw:
         is_known = not math.isnan(entry.growth)
         if is_known and entry.growth - 2 * entry.growth_error > SLOWEST:
             raise NoLimitError(
-                f"{label} shows no limit: differences between widths do not fall, they"
+                f"{label} shows no limit: differences between widths do not fall but"
                 f" change like {exponent}"
             )
         if is_known:

@@ -51,8 +51,8 @@ class Call(NamedTuple):
     draws: Draws  # the random objects of the program
     shapes: list[Shape]  # of the tensors that the operation returns
     eps: float  # the distance from 1 to the next number of their type
-    # the operation of the framework, as a function of an array in place of its first
-    # argument; None if others are random too
+    # the operation of the framework, as a function of an array that stands for its
+    # first argument; None if others are random too
     of_array: Callable[[Floats], Floats] | None = None
 
     @property
@@ -61,7 +61,7 @@ class Call(NamedTuple):
         return self.shapes[0]
 
     def computed(self, x: Floats) -> Floats:
-        """What the framework computes from given numbers in place of the argument."""
+        """The result of the framework for an array that stands for the argument."""
         if self.of_array is None:
             raise Refusal("other arguments are random too")
         return self.of_array(x)
@@ -145,11 +145,11 @@ class Call(NamedTuple):
         """Vectors beside given numbers; a single coordinate beside many is a scalar."""
         if not isinstance(x, Vectors | Linear) or x.shape[-1:] == ():
             return x
-        if isinstance(x, Linear):
-            is_repeated = x.shape[-1] == 1 and _varies_along(factors, -1)
-            return self.draws.entries(settled(x)) if is_repeated else x
-        is_repeated = x.shape[x.axis] == 1 and _varies_along(factors, x.from_end)
-        return self.draws.entries(x) if is_repeated else x
+        axis = -1 if isinstance(x, Linear) else x.from_end  # that of coordinates
+        is_repeated = x.shape[axis] == 1 and _varies_along(factors, axis)
+        if not is_repeated:
+            return x
+        return self.draws.entries(settled(x) if isinstance(x, Linear) else x)
 
     def _of_one_kind(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
         """Vectors and scalars that differ along their coordinates: both of one kind."""
@@ -298,10 +298,12 @@ def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
         radicand = a.base + eps
         root = Root(root.vectors, radicand, root.eps + eps)
         return replace(a, base=radicand, root=root)
-    low, never = b <= MASKED, b <= NEVER
-    total = Scalars(a.unmasked + np.where(never, 0.0, b))
-    total = total.masked(a.allowed).masked(~never if never.any() else None)
-    return total.seen(a.visible).seen(~low if low.any() else None)
+    is_low, is_never = b <= MASKED, b <= NEVER
+    allowed = ~is_never if is_never.any() else None
+    visible = ~is_low if is_low.any() else None
+    total = Scalars(a.unmasked + np.where(is_never, 0.0, b))
+    total = total.masked(a.allowed).masked(allowed)
+    return total.seen(a.visible).seen(visible)
 
 
 # Products
@@ -329,13 +331,13 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
     """Vectors times scalars; times their own root of power −1/2 it is `rms_norm`."""
-    one_for_each = tuple(
-        1 if axis == a.axis else size for axis, size in enumerate(a.shape)
-    )
+    one_for_each_vector = list(a.shape)
+    one_for_each_vector[a.axis] = 1
+    fits = tuple(b.shape) == tuple(one_for_each_vector)
     root = b.root
-    is_own_root = root is not None and root.power == -0.5 and root.vectors is a
-    if root is not None and is_own_root and b.shape == one_for_each:
-        return Vectors.of(ns.rms_norm(a.plain, root.eps, gain=b.factor), a.from_end)
+    if fits and root is not None and root.power == -0.5 and root.vectors is a:
+        normed = ns.rms_norm(a.plain, root.eps, gain=b.factor)
+        return Vectors.of(normed, a.from_end)
     return Vectors.of(values_beside(a, b) * a.plain, a.from_end)
 
 
@@ -551,7 +553,7 @@ class Bounds(NamedTuple):
 def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     """Scalars, or coordinates, between two numbers; None is no bound."""
     low, high = _bound(least, -math.inf), _bound(most, math.inf)
-    refuse_if(low > high, f"bounds {low:g} and {high:g}, of which the first is larger")
+    refuse_if(low > high, f"a lower bound {low:g} above the upper bound {high:g}")
     # one function of the mean square, whose slope at 0 is finite
     if isinstance(x, Scalars) and x.root is not None:
         f = Bounds(least=low, most=high, factor=x.factor, power=x.root.power).function
@@ -783,7 +785,8 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
         return _product_with_column(call, x, y)
     are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
     if are_vectors and x.last and y.from_end == -2:
-        return Scalars(ns.dot(x.plain, transposed(y).plain), math.sqrt(x.shape[-1]))
+        scores = ns.dot(x.plain, transposed(y).plain)
+        return Scalars(scores, math.sqrt(x.shape[-1]))
     return _combination(call, x, y)
 
 

@@ -247,10 +247,12 @@ def end_to_end(parts: Sequence[Vectors], axis: int) -> Vectors:
     size = math.gcd(*(vectors.shape[axis] for vectors in parts))
     cut_parts = []
     for vectors in parts:
-        last = vectors.moved(axis, -1)
-        cut = last.viewed(Reshape((*last.shape[:-1], last.shape[-1] // size, size)))
+        coordinates_last = vectors.moved(axis, -1)
+        *leading, coordinates = coordinates_last.shape
+        cut = coordinates_last.viewed(Reshape((*leading, coordinates // size, size)))
         cut_parts.append(cut.plain)
-    return Vectors.of(concat(join(cut_parts, axis=-1), axis=-1), axis)
+    cut_pieces = join(cut_parts, axis=-1)
+    return Vectors.of(concat(cut_pieces, axis=-1), axis)
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,8 +332,11 @@ class Scalars:
 
         None if there is no mask.
         """
-        masks = [mask for mask in (self.allowed, self.visible) if mask is not None]
-        return np.logical_and.reduce(masks) if masks else None
+        if self.allowed is None:
+            return self.visible
+        if self.visible is None:
+            return self.allowed
+        return np.logical_and(self.allowed, self.visible)
 
     def before(self, shape: Shape) -> Scalars:
         """The scalars as an operand beside a tensor of this shape.
@@ -454,7 +459,7 @@ def same_vectors(*parts: Any) -> bool:
 
 
 class Frequencies(tuple[float, ...]):
-    """The frequencies θ_f that a module computes, in place of a `Stretch`.
+    """The frequencies θ_f that a module computes, instead of a `Stretch`.
 
     A `Stretch` scales the usual base^(−2f/r); these replace it.
     """
@@ -582,9 +587,9 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
 
 def _even_before_odd(value: Vector, size: int) -> Vector:
     """Vectors with their even coordinates before the odd ones."""
-    single = split(value, size, value.ndim)
-    order = [*range(0, size, 2), *range(1, size, 2)]
-    return concat(single[..., order], axis=-1)
+    coordinates = split(value, size, value.ndim)  # along a new last axis
+    even_then_odd = [*range(0, size, 2), *range(1, size, 2)]
+    return concat(coordinates[..., even_then_odd], axis=-1)
 
 
 def _token_axis(image: Floats) -> int:

@@ -79,8 +79,9 @@ class Windows(NamedTuple):
         for axis, size in enumerate(sizes):
             starts = self.stride[axis] * np.arange(counts[axis]) - self.padding[axis]
             offsets = dilation[axis] * np.arange(self.kernel[axis])
-            along = starts[:, None] + offsets
-            by_axis.append(np.where((along < 0) | (along >= size), OUTSIDE, along))
+            positions = starts[:, None] + offsets
+            is_outside = (positions < 0) | (positions >= size)
+            by_axis.append(np.where(is_outside, OUTSIDE, positions))
         return on_grid(by_axis, sizes)
 
 
@@ -230,24 +231,33 @@ def convolution(
 def _group(
     call: Call, x: Tensor, weight: Random, shape: Convolution, group: int
 ) -> Vectors:
-    """The outputs of one group of channels, (…, *counts, outputs of the group)."""
-    outputs, inputs, ndim = weight.shape[0] // shape.groups, weight.shape[1], shape.ndim
-    matrices = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
-    channels = slice(group * inputs, (group + 1) * inputs)
+    """The outputs of one group of channels, (…, *counts, outputs of the group).
+
+    They are one matrix times all windows. `weight` is (outputs of all groups, inputs of
+    a group, *kernel).
+    """
+    outputs, inputs = weight.shape[0] // shape.groups, weight.shape[1]
+    ndim = shape.ndim
+    outputs_of_group = slice(group * outputs, (group + 1) * outputs)
+    inputs_of_group = slice(group * inputs, (group + 1) * inputs)
+    kernel = weight.viewed(Index(0, outputs_of_group))
     if not is_random(x):
-        of_group = numbers(x)[(..., channels) + (slice(None),) * ndim]
-        windows = shape.of_pixels(of_group)
-        matrix = matrices.viewed(Reshape((outputs, windows.shape[-1])))
-        return _vectors(call.draws.product(matrix, ns.data(windows), windows))
-    channels_of_group = x.part(channels.start, channels.stop).plain
+        index: list[Any] = [slice(None)] * len(x.shape)
+        index[-1 - ndim] = inputs_of_group
+        given_windows = shape.of_pixels(numbers(x)[tuple(index)])
+        matrix = kernel.viewed(Reshape((outputs, given_windows.shape[-1])))
+        product = call.draws.product(matrix, ns.data(given_windows), given_windows)
+        return _vectors(product)
+    channels = x.part(inputs_of_group.start, inputs_of_group.stop).plain
+    positions = shape.positions(x)
     if math.prod(shape.windows.kernel) == 1:
-        inside = taken(channels_of_group, shape.positions(x)[..., 0], ndim)
-        matrix = matrices.viewed(Reshape((outputs, inputs)))
+        windows = taken(channels, positions[..., 0], ndim)
+        matrix = kernel.viewed(Reshape((outputs, inputs)))
     else:
         # the entries of a window one after the other, each with all channels
-        inside = ns.concat(taken(channels_of_group, shape.positions(x), ndim), axis=-1)
-        matrix = matrices.viewed(Permute.moving(1, -1, ndim=ndim + 2))
-    return _vectors(call.draws.product(matrix, inside))
+        windows = ns.concat(taken(channels, positions, ndim), axis=-1)
+        matrix = kernel.viewed(Permute.moving(1, -1, ndim=ndim + 2))
+    return _vectors(call.draws.product(matrix, windows))
 
 
 def _vectors(product: Any) -> Vectors:
@@ -337,8 +347,8 @@ def _taps(call: Call, weight: Tensor) -> ns.Vector:
 def map_of_positions(call: Call, x: Tensor) -> Vectors:
     """A linear map of positions, the same for each channel: an average, or a resizing.
 
-    The framework computes its coefficients: of tensors that have, in place of the
-    channels, one image for each position, which is 1 there and 0 elsewhere.
+    The framework computes its coefficients from unit images. There is one for each
+    position, which is 1 there and 0 elsewhere, and they take the axis of channels.
     """
     x = _vectors_in_order(call, x)
     sizes = tuple(np.delete(x.shape, x.axis).tolist())
@@ -376,18 +386,23 @@ def maximum_over(call: Call, x: Tensor, axes: Any, keepdims: bool) -> Vectors:
     over = sorted({axis % len(x.shape) for axis in np.ravel(axes).tolist()})
     refuse_if(x.axis in over, "the largest coordinate of a vector")
     last = x.moved(x.axis, -1)
-    index_axes = [axis - (axis > x.axis) for axis in over]
-    kept = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
-    plain = last.plain.transpose(*kept, *index_axes)
-    plain = plain.reshape(*(last.shape[axis] for axis in kept), -1)
-    shape = tuple(
-        1 if axis in over else size
-        for axis, size in enumerate(x.shape)
-        if keepdims or axis not in over
-    )
-    coordinates = x.axis - (0 if keepdims else sum(axis < x.axis for axis in over))
-    indices = tuple(np.delete(shape, coordinates).tolist())
-    return Vectors.of(_largest(plain).reshape(*indices), coordinates)
+    # the axes of indices to maximise over, and the others
+    index_axes = [axis - 1 if axis > x.axis else axis for axis in over]
+    other_axes = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
+    other_sizes = [last.shape[axis] for axis in other_axes]
+    plain = last.plain.transpose(*other_axes, *index_axes)
+    largest = _largest(plain.reshape(*other_sizes, -1))
+    # the shape of the result, and its axis of coordinates
+    shape = list(x.shape)
+    coordinates = x.axis
+    for axis in reversed(over):
+        if keepdims:
+            shape[axis] = 1
+        else:
+            del shape[axis]
+            coordinates -= axis < x.axis
+    del shape[coordinates]  # without coordinates
+    return Vectors.of(largest.reshape(*shape), coordinates)
 
 
 def _images(call: Call, images: Floats, sizes: Shape, axis: int) -> Floats:
@@ -484,13 +499,17 @@ def adaptive_max_pool(call: Call, x: Tensor) -> Vectors:
     x = call.vectors(x)
     ndim = len(x.shape) - 1 - x.axis
     sizes, counts = x.shape[-ndim:], call.shape[-ndim:]
-    by_axis = []
+    positions_by_axis = []
     for size, count in zip(sizes, counts, strict=True):
-        starts = np.arange(count) * size // count
-        stops = -(-(np.arange(count) + 1) * size // count)
-        along = starts[:, None] + np.arange((stops - starts).max())
-        by_axis.append(np.minimum(along, stops[:, None] - 1))
-    return _max_over(x, on_grid(by_axis, sizes), ndim)
+        windows = np.arange(count)
+        starts = windows * size // count
+        stops = -(-(windows + 1) * size // count)  # rounded up
+        longest = (stops - starts).max()
+        positions = starts[:, None] + np.arange(longest)
+        # a shorter window repeats its last position
+        positions = np.minimum(positions, stops[:, None] - 1)
+        positions_by_axis.append(positions)
+    return _max_over(x, on_grid(positions_by_axis, sizes), ndim)
 
 
 def _max_over(x: Vectors, positions: Ints, ndim: int) -> Vectors:
@@ -581,9 +600,12 @@ def _with_channels(call: Call, x: Tensor) -> Vectors:
 def _standardised(x: ns.Vector, over: Any, eps: float) -> ns.Vector:
     """(x − mean)/√(variance + eps) of each coordinate, over some axes of x."""
     axes = tuple(over)
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
-    centred = x - x.mean(axis=axes).reshape(*kept)
-    variance = (centred * centred).mean(axis=axes).reshape(*kept)
+    with_axes_of_size_1 = list(x.shape)
+    for axis in axes:
+        with_axes_of_size_1[axis] = 1
+    mean = x.mean(axis=axes).reshape(*with_axes_of_size_1)
+    centred = x - mean
+    variance = (centred * centred).mean(axis=axes).reshape(*with_axes_of_size_1)
     return centred * ns.nonlin(inverse_root(eps), variance)
 
 

@@ -371,16 +371,19 @@ def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | 
 def _relation_to_transpose(matrices: list[Floats]) -> LawName | None:
     """A correlation of square matrices with their transposes, or another diagonal."""
     rows, count = len(matrices[0]), len(matrices)
-    products = np.mean([w * w.T for w in matrices], axis=0)
+    products = np.mean([w * w.T for w in matrices], axis=0)  # of w_ij and w_ji
     mean_square = float(np.mean([(w**2).mean() for w in matrices]))
     pairs = rows * (rows - 1) / 2
-    correlation = float(np.triu(products, 1).sum()) / (pairs * mean_square)
-    if abs(correlation) > 7 / math.sqrt(pairs * count):
+    sum_over_pairs = float(np.triu(products, 1).sum())
+    correlation = sum_over_pairs / (pairs * mean_square)
+    standard_error = 1 / math.sqrt(pairs * count)
+    if abs(correlation) > 7 * standard_error:
         note = f"its correlation with its transpose is {correlation:.2f}"
         return LawName("unknown", note)
     kurtosis = _kurtosis(matrices, _mean_squares(matrices, 0).mean())
+    relative_diagonal = np.trace(products) / (rows * mean_square)
     error = math.sqrt(max(kurtosis - 1, 1e-9) / (rows * count))
-    if abs(np.trace(products) / (rows * mean_square) - 1) > 7 * error:
+    if abs(relative_diagonal - 1) > 7 * error:
         return LawName("unknown", "the diagonal has another size")
     return None
 

@@ -295,6 +295,7 @@ class Gather(Rearrangement):
     def of_array(self, array: Any) -> Any:
         """The rearranged array."""
         axis = self.axis % array.ndim
-        sizes = self.index.shape
-        kept = tuple(slice(None if k == axis else size) for k, size in enumerate(sizes))
-        return np.take_along_axis(array[kept], self.index, axis)
+        # indices may be fewer than the entries along the other axes
+        in_reach = [slice(size) for size in self.index.shape]
+        in_reach[axis] = slice(None)
+        return np.take_along_axis(array[tuple(in_reach)], self.index, axis)

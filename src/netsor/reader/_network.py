@@ -244,12 +244,14 @@ def _probes_of_attention(
 def _without_padding(pairs: Any, parts: Structure, block: Block) -> Any:
     """Masks (heads, tokens, tokens) without the rows of padding."""
     batch, length = shape_of(block.stream)[:2]
-    rows = parts.tokens_of(block)
-    if len(rows) == batch * length or pairs.shape[1] != length:
+    positions = batch * length
+    token_positions = parts.tokens_of(block)
+    if len(token_positions) == positions or pairs.shape[1] != length:
         return pairs
-    is_token = np.isin(np.arange(batch * length), rows).reshape(batch, length)
+    is_token = np.isin(np.arange(positions), token_positions)
     heads = len(pairs) // batch
-    return pairs & np.repeat(is_token, heads, axis=0)[:, :, None]
+    is_token_of_head = np.repeat(is_token.reshape(batch, length), heads, axis=0)
+    return pairs & is_token_of_head[:, :, None]
 
 
 def _is_causal(reader: Reader, parts: Structure, masks: list[Any]) -> bool:

@@ -307,7 +307,7 @@ class Draws:
         return program
 
     def _notes_of_stand_ins(self, law: str) -> list[str]:
-        """What is said of the parameters of one law that are read as Gaussian."""
+        """Notes on the parameters of one law that are read as Gaussian."""
         uses = {name: use for name, use in self._stand_ins.items() if use.law == law}
         terms = [use.terms for use in uses.values() if use.terms is not None]
         sums = [name for name, use in uses.items() if use.terms is not None]
@@ -396,8 +396,9 @@ class Draws:
         It has entries of mean other than 0, and few outputs.
         """
         is_matrix = w.name not in self.ids and w.name not in self.of_given_numbers
-        few = w.shape[0] <= MOST_ENTRIES
-        return bool(self.laws[w.name].mean and is_matrix and few and not self.trained)
+        has_mean = bool(self.laws[w.name].mean)
+        has_few_outputs = w.shape[0] <= MOST_ENTRIES
+        return has_mean and is_matrix and has_few_outputs and not self.trained
 
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
         """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
@@ -439,8 +440,9 @@ class Draws:
         Its columns may be in another order, as those for images that were flattened.
         """
         rows, *others = self.laws[w.name].shape
-        in_order = w.layout.strides[0] == math.prod(others) and w.shape[0] == rows
-        return in_order and w.layout.size == rows * math.prod(others)
+        row_size = math.prod(others)
+        has_all_rows = w.layout.strides[0] == row_size and w.shape[0] == rows
+        return has_all_rows and w.layout.size == rows * row_size
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
         """The product of vectors with a table whose rows were looked up."""
@@ -615,14 +617,15 @@ class Draws:
         # only the pieces of coordinates that the view shows
         piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
-        used, index_of = np.unique(pieces, return_inverse=True)
-        key = x.value, piece, tuple(used.tolist())
+        distinct, index_of = np.unique(pieces, return_inverse=True)
+        key = x.value, piece, tuple(distinct.tolist())
         if key not in self._entries:
-            parts = x.value
+            vectors_of_pieces = x.value
             if piece != width:
-                parts = split(x.value, width // piece, x.value.ndim)
-            units = data(np.eye(piece))
-            products: Scalar = piece * mean_dot(parts.take(used), units)
+                vectors_of_pieces = split(x.value, width // piece, x.value.ndim)
+            unit_vectors = data(np.eye(piece))
+            shown = vectors_of_pieces.take(distinct)
+            products: Scalar = piece * mean_dot(shown, unit_vectors)
             self._entries[key] = products.reshape(-1)
         positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
         return Scalars(self._entries[key].take(positions))
@@ -632,10 +635,12 @@ class Draws:
 
         An entry that is 0 stays 0.
         """
-        entries = self.entries(Vectors.of(x.value.reshape(-1))).value.reshape(-1)
+        vectors = Vectors.of(x.value.reshape(-1))
+        entries = self.entries(vectors).value.reshape(-1)
         is_zero = x.origins == ZERO
-        scalars = entries.take(np.where(is_zero, 0, x.origins))
-        return Scalars(scalars * np.where(is_zero, 0.0, 1.0))
+        positions = np.where(is_zero, 0, x.origins)
+        ones_and_zeros = np.where(is_zero, 0.0, 1.0)
+        return Scalars(entries.take(positions) * ones_and_zeros)
 
     def entries_of_parameter(self, x: Random) -> Scalars:
         """The entries of a parameter, or of a view of it, as scalars."""

@@ -123,7 +123,8 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
 def pieces(call: Call, x: Tensor, axis: int) -> list[Tensor]:
     """One part after the other along an axis, of the sizes that the call returns."""
     axis %= len(x.shape)
-    bounds = np.cumsum([0, *(shape[axis] for shape in call.shapes)]).tolist()
+    sizes = [shape[axis] for shape in call.shapes]
+    bounds = np.cumsum([0, *sizes]).tolist()
     return [pick(call, x, axis, slice(*ends)) for ends in pairwise(bounds)]
 
 
@@ -178,19 +179,20 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
         flat_shape = rows, *x.shape[index.ndim :]
     else:
         row_numbers, rows, flat_shape = index, x.shape[0], tuple(x.shape)
-    is_clear = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == len(
-        row_numbers
-    )
-    refuse_if(not is_clear, "entries at indices of several axes, or at equal ones")
-    order = np.arange(rows)
-    order[row_numbers] = rows + np.arange(len(row_numbers))
-    part = expand(call, values, (len(row_numbers), *flat_shape[1:]))
-    if len(row_numbers) == rows:  # nothing is left of x
-        whole = pick(call, part, 0, order - rows)
+    count = len(row_numbers)
+    are_distinct = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == count
+    refuse_if(not are_distinct, "entries at indices of several axes, or at equal ones")
+    # the rows of x and then those of the values; the result takes each from there
+    origin_of_row = np.arange(rows)
+    origin_of_row[row_numbers] = rows + np.arange(count)
+    new_rows = expand(call, values, (count, *flat_shape[1:]))
+    if count == rows:  # nothing is left of x
+        whole = pick(call, new_rows, 0, origin_of_row - rows)
     else:
-        with_values = call._replace(shapes=[(rows + len(row_numbers), *flat_shape[1:])])
-        parts = [reshape(call, x, flat_shape), part]
-        whole = pick(call, concatenate(with_values, parts, 0), 0, order)
+        old_rows = reshape(call, x, flat_shape)
+        longer = call._replace(shapes=[(rows + count, *flat_shape[1:])])
+        all_rows = concatenate(longer, [old_rows, new_rows], 0)
+        whole = pick(call, all_rows, 0, origin_of_row)
     return reshape(call, whole, call.shape)
 
 
@@ -198,44 +200,51 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     """x with values added at given indices along an axis; some may be equal."""
     refuse_if(not isinstance(index, np.ndarray), "indices that are random")
     axis %= len(call.shape)
-    index = np.ravel(index) % call.shape[axis]
-    # how often each index has come before
-    times = [int((index[:k] == index[k]).sum()) for k in range(len(index))]
-    zeros_shape = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
-    size = len(index) + 1
-    with_values = call._replace(
-        shapes=[(*call.shape[:axis], size, *call.shape[axis + 1 :])]
-    )
-    with_zeros = concatenate(with_values, [values, np.zeros(zeros_shape)], axis)
+    size = call.shape[axis]
+    index = np.ravel(index) % size
+    count = len(index)
+    # the values, and zeros after them: entry `count` adds nothing
+    zeros = np.zeros(_with_size(call.shape, axis, 1))
+    longer = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
+    with_zeros = concatenate(longer, [values, zeros], axis)
+    # how often each index has come before; equal indices are added one after another
+    times = [int((index[:k] == index[k]).sum()) for k in range(count)]
     for time in range(max(times, default=-1) + 1):
-        order = np.full(call.shape[axis], len(index))
         rows_at_time = np.flatnonzero(np.equal(times, time))
-        order[index[rows_at_time]] = rows_at_time
-        x = add(call, pick(call, with_zeros, axis, order), x)
+        value_of_entry = np.full(size, count)
+        value_of_entry[index[rows_at_time]] = rows_at_time
+        x = add(call, pick(call, with_zeros, axis, value_of_entry), x)
     return x
 
 
-def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
+def _with_size(shape: Shape, axis: int, size: int) -> Shape:
+    """A shape with another size along one axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along an axis."""
     ndim = len(call.shape)
     axis %= ndim
-    parts = [part for part in parts if math.prod(part.shape)]  # torch leaves out others
-    if axis == ndim - 1 and same_vectors(*parts):
-        return Linear.rearranged(lambda *images: np.concatenate(images, -1), *parts)
-    parts = [call.settled(part) for part in parts]
-    if any(isinstance(part, Scalars) for part in parts):
-        return _joined_with_numbers(parts, axis)
-    axes = {part.axis for part in parts if isinstance(part, Vectors)}
+    tensors = [x for x in tensors if math.prod(x.shape)]  # torch leaves out others
+    if axis == ndim - 1 and same_vectors(*tensors):
+        return Linear.rearranged(lambda *images: np.concatenate(images, -1), *tensors)
+    tensors = [call.settled(x) for x in tensors]
+    if any(isinstance(x, Scalars) for x in tensors):
+        return _joined_with_numbers(tensors, axis)
+    axes = {x.axis for x in tensors if isinstance(x, Vectors)}
     refuse_if(len(axes) > 1, "torch.cat of vectors along different axes")
-    (coordinates,) = axes
-    vectors = [
-        part if isinstance(part, Vectors) else _given_vectors(part, coordinates)
-        for part in parts
-    ]
+    (coordinates,) = axes  # the axis of the coordinates of all vectors
+    vectors = []
+    for x in tensors:
+        if not isinstance(x, Vectors):
+            x = _given_vectors(x, coordinates)
+        vectors.append(x)
     if axis == coordinates:
         return end_to_end(vectors, coordinates)
+    # a plain vector has no axis of coordinates
     plain_axis = axis - 1 if axis > coordinates else axis
-    joined = ns.join([part.plain for part in vectors], plain_axis)
+    joined = ns.join([x.plain for x in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
 
 
@@ -250,15 +259,13 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         before, after = sizes[2 * number : 2 * number + 2]
         size = x.shape[axis]
         if before < 0 or after < 0:
-            x = pick(call, x, axis, slice(max(-before, 0), size - max(-after, 0)))
-        paddings = []
-        for count in (before, after):
-            shape = list(x.shape)
-            shape[axis] = max(count, 0)
-            paddings.append(np.full(shape, value))
-        shape[axis] = size + before + after
-        whole = call._replace(shapes=[tuple(shape)])
-        x = concatenate(whole, [paddings[0], x, paddings[1]], axis)
+            rest = slice(max(-before, 0), size - max(-after, 0))
+            x = pick(call, x, axis, rest)
+        shape = tuple(x.shape)
+        front = np.full(_with_size(shape, axis, max(before, 0)), value)
+        back = np.full(_with_size(shape, axis, max(after, 0)), value)
+        padded = call._replace(shapes=[_with_size(shape, axis, size + before + after)])
+        x = concatenate(padded, [front, x, back], axis)
     return x
 
 
@@ -291,41 +298,44 @@ def running(
         "cumulative functions are read along an axis of indices",
     )
     total = pick(call, x, axis, slice(0, 1))
-    parts = [total]
+    totals = [total]
     for index in range(1, x.shape[axis]):
         total = combine(call, total, pick(call, x, axis, slice(index, index + 1)))
-        parts.append(total)
-    return concatenate(call, parts, axis)
+        totals.append(total)
+    return concatenate(call, totals, axis)
 
 
-def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:
+def _joined_with_numbers(tensors: list[Tensor], axis: int) -> Scalars:
     """Scalars and given numbers, one after the other."""
     scalars = []
-    for part in parts:
-        scalar = part if is_random(part) else Scalars(constant(numbers(part)))
+    for x in tensors:
+        if not is_random(x):
+            x = Scalars(constant(numbers(x)))
         refuse_if(
-            not isinstance(scalar, Scalars), "scalars and vectors, one after the other"
+            not isinstance(x, Scalars), "scalars and vectors, one after the other"
         )
-        scalars.append(scalar)
+        scalars.append(x)
     return _joined_scalars(scalars, axis)
 
 
-def _joined_scalars(parts: list[Scalars], axis: int) -> Scalars:
+def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
     """Scalars one after the other, with their masks."""
-    joined = Scalars(ns.join([part.unmasked for part in parts], axis))
+    joined = Scalars(ns.join([x.unmasked for x in scalars], axis))
 
     def joined_mask(masks: list[Any]) -> Any:
-        """The masks of all parts; None if none of them has one."""
+        """The masks of all scalars; None if none of them has one."""
         if all(mask is None for mask in masks):
             return None
-        of_parts = [
-            np.ones(part.shape, dtype=bool) if mask is None else mask
-            for part, mask in zip(parts, masks, strict=True)
-        ]
-        return np.concatenate(of_parts, axis)
+        filled_masks = []
+        for x, mask in zip(scalars, masks, strict=True):
+            if mask is None:
+                mask = np.ones(x.shape, dtype=bool)
+            filled_masks.append(mask)
+        return np.concatenate(filled_masks, axis)
 
-    allowed = joined_mask([part.allowed for part in parts])
-    return joined.masked(allowed).seen(joined_mask([part.visible for part in parts]))
+    allowed = joined_mask([x.allowed for x in scalars])
+    visible = joined_mask([x.visible for x in scalars])
+    return joined.masked(allowed).seen(visible)
 
 
 def _given_vectors(x: Tensor, axis: int) -> Vectors:
@@ -352,9 +362,10 @@ class Patchwork:
 
     def with_patch(self, positions: range, patch: Tensor) -> Patchwork | None:
         """The tensor with another part replaced; None if it overlaps earlier ones."""
-        for other in self.patches:
-            start = max(other.start, positions.start)
-            if start < min(other.stop, positions.stop) and other != positions:
+        for earlier in self.patches:
+            start = max(earlier.start, positions.start)
+            stop = min(earlier.stop, positions.stop)
+            if start < stop and earlier != positions:
                 return None
         return replace(self, patches={**self.patches, positions: patch})
 
@@ -391,9 +402,10 @@ class Patchwork:
     def _given(self, start: int, stop: int) -> list[Floats]:
         """The given numbers between two patches."""
         index = (slice(None),) * self.axis + (slice(start, stop),)
-        part = self.numbers[index]
-        refuse_if(np.isnan(part).any(), "a part of an empty tensor that is not filled")
-        return [part] if part.size else []
+        between = self.numbers[index]
+        is_empty = np.isnan(between).any()
+        refuse_if(is_empty, "a part of an empty tensor that is not filled")
+        return [between] if between.size else []
 
 
 def slice_scatter(
@@ -410,21 +422,24 @@ def slice_scatter(
         x = x.joined(call)
     if not is_random(x):
         return Patchwork(numbers(x), axis, {positions: patch})
-    sides = slice(0, positions.start), slice(positions.stop, x.shape[axis])
-    before, after = (
-        [pick(call, x, axis, side)] if side.start < side.stop else [] for side in sides
-    )
-    return concatenate(call, [*before, patch, *after], axis)
+    size = x.shape[axis]
+    in_order = [patch]
+    if positions.start > 0:
+        in_order.insert(0, pick(call, x, axis, slice(0, positions.start)))
+    if positions.stop < size:
+        in_order.append(pick(call, x, axis, slice(positions.stop, size)))
+    return concatenate(call, in_order, axis)
 
 
-def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:
+def stack(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     """Tensors along a new axis."""
     ndim = len(call.shape)
     axis %= ndim
-    if axis == ndim - 1 and same_vectors(*parts):
-        return Linear.rearranged(lambda *images: np.stack(images, -1), *parts)
-    shape = (*call.shape[:axis], 1, *call.shape[axis + 1 :])
-    return concatenate(call, [reshape(call, part, shape) for part in parts], axis)
+    if axis == ndim - 1 and same_vectors(*tensors):
+        return Linear.rearranged(lambda *images: np.stack(images, -1), *tensors)
+    shape = _with_size(call.shape, axis, 1)
+    with_new_axis = [reshape(call, x, shape) for x in tensors]
+    return concatenate(call, with_new_axis, axis)
 
 
 def tile(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
@@ -433,13 +448,15 @@ def tile(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
     x = reshape(call, x, new_axes + tuple(x.shape))
     for axis, count in enumerate(repeats):
         if count > 1:
-            x = pick(call, x, axis, np.tile(np.arange(x.shape[axis]), count))
+            indices = np.arange(x.shape[axis])
+            x = pick(call, x, axis, np.tile(indices, count))
     return x
 
 
 def repeat_entries(call: Call, x: Tensor, repeats: Any, axis: int) -> Tensor:
     """Each entry along an axis several times, one after the other."""
-    return pick(call, x, axis, np.repeat(np.arange(x.shape[axis]), repeats))
+    indices = np.arange(x.shape[axis])
+    return pick(call, x, axis, np.repeat(indices, repeats))
 
 
 # Tables

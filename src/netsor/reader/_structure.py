@@ -214,10 +214,15 @@ def _refuse_two_kinds(parameter: str, earlier: Place, place: Place) -> None:
 
 def structure(graph: Graph) -> Structure:
     """The parts of a captured module."""
-    problems: list[str] = []
+    problems: list[str] = []  # why the ways before it found no stacks
     stacks: list[Stack] = []
-    for find in (_stacks_of_modules, _stacks_of_loops, _stacks_of_stages, _whole):
-        stacks = stacks or find(graph, problems)
+    for find_stacks in (
+        _stacks_of_modules,
+        _stacks_of_loops,
+        _stacks_of_stages,
+        _whole,
+    ):
+        stacks = stacks or find_stacks(graph, problems)
     if not 1 <= len(stacks) <= 2:
         raise UnsupportedError(_no_blocks(len(stacks), problems))
     order = {node: position for position, node in enumerate(graph.nodes)}
@@ -846,8 +851,8 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
             break
     if score is None:
         raise UnsupportedError(
-            f"a softmax in {path_of(softmax)} is of other numbers than products of"
-            " queries and keys"
+            f"a softmax in {path_of(softmax)} does not act on products of queries and"
+            " keys"
         )
     users, reached = list(softmax.users), {softmax}
     while users and name_of(users[0]) not in SCORE_PRODUCTS:
@@ -879,7 +884,7 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
-    # W x, of which the axes are exchanged
+    # W x with its axes exchanged
     if parameter := matrix_of(graph, viewed(logits)):
         return parameter, logits
     for node in [logits, *back(graph, logits, [stream])]:

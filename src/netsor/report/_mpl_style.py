@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 COLUMN = 3.4  # inches
@@ -50,6 +51,9 @@ STYLE = {
     "svg.fonttype": "path",
 }
 
+LABEL_POINTS = 7.0  # the size of names at the ends of lines
+LABEL_GAP = 0.125  # inches between such names, of axes that fill three quarters
+
 DOTTED = (0, (1.0, 1.2))  # finite widths
 
 
@@ -73,6 +77,41 @@ def new(height: float = 2.5) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(COLUMN, height), layout="constrained")
+
+
+def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
+    """Name lines at their right ends, in their colours, instead of in a legend.
+
+    Names that would overlap are moved apart. Call it when the limits of the axes are
+    final.
+    """
+    if not lines:
+        return
+    to_axes = axes.transScale + axes.transLimits
+    heights = {}
+    for name, line in lines.items():
+        x, y = line.get_xdata()[-1], line.get_ydata()[-1]
+        heights[name] = float(to_axes.transform((x, y))[1])
+    names = sorted(heights, key=lambda name: heights[name])
+    gap = LABEL_GAP / (axes.figure.get_size_inches()[1] / axes.get_gridspec().nrows)
+    for lower, upper in pairwise(names):
+        heights[upper] = max(heights[upper], heights[lower] + gap)
+    excess = max(0.0, heights[names[-1]] - 1.0)
+    heights[names[-1]] -= excess
+    for upper, lower in pairwise(reversed(names)):
+        heights[lower] = min(heights[lower], heights[upper] - gap)
+    for name in names:
+        axes.annotate(
+            name,
+            (1.0, heights[name]),
+            xycoords="axes fraction",
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            color=lines[name].get_color(),
+            fontsize=LABEL_POINTS,
+            annotation_clip=False,
+        )
 
 
 def rendered(figure: Any, *kinds: str) -> list[bytes]:

@@ -78,9 +78,11 @@ class Rate:
         """Draw the least-squares line, with the slope in the legend."""
         slope = self.slope
         # it goes through the means of both logarithms
-        x = np.log(np.array(self.widths, dtype=float))
-        y = np.log(np.array([kl.value for kl in self.kl], dtype=float))
-        fitted = np.exp(y.mean() + slope.value * (x - x.mean()))
+        divergences = [kl.value for kl in self.kl]
+        log_width = np.log(np.array(self.widths, dtype=float))
+        log_kl = np.log(np.array(divergences, dtype=float))
+        fitted_log = log_kl.mean() + slope.value * (log_width - log_width.mean())
+        fitted = np.exp(fitted_log)
         label = f"slope {slope.value:.2f} ± {slope.error:.2f}"
         ax.plot(self.widths, fitted, "-", color=colour, label=label)
 
@@ -542,14 +544,16 @@ class Components(NamedTuple):
         return values
 
     def variance(self) -> float:
-        """Of the mixture."""
+        """Variance of the mixture."""
         return float(self.var.mean() + self.mean.var())
 
     def kurtosis(self) -> float:
         """Excess kurtosis of the mixture."""
+        # of N(deviation, var), the law of one replica around the common mean
         deviation = self.mean - self.mean.mean()
         fourth_moments = 3 * self.var**2 + 6 * self.var * deviation**2 + deviation**4
-        return float(np.mean(fourth_moments) / self.variance() ** 2) - 3
+        ratio = float(np.mean(fourth_moments) / self.variance() ** 2)
+        return ratio - 3
 
 
 def _quantile_difference(

@@ -34,10 +34,14 @@ HELD_PER_SCORE, HELD_PER_LOGIT = 2.0, 1.0
 HELD_PER_HIDDEN_GATED, HELD_PER_HIDDEN = 3.0, 2.0
 # Of gradients, in each block, measured on plans of Llama and GPT-2 with 48 and 96
 # tokens: the numbers of a draw for each pair of tokens of a head, and for each token
-# and hidden unit (of a gated perceptron, and of others); the bytes of planning for each
-# token of a head. Larger plans take up to 1.4 times that.
+# and hidden unit (of a gated perceptron, and of others). Larger plans take up to 1.4
+# times that.
 KEPT_PER_PAIR, KEPT_PER_HIDDEN_GATED, KEPT_PER_HIDDEN = 2.5, 7.5, 5.0
-PLANNED_PER_TOKEN = 600.0
+# the numbers for each logit, at the end of the forward pass: 0.8 to 1.7 measured
+KEPT_PER_LOGIT = 0.75
+# The bytes of planning for each attention, for each token of its heads, and for each
+# pair of tokens of its heads (an index of a mask takes more).
+PLANNED_PER_ATTENTION, PLANNED_PER_TOKEN, PLANNED_PER_PAIR = 5e5, 600.0, 9.0
 # what a plan takes, at most, over the estimates of the least that it takes
 MOST_OVER_LEAST = 1.4
 SHALLOW = 2  # blocks of the first plan from which the cost of a deep network follows
@@ -198,12 +202,13 @@ def gradient_bytes(model: Transformer, tokens: int) -> float:
     keeps what the backward pass reads.
     """
     kept = (model.layers + model.decoder_layers) * _kept_in_block(model, tokens)
+    kept += _kept_logits(model, tokens)
     return TEMPORARY * kept + _planned_gradient_bytes(model, tokens)
 
 
 def recomputed_bytes(model: Transformer, tokens: int) -> float:
     """The same if blocks are computed again in the backward pass (see
-    `engine.plan._recompute`): the streams that are kept, and one block or the logits.
+    `engine.plan._recompute`): the streams that are kept, one block, and the logits.
 
     With the stream kept after each of K segments, and one segment computed again, the
     sum is least where both take the same: the root of their product.
@@ -212,8 +217,7 @@ def recomputed_bytes(model: Transformer, tokens: int) -> float:
     block = _kept_in_block(model, tokens)
     every_stream = DOUBLE_BYTES * blocks * tokens * model.width
     streams = min(every_stream, math.sqrt(every_stream * block))
-    logits = DOUBLE_BYTES * min(tokens * (model.vocabulary or 0), PIECE_NUMBERS)
-    kept = streams + max(logits, block)
+    kept = streams + block + _kept_logits(model, tokens)
     return TEMPORARY * kept + _planned_gradient_bytes(model, tokens)
 
 
@@ -227,10 +231,17 @@ def _kept_in_block(model: Transformer, tokens: int) -> float:
     return DOUBLE_BYTES * kept
 
 
+def _kept_logits(model: Transformer, tokens: int) -> float:
+    """The bytes of a piece of the logits, when their gradient is computed."""
+    logits = min(tokens * (model.vocabulary or 0), PIECE_NUMBERS)
+    return DOUBLE_BYTES * KEPT_PER_LOGIT * logits
+
+
 def _planned_gradient_bytes(model: Transformer, tokens: int) -> float:
     """The bytes that a plan with gradients takes."""
     attentions = model.layers + 2 * model.decoder_layers
-    return PLANNED_PER_TOKEN * attentions * model.heads * tokens
+    in_heads = PLANNED_PER_TOKEN * tokens + PLANNED_PER_PAIR * tokens**2
+    return attentions * (PLANNED_PER_ATTENTION + model.heads * in_heads)
 
 
 class Cost(NamedTuple):

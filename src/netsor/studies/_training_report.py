@@ -203,10 +203,11 @@ def panels(
     """A figure with a panel for each parametrisation, at most PANELS in a row.
 
     `draw` draws a part into axes and returns its lines by name, which are in one legend
-    with the title `legend`. `labels` are those of the horizontal and of the vertical
-    axis. `panel_width` is in widths of a text column of a paper (COLUMN inches), and
-    `legend_width` in inches. With `share_x` all panels have the same horizontal axis,
-    and only the lowest panel of each column of panels has its numbers and its label.
+    with the title `legend`; none, if it names them in the axes. `labels` are those of
+    the horizontal and of the vertical axis. `panel_width` is in widths of a text column
+    of a paper (COLUMN inches), and `legend_width` in inches. With `share_x` all panels
+    have the same horizontal axis, and only the lowest panel of each column of panels
+    has its numbers and its label.
     """
     panels_in_row = min(len(parts), PANELS)
     rows = math.ceil(len(parts) / panels_in_row)
@@ -238,10 +239,11 @@ def panels(
                 axes.tick_params(labelbottom=True)  # hidden above the last row
         for axes in grid[:, 0]:
             axes.set_ylabel(y_label)
-        canvas.legend(
-            lines.values(),
-            lines.keys(),
-            title=legend or None,
-            loc="outside right center",
-        )
+        if lines:
+            canvas.legend(
+                lines.values(),
+                lines.keys(),
+                title=legend or None,
+                loc="outside right center",
+            )
     return canvas

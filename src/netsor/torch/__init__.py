@@ -25,6 +25,8 @@ except ImportError as error:
 from ..checks._findings import InitFinding
 from ..checks._init_check import InitCheck
 from ..checks._run_check import RunCheck, RunFinding, RunLaw, RunPower
+from ..maximal_update._results import DerivedRule
+from ..maximal_update._rules import ParameterRule
 from ..reader._declared_laws import constant
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
@@ -37,8 +39,6 @@ from ._recorder import Recorder
 from ._run_batches import read_batches
 from ._run_proposal import RunProposal, propose_batch
 from .maximal_update import parametrise
-from .maximal_update._results import DerivedRule
-from .maximal_update._rules import ParameterRule
 
 __all__ = [
     "DerivedRule",

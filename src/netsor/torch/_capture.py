@@ -218,7 +218,7 @@ def _multiplies(parameter: Node) -> bool:
 
 
 def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
-    """Put numbers in place of sizes that torch.export does not know.
+    """Find the numbers for sizes that torch.export does not know.
 
     They are the numbers of entries that given masks choose; `sizes` are those found so
     far, by their symbols.

@@ -21,7 +21,7 @@ import torch
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError, as_number, counted, seed_number, whole
 from ..checks._findings import InitFinding, holm
-from ..checks._init_check import DECLARED, OWN, InitCheck, first_of
+from ..checks._init_check import DECLARED, OF_PARAMETERS, OWN, InitCheck, first_of
 from ..checks._parameter_tests import (
     PREFIX,
     Entries,
@@ -305,8 +305,9 @@ def _declared_laws(
     declared: Mapping[str, Declaration] | None,
 ) -> dict[str, Parameter]:
     """The laws of the parameters that have one in the reference or in `declared`."""
+    uses = known.uses_in(net)
     laws = {
-        name: known.law_of(name, tuple(p.shape), net)
+        name: known.law_of(name, tuple(p.shape), net, uses)
         for name, p in numbers.tensors.items()
     }
     laws = with_declared(laws, declared or {})
@@ -473,10 +474,13 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
         for name, _ in submodule.named_parameters(recurse=False):
             positions[".".join([*names, name])] = (k, 0)
     end = len(positions)
+    parameters = {name for name, _ in module.named_parameters()}
 
     def position(finding: InitFinding) -> tuple[int, int]:
         if finding.what.startswith("grad_"):  # the backward pass comes last
             return end, 2
+        if finding.where in parameters and finding.what not in OF_PARAMETERS:
+            return end, 1  # logits, at their matrix, which may be the embedding too
         return positions.get(finding.where.partition("[")[0], (end, 1))
 
     return position

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .._validate import ArgumentError, also_spelled, real, seed_number, whole
+from .._validate import ArgumentError, also_spelled, whole
+from ..checks._run_arguments import law_options, loop_sizes
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
 from ..checks._run_logs import rows_of
 from ._run_batches import Batch, as_batches, micro_batches
@@ -52,9 +53,7 @@ def run_law(
     >>> law = ns.torch.run_law(build, adamw, batch)  # doctest: +SKIP
     >>> print(law.check("run.csv"))  # doctest: +SKIP
     """
-    level = real(level, "level", above=0, most=0.5)
-    tolerance = real(tolerance, "tolerance", least=0, most=1)
-    seed = seed_number(seed)
+    options = law_options(level, tolerance, seed)
     loop = loop_of(
         build,
         optimiser,
@@ -73,9 +72,9 @@ def run_law(
         loop,
         name,
         initialisations=initialisations,
-        level=level,
-        tolerance=tolerance,
-        seed=seed,
+        level=options.level,
+        tolerance=options.tolerance,
+        seed=options.seed,
         progress=progress,
     )
 
@@ -184,10 +183,7 @@ def loop_of(
             optimiser,
             "a function of the module that returns its optimiser",
         )
-    steps = whole(steps, "steps", least=0, most=1000)
-    accumulation = whole(accumulation, "accumulation")
-    if clip is not None:
-        clip = real(clip, "clip", above=0)
+    sizes = loop_sizes(steps, accumulation, clip)
     place = _device(device)
     with seeded(0, place):
         module = new_module_on(build, place)
@@ -197,22 +193,16 @@ def loop_of(
         tokens = None if tokens is None else whole(tokens, "tokens", least=2)
         sequences = None if sequences is None else whole(sequences, "sequences")
         entries = [entry.cut(sequences, tokens) for entry in entries]
-    entries = micro_batches(entries, accumulation)
-    needed = (steps + 1) * accumulation
-    if len(entries) not in (1, accumulation) and len(entries) < needed:
-        raise ArgumentError(
-            "batches",
-            batches,
-            f"one batch, or {needed} of them: {accumulation} for each of the"
-            f" {steps + 1} steps 0 to {steps}, not {len(entries)}",
-        )
+    entries = micro_batches(entries, sizes.accumulation)
+    sizes.check_batch_count(len(entries), batches)
+    used = sizes.passes + sizes.accumulation  # one step more, for a late log
     return Loop(
         build=build,
         optimiser=optimiser,
-        batches=entries[: needed + accumulation],  # one step more, for a late log
-        steps=steps,
-        accumulation=accumulation,
-        clip=clip,
+        batches=entries[:used],
+        steps=sizes.steps,
+        accumulation=sizes.accumulation,
+        clip=sizes.clip,
         loss=loss,
         device=place,
         possible_mistakes=possible_mistakes,

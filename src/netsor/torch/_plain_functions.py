@@ -25,7 +25,8 @@ def distances(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any
     """`torch.cdist` of Euclidean distances; torch computes others."""
     if p != 2:
         return torch.cdist(x1, x2, p)
-    return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], dim=-1)
+    differences = x1[..., :, None, :] - x2[..., None, :, :]
+    return torch.linalg.vector_norm(differences, dim=-1)
 
 
 PLAIN_FUNCTIONS = {

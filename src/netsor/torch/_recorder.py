@@ -21,6 +21,7 @@ from ..checks._run_check import (
     GRADIENT,
     LOSS,
     PARAMETERS,
+    RATE,
     UPDATE,
     RunCheck,
 )
@@ -84,6 +85,8 @@ class Recorder:
         )
         self._is_recorded = False  # whether `record` was called at all
         self._latest: list[Any] = []  # parameters before the latest update
+        self._first_optimiser = optimisers[0]
+        self._rate = 0.0  # of its first group, before the latest update
         self._losses: list[float] = []
         self._gradients: dict[str, float] = {}
         self._before: list[Any] = []
@@ -285,6 +288,7 @@ class Recorder:
         """Copy the parameters; the passes of Lightning run inside the update."""
         if not self.complete:
             self._latest = [p.detach().clone() for p in self._parameters()]
+            self._rate = float(self._first_optimiser.param_groups[0]["lr"])
 
     def _begins_step(self, optimiser: Any) -> bool:
         """Whether an update begins a step; else it belongs to that of the last row."""
@@ -314,6 +318,7 @@ class Recorder:
         row |= self._gradients
         row[CLIPPED] = float(gradient_norm(list(self._parameters())))
         row[PARAMETERS] = float(norm(self._before))
+        row[RATE] = self._rate
         self.rows.append(row)
         self._losses, self._gradients = [], {}
 

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 
 from .._validate import ArgumentError
-from ..checks._reference import Reference, reference_of_network, stds_of
+from ..checks._reference import (
+    Reference,
+    reference_of_network,
+    stds_of,
+    stds_of_vectors,
+)
 from ..models import Transformer, read
 from ..models._transformer import UnknownFamilyError
 from ..models.measure._loss_gradient import ModelEnd
@@ -66,6 +71,7 @@ def reference_of(
         tied=model.tied,
         padding=model.padding,
         why_no_probes=OF_ONE_SEQUENCE if is_batch else "",
+        of_vectors=stds_of_vectors(model),
     )
 
 

@@ -14,8 +14,12 @@ from typing import Any
 
 import torch
 
-from .._validate import ArgumentError, shown
-from ..runtime._files import named
+from .._validate import ArgumentError
+from ..checks._run_arguments import (
+    malformed_file,
+    rows_of_each_pass,
+    unreadable_file,
+)
 
 LABELS = ("labels", "targets", "target", "label", "y")
 MASKS = ("attention_mask",)
@@ -64,6 +68,14 @@ class Batch:
         if len(self.args) > 1 and _is_ids(self.args[1]):
             return self.args[1]
         return None
+
+    @property
+    def rows(self) -> int:
+        """The number of sequences."""
+        for x in (self.ids, self.labels):
+            if x is not None and x.ndim > 1:
+                return int(x.shape[0])
+        return 1
 
     @property
     def label_count(self) -> int:
@@ -174,21 +186,13 @@ def micro_batches(batches: Sequence[Batch], accumulation: int) -> list[Batch]:
         return list(batches)
     (batch,) = batches
     tensors = [x for x in (*batch.args, *batch.kwargs.values()) if _has_rows(x)]
-    rows = tensors[0].shape[0] if tensors else 0
-    if rows == 0 or rows % accumulation:
-        raise ArgumentError(
-            "accumulation",
-            accumulation,
-            f"a divisor of the {rows} sequences of the batch; or pass a list of the"
-            " batches of each pass",
-        )
-    size = rows // accumulation
+    count = tensors[0].shape[0] if tensors else 0
 
-    def part(k: int) -> Batch:
-        """The k-th part."""
-        return batch.mapped(lambda x: x[k * size : (k + 1) * size] if x.ndim else x)
+    def part(rows: slice) -> Batch:
+        """The batch of these sequences; tensors without axes belong to every part."""
+        return batch.mapped(lambda x: x[rows] if x.ndim else x)
 
-    return [part(k) for k in range(accumulation)]
+    return [part(rows) for rows in rows_of_each_pass(count, accumulation)]
 
 
 def _has_rows(x: Any) -> bool:
@@ -228,11 +232,7 @@ def _read(path: Path) -> Any:
         if path.suffix in (".pt", ".pth"):
             return torch.load(path, weights_only=True, map_location="cpu")
     except OSError as error:
-        reason = error.strerror or shown(error)
-        raise ArgumentError(
-            "batch", str(path), f"a file that can be read: {reason}"
-        ) from None
+        raise unreadable_file(path, error) from None
     except Exception as error:  # of three formats
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{named(path)} is not a batch of tensors: {reason}") from None
+        raise malformed_file(path, "tensors", error) from None
     raise ArgumentError("batch", str(path), "a .pt, .npy or .safetensors file")

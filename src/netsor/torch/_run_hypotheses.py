@@ -8,7 +8,8 @@ missing where nothing is clipped.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,15 +17,24 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..checks._run_check import Hypothesis
+from ..checks._run_check import GRADIENT, RATE, UPDATE, Hypothesis
+from ..checks._run_mistakes import (
+    divided_twice,
+    last_pass_only,
+    logged_late,
+    mistakes_of_clipping,
+    mistakes_of_factor,
+    summed_gradients,
+    summed_loss,
+)
 from ._run_batches import MASKS, Batch
 from ._run_loop import Loop, new_module_on, next_tokens, seeded
 from ._run_setup import Setup, groups_of, setup_of
 
 MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
+MOST_BLOCKS = 4  # the first and last ones, each frozen by itself
+LARGEST_RATE = 1000  # the largest factor of a learning rate that is tried
 DROPOUT = 0.1  # of a module whose dropout is inactive
-MOST_TIMES = 2**16  # by which gradients may be wrong: a scale of loss in fp16
-CLIP = 1.0  # the usual norm, where nothing is clipped
 
 
 class Probe(NamedTuple):
@@ -44,6 +54,14 @@ class Probe(NamedTuple):
             path
             for path, part in self.module.named_modules()
             if isinstance(part, torch.nn.Embedding)
+        ]
+
+    def blocks(self) -> list[str]:
+        """The paths of numbered parts, such as layers.0."""
+        return [
+            path
+            for path, _ in self.module.named_modules()
+            if re.fullmatch(r"\D+\.\d+", path)
         ]
 
     def tied(self) -> list[tuple[str, str]]:
@@ -79,12 +97,15 @@ class Probe(NamedTuple):
 Rule = Callable[[Loop, Probe], Iterator[Hypothesis]]
 
 
-def possible_mistakes(loop: Loop, factor: float | None = None) -> list[Hypothesis]:
+def possible_mistakes(
+    loop: Loop, factors: Mapping[str, float] | None = None
+) -> list[Hypothesis]:
     """The mistakes that a loop can have.
 
-    `factor` is that of the first gradient norm, logged over expected; None if the log
-    has none.
+    `factors` are those of the first numbers of a log, logged over expected, by
+    quantity.
     """
+    factors = factors or {}
     with seeded(0, loop.device):
         module = new_module_on(loop.build, loop.device)
         setup = setup_of(loop.optimiser, module)
@@ -102,12 +123,14 @@ def possible_mistakes(loop: Loop, factor: float | None = None) -> list[Hypothesi
         _of_frozen,
         _of_updates,
         _of_groups,
+        _of_rates,
         _of_schedule,
         _of_decay,
     ]
     listed = [each for rule in rules for each in rule(loop, probe)]
-    if factor is not None:
-        listed += _of_factor(loop, factor)
+    listed += _of_rate_factor(loop, factors)
+    if GRADIENT in factors:
+        listed += mistakes_of_factor(loop, factors[GRADIENT])
     return listed
 
 
@@ -116,16 +139,8 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
     count = loop.accumulation
     if count == 1:
         return
-    yield Hypothesis(
-        "summed gradients",
-        f"are gradients summed over {count} accumulation steps, not averaged?",
-        replace(loop, gradient_factor=float(count)),
-    )
-    yield Hypothesis(
-        "summed loss",
-        f"are loss and gradients summed over {count} accumulation steps, not averaged?",
-        replace(loop, gradient_factor=float(count), logged_factor=float(count)),
-    )
+    yield summed_gradients(loop)
+    yield summed_loss(loop)
     yield Hypothesis(
         "summed logged loss",
         f"is the logged loss summed over {count} accumulation steps, not averaged?",
@@ -141,11 +156,7 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         "is the logged loss that of the last accumulation step only, not the mean?",
         replace(loop, logged_last=True),
     )
-    yield Hypothesis(
-        "divided twice",
-        f"are gradients divided by {count} accumulation steps twice?",
-        replace(loop, gradient_factor=1 / count),
-    )
+    yield divided_twice(loop)
     if len({batch.label_count for batch in loop.batches}) > 1:
         yield Hypothesis(
             "mean over tokens",
@@ -158,15 +169,20 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         "are gradients zeroed at each accumulation step, so that only the last counts?",
         replace(loop, zero="pass"),
     )
-    yield Hypothesis(
-        "last pass only",
-        "does each step use one batch only, without accumulation?",
-        replace(
-            loop,
-            accumulation=1,
-            batches=loop.batches[:: loop.accumulation],
-        ),
-    )
+    yield last_pass_only(loop)
+    for factor in (1.0, 1 / count):
+        divided = "" if factor == 1 else f", with gradients divided by {count}"
+        yield Hypothesis(
+            "update at each pass",
+            f"does the optimiser step at each accumulation step{divided}?",
+            replace(loop, accumulation=1, gradient_factor=factor),
+        )
+    if loop.clip is not None:
+        yield Hypothesis(
+            "clipped at each pass",
+            "are gradients clipped at each accumulation step, not once at the end?",
+            replace(loop, clip_each_pass=True),
+        )
 
 
 def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -176,13 +192,7 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         "are gradients not zeroed after each step?",
         replace(loop, zero="never"),
     )
-    tokens = probe.batch.label_count
-    if tokens > 1:
-        yield Hypothesis(
-            "sum over tokens",
-            f"is the loss summed over the {tokens} tokens of a batch, not averaged?",
-            replace(loop, gradient_factor=float(tokens), logged_factor=float(tokens)),
-        )
+    yield from _of_sums(loop, probe.batch)
     share = _predicted_share(probe.batch)
     if share < 1:
         yield Hypothesis(
@@ -202,6 +212,36 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         )
 
 
+def _of_sums(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
+    """Losses that are summed, or averaged over other tokens than the labels."""
+    tokens, rows = batch.label_count, batch.rows
+    if tokens > 1:
+        yield Hypothesis(
+            "sum over tokens",
+            f"is the loss summed over the {tokens} tokens of a batch, not averaged?",
+            replace(loop, weight=lambda batch: batch.label_count),
+        )
+    if 1 < rows < tokens:
+        yield Hypothesis(
+            "sum over tokens of a row",
+            "is the loss summed over the tokens of a sequence, and averaged over"
+            " sequences only?",
+            replace(loop, weight=lambda batch: batch.label_count / batch.rows),
+        )
+        yield Hypothesis(
+            "sum over rows",
+            f"is the loss summed over the {rows} sequences of a batch, not averaged?",
+            replace(loop, weight=lambda batch: batch.rows),
+        )
+    if batch.labels is not None and tokens < batch.labels.numel():
+        yield Hypothesis(
+            "divided by all tokens",
+            "does the mean divide by all tokens, also by padding and others that the"
+            " labels leave out?",
+            replace(loop, weight=lambda x: x.label_count / x.labels.numel()),
+        )
+
+
 def _predicted_share(batch: Batch) -> float:
     """The share of labels that a token predicts, if the module shifts them itself."""
     labels, ids = batch.labels, batch.ids
@@ -213,42 +253,9 @@ def _predicted_share(batch: Batch) -> float:
     return float(counts[:, 1:].sum() / counts.sum())
 
 
-def _of_factor(loop: Loop, factor: float) -> list[Hypothesis]:
-    """Gradients that are multiplied or divided by a whole number."""
-    count = round(max(factor, 1 / factor)) if factor > 0 else 1
-    if not 2 <= count <= MOST_TIMES or count == loop.accumulation:
-        return []
-    if factor > 1:
-        question = (
-            f"are gradients {count} times too large: summed over {count} devices?"
-        )
-        return [
-            Hypothesis("factor", question, replace(loop, gradient_factor=float(count)))
-        ]
-    question = f"are gradients {count} times too small: averaged once too often?"
-    return [Hypothesis("factor", question, replace(loop, gradient_factor=1 / count))]
-
-
 def _of_clipping(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
     """Clipping that is missing, or at another norm."""
-    if loop.clip is None:
-        yield Hypothesis(
-            "clipped",
-            f"are gradients clipped to {CLIP:g}? Then pass clip={CLIP:g}",
-            replace(loop, clip=CLIP),
-        )
-        return
-    yield Hypothesis(
-        "not clipped",
-        "is clipping missing?",
-        replace(loop, clip=None),
-    )
-    for factor in (0.1, 10.0):
-        yield Hypothesis(
-            "other clip",
-            f"are gradients clipped to {factor * loop.clip:g}, not {loop.clip:g}?",
-            replace(loop, clip=factor * loop.clip),
-        )
+    return mistakes_of_clipping(loop)
 
 
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -336,11 +343,7 @@ def _of_batches(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
             "does each step use the next batch?",
             replace(loop, batches=moved),
         )
-    yield Hypothesis(
-        "logged late",
-        "does the log begin one step late, after the first update?",
-        replace(loop, logged_first=1),
-    )
+    yield logged_late(loop)
 
 
 class _NoCausalMask(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
@@ -434,12 +437,12 @@ def _zeroed(path: str) -> Callable[[Any], None]:
     return of_module
 
 
-def _frozen(path: str) -> Callable[[Any, Any], None]:
-    """A function that freezes what a module holds itself."""
+def _frozen(paths: Iterable[str]) -> Callable[[Any, Any], None]:
+    """A function that freezes parts of a module."""
 
     def of_optimiser(module: Any, _: Any) -> None:
-        for p in module.get_submodule(path).parameters():
-            p.requires_grad_(False)
+        for path in paths:
+            module.get_submodule(path).requires_grad_(False)
 
     return of_optimiser
 
@@ -526,17 +529,48 @@ def _with_dropout(rate: float) -> Callable[[Any], None]:
 def _of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Parts without gradients."""
     children = [name for name, part in probe.module.named_children()]
-    with_parameters = [
-        path
-        for path in dict.fromkeys([*probe.tables(), *children])
-        if any(p.requires_grad for p in probe.module.get_submodule(path).parameters())
-    ]
-    for path in with_parameters[:MOST_PARTS]:
+    parts = _trained(probe.module, [*probe.tables(), *children])[:MOST_PARTS]
+    blocks = _trained(probe.module, probe.blocks())
+    if len(blocks) > MOST_BLOCKS:
+        blocks = blocks[: MOST_BLOCKS // 2] + blocks[-MOST_BLOCKS // 2 :]
+    for path in [*parts, *blocks]:
         yield Hypothesis(
             "frozen",
             f"is {path} frozen (requires_grad=False)?",
-            replace(loop, of_optimiser=_frozen(path)),
+            replace(loop, of_optimiser=_frozen([path])),
         )
+    for path in parts if len(parts) > 1 else []:
+        yield Hypothesis(
+            "part left out",
+            f"is {path} left out of the optimiser?",
+            replace(loop, of_optimiser=_left_out(path)),
+        )
+    if len(parts) > 2:
+        yield Hypothesis(
+            "all but the last frozen",
+            f"is all but {parts[-1]} frozen, as under torch.no_grad()?",
+            replace(loop, of_optimiser=_frozen(parts[:-1])),
+        )
+
+
+def _trained(module: Any, paths: Iterable[str]) -> list[str]:
+    """The parts of a module that have parameters with gradients, each once."""
+    return [
+        path
+        for path in dict.fromkeys(paths)
+        if any(p.requires_grad for p in module.get_submodule(path).parameters())
+    ]
+
+
+def _left_out(path: str) -> Callable[[Any, Any], None]:
+    """A function that takes the parameters of a part out of the optimiser."""
+
+    def of_optimiser(module: Any, setup: Setup) -> None:
+        absent = {id(p) for p in module.get_submodule(path).parameters()}
+        for group in setup.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in absent]
+
+    return of_optimiser
 
 
 def _of_updates(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
@@ -550,6 +584,12 @@ def _of_updates(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
         "no updates",
         "does the optimiser not step, or hold other parameters?",
         replace(loop, updates=0),
+    )
+    yield Hypothesis(
+        "other parameters",
+        "does the optimiser hold other parameters, such as those of a copy, so that it"
+        " neither updates nor zeroes the gradients of these?",
+        replace(loop, updates=0, zero="never"),
     )
     for factor, text in (
         (2.0, "twice"),
@@ -608,6 +648,58 @@ def _of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         )
 
 
+def _of_rates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Groups with the learning rate of other groups."""
+    rates: dict[str, float] = {}
+    for name, group in zip(probe.groups(), probe.setup.param_groups, strict=False):
+        rates[name] = float(group.get("initial_lr", group["lr"]))
+    for rate in dict.fromkeys(rates.values()) if len(set(rates.values())) > 1 else ():
+        others = [name for name, own in rates.items() if own != rate]
+        groups = f"group{'s' if len(others) > 1 else ''} {' and '.join(others)}"
+        yield Hypothesis(
+            "one learning rate",
+            f"is the learning rate of {groups} that of the other groups: does the"
+            " schedule overwrite it?",
+            replace(loop, optimiser=_with_one_rate(loop.optimiser, rate)),
+        )
+
+
+def _with_one_rate(make: Callable[[Any], Any], rate: float) -> Callable[[Any], Any]:
+    """An optimiser whose groups have one base learning rate."""
+
+    def of_module(module: Any) -> Setup:
+        setup = setup_of(make, module)
+        for group in setup.param_groups:
+            base = float(group.get("initial_lr", group["lr"]))
+            group["lr"] = group["lr"] * (rate / base) if base else rate
+            group["initial_lr"] = rate
+        for schedule in setup.schedules:
+            if hasattr(schedule, "base_lrs"):
+                schedule.base_lrs = [rate for _ in schedule.base_lrs]
+        return setup
+
+    return of_module
+
+
+def _of_rate_factor(loop: Loop, factors: Mapping[str, float]) -> Iterator[Hypothesis]:
+    """A learning rate that is off by the factor of the logged updates, or rates."""
+    of_updates = [
+        factor for name, factor in factors.items() if name.partition("/")[0] == UPDATE
+    ]
+    factor = factors.get(RATE, min(of_updates, default=1.0))
+    count = round(max(factor, 1 / factor)) if factor > 0 else 1
+    if count in (1, 2, 10) or count > LARGEST_RATE:
+        return
+    times, value = (f"{count} times", float(count))
+    if factor < 1:
+        times, value = (f"1/{count} of", 1 / count)
+    yield Hypothesis(
+        "learning rate",
+        f"is the learning rate {times} what it should be?",
+        replace(loop, optimiser=_with_rates(loop.optimiser, value)),
+    )
+
+
 def _without_group(number: int) -> Callable[[Any, Any], None]:
     """A function that takes a group out of an optimiser."""
 
@@ -635,6 +727,11 @@ def _of_schedule(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         "schedule off by one",
         "is the schedule off by one: does it step before the first update?",
         replace(loop, schedule="before"),
+    )
+    yield Hypothesis(
+        "late schedule",
+        "is the schedule one step late: is the first learning rate 0?",
+        replace(loop, schedule="late"),
     )
     if loop.accumulation > 1:
         yield Hypothesis(

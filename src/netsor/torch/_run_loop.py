@@ -23,6 +23,7 @@ from ..checks._run_check import (
     GRADIENT,
     LOSS,
     PARAMETERS,
+    RATE,
     STD_FACTOR,
     UPDATE,
     Hypothesis,
@@ -36,23 +37,18 @@ def _unchanged(*_: Any) -> None:
     """Leave a module or an optimiser as it is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Loop(TrainingLoop):
     """A training loop: what it trains, on what, and how.
+
+    `TrainingLoop` describes the fields that loops of every framework have.
 
     Attributes
     ----------
     build, optimiser : callable
         They make the module, and its optimiser.
     batches : sequence of Batch
-        Those of single passes, `accumulation` for each step; used again from the first
-        on if there are fewer.
-    steps : int
-        The last step; steps are counted from 0.
-    accumulation : int
-        The passes whose mean gradient a step takes.
-    clip : float or None
-        The total gradient norm that gradients are clipped to.
+        The inputs and labels of single passes.
     loss : callable or None
         A function of the module's output and the batch; None reads the output.
     device : torch.device
@@ -64,20 +60,19 @@ class Loop(TrainingLoop):
         `Setup` afterwards.
     of_batch : callable
         It changes a batch.
-    gradient_factor, logged_factor : float
-        Factors of the gradients, and of the loss that is logged.
     logged_last : bool
         Whether the loss of the last pass is logged, not the mean of all.
     by_tokens : bool
         Whether a step averages over all labels of its passes, not over the passes.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never".
-    updates : int
-        How often the optimiser steps at each step.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
-    logged_first : int
-        The step that is logged as step 0.
+        "late": the first learning rate is 0, and the schedule begins at step 1.
+    weight : callable or None
+        The factor of the loss of a batch, in the gradient and in the log.
+    clip_each_pass : bool
+        Whether gradients are clipped after each pass too.
     context : callable
         It returns a context in which the passes run.
     """
@@ -85,23 +80,18 @@ class Loop(TrainingLoop):
     build: Callable[[], Any]
     optimiser: Callable[[Any], Any]
     batches: Sequence[Batch]
-    steps: int
-    accumulation: int
-    clip: float | None
     loss: Callable[[Any, Batch], Any] | None
     device: Any
-    possible_mistakes: Callable[[Loop, float | None], list[Hypothesis]]
+    possible_mistakes: Callable[[Loop, Mapping[str, float]], list[Hypothesis]]
     of_module: Callable[[Any], None] = _unchanged
     of_optimiser: Callable[[Any, Any], None] = _unchanged
     of_batch: Callable[[Batch], Batch] | None = None
-    gradient_factor: float = 1.0
-    logged_factor: float = 1.0
     logged_last: bool = False
     by_tokens: bool = False
     zero: str = "step"
-    updates: int = 1
     schedule: str = "after"
-    logged_first: int = 0
+    weight: Callable[[Batch], float] | None = None
+    clip_each_pass: bool = False
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def run(self, seed: int) -> dict[str, Floats]:
@@ -112,9 +102,9 @@ class Loop(TrainingLoop):
         """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
         return replace(self, of_module=_enlarge)
 
-    def mistakes(self, factor: float | None) -> list[Hypothesis]:
+    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
-        return self.possible_mistakes(self, factor)
+        return self.possible_mistakes(self, factors)
 
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""
@@ -135,9 +125,9 @@ def _enlarge(module: Any) -> None:
 def run(loop: Loop, seed: int) -> dict[str, Floats]:
     """The numbers of a run by name, one for each step.
 
-    The names are `LOSS`, `GRADIENT` (before clipping), `CLIPPED`, `UPDATE` and
-    `PARAMETERS` (before the step); with several groups also gradients and updates of
-    each, as "update_norm/0" or by the name of the group.
+    The names are `LOSS`, `GRADIENT` (before clipping), `CLIPPED`, `UPDATE`,
+    `PARAMETERS` and `RATE` (before the step); with several groups also gradients and
+    updates of each, as "update_norm/0" or by the name of the group.
     """
     with warnings.catch_warnings(), seeded(seed, loop.device):
         warnings.simplefilter("ignore")  # a schedule before the optimiser, for example
@@ -202,12 +192,7 @@ def _step(
     row[CLIPPED] = gradient_norm(parameters)
     row[PARAMETERS] = norm(parameters)
     before = [p.detach().clone() for p in parameters]
-    if loop.schedule == "before" and step == 0:
-        setup.step_schedules()
-    for _ in range(loop.updates):
-        setup.step()
-    if loop.schedule != "off":
-        setup.step_schedules()
+    row[RATE] = _updated(loop, step, setup)
     updates = {
         id(p): p.detach() - old for p, old in zip(parameters, before, strict=True)
     }
@@ -221,15 +206,37 @@ def _step(
     return row
 
 
+def _updated(loop: Loop, step: int, setup: Setup) -> Any:
+    """Update the parameters and the learning rates; the first group's rate before."""
+    if loop.schedule == "before" and step == 0:
+        setup.step_schedules()
+    is_late = loop.schedule == "late" and step == 0
+    rates = [group["lr"] for group in setup.param_groups]
+    if is_late:
+        setup.set_rates([0.0] * len(rates))
+    rate = torch.as_tensor(setup.param_groups[0]["lr"], dtype=torch.float64)
+    for _ in range(loop.updates):
+        setup.step()
+    if is_late:
+        setup.set_rates(rates)
+    elif loop.schedule != "off":
+        setup.step_schedules()
+    return rate
+
+
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
     """The forward and backward passes of a step; the loss that is logged."""
     first = step * loop.accumulation
     batches = [loop.batch(first + part) for part in range(loop.accumulation)]
     weights = _weights(batches, loop.by_tokens)
+    if loop.weight is not None:
+        weights = [loop.weight(batch) for batch in batches]
     losses = []
     for part, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
         if loop.zero == "pass":
             module.zero_grad(set_to_none=True)
+        if loop.clip_each_pass and loop.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(module.parameters()), loop.clip)
         with loop.context():
             loss = weight * loss_of(module, batch, loop.loss)
         (loss * (loop.gradient_factor / loop.accumulation)).backward()

@@ -52,6 +52,11 @@ class Setup:
         for schedule in self.schedules:
             schedule.step()
 
+    def set_rates(self, rates: list[Any]) -> None:
+        """Set the learning rates of all groups."""
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+
 
 def setup_of(make: Callable[[Any], Any], module: Any) -> Setup:
     """What the user's function returns, in the forms of PyTorch and Lightning."""

@@ -153,6 +153,21 @@ def test_figures_have_the_thresholds_of_rules(inline):
     assert [line[0] for line in lines["entropy"]] == [0.5]
 
 
+def test_dashed_lines_are_explained_only_where_they_are(inline, tmp_path):
+    ns.audit(TINY, quick=True, out=tmp_path / "quick")
+    assert "Dashed lines" not in (tmp_path / "quick" / "report.html").read_text()
+    ns.audit(TINY, out=tmp_path / "both", gradients=False, **SMALL)
+    assert "Dashed lines" in (tmp_path / "both" / "report.html").read_text()
+
+
+def test_figure_of_one_model_has_the_finding_as_its_title(inline):
+    audit = ns.audit(TINY, quick=True)
+    axes = Figure().subplots()
+    _plots.plot_quantity([audit.lengths[0]], "entropy", axes)
+    title = axes.get_title(loc="left").replace("\n", " ")
+    assert title.lower() == audit.finding("entropy").brief.lower()
+
+
 def test_markup_in_names_is_text(inline, tmp_path, monkeypatch):
     monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
     page = (

@@ -258,11 +258,13 @@ def _laid_out(a: Array) -> Array:
     """
     is_large = math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES
     has_large_heads = math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
-    if a.shape[-1] >= MIN_INNERMOST_ROW or (is_large and has_large_heads):
+    has_long_rows = a.shape[-1] >= MIN_INNERMOST_ROW
+    if has_long_rows or (is_large and has_large_heads):
         return a
-    replicas_last = np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0)))
+    replicas_last = a.transpose((*range(1, a.ndim), 0))
+    stored = np.ascontiguousarray(replicas_last)
     last = a.ndim - 1
-    return replicas_last.transpose((last, *range(last)))
+    return stored.transpose((last, *range(last)))  # replicas first again
 
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:

@@ -402,12 +402,16 @@ def _root(gram: Floats) -> _Root:
 
 
 def _merged(directions: Floats) -> Floats:
-    """The fewest directions S (·, k, k) with the same Σ ∂_S² as given ones."""
+    """The fewest directions S (·, k, k) with the same Σ ∂_S² as given ones.
+
+    The sum depends on the Gram matrix of the flattened directions only: its
+    eigenvectors, times the roots of their eigenvalues, have the same one.
+    """
     flat = directions.reshape(len(directions), -1)
     values, vectors = np.linalg.eigh(flat.T @ flat)
-    positive = values > RANK * values[-1]
-    merged = (vectors[:, positive] * np.sqrt(values[positive])).T
-    return np.asarray(merged.reshape(-1, *directions.shape[1:]))
+    is_positive = values > RANK * values[-1]
+    scaled = vectors[:, is_positive] * np.sqrt(values[is_positive])
+    return np.asarray(scaled.T.reshape(-1, *directions.shape[1:]))
 
 
 def _kernel(

@@ -162,11 +162,15 @@ def _change(a: Floats, b: Floats) -> _Change | None:
 
 
 def _falls_again(b: Floats, c: Floats, falls: Bools) -> bool:
-    """Whether the falling numbers fall as much again from replicas b to c."""
-    rounding = ROUNDING * np.abs(b).mean(axis=0).max(initial=0.0)
-    size = np.abs(c)
-    is_smaller = (np.abs(b) > MIN_FALL * size) | (size <= rounding)
-    return bool(is_smaller.mean(axis=0)[falls].min() >= MIN_SHARE)
+    """Whether the falling numbers fall as much again from replicas b to c.
+
+    b and c are (replicas, numbers), and `falls` (numbers,) marks the falling ones.
+    """
+    size_b, size_c = np.abs(b), np.abs(c)
+    rounding = ROUNDING * size_b.mean(axis=0).max(initial=0.0)
+    is_smaller = (size_b > MIN_FALL * size_c) | (size_c <= rounding)
+    share_of_replicas = is_smaller.mean(axis=0)
+    return bool(share_of_replicas[falls].min() >= MIN_SHARE)
 
 
 def _zeros_step(result: Register, numbers: Floats, falls: Bools) -> Step:

@@ -265,7 +265,9 @@ def _rough_part(values: Array, missing: Array, left: Array, right: Array) -> Arr
     values.
     """
     half = 0.5 * (right - left)
-    largest = np.max(np.abs(values), axis=1)
-    unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0)
-    unsettled = unsettled * largest_density(left, right)
-    return np.where(unsettled > 0, unsettled * largest, 0.0)
+    largest_value = np.max(np.abs(values), axis=1)
+    is_rough = missing > ROUGH * largest_value
+    integral_of_missing = np.where(is_rough, 2 * half * missing, 0.0)
+    mass_of_missing = integral_of_missing * largest_density(left, right)
+    # a mass of 0 counts as 0 even where values are infinite
+    return np.where(mass_of_missing > 0, mass_of_missing * largest_value, 0.0)

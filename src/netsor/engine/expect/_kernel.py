@@ -652,8 +652,10 @@ def _mehler(
     total = np.zeros(len(rho))
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         for k in reversed(range(parity.start, length, parity.stride)):
+            f_k = f.coefficients[k].take(ix)
+            g_k = g.coefficients[k].take(iy)
             total *= factor
-            total += f.coefficients[k].take(ix) * g.coefficients[k].take(iy)
+            total += f_k * g_k
         return total * rho if parity.start else total
 
 

@@ -47,15 +47,17 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
-        points = Sobol(variables, rng).random(2 ** (log_points - 1))
-        inside = np.clip(points, 1e-15, 1 - 1e-15)  # finite normals
+        uniform = Sobol(variables, rng).random(2 ** (log_points - 1))
+        inside = np.clip(uniform, 1e-15, 1 - 1e-15)  # finite normals
         normals = scipy.special.ndtri(inside).T
         half = np.sqrt(NODE_VARIANCE) * normals
         sets.append(np.concatenate([half, -half], axis=1))
-    z = np.stack(sets, axis=1)
-    exponent = -0.5 * (1 - 1 / NODE_VARIANCE) * np.sum(z**2, axis=0)
-    weight = NODE_VARIANCE ** (variables / 2) * np.exp(exponent)
-    return z.reshape(variables, -1), weight / weight.shape[1]
+    z = np.stack(sets, axis=1)  # (variables, SETS, points)
+    square = np.sum(z**2, axis=0)
+    exponent = -0.5 * (1 - 1 / NODE_VARIANCE) * square
+    ratio_of_densities = NODE_VARIANCE ** (variables / 2) * np.exp(exponent)
+    points = z.shape[-1]
+    return z.reshape(variables, -1), ratio_of_densities / points
 
 
 class ProductRule(NamedTuple):
@@ -222,7 +224,9 @@ def _products(
     is_wide = most >= WIDE
 
     def integrals(nodes: int, least: float) -> RuleIntegrals:
-        """By the rule with so many nodes per variable and weights above `least`."""
+        """Integrate by the rule with so many nodes per variable and weights above
+        `least`.
+        """
         check_cancelled()
         rule = product(variables, nodes, least)
         values = integrand(rows, rule.nodes)

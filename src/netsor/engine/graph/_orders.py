@@ -132,13 +132,13 @@ def meet(a: Sets, b: Sets) -> Bools:
     # there are few distinct sets: compare these, and look the pairs up
     distinct_a, index_a = np.unique(a, return_inverse=True)
     distinct_b, index_b = np.unique(b, return_inverse=True)
-    shares = np.zeros((len(distinct_a), len(distinct_b)), dtype=bool)
+    share_function = np.zeros((len(distinct_a), len(distinct_b)), dtype=bool)
     for i, bits_a in enumerate(distinct_a):
         for j, bits_b in enumerate(distinct_b):
-            shares[i, j] = bool(bits_a & bits_b)
+            share_function[i, j] = bool(bits_a & bits_b)
     rows = index_a.reshape(a.shape)[..., :, None, :]
     columns = index_b.reshape(b.shape)[..., None, :, :]
-    meet_in_block = shares[rows, columns]
+    meet_in_block = share_function[rows, columns]  # (…, i, j, blocks)
     return np.asarray(meet_in_block.any(axis=-1))
 
 
@@ -171,7 +171,8 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
     """The vectors that a linear operation combines, and its coefficients, if any."""
     vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
     scalars = [x for x in value.op.inputs if isinstance(x, Scalar)]
-    return vectors, scalars[0] if scalars else None
+    coefficients = scalars[0] if scalars else None
+    return vectors, coefficients
 
 
 def combined(x: Value, inputs: Sequence[Sets], nonzero: Any) -> Sets:
@@ -312,7 +313,8 @@ class Orders:
     def bits(self, x: Vector) -> Sets:
         """The basis functions of each vector at order 1, (*x.shape, blocks)."""
         if x not in self._bits:
-            self._bits[x] = np.broadcast_to(self._sets(x), (*x.shape, x.width.factor))
+            blocks = x.width.factor
+            self._bits[x] = np.broadcast_to(self._sets(x), (*x.shape, blocks))
         return self._bits[x]
 
     def is_gaussian(self, x: Vector) -> bool:
@@ -439,7 +441,8 @@ class Orders:
         There is one function for each E_k of `source`, (1, …, 1) if the mean is not 0.
         """
         if source not in self._initial:  # several values may share a source
-            self._initial[source] = self._new((*factor.shape[-1:], 1))
+            count = factor.shape[-1]
+            self._initial[source] = self._new((count, 1))
         has_source = factor.reshape(x.size, -1) != 0
         sets = mixed(has_source, self._initial[source]).reshape(*x.shape, 1)
         constant = np.where(mean != 0, CONSTANT, 0).astype(object)
@@ -452,13 +455,15 @@ class Orders:
         orthonormal vectors has its own source, other products have all those of their
         matrix.
         """
-        sources = self._new((matrices, x.size // matrices))
+        vectors = x.size // matrices  # of each matrix
+        sources = self._new((matrices, vectors))
         if isinstance(y.op, Span):
-            adds = self.adds_direction(y.op.x, y.op.known)
-            adds = adds.reshape(-1, sources.shape[1])
-            return np.where(adds, sources, 0).reshape(*x.shape, 1)
-        of_matrix = np.bitwise_or.reduce(sources, axis=1, keepdims=True)
-        return np.broadcast_to(of_matrix, sources.shape).reshape(*x.shape, 1)
+            adds = self.adds_direction(y.op.x, y.op.known).reshape(-1, vectors)
+            sets = np.where(adds, sources, 0)
+        else:
+            of_matrix = np.bitwise_or.reduce(sources, axis=1, keepdims=True)
+            sets = np.broadcast_to(of_matrix, sources.shape)
+        return sets.reshape(*x.shape, 1)
 
     def _sets_of_outputs(self, x: Vector, inputs: Sequence[Sets]) -> Sets:
         """A new function for each output of a nonlinearity, or vector of data, x.
@@ -546,10 +551,13 @@ class Orders:
         """
         if not self.infinite(x):
             return np.full(1, ONE, dtype=np.int8)
-        related: Any = np.frompyfunc(self._related, 1, 1)
-        x_sets = align(related(self.bits(x)), x, ndim - 1)
-        y_sets = align(related(self.bits(y)), y, ndim - 1)
-        return np.where(meet(x_sets, y_sets), ONE, SMALL).astype(np.int8)
+        related: Any = np.frompyfunc(self._related, 1, 1)  # of each entry of an array
+        related_to_x = related(self.bits(x))
+        related_to_y = related(self.bits(y))
+        x_sets = align(related_to_x, x, ndim - 1)
+        y_sets = align(related_to_y, y, ndim - 1)
+        share_function = meet(x_sets, y_sets)
+        return np.where(share_function, ONE, SMALL).astype(np.int8)
 
 
 def _is_linear(x: Vector) -> bool:

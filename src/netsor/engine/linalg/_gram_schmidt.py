@@ -424,7 +424,8 @@ def unit(xp: Any, residual: Array, square_before: Array, floor: Array) -> Array:
     is_nonzero = (square > floor) & (square > MIN_KEPT * square_before)
     one = xp.ones_like(square)
     inverse_norm = 1.0 / xp.sqrt(xp.where(is_nonzero, square, one))
-    return residual * xp.where(is_nonzero, inverse_norm, 0.0 * one)[..., None]
+    factor = xp.where(is_nonzero, inverse_norm, 0.0 * one)
+    return residual * factor[..., None]
 
 
 def zero_threshold(xp: Any, rows: Array) -> Array:
@@ -493,9 +494,10 @@ def fluctuation_residual(
     relative to its row and to the largest of the vectors.
     """
     largest_vector = xp.max(squares(xp, vectors), axis=-1, keepdims=True)
-    size = xp.maximum(squares(xp, rows), largest_vector)
-    is_kept = squares(xp, residual) > RESIDUAL_LOST * size
-    return xp.where(is_kept[..., None], residual, xp.zeros_like(residual))
+    size = xp.maximum(squares(xp, rows), largest_vector)  # (…, rows)
+    is_significant = squares(xp, residual) > RESIDUAL_LOST * size
+    zeros = xp.zeros_like(residual)
+    return xp.where(is_significant[..., None], residual, zeros)
 
 
 def nan_if_lost(xp: Any, dropped: Array, vectors: Array, later: bool) -> Array:

@@ -80,7 +80,8 @@ def _lower_factor_with_zero_rows(gram: Any, floor: Any) -> Any:
     """
     is_zero = np.linalg.diagonal(gram) == 0
     is_nonzero = ~is_zero
-    temporary_pivots = is_zero[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
+    identity = np.eye(gram.shape[-1], dtype=gram.dtype)
+    temporary_pivots = is_zero[..., None] * identity
     other_rows = gram * is_nonzero[..., None] * is_nonzero[..., None, :]
     floor = np.where(is_zero, 0.0, floor)
     lower = lower_factor(np, other_rows + temporary_pivots, floor)

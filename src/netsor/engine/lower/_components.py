@@ -106,11 +106,12 @@ def _families(
     vectors: Sequence[Value], pairs: Sequence[tuple[Value, Value]]
 ) -> dict[Value, int]:
     """The number of the family of each vector: vectors of a pair are in one family."""
+    # pairs are the edges of a graph, and families its connected components
     number: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
     starts = np.array([number[x] for x, _ in pairs], dtype=np.intp)
     ends = np.array([number[y] for _, y in pairs], dtype=np.intp)
-    families = connected(len(vectors), starts, ends)
-    return dict(zip(vectors, families.tolist(), strict=True))
+    family_of_number = connected(len(vectors), starts, ends)
+    return dict(zip(vectors, family_of_number.tolist(), strict=True))
 
 
 def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
@@ -475,7 +476,8 @@ class _Split:
             return self._order.reshape(len(labels), -1)
         positions = np.searchsorted(self.labels, labels)
         count = self.counts[positions[0]]
-        in_order = self._starts[positions][:, None] + np.arange(count)
+        starts = self._starts[positions]
+        in_order = starts[:, None] + np.arange(count)
         return np.asarray(self._order[in_order])
 
 

@@ -487,9 +487,9 @@ def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
     """
     dual = Dual(state, rule_of)
     small = dual.converted(dual[op.c], Unit(op.width.name, op.width.factor))
-    needed = state.analysis.needed_entries[value]
-    vanishing = ~state.order_one(op.c)
-    if (small.unknown & needed & vanishing).any():
+    is_needed = state.analysis.needed_entries[value]
+    is_vanishing = ~state.order_one(op.c)
+    if (small.unknown & is_needed & is_vanishing).any():
         raise UnknownEpsilonPart
     return small.part or state.builder.constant(np.zeros(value.shape))
 
@@ -504,10 +504,13 @@ def score(state: State, value: Scalar, x: Vector, y: Vector) -> Register:
     small = Dual(state, rule_of).product(x, y, value.ndim)
     unknown = small.unknown & state.analysis.needed_entries[value]
     if unknown.any():
-        both_nonzero = state.nonzero(x)[..., :, None] & state.nonzero(y)[..., None, :]
-        if (unknown & both_nonzero).any():
+        x_nonzero = state.nonzero(x)[..., :, None]
+        y_nonzero = state.nonzero(y)[..., None, :]
+        if (unknown & x_nonzero & y_nonzero).any():
             _reject_unknown_score(state, value)
-    part = small.part or state.builder.constant(np.zeros(value.shape))
+    part = small.part
+    if part is None:
+        part = state.builder.constant(np.zeros(value.shape))
     return state.builder.step("scale", part, by=state.norm(x))
 
 

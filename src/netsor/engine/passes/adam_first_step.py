@@ -159,12 +159,14 @@ def _of_gaussians(op: Outer) -> Vector:
     """
     sizes = constant(np.asarray(op.sizes))
     gram = mean_dot(op.right, op.right)
-    root = applied(ROOT, (gram,), gram.shape, axes=2).transpose(0, 2, 1)
-    rows = mix(sizes * root, op.left)  # (matrices, K)
-    along = mix(sizes * mean_dot(op.x, op.right), op.left)  # (matrices, vectors)
+    root = applied(ROOT, (gram,), gram.shape, axes=2)
+    # L^T l, (matrices, K), and l · c, (matrices, vectors)
+    rows = mix(sizes * root.transpose(0, 2, 1), op.left)
+    along_c = mix(sizes * mean_dot(op.x, op.right), op.left)
     each_row = [rows[:, k : k + 1] for k in range(rows.shape[1])]
     f = Function("over_length", _over_length, lipschitz=False)
-    quotient = Vector(Nonlin(f, (along, *each_row), ()), along.shape, along.width)
+    nonlinearity = Nonlin(f, (along_c, *each_row), ())
+    quotient = Vector(nonlinearity, along_c.shape, along_c.width)
     return math.sqrt(2 / math.pi) * quotient
 
 
@@ -172,8 +174,9 @@ def _over_length(along: Any, *rows: Any) -> Any:
     """The first number divided by the norm of all others; 0 where that is 0."""
     xp = array_namespace(along, *rows)
     square = sum(row * row for row in rows)
-    norm = xp.sqrt(xp.where(square > 0, square, 1.0))
-    return xp.where(square > 0, along / norm, 0.0 * along)
+    is_positive = square > 0
+    norm = xp.sqrt(xp.where(is_positive, square, 1.0))
+    return xp.where(is_positive, along / norm, 0.0 * along)
 
 
 # The nodes at which entries are checked

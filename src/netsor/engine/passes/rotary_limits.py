@@ -147,12 +147,14 @@ class Process:
 
     def factor(self, angles: Angles) -> None:
         """Compute L with κ(r − r') = L Lᵀ, by a Cholesky decomposition with pivots."""
-        self.ordered = r = np.array([0.0, *sorted(self.gaps - {0.0})])
-        residual = angles.kappa(r[:, None] - r)
+        gaps = np.array([0.0, *sorted(self.gaps - {0.0})])
+        self.ordered = gaps
+        residual = angles.kappa(gaps[:, None] - gaps)
         columns = []
         pivot = 0  # the gap 0 first, then the largest residual variance
         while residual[pivot, pivot] > NEGLIGIBLE:
-            column = residual[:, pivot] / math.sqrt(residual[pivot, pivot])
+            std = math.sqrt(residual[pivot, pivot])
+            column = residual[:, pivot] / std
             columns.append(column)
             residual = residual - np.outer(column, column)
             pivot = int(np.argmax(np.diagonal(residual)))
@@ -392,7 +394,8 @@ class _RotaryLimit:
         Positions of the side that is kept, less those of the side that is copied.
         """
         gap = y.positions[..., None, :] - x.positions[..., :, None]
-        copies_x = self.copied[_leaves(x.x)[0]]
+        first_leaf = _leaves(x.x)[0]  # all leaves of x are copied, or none
+        copies_x = self.copied[first_leaf]
         return gap if copies_x else -gap
 
     def _has_law(self, x: Vector, y: Vector) -> bool:

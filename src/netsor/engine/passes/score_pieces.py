@@ -34,8 +34,10 @@ MOST_SCORES = 2**25
 def heads_at_once(shape: Sequence[int]) -> int:
     """How many heads of scores (heads, …) are one piece: a divisor of their number."""
     heads = shape[0]
-    fitting = max(1, MOST_SCORES * heads // math.prod(shape))
-    return next(count for count in range(fitting, 0, -1) if heads % count == 0)
+    count = max(1, MOST_SCORES * heads // math.prod(shape))
+    while heads % count:
+        count -= 1
+    return count
 
 
 def is_large(value: Value) -> bool:
@@ -117,9 +119,12 @@ class _Pieces:
             return False
         if isinstance(user.op, Take | Constant):
             return False
-        large = [x for x in user.op.inputs if is_large(x)]
-        axes = dict(zip(user.op.inputs, user.op.reads(user.ndim), strict=True))
-        return all(x.shape[0] == heads and axes[x][0] == 0 for x in large)
+        # for each axis of each input, the axis of the result that it is read along
+        axes_of_inputs = user.op.reads(user.ndim)
+        for x, axes in zip(user.op.inputs, axes_of_inputs, strict=True):
+            if is_large(x) and not (x.shape[0] == heads and axes[0] == 0):
+                return False
+        return True
 
     def replaced(self, value: Value, copy: Value) -> Value:
         """What takes the place of a value: if it reads large ones, joined pieces."""

@@ -484,13 +484,15 @@ def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
     numbers of columns. For example, a factor of two b with one i each, [[[2, 3, 0, 0]],
     [[0, 0, 1, 1]]], has the columns [[0, 1], [2, 3]].
     """
-    is_used = factor.any(axis=-2)
-    counts = is_used.sum(axis=-1)
-    is_shared = is_used.reshape(-1, is_used.shape[-1]).sum(axis=0) > 1
-    if is_shared.any() or counts.min() == 0 or counts.min() < counts.max():
+    is_used = factor.any(axis=-2)  # (…, k)
+    columns_of_each = is_used.sum(axis=-1)
+    uses_of_column = is_used.reshape(-1, is_used.shape[-1]).sum(axis=0)
+    fewest, most = columns_of_each.min(), columns_of_each.max()
+    is_shared = uses_of_column > 1
+    if is_shared.any() or fewest == 0 or fewest < most:
         return None
-    columns = np.nonzero(is_used)[-1].reshape(*is_used.shape[:-1], -1)
-    return np.asarray(columns, dtype=np.intp)
+    *_, columns = np.nonzero(is_used)
+    return np.asarray(columns.reshape(*is_used.shape[:-1], -1), dtype=np.intp)
 
 
 def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) -> Vector:

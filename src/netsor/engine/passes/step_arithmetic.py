@@ -114,11 +114,12 @@ class Combination:
 
     def coefficients(self) -> dict[Any, Combination]:
         """The coefficient of each term a, a number that depends on the widths."""
-        coefficients: dict[Any, dict[tuple[None, Powers], Number]] = {}
+        # a number is a combination of one term, None
+        numbers_of_term: dict[Any, dict[tuple[None, Powers], Number]] = {}
         for (term, powers), number in self.terms.items():
-            coefficient = coefficients.setdefault(term, {})
-            coefficient[None, powers] = number
-        return {term: Combination(terms) for term, terms in coefficients.items()}
+            numbers = numbers_of_term.setdefault(term, {})
+            numbers[None, powers] = number
+        return {term: Combination(numbers) for term, numbers in numbers_of_term.items()}
 
     def orders(self, value: Value, of: str) -> list[Order]:
         """The parts of a number that are of order 1, or of order n^(−1/2).
@@ -309,19 +310,23 @@ def _polar_factor(xp: Any, t: Array) -> Array:
     """P Q of the singular value decomposition T = P Σ Q, without small singular
     values.
     """
-    p, s, q = xp.linalg.svd(t, full_matrices=False)
-    least = MUON_SINGULAR_VALUE_RTOL * xp.max(s, axis=-1, keepdims=True)
-    keep = xp.where(s > least, 1.0, 0.0)
-    return (p * keep[..., None, :]) @ q
+    p, singular_values, q = xp.linalg.svd(t, full_matrices=False)
+    largest = xp.max(singular_values, axis=-1, keepdims=True)
+    is_large = singular_values > MUON_SINGULAR_VALUE_RTOL * largest
+    ones_and_zeros = xp.where(is_large, 1.0, 0.0)
+    return (p * ones_and_zeros[..., None, :]) @ q
 
 
 def _newton_schulz(xp: Any, t: Array, steps: Coefficients, eps: float) -> Array:
     """X ← c_1 X + c_3 X X^T X + c_5 (X X^T)² X, from X = T/max(|T|, eps); 0 if T is."""
-    norm = xp.clip(xp.sqrt(xp.sum(t * t, axis=(-2, -1), keepdims=True)), eps, None)
-    x = xp.where(norm > 0, t / xp.where(norm > 0, norm, 1.0), 0.0)
+    square = xp.sum(t * t, axis=(-2, -1), keepdims=True)
+    norm = xp.clip(xp.sqrt(square), eps, None)
+    is_positive = norm > 0
+    x = xp.where(is_positive, t / xp.where(is_positive, norm, 1.0), 0.0)
     for c1, c3, c5 in steps:
         outer = x @ xp.matrix_transpose(x)
-        x = c1 * x + (c3 * outer + c5 * (outer @ outer)) @ x
+        polynomial = c3 * outer + c5 * (outer @ outer)
+        x = c1 * x + polynomial @ x
     return x
 
 
@@ -343,16 +348,19 @@ def _roots(xp: Any, gram: Array) -> _Roots:
     (…, K, K).
     """
     norms = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
-    safe = xp.where(norms > 0, norms, 1.0)
-    correlations = gram / (safe[..., :, None] * safe[..., None, :])
-    values, vectors = xp.linalg.eigh(correlations)
-    nonzero = values > EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
-    root = xp.sqrt(xp.where(nonzero, values, 1.0))
-    rows = xp.matrix_transpose(vectors)
+    safe_norms = xp.where(norms > 0, norms, 1.0)
+    correlations = gram / (safe_norms[..., :, None] * safe_norms[..., None, :])
+    eigenvalues, eigenvectors = xp.linalg.eigh(correlations)
+    rounding = EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
+    is_nonzero = eigenvalues > rounding
+    safe_roots = xp.sqrt(xp.where(is_nonzero, eigenvalues, 1.0))
+    roots = xp.where(is_nonzero, safe_roots, 0.0)
+    inverse_roots = xp.where(is_nonzero, 1.0 / safe_roots, 0.0)
+    rows = xp.matrix_transpose(eigenvectors)
     return _Roots(
         norms=norms,
-        root=xp.where(nonzero, root, 0.0)[..., :, None] * rows,
-        inverse_root=xp.where(nonzero, 1.0 / root, 0.0)[..., :, None] * rows,
+        root=roots[..., :, None] * rows,
+        inverse_root=inverse_roots[..., :, None] * rows,
     )
 
 

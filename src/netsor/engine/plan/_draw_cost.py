@@ -22,8 +22,10 @@ MIN_DRAW_BYTES = 2.0**26  # bytes for draws, in addition to their arrays
 # largest ones
 TEMPORARY = 1.15
 # to plan an entry: of vectors at infinite width (260 measured), of vectors at finite
-# width (16 measured), and of an index
-VECTOR_BYTES, FINITE_VECTOR_BYTES, TAKE_BYTES = 300.0, 40.0, 34.0
+# width (16 measured), and of an index, which values share (21 to 27 at the peak)
+VECTOR_BYTES, FINITE_VECTOR_BYTES, INDEX_BYTES = 300.0, 40.0, 30.0
+# to plan a value and its steps, whatever its size (2,500 to 4,500 measured)
+VALUE_BYTES = 3000.0
 # of a scalar at infinite width; of a pair of tokens, in tables that layers share
 SCALAR_BYTES = PAIR_BYTES = 75.0
 
@@ -92,22 +94,23 @@ def planning_bytes(values: Sequence[Value], infinite: bool) -> float:
     `infinite` says whether a width is infinite.
     """
     vector_bytes = VECTOR_BYTES if infinite else FINITE_VECTOR_BYTES
-
-    def bytes_per_entry(value: Value) -> float:
-        """Of the array of a value."""
-        if isinstance(value, Vector):
-            return vector_bytes
-        size = 0.0
-        if isinstance(value.op, Take):  # it keeps the positions of its entries
-            size += TAKE_BYTES
-        if infinite:
-            size += SCALAR_BYTES
-        return size
-
+    scalar_bytes = SCALAR_BYTES if infinite else 0.0
     largest_pairs = 0  # of tokens, in one score
-    entry_bytes = 0.0
+    total = 0.0
     for value in values:
-        entry_bytes += bytes_per_entry(value) * math.prod(value.shape)
+        entry_bytes = vector_bytes if isinstance(value, Vector) else scalar_bytes
+        total += VALUE_BYTES + entry_bytes * math.prod(value.shape)
         if isinstance(value.op, Dot):
             largest_pairs = max(largest_pairs, math.prod(value.shape[-2:]))
-    return PAIR_BYTES * largest_pairs + entry_bytes
+    return PAIR_BYTES * largest_pairs + INDEX_BYTES * _index_entries(values) + total
+
+
+def _index_entries(values: Sequence[Value]) -> int:
+    """The entries of all indices of values; those that values share count once."""
+    entries: dict[int, int] = {}
+    for value in values:
+        if isinstance(value.op, Take):
+            positions = value.op.flat
+            owner = positions if positions.base is None else positions.base
+            entries[id(owner)] = positions.size
+    return sum(entries.values())

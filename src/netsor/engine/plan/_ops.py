@@ -153,15 +153,17 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
 
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Add `before` zeros at the start of the last axis, and `after` at its end."""
-    length = a.shape[-1]
+    *leading, length = a.shape
     if type(a) is np.ndarray and not _replicas_innermost(a):
         # in half the time of a concatenation
-        padded = np.zeros((*a.shape[:-1], before + length + after), a.dtype)
+        padded = np.zeros((*leading, before + length + after), a.dtype)
         padded[..., before : before + length] = a
         return padded
-    front = xp.zeros((1, *a.shape[1:-1], before), dtype=a.dtype)
-    back = xp.zeros((1, *a.shape[1:-1], after), dtype=a.dtype)
-    return join(xp, front, a, back, axis=len(a.shape) - 2)
+    _, *axes = leading  # one array of zeros serves all replicas
+    front = xp.zeros((1, *axes, before), dtype=a.dtype)
+    back = xp.zeros((1, *axes, after), dtype=a.dtype)
+    last_axis = len(a.shape) - 2  # without that of replicas
+    return join(xp, front, a, back, axis=last_axis)
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
@@ -291,10 +293,11 @@ def triangle(xp: Any, *numbers: Array, places: Any, shape: Shape) -> Array:
     the position of each entry of the result in that row. For example, the numbers a and
     b, c with the places 0, 3, 1, 2 give the triangular matrix [[a, 0], [b, c]].
     """
-    zero = xp.zeros((1, *numbers[0].shape[1:-1], 1), dtype=numbers[0].dtype)
-    flat = join(xp, *numbers, zero, axis=1)
-    entries = take(xp, a=flat, places=places, axis=1)
-    return reshape(xp, entries, (*flat.shape[1:-1], *shape))
+    _, *middle, _ = numbers[0].shape
+    zero = xp.zeros((1, *middle, 1), dtype=numbers[0].dtype)
+    row = join(xp, *numbers, zero, axis=1)
+    entries = take(xp, a=row, places=places, axis=1)
+    return reshape(xp, entries, (*row.shape[1:-1], *shape))
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

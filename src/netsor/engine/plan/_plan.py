@@ -281,7 +281,8 @@ class Plan:
         It is 0 at finite widths.
         """
         replicas = self.replicas(draws)
-        block = max(1, min(replicas, CHUNK, BLOCK_BYTES // max(self.bytes, 1)))
+        replicas_that_fit = BLOCK_BYTES // max(self.bytes, 1)
+        block = max(1, min(replicas, CHUNK, replicas_that_fit))
         block_seconds = sum(integral.seconds(block) for integral in self._integrals)
         return replicas / block * block_seconds
 

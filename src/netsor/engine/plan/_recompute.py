@@ -104,29 +104,35 @@ class _Segmented:
         shift to a place where fewer results are read by later segments.
         """
         steps = self.original.steps[: self.peak + 1]
-        waiting = [step.out.size * self._waits(step.out) for step in steps]
+        waiting = [step.out.size if self._waits(step.out) else 0 for step in steps]
+        waiting_up_to = np.cumsum(waiting)
         crossing = self._crossing(steps)
-        total = np.cumsum(waiting)
         cuts = [0]
-        half = CUT_WINDOW / 2
+        half_window = CUT_WINDOW / 2
         for k in range(1, segments):
-            bounds = [(k - half) / segments, (k + half) / segments]
-            first, last = np.searchsorted(total, np.multiply(bounds, total[-1]))
-            first = max(first, cuts[-1] + 1)
-            if first <= last < len(steps):
-                cuts.append(int(first + np.argmin(crossing[first : last + 1])))
+            # a cut after k equal shares, or within half a window of it
+            shares = [(k - half_window) / segments, (k + half_window) / segments]
+            sizes = np.multiply(shares, waiting_up_to[-1])
+            earliest, latest = np.searchsorted(waiting_up_to, sizes)
+            earliest = max(earliest, cuts[-1] + 1)
+            if earliest <= latest < len(steps):
+                best = np.argmin(crossing[earliest : latest + 1])
+                cuts.append(int(earliest + best))
         return [*cuts, len(steps)]
 
     def _crossing(self, steps: Sequence[Step]) -> Ints:
         """The numbers made before each step that it or a later one up to the peak
         reads.
         """
+        # a result counts from the step after its own up to its last reader
         change = np.zeros(len(steps) + 1, dtype=np.int64)
         for k, step in enumerate(steps):
-            early = [r for r in self.readers[step.out] if r <= self.peak]
-            if early:
+            readers = self.readers[step.out]
+            before_peak = [reader for reader in readers if reader <= self.peak]
+            if before_peak:
+                last_reader = before_peak[-1]
                 change[k + 1] += step.out.size
-                change[early[-1] + 1] -= step.out.size
+                change[last_reader + 1] -= step.out.size
         return np.cumsum(change)[:-1]
 
     def plan(self) -> Plan | None:
@@ -137,7 +143,7 @@ class _Segmented:
             return None
         repeated: dict[int, list[Step]] = {}  # by the step that they precede
         drawn: set[Register] = set()  # what is drawn again
-        made: dict[Register, Register] = {}  # by the register that is dropped
+        replacement: dict[Register, Register] = {}  # by the register that is dropped
         for start, stop in list(pairwise(self.cuts))[:-1]:
             dropped = list(self._dropped(start, stop))
             if not dropped:
@@ -149,7 +155,7 @@ class _Segmented:
             before = repeated.setdefault(first_reader, [])
             before += [_again(step, new) for step in steps]
             drawn.update(step.out for step in steps if step.kind in DRAWS)
-            made |= {register: new[register] for register in dropped}
+            replacement |= {register: new[register] for register in dropped}
         steps = []
         for step in self.original.steps[: self.peak + 1]:
             if step.out in drawn:
@@ -157,7 +163,7 @@ class _Segmented:
             steps.append(step)
         for k in range(self.peak + 1, len(self.original.steps)):
             steps += repeated.get(k, [])
-            steps.append(_renamed(self.original.steps[k], made))
+            steps.append(_renamed(self.original.steps[k], replacement))
         shorter = replace(self.original, steps=steps)
         _mark_first_draws(shorter)
         return shorter
@@ -186,16 +192,16 @@ class _Segmented:
         for a later segment and the backward pass.
         """
         made_again = set(results)
-        needed = set(results)
+        to_compute = set(results)
         steps = []
         last = max(self.position[result] for result in results)
         for k in range(last, start - 1, -1):
             step = self.original.steps[k]
-            if step.out in needed:
+            if step.out in to_compute:
                 steps.append(step)
                 for arg in step.args:
                     if arg in made_again or not self._is_kept(arg):
-                        needed.add(arg)
+                        to_compute.add(arg)
         return steps[::-1]
 
 
@@ -211,10 +217,14 @@ def _mark_first_draws(plan: Plan) -> None:
     """Correct the steps that draw again, but whose first draw nothing reads any more:
     plans leave such steps out.
     """
-    repeated = {step.params["key"] for step in plan.steps if REPEATED in step.params}
+    repeated_keys = {
+        step.params["key"] for step in plan.steps if REPEATED in step.params
+    }
     for step in plan.steps:
-        if AGAIN in step.params and step.params["key"] not in repeated:
-            step.params = {k: v for k, v in step.params.items() if k != AGAIN}
+        if AGAIN in step.params and step.params["key"] not in repeated_keys:
+            params = dict(step.params)
+            del params[AGAIN]
+            step.params = params
 
 
 def _renamed(step: Step, new: dict[Register, Register]) -> Step:

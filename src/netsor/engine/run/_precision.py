@@ -302,10 +302,10 @@ def _without_rounding(y: Floats, single_y: Floats, unit: Floats) -> Floats:
     their median. `unit` is the spread of each output, (outputs,), for outputs of which
     most draws are equal.
     """
-    from_median = np.abs(y - np.median(y, axis=0))
-    typical = np.median(from_median, axis=0)
-    typical = np.where(typical > 0, np.minimum(typical, unit), unit)
-    rounding = DIGITS * np.abs(y) + EQUAL * typical
+    distance = np.abs(y - np.median(y, axis=0))
+    typical_distance = np.median(distance, axis=0)
+    scale = np.where(typical_distance > 0, np.minimum(typical_distance, unit), unit)
+    rounding = DIGITS * np.abs(y) + EQUAL * scale
     is_rounding = np.abs(single_y - y) <= rounding
     return np.where(is_rounding, y, single_y)
 

@@ -136,8 +136,10 @@ def _sum_over_uses(terms: Sequence[Term], outputs: int) -> Floats:
     For example, terms of the outputs 0 and 1 with two and one vectors have the rows
     [1, 1, 0] and [0, 0, 1].
     """
-    vectors_of_term = [max(term.left.shape[1], term.right.shape[1]) for term in terms]
-    output_of_vector = np.repeat([term.output for term in terms], vectors_of_term)
+    output_of_vector: list[int] = []
+    for term in terms:
+        vectors = max(term.left.shape[1], term.right.shape[1])
+        output_of_vector += [term.output] * vectors
     return np.eye(outputs)[:, output_of_vector]
 
 
@@ -300,9 +302,9 @@ def _one_matrix_each(terms: Sequence[Term]) -> list[Term]:
 
 def _joined_factors(terms: Sequence[Term], standard: bool) -> tuple[Vector, Vector]:
     """The factors l and r of several terms, (matrices, K) each."""
-    left = pooled([scale(_unit(term, standard), term.left) for term in terms])
-    right = pooled([term.right for term in terms])
-    return left, right
+    scaled_lefts = [scale(_unit(term, standard), term.left) for term in terms]
+    rights = [term.right for term in terms]
+    return pooled(scaled_lefts), pooled(rights)
 
 
 def _unit(term: Term, standard: bool) -> Scalar | float:
@@ -415,7 +417,7 @@ def _equal_vectors(leaf: Value) -> Floats | None:
     """Which initial vectors are equal, as a matrix of 0 and 1; None if all differ.
 
     Equal vectors are one parameter, as for a token that occurs twice. For example,
-    three vectors of which the first two are equal have the rows [1, 1, 0], [1, 1, 0]
+    three vectors, the first two equal, have the rows [1, 1, 0], [1, 1, 0]
     and [0, 0, 1].
     """
     law = initial_value(leaf)[0].op

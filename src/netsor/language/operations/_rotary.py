@@ -59,8 +59,10 @@ class Stretch(NamedTuple):
         """The scaled frequencies of an array of frequencies θ."""
         turns = theta * self.original / (2 * math.pi)  # c
         # 0 for low frequencies, 1 for high ones
-        share_kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
-        return theta * (share_kept + (1.0 - share_kept) / self.factor)
+        position = (turns - self.low) / (self.high - self.low)
+        share_kept = position.clip(0.0, 1.0)
+        scale = share_kept + (1.0 - share_kept) / self.factor
+        return theta * scale
 
 
 class Rotate(Entrywise):

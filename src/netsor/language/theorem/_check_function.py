@@ -239,8 +239,10 @@ def _normal_arguments(cores: Sequence[Shape], scalars: int) -> list[NumpyArray]:
     """Standard normal numbers; the last `scalars` arrays repeat one number per row."""
     rng = np.random.default_rng(0)
     arguments = [rng.standard_normal((*LEADING, *core)) for core in cores]
-    for k in range(1, scalars + 1):
-        arguments[-k] = np.repeat(arguments[-k][:, :1], LEADING[1], axis=1)
+    first_scalar = len(arguments) - scalars
+    for k in range(first_scalar, len(arguments)):
+        first_of_row = arguments[k][:, :1]
+        arguments[k] = np.repeat(first_of_row, LEADING[1], axis=1)
     return arguments
 
 

@@ -1142,6 +1142,8 @@ def broadcast_terms(
 
     `coefficients` broadcast to the shape of the result, too.
     """
-    columns = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape)
+    positions_in_x = np.arange(x.size).reshape(x.shape)
+    columns = np.broadcast_to(positions_in_x, value.shape)
     factors = np.broadcast_to(np.asarray(coefficients, dtype=float), value.shape)
-    return FixedTerms(np.arange(value.size), columns.ravel(), factors.ravel())
+    rows = np.arange(value.size)
+    return FixedTerms(rows, columns.ravel(), factors.ravel())

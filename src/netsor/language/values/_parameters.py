@@ -130,8 +130,10 @@ class Weight:
         widths are infinite.
         """
         if self.in_width.name == self.fan.name:
-            return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
-        return self.std * math.sqrt(self.in_width.bind(widths) / self.fan.bind(widths))
+            ratio = self.in_width.factor / self.fan.factor
+        else:
+            ratio = self.in_width.bind(widths) / self.fan.bind(widths)
+        return self.std * math.sqrt(ratio)
 
     def __repr__(self) -> str:
         text = f"Weight {self.out_width}×{self.in_width}, batch {self.batch}"

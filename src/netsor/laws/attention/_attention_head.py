@@ -154,18 +154,21 @@ def power_moments(head: Head, count: int, order: int) -> Array:
     It is a coefficient of a power of the generating function of w/H.
     """
     largest = head.nodes.max()
+    relative_nodes = head.nodes / largest
     # E[(w / largest)^k] for k = 0, 1, …: (order + 1, sets)
-    raw = np.empty((order + 1, len(head.nodes)))
-    for k in range(order + 1):
-        raw[k] = np.sum(head.weights * (head.nodes / largest) ** k, axis=1)
-    raw[0] = 1.0
+    moments = np.empty((order + 1, len(head.nodes)))
+    moments[0] = 1.0
+    for k in range(1, order + 1):
+        moments[k] = np.sum(head.weights * relative_nodes**k, axis=1)
     if head.moments is not None:
         exact = min(order, len(head.moments))  # number of moments that formulas give
         scale = largest ** np.arange(1, exact + 1)
-        raw[1 : exact + 1] = (head.moments[:exact] / scale)[:, None]
+        exact_moments = head.moments[:exact] / scale
+        moments[1 : exact + 1] = exact_moments[:, None]
     exponents = np.arange(order + 1)[:, None]
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        sums = moments_of_sum(raw / float(count) ** exponents, count)
+        moments_of_share = moments / float(count) ** exponents  # of w/H
+        sums = moments_of_sum(moments_of_share, count)
         return np.asarray(sums[order] * largest**order)
 
 
@@ -271,10 +274,13 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
         """The rule of a sum of so many variables, with fewer nodes."""
         # m variables are a share m/count of the sum, so their cells may be wider by
         # √(count/m): the errors of all parts (a fourth power each) still fall with m
-        width = min(max(MAX_CELL, cell), cell * math.sqrt(count / variables))
-        keep = weights > NEGLIGIBLE * weights.max()
-        _, nodes, weights = compress(nodes[keep], weights[keep], cell=width)
-        return nodes, weights
+        widened = cell * math.sqrt(count / variables)
+        width = min(max(MAX_CELL, cell), widened)
+        is_significant = weights > NEGLIGIBLE * weights.max()
+        _, new_nodes, new_weights = compress(
+            nodes[is_significant], weights[is_significant], cell=width
+        )
+        return new_nodes, new_weights
 
     def add(a: Rule, b: Rule, variables: int) -> Rule:
         """The rule of a sum of independent a and b, of so many variables together."""
@@ -357,7 +363,8 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
         """E[w^k] = E[((v − c) q + c)^k] by the binomial theorem."""
         total = 0.0
         for i in range(k + 1):
-            total += math.comb(k, i) * (v - c) ** i * c ** (k - i) * q[i]
+            coefficient = math.comb(k, i) * (v - c) ** i * c ** (k - i)
+            total += coefficient * q[i]
         return float(total)
 
     return np.array([moment(k) for k in range(1, MOMENTS + 1)])
@@ -532,10 +539,12 @@ class _HeadSampler:
         """Shifts of normals (shifts, dimension): none, and SHIFTS in each direction."""
         directions = self._rare_directions()
         length = np.linalg.norm(directions, axis=1, keepdims=True)
-        unit = directions / np.where(length > 0, length, 1.0)
-        unit = unit[length[:, 0] > 0]
-        no_shift = np.zeros((1, self.dimension))
-        return np.concatenate([no_shift, *(distance * unit for distance in SHIFTS)])
+        is_nonzero = length[:, 0] > 0
+        unit_vectors = directions[is_nonzero] / length[is_nonzero]
+        shifts = [np.zeros((1, self.dimension))]  # no shift
+        for distance in SHIFTS:
+            shifts.append(distance * unit_vectors)
+        return np.concatenate(shifts)
 
     def _rare_directions(self) -> Array:
         """Directions of normals in which w becomes large: (directions, dimension).

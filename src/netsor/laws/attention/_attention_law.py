@@ -281,7 +281,7 @@ def _checked_points(points: Any, operation: str, least: int) -> int | None:
 # Steps of u and of τz in a rough and a fine rule. The error of a rule is exp(−π²/step);
 # the difference of the two rules is the reported error.
 STEPS = (0.5, 0.35)
-NODES = (12, 16)  # of the two rules for the norm of a query
+QUERY_NODES = (12, 16)  # of the two rules for the norm of a query
 TRUNCATION_STD = 9.0  # normals are truncated at this many standard deviations
 # The largest standard deviation of scores: with a larger one the softmax is one-hot.
 MAX_SCORE_STD = 100.0
@@ -390,7 +390,7 @@ def _head_scores(head_dim: float, scale: float | None) -> _HeadScores:
     width = whole(head_dim, "head_dim", "attention_std")
     scale_of_scores = width**-0.5 if scale is None else scale
     scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
-    rough_nodes, fine_nodes = NODES
+    rough_nodes, fine_nodes = QUERY_NODES
     return _HeadScores(
         factor=width**0.5 * scale_of_scores,
         rough_rule=_rule_for_squares(width, rough_nodes),
@@ -473,6 +473,7 @@ def _causal_power(s: int, x: Array) -> Any:
     for k in range(TERMS):
         series = series + (k + 1) * term
         term = -term * x * (s - 1 - k) / (k + 3)
-    divisor = np.where(is_small, 1.0, x)
-    closed = (1 - _power(divisor, s) * (1 + s * divisor)) / (s * divisor**2)
-    return np.where(is_small, series, closed)
+    safe_x = np.where(is_small, 1.0, x)
+    numerator = 1 - _power(safe_x, s) * (1 + s * safe_x)
+    closed_form = numerator / (s * safe_x**2)
+    return np.where(is_small, series, closed_form)

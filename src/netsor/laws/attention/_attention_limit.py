@@ -315,11 +315,12 @@ class HeadSum(Law):
         ratios = np.exp(logs - largest).T
         mean = ratios.mean(axis=0)
         spread = self._sets.spread(ratios)
-        relative = np.divide(spread, mean, out=np.zeros(len(y)), where=mean > 0)
-        near = np.abs(y) <= CENTRAL * self._std
+        zeros = np.zeros(len(y))
+        relative_spread = np.divide(spread, mean, out=zeros, where=mean > 0)
         rounding = ROUNDING * np.abs(largest[:, 0])
-        far = relative + self._coarse + rounding
-        return np.where(near, super()._log_error(y), far)
+        error_in_tail = relative_spread + self._coarse + rounding
+        is_central = np.abs(y) <= CENTRAL * self._std
+        return np.where(is_central, super()._log_error(y), error_in_tail)
 
     def _log_doubt(self, y: Array) -> Array:
         """The error of the log density where the density underflows; else 0."""
@@ -359,13 +360,16 @@ class HeadSum(Law):
         end = END * self._std
         beyond_end = np.maximum(y / end, 1.0)[:, None]
         y = np.minimum(y, end)
+        # the tilted law of the nearest rung start · RUNG^k of a ladder serves a point
         start = CENTRAL * self._std
-        rungs = np.rint(np.log(y / start) / math.log(RUNG)).astype(np.intp)
+        steps = np.log(y / start) / math.log(RUNG)
+        rungs = np.rint(steps).astype(np.intp)
         logs = np.empty((len(y), len(self.head.nodes)))
         for rung in np.unique(rungs).tolist():
             on_rung = rungs == rung
             key = (self.heads, self.scale, rung)
-            tilted = self.head.kept(key, partial(self._tilted, start * RUNG**rung))
+            compute = partial(self._tilted, start * RUNG**rung)
+            tilted = self.head.kept(key, compute)
             logs[on_rung] = _logs_of_tilted(tilted, y[on_rung], tail)
         with np.errstate(over="ignore"):
             return np.asarray(logs * beyond_end**2)
@@ -432,9 +436,10 @@ class HeadSum(Law):
         for nodes, weights in zip(self.head.nodes, self.head.weights, strict=True):
             psi_minus_one = weighted(np.expm1(-u * nodes), weights)
             excess.append(np.maximum(psi_minus_one, -1.0))
+        mean_excess = np.mean(excess, axis=0)
         with np.errstate(divide="ignore"):  # ψ may be 0
             by_set = np.exp(self.heads * np.log1p(excess))
-            value = np.exp(self.heads * np.log1p(np.mean(excess, axis=0)))
+            value = np.exp(self.heads * np.log1p(mean_excess))
         error = combined(self._sets.spread(by_set), self._coarse * value)
         return Estimate(value.astype(np.complex128), error)
 
@@ -457,7 +462,8 @@ class HeadSum(Law):
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         """`size` draws √v Z, with a variance v of the rule and a standard normal Z."""
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
-        var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
+        probability = weight / weight.sum()
+        var = rng.choice(self._rule.var, size=size, p=probability)
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def _arrays(self) -> dict[str, Any]:

@@ -339,9 +339,10 @@ def _quasi_random_nodes(number: int, variables: int) -> tuple[Array, Array]:
     """One set of scrambled Sobol points and their negatives, of equal weights."""
     sobol = Sobol(variables, np.random.default_rng([number, variables]))
     uniform = sobol.random(POINTS // (2 * SETS))
-    half = scipy.special.ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
-    nodes = np.concatenate([half, -half])
-    return nodes, np.full(len(nodes), 1 / len(nodes))
+    normal = scipy.special.ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
+    nodes = np.concatenate([normal, -normal])
+    weights = np.full(len(nodes), 1 / len(nodes))
+    return nodes, weights
 
 
 def _grid_nodes(number: int, steps: Array) -> tuple[Array, Array]:
@@ -467,9 +468,10 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
 
         pairs: arrays (grid, grid). The result has a row (grid,) for each.
         """
-        v = np.add.outer(share * w, (1 - share) * w)
-        flat = np.array(pairs).reshape(len(pairs), -1)
-        return _on_grid(np.log(v).ravel(), flat, grid)
+        v = np.add.outer(share * w, (1 - share) * w)  # of each pair, (grid, grid)
+        amounts = np.array(pairs).reshape(len(pairs), -1)
+        log_v = np.log(v).ravel()
+        return _on_grid(log_v, amounts, grid)
 
     one_head, second_derivative, square, *derivatives = rows
     # number of heads → the law of the mean of w over them

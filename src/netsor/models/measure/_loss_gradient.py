@@ -325,9 +325,12 @@ class Logits(NamedTuple):
 
     def parts(self) -> tuple[Scalar, ...]:
         """The logits of the whole vocabulary in parts (t, words), known words first."""
-        logits = [] if self.known is None else [self.known]
-        logits += [self.root @ noise for noise in self.noise]
-        return tuple(self._capped(part) for part in logits)
+        logits = []
+        if self.known is not None:
+            logits.append(self.known)
+        for noise in self.noise:
+            logits.append(self.root @ noise)
+        return tuple(map(self._capped, logits))
 
     def columns(self, ids: Sequence[int]) -> list[int]:
         """The columns of these targets, one per vector.
@@ -359,9 +362,12 @@ class Logits(NamedTuple):
 
         The number must be that which was passed to `words` as `first`.
         """
-        known = None if self.known is None else self.known[:count]
-        noise = tuple(piece[:count] for piece in self.noise)
-        root = None if self.root is None else self.root[:count, :count]
+        known, root = self.known, self.root
+        if known is not None:
+            known = known[:count]
+        if root is not None:
+            root = root[:count, :count]
+        noise = tuple(of_words[:count] for of_words in self.noise)
         return self._replace(y=self.y[:count], known=known, root=root, noise=noise)
 
     def ends(self) -> Scalar:

@@ -38,12 +38,17 @@ def of_gram(gram: Array) -> Array:
     squares = xp.linalg.diagonal(gram)
     lengths = xp.sqrt(xp.clip(squares, 0.0, None))
     products = lengths[..., :, None] * lengths[..., None, :]
-    cosines = xp.where(products > 0, gram / xp.where(products > 0, products, 1.0), 0.0)
+    is_positive = products > 0
+    quotients = gram / xp.where(is_positive, products, 1.0)
+    cosines = xp.where(is_positive, quotients, 0.0)
     total = xp.sum(cosines, axis=(-2, -1))
     of_same_token = xp.sum(xp.linalg.diagonal(cosines), axis=-1)
     pairs = tokens * (tokens - 1)
-    mean_cosine = (total - of_same_token) / pairs if pairs else xp.ones_like(total)
-    return xp.stack([xp.mean(squares, axis=-1), mean_cosine], axis=-1)
+    mean_cosine = xp.ones_like(total)
+    if pairs:
+        mean_cosine = (total - of_same_token) / pairs
+    mean_square = xp.mean(squares, axis=-1)
+    return xp.stack([mean_square, mean_cosine], axis=-1)
 
 
 @declares(numbers=1, of_spectrum=True)
@@ -384,8 +389,9 @@ class LogitMoments:
         """(…, 3): standard deviation over all, mean of log Σ e^x, largest e^x/Σ e^x."""
         xp = array_namespace(self.mean)
         rows = (-2, -1)  # the axes of rows
-        between = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
-        variance = xp.mean(self.square / self.count + between * between, axis=rows)
+        between_rows = self.mean - xp.mean(self.mean, axis=-2, keepdims=True)
+        within_row = self.square / self.count
+        variance = xp.mean(within_row + between_rows * between_rows, axis=rows)
         log_sum = xp.mean(self.top + xp.log(self.mass), axis=rows)
         # the largest entry of a row has the probability e^0/Σ e^(x − top)
         largest_probability = 1.0 / xp.min(self.mass, axis=rows)
@@ -398,10 +404,12 @@ def of_router(logits: Array, *, chosen: int) -> Array:
     The shares of all others are 0.
     """
     xp = array_namespace(logits)
-    smallest_chosen = xp.sort(logits, axis=-1)[..., -chosen, None]
-    exponentials = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-    exponentials = xp.where(logits >= smallest_chosen, exponentials, 0.0)
-    return exponentials / xp.sum(exponentials, axis=-1, keepdims=True)
+    ascending = xp.sort(logits, axis=-1)
+    smallest_chosen = ascending[..., -chosen, None]
+    largest = xp.max(logits, axis=-1, keepdims=True)
+    exponentials = xp.exp(logits - largest)
+    of_chosen = xp.where(logits >= smallest_chosen, exponentials, 0.0)
+    return of_chosen / xp.sum(of_chosen, axis=-1, keepdims=True)
 
 
 def of_experts(weights: Array) -> Array:

@@ -44,13 +44,17 @@ from . import (
     _gating,
     _giorlandino,
     _hron,
+    _hypersphere,
     _learning_rate,
     _noci,
     _peri_ln,
+    _positions,
+    _recurrent,
     _subcritical,
     _temperature,
     _tensor_programs,
     _unit_scaling,
+    _words,
 )
 from ._result import Claim, PartTask, Picture, Result
 
@@ -71,6 +75,10 @@ MODULES = (
     _subcritical,
     _gated_attention,
     _peri_ln,
+    _words,
+    _positions,
+    _recurrent,
+    _hypersphere,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 

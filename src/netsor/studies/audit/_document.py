@@ -97,10 +97,10 @@ EXACTNESS = {  # what the status of a law means for draws
     "conjectured": "drawn from the conjectured limit where widths are infinite",
 }
 BLOCK_NOTE = (
-    "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the"
-    " model's own widths; solid lines are medians. Dashed lines are medians at infinite"
-    " width, at the shortest length."
+    "Block 0 is the embedding. Lines are medians over initialisations at the model's"
+    " own widths; bands hold 5 to 95 % of them."
 )
+LIMIT_NOTE = " Dashed lines are medians at infinite width, at the shortest length."
 
 
 def document(
@@ -251,10 +251,11 @@ def _rules_table(audit: LengthResult) -> Table:
 
 def _block_by_block(results: Sequence[LengthResult]) -> Section:
     """Figures of all quantities against depth."""
+    note = BLOCK_NOTE
+    if any(draws.subject.infinite for result in results for draws in result.measured):
+        note += LIMIT_NOTE
     return Section(
-        "Block by block",
-        [Paragraph(BLOCK_NOTE), doc.Figures(figures(results))],
-        "html",
+        "Block by block", [Paragraph(note), doc.Figures(figures(results))], "html"
     )
 
 
@@ -670,7 +671,7 @@ def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Par
 
 
 def _precision(cases: Sequence[Mapping[str, Any]]) -> str:
-    """In which precision the cases of a manifest were drawn."""
+    """The precision in which the cases of a manifest were drawn."""
     single = [case for case in cases if case["precision"] == "float32"]
     if not single:
         return "double precision"

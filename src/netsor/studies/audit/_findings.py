@@ -160,9 +160,12 @@ def quantile_interval(values: Floats, q: float) -> tuple[float, float]:
     (draws,); an end is infinite if the draws are too few for it.
     """
     ordered = np.sort(values)
-    j, k = _order_statistics(len(ordered), q)
-    low = -math.inf if j == 0 else float(ordered[j - 1])
-    high = math.inf if k > len(ordered) else float(ordered[k - 1])
+    low_rank, high_rank = _order_statistics(len(ordered), q)  # counted from 1
+    low, high = -math.inf, math.inf
+    if low_rank > 0:
+        low = float(ordered[low_rank - 1])
+    if high_rank <= len(ordered):
+        high = float(ordered[high_rank - 1])
     return low, high
 
 

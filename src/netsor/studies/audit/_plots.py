@@ -4,6 +4,8 @@ lines at infinity.
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +37,18 @@ FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
 # models, or kinds of weights
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHED = (0, (4.0, 1.6))
+# quantities whose figure has the finding of a rule as its title, if there is one model
+RULE_OF = {
+    "mean_square": "growth",
+    "attention_share": "branches",
+    "mlp_share": "branches",
+    "effective_rank": "rank",
+    "entropy": "entropy",
+    "grad_mean_square": "exploding",
+    "largest_load": "load",
+}
+TITLE_LETTERS = 42  # that fit above a figure of a column's width
+WORD_LETTERS = 7  # lines of a title differ by about a word
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
 # letters of a name: two names fit side by side, and one fits at all
 MAX_SHORT_NAME, MAX_NAME = 24, 56
@@ -232,7 +246,21 @@ def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> bool
     _draw_branch_threshold(axes, models, colours, quantity.name)
     axis_note = " (0: embedding)" if quantity.name in FROM_EMBEDDING else ""
     _label_axes(axes, models, quantity.title, axis_note)
+    axes.set_title(_finding_text(models, quantity), loc="left")
     return len(axes.get_legend_handles_labels()[0]) > 1
+
+
+def _finding_text(models: Sequence[LengthResult], quantity: Quantity) -> str:
+    """What a rule found in a quantity of the only model, in lines; else nothing."""
+    rule = RULE_OF.get(quantity.name)
+    if rule is None or len(models) > 1:
+        return ""
+    brief = models[0].finding(rule).brief.replace("$", r"\$")
+    title = f"{brief[:1].upper()}{brief[1:]}"
+    lines = math.ceil(len(title) / TITLE_LETTERS)
+    if lines < 2:
+        return title
+    return "\n".join(textwrap.wrap(title, len(title) // lines + WORD_LETTERS))
 
 
 def _colours(count: int) -> Sequence[Any]:

@@ -16,7 +16,16 @@ from ..._array_api import Floats
 from ...laws import Estimate
 from ...laws._power_law import Fit, fit
 from ...report import _document as doc
-from ...report._document import FLAG, OK, UNDECIDED, Cell, Paragraph, Section, Table
+from ...report._document import (
+    FLAG,
+    NOT_APPLICABLE,
+    OK,
+    UNDECIDED,
+    Cell,
+    Paragraph,
+    Section,
+    Table,
+)
 from ...report._html import COLOUR_CLASSES
 from ...report._mpl_style import (
     BLACK,
@@ -28,6 +37,8 @@ from ...report._mpl_style import (
     PURPLE,
     SKY,
     VERMILLION,
+    label_ends,
+    styled,
 )
 from .._parametrisation import Parametrisation
 from .._study import svg_figure
@@ -450,6 +461,16 @@ def _conclusion(check: Check) -> doc.Item:
     )
 
 
+def _exponents_text(statuses: Sequence[str]) -> str:
+    """The verdicts on exponents in words, as "13 of 17 exponents flagged"."""
+    judged = [status for status in statuses if status != NOT_APPLICABLE]
+    flagged, undecided = judged.count(FLAG), judged.count(UNDECIDED)
+    if not flagged and not undecided:
+        return f"all {len(judged)} exponents as expected"
+    text = f"{flagged or 'none'} of {len(judged)} exponents flagged"
+    return f"{text}, {undecided} undecided" if undecided else text
+
+
 def _broken_text(verdicts: Sequence[Verdict], noun: str, axis: str) -> list[str]:
     """A list of one text, as "2 of 9 activations grow with width"; an empty list if
     none grows or shrinks more than expected.
@@ -546,6 +567,7 @@ def figure(checks: Sequence[Check], what: str) -> Any:
     """
     request = checks[0].request
     at = np.array(request.at)
+    drawn: list[tuple[Any, dict[str, Any]]] = []  # axes and the lines in them
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
         """Draw a line for each activation or kind of weight, in its worst block, and
@@ -563,24 +585,40 @@ def figure(checks: Sequence[Check], what: str) -> Any:
             marker = MARKS[k % len(MARKS)]
             line = _draw_sizes(axes, check, entry, colour, marker)
             if line is not None:
-                lines[entry.name] = line
+                lines[entry.name] = line.lines[0]
         axes.set(xscale="log", yscale="log")
         axes.set_xticks(at, [_tick_text(n) for n in at])
         axes.minorticks_off()
-        return lines
+        axes.set_title(f"{axes.get_title()}: {_found(verdicts, what, request.axis)}")
+        drawn.append((axes, lines))
+        return {}
 
     labels = (
         f"{request.axis} {LETTERS[request.axis]}",
         "change of coordinates" if what == CHANGE else "size of ΔW x",
     )
-    return panels(
+    canvas = panels(
         checks,
         draw=panel,
         labels=labels,
-        panel_width=0.72,
-        legend_width=0.9,
+        panel_width=0.95,
+        legend_width=0.0,
         share_x=True,
     )
+    with styled():
+        for axes, lines in drawn:
+            label_ends(axes, lines)
+    return canvas
+
+
+def _found(verdicts: Sequence[Verdict], what: str, axis: str) -> str:
+    """The finding in a few words, as "7 of 9 activations grow with width"."""
+    noun = "activations" if what == CHANGE else "updates"
+    flagged = _broken_text(verdicts, noun, axis)
+    if flagged:
+        return flagged[0]
+    undecided = sum(verdict.status == UNDECIDED for verdict in verdicts)
+    return f"{undecided} {noun} undecided" if undecided else f"{noun} as expected"
 
 
 def _draw_sizes(axes: Any, check: Check, entry: Entry, colour: str, marker: str) -> Any:
@@ -663,19 +701,19 @@ class CoordCheck(ByParametrisation[Check]):
                 *self._size_sections(),
                 self._updates_section(),
             ],
-            verdict=f"{request.name}, {self._counts_text()}",
+            verdict=f"{request.name}. {self._counts_text()}",
             done=f"{steps} of {request.optimiser}{{batch}}",
             caption=self._caption(),
             rule=self._rule_text(),
         )
 
     def _counts_text(self) -> str:
-        """How many activations and updates have each status, by parametrisation."""
+        """What was found, in a sentence for each parametrisation."""
         texts = []
         for check in self.parts:
             statuses = [v.status for v in (*check.verdicts, *check.updates)]
-            texts.append(f"{check.name}: {doc.count_statuses(statuses)}")
-        return "; ".join(texts)
+            texts.append(f"{check.name}: {_exponents_text(statuses)}.")
+        return " ".join(texts)
 
     def _caption(self) -> str:
         """The caption of the main figure."""

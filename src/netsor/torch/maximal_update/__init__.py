@@ -1,9 +1,8 @@
 """Maximal-update parametrisations of modules, derived by measurement.
 
-`_forward_graph` records the operations of a module, `_responses` measures how each
-responds to changes of its inputs and its weights, `_measure` finds how these depend on
-the width, `_solve` finds the exponents under which every change is of order 1, and
-`_emitted_file` writes them as plain PyTorch. `_real_training` checks the result by real
+`netsor.maximal_update` derives the rule. Here `_forward_graph` records the operations
+of a module, `_measure` runs it at several widths and `_depth` at several depths,
+`_emitted_file` writes the rule as plain PyTorch, and `_real_training` checks it by real
 steps.
 """
 
@@ -11,26 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..._validate import ArgumentError, Shape, also_spelled, one_of, whole
-from ._emitted_file import reference_of
-from ._measure import Graphs, Measurement, Size, Subject, measure
+from ..._validate import ArgumentError, also_spelled, one_of, whole
+from ...maximal_update._derive import (
+    DRAWS,
+    WIDTHS,
+    derive,
+    validated_depths,
+    validated_splits,
+    validated_widths,
+)
+from ...maximal_update._results import DerivedRule
+from ...maximal_update._rules import ScalingRule
+from ._depth import TorchDepths
+from ._measure import Graphs, TorchSubject
 from ._optimisers import FAMILIES, Family
-from ._power import Power
-from ._results import DerivedRule, Solved, evidence_of
-from ._rules import ParameterRule, ScalingRule
-from ._scale_hooks import OutputScale, place_of_scale
-from ._solve import Solution, Solver, halves
 
 __all__ = ["parametrise"]
 
 CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-WIDTHS = (64, 128, 256)
-DRAWS = 4
-MOST_ROUNDS = 8  # of measuring and changing
 
 
 @also_spelled(optimizer="optimiser")
@@ -39,6 +40,8 @@ def parametrise(
     *,
     optimiser: str | Callable[[Any], Any] = "adamw",
     widths: Sequence[int] = WIDTHS,
+    depths: Sequence[int] | None = None,
+    branch_power: float | None = None,
     batch: Any = None,
     split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] | None = None,
     draws: int = DRAWS,
@@ -67,6 +70,14 @@ def parametrise(
         can also write `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
+    depths : sequence of int, optional
+        Numbers of layers to measure, at least two, for the exponents of the depth, too.
+        `build` is then a function of the width and the depth. Widths are measured at
+        the smallest depth, and depths at the smallest width.
+    branch_power : float, optional
+        The exponent of the depth that the branches of the residual stream get, from -1
+        to -1/2. By default the one under which updates are largest: -1, or -1/2 if each
+        branch is a linear function of its parameters.
     batch : tuple, optional
         (inputs, targets): tensors that the module takes, and the right class for each
         row of its logits. By default two sequences of eight random tokens, each the
@@ -86,7 +97,8 @@ def parametrise(
     -------
     rule : DerivedRule
         `rule.parameters` has the exponents of each parameter, `rule.scales` the factors
-        of outputs, and `rule.evidence` what was measured. Print it for the table;
+        of outputs, and `rule.evidence` what was measured; `rule.depth` is what was
+        measured at several depths, or None. Print the rule for the table;
         `rule.source()` is a file of plain PyTorch, and `rule.check()` tests it by real
         training.
 
@@ -96,47 +108,43 @@ def parametrise(
     >>> print(rule)  # doctest: +SKIP
     >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
-    sizes = _widths(widths)
+    sizes = validated_widths(widths)
     whole(draws, "draws", least=2)
     if not callable(build) or isinstance(build, torch.nn.Module):
         raise ArgumentError(
             "build", type(build).__name__, "a function of the width, not a module"
         )
-    family = _family(build, optimiser, sizes[0])
-    subject = Subject(
+    layers = validated_depths(depths, branch_power)
+    base = sizes[:1] if layers is None else (sizes[0], layers[0])
+    family = _family(build, optimiser, base)
+    subject = TorchSubject(
         build=build,
         family=family,
         batch=batch,
         seed=whole(seed, "seed", least=0),
         base_width=sizes[0],
-        base_depth=None,
-        split_sizes=_split_sizes(split_sizes, family.is_mixed),
+        base_depth=None if layers is None else layers[0],
+        split_sizes=validated_splits(split_sizes, family.is_mixed),
         make=None if isinstance(optimiser, str) else optimiser,
     )
-    say = progress or (lambda line: None)
-    derived = _derived(subject, sizes, draws, say)
-    return DerivedRule(
-        subject=subject,
-        widths=sizes,
-        draws=draws,
-        rule=derived.rule,
-        evidence=evidence_of(derived.first, derived.last),
-        expected=_expected(derived.last),
-        reference=reference_of(_unscaled_shapes(derived), sizes),
-        growing=tuple(
-            _describe(derived.last.found, k) for k in derived.last.solution.growing
-        ),
-        matrices=tuple(derived.last.found.matrices),
+    return derive(
+        subject,
+        Graphs(subject),
+        sizes,
+        draws,
         given=_given_exponents(subject, sizes),
+        progress=progress,
+        depths=None if layers is None else TorchDepths(subject, layers, 2 * draws),
+        branch_power=branch_power,
     )
 
 
-def _family(build: Callable[..., Any], optimiser: Any, width: int) -> Family:
+def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) -> Family:
     """The optimiser of a name, or that of the user, by its class."""
     if isinstance(optimiser, str) or not callable(optimiser):
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
         return FAMILIES[optimiser]
-    made = optimiser(build(width))
+    made = optimiser(build(*size))
     for name, of_torch in CLASSES.items():
         if type(made) is of_torch:
             return FAMILIES[name]
@@ -147,13 +155,13 @@ def _family(build: Callable[..., Any], optimiser: Any, width: int) -> Family:
     )
 
 
-def _given_exponents(subject: Subject, widths: Sequence[int]) -> dict[str, float]:
+def _given_exponents(subject: TorchSubject, widths: Sequence[int]) -> dict[str, float]:
     """The exponents of the learning rates of the optimiser of the user."""
     if subject.make is None:
         return {}
     rates = []
     for width in (widths[0], widths[-1]):
-        module = subject.new(width, None, subject.seed, ScalingRule())
+        module = subject.new(width, subject.base_depth, subject.seed, ScalingRule())
         rates.append(subject.given_rates(module))
     ratio = math.log(widths[-1] / widths[0])
     return {
@@ -161,163 +169,3 @@ def _given_exponents(subject: Subject, widths: Sequence[int]) -> dict[str, float
         for name, rate in rates[0].items()
         if rate and rates[1][name]
     }
-
-
-def _split_sizes(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
-    """The parts of fused matrices, validated."""
-    if split_sizes is None:
-        return {}
-    if not is_mixed:
-        raise ArgumentError(
-            "split_sizes",
-            split_sizes,
-            "left out: this optimiser moves every entry of a matrix by itself",
-        )
-    allowed = "a dict of the number of parts, or a function of the width, by patterns"
-    if not isinstance(split_sizes, Mapping):
-        raise ArgumentError("split_sizes", split_sizes, allowed)
-    for parts in split_sizes.values():
-        if not callable(parts) and not (isinstance(parts, int) and parts > 0):
-            raise ArgumentError("split_sizes", split_sizes, allowed)
-    return split_sizes
-
-
-def _widths(widths: Sequence[int]) -> tuple[int, ...]:
-    """Widths, sorted, each once."""
-    sizes = tuple(sorted({whole(width, "widths") for width in widths}))
-    if len(sizes) < 2:
-        raise ArgumentError("widths", list(widths), "two widths or more")
-    return sizes
-
-
-def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
-    """The shapes of the parameters that have no factor, at each width."""
-    scaled = {name for x in derived.rule.scales for name in x.parameters}
-    return [
-        {name: shape for name, shape in shapes.items() if name not in scaled}
-        for shapes in derived.last.found.shapes
-    ]
-
-
-class Derived(NamedTuple):
-    """A rule, and what was measured before and under it."""
-
-    rule: ScalingRule
-    first: Solved
-    last: Solved
-
-
-def _derived(
-    subject: Subject, widths: Sequence[int], draws: int, say: Callable[[str], None]
-) -> Derived:
-    """Measure and change until nothing remains to change."""
-    rule, graphs = ScalingRule(), Graphs(subject)
-    first: Solved | None = None
-    without_depth = None  # the function takes a width alone
-    sizes: list[Size] = [(width, without_depth) for width in widths]
-    for round_number in range(1, MOST_ROUNDS + 1):
-        say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
-        found = measure(graphs, rule, sizes, draws)
-        solution = Solver(found.operations, found.exponents, found.random).solve()
-        last = Solved(found, solution)
-        first = first or last
-        changed = _changed(rule, solution, found, subject.family)
-        if changed == rule:
-            return Derived(rule, first, last)
-        rule = changed
-    raise ArgumentError(
-        "build",
-        getattr(subject.build, "__name__", "build"),
-        f"a module whose exponents settle: they still change after {MOST_ROUNDS} rounds"
-        " (give larger widths, or more draws)",
-    )
-
-
-def _expected(last: Solved) -> dict[str, float]:
-    """The exponent of the change of the output of each submodule."""
-    return {
-        operation.path: last.solution.change[operation.index]
-        for operation in last.found.operations.operations
-        if operation.path and operation.index in last.solution.change
-    }
-
-
-def _describe(found: Measurement, index: int) -> str:
-    """An operation by its name and the nearest module after it."""
-    by_index = {x.index: x for x in found.operations.operations}
-    later = (x.path for k, x in by_index.items() if k >= index and x.path)
-    return f"{by_index[index].name} in {next(later, 'the module')}"
-
-
-def _changed(
-    rule: ScalingRule, solution: Solution, found: Measurement, family: Family
-) -> ScalingRule:
-    """The rule with one kind of change: of standard deviations, of scales, or of rates.
-
-    The numbers that decide the later ones depend on the earlier ones.
-    """
-    parameters = {name: rule.of(name) for name in found.operations.graph.parameters}
-    for name in parameters:
-        change = halves(solution.std.get(name, 0.0))
-        if change:
-            std = Power(parameters[name].std.width + change)
-            parameters[name] = _replaced(parameters[name], std=std)
-    if parameters != {name: rule.of(name) for name in parameters}:
-        return ScalingRule(parameters, rule.scales)
-    if solution.scales:
-        return ScalingRule(parameters, _with_scales(rule, solution, found))
-    without_decay = found.matrices if family.is_sphere else {}
-    for name, each in parameters.items():
-        lr = Power(each.lr.width + solution.lr.get(name, 0.0) + 0.0)
-        eps = each.eps
-        gradient = found.gradients.get(name)
-        if family.has_eps and name not in found.matrices and gradient is not None:
-            eps = Power(round(2 * gradient.exponent.value) / 2 + 0.0)
-        parameters[name] = ParameterRule(
-            std=each.std,
-            lr=lr,
-            eps=eps,
-            weight_decay=Power() if name in without_decay else Power(-lr.width + 0.0),
-            is_free=name in solution.free,
-        )
-    return ScalingRule(parameters, rule.scales)
-
-
-def _replaced(rule: ParameterRule, *, std: Power) -> ParameterRule:
-    """A rule with another standard deviation."""
-    return ParameterRule(std, rule.lr, rule.eps, rule.weight_decay, rule.is_free)
-
-
-def _with_scales(
-    rule: ScalingRule, solution: Solution, found: Measurement
-) -> tuple[OutputScale, ...]:
-    """The factors of outputs, with further ones."""
-    scales = {(x.path, x.part): x for x in rule.scales}
-    last = found.operations.last
-    for index, exponent in solution.scales.items():
-        is_logits = _leads_to(found, index, last)
-        place = place_of_scale(found.operations, index, found.values)
-        earlier = scales.get((place.path, place.part))
-        if earlier is not None:
-            exponent += earlier.power.width
-        scales[(place.path, place.part)] = OutputScale(
-            path=place.path,
-            part=place.part,
-            power=Power(round(2 * exponent) / 2),
-            what="logits" if is_logits else "scores",
-            parameters=place.parameters,
-        )
-    return tuple(scale for scale in scales.values() if scale.power.width)
-
-
-def _leads_to(found: Measurement, index: int, last: int) -> bool:
-    """Whether a result is the logits, up to views and factors."""
-    by_index = {x.index: x for x in found.operations.operations}
-    while last != index:
-        operation = by_index.get(last)
-        if operation is None or operation.source is None:
-            return False
-        if index == operation.source:
-            return True
-        (last, *_) = operation.inputs
-    return True

@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from ..._validate import Shape
-from ...reader._graph import UnsupportedError
-from ._power import Power
-from ._rules import ParameterRule, pattern_of
-from ._scale_hooks import OutputScale
-
-LONGEST = 88  # characters of a line
-
-
-class Reference(NamedTuple):
-    """The parameter whose shape shows the width."""
-
-    name: str
-    axis: int
-    ratio: float  # the number of its entries along the axis, over the width
-
-
-def reference_of(
-    shapes: Sequence[Mapping[str, Shape]], widths: Sequence[int]
-) -> Reference:
-    """A parameter with an axis proportional to the width, best equal to it.
-
-    `shapes` are those of all parameters, at each of the widths.
-    """
-    proportional: list[Reference] = []
-    for name, shape in shapes[0].items():
-        for axis in range(len(shape)):
-            ratios = {
-                at_width[name][axis] / width
-                for at_width, width in zip(shapes, widths, strict=True)
-            }
-            if len(ratios) == 1:
-                proportional.append(Reference(name, axis, ratios.pop()))
-    if not proportional:
-        raise UnsupportedError(
-            "no parameter has an axis in proportion to the width: build(width) must"
-            " make a module that grows with its argument"
-        )
-    return min(proportional, key=lambda x: x.ratio != 1)
-
-
-class FileContent(NamedTuple):
-    """What an emitted file says."""
-
-    module: str  # its name
-    optimiser: str
-    parameters: Mapping[str, ParameterRule]  # by patterns
-    scales: Sequence[OutputScale]
-    reference: Reference
-    depth_pattern: str | None  # of a parameter that every layer has
-    verified: Sequence[str]  # sentences
-    base_width: int
-    matrices: Sequence[str] = ()  # patterns, if they have an optimiser of their own
-
+from ...maximal_update._file_content import (
+    FileContent,
+    pair_text,
+    rule_text,
+    wrapped,
+)
+from ...maximal_update._power import Power
+from ...maximal_update._rules import OutputScale, pattern_of
 
 HELPERS = '''
 
@@ -92,6 +45,11 @@ def width_of(model):
     """The width of a model."""
     return model.get_parameter({reference!r}).shape[{axis}]{over}
 
+
+def pattern_of(name):
+    """A path with * for the numbers of layers."""
+    return re.sub(r"(?<=\\.)\\d+(?=\\.|$)", "*", name)
+
 {depth_of}
 def factor(power, model, base_width{base_depth_argument}):
     """A power of the width{and_the_depth}, relative to the base."""
@@ -101,10 +59,10 @@ def factor(power, model, base_width{base_depth_argument}):
 
 
 def rule_of(name):
-    """The exponents of a parameter; * stands for the number of a layer."""
-{original_name}    for pattern, rule in RULES.items():
-        if fnmatchcase(name, pattern):
-            return rule
+    """The exponents of a parameter, by its name or its pattern."""
+{original_name}    for pattern in (name, pattern_of(name)):
+        if pattern in RULES:
+            return RULES[pattern]
     raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
 
 
@@ -123,10 +81,10 @@ def scale_outputs(model, base_width{base_depth_argument}):
     """
     for scale in SCALES:
         number = factor(scale.power, model, base_width{base_depth})
-        paths = [x for x, _ in model.named_modules() if fnmatchcase(x, scale.path)]
-        for path in paths:
-            hook = _times(number, scale.start, scale.stop)
-            model.get_submodule(path).register_forward_hook(hook)
+        for path, submodule in model.named_modules():
+            if scale.path in (path, pattern_of(path)):
+                hook = _times(number, scale.start, scale.stop)
+                submodule.register_forward_hook(hook)
 {scaled_parameters}
 
 def _times(number, start, stop):
@@ -149,7 +107,7 @@ def _times(number, start, stop):
 def param_groups(
     model,
     lr,
-    base_width{base_depth_argument},
+    base_width{base_depth_line},
     weight_decay=0.0{eps_argument}{matrix_argument},
 ):
     """The parameter groups of the optimiser; all numbers are those at base_width.
@@ -170,6 +128,7 @@ def param_groups(
 DEPTH_FIELDS = (
     "depth_of",
     "base_depth_argument",
+    "base_depth_line",
     "base_depth",
     "and_the_depth",
     "depth_factor",
@@ -177,7 +136,8 @@ DEPTH_FIELDS = (
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
-    return sum(fnmatchcase(x, {pattern!r}) for x, _ in model.named_parameters())
+    names = (pattern_of(name) for name, _ in model.named_parameters())
+    return sum(name == {pattern!r} for name in names)
 
 '''
 
@@ -203,7 +163,7 @@ KEY = """\
         group = groups.setdefault((rule, decay), {"params": []})
 """
 KEY_OF_MATRICES = """\
-        is_matrix = any(fnmatchcase(name, pattern) for pattern in MATRICES)
+        is_matrix = name in MATRICES or pattern_of(name) in MATRICES
         rate = matrix_lr if is_matrix and matrix_lr is not None else lr
         key = (rule, decay, is_matrix)
         group = groups.setdefault(key, {"params": [], "is_matrix": is_matrix})
@@ -211,7 +171,7 @@ KEY_OF_MATRICES = """\
 
 SCALED_PARAMETERS = """\
         for name, _ in list(model.named_parameters()):
-            if fnmatchcase(name, scale.path):
+            if scale.path in (name, pattern_of(name)):
                 path, _, last = name.rpartition(".")
                 rows = Rows(number, scale.start, scale.stop)
                 owner = model.get_submodule(path)
@@ -238,13 +198,14 @@ def _fields_of_rows(has_rows: bool) -> dict[str, str]:
     }
 
 
-def _fields_of_depth(pattern: str | None) -> dict[str, str]:
+def _fields_of_depth(pattern: str | None, base: int | None) -> dict[str, str]:
     """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
     if pattern is None:
         return dict.fromkeys(DEPTH_FIELDS, "")
     return {
         "depth_of": DEPTH_OF.format(pattern=pattern),
-        "base_depth_argument": ", base_depth",
+        "base_depth_argument": f", base_depth={base}",
+        "base_depth_line": f",\n    base_depth={base}",
         "base_depth": ", base_depth",
         "and_the_depth": " and the depth",
         "depth_factor": "    scale *= (depth_of(model) / base_depth) ** depth\n",
@@ -266,7 +227,7 @@ def _fields_of_eps(
     line = f'        group["eps"] = eps * factor({arguments})\n'
     if has_matrices:
         line = f"        if not is_matrix:\n    {line}"
-    return {"eps_argument": ", eps=1e-8", "eps_line": line}
+    return {"eps_argument": ",\n    eps=1e-8", "eps_line": line}
 
 
 def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
@@ -274,7 +235,7 @@ def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
     if not has_matrices:
         return {"matrix_argument": "", "of_matrices": "", "key": KEY, "lr": "lr"}
     return {
-        "matrix_argument": ", matrix_lr=None",
+        "matrix_argument": ",\n    matrix_lr=None",
         "of_matrices": OF_MATRICES,
         "key": KEY_OF_MATRICES,
         "lr": "rate",
@@ -291,17 +252,17 @@ def source_of(content: FileContent) -> str:
         f'"""Maximal updates (µP) of {content.module} with {content.optimiser}, derived'
         " by netsor.",
         "",
-        *_wrapped(content.verified),
+        *wrapped(content.verified),
         "",
         "Usage:",
         "",
-        f"    model = {content.module}(width)",
+        f"    model = {content.module}({'width, depth' if has_depth else 'width'})",
         f"    initialise(model, base_width={content.base_width})     # new models only",
         f"    scale_outputs(model, base_width={content.base_width})  # always",
         *_usage_of_groups(content),
         '"""',
         "",
-        "from fnmatch import fnmatchcase",
+        "import re",
         "from typing import NamedTuple",
         "",
         "import torch",
@@ -309,13 +270,14 @@ def source_of(content: FileContent) -> str:
     if has_rows:
         head.append("from torch.nn.utils import parametrize")
     head.append("")
-    helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
+    and_depth = " and of depth / base_depth" if has_depth else ", and 0 of the depth"
+    helpers = HELPERS.replace("{and_depth}", and_depth)
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
     if has_rows:
         helpers += ROWS
     rules = ["", "RULES = {"]
     rules += [
-        f"    {name!r}: {_rule(rule)}," for name, rule in content.parameters.items()
+        f"    {name!r}: {rule_text(rule)}," for name, rule in content.parameters.items()
     ]
     rules += ["}", "SCALES = ("]
     rules += _scale_lines(content.scales)
@@ -327,7 +289,7 @@ def source_of(content: FileContent) -> str:
         axis=content.reference.axis,
         over="" if ratio == 1 else f" / {ratio:g}",
         **_fields_of_rows(has_rows),
-        **_fields_of_depth(content.depth_pattern),
+        **_fields_of_depth(content.depth_pattern, content.base_depth),
         **_fields_of_matrices(bool(content.matrices)),
         **_fields_of_eps(has_eps, has_depth, bool(content.matrices)),
     )
@@ -350,21 +312,6 @@ def _usage_of_groups(content: FileContent) -> list[str]:
     ]
 
 
-def _rule(rule: ParameterRule) -> str:
-    """The exponents of a parameter that are not 0, as code."""
-    words = []
-    for field in ("std", "lr", "eps", "weight_decay"):
-        power: Power = getattr(rule, field)
-        if power != Power():
-            words.append(f"{field}={_pair(power)}")
-    return f"Rule({', '.join(words)})"
-
-
-def _pair(power: Power) -> str:
-    """Exponents of width and depth, as code."""
-    return f"({power.width + 0.0:g}, {power.depth + 0.0:g})"
-
-
 def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
     """The factors of outputs as code, those of layers by pattern."""
     lines: dict[str, None] = {}
@@ -373,16 +320,6 @@ def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
         if scale.part is not None:
             part = f", {scale.part.start!r}, {scale.part.stop!r}"
         for path in scale.parameters or (scale.path,):
-            pattern, power = pattern_of(path), _pair(scale.power)
+            pattern, power = pattern_of(path), pair_text(scale.power)
             lines[f"    Scale({pattern!r}, {power}{part}),  # {scale.what}"] = None
     return list(lines)
-
-
-def _wrapped(sentences: Sequence[str]) -> list[str]:
-    """Sentences in lines."""
-    lines = [""]
-    for word in " ".join(sentences).split():
-        if len(lines[-1]) + len(word) >= LONGEST:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines

@@ -7,7 +7,7 @@ outputs of submodules in the graph by an identity, `netsor::module_output`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import getitem
@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...maximal_update._rules import Part
+from ...maximal_update._scale_places import part_of_mask
 from ._batch import Batch, logits_in
 from ._parameter_names import parameters_of
 
@@ -31,31 +33,6 @@ LIBRARY.define("module_output(Tensor x, str path) -> Tensor")
 LIBRARY.impl("module_output", lambda x, path: x.clone(), "CompositeExplicitAutograd")
 torch.library.register_autograd(
     "netsor::module_output", lambda context, gradient: (gradient, None), lib=LIBRARY
-)
-# operations whose result has the entries of their first argument, some or all of them
-VIEWS = frozenset(
-    {
-        "_to_copy",
-        "_unsafe_view",
-        "alias",
-        "clone",
-        "contiguous",
-        "detach",
-        "expand",
-        "lift_fresh_copy",
-        "module_output",
-        "permute",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view",
-    }
 )
 # operations whose shape or control flow may depend on the numbers of their inputs
 DATA_DEPENDENT = frozenset({"nonzero", "_local_scalar_dense", "masked_select"})
@@ -95,13 +72,66 @@ class ForwardGraph:
         """The node of the logits."""
         return self.nodes[-1]
 
+    @property
+    def every_node(self) -> Sequence[Node]:
+        """All nodes, in order."""
+        return list(self.module.graph.nodes)
+
+    def placeholders(self) -> dict[Node, str]:
+        """The parameter of each node that is one."""
+        nodes = [x for x in self.module.graph.nodes if x.op == "placeholder"]
+        return dict(zip(nodes, self.parameters, strict=False))
+
+    def numbers(self, parameters: Mapping[str, Any]) -> dict[Node, Any]:
+        """The values of the nodes that are parameters."""
+        return {node: parameters[name] for node, name in self.placeholders().items()}
+
+    @staticmethod
+    def is_call(node: Node) -> bool:
+        """Whether a node is an operation."""
+        return bool(node.op == "call_function")
+
+    @staticmethod
+    def name_of(node: Node) -> str:
+        """The name of the operation; of an entry of a tuple, that of the tuple."""
+        return operation_of(_producer(node))
+
+    @classmethod
+    def path_of(cls, node: Node) -> str:
+        """The path of the module whose output this is, or ""."""
+        return str(node.args[1]) if cls.name_of(node) == "module_output" else ""
+
+    @staticmethod
+    def inputs_of(node: Node) -> Sequence[Node]:
+        """The tensors that a value is computed from."""
+        nodes: Sequence[Node] = _producer(node).all_input_nodes
+        return nodes
+
+    @staticmethod
+    def is_pointwise(node: Node) -> bool:
+        """Whether each entry of the result depends on one of each input."""
+        return torch.Tag.pointwise in getattr(_producer(node).target, "tags", ())
+
+    @staticmethod
+    def call(node: Node, values: Mapping[Node, Any]) -> Any:
+        """The value of a node; an entry of a tuple is computed with its tuple."""
+        producer = _producer(node)
+        result = apply(producer, values)
+        return result if producer is node else result[node.args[1]]
+
+    @staticmethod
+    def apply(node: Node, values: Mapping[Node, Any]) -> Any:
+        """The value of a node; an entry of a tuple takes it from its tuple."""
+        return apply(node, values)
+
     def weights(self) -> dict[Node, frozenset[str]]:
         """The parameters that each node depends on."""
-        placeholders = [x for x in self.module.graph.nodes if x.op == "placeholder"]
+        of_parameters = self.placeholders()
         names: dict[Node, frozenset[str]] = {}
-        for k, node in enumerate(placeholders):
-            is_parameter = k < len(self.parameters)
-            names[node] = frozenset({self.parameters[k]} if is_parameter else ())
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                name = of_parameters.get(node)
+                names[node] = frozenset(() if name is None else {name})
         for node in self.module.graph.nodes:
             if node not in names:
                 inputs = (names[x] for x in node.all_input_nodes)
@@ -118,20 +148,42 @@ class ForwardGraph:
                 dependent.add(node)
         return dependent
 
+    def part_of(
+        self, source: Node, target: Node, values: Mapping[Node, Any], axis: int
+    ) -> Part | None:
+        """The entries along an axis of a node that a value depends on; None: all."""
+        leaf = values[source].detach().requires_grad_()
+        changed = {**values, source: leaf}
+        with torch.enable_grad():
+            for node in self.module.graph.nodes:
+                if node.op == "call_function" and _depends(node, changed):
+                    changed[node] = apply(node, changed)
+                if node is target:
+                    break
+            (gradient,) = torch.autograd.grad(changed[target].square().sum(), leaf)
+        has_gradient = (gradient != 0).movedim(axis, 0)
+        return part_of_mask(has_gradient.reshape(len(has_gradient), -1).any(1).tolist())
+
     def values(self, parameters: Mapping[str, Any], batch: Batch) -> dict[Node, Any]:
         """The value of every node."""
         values: dict[Node, Any] = {}
-        given: Iterator[Any] = iter(
-            [*(parameters[name] for name in self.parameters), *batch.inputs]
-        )
+        arguments = [parameters[name] for name in self.parameters]
+        remaining = iter([*arguments, *batch.inputs])  # those of the next placeholders
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
-                values[node] = next(given)
+                values[node] = next(remaining)
             elif node.op == "get_attr":
                 values[node] = _attribute(self.module, str(node.target))
             elif node.op == "call_function":
                 values[node] = apply(node, values)
         return values
+
+
+def _producer(node: Node) -> Node:
+    """The operation that made a value: of an entry of a tuple, that of the tuple."""
+    if operation_of(node) == "getitem":
+        return node.args[0]
+    return node
 
 
 def _attribute(module: Any, path: str) -> Any:
@@ -170,8 +222,8 @@ def forward_graph(module: Module, batch: Batch) -> ForwardGraph:
 
     def logits(parameters: Tensors, *inputs: Any) -> Any:
         """The logits of a batch for other numbers of the parameters."""
-        given = dict(zip(names, parameters.values(), strict=True))
-        output = functional_call(module, {**given, **buffers}, inputs)
+        by_name = dict(zip(names, parameters.values(), strict=True))
+        output = functional_call(module, {**by_name, **buffers}, inputs)
         return logits_in(output)
 
     trace: Callable[..., GraphModule] = make_fx(
@@ -224,3 +276,15 @@ def _marker(path: str) -> Callable[..., Any]:
         return None
 
     return mark
+
+
+def _depends(node: Node, values: Mapping[Node, Any]) -> bool:
+    """Whether an input of a node depends on the leaf."""
+    return any(_requires_grad(values[x]) for x in node.all_input_nodes)
+
+
+def _requires_grad(value: Any) -> bool:
+    """Whether a value, or an entry of a tuple, depends on the leaf."""
+    if isinstance(value, tuple | list):
+        return any(_requires_grad(x) for x in value)
+    return isinstance(value, torch.Tensor) and value.requires_grad

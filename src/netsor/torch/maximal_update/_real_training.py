@@ -13,21 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from ..._array_api import Floats
-from ...laws._power_law import Exponent, fit
+from ...maximal_update._rules import OutputScale, Part, matches
+from ._arrays import rms
 from ._batch import Batch, batch_of, logits_in
 from ._optimisers import Family
 from ._parameter_names import parameters_of
-from ._responses import rms
-from ._scale_hooks import OutputScale, Part
 
 LOGITS = "logits"  # of the words in the batch
-TOLERANCE = 0.1  # of an exponent
-SHOWN_LEVEL = 0.01  # of intervals in a table
-GROWS, SHRINKS, OK, UNDECIDED = "grows", "shrinks", "ok", "undecided"
 
 
 class Functions(NamedTuple):
@@ -67,8 +61,8 @@ class Training:
     # what makes the optimiser of a module, instead of the family; its learning rates
     # are then factors
     make: Callable[[Any], Any] | None = None
-    # by widths: the parameters with an optimiser for matrices, and their parts
-    matrices: Callable[[int], Mapping[str, Any]] = lambda width: {}
+    # by sizes: the parameters with an optimiser for matrices, and their parts
+    matrices: Callable[..., Mapping[str, Any]] = lambda *size: {}
     # Parameters that may start at 0. What their start makes of changed inputs falls
     # with the width, so their modules are judged by what the update writes.
     free: Sequence[str] = ()
@@ -80,7 +74,7 @@ class Training:
             module = self.build(*size).eval()
         batch = batch_of(module, self.batch, self.seed)
         groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
-        matrices = self.matrices(size[0])
+        matrices = self.matrices(*size)
         if self.functions is not None:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
@@ -93,11 +87,44 @@ class Training:
             optimiser = self.make(module)
             for group in optimiser.param_groups:
                 group["lr"] = lr * group["lr"]
-        paths = [name.rpartition(".")[0] for name in self.free]
+        names = [x for y in self.free for x in matches(y, parameters_of(module))]
+        paths = [name.rpartition(".")[0] for name in names]
         starts = {
             path: copy.deepcopy(module.get_submodule(path)) for path in paths if path
         }
         return Started(module, batch, optimiser, self.scales, starts)
+
+    def loss_after(
+        self,
+        width: int,
+        lr: float,
+        draw: int,
+        factors: Sequence[float],
+        clip_norm: float | None,
+    ) -> float:
+        """The loss after some steps, whose learning rates have factors."""
+        started = self.start((width,), lr, draw)
+        groups = started.optimiser.param_groups
+        rates = [group["lr"] for group in groups]
+        for factor in factors:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = factor * rate
+            started.step(clip_norm)
+        return started.loss()
+
+    def changes(
+        self, size: tuple[int, ...], lr: float, draw: int, steps: int
+    ) -> dict[str, float]:
+        """How much some steps change the outputs of all submodules."""
+        started = self.start(size, lr, draw)
+        before = started.outputs()
+        for _ in range(steps):
+            started.step()
+        return {
+            path: rms(value - before[path])
+            for path, value in started.outputs().items()
+            if before[path].shape == value.shape
+        }
 
 
 def _with_matrices(
@@ -146,8 +173,10 @@ class Started(NamedTuple):
             if value.shape == logits.shape:
                 found[path] = value[..., words]
         for scale in self.scales:
-            if scale.part is not None and scale.path in found:
-                found[scale.path] = without_part(found[scale.path], scale.part)
+            if scale.part is None:
+                continue
+            for path in matches(scale.path, [*found]):
+                found[path] = without_part(found[path], scale.part)
         found[LOGITS] = logits[..., words]
         return found
 
@@ -188,74 +217,3 @@ def recorded(module: Any, starts: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     finally:
         for handle in handles:
             handle.remove()
-
-
-class Change(NamedTuple):
-    """How the change of an output depends on the width, with the verdict."""
-
-    path: str
-    expected: float
-    exponent: Exponent | None
-    verdict: str  # "ok", "grows", "shrinks", "undecided" or "does not move"
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether it grows or shrinks against what is expected."""
-        return self.verdict in (GROWS, SHRINKS)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        content = self._asdict()
-        if self.exponent is not None:
-            content["exponent"] = self.exponent.as_dict()
-        return content
-
-
-def coordinate_check(
-    training: Training,
-    sizes: Sequence[tuple[int, ...]],
-    at: Sequence[float],
-    *,
-    expected: Mapping[str, float],
-    lr: float,
-    steps: int,
-    draws: int,
-) -> list[Change]:
-    """How much `steps` steps change the output of every submodule, against `at`."""
-    changes: list[dict[str, list[float]]] = []
-    for size in sizes:
-        of_size: dict[str, list[float]] = {}
-        for draw in range(draws):
-            started = training.start(size, lr, draw)
-            before = started.outputs()
-            for _ in range(steps):
-                started.step()
-            for path, value in started.outputs().items():
-                if before[path].shape == value.shape:
-                    change = rms(value - before[path])
-                    of_size.setdefault(path, []).append(change)
-        changes.append(of_size)
-    paths = [x for x in changes[0] if all(len(y.get(x, ())) == draws for y in changes)]
-    return [
-        _judged(path, expected.get(path, 0.0), [np.array(y[path]) for y in changes], at)
-        for path in paths
-    ]
-
-
-def _judged(
-    path: str, expected: float, draws: Sequence[Floats], at: Sequence[float]
-) -> Change:
-    """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
-    lies within the tolerance.
-    """
-    fitted, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
-    if fitted is None or shown is None:
-        return Change(path, expected, None, "does not move")
-    if fitted.exponent.low > expected + TOLERANCE:
-        verdict = GROWS
-    elif fitted.exponent.high < expected - TOLERANCE:
-        verdict = SHRINKS
-    else:
-        reach = shown.exponent.high - expected, expected - shown.exponent.low
-        verdict = OK if max(reach) <= TOLERANCE else UNDECIDED
-    return Change(path, expected, shown.exponent, verdict)

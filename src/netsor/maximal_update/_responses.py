@@ -16,18 +16,41 @@ they depend on the width is a matter for `_exponents`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch.fx import Node
-
-from ._batch import Batch
-from ._forward_graph import VIEWS, ForwardGraph, apply, operation_of
+Node = Any  # of a `ForwardGraph`
+Number = Any  # a float, or a number that a framework traces
 
 STEP = 1e-4  # of a difference quotient, relative to the size of its input
 SUPPORT = 1e-9  # entries below this share of the largest one count as 0
+# operations whose result has the entries of their first argument, some or all of them
+VIEWS = frozenset(
+    {
+        "_to_copy",
+        "_unsafe_view",
+        "alias",
+        "clone",
+        "contiguous",
+        "detach",
+        "expand",
+        "lift_fresh_copy",
+        "module_output",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    }
+)
 # operations that scale their only moving input, or add a constant such as a mask to it
 SCALING = frozenset({"mul", "div", "neg", "add", "sub", "rsub", "where", "masked_fill"})
 # operations that are linear in several values if all are linear in one, as rotations
@@ -37,6 +60,97 @@ CONTRACTIONS = frozenset({"mm", "bmm", "matmul", "baddbmm", "dot", "einsum"})
 # Words whose logits are measured. Few: the number of rows of a head is fixed in the
 # limit, so it must be small against the width.
 MOST_WORDS = 4
+
+
+class ForwardGraph(Protocol):
+    """The operations from the parameters and the inputs of a network to its logits.
+
+    Operations have their names in ATen.
+    """
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that the logits depend on, in order; the logits are the last."""
+
+    @property
+    def every_node(self) -> Sequence[Node]:
+        """All of them, in order."""
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of `nodes`; two graphs with the same ones are comparable."""
+
+    def placeholders(self) -> Mapping[Node, str]:
+        """The parameter of each node that is one."""
+
+    def weights(self) -> Mapping[Node, frozenset[str]]:
+        """The parameters that each node depends on."""
+
+    def of_inputs(self) -> Collection[Node]:
+        """The nodes that depend on the inputs of the network."""
+
+    def values(self, parameters: Mapping[str, Any], batch: Any) -> dict[Node, Any]:
+        """The value of every node."""
+
+    def numbers(self, parameters: Mapping[str, Any]) -> Mapping[Node, Any]:
+        """The values of the nodes that are parameters."""
+
+    def is_call(self, node: Node) -> bool:
+        """Whether a node is an operation."""
+
+    def name_of(self, node: Node) -> str:
+        """The name of the operation; of an entry of a tuple, that of the tuple."""
+
+    def path_of(self, node: Node) -> str:
+        """The path of the module whose output this is, or ""."""
+
+    def inputs_of(self, node: Node) -> Sequence[Node]:
+        """The arrays that a value is computed from."""
+
+    def is_pointwise(self, node: Node) -> bool:
+        """Whether each entry of the result depends on one of each input."""
+
+    def call(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """The value of a node from those of `inputs_of`."""
+
+    def apply(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """The value of a node; an entry of a tuple takes it from its tuple."""
+
+    def part_of(
+        self, source: Node, target: Node, values: Mapping[Node, Any], axis: int
+    ) -> Any:
+        """The entries along an axis of a node that a value depends on; None: all."""
+
+
+class Arrays(Protocol):
+    """What a framework does with arrays, and its random numbers."""
+
+    def is_float(self, x: Any) -> bool:
+        """Whether a value is an array of real numbers."""
+
+    def zeros_like(self, x: Any) -> Any:
+        """Zeros."""
+
+    def rms(self, x: Any) -> Number:
+        """The root mean square of the entries that are not 0, and finite."""
+
+    def ratio(self, first: Number, second: Number) -> Number:
+        """A quotient; 0 if the second number is 0."""
+
+    def aligned_change(
+        self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
+    ) -> Any:
+        """A small change of an input in the direction of a gradient, `STEP` times the
+        size of the input; None or 0 if the result does not depend on it.
+
+        If each entry depends on one entry, it has no direction more than others: a few
+        entries with large slopes, which are in the gradient twice, do not count for
+        all.
+        """
 
 
 class Edge(NamedTuple):
@@ -110,11 +224,16 @@ class Operations:
 class Responses:
     """What was measured in one draw; a number is 0 where nothing is written."""
 
-    responses: dict[Edge, float] = field(default_factory=dict)
-    written: dict[Edge, float] = field(default_factory=dict)
-    updates: dict[Edge, float] = field(default_factory=dict)
-    # moving inputs that act on the result through a weight: (moving, weight) edges
-    products: set[tuple[Edge, Edge]] = field(default_factory=set)
+    responses: dict[Edge, Number] = field(default_factory=dict)
+    written: dict[Edge, Number] = field(default_factory=dict)
+    updates: dict[Edge, Number] = field(default_factory=dict)
+    # by (moving, weight) edges: whether the moving input acts through the weight alone
+    through: dict[tuple[Edge, Edge], Any] = field(default_factory=dict)
+
+    @property
+    def products(self) -> set[tuple[Edge, Edge]]:
+        """Moving inputs that act on the result through a weight."""
+        return {edges for edges, is_product in self.through.items() if is_product}
 
 
 def operations_of(graph: ForwardGraph, words: Sequence[int]) -> Operations:
@@ -124,16 +243,16 @@ def operations_of(graph: ForwardGraph, words: Sequence[int]) -> Operations:
     names, of_inputs = graph.weights(), graph.of_inputs()
     by_index: dict[int, Operation] = {}
     for k, node in enumerate(nodes):
-        if node.op != "call_function" or node not in of_inputs or not names[node]:
+        if not graph.is_call(node) or node not in of_inputs or not names[node]:
             continue
-        inputs = tuple(dict.fromkeys(_inputs(node)))
+        inputs = tuple(dict.fromkeys(graph.inputs_of(node)))
         moving = tuple(number[x] for x in inputs if x in of_inputs and names[x])
         weights = {
             number[x]: names[x] for x in inputs if x not in of_inputs and names[x]
         }
-        name = operation_of(_producer(node))
-        path = str(node.args[1]) if name == "module_output" else ""
-        operation = Operation(k, name, moving, weights, path=path)
+        operation = Operation(
+            k, graph.name_of(node), moving, weights, path=graph.path_of(node)
+        )
         by_index[k] = _with_source(operation, by_index)
     columns = tuple(sorted(set(words[:MOST_WORDS])))
     _set_columns(by_index, columns)
@@ -171,61 +290,22 @@ def _set_columns(by_index: dict[int, Operation], columns: tuple[int, ...]) -> No
         (index,) = operation.inputs
 
 
-def _producer(node: Node) -> Node:
-    """The operation that made a value: of an entry of a tuple, that of the tuple."""
-    if operation_of(node) == "getitem":
-        return node.args[0]
-    return node
-
-
-def _inputs(node: Node) -> Sequence[Node]:
-    """The tensors that a value is computed from."""
-    nodes: Sequence[Node] = _producer(node).all_input_nodes
-    return nodes
-
-
-def _call(node: Node, values: Mapping[Node, Any]) -> Any:
-    """The value of a node; an entry of a tuple is computed with its tuple."""
-    producer = _producer(node)
-    result = apply(producer, values)
-    return result if producer is node else result[node.args[1]]
-
-
-def rms(x: Any) -> float:
-    """The root mean square of the entries that are not 0, and finite."""
-    squares = x.detach().double().square()
-    total = float(squares.sum())
-    if not math.isfinite(total):
-        squares = squares[torch.isfinite(squares)]
-        total = float(squares.sum())
-    if not total:
-        return 0.0
-    count = int((squares > SUPPORT**2 * squares.max()).sum())
-    return math.sqrt(total / count)
-
-
-def _is_float(x: Any) -> bool:
-    """Whether a value is a tensor of real numbers."""
-    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 0
-
-
 def measured(
     operations: Operations,
     parameters: Mapping[str, Any],
     updated: Mapping[str, Any],
-    batch: Batch,
-    generator: torch.Generator,
+    batch: Any,
+    arrays: Arrays,
 ) -> Responses:
     """All sizes and responses of one draw, before and after an update."""
-    with torch.no_grad():
-        values = operations.graph.values(parameters, batch)
-        after = _updated_weights(operations, values, updated)
+    values = operations.graph.values(parameters, batch)
+    after = _updated_weights(operations, values, updated)
     result = Responses()
     for operation in operations.followed():
         node = operations.nodes[operation.index]
-        if not _is_float(values[node]):
+        if not arrays.is_float(values[node]):
             continue
-        use = _Use(operation, node, operations.nodes, values, generator)
+        use = _Use(operation, node, operations, values, arrays)
         use.measure_weights(after, result)
         use.measure_moving(result)
     return result
@@ -238,13 +318,11 @@ def _updated_weights(
     graph = operations.graph
     names, of_inputs = graph.weights(), graph.of_inputs()
     after = dict(values)
-    placeholders = [x for x in graph.module.graph.nodes if x.op == "placeholder"]
-    for name, node in zip(graph.parameters, placeholders, strict=False):
-        after[node] = updated[name]
-    for node in graph.module.graph.nodes:
+    after.update(graph.numbers(updated))
+    for node in graph.every_node:
         is_weight = names[node] and node not in of_inputs
-        if is_weight and node.op == "call_function":
-            after[node] = apply(node, after)
+        if is_weight and graph.is_call(node):
+            after[node] = graph.apply(node, after)
     return after
 
 
@@ -253,59 +331,78 @@ class _Use(NamedTuple):
 
     operation: Operation
     node: Node
-    nodes: Sequence[Node]
+    operations: Operations
     values: dict[Node, Any]
-    generator: torch.Generator
+    arrays: Arrays
+
+    @property
+    def graph(self) -> ForwardGraph:
+        """The graph of the operation."""
+        return self.operations.graph
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes, by the numbers of operations."""
+        return self.operations.nodes
 
     def _with(self, changes: Mapping[Node, Any]) -> Any:
         """The result for other values of some inputs."""
         if not self.operation.chain:
-            near = {x: self.values[x] for x in _inputs(self.node)}
-            result = _call(self.node, {**near, **changes})
+            near = {x: self.values[x] for x in self.graph.inputs_of(self.node)}
+            result = self.graph.call(self.node, {**near, **changes})
             return _counted(self.operation, result)
         values = _Changed(self.values, dict(changes))
         for k in self.operation.chain:
-            values.changes[self.nodes[k]] = _call(self.nodes[k], values)
+            values.changes[self.nodes[k]] = self.graph.call(self.nodes[k], values)
         return _counted(self.operation, values[self.node])
 
     def measure_weights(self, after: Mapping[Node, Any], result: Responses) -> None:
         """What each weight writes, and what its update changes."""
+        rms = self.arrays.rms
         before = _counted(self.operation, self.values[self.node])
-        with torch.no_grad():
-            for k in self.operation.weights:
-                source = self.nodes[k]
-                if not _is_float(self.values[source]):
-                    continue
-                edge = Edge(self.operation.index, k)
-                without = self._with({source: torch.zeros_like(self.values[source])})
-                result.written[edge] = rms(before - without)
-                result.updates[edge] = rms(self._with({source: after[source]}) - before)
+        for k, source in self._weights():
+            edge = Edge(self.operation.index, k)
+            without = self._with({source: self.arrays.zeros_like(self.values[source])})
+            result.written[edge] = rms(before - without)
+            result.updates[edge] = rms(self._with({source: after[source]}) - before)
+
+    def _weights(self) -> Iterator[tuple[int, Node]]:
+        """The weights of real numbers, with their numbers."""
+        for k in self.operation.weights:
+            if self.arrays.is_float(self.values[self.nodes[k]]):
+                yield k, self.nodes[k]
 
     def measure_moving(self, result: Responses) -> None:
         """The responses to changes of the inputs."""
         for k in self.operation.moving:
             source = self.nodes[k]
-            if not _is_float(self.values[source]):
+            if not self.arrays.is_float(self.values[source]):
                 continue
             edge = Edge(self.operation.index, k)
             if self._is_reordered(source):
                 result.responses[edge] = 1.0
                 continue
-            change = self._aligned_change(source)
+            change = self.arrays.aligned_change(
+                partial(self._of_input, source),
+                self.values[source],
+                is_pointwise=self._is_pointwise(source),
+            )
             if change is None:
                 result.responses[edge] = 0.0
                 continue
-            with torch.no_grad():
-                response = rms(self._moved(source, change, {}))
-                result.responses[edge] = response / rms(change)
-                for j in self.operation.weights:
-                    weight = self.nodes[j]
-                    if not _is_float(self.values[weight]):
-                        continue
-                    zero = {weight: torch.zeros_like(self.values[weight])}
-                    rest = rms(self._moved(source, change, zero))
-                    if rest < SUPPORT**0.5 * response:
-                        result.products.add((edge, Edge(self.operation.index, j)))
+            response = self.arrays.rms(self._moved(source, change, {}))
+            result.responses[edge] = self.arrays.ratio(
+                response, self.arrays.rms(change)
+            )
+            for j, weight in self._weights():
+                zero = {weight: self.arrays.zeros_like(self.values[weight])}
+                rest = self.arrays.rms(self._moved(source, change, zero))
+                edges = edge, Edge(self.operation.index, j)
+                result.through[edges] = rest < SUPPORT**0.5 * response
+
+    def _of_input(self, source: Node, x: Any) -> Any:
+        """The result for another value of an input."""
+        return self._one(self._with({source: x}))
 
     def _moved(self, source: Node, change: Any, others: Mapping[Node, Any]) -> Any:
         """The change of the result when an input changes."""
@@ -319,42 +416,20 @@ class _Use(NamedTuple):
 
     def _is_reordered(self, source: Node) -> bool:
         """Whether the result has just the entries of its source."""
-        names = {operation_of(_producer(self.nodes[k])) for k in self.operation.chain}
-        same_size = self.values[source].numel() == self.values[self.node].numel()
+        names = {self.graph.name_of(self.nodes[k]) for k in self.operation.chain}
+        same_size = _size(self.values[source]) == _size(self.values[self.node])
         return bool(names) and names <= VIEWS and same_size
 
-    def _is_pointwise(self, source: Any, result: Any) -> bool:
+    def _is_pointwise(self, source: Node) -> bool:
         """Whether each entry of the result depends on one entry of an input."""
-        tags = getattr(_producer(self.node).target, "tags", ())
-        is_one = torch.Tag.pointwise in tags and not self.operation.chain
-        return is_one and source.shape == result.shape
+        is_one = self.graph.is_pointwise(self.node) and not self.operation.chain
+        result = self._one(_counted(self.operation, self.values[self.node]))
+        return is_one and self.values[source].shape == result.shape
 
-    def _aligned_change(self, source: Node) -> Any:
-        """A small change of an input in the direction of a gradient; None if the
-        result does not depend on the input.
-        """
-        leaf = self.values[source].detach().requires_grad_()
-        with torch.enable_grad():
-            result = self._one(self._with({source: leaf}))
-            if not result.requires_grad:
-                return None
-            direction = torch.randn(
-                result.shape, generator=self.generator, dtype=result.dtype
-            )
-            (gradient,) = torch.autograd.grad(
-                result, leaf, direction, allow_unused=True
-            )
-        if gradient is None or not rms(gradient):
-            return None
-        if self._is_pointwise(leaf, result):
-            # in no direction more than in others: a few entries with large slopes,
-            # which are in the gradient twice, do not count for all
-            gradient = torch.randn(
-                leaf.shape, generator=self.generator, dtype=leaf.dtype
-            )
-        gradient = torch.nan_to_num(gradient)
-        size = rms(self.values[source]) or 1.0
-        return gradient * (STEP * size / rms(gradient))
+
+def _size(x: Any) -> int:
+    """The number of entries of an array."""
+    return math.prod(x.shape)
 
 
 def with_narrow(
@@ -380,12 +455,14 @@ def with_narrow(
     ]
 
 
-def last_axes(operations: Operations, values: Mapping[Node, Any]) -> dict[int, int]:
+def last_axes(
+    operations: Operations, values: Mapping[Node, Any], arrays: Arrays
+) -> dict[int, int]:
     """The number of entries of the last axis of each result."""
     return {
         x.index: values[operations.nodes[x.index]].shape[-1]
         for x in operations.operations
-        if _is_float(values[operations.nodes[x.index]])
+        if arrays.is_float(values[operations.nodes[x.index]])
         and values[operations.nodes[x.index]].ndim
     }
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-import torch
-
-from ._parameter_names import parameters_of
 from ._power import Power
-from ._scale_hooks import OutputScale, add_scale
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the path of a parameter
 
@@ -22,7 +17,7 @@ ZERO = Power()
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """By which powers of the width and depth to multiply what belongs to a parameter.
+    """The powers of width and depth by which to multiply the settings of a parameter.
 
     Attributes
     ----------
@@ -46,6 +41,36 @@ class ParameterRule:
     is_free: bool = False
 
 
+class Part(NamedTuple):
+    """Entries of an axis, as shares of their number."""
+
+    start: float
+    stop: float
+    # of a parameter of JAX; of a module of PyTorch it is the last axis of its output,
+    # or the first one of a parameter
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class OutputScale:
+    """A factor of the output of a module, or of the rows of a parameter."""
+
+    path: str
+    part: Part | None  # None: the whole output
+    power: Power
+    what: str  # that it scales: "scores", "logits" or "branch"
+    # those with the factor, if no submodule has the output; `path` is the first
+    parameters: tuple[str, ...] = ()
+
+
+class Place(NamedTuple):
+    """Where a factor can be put."""
+
+    path: str
+    part: Part | None
+    parameters: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ScalingRule:
     """The exponents of a module: by names of parameters, and factors of outputs."""
@@ -54,50 +79,42 @@ class ScalingRule:
     scales: tuple[OutputScale, ...] = ()
 
     def of(self, name: str) -> ParameterRule:
-        """The rule of a parameter, by its pattern."""
+        """The rule of a parameter, by its name or its pattern."""
         if name in self.parameters:
             return self.parameters[name]
-        for pattern, rule in self.parameters.items():
-            if fnmatchcase(name, pattern):
-                return rule
-        return ParameterRule()
+        return self.parameters.get(pattern_of(name), ParameterRule())
 
     def without_rows(self) -> ScalingRule:
         """The same without factors of rows of parameters."""
         scales = tuple(x for x in self.scales if not x.parameters)
         return ScalingRule(self.parameters, scales)
 
-    def prepare(self, module: Any, width: float, depth: float) -> None:
-        """Rescale the initial numbers of a new module, and scale its outputs."""
-        with torch.no_grad():
-            for name, p in parameters_of(module).items():
-                factor = self.of(name).std.of(width, depth)
-                if factor != 1:
-                    p.mul_(factor)
-        for scale in self.scales:
-            add_scale(module, scale, scale.power.of(width, depth))
-
-    def groups(
-        self,
-        module: Any,
-        lr: float,
-        width: float,
-        depth: float,
-        matrices: Mapping[str, Sequence[int] | None],
-    ) -> list[dict[str, Any]]:
-        """The groups of an optimiser, one for each parameter.
-
-        `matrices` are those that may have an optimiser of their own, with the sizes of
-        their parts if they are fused.
+    def placed(
+        self, paths: Collection[str], names: Collection[str]
+    ) -> tuple[OutputScale, ...]:
+        """The factors with the paths, and the names of parameters, of a network for
+        patterns of them.
         """
-        groups: list[dict[str, Any]] = []
-        for name, p in parameters_of(module).items():
-            if not p.requires_grad:
+        placed = []
+        for scale in self.scales:
+            if scale.parameters:
+                of_scale = tuple(x for y in scale.parameters for x in matches(y, names))
+                placed.append(replace(scale, parameters=of_scale))
                 continue
-            rate = lr * self.of(name).lr.of(width, depth)
-            group = {"params": [p], "lr": rate, "is_matrix": name in matrices}
-            groups.append({**group, "split": matrices.get(name)})
-        return groups
+            of_network = matches(scale.path, paths)
+            placed += [replace(scale, path=path) for path in of_network]
+        return tuple(placed)
+
+    def by_pattern(self) -> ScalingRule:
+        """The same for networks of every depth: names with * for the number of a
+        layer.
+        """
+        scales = {}
+        for x in self.scales:
+            names = tuple(dict.fromkeys(map(pattern_of, x.parameters)))
+            each = replace(x, path=pattern_of(x.path), parameters=names)
+            scales[(each.path, each.part)] = each
+        return ScalingRule(collapsed(self.parameters), tuple(scales.values()))
 
 
 def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
@@ -116,6 +133,11 @@ def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
 def pattern_of(name: str) -> str:
     """A path with * for the numbers of layers."""
     return NUMBER.sub("*", name)
+
+
+def matches(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names of a pattern, in order."""
+    return [name for name in names if pattern in (name, pattern_of(name))]
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:

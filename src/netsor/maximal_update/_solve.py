@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ...laws._power_law import Fit
+from ..laws._power_law import Fit
 from ._responses import Edge, Operation, Operations
 
 NOTHING = -float("inf")  # the exponent of what does not change

@@ -1,0 +1,243 @@
+"""Derives a rule: measures and changes until nothing remains to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._validate import ArgumentError, Shape, real, whole
+from ._depth_rule import Depths, derive_depth
+from ._file_content import reference_of
+from ._measurement import Graphs, Measurement, Size, measure
+from ._power import Power
+from ._results import DerivedRule, Solved, evidence_of
+from ._rules import OutputScale, ParameterRule, ScalingRule
+from ._solve import Solution, Solver, halves
+from ._subject import Family, Subject
+
+WIDTHS = (64, 128, 256)
+DRAWS = 4
+MOST_ROUNDS = 8  # of measuring and changing
+
+
+def derive(
+    subject: Subject,
+    graphs: Graphs,
+    widths: Sequence[int],
+    draws: int,
+    *,
+    given: Mapping[str, float],
+    progress: Callable[[str], None] | None,
+    depths: Depths | None = None,
+    branch_power: float | None = None,
+) -> DerivedRule:
+    """The rule of a subject; `given` are exponents of the rates of its optimiser, and
+    `depths` measures networks of several depths, if these matter.
+    """
+    say = progress or (lambda line: None)
+    derived = _derived(subject, graphs, widths, draws, say)
+    rule, depth = derived.rule, None
+    if depths is not None:
+        of_patterns, depth = derive_depth(subject, depths, rule, branch_power, say)
+        rule = ScalingRule(
+            {name: of_patterns.of(name) for name in rule.parameters},
+            depths.placed(of_patterns),
+        )
+    return DerivedRule(
+        subject=subject,
+        widths=widths,
+        draws=draws,
+        rule=rule,
+        depth=depth,
+        evidence=evidence_of(derived.first, derived.last),
+        expected=_expected(derived.last),
+        reference=reference_of(_unscaled_shapes(derived), widths),
+        growing=tuple(
+            _describe(derived.last.found, k) for k in derived.last.solution.growing
+        ),
+        matrices=tuple(derived.last.found.matrices),
+        given=given,
+    )
+
+
+def validated_splits(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
+    """The parts of fused matrices, validated."""
+    if split_sizes is None:
+        return {}
+    if not is_mixed:
+        raise ArgumentError(
+            "split_sizes",
+            split_sizes,
+            "left out: this optimiser moves every entry of a matrix by itself",
+        )
+    allowed = "a dict of the number of parts, or a function of the width, by patterns"
+    if not isinstance(split_sizes, Mapping):
+        raise ArgumentError("split_sizes", split_sizes, allowed)
+    for parts in split_sizes.values():
+        if not callable(parts) and not (isinstance(parts, int) and parts > 0):
+            raise ArgumentError("split_sizes", split_sizes, allowed)
+    return split_sizes
+
+
+def validated_widths(widths: Sequence[int]) -> tuple[int, ...]:
+    """Widths, sorted, each once."""
+    sizes = tuple(sorted({whole(width, "widths") for width in widths}))
+    if len(sizes) < 2:
+        raise ArgumentError("widths", list(widths), "two widths or more")
+    return sizes
+
+
+def validated_depths(
+    depths: Sequence[int] | None, branch_power: float | None
+) -> tuple[int, ...] | None:
+    """Depths, sorted, each once; None: only the width matters."""
+    if branch_power is not None:
+        real(branch_power, "branch_power", least=-1, most=-0.5)
+    if depths is None:
+        if branch_power is not None:
+            raise ArgumentError("branch_power", branch_power, "left out without depths")
+        return None
+    layers = tuple(sorted({whole(depth, "depths") for depth in depths}))
+    if len(layers) < 2:
+        raise ArgumentError("depths", list(depths), "two depths or more")
+    return layers
+
+
+def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
+    """The shapes of the parameters that have no factor, at each width."""
+    scaled = {name for x in derived.rule.scales for name in x.parameters}
+    return [
+        {name: shape for name, shape in shapes.items() if name not in scaled}
+        for shapes in derived.last.found.shapes
+    ]
+
+
+class Derived(NamedTuple):
+    """A rule, and what was measured before and under it."""
+
+    rule: ScalingRule
+    first: Solved
+    last: Solved
+
+
+def _derived(
+    subject: Subject,
+    graphs: Graphs,
+    widths: Sequence[int],
+    draws: int,
+    say: Callable[[str], None],
+) -> Derived:
+    """Measure and change until nothing remains to change."""
+    rule = ScalingRule()
+    first: Solved | None = None
+    sizes: list[Size] = [(width, subject.base_depth) for width in widths]
+    for round_number in range(1, MOST_ROUNDS + 1):
+        say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
+        found = measure(graphs, rule, sizes, draws)
+        solution = Solver(found.operations, found.exponents, found.random).solve()
+        last = Solved(found, solution)
+        first = first or last
+        changed = _changed(rule, solution, found, subject.family, graphs)
+        if changed == rule:
+            return Derived(rule, first, last)
+        rule = changed
+    raise ArgumentError(
+        "build",
+        getattr(subject.build, "__name__", "build"),
+        f"a module whose exponents settle: they still change after {MOST_ROUNDS} rounds"
+        " (give larger widths, or more draws)",
+    )
+
+
+def _expected(last: Solved) -> dict[str, float]:
+    """The exponent of the change of the output of each submodule."""
+    return {
+        operation.path: last.solution.change[operation.index]
+        for operation in last.found.operations.operations
+        if operation.path and operation.index in last.solution.change
+    }
+
+
+def _describe(found: Measurement, index: int) -> str:
+    """An operation by its name and the nearest module after it."""
+    by_index = {x.index: x for x in found.operations.operations}
+    later = (x.path for k, x in by_index.items() if k >= index and x.path)
+    return f"{by_index[index].name} in {next(later, 'the module')}"
+
+
+def _changed(
+    rule: ScalingRule,
+    solution: Solution,
+    found: Measurement,
+    family: Family,
+    graphs: Graphs,
+) -> ScalingRule:
+    """The rule with one kind of change: of standard deviations, of scales, or of rates.
+
+    The numbers that decide the later ones depend on the earlier ones.
+    """
+    parameters = {name: rule.of(name) for name in found.operations.graph.parameters}
+    for name in parameters:
+        change = halves(solution.std.get(name, 0.0))
+        if change:
+            std = Power(parameters[name].std.width + change)
+            parameters[name] = _replaced(parameters[name], std=std)
+    if parameters != {name: rule.of(name) for name in parameters}:
+        return ScalingRule(parameters, rule.scales)
+    if solution.scales:
+        return ScalingRule(parameters, _with_scales(rule, solution, found, graphs))
+    without_decay = found.matrices if family.is_sphere else {}
+    for name, each in parameters.items():
+        lr = Power(each.lr.width + solution.lr.get(name, 0.0) + 0.0)
+        eps = each.eps
+        gradient = found.gradients.get(name)
+        if family.has_eps and name not in found.matrices and gradient is not None:
+            eps = Power(round(2 * gradient.exponent.value) / 2 + 0.0)
+        parameters[name] = ParameterRule(
+            std=each.std,
+            lr=lr,
+            eps=eps,
+            weight_decay=Power() if name in without_decay else Power(-lr.width + 0.0),
+            is_free=name in solution.free,
+        )
+    return ScalingRule(parameters, rule.scales)
+
+
+def _replaced(rule: ParameterRule, *, std: Power) -> ParameterRule:
+    """A rule with another standard deviation."""
+    return ParameterRule(std, rule.lr, rule.eps, rule.weight_decay, rule.is_free)
+
+
+def _with_scales(
+    rule: ScalingRule, solution: Solution, found: Measurement, graphs: Graphs
+) -> tuple[OutputScale, ...]:
+    """The factors of outputs, with further ones."""
+    before = {(x.path, x.part): x.power.width for x in rule.scales}
+    scales = {(x.path, x.part): x for x in rule.scales}
+    last = found.operations.last
+    for index, exponent in solution.scales.items():
+        is_logits = _leads_to(found, index, last)
+        place = graphs.place_of_scale(found, index)
+        # several operations may have one place, as those of all layers of a scan
+        exponent += before.get((place.path, place.part), 0.0)
+        scales[(place.path, place.part)] = OutputScale(
+            path=place.path,
+            part=place.part,
+            power=Power(round(2 * exponent) / 2),
+            what="logits" if is_logits else "scores",
+            parameters=place.parameters,
+        )
+    return tuple(scale for scale in scales.values() if scale.power.width)
+
+
+def _leads_to(found: Measurement, index: int, last: int) -> bool:
+    """Whether a result is the logits, up to views and factors."""
+    by_index = {x.index: x for x in found.operations.operations}
+    while last != index:
+        operation = by_index.get(last)
+        if operation is None or operation.source is None:
+            return False
+        if index == operation.source:
+            return True
+        (last, *_) = operation.inputs
+    return True

@@ -1,0 +1,154 @@
+"""The exponents of all sizes, responses and updates of a network under a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .._validate import Shape
+from ..laws._power_law import Fit, fit
+from ..reader._graph import UnsupportedError
+from ._responses import Arrays, Node, Operations, Responses, last_axes, with_narrow
+from ._rules import Place, ScalingRule
+from ._solve import Exponents
+
+Size = tuple[int, int | None]  # the width and the depth
+Matrices = dict[str, Sequence[int] | None]
+# Of the learning rate of a measurement: so small that all changes are linear in it
+SMALL_LR = 1e-5
+# Steps of a measurement: after one, weights behind a matrix that starts at 0 have moved
+STEPS = 2
+LEVEL = 0.01  # of intervals
+VARIES = (
+    "the module computes other operations at other widths or for other numbers: give a"
+    " batch in which all its parts act"
+)
+
+
+class Graphs(Protocol):
+    """Networks of all sizes, as a framework makes and runs them."""
+
+    def arrays(self, seed: int) -> Arrays:
+        """What the framework does with arrays."""
+
+    def matrices_of(self, size: Size) -> Matrices:
+        """The parameters that have an optimiser for matrices."""
+
+    def network(self, rule: ScalingRule, size: Size) -> Network:
+        """The network of one width and depth."""
+
+    def drawn(self, rule: ScalingRule, network: Network, draws: int) -> list[Drawn]:
+        """Measure some initialisations of a network."""
+
+    def place_of_scale(self, found: Measurement, index: int) -> Place:
+        """Where a factor of the result of an operation can be put."""
+
+
+@dataclass
+class Measurement:
+    """What was measured under a rule."""
+
+    operations: Operations  # of the smallest network
+    exponents: Exponents
+    gradients: Mapping[str, Fit | None]
+    stds: Mapping[str, Fit | None]  # of the entries of random parameters
+    values: Mapping[Node, Any]  # of all operations in one draw of that network
+    shapes: Sequence[Mapping[str, Shape]]  # of all parameters, at each size
+    random: frozenset[str] = field(default_factory=frozenset)
+    # those with an optimiser for matrices, at the smallest size
+    matrices: Matrices = field(default_factory=dict)
+
+
+class Network(NamedTuple):
+    """The operations of a network of one size, and their values in one draw."""
+
+    size: Size
+    operations: Operations
+    values: Mapping[Node, Any]
+    shapes: Mapping[str, Shape]  # of all parameters
+
+
+class Drawn(NamedTuple):
+    """What was measured in one draw of a network."""
+
+    responses: Responses
+    gradients: Mapping[str, float]
+    stds: Mapping[str, float]
+
+
+def measure(
+    graphs: Graphs,
+    rule: ScalingRule,
+    sizes: Sequence[Size],
+    draws: int,
+) -> Measurement:
+    """Measure networks of several widths, or several depths."""
+    networks = _networks(graphs, rule, sizes)
+    drawn = [graphs.drawn(rule, network, draws) for network in networks]
+    at = _abscissae(sizes)
+
+    def all_of(kind: str) -> Any:
+        """One field of all draws, by size and draw."""
+        return [[getattr(draw, kind) for draw in of_size] for of_size in drawn]
+
+    return Measurement(
+        operations=networks[0].operations,
+        exponents=_exponents(all_of("responses"), at),
+        gradients=fits_of(all_of("gradients"), at),
+        stds=fits_of(all_of("stds"), at),
+        values=networks[0].values,
+        shapes=[each.shapes for each in networks],
+        random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
+        matrices=graphs.matrices_of(sizes[0]),
+    )
+
+
+def _abscissae(sizes: Sequence[Size]) -> list[float]:
+    """What the exponents are in: the widths, or the depths of networks of one width."""
+    widths = [float(width) for width, _ in sizes]
+    if len(set(widths)) > 1:
+        return widths
+    return [float(depth or 0) for _, depth in sizes]
+
+
+def _networks(
+    graphs: Graphs, rule: ScalingRule, sizes: Sequence[Size]
+) -> list[Network]:
+    """The networks of all sizes, with operations that know whether they grow."""
+    networks = [graphs.network(rule, size) for size in sizes]
+    arrays = graphs.arrays(seed=0)
+    shapes = [last_axes(each.operations, each.values, arrays) for each in networks]
+    of_size = with_narrow([each.operations for each in networks], shapes)
+    names = of_size[0].graph.operations
+    if any(operations.graph.operations != names for operations in of_size):
+        raise UnsupportedError(VARIES)
+    pairs = zip(networks, of_size, strict=True)
+    return [each._replace(operations=operations) for each, operations in pairs]
+
+
+def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponents:
+    """The exponents of all that was measured: lists by width, and by draw."""
+
+    def of(kind: str) -> Any:
+        """The fits of one field."""
+        return fits_of([[getattr(x, kind) for x in draws] for draws in responses], at)
+
+    return Exponents(
+        responses=of("responses"),
+        written=of("written"),
+        updates=of("updates"),
+        products=responses[0][0].products,
+    )
+
+
+def fits_of(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
+    """The exponent of each number of dictionaries, by width and by draw."""
+    keys: Iterable[Any] = numbers[0][0].keys()
+    fits: dict[Any, Fit | None] = {}
+    for key in keys:
+        draws = [np.array([x.get(key, 0.0) for x in at_size]) for at_size in numbers]
+        fits[key] = fit(draws, at, LEVEL)
+    return fits
