@@ -46,7 +46,7 @@ from ._operations import (
     TURNS,
     viewed,
 )
-from ._streams import Sums, back, coordinate_axis, sums_of
+from ._streams import Sums, back, coordinate_axis, sums_of, sums_of_main_line
 
 
 class Place(NamedTuple):
@@ -493,6 +493,20 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
     if len(shape_of(before)) != 3 and not is_staged:
         raise NotABlockError(f"{path} has an input of shape {shape_of(before)}")
     sums = sums_of(graph, part.nodes, before, may_change=is_staged)
+    try:
+        return _block_of_sums(graph, part, before, is_staged, sums)
+    except NotABlockError:
+        main_line = sums_of_main_line(graph, part.nodes, before)
+        if main_line is None:
+            raise
+        return _block_of_sums(graph, part, before, is_staged, main_line)
+
+
+def _block_of_sums(
+    graph: Graph, part: Part, before: Node, is_staged: bool, sums: Sums
+) -> Block:
+    """The parts of a block, given the sums of its stream."""
+    path = part.path or "the module"
     if not sums.terms or sums.last is None:
         raise NotABlockError(f"{path} adds nothing to its input")
     branches = _named_branches(graph, sums, {*part.nodes})
