@@ -340,6 +340,11 @@ def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
 
 def _given_vectors(x: Tensor, axis: int) -> Vectors:
     """Numbers as vectors, with their coordinates along the given axis."""
+    refuse_if(
+        not np.isfinite(numbers(x)).all(),
+        "infinite numbers beside vectors: coordinates are finite, so fill in a low"
+        " number such as -1e4",
+    )
     return Vectors.of(ns.data(np.moveaxis(numbers(x), axis, -1)), axis)
 
 

@@ -720,11 +720,18 @@ def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     """The products by a matrix whose outputs choose among experts."""
     routers: set[Node] = set()
     for node in nodes:
-        is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
+        is_softmax = _is_over_entries(node) and not _attends(graph, node)
         if is_softmax or _chooses(node):
             nearest = back(graph, node, ends=_is_product)
             routers.update(x for x in nearest if matrix_of(graph, x))
     return routers
+
+
+def _is_over_entries(node: Node) -> bool:
+    """Whether a node is a softmax over its last axis, such as that of a router."""
+    if name_of(node) not in SOFTMAX:
+        return False
+    return bool(node.args[1] in (-1, len(shape_of(node)) - 1))
 
 
 def _chooses(node: Node) -> bool:
