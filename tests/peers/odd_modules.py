@@ -297,19 +297,15 @@ class ValueResiduals(nn.Module):
         return self.head(x)
 
 
-class TableAsMemory(nn.Module):
-    """The table of words is read by a softmax, and is the head as well."""
+class TiedPerceptron(Network):
+    """A perceptron whose second matrix is the transpose of its gate."""
 
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.q = linear(WIDTH, WIDTH)
+        self.gate, self.up = linear(WIDTH, 8), linear(WIDTH, 8)
 
-    def forward(self, ids):
-        x = self.embed(ids)
-        weights = (self.q(x) @ self.embed.weight.T / WIDTH).softmax(-1)
-        x = x + weights @ self.embed.weight
-        return functional.rms_norm(x, (WIDTH,), eps=1e-6) @ self.embed.weight.T
+    def mix(self, x):
+        return (functional.silu(self.gate(x)) * self.up(x)) @ self.gate.weight
 
 
 class RandomBuffers(Network):
@@ -334,11 +330,11 @@ class SortedTokens(Network):
         self.score, self.out = linear(WIDTH, 1), linear(2 * WIDTH, WIDTH)
 
     def mix(self, x):
-        order = self.score(x).argsort(dim=1)
-        ranked = x.gather(1, order.expand(-1, -1, WIDTH))
+        order = self.score(x)[..., 0].argsort(dim=1)
+        sorting = functional.one_hot(order, TOKENS).to(x.dtype)
+        ranked = sorting @ x
         pairs = torch.cat([ranked, ranked.roll(1, 1)], -1)
-        back = order.argsort(dim=1).expand(-1, -1, WIDTH)
-        return torch.tanh(self.out(pairs)).gather(1, back)
+        return sorting.mT @ torch.tanh(self.out(pairs))
 
 
 class NormOfHeads(Attention):
@@ -372,7 +368,7 @@ ODD_MODULES = {
     "dilated": (Dilated, (IDS,)),
     "pooled keys": (PooledKeys, (IDS,)),
     "value residuals": (ValueResiduals, (IDS,)),
-    "table as memory": (TableAsMemory, (IDS,)),
+    "tied perceptron": (TiedPerceptron, (IDS,)),
     "random buffers": (RandomBuffers, (IDS,)),
     "sorted tokens": (SortedTokens, (IDS,)),
     "norm of heads": (NormOfHeads, (IDS,)),
