@@ -31,13 +31,18 @@ RESHAPING = (
 
 
 def joined(
-    nodes: list[Node], outputs: list[Any], value: Callable[[Any], Any]
+    nodes: list[Node],
+    outputs: list[Any],
+    value: Callable[[Any], Any],
+    *,
+    only_known: bool = False,
 ) -> tuple[list[Node], list[Any]]:
     """The nodes with patterns joined, without those that nothing uses.
 
-    `value` computes a known node.
+    `value` computes a known node. With `only_known`, functions of entries are joined if
+    they are activations that netsor knows, so that factors before them remain.
     """
-    joiner = Joiner(value)
+    joiner = Joiner(value, only_known)
     for rule in (joiner.mean, joiner.layer_norm, joiner.softmax):
         nodes, outputs = _replaced(nodes, outputs, rule)
     nodes = _used(nodes, outputs)
@@ -146,8 +151,9 @@ def _node(
 class Joiner:
     """The patterns: each rule returns the nodes that stand for one, or none."""
 
-    def __init__(self, value: Callable[[Any], Any]) -> None:
+    def __init__(self, value: Callable[[Any], Any], only_known: bool = False) -> None:
         self._value = value
+        self.only_known = only_known
         self._functions: dict[Any, Function | None] = {}
 
     def number(self, x: Any) -> float | None:
@@ -349,7 +355,7 @@ class Joiner:
         composite = self._composite(order, x)
         function = known_function(composite)
         if function is None:
-            if all(_is_affine(member) for member in group):
+            if self.only_known or all(_is_affine(member) for member in group):
                 return []
             function = Entrywise(composite).function(node.target, 1)
         new = _node(

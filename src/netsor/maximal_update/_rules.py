@@ -42,12 +42,13 @@ class ParameterRule:
 
 
 class Part(NamedTuple):
-    """Entries of the last axis, or of the first one of a parameter, as shares of their
-    number.
-    """
+    """Entries of an axis, as shares of their number."""
 
     start: float
     stop: float
+    # of a parameter of JAX; of a module of PyTorch it is the last axis of its output,
+    # or the first one of a parameter
+    axis: int = 0
 
 
 @dataclass(frozen=True)
