@@ -668,6 +668,7 @@ _NAMES = {
     ),
     "netsor.reader._graph": ("UnsupportedError", "name_of", "shape_of"),
     "netsor.reader._operations": ("SOFTMAX",),
+    "netsor.reader._declared_laws": ("with_declared",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
         "Expand",

@@ -228,9 +228,9 @@ def test_cli_reference_lists_every_option(name):
     share.
     """
     page = (ROOT / "docs" / "cli.md").read_text()
-    sections = dict(
-        re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-    )
+    found = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    sections = dict(found)
+    assert len(sections) == len(found)  # none twice
     text = " ".join((sections[name] + sections["Conventions"]).split())
     if "as for `law`" in text or "Options of `law`" in text:
         text += sections["law"]

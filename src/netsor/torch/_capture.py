@@ -43,6 +43,7 @@ from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._plain_functions import PLAIN_FUNCTIONS
 from ._recurrent_cells import PLAIN_RECURRENCES
+from ._short_chunks import short_chunks
 
 EINSUM = torch.ops.aten.einsum.default
 # functions of torch that are replaced while a module is captured
@@ -594,7 +595,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The exported program of a copy whose parameters have shapes and no memory."""
     shadow = _without_memory(module)
     inputs = _inputs_on_cpu(args, kwargs)
-    with _plain_torch():
+    with _plain_torch(), short_chunks(shadow):
         try:
             exported = _export(shadow, inputs)
             _refuse_hooks(shadow)  # which forward may have registered
