@@ -457,6 +457,63 @@ def test_stated_power_is_that_of_runs(law):
     assert found >= 75
 
 
+@pytest.fixture(scope="module")
+def of_adam():
+    return ns.torch.run_law(
+        Mixer, adamw, IDS, steps=2, initialisations=24, progress=False
+    )
+
+
+def with_rate(make, factor):
+    """An optimiser whose learning rates are wrong by a factor."""
+
+    def of_module(module):
+        optimizer, schedule = make(module)
+        schedule.base_lrs = [factor * rate for rate in schedule.base_lrs]
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        return optimizer, schedule
+
+    return of_module
+
+
+LOGGED = ("loss", "grad_norm", "update_norm")
+TWICE = "does the optimiser step twice at each step?"
+RATE = "is the learning rate twice what it should be?"
+
+
+def test_learning_rate_tells_a_doubled_rate_from_two_updates(of_adam):
+    """Without it, the verdict names both if both fit."""
+    loop = of_adam.loop
+    doubled = run_of_loop(replace(loop, optimiser=with_rate(adamw, 2.0)), 5)
+    check = of_adam.check(rows(doubled, (*LOGGED, "lr")))
+    assert check.explanations == [RATE]
+    assert {each.quantity for each in check.findings} >= {"lr", "update_norm"}
+    twice = run_of_loop(replace(loop, updates=2), 5)
+    assert of_adam.check(rows(twice, (*LOGGED, "lr"))).explanations == [TWICE]
+    first = [{"step": 0, "update_norm": float(doubled["update_norm"][0])}]
+    either = of_adam.check(first)
+    assert {RATE, TWICE} <= set(either.explanations)
+    assert f"{either.explanations[0]} Or: {either.explanations[1]}" in either.verdict
+
+
+def test_learning_rate_may_be_logged_after_the_schedule(of_adam):
+    healthy = run_of_loop(of_adam.loop, 6)
+    later = healthy["lr"].copy()
+    later[:-1] = later[1:]
+    check = of_adam.check(rows(healthy | {"lr": later}, (*LOGGED, "lr")))
+    assert check.ok
+    assert "lr" not in check.compared
+    assert "after its schedule stepped" in check.notes[-1]
+    wrong = rows(healthy | {"lr": 3 * later}, (*LOGGED, "lr"))
+    assert not of_adam.check(wrong, hypotheses=False).ok
+
+
+def test_verdict_says_that_a_log_ends_early(of_adam):
+    short = rows(run_of_loop(of_adam.loop, 7))[:2]
+    assert "steps 0 to 1: the log ends before step 2" in of_adam.check(short).verdict
+
+
 class Wide(Bigram):
     """A wider one, whose norms vary less from seed to seed."""
 
