@@ -181,7 +181,7 @@ def test_missing_limit_is_reported():
     law = ns.Program(ns.dot(q, q)).law(n=inf, method="extrapolate", draws=2000)
     with pytest.raises(
         ns.NoLimitError,
-        match=r"differences between widths do not fall, they change like n\^\(0\.50",
+        match=r"differences between widths do not fall but change like n\^\(0\.50",
     ):
         law.mean()
 

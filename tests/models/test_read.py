@@ -124,7 +124,7 @@ def test_read_accepts_every_kind_of_source(family, tmp_path):
 def test_unknown_field_is_named(family):
     with pytest.raises(
         ValueError,
-        match="are not known here and may matter at initialisation: flash_scale=3",
+        match="configuration, which may matter at initialisation: flash_scale=3",
     ):
         models.read({**CONFIGS[family], "flash_scale": 3})
     immaterial = {
@@ -148,7 +148,7 @@ REFUSED = [
     (
         "gpt2",
         {"scale_attn_weights": False},
-        "scale_attn_weights=False of this gpt2 configuration is not known",
+        "scale_attn_weights=False of this gpt2 configuration is not supported",
     ),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
     (

@@ -153,7 +153,7 @@ def _mean_gradient(net: Structure, block: Block, gradient: Floats | None) -> flo
 def pass_findings(
     net: Structure, run: Run, known: Reference, draws: int, seed: int, level: float
 ) -> PassFindings:
-    """The departures of one pass, at a level for all its quantities together."""
+    """The departures of one pass; the level holds for all its quantities together."""
     try:
         law = known.measure(draws, seed)
         quantities, weights = run(known.targets, known.masks)

@@ -127,7 +127,7 @@ def _refuse_unknown(columns: Mapping[str, str], known: Sequence[str]) -> None:
     for quantity in columns:
         if quantity not in (*known, "step"):
             raise ArgumentError(
-                "columns", quantity, f"one of {', '.join(known)}, = and a column"
+                "columns", quantity, f"QUANTITY=COLUMN, with one of {', '.join(known)}"
             )
 
 
@@ -343,7 +343,7 @@ def _of_csv(text: bytes, path: Path) -> list[Row]:
     separator = max(",;\t", key=head.count)
     rows = list(csv.DictReader(io.StringIO(decoded), delimiter=separator))
     if not rows:
-        raise ValueError(f"the log {named(path)} has no rows below its head")
+        raise ValueError(f"the log {named(path)} has no rows below its header")
     return [{k: v for k, v in row.items() if isinstance(k, str)} for row in rows]
 
 

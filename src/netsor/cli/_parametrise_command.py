@@ -10,21 +10,27 @@ from typing import Any, NamedTuple
 import click
 from click import UsageError, option
 
-from .._validate import shown
+from .._validate import real, shown
 from . import _options as opt
 from . import _output as out
 from ._options import cli
 
+ENDINGS = {"--out": ".py", "--toml": ".toml"}
 # exit code: a rule is undecided, or --check finds a change that follows the width
 FAILED = 3
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OPTIMISER = (
-    f"What trains the module: {', '.join(OPTIMISERS)}. Or the name of a function in"
-    " FILE that makes your own AdamW, Adam or SGD, to find what is not maximal in it."
+    f"What trains the module: {', '.join(OPTIMISERS)} (the last two not for JAX). Or"
+    " the name of a function in FILE that makes your own AdamW, Adam or SGD, or of an"
+    " optimiser of optax, to find what is not maximal in it."
 )
 OUT_FILE = (
-    "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
+    "Write the rule as a file of plain PyTorch or optax.  [default: mup_FUNCTION.py"
+    " beside FILE]"
+)
+TOML_FILE = (
+    "Write the rule as TOML too, a --parametrisation of coord-check and transfer."
 )
 CHECK = (
     "Train real networks with the written file: three steps for the changes of all"
@@ -32,8 +38,15 @@ CHECK = (
     " parameters. Exit with code 3 if a change grows or shrinks with the width, or if"
     " the best rate shifts."
 )
+DEPTHS = (
+    "Numbers of layers to measure too: FUNCTION then takes the width and the depth."
+)
+BRANCHES = (
+    "With --depths, the exponent of the depth for branches of the residual stream, from"
+    " -1 to -0.5.  [default: the one with the largest updates]"
+)
 BATCH = (
-    "The name of (inputs, targets) in FILE: tensors that the module takes, and the"
+    "The name of (inputs, targets) in FILE: arrays that the module takes, and the"
     " right class of each row of its logits.  [default: random tokens]"
 )
 
@@ -48,6 +61,8 @@ BATCH = (
     help=OPTIMISER,
 )
 @option("--widths", type=opt.SIZES, default="64,128,256", help="Widths to measure.")
+@option("--depths", type=opt.SIZES, help=DEPTHS)
+@option("--branch-power", type=opt.number(real, least=-1, most=-0.5), help=BRANCHES)
 @option("--batch", metavar="NAME", help=BATCH)
 @option(
     "--draws",
@@ -57,12 +72,14 @@ BATCH = (
 )
 @opt.SEED_OPTION
 @option("--out", "path", metavar="FILE", help=OUT_FILE)
-@opt.flag("--overwrite", help="Replace the file if it exists.")
+@option("--toml", metavar="FILE", help=TOML_FILE)
+@opt.flag("--overwrite", help="Replace files that exist.")
 @opt.flag("--check", help=CHECK)
 @opt.AS_JSON
 def parametrise_command(
     model: str,
     path: str | None,
+    toml: str | None,
     batch: str | None,
     overwrite: bool,
     check: bool,
@@ -71,18 +88,21 @@ def parametrise_command(
 ) -> None:
     """Derive the learning rates and the initialisation of a module (µP).
 
-    FILE:FUNCTION is a function of the width that returns a PyTorch module with logits.
+    FILE:FUNCTION is a function of the width that returns a PyTorch module with logits,
+    or a JAX model: a function of a key, a module of Linen, or a pair (init, apply).
     FILE is executed. netsor measures, at several widths, how every operation responds
     to updates, finds the exponents under which all changes are of order 1, and writes
-    them as a file of plain PyTorch with a function param_groups for your optimiser.
+    them as a file of plain PyTorch with a function param_groups for your optimiser, or
+    of plain JAX with a function that makes the optimiser of optax.
     """
-    from ._load_program import find, is_target, torch_module, usage_errors
+    from ._load_program import find, is_target, usage_errors
 
     if not is_target(model):
         raise UsageError(
             f"MODEL {shown(model)} must be FILE:FUNCTION, as my_model.py:build"
         )
     file = _file(model, path, overwrite)
+    toml_file = None if toml is None else _named_file("--toml", toml, overwrite)
     with out.stdout_to_stderr(as_json), usage_errors():
         build = find(model).value
         if options["optimiser"] not in OPTIMISERS:
@@ -90,36 +110,80 @@ def parametrise_command(
         if batch is not None:
             name = f"{model.rpartition(':')[0]}:{batch}"
             options["batch"] = find(name).value
-        rule = torch_module().parametrise(build, progress=out.echo_error, **options)
+        library = _library(build, options)
+        rule = library.parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
+        if toml_file is not None:
+            _write(toml_file, rule.toml())
         if check:
-            # it needs PyTorch
+            # it needs PyTorch or JAX
             from ..studies.transfer._modules import transfer_of_rule
 
-            found = Checked(rule.check(), transfer_of_rule(rule, progress=not as_json))
-            _write(file, rule.source(found.changes))
+            found = Checked(
+                rule.check(),
+                _check_in_depth(rule),
+                transfer_of_rule(rule, progress=not as_json),
+            )
+            _write(file, rule.source(found.changes, found.changes_in_depth))
     content = {**rule.to_dict(), "file": str(file)}
     text = f"{rule}\n\nwrote {file}"
+    if toml_file is not None:
+        content["toml"] = str(toml_file)
+        text += f" and {toml_file}"
     if check:
         content["check"] = [change.to_dict() for change in found.changes]
         content["transfer"] = found.transfer.as_dict()
-        text += f"\n\n{rule.check_text(found.changes)}\n\n{found.transfer}"
+        text += f"\n\n{rule.check_text(found.changes)}"
+        if rule.depth is not None:
+            in_depth = found.changes_in_depth
+            content["check_in_depth"] = [change.to_dict() for change in in_depth]
+            text += f"\n\n{rule.check_text(in_depth, 'depth')}"
+        text += f"\n\n{found.transfer}"
     out.echo_either(as_json, content, text)
     if rule.undecided or (check and found.is_wrong):
         raise click.exceptions.Exit(FAILED)
+
+
+def _library(build: Any, options: dict[str, Any]) -> Any:
+    """The part of netsor that derives the rule, of PyTorch or of JAX; options that
+    belong to the other one are removed.
+    """
+    from ..studies._training import makes_jax_model_of_width
+    from ._load_program import torch_module
+
+    if not makes_jax_model_of_width(build, min(options["widths"])):
+        return torch_module()
+    from .. import jax
+
+    for name in ("depths", "branch_power"):
+        if options.pop(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for PyTorch modules")
+    return jax
 
 
 class Checked(NamedTuple):
     """What real training with a written file found."""
 
     changes: Sequence[Any]
+    changes_in_depth: Sequence[Any]  # empty without depths
     transfer: Any
 
     @property
     def is_wrong(self) -> bool:
         """Whether a change grows or shrinks, or the best learning rate shifts."""
         shifts: bool = self.transfer["derived"].verdict.startswith("shifts")
-        return shifts or any(change.is_wrong for change in self.changes)
+        changes = (*self.changes, *self.changes_in_depth)
+        return shifts or any(change.is_wrong for change in changes)
+
+
+def _check_in_depth(rule: Any) -> Sequence[Any]:
+    """The changes at the depths of a rule, and twice the largest."""
+    if rule.depth is None:
+        return []
+    depths = rule.depth.depths
+    changes: Sequence[Any] = rule.check(depths=[*depths, 2 * max(depths)])
+    return changes
 
 
 # the American spelling works too, and help lists the command once
@@ -133,17 +197,21 @@ def _file(model: str, path: str | None, overwrite: bool) -> Path:
     source, _, function = model.rpartition(":")
     if path is None:
         folder = Path(source).parent if source.endswith(".py") else Path()
-        file = folder / f"mup_{function}.py"
-    else:
-        out.check_name("--out", path)
-        file = Path(path)
-    if file.suffix != ".py":
-        raise UsageError(f"--out {shown(str(file))} must end in .py")
+        path = str(folder / f"mup_{function}.py")
+    return _named_file("--out", path, overwrite)
+
+
+def _named_file(option: str, path: str, overwrite: bool) -> Path:
+    """The file of an option, whose ending must be that of its kind."""
+    file, ending = Path(path), ENDINGS[option]
+    out.check_name(option, path)
+    if file.suffix != ending:
+        raise UsageError(f"{option} {shown(path)} must end in {ending}")
     if file.is_dir():
-        raise UsageError(f"--out {shown(str(file))} must be a file, not a folder")
+        raise UsageError(f"{option} {shown(path)} must be a file, not a folder")
     if file.exists() and not overwrite:
         raise UsageError(
-            f"{shown(str(file))} exists: name another file with --out, or give"
+            f"{shown(path)} exists: name another file with {option}, or give"
             " --overwrite"
         )
     return file
@@ -169,5 +237,5 @@ def _write(file: Path, text: str) -> None:
         write(file, text.encode())
     except OSError as error:
         raise click.ClickException(
-            f"--out {shown(str(file))} cannot be written: {out.reason(error)}"
+            f"{shown(str(file))} cannot be written: {out.reason(error)}"
         ) from None

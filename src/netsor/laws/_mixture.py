@@ -545,7 +545,7 @@ class Mixture(Components, Law):
 
 
 class Empirical(Mixture):
-    """The kernel density estimate of a sample, as the paper's figures use it.
+    """The kernel density estimate of a sample, as in the paper's figures.
 
     Parameters
     ----------

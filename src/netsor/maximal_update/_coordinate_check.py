@@ -5,7 +5,7 @@ Nothing here uses the measurements that a rule was derived from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,14 +57,20 @@ def coordinate_check(
     lr: float,
     steps: int,
     draws: int,
+    named: Callable[[str, tuple[int, ...]], str | None] = lambda path, size: path,
 ) -> list[Change]:
-    """How much `steps` steps change the output of every submodule, against `at`."""
+    """How much `steps` steps change the output of every submodule, against `at`.
+
+    `named` is the name of an output of a network of some size; None: leave it out.
+    """
     changes: list[dict[str, list[float]]] = []
     for size in sizes:
         of_size: dict[str, list[float]] = {}
         for draw in range(draws):
             for path, change in training.changes(size, lr, draw, steps).items():
-                of_size.setdefault(path, []).append(change)
+                name = named(path, size)
+                if name is not None:
+                    of_size.setdefault(name, []).append(change)
         changes.append(of_size)
     paths = [x for x in changes[0] if all(len(y.get(x, ())) == draws for y in changes)]
     return [

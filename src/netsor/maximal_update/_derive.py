@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._validate import ArgumentError, Shape, whole
+from .._validate import ArgumentError, Shape, real, whole
+from ._depth_rule import Depths, derive_depth
 from ._file_content import reference_of
 from ._measurement import Graphs, Measurement, Size, measure
 from ._power import Power
@@ -27,15 +28,27 @@ def derive(
     *,
     given: Mapping[str, float],
     progress: Callable[[str], None] | None,
+    depths: Depths | None = None,
+    branch_power: float | None = None,
 ) -> DerivedRule:
-    """The rule of a subject; `given` are exponents of the rates of its optimiser."""
+    """The rule of a subject; `given` are exponents of the rates of its optimiser, and
+    `depths` measures networks of several depths, if these matter.
+    """
     say = progress or (lambda line: None)
     derived = _derived(subject, graphs, widths, draws, say)
+    rule, depth = derived.rule, None
+    if depths is not None:
+        of_patterns, depth = derive_depth(subject, depths, rule, branch_power, say)
+        rule = ScalingRule(
+            {name: of_patterns.of(name) for name in rule.parameters},
+            depths.placed(of_patterns),
+        )
     return DerivedRule(
         subject=subject,
         widths=widths,
         draws=draws,
-        rule=derived.rule,
+        rule=rule,
+        depth=depth,
         evidence=evidence_of(derived.first, derived.last),
         expected=_expected(derived.last),
         reference=reference_of(_unscaled_shapes(derived), widths),
@@ -74,6 +87,22 @@ def validated_widths(widths: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+def validated_depths(
+    depths: Sequence[int] | None, branch_power: float | None
+) -> tuple[int, ...] | None:
+    """Depths, sorted, each once; None: only the width matters."""
+    if branch_power is not None:
+        real(branch_power, "branch_power", least=-1, most=-0.5)
+    if depths is None:
+        if branch_power is not None:
+            raise ArgumentError("branch_power", branch_power, "left out without depths")
+        return None
+    layers = tuple(sorted({whole(depth, "depths") for depth in depths}))
+    if len(layers) < 2:
+        raise ArgumentError("depths", list(depths), "two depths or more")
+    return layers
+
+
 def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
     """The shapes of the parameters that have no factor, at each width."""
     scaled = {name for x in derived.rule.scales for name in x.parameters}
@@ -101,8 +130,7 @@ def _derived(
     """Measure and change until nothing remains to change."""
     rule = ScalingRule()
     first: Solved | None = None
-    without_depth = None  # the function takes a width alone
-    sizes: list[Size] = [(width, without_depth) for width in widths]
+    sizes: list[Size] = [(width, subject.base_depth) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
         found = measure(graphs, rule, sizes, draws)
@@ -184,14 +212,14 @@ def _with_scales(
     rule: ScalingRule, solution: Solution, found: Measurement, graphs: Graphs
 ) -> tuple[OutputScale, ...]:
     """The factors of outputs, with further ones."""
+    before = {(x.path, x.part): x.power.width for x in rule.scales}
     scales = {(x.path, x.part): x for x in rule.scales}
     last = found.operations.last
     for index, exponent in solution.scales.items():
         is_logits = _leads_to(found, index, last)
         place = graphs.place_of_scale(found, index)
-        earlier = scales.get((place.path, place.part))
-        if earlier is not None:
-            exponent += earlier.power.width
+        # several operations may have one place, as those of all layers of a scan
+        exponent += before.get((place.path, place.part), 0.0)
         scales[(place.path, place.part)] = OutputScale(
             path=place.path,
             part=place.part,

@@ -53,9 +53,11 @@ class FileContent(NamedTuple):
     parameters: Mapping[str, ParameterRule]  # by patterns
     scales: Sequence[OutputScale]
     reference: Reference
-    depth_pattern: str | None  # of a parameter that every layer has
+    # of a parameter that every layer has; None: no exponents of the depth
+    depth_pattern: str | None
     verified: Sequence[str]  # sentences
     base_width: int
+    base_depth: int | None = None
     matrices: Sequence[str] = ()  # patterns, if they have an optimiser of their own
 
 

@@ -97,8 +97,8 @@ def measure(
     return Measurement(
         operations=networks[0].operations,
         exponents=_exponents(all_of("responses"), at),
-        gradients=_fits(all_of("gradients"), at),
-        stds=_fits(all_of("stds"), at),
+        gradients=fits_of(all_of("gradients"), at),
+        stds=fits_of(all_of("stds"), at),
         values=networks[0].values,
         shapes=[each.shapes for each in networks],
         random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
@@ -134,7 +134,7 @@ def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponen
 
     def of(kind: str) -> Any:
         """The fits of one field."""
-        return _fits([[getattr(x, kind) for x in draws] for draws in responses], at)
+        return fits_of([[getattr(x, kind) for x in draws] for draws in responses], at)
 
     return Exponents(
         responses=of("responses"),
@@ -144,7 +144,7 @@ def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponen
     )
 
 
-def _fits(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
+def fits_of(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
     """The exponent of each number of dictionaries, by width and by draw."""
     keys: Iterable[Any] = numbers[0][0].keys()
     fits: dict[Any, Fit | None] = {}

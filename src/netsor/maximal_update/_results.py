@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from .._validate import counted
+from .._validate import ArgumentError, counted
 from ..laws._power_law import Exponent, Fit
 from ._coordinate_check import OK, Change, coordinate_check
+from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
 from ._measurement import Measurement
 from ._power import Power
@@ -17,9 +18,9 @@ from ._responses import Edge
 from ._rules import OutputScale, ParameterRule, ScalingRule, collapsed, pattern_of
 from ._solve import Solution
 from ._subject import Subject
+from ._toml_file import toml_of
 
 POWERS = ("std", "lr", "eps", "weight_decay")  # of a `ParameterRule`
-WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
 OTHER_SEEDS = 1000  # added to the seed, for initialisations that derived nothing
 # By exponents of the standard deviation and of the learning rate: table 3 of Tensor
 # Programs V, where biases and gains are input weights; for matrices of Muon the
@@ -123,18 +124,28 @@ class Departure(NamedTuple):
     path : str
         The name of a parameter, or the path of the module whose output needs a factor.
     what : str
-        "standard deviation", "learning rate", "scores" or "logits".
+        "standard deviation", "learning rate", "scores", "logits" or "branch".
     power : float
-        The power of the width to multiply it by.
+        The power of the width, or of the depth, to multiply it by.
+    axis : str
+        "width" or "depth".
     """
 
     path: str
     what: str
     power: float
+    axis: str = "width"
 
     def __str__(self) -> str:
         what = f"the {self.what} of" if self.what[-1] != "s" else f"the {self.what} by"
-        return f"{what} {self.path}: multiply by {_n(Power(self.power))}"
+        power = Power(**{self.axis: self.power})
+        return f"{what} {self.path}: multiply by {_n(power)}"
+
+
+def _departures(path: str, what: str, power: Power) -> list[Departure]:
+    """The departures that a power is: one of the width, one of the depth."""
+    powers = power._asdict().items()
+    return [Departure(path, what, each, axis) for axis, each in powers if each]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +160,8 @@ class DerivedRule:
         What was measured, by name of a parameter.
     growing : tuple of str
         Operations whose change grows, whatever the exponents.
+    depth : DepthRule or None
+        What was measured at several depths.
 
     Examples
     --------
@@ -163,6 +176,7 @@ class DerivedRule:
     evidence: Mapping[str, Evidence]
     expected: Mapping[str, float]  # exponents of changes of outputs, by path
     reference: Reference
+    depth: DepthRule | None = None
     growing: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
     # of the learning rates of the user's optimiser, which those of `rule` change
@@ -178,8 +192,9 @@ class DerivedRule:
         rule = self.rule.of(name)
         if name not in self.given:
             return rule
-        lr = Power(self.given[name] + rule.lr.width + 0.0)
-        return replace(rule, lr=lr, weight_decay=Power(-lr.width + 0.0))
+        lr = Power(self.given[name] + rule.lr.width + 0.0, rule.lr.depth)
+        decay = Power(-lr.width + 0.0, -lr.depth + 0.0)
+        return replace(rule, lr=lr, weight_decay=decay)
 
     @property
     def departures(self) -> tuple[Departure, ...]:
@@ -188,13 +203,13 @@ class DerivedRule:
         """
         if not self.subject.make:
             return ()
-        found = []
+        found: list[Departure] = []
         for name, rule in self.rule.parameters.items():
-            if rule.std.width:
-                found.append(Departure(name, "standard deviation", rule.std.width))
-            if rule.lr.width and self.given.get(name) is not None:
-                found.append(Departure(name, "learning rate", rule.lr.width))
-        found += [Departure(x.path, x.what, x.power.width) for x in self.scales]
+            found += _departures(name, "standard deviation", rule.std)
+            if self.given.get(name) is not None:
+                found += _departures(name, "learning rate", rule.lr)
+        for scale in self.scales:
+            found += _departures(scale.path, scale.what, scale.power)
         return tuple(found)
 
     @property
@@ -202,53 +217,86 @@ class DerivedRule:
         """The factors of outputs of modules."""
         return self.rule.scales
 
-    def source(self, changes: Sequence[Change] = ()) -> str:
+    def source(
+        self,
+        changes: Sequence[Change] = (),
+        changes_in_depth: Sequence[Change] = (),
+    ) -> str:
         """The rule as a file of plain PyTorch or optax, without netsor.
 
         Parameters
         ----------
-        changes : sequence of Change
-            What `check` returned; the docstring of the file then says so.
+        changes, changes_in_depth : sequence of Change
+            What `check` returned for widths and for depths; the docstring of the file
+            then says so.
 
         Returns
         -------
         source : str
             The text of the file.
         """
-        return self.subject.source_of(
-            FileContent(
-                module=self.module_name,
-                optimiser=self.subject.family.name,
-                parameters=self.parameters,
-                scales=self.scales,
-                reference=self.reference,
-                depth_pattern=None,
-                verified=[
-                    *self._verified(),
-                    *_trained(changes, self.subject.framework),
-                ],
-                base_width=self.subject.base_width,
-                matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
-            )
+        framework = self.subject.framework
+        sentences = [
+            *self._verified(),
+            *_trained(changes, framework, "width"),
+            *_trained(changes_in_depth, framework, "depth"),
+        ]
+        return self.subject.source_of(self.content(sentences))
+
+    def toml(self) -> str:
+        """The rule as TOML, a parametrisation for `ns.coord_check` and `ns.transfer`.
+
+        Returns
+        -------
+        toml : str
+            The text of a file.
+        """
+        return toml_of(self.content(self._verified()))
+
+    def content(self, verified: Sequence[str] = ()) -> FileContent:
+        """What files say; `verified` are sentences."""
+        return FileContent(
+            module=self.module_name,
+            optimiser=self.subject.family.name,
+            parameters=self.parameters,
+            scales=self.rule.by_pattern().scales,
+            reference=self.reference,
+            depth_pattern=None if self.depth is None else self.depth.pattern,
+            verified=verified,
+            base_width=self.subject.base_width,
+            base_depth=self.subject.base_depth,
+            matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
         )
 
     def _verified(self) -> list[str]:
         """What the file is known to do, in sentences."""
         widths = ", ".join(map(str, self.widths))
+        measured = f"Measured at widths {widths} with {self.draws} initialisations each"
+        coarse = self._coarse
+        if len(coarse) == len(self.evidence):
+            return [f"{measured}: undecided, all exponents have errors above {WIDEST}."]
+        updates = {k: x.update for k, x in self.evidence.items() if x.update}
         worst = max(
-            (abs(x.update.value) for x in self.evidence.values() if x.update),
+            (abs(update.value) for k, update in updates.items() if k not in coarse),
             default=0.0,
         )
-        return [
-            f"Measured at widths {widths} with {self.draws} initialisations each: under"
-            " these exponents the update of every parameter changes what it writes by"
-            f" order 1 (exponents of the width within ±{worst:.2f} of 0)."
+        which = "the other parameters" if coarse else "every parameter"
+        sentences = [
+            f"{measured}: under these exponents the update of {which} changes what it"
+            f" writes by order 1 (exponents of the width within ±{worst:.2f} of 0)."
         ]
+        if coarse:
+            names = ", ".join(dict.fromkeys(map(pattern_of, coarse)))
+            sentences.insert(
+                0, f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
+            )
+        return [*sentences, *(self.depth.verified if self.depth else ())]
 
     def check(
         self,
         *,
         widths: Sequence[int] | None = None,
+        depths: Sequence[int] | None = None,
         lr: float = 2e-3,
         steps: int = 3,
         draws: int = 16,
@@ -260,6 +308,9 @@ class DerivedRule:
         ----------
         widths : sequence of int, optional
             Those of the derivation by default, and twice the largest.
+        depths : sequence of int, optional
+            Compare these depths at the smallest width instead of widths, for a rule
+            with exponents of the depth.
         lr : float
             The learning rate at the smallest width of the derivation.
         steps, draws : int
@@ -269,31 +320,48 @@ class DerivedRule:
         Returns
         -------
         changes : list of Change
-            `path`, the `exponent` of the width, and the `verdict` of each output.
+            `path`, the `exponent` of the width (or the depth), and the `verdict` of
+            each output.
         """
-        training = self.subject.trained(
+        subject = self.subject
+        free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
+        training = subject.trained(
             self.source(),
-            scales=self.scales,
-            free=[name for name, rule in self.rule.parameters.items() if rule.is_free],
-            seed=self.subject.seed + OTHER_SEEDS,
+            scales=self.rule.by_pattern().scales,
+            free=[*dict.fromkeys(map(pattern_of, free))],
+            seed=subject.seed + OTHER_SEEDS,
         )
+        options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
+        if depths is not None:
+            in_depth = self._checked_in_depth(widths, depths)
+            return coordinate_check(
+                training,
+                [(subject.base_width, depth) for depth in depths],
+                [*depths],
+                expected=in_depth.expected,
+                named=in_depth.named,
+                **options,
+            )
         at = [*(widths or (*self.widths, 2 * max(self.widths)))]
-        return coordinate_check(
-            training,
-            [(width,) for width in at],
-            at,
-            expected=self.expected,
-            lr=lr,
-            steps=steps,
-            draws=draws,
-        )
+        sizes = [subject.size(width, subject.base_depth) for width in at]
+        return coordinate_check(training, sizes, at, expected=self.expected, **options)
+
+    def _checked_in_depth(self, widths: Any, depths: Sequence[int]) -> DepthRule:
+        """What is known of the depth, for a check of depths."""
+        if widths is not None:
+            raise ArgumentError("widths", list(widths), "left out with depths")
+        if self.depth is None:
+            raise ArgumentError(
+                "depths", list(depths), "left out: the rule has no exponents of depth"
+            )
+        return self.depth
 
     @staticmethod
-    def check_text(changes: Sequence[Change]) -> str:
+    def check_text(changes: Sequence[Change], axis: str = "width") -> str:
         """The result of `check`, the verdict first."""
         counts = Counter(change.verdict for change in changes)
         words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        lines = [f"real training with the written file: {words}"]
+        lines = [f"real training with the written file, by {axis}: {words}"]
         for change in changes:
             lines.append(
                 f"{change.path:40} {_interval(change.exponent):22} {change.verdict}"
@@ -328,6 +396,7 @@ class DerivedRule:
                 }
                 for x in self.scales
             ],
+            "depth": None if self.depth is None else self.depth.to_dict(),
             "growing": list(self.growing),
             "departures": [departure._asdict() for departure in self.departures],
         }
@@ -355,17 +424,20 @@ class DerivedRule:
         changed = [
             name
             for name, rule in self.rule.parameters.items()
-            if rule.std.width or rule.lr.width
+            if rule.std != Power() or rule.lr != Power()
         ]
         named = [name for name in self.rule.parameters if self.name_of(name)]
         count = len(self.rule.parameters)
         if self.subject.make:
             return self._verdict_on_departures
+        sizes = "the width" if self.depth is None else "the width or the depth"
         text = (
             f"{self.module_name} with {self.subject.family.words}: {len(changed)} of"
-            f" {counted(count, 'parameter')} must follow the width, and"
+            f" {counted(count, 'parameter')} must follow {sizes}, and"
             f" {counted(len(self.scales), 'output')} must be scaled."
         )
+        if self.depth is not None:
+            text += f" {self.depth.words}"
         if self.undecided:
             return (
                 "Undecided: exponents of the updates of"
@@ -380,6 +452,11 @@ class DerivedRule:
     @property
     def undecided(self) -> list[str]:
         """The parameters whose updates were measured too coarsely for a rule."""
+        return [*self._coarse, *(self.depth.undecided if self.depth else ())]
+
+    @property
+    def _coarse(self) -> list[str]:
+        """Those at several widths."""
         coarse = []
         for name, evidence in self.evidence.items():
             update = evidence.update
@@ -423,11 +500,16 @@ class DerivedRule:
                 f"{place}: its change grows with the width, and no exponent removes"
                 " that: what it normalises has a size that does not grow"
             )
-        lines += ["", f"n is the width over {self.subject.base_width}. {EXPLANATION}"]
+        if self.depth is not None:
+            lines += ["", *_depth_table(self.depth)]
+        letters = f"n is the width over {self.subject.base_width}"
+        if self.subject.base_depth is not None:
+            letters += f", L the depth over {self.subject.base_depth}"
+        lines += ["", f"{letters}. {EXPLANATION}"]
         return "\n".join(lines)
 
 
-def _trained(changes: Sequence[Change], framework: str) -> list[str]:
+def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
     """What real training with a file found, in sentences."""
     if not changes:
         return []
@@ -436,8 +518,8 @@ def _trained(changes: Sequence[Change], framework: str) -> list[str]:
     rest = f"; others: {', '.join(others)}" if others else ""
     return [
         f"Trained in {framework} with this file: the changes of {counts[OK]} of"
-        f" {len(changes)} outputs do not depend on the width (exponents within ±0.1, 99"
-        f" % intervals){rest}."
+        f" {len(changes)} outputs follow the {axis} as they should (exponents within"
+        f" ±0.1, 99 % intervals){rest}."
     ]
 
 
@@ -453,9 +535,34 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _n(power: Power) -> str:
-    """A power of the width, such as n^-1/2."""
-    halves = {-0.5: "n^-1/2", 0.5: "n^1/2", 0.0: "1", 1.0: "n", -1.0: "1/n"}
-    return halves.get(power.width, f"n^{power.width:g}")
+    """Powers of the width n and the depth L, such as n^-1/2 or 1/n 1/L."""
+    words = [_power("n", power.width), _power("L", power.depth)]
+    return " ".join(word for word in words if word) or "1"
+
+
+def _power(letter: str, exponent: float) -> str:
+    """A power, such as n^-1/2; "" if it is 1."""
+    known = {-0.5: "^-1/2", 0.5: "^1/2", 1.0: ""}
+    if exponent == 0:
+        return ""
+    if exponent == -1:
+        return f"1/{letter}"
+    return letter + known.get(exponent, f"^{exponent:g}")
+
+
+def _depth_table(depth: DepthRule) -> list[str]:
+    """What was measured at several depths."""
+    rows: list[tuple[str, ...]] = [
+        ("branch", "its size against the depth, before → with the rule")
+    ]
+    for path, branch in depth.branches.items():
+        found = f"{_interval(branch.before)} → {_interval(branch.after)}"
+        rows.append((path, found))
+    rows.append(("parameter", "the change of the loss by its updates in all layers"))
+    for pattern, update in depth.parameters.items():
+        found = f"{_interval(update.before)} → {_interval(update.after)}"
+        rows.append((pattern, found))
+    return _table(rows)
 
 
 def _scaled(scale: OutputScale) -> str:

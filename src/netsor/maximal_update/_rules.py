@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ._power import Power
@@ -18,7 +17,7 @@ ZERO = Power()
 
 @dataclass(frozen=True)
 class ParameterRule:
-    """By which powers of the width and depth to multiply what belongs to a parameter.
+    """The powers of width and depth by which to multiply the settings of a parameter.
 
     Attributes
     ----------
@@ -43,12 +42,13 @@ class ParameterRule:
 
 
 class Part(NamedTuple):
-    """Entries of the last axis, or of the first one of a parameter, as shares of their
-    number.
-    """
+    """Entries of an axis, as shares of their number."""
 
     start: float
     stop: float
+    # of a parameter of JAX; of a module of PyTorch it is the last axis of its output,
+    # or the first one of a parameter
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,42 @@ class ScalingRule:
     scales: tuple[OutputScale, ...] = ()
 
     def of(self, name: str) -> ParameterRule:
-        """The rule of a parameter, by its pattern."""
+        """The rule of a parameter, by its name or its pattern."""
         if name in self.parameters:
             return self.parameters[name]
-        for pattern, rule in self.parameters.items():
-            if fnmatchcase(name, pattern):
-                return rule
-        return ParameterRule()
+        return self.parameters.get(pattern_of(name), ParameterRule())
 
     def without_rows(self) -> ScalingRule:
         """The same without factors of rows of parameters."""
         scales = tuple(x for x in self.scales if not x.parameters)
         return ScalingRule(self.parameters, scales)
+
+    def placed(
+        self, paths: Collection[str], names: Collection[str]
+    ) -> tuple[OutputScale, ...]:
+        """The factors with the paths, and the names of parameters, of a network for
+        patterns of them.
+        """
+        placed = []
+        for scale in self.scales:
+            if scale.parameters:
+                of_scale = tuple(x for y in scale.parameters for x in matches(y, names))
+                placed.append(replace(scale, parameters=of_scale))
+                continue
+            of_network = matches(scale.path, paths)
+            placed += [replace(scale, path=path) for path in of_network]
+        return tuple(placed)
+
+    def by_pattern(self) -> ScalingRule:
+        """The same for networks of every depth: names with * for the number of a
+        layer.
+        """
+        scales = {}
+        for x in self.scales:
+            names = tuple(dict.fromkeys(map(pattern_of, x.parameters)))
+            each = replace(x, path=pattern_of(x.path), parameters=names)
+            scales[(each.path, each.part)] = each
+        return ScalingRule(collapsed(self.parameters), tuple(scales.values()))
 
 
 def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
@@ -109,6 +133,11 @@ def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
 def pattern_of(name: str) -> str:
     """A path with * for the numbers of layers."""
     return NUMBER.sub("*", name)
+
+
+def matches(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names of a pattern, in order."""
+    return [name for name in names if pattern in (name, pattern_of(name))]
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:

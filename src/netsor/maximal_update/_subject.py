@@ -97,9 +97,19 @@ class Subject(ABC):
                 found[name] = self._split(name, shape[0], width)
         return found
 
-    def matrices_of_width(self, width: int) -> Matrices:
-        """The same for the depth of the function."""
-        return self.matrices(width, None)
+    def matrices_of_size(self, width: int, depth: int | None = None) -> Matrices:
+        """The same, by default for the smallest depth."""
+        return self.matrices(width, depth or self.base_depth)
+
+    @property
+    def base(self) -> tuple[int, ...]:
+        """The smallest width, and the smallest depth if there is one."""
+        return self.size(self.base_width, self.base_depth)
+
+    @staticmethod
+    def size(width: int, depth: int | None) -> tuple[int, ...]:
+        """What the function is called with."""
+        return (width,) if depth is None else (width, depth)
 
     def _split(self, name: str, rows: int, width: int) -> Sequence[int] | None:
         """The sizes of the parts of a matrix; None: it is one."""

@@ -160,8 +160,8 @@ class Config:
             if value != allowed:
                 raise ValueError(
                     f"{field}={shown(value)} of this {self.family} configuration is not"
-                    f" known here: it must be {allowed!r}. Write it with netsor.nn, or"
-                    " change the field"
+                    f" supported: it must be {allowed!r}. Change the field, or write"
+                    " the network with netsor.nn"
                 )
 
     def fields(self, **defaults: Any) -> dict[str, Any]:
@@ -256,8 +256,8 @@ class Config:
         if len(named) > MOST_NAMED:
             fields += f" and {len(named) - MOST_NAMED} more"
         raise ValueError(
-            f"the {self.family} configuration has fields that are not known here and"
-            f" may matter at initialisation: {fields}. Remove them if they do not"
+            f"netsor does not know these fields of a {self.family} configuration,"
+            f" which may matter at initialisation: {fields}. Remove those that do not"
         )
 
 

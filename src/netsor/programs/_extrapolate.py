@@ -592,7 +592,7 @@ class ExtrapolatedLaw:
         is_known = not math.isnan(entry.growth)
         if is_known and entry.growth - 2 * entry.growth_error > SLOWEST:
             raise NoLimitError(
-                f"{label} shows no limit: differences between widths do not fall, they"
+                f"{label} shows no limit: differences between widths do not fall but"
                 f" change like {exponent}"
             )
         if is_known:

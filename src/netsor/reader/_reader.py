@@ -159,7 +159,7 @@ class Reader(ABC):
     def windows_of_pixels(self, node: Node) -> Any:
         """The windows of given pixels that a kernel multiplies; None if not given.
 
-        Groups have kernels of their own, which are not drawn column by column.
+        Groups have their own kernels, which are not drawn column by column.
         """
 
     def _looked_up(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Reader(ABC):
             if any(x is None for x in factors):
                 continue
             columns = [x.reshape(-1, x.shape[-1]).any(axis=0) for x in factors]
-            if sum(int(used.sum()) for used in columns) <= MAX_COLUMNS:
+            if sum(int(is_used.sum()) for is_used in columns) <= MAX_COLUMNS:
                 names.add(name)
         return names
 

@@ -544,7 +544,7 @@ class Components(NamedTuple):
         return values
 
     def variance(self) -> float:
-        """Of the mixture."""
+        """Variance of the mixture."""
         return float(self.var.mean() + self.mean.var())
 
     def kurtosis(self) -> float:

@@ -339,7 +339,7 @@ class TrainingRequest(_study.Request):
         return {}
 
     def _check_eps(self) -> None:
-        """Refuse an eps that is no number, or of an optimiser that has none."""
+        """Reject an eps that is not a number, or of an optimiser without one."""
         real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:
             raise ArgumentError(
@@ -617,6 +617,18 @@ def makes_jax_model(model: Any) -> bool:
     from ..jax._models import is_model
 
     return is_model(model)
+
+
+def makes_jax_model_of_width(build: Any, width: int) -> bool:
+    """Whether a function of the width returns a JAX model."""
+    if "jax" not in sys.modules:  # no model without JAX
+        return False
+    from ..jax._models import is_model
+
+    try:
+        return is_model(build(width))
+    except Exception:  # errors of a program are reported where it is made
+        return False
 
 
 def call_build(build: Build, width: float) -> Any:

@@ -178,11 +178,7 @@ def training(
         factory = partial(build, width)
         inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
         net = loss_of(read_network(factory, inputs, trained=True))
-        names = {
-            value.op.weight.source.name
-            for value in topological_order(net.outputs)
-            if isinstance(value.op, MatMul)
-        }
+        names = _matrices(net)
         if not isinstance(optimiser, str):
             rates = _rates(factory(), optimiser)
             return net, {name: rates.get(str(name), 0.0) for name in names}
@@ -195,6 +191,46 @@ def training(
 
     step_at.__name__ = getattr(build, "__name__", "module")
     return step_at, kind
+
+
+def training_of_rule(
+    build: Callable[[int], Module], rule: Any, lr: float, ids: Any
+) -> Callable[[int], tuple[Program, Any]]:
+    """The steps of `training` under a rule of `ns.torch.parametrise`, by its functions,
+    with a learning rate at the base of the rule.
+    """
+
+    def prepared(width: int) -> Module:
+        """A new module under the rule."""
+        module = build(width)
+        rule.initialise(module)
+        rule.scale_outputs(module)
+        return module
+
+    def step_at(width: int) -> tuple[Program, Any]:
+        factory = partial(prepared, width)
+        inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
+        net = loss_of(read_network(factory, inputs, trained=True))
+        module = factory()
+        names = {id(p): k for k, p in module.named_parameters() if p.requires_grad}
+        rates = {
+            names[id(p)]: float(group["lr"])
+            for group in rule.param_groups(module, lr)
+            for p in group["params"]
+        }
+        return net, {name: rates.get(str(name), 0.0) for name in _matrices(net)}
+
+    step_at.__name__ = getattr(build, "__name__", "module")
+    return step_at
+
+
+def _matrices(net: Program) -> set[Any]:
+    """The names of the matrices that a program multiplies by."""
+    return {
+        value.op.weight.source.name
+        for value in topological_order(net.outputs)
+        if isinstance(value.op, MatMul)
+    }
 
 
 def _kind_of_step(optimiser: Any) -> str:

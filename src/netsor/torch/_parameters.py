@@ -252,8 +252,8 @@ def _check_initialised(name: str, p: Any, samples: list[Sample]) -> None:
     if differs:
         raise ValueError(
             f"{name} has entries of root mean square {present_rms:.4g}, and"
-            f" {new_rms:.4g} if it is initialised again: it was trained, or its"
-            " constructor does more: pass a function that makes the module"
+            f" {new_rms:.4g} if it is initialised again. It was trained, or code"
+            " outside its own reset changed it; pass a function that makes the module"
         )
 
 

@@ -248,7 +248,7 @@ def _square(x: Vector) -> Scalar:
 
 
 def _is_nonzero(product: Product, limit: ProductLimit) -> Bools:
-    """Which needed pairs of a product exceed rounding, (replicas, pairs)."""
+    """Mask of the needed pairs of a product that exceed rounding, (replicas, pairs)."""
     x_length = np.sqrt(limit.xx.max(axis=0)).reshape(product.x.shape)
     y_length = np.sqrt(limit.yy.max(axis=0)).reshape(product.y.shape)
     lengths = x_length[..., :, None] * y_length[..., None, :]

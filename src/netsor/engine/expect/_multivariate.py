@@ -224,7 +224,9 @@ def _products(
     is_wide = most >= WIDE
 
     def integrals(nodes: int, least: float) -> RuleIntegrals:
-        """By the rule with so many nodes per variable and weights above `least`."""
+        """Integrate by the rule with so many nodes per variable and weights above
+        `least`.
+        """
         check_cancelled()
         rule = product(variables, nodes, least)
         values = integrand(rows, rule.nodes)

@@ -178,7 +178,7 @@ def _classes_of_members(products: Sequence[Value]) -> list[list[int]]:
 
 
 def _times_used(products: Sequence[Value], member: int) -> int:
-    """In how many products a member of a weight acts."""
+    """The number of products in which a member of a weight acts."""
     times = 0
     for value in products:
         assert isinstance(value.op, Acting)

@@ -348,9 +348,10 @@ def _check_finite(plan: Plan, seed: int, *arrays: Floats) -> None:
         return
     if _small_part_is_lost(plan, seed, arrays):
         raise ValueError(
-            "at width inf, a score rests on a part of order n^(-1/2) of vectors that a"
-            " matrix acts on, which is not followed; net.law(…, method='extrapolate')"
-            " estimates the limit from exact laws at finite widths"
+            "at width inf, a score depends on the part of order n^(-1/2) of vectors"
+            " that a matrix acts on, which netsor does not compute; net.law(…,"
+            " method='extrapolate') estimates the limit from exact laws at finite"
+            " widths"
         )
     raise ValueError(
         "the law is not finite: a function of the program gave NaN or infinity, or it"

@@ -191,9 +191,9 @@ class ProbedProgram:
             if before.shape != stream.shape:
                 shapes = f"{before.shape} and {stream.shape}"
                 raise ValueError(
-                    f"{self.name} has streams of {shapes}: token counts differ. Where"
-                    " a block begins with other tokens than the one before returned,"
-                    " name them: ns.probe('before', x)"
+                    f"{self.name} has streams of {shapes}: token counts differ. If a"
+                    " block does not begin with the tokens that the previous one"
+                    " returned, name its input: ns.probe('before', x)"
                 )
 
     def sizes(self, widths: Mapping[str, float]) -> StreamSizes | None:

@@ -133,7 +133,7 @@ def order(name: str, width: int | None, draws: int, seed: int) -> Arrays:
 
 
 def parts(quick: bool) -> list[Part]:
-    """At every N of the notebook, and in the limit."""
+    """The values at every N of the notebook, and in the limit."""
     draws = 4000 if quick else 20_000
     parts = []
     for name, run in RUNS.items():

@@ -337,7 +337,7 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Separation:
-    """From which laws the nearest width of a figure is distinguished."""
+    """The laws from which the nearest width of a figure is distinguished."""
 
     figure: str
     case: Case  # the nearest width to a limit
@@ -376,7 +376,7 @@ def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
 
 
 def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
-    """From which laws the width of a case is distinguished: those whose KL from the
+    """The laws from which the width of a case is distinguished: those whose KL from the
     limit is more than TWICE the upper end of the KL to its own limit, `kl`.
     """
     # draws at infinite width are there only if the limit was used for coupling

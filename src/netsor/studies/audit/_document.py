@@ -671,7 +671,7 @@ def _provenance(audits: Sequence[LengthResult], manifest: dict[str, Any]) -> Par
 
 
 def _precision(cases: Sequence[Mapping[str, Any]]) -> str:
-    """In which precision the cases of a manifest were drawn."""
+    """The precision in which the cases of a manifest were drawn."""
     single = [case for case in cases if case["precision"] == "float32"]
     if not single:
         return "double precision"

@@ -245,8 +245,8 @@ def ratio(numerator: Floats, denominator: Floats, otherwise: float) -> Floats:
     remedy=remedies.growth,
 )
 def _growth(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the mean square after the last block over that of the embedding, in the stack
-    (encoder or decoder) where it is largest.
+    """Judge by the mean square after the last block over that of the embedding, in the
+    stack (encoder or decoder) where it is largest.
     """
     square = inputs.draws["mean_square"]  # (draws, blocks)
     # (draws,) for each stack: encoder and decoder may have their own
@@ -292,8 +292,8 @@ def _growth(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="attention_share",
 )
 def _branches(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the share of the weaker branch in what attention and MLP add together, in the
-    block where it is least.
+    """Judge by the share of the weaker branch in what attention and MLP add together,
+    in the block where it is least.
     """
     draws = inputs.draws
     if not {"attention_share", "mlp_share"} <= draws.keys():
@@ -336,9 +336,9 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="effective_rank",
 )
 def _rank(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the effective rank after the last block: (rank − 1) over (tokens − 1), where
-    tokens that begin as the same vector count once. It is 0 if all tokens point the
-    same way, and 1 if they are orthogonal.
+    """Judge by the effective rank after the last block: (rank − 1) over (tokens − 1),
+    where tokens that begin as the same vector count once. It is 0 if all tokens point
+    the same way, and 1 if they are orthogonal.
     """
     if inputs.distinct < 2:
         return rule.finding("the tokens begin as one vector")
@@ -384,8 +384,8 @@ def _rank(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="entropy",
 )
 def _entropy(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the entropy of attention rows relative to uniform ones, in the block where it
-    is least.
+    """Judge by the entropy of attention rows relative to uniform ones, in the block
+    where it is least.
     """
     if "entropy" not in inputs.draws:
         return rule.finding("attention weights are not probed")
@@ -418,7 +418,7 @@ def _entropy(inputs: RuleInput, rule: Rule) -> Finding:
     remedy=remedies.loss,
 )
 def _loss(inputs: RuleInput, rule: Rule) -> Finding:
-    """By how far the first loss is above ln V, the loss of uniform probabilities."""
+    """Judge by the first loss above ln V, the loss of uniform probabilities."""
     if inputs.uniform_loss is None or "loss" not in inputs.draws:
         return rule.finding("the model has no logits")
     excess = inputs.draws["loss"] - inputs.uniform_loss
@@ -467,9 +467,9 @@ def _beyond_band(
     remedy=remedies.limit,
 )
 def _limit(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the share of medians at infinite width, over all quantities and blocks, that
-    are outside the band at the model's own widths. Undecided if the medians that may be
-    outside, by their intervals, decide whether the share is above the threshold.
+    """Judge by the share of medians at infinite width, over all quantities and blocks,
+    that are outside the band at the model's own widths. Undecided if the medians that
+    may be outside, by their intervals, decide whether the share is above the threshold.
     """
     limit = inputs.limit
     if isinstance(limit, str):
@@ -525,8 +525,8 @@ def _limit(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _vanishing(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the gradient after the first block over that after the last: not from the
-    embedding on, whose gradient may be large only since its vectors are small.
+    """Judge by the gradient after the first block over that after the last: not from
+    the embedding on, whose gradient may be large only since its vectors are small.
     """
     return _through_stack(inputs, rule, comparison=below, from_embedding=False)
 
@@ -550,8 +550,8 @@ def _vanishing(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _exploding(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the gradient at the embedding over that after the last block; where an encoder
-    and a decoder share the embedding, by that after the first block of each.
+    """Judge by the gradient at the embedding over that after the last block; where an
+    encoder and a decoder share the embedding, by that after the first block of each.
     """
     return _through_stack(
         inputs, rule, comparison=above, from_embedding=len(inputs.stacks) == 1
@@ -627,8 +627,8 @@ def _through_stack(
     about_gradients=True,
 )
 def _scores(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the share of the query and key matrices in the squared gradient of all four
-    matrices of attention, in the block where it is least.
+    """Judge by the share of the query and key matrices in the squared gradient of all
+    four matrices of attention, in the block where it is least.
     """
     if "grad_qkv" in inputs.draws:
         return rule.finding(
@@ -676,7 +676,7 @@ def _scores(inputs: RuleInput, rule: Rule) -> Finding:
     about_gradients=True,
 )
 def _dominant(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the share of one kind of weight, that with the largest, in the squared
+    """Judge by the share of one kind of weight, that with the largest, in the squared
     gradient of all weights.
     """
     sums: dict[str, Floats] = {}  # (draws,) of each kind, over all blocks
@@ -724,15 +724,15 @@ def _dominant(inputs: RuleInput, rule: Rule) -> Finding:
     quantity="largest_load",
 )
 def _load(inputs: RuleInput, rule: Rule) -> Finding:
-    """By the tokens that the busiest expert gets over an even share, in the block where
-    it is largest.
+    """Judge by the tokens that the busiest expert gets over an even share, in the block
+    where it is largest.
     """
     if "largest_load" not in inputs.draws:
         if inputs.has_routers:
             return rule.finding(
                 "there is a router, but the gates of its experts were not found"
             )
-        return rule.finding("there are no experts")
+        return rule.finding("no block chooses among experts")
     load = inputs.draws["largest_load"]  # (draws, blocks)
     medians = np.median(load, axis=0)
     worst = int(np.argmax(medians))

@@ -22,12 +22,19 @@ from ...programs._program import Program
 from ...runtime._parallel import Progress
 from .._parametrisation import Parametrisation
 from .._study import Run
-from .._training import TrainingStudy, is_function, subject_of
+from .._training import (
+    TrainingStudy,
+    is_function,
+    makes_jax_model_of_width,
+    subject_of,
+)
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
 from ._results import Check, CoordCheck
 
 __all__ = ["coord_check"]
 
+# steps by the optimisers of derived rules; those of several optimisers have no step
+OF_RULES = {"adamw": "adam", "adam": "adam", "sgd": "sgd", "lion": "lion"}
 SIZE_RTOL = 1e-5  # of a size: square roots of rounding errors of squares are below it
 
 
@@ -97,7 +104,9 @@ def coord_check(
     parametrisation : str, pathlib.Path, mapping or sequence of these, optional
         How standard deviations and learning rates follow width and depth: "sp", "mup",
         "ntk", "mean-field", "fixed", a JSON or TOML file, its content, or a list of
-        these. SP and µP by default.
+        these. SP and µP by default. For a function that returns a PyTorch module: what
+        `ns.torch.parametrise` returns, or its TOML file, for "adamw", "adam", "sgd" or
+        "lion"; `lr` is then the rate at the base of the rule.
     ids : sequence of int, optional
         The tokens of the batch, by default random ones. Unless you give `targets`, the
         target of each is the next.
@@ -149,8 +158,10 @@ def coord_check(
     options = {**locals()}  # those of the request have the same names
     del options["executor"], options["model"], options["parametrisation"]
     if is_function(model):
-        trained = of_module(model, widths, optimiser, lr, ids, steps)
-        model = trained.build
+        trained = of_module(
+            model, widths, optimiser, lr, ids, steps, parametrisation=parametrisation
+        )
+        model, parametrisation = trained.build, trained.parametrisation
         options |= {
             "optimiser": trained.optimiser,
             "lr": trained.lr,
@@ -169,6 +180,7 @@ class TrainedFunction(NamedTuple):
     optimiser: Any
     lr: Any
     ids: Sequence[int] | None
+    parametrisation: Any = None  # None: it is in the function
 
 
 def of_module(
@@ -178,6 +190,7 @@ def of_module(
     lr: Any,
     ids: Sequence[int] | None,
     steps: int,
+    parametrisation: Any = None,
 ) -> TrainedFunction:
     """How to train what a function of the width makes.
 
@@ -185,10 +198,10 @@ def of_module(
     JAX models becomes one of their programs, which have the ids, and an optimiser of
     PyTorch becomes one of `ns.step`.
     """
-    unchanged = TrainedFunction(build, optimiser, lr, ids)
+    unchanged = TrainedFunction(build, optimiser, lr, ids, parametrisation)
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
     width = integers[0] if integers else 0
-    if "jax" in sys.modules and _makes_jax_model(build, width):
+    if makes_jax_model_of_width(build, width):
         return _of_jax_model(build, width, optimiser, lr, ids)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
@@ -196,9 +209,11 @@ def of_module(
 
     if not makes_module(build, width):
         return unchanged
+    if parametrisation is not None:
+        return _under_rule(build, optimiser, lr, ids, parametrisation)
     if lr is not None and not isinstance(optimiser, str):
         raise ArgumentError(
-            "lr", lr, "left out: the optimiser of a module has the learning rates"
+            "lr", lr, "left out: the module's optimiser sets the learning rates"
         )
     if steps != 1 and not isinstance(optimiser, str):
         raise ArgumentError(
@@ -213,14 +228,30 @@ def of_module(
     return TrainedFunction(program_of, optimiser=step, lr=lr, ids=None)
 
 
-def _makes_jax_model(build: Any, width: int) -> bool:
-    """Whether a function of the width returns a JAX model."""
-    from ...jax._models import is_model
+def _under_rule(
+    build: Any,
+    optimiser: Any,
+    lr: Any,
+    ids: Sequence[int] | None,
+    parametrisation: Any,
+) -> TrainedFunction:
+    """How to train PyTorch modules under a rule of `ns.torch.parametrise`."""
+    from ...torch._network import training_of_rule
+    from ...torch.maximal_update._rule_functions import rule_functions
 
-    try:
-        return is_model(build(width))
-    except Exception:  # errors of a program are reported where it is made
-        return False
+    if optimiser not in OF_RULES:
+        raise ArgumentError(
+            "optimiser",
+            optimiser,
+            f"one of {', '.join(OF_RULES)} with the parametrisation of a module",
+        )
+    functions = rule_functions(parametrisation, optimiser)
+    step = OF_RULES[optimiser]
+    rate = NAMED[step].lr if lr is None else lr
+    if not isinstance(rate, int | float):
+        raise ArgumentError("lr", rate, "a number, the rate at the base of the rule")
+    program_of = training_of_rule(build, functions, float(rate), ids)
+    return TrainedFunction(program_of, optimiser=step, lr=0.0, ids=None)
 
 
 def _of_jax_model(
@@ -233,8 +264,8 @@ def _of_jax_model(
         raise ArgumentError(
             "optimiser",
             optimiser,
-            f"the name of one, {', '.join(NAMED)}, with the learning rates in lr: the"
-            " functions of optax do not show theirs",
+            f"a name, {', '.join(NAMED)}, with the learning rates in lr: optax does"
+            " not reveal those of its optimisers",
         )
     if lr is None:
         lr = NAMED[optimiser].lr if optimiser in NAMED else 0.0
@@ -298,8 +329,9 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
 
 
 def _without_rounding(sizes: dict[Entry, Floats]) -> dict[Entry, Floats]:
-    """The same sizes with 0 in place of changes below SIZE_RTOL of the size before the
-    step: these are rounding errors.
+    """The same sizes, without rounding errors.
+
+    Changes below SIZE_RTOL of the size before the step become 0.
     """
     rounded = dict(sizes)
     for entry, size in sizes.items():

@@ -1,8 +1,9 @@
 """Maximal-update parametrisations of modules, derived by measurement.
 
 `netsor.maximal_update` derives the rule. Here `_forward_graph` records the operations
-of a module, `_measure` runs it at several widths, `_emitted_file` writes the rule as
-plain PyTorch, and `_real_training` checks it by real steps.
+of a module, `_measure` runs it at several widths and `_depth` at several depths,
+`_emitted_file` writes the rule as plain PyTorch, and `_real_training` checks it by real
+steps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from ...maximal_update._derive import (
     DRAWS,
     WIDTHS,
     derive,
+    validated_depths,
     validated_splits,
     validated_widths,
 )
 from ...maximal_update._results import DerivedRule
 from ...maximal_update._rules import ScalingRule
+from ._depth import TorchDepths
 from ._measure import Graphs, TorchSubject
 from ._optimisers import FAMILIES, Family
 
@@ -37,6 +40,8 @@ def parametrise(
     *,
     optimiser: str | Callable[[Any], Any] = "adamw",
     widths: Sequence[int] = WIDTHS,
+    depths: Sequence[int] | None = None,
+    branch_power: float | None = None,
     batch: Any = None,
     split_sizes: Mapping[str, int | Callable[[int], Sequence[int]]] | None = None,
     draws: int = DRAWS,
@@ -65,6 +70,14 @@ def parametrise(
         can also write `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
+    depths : sequence of int, optional
+        Numbers of layers to measure, at least two, for the exponents of the depth, too.
+        `build` is then a function of the width and the depth. Widths are measured at
+        the smallest depth, and depths at the smallest width.
+    branch_power : float, optional
+        The exponent of the depth that the branches of the residual stream get, from -1
+        to -1/2. By default the one under which updates are largest: -1, or -1/2 if each
+        branch is a linear function of its parameters.
     batch : tuple, optional
         (inputs, targets): tensors that the module takes, and the right class for each
         row of its logits. By default two sequences of eight random tokens, each the
@@ -84,7 +97,8 @@ def parametrise(
     -------
     rule : DerivedRule
         `rule.parameters` has the exponents of each parameter, `rule.scales` the factors
-        of outputs, and `rule.evidence` what was measured. Print it for the table;
+        of outputs, and `rule.evidence` what was measured; `rule.depth` is what was
+        measured at several depths, or None. Print the rule for the table;
         `rule.source()` is a file of plain PyTorch, and `rule.check()` tests it by real
         training.
 
@@ -100,14 +114,16 @@ def parametrise(
         raise ArgumentError(
             "build", type(build).__name__, "a function of the width, not a module"
         )
-    family = _family(build, optimiser, sizes[0])
+    layers = validated_depths(depths, branch_power)
+    base = sizes[:1] if layers is None else (sizes[0], layers[0])
+    family = _family(build, optimiser, base)
     subject = TorchSubject(
         build=build,
         family=family,
         batch=batch,
         seed=whole(seed, "seed", least=0),
         base_width=sizes[0],
-        base_depth=None,
+        base_depth=None if layers is None else layers[0],
         split_sizes=validated_splits(split_sizes, family.is_mixed),
         make=None if isinstance(optimiser, str) else optimiser,
     )
@@ -118,15 +134,17 @@ def parametrise(
         draws,
         given=_given_exponents(subject, sizes),
         progress=progress,
+        depths=None if layers is None else TorchDepths(subject, layers, 2 * draws),
+        branch_power=branch_power,
     )
 
 
-def _family(build: Callable[..., Any], optimiser: Any, width: int) -> Family:
+def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) -> Family:
     """The optimiser of a name, or that of the user, by its class."""
     if isinstance(optimiser, str) or not callable(optimiser):
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
         return FAMILIES[optimiser]
-    made = optimiser(build(width))
+    made = optimiser(build(*size))
     for name, of_torch in CLASSES.items():
         if type(made) is of_torch:
             return FAMILIES[name]
@@ -143,7 +161,7 @@ def _given_exponents(subject: TorchSubject, widths: Sequence[int]) -> dict[str, 
         return {}
     rates = []
     for width in (widths[0], widths[-1]):
-        module = subject.new(width, None, subject.seed, ScalingRule())
+        module = subject.new(width, subject.base_depth, subject.seed, ScalingRule())
         rates.append(subject.given_rates(module))
     ratio = math.log(widths[-1] / widths[0])
     return {

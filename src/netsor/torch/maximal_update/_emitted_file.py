@@ -45,6 +45,11 @@ def width_of(model):
     """The width of a model."""
     return model.get_parameter({reference!r}).shape[{axis}]{over}
 
+
+def pattern_of(name):
+    """A path with * for the numbers of layers."""
+    return re.sub(r"(?<=\\.)\\d+(?=\\.|$)", "*", name)
+
 {depth_of}
 def factor(power, model, base_width{base_depth_argument}):
     """A power of the width{and_the_depth}, relative to the base."""
@@ -54,10 +59,10 @@ def factor(power, model, base_width{base_depth_argument}):
 
 
 def rule_of(name):
-    """The exponents of a parameter; * stands for the number of a layer."""
-{original_name}    for pattern, rule in RULES.items():
-        if fnmatchcase(name, pattern):
-            return rule
+    """The exponents of a parameter, by its name or its pattern."""
+{original_name}    for pattern in (name, pattern_of(name)):
+        if pattern in RULES:
+            return RULES[pattern]
     raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
 
 
@@ -76,10 +81,10 @@ def scale_outputs(model, base_width{base_depth_argument}):
     """
     for scale in SCALES:
         number = factor(scale.power, model, base_width{base_depth})
-        paths = [x for x, _ in model.named_modules() if fnmatchcase(x, scale.path)]
-        for path in paths:
-            hook = _times(number, scale.start, scale.stop)
-            model.get_submodule(path).register_forward_hook(hook)
+        for path, submodule in model.named_modules():
+            if scale.path in (path, pattern_of(path)):
+                hook = _times(number, scale.start, scale.stop)
+                submodule.register_forward_hook(hook)
 {scaled_parameters}
 
 def _times(number, start, stop):
@@ -102,7 +107,7 @@ def _times(number, start, stop):
 def param_groups(
     model,
     lr,
-    base_width{base_depth_argument},
+    base_width{base_depth_line},
     weight_decay=0.0{eps_argument}{matrix_argument},
 ):
     """The parameter groups of the optimiser; all numbers are those at base_width.
@@ -123,6 +128,7 @@ def param_groups(
 DEPTH_FIELDS = (
     "depth_of",
     "base_depth_argument",
+    "base_depth_line",
     "base_depth",
     "and_the_depth",
     "depth_factor",
@@ -130,7 +136,8 @@ DEPTH_FIELDS = (
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
-    return sum(fnmatchcase(x, {pattern!r}) for x, _ in model.named_parameters())
+    names = (pattern_of(name) for name, _ in model.named_parameters())
+    return sum(name == {pattern!r} for name in names)
 
 '''
 
@@ -156,7 +163,7 @@ KEY = """\
         group = groups.setdefault((rule, decay), {"params": []})
 """
 KEY_OF_MATRICES = """\
-        is_matrix = any(fnmatchcase(name, pattern) for pattern in MATRICES)
+        is_matrix = name in MATRICES or pattern_of(name) in MATRICES
         rate = matrix_lr if is_matrix and matrix_lr is not None else lr
         key = (rule, decay, is_matrix)
         group = groups.setdefault(key, {"params": [], "is_matrix": is_matrix})
@@ -164,7 +171,7 @@ KEY_OF_MATRICES = """\
 
 SCALED_PARAMETERS = """\
         for name, _ in list(model.named_parameters()):
-            if fnmatchcase(name, scale.path):
+            if scale.path in (name, pattern_of(name)):
                 path, _, last = name.rpartition(".")
                 rows = Rows(number, scale.start, scale.stop)
                 owner = model.get_submodule(path)
@@ -191,13 +198,14 @@ def _fields_of_rows(has_rows: bool) -> dict[str, str]:
     }
 
 
-def _fields_of_depth(pattern: str | None) -> dict[str, str]:
+def _fields_of_depth(pattern: str | None, base: int | None) -> dict[str, str]:
     """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
     if pattern is None:
         return dict.fromkeys(DEPTH_FIELDS, "")
     return {
         "depth_of": DEPTH_OF.format(pattern=pattern),
-        "base_depth_argument": ", base_depth",
+        "base_depth_argument": f", base_depth={base}",
+        "base_depth_line": f",\n    base_depth={base}",
         "base_depth": ", base_depth",
         "and_the_depth": " and the depth",
         "depth_factor": "    scale *= (depth_of(model) / base_depth) ** depth\n",
@@ -219,7 +227,7 @@ def _fields_of_eps(
     line = f'        group["eps"] = eps * factor({arguments})\n'
     if has_matrices:
         line = f"        if not is_matrix:\n    {line}"
-    return {"eps_argument": ", eps=1e-8", "eps_line": line}
+    return {"eps_argument": ",\n    eps=1e-8", "eps_line": line}
 
 
 def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
@@ -227,7 +235,7 @@ def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
     if not has_matrices:
         return {"matrix_argument": "", "of_matrices": "", "key": KEY, "lr": "lr"}
     return {
-        "matrix_argument": ", matrix_lr=None",
+        "matrix_argument": ",\n    matrix_lr=None",
         "of_matrices": OF_MATRICES,
         "key": KEY_OF_MATRICES,
         "lr": "rate",
@@ -248,13 +256,13 @@ def source_of(content: FileContent) -> str:
         "",
         "Usage:",
         "",
-        f"    model = {content.module}(width)",
+        f"    model = {content.module}({'width, depth' if has_depth else 'width'})",
         f"    initialise(model, base_width={content.base_width})     # new models only",
         f"    scale_outputs(model, base_width={content.base_width})  # always",
         *_usage_of_groups(content),
         '"""',
         "",
-        "from fnmatch import fnmatchcase",
+        "import re",
         "from typing import NamedTuple",
         "",
         "import torch",
@@ -262,7 +270,8 @@ def source_of(content: FileContent) -> str:
     if has_rows:
         head.append("from torch.nn.utils import parametrize")
     head.append("")
-    helpers = HELPERS.replace("{and_depth}", " and depth / base_depth")
+    and_depth = " and of depth / base_depth" if has_depth else ", and 0 of the depth"
+    helpers = HELPERS.replace("{and_depth}", and_depth)
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
     if has_rows:
         helpers += ROWS
@@ -280,7 +289,7 @@ def source_of(content: FileContent) -> str:
         axis=content.reference.axis,
         over="" if ratio == 1 else f" / {ratio:g}",
         **_fields_of_rows(has_rows),
-        **_fields_of_depth(content.depth_pattern),
+        **_fields_of_depth(content.depth_pattern, content.base_depth),
         **_fields_of_matrices(bool(content.matrices)),
         **_fields_of_eps(has_eps, has_depth, bool(content.matrices)),
     )

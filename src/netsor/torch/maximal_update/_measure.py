@@ -33,7 +33,7 @@ from ._emitted_file import source_of
 from ._forward_graph import ForwardGraph, forward_graph
 from ._optimisers import Family
 from ._parameter_names import parameters_of
-from ._prepared import groups_of_rule, prepare
+from ._prepared import groups_of_rule, placed_scales, prepare
 from ._real_training import Training, functions_of
 from ._scale_hooks import with_scaled_rows
 
@@ -63,10 +63,10 @@ class TorchSubject(Subject):
             family=self.family,
             batch=self.batch,
             seed=seed,
-            base=(self.base_width,),
+            base=self.base,
             functions=functions_of(source),
             scales=scales,
-            matrices=self.matrices_of_width,
+            matrices=self.matrices_of_size,
             free=free,
         )
 
@@ -94,7 +94,7 @@ class TorchSubject(Subject):
 
     def new(self, width: int, depth: int | None, seed: int, rule: ScalingRule) -> Any:
         """A module in double precision, with the rule applied."""
-        sizes = (width,) if depth is None else (width, depth)
+        sizes = self.size(width, depth)
         self.check_takes(sizes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -151,7 +151,8 @@ class Graphs:
         """The graph of a module, which has no factors of rows."""
         graph = forward_graph(module, self.subject.batch_for(module))
         ratios = self.subject.ratios(*size)
-        rows = [(x, x.power.of(*ratios)) for x in rule.scales if x.parameters]
+        scales = placed_scales(rule, module)
+        rows = [(x, x.power.of(*ratios)) for x in scales if x.parameters]
         return with_scaled_rows(graph, rows)
 
     def of_draw(self, rule: ScalingRule, network: Network, module: Any) -> ForwardGraph:
@@ -194,17 +195,7 @@ class Graphs:
             plain = subject.new(*network.size, seed, rule.without_rows())
             graph = self.of_draw(rule, network, plain)
             operations = replace(operations, graph=graph, nodes=graph.nodes)
-        rates = groups_of_rule(
-            rule,
-            module,
-            SMALL_LR,
-            *subject.ratios(*network.size),
-            self.matrices_of(network.size),
-        )
-        given, largest = subject.given_rates(module), subject.largest_rate
-        names = {id(p): name for name, p in parameters_of(module).items()}
-        for group in rates:
-            group["lr"] *= given[names[id(group["params"][0])]] / largest
+        rates = self.groups(rule, module, network.size)
         draw = steps_of(subject.family, module, batch, rates)
         with torch.no_grad():
             responses = measured(
@@ -212,6 +203,20 @@ class Graphs:
             )
         stds = {name: _std(p) for name, p in draw.before.items()}
         return Drawn(responses, draw.gradients, stds)
+
+    def groups(self, rule: ScalingRule, module: Any, size: Size) -> list[Any]:
+        """The groups of a measurement: small learning rates that follow the rule, and
+        the optimiser of the user.
+        """
+        subject = self.subject
+        groups = groups_of_rule(
+            rule, module, SMALL_LR, *subject.ratios(*size), self.matrices_of(size)
+        )
+        given, largest = subject.given_rates(module), subject.largest_rate
+        names = {id(p): name for name, p in parameters_of(module).items()}
+        for group in groups:
+            group["lr"] *= given[names[id(group["params"][0])]] / largest
+        return groups
 
     @staticmethod
     def place_of_scale(found: Measurement, index: int) -> Place:

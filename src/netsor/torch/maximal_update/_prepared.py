@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...maximal_update._rules import ScalingRule
+from ...maximal_update._rules import OutputScale, ScalingRule
 from ._parameter_names import parameters_of
 from ._scale_hooks import add_scale
 
@@ -19,8 +19,14 @@ def prepare(rule: ScalingRule, module: Any, width: float, depth: float) -> None:
             factor = rule.of(name).std.of(width, depth)
             if factor != 1:
                 p.mul_(factor)
-    for scale in rule.scales:
+    for scale in placed_scales(rule, module):
         add_scale(module, scale, scale.power.of(width, depth))
+
+
+def placed_scales(rule: ScalingRule, module: Any) -> tuple[OutputScale, ...]:
+    """The factors of a rule with the paths of a module for patterns of paths."""
+    paths = [path for path, _ in module.named_modules()]
+    return rule.placed(paths, [*parameters_of(module)])
 
 
 def groups_of_rule(

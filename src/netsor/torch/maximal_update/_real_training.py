@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...maximal_update._rules import OutputScale, Part
+from ...maximal_update._rules import OutputScale, Part, matches
 from ._arrays import rms
 from ._batch import Batch, batch_of, logits_in
 from ._optimisers import Family
@@ -61,8 +61,8 @@ class Training:
     # what makes the optimiser of a module, instead of the family; its learning rates
     # are then factors
     make: Callable[[Any], Any] | None = None
-    # by widths: the parameters with an optimiser for matrices, and their parts
-    matrices: Callable[[int], Mapping[str, Any]] = lambda width: {}
+    # by sizes: the parameters with an optimiser for matrices, and their parts
+    matrices: Callable[..., Mapping[str, Any]] = lambda *size: {}
     # Parameters that may start at 0. What their start makes of changed inputs falls
     # with the width, so their modules are judged by what the update writes.
     free: Sequence[str] = ()
@@ -74,7 +74,7 @@ class Training:
             module = self.build(*size).eval()
         batch = batch_of(module, self.batch, self.seed)
         groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
-        matrices = self.matrices(size[0])
+        matrices = self.matrices(*size)
         if self.functions is not None:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
@@ -87,11 +87,30 @@ class Training:
             optimiser = self.make(module)
             for group in optimiser.param_groups:
                 group["lr"] = lr * group["lr"]
-        paths = [name.rpartition(".")[0] for name in self.free]
+        names = [x for y in self.free for x in matches(y, parameters_of(module))]
+        paths = [name.rpartition(".")[0] for name in names]
         starts = {
             path: copy.deepcopy(module.get_submodule(path)) for path in paths if path
         }
         return Started(module, batch, optimiser, self.scales, starts)
+
+    def loss_after(
+        self,
+        width: int,
+        lr: float,
+        draw: int,
+        factors: Sequence[float],
+        clip_norm: float | None,
+    ) -> float:
+        """The loss after some steps, whose learning rates have factors."""
+        started = self.start((width,), lr, draw)
+        groups = started.optimiser.param_groups
+        rates = [group["lr"] for group in groups]
+        for factor in factors:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = factor * rate
+            started.step(clip_norm)
+        return started.loss()
 
     def changes(
         self, size: tuple[int, ...], lr: float, draw: int, steps: int
@@ -154,14 +173,16 @@ class Started(NamedTuple):
             if value.shape == logits.shape:
                 found[path] = value[..., words]
         for scale in self.scales:
-            if scale.part is not None and scale.path in found:
-                found[scale.path] = without_part(found[scale.path], scale.part)
+            if scale.part is None:
+                continue
+            for path in matches(scale.path, [*found]):
+                found[path] = without_part(found[path], scale.part)
         found[LOGITS] = logits[..., words]
         return found
 
 
 def without_part(value: Any, part: Part) -> Any:
-    """The entries of the last axis outside of a part, which has a factor of its own."""
+    """The entries of the last axis outside of a part, which has its own factor."""
     count = value.shape[-1]
     start, stop = round(part.start * count), round(part.stop * count)
     return torch.cat([value[..., :start], value[..., stop:]], dim=-1)

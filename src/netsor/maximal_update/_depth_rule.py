@@ -1,0 +1,386 @@
+"""How a rule follows the depth: exponents of branches, learning rates and eps.
+
+With branches L^−a of a stream of L layers, the stream stays of order 1 if a ≥ 1/2.
+Updates of all layers add up along the gradient, so that learning rates within layers
+follow L^(a−1). If a is 1, every update within a branch is of order 1 as well; if a is
+smaller, a branch that has several layers is in the limit a linear function of its
+parameters. Both exponents follow here from measurements at several depths: the size of
+every branch, and what the updates of a parameter in all layers change in the loss.
+
+They are measured with weak branches, which have a further constant factor. Layers then
+see the same stream and the same gradient, and exponents are those of large depths: with
+branches as strong as the stream, powers bend at depths such as 2 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from .._validate import ArgumentError
+from ..laws._power_law import Exponent, Fit
+from ..reader._graph import UnsupportedError
+from ._branches import Term
+from ._power import Power
+from ._rules import OutputScale, ParameterRule, ScalingRule, pattern_of
+from ._solve import halves
+from ._subject import Subject
+
+MOST_ROUNDS = 8  # of measuring and changing
+DEEP, SHALLOW = -1.0, -0.5  # exponents of branches
+WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
+WEAK = 0.01  # the size of a branch, relative to the stream, in measurements
+MIDDLE = "middle"  # for the number of a layer
+NAMES = {DEEP: "CompleteP", SHALLOW: "depth-µP"}
+
+
+class DepthEvidence(NamedTuple):
+    """The exponents of the depth that belong to the parameters of a pattern.
+
+    Attributes
+    ----------
+    before, after : Exponent or None
+        Of what the updates of these parameters in all layers change in the loss, before
+        and under the rule. None: they change nothing.
+    """
+
+    before: Exponent | None
+    after: Exponent | None
+
+
+class BranchEvidence(NamedTuple):
+    """The exponents of the depth of a branch.
+
+    Attributes
+    ----------
+    before, after : Exponent or None
+        Of its size, before and under the rule.
+    is_deep : bool
+        Whether something in it reads what one of its parameters writes.
+    """
+
+    before: Exponent | None
+    after: Exponent | None
+    is_deep: bool
+
+
+@dataclass(frozen=True)
+class DepthRule:
+    """What was derived and measured at several depths.
+
+    Attributes
+    ----------
+    depths : tuple of int
+        The depths; the smallest is the base.
+    branches : dict
+        `BranchEvidence` by paths of submodules, with * for the number of a layer.
+    parameters : dict
+        `DepthEvidence` by names of parameters, with * for the number of a layer.
+    pattern : str
+        Of a parameter that every layer has.
+    power : float
+        The exponent of branches under the rule.
+
+    Examples
+    --------
+    >>> rule = ns.torch.parametrise(build, depths=[2, 4, 8])  # doctest: +SKIP
+    >>> rule.depth.power  # doctest: +SKIP
+    -1.0
+    """
+
+    depths: tuple[int, ...]
+    branches: Mapping[str, BranchEvidence]
+    parameters: Mapping[str, DepthEvidence]
+    pattern: str
+    power: float
+    # exponents of the changes of outputs in the middle layer, by path
+    expected: Mapping[str, float] = field(default_factory=dict)
+
+    def named(self, path: str, size: tuple[int, ...]) -> str | None:
+        """The name of an output in networks of every depth: those of the middle layer,
+        which half of the layers are before, have "middle" for its number, and None is
+        one of another layer.
+        """
+        return named_output(path, self.pattern, size[1])
+
+    @property
+    def worst(self) -> float:
+        """The largest exponent that is left under the rule."""
+        left = [x.after.value for x in self._decided if x.after is not None]
+        return max(map(abs, left), default=0.0)
+
+    @property
+    def _decided(self) -> list[DepthEvidence]:
+        """The parameters whose updates were measured well enough."""
+        return [x for k, x in self.parameters.items() if k not in self.undecided]
+
+    @property
+    def undecided(self) -> list[str]:
+        """The parameters whose updates were measured too coarsely for a rule."""
+        return [
+            pattern
+            for pattern, x in self.parameters.items()
+            if x.after is not None and x.after.high - x.after.low > 2 * WIDEST
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "depths": list(self.depths),
+            "branch_power": self.power,
+            "branches": {
+                path: {
+                    "before": _as_dict(x.before),
+                    "after": _as_dict(x.after),
+                    "is_deep": x.is_deep,
+                }
+                for path, x in self.branches.items()
+            },
+            "parameters": {
+                pattern: {"before": _as_dict(x.before), "after": _as_dict(x.after)}
+                for pattern, x in self.parameters.items()
+            },
+        }
+
+    @property
+    def verified(self) -> list[str]:
+        """What is known, in sentences of a file."""
+        depths = ", ".join(map(str, self.depths))
+        return [
+            self.words,
+            f"Measured at depths {depths}, with weak branches: the updates of a"
+            " parameter in all layers change the loss by order 1 (exponents of the"
+            f" depth within ±{self.worst:.2f} of 0).",
+        ]
+
+    @property
+    def words(self) -> str:
+        """The rule in a sentence, and what is free."""
+        name = NAMES.get(self.power)
+        text = f"Branches follow the depth L like L^{self.power:g}"
+        text += f" ({name})." if name else "."
+        if any(x.is_deep for x in self.branches.values()):
+            return (
+                f"{text} Any exponent -a from -1 to -1/2 keeps the stream and its"
+                " changes of order 1, with learning rates like L^(a-1) in layers; with"
+                " -1 updates within branches are of order 1 as well."
+            )
+        return (
+            f"{text} Each branch is a linear function of its parameters, so that any"
+            " exponent from -1 to -1/2 keeps all updates of order 1; this is the"
+            " largest."
+        )
+
+
+def _as_dict(exponent: Exponent | None) -> dict[str, float] | None:
+    """For JSON."""
+    return None if exponent is None else exponent.as_dict()
+
+
+def named_output(path: str, pattern: str, depth: int) -> str | None:
+    """See `DepthRule.named`; `pattern` is that of a parameter in every layer."""
+    prefix = pattern.partition("*")[0]
+    if not path.startswith(prefix):
+        return path
+    number, dot, rest = path.removeprefix(prefix).partition(".")
+    is_middle = number == str(depth // 2)
+    return f"{prefix}{MIDDLE}{dot}{rest}" if is_middle else None
+
+
+@dataclass
+class Measured:
+    """What was measured at several depths under a rule: exponents by pattern."""
+
+    branches: Mapping[str, Fit | None]
+    changes: Mapping[str, Fit | None]
+    gradients: Mapping[str, Fit | None]
+    outputs: Mapping[str, Fit | None]  # their changes, in the middle layer
+    pattern: str  # of a parameter that every layer has
+
+
+class Depths(Protocol):
+    """Networks of several depths and one width, as a framework makes and runs them."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths, the smallest first."""
+
+    @property
+    def draws(self) -> int:
+        """The number of initialisations at each."""
+
+    def found_terms(self) -> dict[str, list[Term]]:
+        """The terms of streams of the deepest network, by pattern."""
+
+    def measure(self, rule: ScalingRule) -> Measured:
+        """Measure all depths under a rule of patterns."""
+
+    def placed(self, rule: ScalingRule) -> tuple[OutputScale, ...]:
+        """The factors of a rule of patterns, in the smallest network."""
+
+
+def derive_depth(
+    subject: Subject,
+    networks: Depths,
+    rule: ScalingRule,
+    branch_power: float | None,
+    say: Callable[[str], None],
+) -> tuple[ScalingRule, DepthRule]:
+    """The rule with its exponents of the depth, by patterns, and the evidence."""
+    terms = networks.found_terms()
+    is_deep = any(term.is_deep for found in terms.values() for term in found)
+    power = branch_power or (DEEP if is_deep else SHALLOW)
+    rule = rule.by_pattern()
+    # those with an optimiser of their own have no eps
+    matrices = {*map(pattern_of, subject.matrices_of_size(subject.base_width))}
+    first: Measured | None = None
+    for round_number in range(1, MOST_ROUNDS + 1):
+        numbers = ", ".join(map(str, networks.depths))
+        say(
+            f"depth, round {round_number}: {networks.draws} initialisations at"
+            f" {numbers}"
+        )
+        found = networks.measure(rule)
+        first = first or found
+        changed = _changed(
+            rule, found, power, has_eps=subject.family.has_eps, matrices=matrices
+        )
+        if changed == rule:
+            evidence = _evidence(first, found, terms, networks.depths, power)
+            return rule, evidence
+        rule = changed
+    raise ArgumentError(
+        "depths",
+        [*networks.depths],
+        f"some whose exponents settle: they still change after {MOST_ROUNDS} rounds"
+        " (give larger depths, or more draws)",
+    )
+
+
+def _changed(
+    rule: ScalingRule,
+    found: Measured,
+    power: float,
+    *,
+    has_eps: bool,
+    matrices: Collection[str],
+) -> ScalingRule:
+    """The rule with the factors of branches changed; if none is, with other rates."""
+    scales = {(x.path, x.part): x for x in rule.scales}
+    for pattern, fit in found.branches.items():
+        change = halves(power - _value(fit))
+        if change:
+            earlier = scales.get((pattern, None))
+            earlier = earlier or OutputScale(pattern, None, Power(), "branch")
+            moved = Power(earlier.power.width, earlier.power.depth + change)
+            scales[(pattern, None)] = replace(earlier, power=moved)
+    kept = tuple(scale for scale in scales.values() if scale.power != Power())
+    if kept != rule.scales:
+        return ScalingRule(rule.parameters, kept)
+    parameters = dict(rule.parameters)
+    for name, each in rule.parameters.items():
+        pattern = pattern_of(name)
+        change = halves(_value(found.changes.get(pattern)))
+        lr = Power(each.lr.width, each.lr.depth - change + 0.0)
+        eps = each.eps
+        if has_eps and pattern not in matrices:
+            gradient = found.gradients.get(pattern)
+            eps = Power(each.eps.width, halves(_value(gradient)))
+        parameters[name] = replace(each, lr=lr, eps=eps, weight_decay=_decay(each, lr))
+    return ScalingRule(parameters, rule.scales)
+
+
+def _value(fit: Fit | None) -> float:
+    """A measured exponent; 0 of a size that is 0."""
+    return 0.0 if fit is None else fit.exponent.value
+
+
+def _decay(rule: ParameterRule, lr: Power) -> Power:
+    """The power of weight decay: its product with the learning rate stays, but for
+    matrices whose norm is fixed.
+    """
+    if rule.lr.width and not rule.weight_decay.width:
+        return rule.weight_decay
+    return Power(rule.weight_decay.width, -lr.depth + 0.0)
+
+
+def _evidence(
+    first: Measured,
+    last: Measured,
+    terms: Mapping[str, list[Term]],
+    depths: Sequence[int],
+    power: float,
+) -> DepthRule:
+    """What was measured before and under the rule."""
+    branches = {
+        pattern: BranchEvidence(
+            before=_exponent(first.branches.get(pattern)),
+            after=_exponent(last.branches.get(pattern)),
+            is_deep=any(term.is_deep for term in found),
+        )
+        for pattern, found in terms.items()
+    }
+    parameters = {
+        pattern: DepthEvidence(
+            before=_exponent(first.changes.get(pattern)),
+            after=_exponent(last.changes.get(pattern)),
+        )
+        for pattern in first.changes
+    }
+    return DepthRule(
+        depths=tuple(depths),
+        branches=branches,
+        parameters=parameters,
+        pattern=last.pattern,
+        power=power,
+        expected=_expected(last),
+    )
+
+
+def _expected(found: Measured) -> dict[str, float]:
+    """The exponents of changes of outputs of the middle layer. What is before and
+    behind the layers changes by order 1.
+    """
+    layer = found.pattern.partition("*")[0] + MIDDLE
+    return {
+        path: halves(_value(fit))
+        for path, fit in found.outputs.items()
+        if path == layer or path.startswith(f"{layer}.")
+    }
+
+
+def _exponent(fit: Fit | None) -> Exponent | None:
+    """The exponent of a fit."""
+    return None if fit is None else fit.exponent
+
+
+def layer_pattern(counts: Sequence[Mapping[str, int]], depths: Sequence[int]) -> str:
+    """A pattern that as many parameters have as there are layers."""
+    for pattern in counts[0]:
+        if all(of.get(pattern) == d for of, d in zip(counts, depths, strict=True)):
+            return pattern
+    raise UnsupportedError(
+        "no parameter is in every layer once: build(width, depth) must make `depth`"
+        " layers with numbered names"
+    )
+
+
+def check_names(rule: ScalingRule, names: Mapping[str, Sequence[str]]) -> None:
+    """Reject parameters whose names at one depth say nothing about other depths."""
+    if not rule.parameters:
+        return
+    patterns = set(map(pattern_of, rule.parameters))
+    for pattern, of_pattern in names.items():
+        for name in of_pattern:
+            if {name, pattern} & rule.parameters.keys():
+                continue
+            if pattern in patterns:
+                raise UnsupportedError(
+                    f"layers have different rules for {pattern}: use more draws or"
+                    " wider widths, and layers that are alike"
+                )
+            raise UnsupportedError(
+                f"no rule for {name}: networks of all depths must have the same names"
+                " of parameters, up to the number of a layer"
+            )

@@ -1,0 +1,224 @@
+"""Modules of several depths under a rule, and what is measured in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...laws._power_law import Fit
+from ...maximal_update._branches import Term, branches_of, by_pattern
+from ...maximal_update._depth_rule import (
+    WEAK,
+    Measured,
+    check_names,
+    layer_pattern,
+    named_output,
+)
+from ...maximal_update._measurement import Size, fits_of
+from ...maximal_update._power import Power
+from ...maximal_update._rules import OutputScale, ScalingRule, groups_of, pattern_of
+from ._arrays import rms
+from ._batch import Batch, logits_in
+from ._measure import Draw, Graphs, TorchSubject, steps_of
+from ._parameter_names import parameters_of
+from ._prepared import placed_scales
+from ._real_training import recorded
+from ._scale_hooks import add_scale
+
+
+@dataclass
+class TorchDepths:
+    """The networks of a subject at several depths and one width."""
+
+    subject: TorchSubject
+    depths: tuple[int, ...]
+    draws: int
+    # by patterns of paths of branches: what makes them weak
+    factors: dict[str, float] = field(default_factory=dict)
+    # by pattern and depth: the factor between the output of a submodule and the term of
+    # the stream, which `forward` may have
+    passed_on: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graphs = Graphs(self.subject)
+
+    def size(self, depth: int) -> Size:
+        """The size of a network."""
+        return self.subject.base_width, depth
+
+    def found_terms(self) -> dict[str, list[Term]]:
+        """The terms of streams of the deepest network, by pattern."""
+        for depth in self.depths:
+            network = self.graphs.network(ScalingRule(), self.size(depth))
+            terms = branches_of(network.operations, network.values, depth)
+            module = self.subject.new(
+                *self.size(depth), self.subject.seed, ScalingRule()
+            )
+            batch, nodes = self.subject.batch_for(module), network.operations.nodes
+            found = by_pattern(terms)
+            with torch.no_grad(), without_zeros(module):
+                numbers = {k: p.detach() for k, p in parameters_of(module).items()}
+                values = network.operations.graph.values(numbers, batch)
+            for pattern, (first, *_) in found.items():
+                size = rms(values[nodes[first.operation]])
+                self.passed_on[pattern, depth] = size / rms(values[nodes[first.output]])
+                if pattern not in self.factors:
+                    stream = rms(values[nodes[first.stream]])
+                    self.factors[pattern] = WEAK * stream / size
+        return found
+
+    def placed(self, rule: ScalingRule) -> tuple[OutputScale, ...]:
+        """The factors of a rule of patterns, in the smallest network."""
+        return placed_scales(rule, self.subject.build(*self.subject.base))
+
+    def measure(self, rule: ScalingRule) -> Measured:
+        """Measure all depths under a rule of patterns."""
+        drawn = [
+            [self._draw(rule, depth, k) for k in range(self.draws)]
+            for depth in self.depths
+        ]
+
+        def fits(kind: int) -> dict[str, Fit | None]:
+            """The exponents of one kind of sizes."""
+            at = [float(depth) for depth in self.depths]
+            return fits_of([[draw[kind] for draw in draws] for draws in drawn], at)
+
+        return Measured(
+            branches=fits(0),
+            changes=fits(1),
+            gradients=fits(2),
+            outputs=fits(3),
+            pattern=self.pattern,
+        )
+
+    @cached_property
+    def pattern(self) -> str:
+        """A pattern that as many parameters have as there are layers."""
+        counts = []
+        for depth in self.depths:
+            module = self.subject.new(
+                *self.size(depth), self.subject.seed, ScalingRule()
+            )
+            names = groups_of(parameters_of(module))
+            counts.append({pattern: len(found) for pattern, found in names.items()})
+        return layer_pattern(counts, self.depths)
+
+    def _draw(self, rule: ScalingRule, depth: int, k: int) -> DepthDraw:
+        """Measure initialisation k at a depth."""
+        subject, size = self.subject, self.size(depth)
+        module = subject.new(*size, subject.seed + k, rule)
+        names = groups_of(parameters_of(module))
+        check_names(rule, names)
+        batch = subject.batch_for(module)
+        for path, _ in [*module.named_modules()]:
+            factor = self.factors.get(pattern_of(path))
+            if factor is not None:
+                add_scale(module, OutputScale(path, None, Power(), "branch"), factor)
+        outputs = output_sizes(module, batch, [*self.factors])
+        branches = {k: x * self.passed_on[k, depth] for k, x in outputs.items()}
+        groups = self.graphs.groups(rule, module, size)
+        with torch.no_grad(), recorded(module, {}) as before:
+            module(*batch.inputs)
+        draw = steps_of(subject.family, module, batch, groups)
+        with torch.no_grad(), recorded(module, {}) as after:
+            module(*batch.inputs)
+        outputs = {}
+        for path, value in after.items():
+            name = named_output(path, self.pattern, depth)
+            if name is not None and value.shape == before[path].shape:
+                outputs[name] = rms(value - before[path])
+        gradients = {
+            pattern: math.sqrt(
+                np.mean([draw.gradients.get(name, 0.0) ** 2 for name in of_pattern])
+            )
+            for pattern, of_pattern in names.items()
+        }
+        changes = loss_changes(module, batch, draw, names)
+        return DepthDraw(branches, changes, gradients, outputs)
+
+
+class DepthDraw(NamedTuple):
+    """What was measured in one draw of a network, by pattern."""
+
+    branches: Mapping[str, float]
+    changes: Mapping[str, float]
+    gradients: Mapping[str, float]
+    outputs: Mapping[str, float]
+
+
+def output_sizes(
+    module: Any, batch: Batch, patterns: Sequence[str]
+) -> dict[str, float]:
+    """The sizes of outputs of submodules by pattern, where matrices of zeros have
+    random numbers.
+    """
+    squares: dict[str, list[float]] = {}
+    handles = []
+    for path, part in module.named_modules():
+        if pattern_of(path) in patterns:
+            of_pattern = squares.setdefault(pattern_of(path), [])
+            handles.append(part.register_forward_hook(_recorder(of_pattern)))
+    with torch.no_grad(), without_zeros(module):
+        module(*batch.inputs)
+    for handle in handles:
+        handle.remove()
+    return {pattern: math.sqrt(np.mean(found)) for pattern, found in squares.items()}
+
+
+@contextmanager
+def without_zeros(module: Any) -> Iterator[None]:
+    """A context in which matrices of zeros have random numbers."""
+    zeros = [p for p in module.parameters() if p.ndim >= 2 and not p.any()]
+    generator = torch.Generator().manual_seed(0)
+    for p in zeros:
+        noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        p.data.copy_(noise / math.sqrt(p[0].numel()))
+    try:
+        yield
+    finally:
+        for p in zeros:
+            p.data.zero_()
+
+
+def _recorder(squares: list[float]) -> Callable[..., None]:
+    """A hook that records the square of the size of an output."""
+
+    def record(module: Any, args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        squares.append(rms(first) ** 2)
+
+    return record
+
+
+def loss_changes(
+    module: Any, batch: Batch, draw: Draw, names: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """How much the updates of the parameters of each pattern change the loss: all
+    parameters are those after the steps, but for those of the pattern.
+    """
+    parameters = parameters_of(module)
+
+    def loss() -> float:
+        """The loss of the batch."""
+        return float(batch.loss(logits_in(module(*batch.inputs))))
+
+    changes = {}
+    moved = {name: x.clone() for name, x in draw.after.items()}
+    with torch.no_grad():
+        for name, p in parameters.items():
+            p.copy_(moved[name])
+        after = loss()
+        for pattern, of_pattern in names.items():
+            for name in of_pattern:
+                parameters[name].copy_(draw.before[name])
+            changes[pattern] = abs(loss() - after)
+            for name in of_pattern:
+                parameters[name].copy_(moved[name])
+    return changes

@@ -1,0 +1,65 @@
+"""The functions of a derived rule, of its object or its TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..._validate import ArgumentError, shown
+from ...maximal_update._file_content import FileContent
+from ...maximal_update._results import DerivedRule
+from ...maximal_update._toml_file import check_optimiser, content_of_file
+from ._emitted_file import source_of
+from ._real_training import Functions, functions_of
+
+
+def functions_of_file(path: Path, optimiser: str) -> Functions:
+    """The functions of the rule in a TOML file, which must be one for an optimiser.
+
+    They use the base of the file.
+    """
+    content = content_of_file(path)
+    check_optimiser(content.optimiser, optimiser, str(path))
+    return functions_of_content(content)
+
+
+def rule_functions(rule: Any, optimiser: str) -> Functions:
+    """The functions of one rule: what `parametrise` returns, or its TOML file."""
+    if isinstance(rule, list | tuple) and len(rule) == 1:
+        (rule,) = rule
+    if isinstance(rule, DerivedRule):
+        content = rule.content()
+        check_optimiser(content.optimiser, optimiser, "the rule")
+        return functions_of_content(content)
+    if isinstance(rule, str | Path) and str(rule).endswith(".toml"):
+        return functions_of_file(Path(rule), optimiser)
+    raise ArgumentError(
+        "parametrisation",
+        shown(str(rule)),
+        "one rule of ns.torch.parametrise, or its .toml file, for a PyTorch module",
+    )
+
+
+def functions_of_content(content: FileContent) -> Functions:
+    """The functions of a rule, with its own base for every other one."""
+    found = functions_of(source_of(content))
+    base = (content.base_width,)
+
+    def applied(function: Callable[..., Any], module: Any, *numbers: float) -> Any:
+        """What a function of the rule returns for a module."""
+        try:
+            return function(module, *numbers, *base)
+        except (AttributeError, IndexError, KeyError) as error:
+            name = type(module).__name__
+            raise ArgumentError(
+                "parametrisation",
+                content.module,
+                f"a rule for {name}: {' '.join(map(str, error.args))}",
+            ) from None
+
+    return Functions(
+        initialise=lambda module, *_: applied(found.initialise, module),
+        scale_outputs=lambda module, *_: applied(found.scale_outputs, module),
+        param_groups=lambda module, lr, *_: applied(found.param_groups, module, lr),
+    )
