@@ -107,7 +107,11 @@ def laws(kind: str, draws: int, seed: int) -> Arrays:
     net = mixer(kind)
     limit = net.law(n=math.inf, draws=draws, seed=seed, workers=1, progress=False)
     y = np.linspace(0, GRID_STDS * math.sqrt(limit.var()), GRID_POINTS)
-    found: dict[str, list[Any]] = {"density": [], "density_error": [], "variance": []}
+    by_width: dict[str, list[Any]] = {
+        "density": [],
+        "density_error": [],
+        "variance": [],
+    }
     distances = []
     for width in (*WIDTHS, math.inf):
         law = limit
@@ -117,15 +121,15 @@ def laws(kind: str, draws: int, seed: int) -> Arrays:
             distances.append((distance.value, distance.error))
         density = law.with_error.pdf(y)
         variance = law.with_error.var()
-        found["density"].append(density.value)
-        found["density_error"].append(density.error)
-        found["variance"].append((variance.value, variance.error))
+        by_width["density"].append(density.value)
+        by_width["density_error"].append(density.error)
+        by_width["variance"].append((variance.value, variance.error))
     # excess kurtosis of a mixture of Gaussians is 3 Var(v)/E(v)²
     with_error: Any = limit.with_error
     kurtosis = with_error.kurtosis()
     cv = math.sqrt(kurtosis.value / 3)
     return {
-        **{name: np.array(values) for name, values in found.items()},
+        **{name: np.array(values) for name, values in by_width.items()},
         "y": y,
         "kl": np.array(distances),
         "cv": np.array([cv, kurtosis.error / (6 * cv)]),
@@ -349,8 +353,8 @@ def _variances(numbers: Numbers) -> Claim:
     """Closed variances: at every width, and of Mamba-2 in the limit."""
     ratios = {}
     for kind in ("linear", "retention"):
-        found = estimates(*numbers[kind]["variance"].T)
-        for width, estimate in zip((*WIDTHS, math.inf), found, strict=True):
+        variances = estimates(*numbers[kind]["variance"].T)
+        for width, estimate in zip((*WIDTHS, math.inf), variances, strict=True):
             ratios[kind, width] = estimate / closed_variance(kind, width)
     mamba2 = Estimate(*numbers["mamba2"]["variance"][-1])
     ratios["mamba2", math.inf] = mamba2 / mamba2_variance()
