@@ -254,7 +254,7 @@ REFUSED = {
         "left out without depths",
     ),
     "a power that explodes": (deep, {"branch_power": -0.25}, "branch_power=-0.25"),
-    "no depth in the function": (lambda n: deep(n, 2), {}, "takes? "),
+    "no depth in the function": (lambda n: deep(n, 2), {}, "width, depth"),
 }
 
 
