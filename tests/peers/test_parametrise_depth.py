@@ -247,7 +247,7 @@ def test_no_stream():
 
 
 REFUSED = {
-    "one depth": (deep, {"depths": [2, 2]}, "two depths or more"),
+    "one depth": (deep, {"depths": [2, 2]}, "two or more, such as 2,4"),
     "a power alone": (
         deep,
         {"depths": None, "branch_power": -0.5},
