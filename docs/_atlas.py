@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,43 @@ def _gemma2(width: int, hidden: int, layers: int, heads: int, **more: Any) -> Fi
     } | more
 
 
+def _encoder(family: str, width: int, layers: int, heads: int, **more: Any) -> Fields:
+    """The fields that models of the kinds of BERT and ViT share."""
+    return {
+        "model_type": family,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+    } | more
+
+
+def _t5(width: int, hidden: int, layers: int, heads: int) -> Fields:
+    """The fields of models of T5's kind."""
+    return {
+        "model_type": "t5",
+        "d_model": width,
+        "d_ff": hidden,
+        "d_kv": 64,
+        "num_layers": layers,
+        "num_heads": heads,
+        "vocab_size": 32128,
+        "layer_norm_epsilon": 1e-6,
+        "pad_token_id": 0,
+    }
+
+
+BERT = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+VIT = {"image_size": 224, "patch_size": 16, "num_channels": 3, "num_labels": 1000}
+SMOLLM2 = {"vocab_size": 49152, "rope_theta": 1e5, "tie_word_embeddings": True}
 QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2}
 QWEN3 = {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128}
 OLMO2 = {
@@ -107,6 +145,23 @@ TIED = {"tie_word_embeddings": True}
 # authors published; the initialisation is that of the model's code in transformers.
 MODELS: dict[str, tuple[str, str | Fields]] = {
     "bert-base": ("BERT base", "bert-base"),
+    "bert-large": ("BERT large", _encoder("bert", 1024, 24, 16, **BERT)),
+    "deit-tiny": ("DeiT tiny", _encoder("vit", 192, 12, 3, **VIT)),
+    "deit-small": ("DeiT small", _encoder("vit", 384, 12, 6, **VIT)),
+    "distilgpt2": (
+        "DistilGPT2",
+        {
+            "model_type": "gpt2",
+            "n_embd": 768,
+            "n_layer": 6,
+            "n_head": 12,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "initializer_range": 0.02,
+        },
+    ),
     "falcon-mamba-7b": (
         "Falcon Mamba 7B",
         {
@@ -165,6 +220,7 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         {"model_type": "modernbert-decoder"},
     ),
     "nanochat": ("nanochat (12 blocks)", {"model_type": "nanochat"}),
+    "olmo-2-1b": ("OLMo 2 1B", _llama(2048, 8192, 16, 16, **OLMO2)),
     "olmo-2-7b": ("OLMo 2 7B", _llama(4096, 11008, 32, 32, **OLMO2)),
     "olmo-2-13b": ("OLMo 2 13B", _llama(5120, 13824, 40, 40, **OLMO2)),
     "olmo-2-32b": (
@@ -172,6 +228,8 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
         _llama(5120, 27648, 64, 40, num_key_value_heads=8, **OLMO2),
     ),
     "opt-125m": ("OPT 125M", {"model_type": "opt"}),
+    "pythia-14m": ("Pythia 14M", _pythia(128, 6, 4)),
+    "pythia-31m": ("Pythia 31M", _pythia(256, 6, 8)),
     "pythia-70m": ("Pythia 70M", _pythia(512, 6, 8)),
     "pythia-160m": ("Pythia 160M", _pythia(768, 12, 12)),
     "pythia-410m": ("Pythia 410M (its authors' own start)", "pythia-410m"),
@@ -199,8 +257,32 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     "qwen3-8b": ("Qwen3 8B", "qwen3-8b"),
     "qwen3-14b": ("Qwen3 14B", _qwen(5120, 17408, 40, 40, **QWEN3)),
     "qwen3-32b": ("Qwen3 32B", _qwen(5120, 25600, 64, 64, **QWEN3)),
+    "smollm2-135m": (
+        "SmolLM2 135M",
+        _llama(576, 1536, 30, 9, num_key_value_heads=3, **SMOLLM2)
+        | {"initializer_range": 1 / 24},
+    ),
+    "smollm2-360m": (
+        "SmolLM2 360M",
+        _llama(960, 2560, 32, 15, num_key_value_heads=5, **SMOLLM2),
+    ),
+    "smollm2-1.7b": (
+        "SmolLM2 1.7B",
+        _llama(2048, 8192, 24, 32, **SMOLLM2) | {"rope_theta": 1.3e5},
+    ),
+    "t5-small": ("T5 small", _t5(512, 2048, 6, 8)),
     "t5-base": ("T5 base", "t5-base"),
+    "t5-large": ("T5 large", _t5(1024, 4096, 24, 16)),
+    "tinyllama-1.1b": (
+        "TinyLlama 1.1B",
+        _llama(2048, 5632, 22, 32, num_key_value_heads=4),
+    ),
     "vit-base": ("ViT base", "vit-base"),
+    "vit-large": ("ViT large", _encoder("vit", 1024, 24, 16, **VIT)),
+    "vit-huge": (
+        "ViT huge",
+        _encoder("vit", 1280, 32, 16, **VIT) | {"patch_size": 14},
+    ),
 }
 
 # quantity of a block → title of its panel
@@ -394,8 +476,8 @@ code in transformers, and its own widths. netsor computed the exact law; the num
 medians over {draws} draws on {tokens} tokens (seed {seed}). What was trained may have
 started otherwise where authors initialise by other code.
 
-**{flagged} of {count} are flagged by a rule.** A flag is no verdict on a trained model:
-[what the rules mean](../audit-reference.md), and
+**{flagged} of {count} are flagged by a rule**: {rules}. A flag is no verdict on a
+trained model: [what the rules mean](../audit-reference.md), and
 [which flags models survive](../audit-reference.md#flags-on-models-that-train-well).
 Select a column to sort by it.
 
@@ -410,6 +492,7 @@ def _index(models: list[dict[str, Any]]) -> str:
     text = INTRODUCTION.format(
         count=len(models),
         flagged=sum(bool(_flags(model)) for model in models),
+        rules=_flags_by_rule(models),
         **SETTINGS,
     )
     heads = ["model", *COLUMNS, "flagged by"]
@@ -427,7 +510,25 @@ def _index(models: list[dict[str, Any]]) -> str:
         " not exist in the model, such as entropy without attention.\n\n`make atlas`"
         " measures the models that have no file yet.\n"
     )
-    return text + "\n" + "\n".join(rows) + closing
+    cards = "\n\n".join(_card(model) for model in models)
+    cards = f'## Model by model\n\n<div class="grid cards" markdown>\n\n{cards}'
+    return f"{text}\n{chr(10).join(rows)}{closing}\n{cards}\n\n</div>\n"
+
+
+def _flags_by_rule(models: list[dict[str, Any]]) -> str:
+    """How many models each rule flags, most first, as "`growth` 9, `scores` 4"."""
+    counts = Counter(name for model in models for name in _flags(model))
+    return ", ".join(f"`{name}` {count}" for name, count in counts.most_common())
+
+
+def _card(model: dict[str, Any]) -> str:
+    """A card: the name, the finding in words and the sizes."""
+    title = MODELS[model["name"]][0]
+    sizes = model["sizes"].removesuffix(" in matrices and embeddings")
+    return (
+        f"-   **[{title}]({model['name']}.md)**\n\n    {_verdict(model)}\n\n"
+        f"    <small>{sizes}</small>"
+    )
 
 
 def _page(model: dict[str, Any]) -> str:

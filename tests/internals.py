@@ -157,7 +157,7 @@ _NAMES = {
         "SETS",
     ),
     "netsor.engine.plan._expectation_ops": (
-        "NODES",
+        "COORDINATE_NODES as NODES",
         "nodes",
     ),
     "netsor.engine.plan._instructions": (
@@ -471,6 +471,7 @@ _NAMES = {
         "UNDECIDED as DOCUMENT_UNDECIDED",
     ),
     "netsor.report._html": (
+        "powers",
         "ticks",
         "to_cell",
     ),
@@ -667,6 +668,7 @@ _NAMES = {
     ),
     "netsor.reader._graph": ("UnsupportedError", "name_of", "shape_of"),
     "netsor.reader._operations": ("SOFTMAX",),
+    "netsor.reader._declared_laws": ("with_declared",),
     "netsor.reader._laws": ("law_of_entries", "Parameters"),
     "netsor.reader._layout": (
         "Expand",
@@ -771,6 +773,7 @@ _MODULES = (
     "netsor.papers.literature._gating",
     "netsor.papers.literature._giorlandino",
     "netsor.papers.literature._hron",
+    "netsor.papers.literature._hypersphere",
     "netsor.papers.literature._learning_rate",
     "netsor.papers.literature._noci",
     "netsor.papers.literature._peri_ln",

@@ -444,7 +444,7 @@ BAD = {
         "tiny.json",
         "--fail-on",
         "load",
-    ): "--fail-on 'load': load is not measured of tiny: there are no experts",
+    ): "--fail-on 'load': load is not measured of tiny: no block chooses among experts",
     (
         "tiny.json",
         "--set",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from tests.internals import Provenance, _process_pool
+from tests.internals import Provenance, _process_pool, powers
 
 from .inline import Inline
 
@@ -129,3 +129,17 @@ def test_cells_need_no_script_and_no_other_file(monkeypatch):
     for result in results:
         assert OUTSIDE.findall(result._repr_html_()) == []
     assert OUTSIDE.findall('<link rel="x" href="y">') == ["<link", "href="]
+
+
+@pytest.mark.parametrize(
+    ("text", "markup"),
+    [
+        ("scale by n^(−1/2).", "scale by n<sup>−1/2</sup>."),
+        ("shifts like n^-2.2.", "shifts like n<sup>-2.2</sup>."),
+        ("like n^a", "like n<sup>a</sup>"),
+        ("<b>^2 & x", "&lt;b&gt;^2 &amp; x"),
+        ("n^(<i>)", "n<sup>&lt;i&gt;</sup>"),
+    ],
+)
+def test_exponents_are_raised_and_the_rest_is_escaped(text, markup):
+    assert str(powers(text)) == markup

@@ -29,7 +29,7 @@ from .programs import (
     programs,
 )
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 @few

@@ -30,8 +30,9 @@ def same(one, other, replicas):
             block(plan, stream, replicas)
             for plan, stream in zip((one, other), streams, strict=True)
         )
-        if not all(map(np.array_equal, first, second)):
-            return False
+        for a, b in zip(first, second, strict=True):
+            if not np.allclose(a, b, rtol=1e-10, atol=1e-14, equal_nan=True):
+                return False
     return True
 
 

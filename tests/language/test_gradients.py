@@ -242,3 +242,29 @@ def test_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused()
         match=r"units of \(n\)\^\(1/2\), which is infinite.*parametrisation=\"ntk\"",
     ):
         grows.law(n=ns.inf)
+
+
+def test_squared_gradients_of_several_parameters_are_those_of_each():
+    w, r = ns.weight(n, n, batch=2, name="W"), ns.gaussian(n)
+    x, b = ns.gaussian(n), ns.normal()
+    p = ns.dot(r, ns.tanh(w[0] @ (b * (w[1] @ ns.tanh(w[0] @ x)))))
+    parameters = [w[1], r, w, b, w[0]]
+    each = [ns.grad_norm(p, parameter) for parameter in parameters]
+    drawn = ns.Program((*each, *ns.grad_norm(p, parameters))).draw(n=8, draws=5)
+    np.testing.assert_allclose(drawn[5:], drawn[:5], rtol=1e-10)
+    np.testing.assert_allclose(drawn[2], drawn[0] + drawn[4], rtol=1e-10)
+
+
+def test_gradients_by_several_parameters_share_a_pass_back():
+    calls = []
+
+    def pulled_back(x, d):
+        calls.append(len(x))
+        return d * np.cos(x)
+
+    v, w = ns.weight(n, n), ns.weight(n, n)
+    q = ns.dot(ns.gaussian(n, 3), v @ ns.tanh(w @ ns.gaussian(n)))
+    p = ns.apply(np.sin, q, axes=1, derivative=pulled_back).sum()
+    net = ns.Program((ns.grad_norm(p, v), ns.grad_norm(p, w)))
+    net.draw(n=4, draws=5, progress=False)
+    assert sum(count == 5 for count in calls) == 1

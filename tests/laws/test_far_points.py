@@ -161,7 +161,7 @@ def test_kl_to_an_attention_limit_far_out_has_the_error_of_its_tail():
     a = 1 / (1 + np.exp(-sigma_q * np.sqrt(2) * z))
     v = a**2 + (1 - a) ** 2
     log_weights = np.log(12 * weights) + stats.norm.logpdf(z)
-    for y in (40.0, 100.0, 1e6):
+    for y in (40.0, 1e6):
         log_normals = -(y**2) / (2 * v) - 0.5 * np.log(2 * np.pi * v)
         truth = -stats.norm(y, 1e-4).entropy()
         truth -= float(np.logaddexp.reduce(log_weights + log_normals))

@@ -386,7 +386,8 @@ def test_one_token_of_linear_attention_has_a_product_law_at_infinite_width():
         density = special.k0(np.abs(z)) / np.pi  # of a product of two N(0, 1)
         exact = density.sum() * (z[1] - z[0])
         probability = law.cdf(u * k**1.5) - law.cdf(-u * k**1.5)
-        assert probability == pytest.approx(exact, abs=0.01)
+        # of a mean over draws, each between 0 and 1
+        assert probability == pytest.approx(exact, abs=5 * 0.5 / 20_000**0.5)
 
 
 def test_outputs_given_scalars_are_gaussian_with_the_stated_covariance():

@@ -3,11 +3,12 @@ docs/accuracy.md.
 
 `python -m tests.peers.initialisations --jobs 8` compares each class of `CASES` with
 real initialisations, several at a time, and writes the table; names of classes compare
-only these. Set OMP_NUM_THREADS=1 for it. For each class, 1,000 modules are built by transformers. Loss, logits, mean squares and cosines
-of the stream after each block, entropies of attention, loads of experts and the squared
-gradient of every random parameter are compared with draws of their law (two samples,
-Kolmogorov–Smirnov). Then one parameter of the law gets larger standard deviations, until
-the comparison notices.
+only these, and `--missing` those of which the table has no row with as many. Set
+OMP_NUM_THREADS=1 for it. For each class, 1,000 modules are built by transformers. Loss,
+logits, mean squares and cosines of the stream after each block, entropies of attention,
+loads of experts and the squared gradient of every random parameter are compared with
+draws of their law (two samples, Kolmogorov–Smirnov). Then one parameter of the law gets
+larger standard deviations, until the comparison notices.
 """
 
 from __future__ import annotations
@@ -34,14 +35,22 @@ from scipy import stats
 from torch.nn import functional
 
 import netsor as ns
-from tests.internals import SOFTMAX, _program, captured, name_of, shape_of, structure
+from tests.internals import (
+    SOFTMAX,
+    Parameters,
+    _program,
+    captured,
+    name_of,
+    shape_of,
+    structure,
+    with_declared,
+)
 
 from .coverage import model_classes
 from .small_configs import inputs_for, small_config
 from .squared_gradients import cross_entropy, squared_gradients
 
 REAL = 1000
-DRAWS = 3  # of the law, for each initialisation
 LEVEL = 1e-4  # of all statistics of all classes together
 # factors of a standard deviation, of which the first that is noticed counts
 FAULTS = (1.05, 1.2, 1.5, 2.0, 4.0)
@@ -64,6 +73,7 @@ class Case:
     # the modules that return a stream, where the audit finds no blocks
     paths: tuple[str, ...] = ()
     channels_first: bool = False
+    draws: int = 3  # of the law, for each initialisation
 
     @cached_property
     def config(self) -> Any:
@@ -117,11 +127,13 @@ CASES = {
             "Qwen3_5MoeForCausalLM",
             "gated delta rule, attention, experts",
             "*.linear_attn.out_proj.weight",
+            draws=1,
         ),
         Case(
             "KimiLinearForCausalLM",
             "delta rule with a decay of each channel, latent attention, experts",
             "*.experts.down_proj",
+            draws=1,
         ),
         Case(
             "NemotronHForCausalLM",
@@ -246,11 +258,9 @@ def statistics(observed: Observed, words: Any) -> dict[str, Any]:
 class Law:
     """The program of a class, from which its numbers are drawn."""
 
-    def __init__(self, case: Case, laws: Any = None) -> None:
+    def __init__(self, case: Case, graph: Any) -> None:
         inputs = tuple(case.inputs.values())
-        build = partial(Logits, case)
         self.case = case
-        graph = captured(build, inputs, {}, laws)
         self.reader = _program.TorchReader(graph, trained=True, whole_matrices=True)
         of_paths = {x.name: x.value for x in self.reader.program().probes}
         self.rows, self.words = _targets(case, inputs)
@@ -473,20 +483,20 @@ def p_values(law: Mapping[str, Any], real: Mapping[str, Any]) -> dict[str, float
 
 def compared(case: Case, count: int = REAL) -> Row:
     """Compare the law of a class with real initialisations, and then wrong laws."""
-    laws = ns.torch.parameters(partial(Logits, case))
-    law = Law(case, laws)
-    ours = law.draw(DRAWS * count, gradients=True)
+    graph = captured(partial(Logits, case), tuple(case.inputs.values()), {}, None)
+    law = Law(case, graph)
+    ours = law.draw(case.draws * count, gradients=True)
     prefix = "gradient "
     names = [name.removeprefix(prefix) for name in ours if name.startswith(prefix)]
     theirs = real(case, law, names, count)
-    parameter = [name for name in laws if fnmatchcase(name, case.faulty)][-1]
+    parameter = [name for name in graph.laws if fnmatchcase(name, case.faulty)][-1]
     p = p_values(ours, theirs)
     row = Row(case, count, p, parameter, factor=1.0, p_of_fault={})
     for factor in FAULTS:
-        wrong = ns.torch.parameters(
-            partial(Logits, case), declared={parameter: factor * laws[parameter].std}
-        )
-        drawn = Law(case, wrong).draw(DRAWS * count, gradients=False, seed=5)
+        wrong = {parameter: factor * graph.laws[parameter].std}
+        laws = Parameters(with_declared(graph.laws, wrong), graph.laws.samples)
+        faulty = Law(case, graph._replace(laws=laws))
+        drawn = faulty.draw(case.draws * count, gradients=False, seed=5)
         row = row._replace(factor=factor, p_of_fault=p_values(drawn, theirs))
         if row.finds_fault:
             break
@@ -499,12 +509,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="CLASS", help="all by default")
     parser.add_argument("--count", type=int, default=REAL, help="of initialisations")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--missing", action="store_true", help="only classes without such a row"
+    )
     given = parser.parse_args(arguments)
     missing = [name for name in CASES if not hasattr(transformers, name)]
     if missing:
         print(f"transformers {transformers.__version__} has no {', '.join(missing)}")
     names = [name for name in given.names or CASES if name not in missing]
     lines = _read_table()
+    if given.missing:
+        cell = f"| {given.count:,} |"
+        names = [name for name in names if cell not in lines.get(name, "")]
     has_failed = False
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, mp_context=context) as pool:

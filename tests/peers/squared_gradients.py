@@ -4,6 +4,9 @@ program of the module.
 
 from __future__ import annotations
 
+from functools import reduce
+from itertools import chain
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -20,22 +23,27 @@ def cross_entropy(logits: Any, words: list[int]) -> Any:
 
 def squared_gradients(loss: Any, draws: Any) -> dict[str, Any]:
     """The squared gradients of all parameters that are random, by name."""
-    squares = {}
-    for name, parts in draws._matrices.items():
-        norms = [ns.grad_norm(loss, drawn.weight) for drawn in parts.values()]
-        squares[name] = sum(norms[1:], norms[0])
-    for name, table in draws._embeddings.items():
-        squares[name] = _squared_gradient(loss, table.vectors)
+    matrices = {
+        name: [drawn.weight for drawn in parts.values()]
+        for name, parts in draws._matrices.items()
+    }
+    norms = iter(ns.grad_norm(loss, [*chain.from_iterable(matrices.values())]))
+    squares = {
+        name: reduce(add, [next(norms) for _ in parts])
+        for name, parts in matrices.items()
+    }
+    others = {name: [table.vectors] for name, table in draws._embeddings.items()}
     for name, known in draws._rows.items():
-        squares[name] = sum(
-            _squared_gradient(loss, draws.twins.get(x, x)) for x in known.drawn
-        )
+        others[name] = [draws.twins.get(x, x) for x in known.drawn]
+    gradients = iter(ns.grad(loss, [*chain.from_iterable(others.values())]))
+    for name, parts in others.items():
+        squares[name] = sum(_squared_norm(next(gradients)) for _ in parts)
     return squares
 
 
-def _squared_gradient(loss: Any, value: Any) -> Any:
-    """The squared norm of the gradient of a loss by vectors, or by scalars."""
-    if isinstance(value, ns.Scalar):
-        return (ns.grad(loss, value) ** 2).sum()
-    gradient = ns.grad(loss, value).reshape(-1, 1)
-    return ns.mean_dot(gradient, gradient).sum()
+def _squared_norm(gradient: Any) -> Any:
+    """The squared norm of a gradient, as vectors or as scalars."""
+    if isinstance(gradient, ns.Scalar):
+        return (gradient**2).sum()
+    vectors = gradient.reshape(-1, 1)
+    return ns.mean_dot(vectors, vectors).sum()

@@ -60,7 +60,7 @@ def own(module):
     return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
-def adam(module):
+def own_adamw(module):
     return torch.optim.AdamW(module.parameters(), lr=0.1)
 
 
@@ -188,21 +188,20 @@ def test_own_optimiser():
 
 def test_rule_transfers_and_one_rate_does_not():
     """Five steps: the best rate falls with the width without the rule."""
-    found = sweep(
-        ["sp", derived()], widths=[32, 64, 128, 256], lr=None, steps=5, draws=8
-    )
+    options = {"widths": [32, 64, 128], "lr": None, "batch": None}
+    found = sweep(["sp", derived()], steps=5, draws=8, **options)
     assert found["sp"].verdict.startswith("shifts")
     assert not found["derived"].verdict.startswith("shifts")
     best = found["derived"]
-    assert abs(math.log2(best.best(256).value / best.best(32).value)) < 0.75
+    assert abs(math.log2(best.best(128).lr / best.best(32).lr)) < 0.75
     one = found["sp"]
-    assert math.log2(one.best(256).value / one.best(32).value) < -1.5
+    assert math.log2(one.best(128).lr / one.best(32).lr) < -1.0
 
 
 REFUSED = {
     "an optimiser that has its own rates": (
         {"optimiser": space["own"], "parametrisation": "sp"},
-        "left out: the optimiser of a function",
+        "left out: the function's optimiser sets",
     ),
     "a name of no optimiser": ({"optimiser": "adagrad"}, "optimiser='adagrad' must be"),
     "no optimiser": ({"optimiser": 3}, "a name, or a function"),
@@ -226,7 +225,8 @@ def test_refusals(name):
 
 def test_toml_says_what_the_rule_says(files):
     content = tomllib.loads(files[1].read_text("utf-8"))
-    assert content["optimiser"] == "adamw" and content["base_width"] == BASE
+    assert content["optimiser"] == "adamw"
+    assert content["base_width"] == BASE
     for name, rule in derived().parameters.items():
         table = content["parameters"][name]
         for kind in ("std", "lr", "eps", "weight_decay"):
@@ -275,7 +275,7 @@ def test_coordinate_check_under_toml(files):
         ns.coord_check(build, optimiser="muon", parametrisation=rule, **how)
     with pytest.raises(ValueError, match="adamw, which the rule is for"):
         ns.coord_check(build, optimiser="sgd", parametrisation=rule, **how)
-    with pytest.raises(ValueError, match="one rule of ns.torch.parametrise"):
+    with pytest.raises(ValueError, match="one rule of ns"):
         ns.coord_check(build, optimiser="adamw", parametrisation="mup", **how)
 
 
@@ -298,20 +298,22 @@ def test_commands(folder):
     """Derive, write both files, and use both in both other commands."""
     written = run(folder, *DERIVE, "--toml", "rule.toml", "--json")
     content = json.loads(written.stdout)
-    assert content["file"] == "mup_build.py" and content["toml"] == "rule.toml"
+    assert content["file"] == "mup_build.py"
+    assert content["toml"] == "rule.toml"
     assert content["parameters"]["head.weight"]["lr"]["width"] == -1.0
     assert "initialise" in (folder / "mup_build.py").read_text("utf-8")
     again = run(folder, *DERIVE, code=2)
     assert "mup_build.py' exists" in again.stderr
     again = run(folder, *DERIVE, "--out", "new.py", "--toml", "rule.toml", code=2)
-    assert "rule.toml' exists" in again.stderr and not (folder / "new.py").exists()
+    assert "rule.toml' exists" in again.stderr
+    assert not (folder / "new.py").exists()
     sizes = ["my_model.py:build", "--optimizer", "adamw", "--widths", "32,64"]
     rules = [f"--parametrization={x}" for x in ("sp", "mup_build.py", "rule.toml")]
     swept = run(
         folder, "transfer", *sizes, *rules, "--steps", "2", "--draws", "4", "--json"
     )
     of_files = json.loads(swept.stdout)["sweeps"]
-    assert {x["name"] for x in of_files} == {"sp", "mup_build", "rule"}
+    assert {x["parametrisation"] for x in of_files} == {"sp", "mup_build", "rule"}
     checked = run(
         folder,
         "coord-check",
@@ -323,10 +325,10 @@ def test_commands(folder):
 
 
 def test_check_of_the_command(folder):
-    found = run(folder, *DERIVE, "--check", "--overwrite", "--batch", "batch", "--json")
+    found = run(folder, *DERIVE, "--check", "--overwrite", "--json")
     content = json.loads(found.stdout)
     assert {x["verdict"] for x in content["check"]} <= {"ok", "undecided"}
-    names = {x["name"] for x in content["transfer"]["sweeps"]}
+    names = {x["parametrisation"] for x in content["transfer"]["sweeps"]}
     assert names == {"sp", "derived"}
     assert "Trained in PyTorch" in (folder / "mup_build.py").read_text("utf-8")
 
@@ -343,11 +345,12 @@ def test_depths_of_the_command(folder):
     assert of_matrix["lr"] == {"width": -1.0, "depth": -0.5}
     assert {x["of"] for x in content["scales"]} == {"branch"}
     source = (folder / "mup_deep.py").read_text("utf-8")
-    assert "base_depth=2" in source and "depth-µP" in source
+    assert "base_depth=2" in source
+    assert "depth-µP" in source
 
 
 def test_own_optimiser_of_the_command(folder):
-    found = run(folder, *DERIVE, "--optimizer", "adam")
+    found = run(folder, *DERIVE, "--optimizer", "own_adamw")
     assert "the learning rate of layers.0.1.weight: multiply by 1/n" in found.stdout
 
 
@@ -378,6 +381,5 @@ def test_undecided_rule_says_so(folder):
     assert rule.undecided
     source = rule.source().split('"""')[1]
     assert "ndecided" in source or "UNDECIDED" in source
-    for name in rule.undecided:
-        assert name in source or "all exponents have errors" in source
+    assert source.count("UNDECIDED") + source.count("undecided") == 1
     assert rule.verdict.startswith("Undecided")

@@ -404,9 +404,7 @@ def numbers(study, optimiser, name=None):
 
 
 @pytest.mark.parametrize("optimiser", keep(["sgd", "adam"], "adam"))
-@pytest.mark.parametrize(
-    ("study", "name"), keep(OPTIONS, ("transfer", "eps"), ("coord_check", "eps"))
-)
+@pytest.mark.parametrize(("study", "name"), keep(OPTIONS, ("transfer", "eps")))
 def test_every_option_acts_or_is_refused(study, name, optimiser):
     base = numbers(study, optimiser)
     assert not isinstance(base, str), base

@@ -50,9 +50,11 @@ class InitFinding:
 def holm(p: Sequence[float]) -> Floats:
     """p-values adjusted for their number by Holm's method."""
     order = np.argsort(p)
-    steps = np.asarray(p, float)[order] * np.arange(len(p), 0, -1)
+    remaining = np.arange(len(p), 0, -1)  # tests with this p-value or a larger one
+    multiplied = np.asarray(p, float)[order] * remaining
+    increasing = np.maximum.accumulate(multiplied)
     adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    adjusted[order] = np.minimum(increasing, 1.0)
     return adjusted
 
 

@@ -639,29 +639,41 @@ def _tests_against_samples(
     """
     from scipy import stats
 
-    summaries = [_summaries(sample) for sample in samples]
-    real = _summaries(x)
-    error = math.sqrt(1 + 1 / len(samples))
-    for summary_name, value in real.items():
-        values = np.array([summary[summary_name] for summary in summaries])
+    summaries_of_samples = [_summaries(sample) for sample in samples]
+    new_and_mean = math.sqrt(1 + 1 / len(samples))  # error of a new value and the mean
+    for summary, value in _summaries(x).items():
+        values = np.array([of_sample[summary] for of_sample in summaries_of_samples])
         centre, spread = float(values.mean()), float(values.std(ddof=1))
         rounding = 1e-4 * max(1.0, abs(centre))
-        t = (value - centre) / (error * math.hypot(spread, rounding))
+        t = (value - centre) / (new_and_mean * math.hypot(spread, rounding))
         p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))
-        label, text = summary_name, f"expected {centre:.4g}, found {value:.4g}"
-        if summary_name in ("size", "largest"):
-            label = "std" if summary_name == "size" else "tails"
-            text = f"expected {math.exp(centre):.4g}, found {math.exp(value):.4g}"
-            text += f", {math.exp(value - centre):.3g} times as large"
-        if summary_name.startswith("part "):
-            label, ratio = "rows", math.exp(value - centre)
-            text = f"expected {summary_name} of its size, found it"
-            text += f" {ratio:.3g} times as large"
+        label, text = _described(summary, centre, value)
         yield InitFinding(where=name, what=label, p=min(1.0, p), text=text)
 
 
+def _described(summary: str, expected: float, value: float) -> tuple[str, str]:
+    """The label of a summary, and a sentence that compares its value.
+
+    Summaries of sizes are logarithms: see `_summaries`.
+    """
+    ratio = math.exp(value - expected)
+    if summary in ("size", "largest"):
+        label = "std" if summary == "size" else "tails"
+        sizes = f"expected {math.exp(expected):.4g}, found {math.exp(value):.4g}"
+        return label, f"{sizes}, {ratio:.3g} times as large"
+    if summary.startswith("part "):
+        text = f"expected {summary} of its size, found it {ratio:.3g} times as large"
+        return "rows", text
+    return summary, f"expected {expected:.4g}, found {value:.4g}"
+
+
 def _summaries(x: Floats) -> dict[str, float]:
-    """Numbers that describe a tensor: sizes, of the whole and of parts, and angles."""
+    """Numbers that describe a tensor: sizes, of the whole and of parts, and angles.
+
+    Sizes, the largest entry and parts of the first axis are logarithms; parts and the
+    mean are relative to the size of the whole. "independence" is the size of the
+    cosines between different rows (or columns, if there are fewer).
+    """
     size = math.sqrt(float(np.mean(x**2))) + 1e-300
     summaries = {
         "size": math.log(size),
@@ -677,9 +689,10 @@ def _summaries(x: Floats) -> dict[str, float]:
                 summaries[f"part {k + 1} of {count}"] = math.log(of_part / size)
             break
     if min(lines.shape) >= 2:
-        short = lines if lines.shape[0] <= lines.shape[1] else lines.T
-        gram = short[:LARGEST_GRAM, :LONGEST_ROWS]
-        gram = gram @ gram.T / (gram.shape[1] * size**2)
-        off = gram - np.diag(np.diag(gram))
-        summaries["independence"] = math.sqrt(float(np.mean(off**2)))
+        if lines.shape[0] > lines.shape[1]:
+            lines = lines.T
+        rows = lines[:LARGEST_GRAM, :LONGEST_ROWS]
+        gram = rows @ rows.T / (rows.shape[1] * size**2)
+        off_diagonal = gram - np.diag(np.diag(gram))
+        summaries["independence"] = math.sqrt(float(np.mean(off_diagonal**2)))
     return summaries

@@ -81,8 +81,8 @@ def jax_model(named: NamedProgram) -> Any:
         return model
     if named.is_function and not isinstance(named.value, type):
         with suppress(Exception):  # errors are reported where it is read
-            made = model()
-            return made if makes_jax_model(made) else None
+            constructor = model()
+            return constructor if makes_jax_model(constructor) else None
     return None
 
 

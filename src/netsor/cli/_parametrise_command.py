@@ -21,11 +21,13 @@ FAILED = 3
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OPTIMISER = (
-    f"What trains the module: {', '.join(OPTIMISERS)}. Or the name of a function in"
-    " FILE that makes your own AdamW, Adam or SGD, to find what is not maximal in it."
+    f"What trains the module: {', '.join(OPTIMISERS)} (the last two not for JAX). Or"
+    " the name of a function in FILE that makes your own AdamW, Adam or SGD, or of an"
+    " optimiser of optax, to find what is not maximal in it."
 )
 OUT_FILE = (
-    "Write the rule as a file of plain PyTorch.  [default: mup_FUNCTION.py beside FILE]"
+    "Write the rule as a file of plain PyTorch or optax.  [default: mup_FUNCTION.py"
+    " beside FILE]"
 )
 TOML_FILE = (
     "Write the rule as TOML too, a --parametrisation of coord-check and transfer."
@@ -44,7 +46,7 @@ BRANCHES = (
     " -1 to -0.5.  [default: the one with the largest updates]"
 )
 BATCH = (
-    "The name of (inputs, targets) in FILE: tensors that the module takes, and the"
+    "The name of (inputs, targets) in FILE: arrays that the module takes, and the"
     " right class of each row of its logits.  [default: random tokens]"
 )
 
@@ -86,12 +88,14 @@ def parametrise_command(
 ) -> None:
     """Derive the learning rates and the initialisation of a module (µP).
 
-    FILE:FUNCTION is a function of the width that returns a PyTorch module with logits.
+    FILE:FUNCTION is a function of the width that returns a PyTorch module with logits,
+    or a JAX model: a function of a key, a module of Linen, or a pair (init, apply).
     FILE is executed. netsor measures, at several widths, how every operation responds
     to updates, finds the exponents under which all changes are of order 1, and writes
-    them as a file of plain PyTorch with a function param_groups for your optimiser.
+    them as a file of plain PyTorch with a function param_groups for your optimiser, or
+    of plain JAX with a function that makes the optimiser of optax.
     """
-    from ._load_program import find, is_target, torch_module, usage_errors
+    from ._load_program import find, is_target, usage_errors
 
     if not is_target(model):
         raise UsageError(
@@ -106,12 +110,13 @@ def parametrise_command(
         if batch is not None:
             name = f"{model.rpartition(':')[0]}:{batch}"
             options["batch"] = find(name).value
-        rule = torch_module().parametrise(build, progress=out.echo_error, **options)
+        library = _library(build, options)
+        rule = library.parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
         if toml_file is not None:
             _write(toml_file, rule.toml())
         if check:
-            # it needs PyTorch
+            # it needs PyTorch or JAX
             from ..studies.transfer._modules import transfer_of_rule
 
             found = Checked(
@@ -137,6 +142,24 @@ def parametrise_command(
     out.echo_either(as_json, content, text)
     if rule.undecided or (check and found.is_wrong):
         raise click.exceptions.Exit(FAILED)
+
+
+def _library(build: Any, options: dict[str, Any]) -> Any:
+    """The part of netsor that derives the rule, of PyTorch or of JAX; options that
+    belong to the other one are removed.
+    """
+    from ..studies._training import makes_jax_model_of_width
+    from ._load_program import torch_module
+
+    if not makes_jax_model_of_width(build, min(options["widths"])):
+        return torch_module()
+    from .. import jax
+
+    for name in ("depths", "branch_power"):
+        if options.pop(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for PyTorch modules")
+    return jax
 
 
 class Checked(NamedTuple):

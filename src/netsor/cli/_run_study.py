@@ -71,13 +71,17 @@ def run(
     if options["out"] is not None:
         check_name("--out", options["out"])
         options["out"] = Path(options["out"])
-    where = pop_place(options) if "backend" in options else Place(Numpy())
+    place_of_work = Place(Numpy())
+    if "backend" in options:
+        place_of_work = pop_place(options)
     options |= {
-        "backend": where.backend,
+        "backend": place_of_work.backend,
         "typed": shlex.join(["netsor", *sys.argv[1:]]),
     }
     with stdout_to_stderr(as_json):
-        return run_study(click.get_current_context().obj, where, lambda: make(options))
+        return run_study(
+            click.get_current_context().obj, place_of_work, lambda: make(options)
+        )
 
 
 def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any:
@@ -582,17 +586,21 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
     """The command `transfer`."""
-    from ..studies.transfer import trains_module
+    from ..studies.transfer import framework_of
     from ..studies.transfer._sweep import Request, TransferStudy
 
     def make(options: dict[str, Any]) -> Study[Any]:
         """The study with the options of the command line."""
         source, batch = options["model"], options.pop("batch")
         model, optimiser = _trained(options)
-        if trains_module(model, options["widths"]):
-            return _transfer_of_module(source, model, optimiser, batch, options)
+        framework = framework_of(model, options["widths"])
+        if framework:
+            options |= {"batch": batch, "framework": framework}
+            return _transfer_of_module(source, model, optimiser, options)
         if batch is not None:
-            raise UsageError(f"--batch {shown(batch)} is for a PyTorch module")
+            raise UsageError(
+                f"--batch {shown(batch)} is for a PyTorch module or a JAX model"
+            )
         subject = subject_of(model, options.pop("rules") or None, optimiser)
         return TransferStudy(Request(*subject, optimiser=optimiser, **options))
 
@@ -600,15 +608,13 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
 
 
 def _transfer_of_module(
-    source: str,
-    build: Any,
-    optimiser: Any,
-    batch: str | None,
-    options: dict[str, Any],
+    source: str, build: Any, optimiser: Any, options: dict[str, Any]
 ) -> Study[Any]:
-    """The sweep of a function of the width that makes PyTorch modules."""
-    from ..studies.transfer._modules import module_study
+    """The sweep of a function of the width that makes modules or JAX models."""
+    from ..studies.transfer._modules import library_of, module_study
 
+    library = library_of(options.pop("framework"))
+    batch = options.pop("batch")
     if batch is not None:
         options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value
     rules = options.pop("rules") or None
@@ -617,7 +623,7 @@ def _transfer_of_module(
         raise UsageError(f"--grow {grow} is for models: a module defines what grows")
     if vectors:
         raise UsageError("--vectors is for models: the optimiser names what moves")
-    return module_study(build, optimiser, rules, rng=None, **options)
+    return module_study(build, optimiser, rules, library=library, rng=None, **options)
 
 
 def _trained(options: dict[str, Any]) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ A model goes through these files: `_models` says how it is initialised and calle
 `_initialisers` reads the laws of its parameters from the jaxpr of its initialisation,
 `_capture` records the jaxpr of the call as a graph, `_patterns` joins equations, and
 `_program` reads the graph by the axis rule of `reader/` and the table in `_primitives`.
+`maximal_update/` derives how learning rates and initialisation must follow the width.
 
 Examples
 --------
@@ -20,6 +21,8 @@ except ImportError as error:
 from ..checks._findings import InitFinding
 from ..checks._init_check import InitCheck
 from ..checks._run_check import RunCheck, RunFinding, RunLaw, RunPower
+from ..maximal_update._results import DerivedRule
+from ..maximal_update._rules import ParameterRule
 from ..reader._graph import UnsupportedError
 from ..reader._laws import Parameter, Parameters
 from ._check_init import check_init
@@ -27,11 +30,14 @@ from ._check_run import check_run, read_batches, run_law
 from ._network import network
 from ._parameters import parameters
 from ._program import program
+from .maximal_update import parametrise
 
 __all__ = [
+    "DerivedRule",
     "InitCheck",
     "InitFinding",
     "Parameter",
+    "ParameterRule",
     "Parameters",
     "RunCheck",
     "RunFinding",
@@ -42,6 +48,7 @@ __all__ = [
     "check_run",
     "network",
     "parameters",
+    "parametrise",
     "program",
     "read_batches",
     "run_law",

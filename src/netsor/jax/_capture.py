@@ -84,13 +84,23 @@ class Variable(NamedTuple):
 
 
 def captured(
-    name: str, jaxpr: Any, variables: Sequence[Variable], laws: Parameters
+    name: str,
+    jaxpr: Any,
+    variables: Sequence[Variable],
+    laws: Parameters,
+    *,
+    only_known: bool = False,
 ) -> Graph:
-    """The graph of a closed jaxpr, whose arguments are parameters and inputs."""
+    """The graph of a closed jaxpr, whose arguments are parameters and inputs.
+
+    `only_known` is that of `joined`.
+    """
     recorder = Recorder(laws)
     arguments = [recorder.placeholder(each) for each in variables]
     outputs = recorder.run(jaxpr.jaxpr, jaxpr.consts, arguments)
-    nodes, outputs = joined(recorder.nodes, outputs, recorder.value)
+    nodes, outputs = joined(
+        recorder.nodes, outputs, recorder.value, only_known=only_known
+    )
     graph = Graph(
         name=name,
         laws=recorder.laws,

@@ -126,7 +126,7 @@ class Composite:
 
 
 def _of_numpy(compute: Any, args: Sequence[Any]) -> Any:
-    """What numpy computes in place of a primitive; None if it has no such function."""
+    """The result of numpy's counterpart of a primitive; None if numpy has none."""
     name = getattr(compute, "name", "")
     if name == "integer_pow":
         return np.power(args[0], float(compute.params["y"]))

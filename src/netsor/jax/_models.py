@@ -44,13 +44,13 @@ class Leaves(NamedTuple):
         """The leaves of a pytree, named by their paths."""
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
         return cls(
-            names=_unique([_name(path) for path, _ in leaves]),
+            names=_unique([name_of_path(path) for path, _ in leaves]),
             arrays=[leaf for _, leaf in leaves],
             structure=structure,
         )
 
 
-def _name(path: Sequence[Any]) -> str:
+def name_of_path(path: Sequence[Any]) -> str:
     """The path of a leaf, as in "layers.0.query.kernel"."""
     parts = [
         str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
@@ -178,7 +178,7 @@ def _is_instance(model: Any) -> bool:
 
 
 class Made(NamedTuple):
-    """A model that a constructor made, with abstract numbers in place of weights."""
+    """A model that a constructor returned; its weights are abstract arrays."""
 
     kind: str  # "nnx", "equinox" or "linen"
     name: str

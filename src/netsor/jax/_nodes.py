@@ -160,7 +160,7 @@ class Node:
         return f"<{self.operation} {shape_of(self)}>"
 
     def replace_argument(self, old: Node, new: Any) -> None:
-        """Take another argument in place of one."""
+        """Replace an argument by another one."""
         self.args = tuple(new if x is old else x for x in self.args)
         old.users.pop(self, None)
         if isinstance(new, Node):

@@ -31,13 +31,18 @@ RESHAPING = (
 
 
 def joined(
-    nodes: list[Node], outputs: list[Any], value: Callable[[Any], Any]
+    nodes: list[Node],
+    outputs: list[Any],
+    value: Callable[[Any], Any],
+    *,
+    only_known: bool = False,
 ) -> tuple[list[Node], list[Any]]:
     """The nodes with patterns joined, without those that nothing uses.
 
-    `value` computes a known node.
+    `value` computes a known node. With `only_known`, functions of entries are joined if
+    they are activations that netsor knows, so that factors before them remain.
     """
-    joiner = Joiner(value)
+    joiner = Joiner(value, only_known)
     for rule in (joiner.mean, joiner.layer_norm, joiner.softmax):
         nodes, outputs = _replaced(nodes, outputs, rule)
     nodes = _used(nodes, outputs)
@@ -52,7 +57,9 @@ def _replaced(
     *,
     backwards: bool = False,
 ) -> tuple[list[Node], list[Any]]:
-    """The nodes, where a rule has others in place of one; the last stands for it."""
+    """The nodes after rules replaced some of them; the last new node stands for the
+    old one.
+    """
     by_node: dict[Node, list[Node]] = {}
     joined_nodes: set[Node] = set()
     for node in reversed(nodes) if backwards else nodes:
@@ -129,7 +136,7 @@ class LayerNorm:
 def _node(
     like: Node, operation: str, args: tuple[Any, ...], kwargs: Any, compute: Any
 ) -> Node:
-    """A node in place of another one."""
+    """A node that replaces another one."""
     return Node(
         op="call_function",
         operation=operation,
@@ -144,8 +151,9 @@ def _node(
 class Joiner:
     """The patterns: each rule returns the nodes that stand for one, or none."""
 
-    def __init__(self, value: Callable[[Any], Any]) -> None:
+    def __init__(self, value: Callable[[Any], Any], only_known: bool = False) -> None:
         self._value = value
+        self.only_known = only_known
         self._functions: dict[Any, Function | None] = {}
 
     def number(self, x: Any) -> float | None:
@@ -347,7 +355,7 @@ class Joiner:
         composite = self._composite(order, x)
         function = known_function(composite)
         if function is None:
-            if all(_is_affine(member) for member in group):
+            if self.only_known or all(_is_affine(member) for member in group):
                 return []
             function = Entrywise(composite).function(node.target, 1)
         new = _node(

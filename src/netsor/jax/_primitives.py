@@ -491,7 +491,7 @@ def _scatter(
     refuse_if(arithmetic.is_random(ids), "indices that are random")
 
     def of_arrays(operand: Any, given: Any) -> Any:
-        """What JAX computes from arrays in place of the operand and the updates."""
+        """The result of JAX for arrays that stand for the operand and the updates."""
         return compute(np.float32(operand), ids, np.float32(given))
 
     adds = primitive == "scatter-add"

@@ -232,7 +232,7 @@ class JaxReader(Reader):
         return Call(self.draws, shapes, eps, of_array)
 
     def _of_array(self, node: Node, x: Floats) -> Floats:
-        """What JAX computes from an array in place of the random argument."""
+        """The result of JAX for an array that stands for the random argument."""
         args = [x if y in self._random else self._value_of(y) for y in node.args]
         result: Floats = np.asarray(self._of_numbers(node, args), dtype=float)
         return result

@@ -239,7 +239,7 @@ class Parted(NamedTuple):
 
 
 def kind_of(tree: Any) -> str:
-    """How the parameters that are trained are told from others."""
+    """Which rule separates the parameters that are trained from the others."""
     if hasattr(tree, "flat_state"):
         return "nnx"
     is_linen = isinstance(tree, Mapping) and "params" in tree

@@ -30,7 +30,7 @@ def scatter(
     *,
     adds: bool,
 ) -> Tensor:
-    """The tensor, with rows of the updates in place of its own, or added to them."""
+    """The tensor after rows of the updates replaced its rows, or were added to them."""
     x, updates = (call.settled(y) if is_random(y) else y for y in (x, updates))
     axis = _coordinates(x, updates, dimension_numbers)
     of_updates = _axis_of_updates(axis, len(x.shape), dimension_numbers)

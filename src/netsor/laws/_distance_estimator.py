@@ -288,7 +288,7 @@ class DistanceEstimator:
     def _integrals_of_tails(self, law: Distribution) -> Array:
         """∫ P(Y ≤ y) dy before the first node, and ∫ P(Y > y) dy after the last: (2,).
 
-        They are 0 for a mixture, of which the nodes leave nothing.
+        They are 0 for a mixture: the nodes cover all of it.
         """
         if isinstance(law, Mixture):
             return np.zeros(2)

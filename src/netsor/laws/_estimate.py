@@ -412,15 +412,17 @@ def _tail_of_columns(deviation: Array, weight: Array, tail_share: Array) -> _Tai
 
     The deviations (draws, columns) fall, and `weight` has their weights.
     """
-    mass = np.cumsum(weight, axis=0)
+    weight_up_to = np.cumsum(weight, axis=0)
     column = np.arange(deviation.shape[1])
-    last = np.sum(mass < tail_share * (1 - 1e-9), axis=0)
+    # the last draw of the tail; the next smaller deviation is its start
+    rounded_share = tail_share * (1 - 1e-9)
+    last = np.sum(weight_up_to < rounded_share, axis=0)
     last = np.minimum(last, len(deviation) - 2)
     start = deviation[last + 1, column]
     # a column of only two different values has no tail
     largest = np.where(deviation[0] > 0, deviation[0], 1.0)
     start = np.where(start > 0, start, largest)
-    return _Tail(last=last, share=mass[last, column], start=start)
+    return _Tail(last=last, share=weight_up_to[last, column], start=start)
 
 
 def tail_index(samples: Array) -> Array:

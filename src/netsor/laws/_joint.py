@@ -184,11 +184,11 @@ class Joint(LawBase):
         """Method, status and cost; and the evidence if it was conditioned on data."""
         if self.log_evidence is None:
             return super()._labels
-        data = (
+        evidence = (
             f"given data, log evidence {self.log_evidence}, effective sample size"
             f" {self.effective:.0f}"
         )
-        return [*super()._labels, data]
+        return [*super()._labels, evidence]
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
@@ -568,8 +568,10 @@ class JointWithError:
         """The correlation matrix, (entries, entries); NaN without variance."""
         law = self._law
         moments = law._central_moments()  # (replicas, entries, entries)
-        std = np.sqrt(np.maximum(np.diag(law._replicas.mean(moments)), 0.0))
-        std = np.where(std > CONSTANT * np.abs(law.mean()), std, np.nan)
+        variance = np.maximum(np.diag(law._replicas.mean(moments)), 0.0)
+        std = np.sqrt(variance)
+        is_constant = ~(std > CONSTANT * np.abs(law.mean()))
+        std = np.where(is_constant, np.nan, std)
         unit_moments = moments / np.outer(std, std)
         rho = law._replicas.mean(unit_moments)
         # delta method: ρ_ij = C_ij/√(C_ii C_jj) moves by δC_ij − ρ_ij (δC_ii + δC_jj)/2

@@ -134,9 +134,10 @@ def updated(mean: Array, cov: Array, data: Observations) -> Update:
     var = np.diagonal(new_cov, axis1=1, axis2=2)
     prior_var = np.diagonal(cov, axis1=1, axis2=2)
     # these entries follow from the others, and have a variance of either sign
-    determined = var <= ROUNDING * prior_var
+    determined = var <= ROUNDING * prior_var  # (replicas, entries)
     determined[:, exact] = True
-    new_cov[determined[:, :, None] | determined[:, None, :]] = 0.0
+    in_row_or_column = determined[:, :, None] | determined[:, None, :]
+    new_cov[in_row_or_column] = 0.0
     return Update(mean=new_mean, cov=new_cov, root=root, z=z)
 
 
@@ -149,7 +150,9 @@ def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
     diagonal = np.diagonal(solution.root, axis1=1, axis2=2)
     of_noise = np.log(np.sqrt(2 * np.pi) * data.noise).sum()
     log_volume = np.log(diagonal).sum(axis=1) + of_noise
-    square = (solution.residual**2).sum(axis=1) + (solution.beta**2).sum(axis=1)
+    square_of_residual = (solution.residual**2).sum(axis=1)
+    square_of_beta = (solution.beta**2).sum(axis=1)
+    square = square_of_residual + square_of_beta
     return np.asarray(-0.5 * square - log_volume)
 
 

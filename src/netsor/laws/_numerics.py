@@ -32,7 +32,7 @@ HALVINGS = 40  # of a cell of an integral, at most
 INTEGRAL_ATOL = 1e-15  # absolute error of the part over one cell: rounding
 # first nodes around each feature of a density, in its scales
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
+GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 def resolved(*laws: Any) -> Array:
@@ -131,7 +131,7 @@ def integrated(
         left, right = cells[..., None]
         centre = (left + right) / 2
         half_length = (right - left) / 2
-        return centre + half_length * NODES, half_length * WEIGHTS
+        return centre + half_length * GAUSS_NODES, half_length * GAUSS_WEIGHTS
 
     def integrals(cells: Array) -> Array:
         """The integral over each cell, (cells,)."""
@@ -260,12 +260,12 @@ def edges(
     `weight` (draws,) sums to 1 or less, and `count` is the number of draws that it is
     worth. At an edge, kernels put draws beyond the last one, where none was found.
     """
-    found = []
+    edges = []
     for end, inside in ((draws.min(), 1), (draws.max(), -1)):
         beyond = scipy.special.ndtr(inside * (end - draws) / bandwidth)
         if count * (weight @ beyond) > LEAKED:
-            found.append((float(end), inside))
-    return found
+            edges.append((float(end), inside))
+    return edges
 
 
 def edge_bias(

@@ -224,14 +224,14 @@ def _with_scales(
     rule: ScalingRule, solution: Solution, found: Measurement, graphs: Graphs
 ) -> tuple[OutputScale, ...]:
     """The factors of outputs, with further ones."""
+    before = {(x.path, x.part): x.power.width for x in rule.scales}
     scales = {(x.path, x.part): x for x in rule.scales}
     last = found.operations.last
     for index, exponent in solution.scales.items():
         is_logits = _leads_to(found, index, last)
         place = graphs.place_of_scale(found, index)
-        earlier = scales.get((place.path, place.part))
-        if earlier is not None:
-            exponent += earlier.power.width
+        # several operations may have one place, as those of all layers of a scan
+        exponent += before.get((place.path, place.part), 0.0)
         scales[(place.path, place.part)] = OutputScale(
             path=place.path,
             part=place.part,

@@ -31,7 +31,7 @@ def place_of_scale(
             )
             return Place(by_index[mark].path, part)
     for k in operation.inputs:
-        names = _writers(by_index, k)
+        names = writers_of(by_index, k)
         if names:
             nodes = operations.graph.placeholders()
             node = next(x for x, name in nodes.items() if name == names[0])
@@ -44,7 +44,7 @@ def place_of_scale(
     )
 
 
-def _writers(by_index: Mapping[int, Operation], index: int) -> tuple[str, ...]:
+def writers_of(by_index: Mapping[int, Operation], index: int) -> tuple[str, ...]:
     """The parameters that a value is a linear function of, given activations."""
     names: dict[str, None] = {}
     pending = [index]

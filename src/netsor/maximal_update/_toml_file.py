@@ -16,7 +16,7 @@ from .._validate import ArgumentError, shown
 from ..runtime._files import fields
 from ._file_content import FileContent, Reference, wrapped
 from ._power import Power
-from ._rules import OutputScale, ParameterRule, Part
+from ._rules import OutputScale, ParameterRule, Part, ScalingRule
 
 MAX_FILE_BYTES = 2**20
 MAX_EXPONENT = 4.0  # of the absolute value of an exponent
@@ -53,13 +53,15 @@ def toml_of(content: FileContent) -> str:
         lines += ["", f"[parameters.{_text(pattern)}]"]
         for name in POWERS:
             lines += _power_lines(f"{name}.", getattr(rule, name))
-    for scale in content.scales:
+    for scale in ScalingRule({}, tuple(content.scales)).by_pattern().scales:
         paths = scale.parameters or (scale.path,)
         lines += ["", "[[scales]]", f"of = {_text(scale.what)}"]
         lines += [f"paths = [{', '.join(map(_text, paths))}]"]
         lines.append(f"is_parameter = {'true' if scale.parameters else 'false'}")
         if scale.part is not None:
             lines.append(f"part = [{scale.part.start!r}, {scale.part.stop!r}]")
+            if scale.part.axis:
+                lines.append(f"axis = {scale.part.axis}")
         lines += _power_lines("", scale.power)
     return "\n".join(lines) + "\n"
 
@@ -193,11 +195,18 @@ def _rule(name: str, value: Any) -> ParameterRule:
     return ParameterRule(**powers)
 
 
+def _axis(value: Any) -> int:
+    """The axis of a part."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"axis={shown(value)} must be an integer")
+    return value
+
+
 def _scale(value: Any) -> OutputScale:
     """A factor of an output."""
     table = _table(value, "scales")
     needed = ("of", "paths", "is_parameter")
-    _check_keys(table, "scales", needed, ("part", *Power._fields))
+    _check_keys(table, "scales", needed, ("part", "axis", *Power._fields))
     paths = tuple(_name(x, "paths") for x in _list(table["paths"], "paths"))
     if not paths or not isinstance(table["is_parameter"], bool):
         raise ValueError("scales must have paths, and is_parameter true or false")
@@ -206,7 +215,7 @@ def _scale(value: Any) -> OutputScale:
         ends = [_number(x, "part", 1.0) for x in _list(table["part"], "part")]
         if len(ends) != 2 or not 0 <= ends[0] < ends[1]:
             raise ValueError(f"part={shown(ends)} must be two shares, in order")
-        part = Part(*ends)
+        part = Part(ends[0], ends[1], _axis(table.get("axis", 0)))
     return OutputScale(
         path=paths[0],
         part=part,
@@ -225,3 +234,9 @@ def _reference(table: Mapping[str, Any]) -> Reference:
     return Reference(
         _name(table["parameter"], "parameter"), _size(table["axis"], "axis"), ratio
     )
+
+
+def check_optimiser(of_rule: str, optimiser: str, source: str) -> None:
+    """Reject a rule for another optimiser."""
+    if of_rule != optimiser:
+        raise ArgumentError("optimiser", optimiser, f"{of_rule}, which {source} is for")

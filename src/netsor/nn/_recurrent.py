@@ -133,20 +133,9 @@ def linear_attention(
     )
     normalize = one_of(normalize, "normalize", operation, (True, False))
     eps = real(eps, "eps", operation, least=0, most=SCALE)
-    q = affine(
-        x, width, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.heads, name="W^Q"
-    )
-    k = affine(
-        x, width, sigma_w=sigma.k, sigma_b=sigma.b, batch=layer.groups, name="W^K"
-    )
-    v = affine(
-        x,
-        width=values_width,
-        sigma_w=sigma.v,
-        sigma_b=sigma.b,
-        batch=layer.groups,
-        name="W^V",
-    )
+    q = layer.projected(width, layer.heads, sigma.q, sigma.b, name="W^Q")
+    k = layer.projected(width, layer.groups, sigma.k, sigma.b, name="W^K")
+    v = layer.projected(values_width, layer.groups, sigma.v, sigma.b, name="W^V")
     q = layer.convolved(q, conv)
     k = layer.convolved(k, conv)
     v = layer.convolved(v, conv)
@@ -222,20 +211,9 @@ def retention(
         gammas = layer.numbers_per_head(decay, "decay")
         if not ((gammas >= 0) & (gammas <= 1)).all():
             raise TraceError(operation, "decay", decay, "numbers from 0 to 1")
-    q = affine(
-        x, width, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.heads, name="W^Q"
-    )
-    k = affine(
-        x, width, sigma_w=sigma.k, sigma_b=sigma.b, batch=layer.heads, name="W^K"
-    )
-    v = affine(
-        x,
-        width=values_width,
-        sigma_w=sigma.v,
-        sigma_b=sigma.b,
-        batch=layer.heads,
-        name="W^V",
-    )
+    q = layer.projected(width, layer.heads, sigma.q, sigma.b, name="W^Q")
+    k = layer.projected(width, layer.heads, sigma.k, sigma.b, name="W^K")
+    v = layer.projected(values_width, layer.heads, sigma.v, sigma.b, name="W^V")
     q = layer.rotated(q, rotary)
     k = layer.rotated(k, rotary)
     scores = layer.scores(q, k, scaling, "head_dim")
@@ -331,30 +309,9 @@ def mamba2(
     )
     if rates is None:
         rates = np.arange(1.0, layer.heads + 1)
-    v = affine(
-        x,
-        width=values_width,
-        sigma_w=sigma.v,
-        sigma_b=sigma.b,
-        batch=layer.heads,
-        name="W^V",
-    )
-    b = affine(
-        x,
-        width=state_width,
-        sigma_w=sigma.k,
-        sigma_b=sigma.b,
-        batch=layer.groups,
-        name="W^B",
-    )
-    c = affine(
-        x,
-        width=state_width,
-        sigma_w=sigma.q,
-        sigma_b=sigma.b,
-        batch=layer.groups,
-        name="W^C",
-    )
+    v = layer.projected(values_width, layer.heads, sigma.v, sigma.b, name="W^V")
+    b = layer.projected(state_width, layer.groups, sigma.k, sigma.b, name="W^B")
+    c = layer.projected(state_width, layer.groups, sigma.q, sigma.b, name="W^C")
     v = layer.convolved(v, conv)
     b = layer.convolved(b, conv)
     c = layer.convolved(c, conv)
@@ -468,20 +425,9 @@ def gated_delta(
         raise TraceError(operation, "scaling", scaling, "'sqrt' or a number")
     else:
         factor = real(scaling, "scaling", operation)
-    q = affine(
-        x, width, sigma_w=sigma.q, sigma_b=sigma.b, batch=layer.groups, name="W^Q"
-    )
-    k = affine(
-        x, width, sigma_w=sigma.k, sigma_b=sigma.b, batch=layer.groups, name="W^K"
-    )
-    v = affine(
-        x,
-        width=values_width,
-        sigma_w=sigma.v,
-        sigma_b=sigma.b,
-        batch=layer.heads,
-        name="W^V",
-    )
+    q = layer.projected(width, layer.groups, sigma.q, sigma.b, name="W^Q")
+    k = layer.projected(width, layer.groups, sigma.k, sigma.b, name="W^K")
+    v = layer.projected(values_width, layer.heads, sigma.v, sigma.b, name="W^V")
     q = layer.convolved(q, conv)
     k = layer.convolved(k, conv)
     v = layer.convolved(v, conv)
@@ -614,6 +560,19 @@ class _Mixer(Heads):
 
     # Vectors
 
+    def projected(
+        self,
+        width: Width,
+        matrices: int,
+        sigma: float | Scalar,
+        sigma_b: float,
+        name: str,
+    ) -> Vector:
+        """W x + b for each head or group, (matrices, …, tokens), of the given width."""
+        return affine(
+            self.x, width, sigma_w=sigma, sigma_b=sigma_b, batch=matrices, name=name
+        )
+
     def convolved(self, u: Vector, conv: int | Layer | None) -> Vector:
         """Queries, keys or values u after a convolution over tokens, if any.
 
@@ -632,14 +591,7 @@ class _Mixer(Heads):
         """y ⊙ gate(W x), with one matrix for each head; y if there is no gate."""
         if gate is None:
             return y
-        z = affine(
-            self.x,
-            y.width,
-            sigma_w=sigma,
-            sigma_b=sigma_b,
-            batch=self.heads,
-            name="W^G",
-        )
+        z = self.projected(y.width, self.heads, sigma, sigma_b, name="W^G")
         return call_layer(gate, z, "gate", self.operation) * y
 
     # Scalars

@@ -51,8 +51,8 @@ class Call(NamedTuple):
     draws: Draws  # the random objects of the program
     shapes: list[Shape]  # of the tensors that the operation returns
     eps: float  # the distance from 1 to the next number of their type
-    # the operation of the framework, as a function of an array in place of its first
-    # argument; None if others are random too
+    # the operation of the framework, as a function of an array that stands for its
+    # first argument; None if others are random too
     of_array: Callable[[Floats], Floats] | None = None
 
     @property
@@ -61,7 +61,7 @@ class Call(NamedTuple):
         return self.shapes[0]
 
     def computed(self, x: Floats) -> Floats:
-        """What the framework computes from given numbers in place of the argument."""
+        """The result of the framework for an array that stands for the argument."""
         if self.of_array is None:
             raise Refusal("other arguments are random too")
         return self.of_array(x)
@@ -553,7 +553,7 @@ class Bounds(NamedTuple):
 def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     """Scalars, or coordinates, between two numbers; None is no bound."""
     low, high = _bound(least, -math.inf), _bound(most, math.inf)
-    refuse_if(low > high, f"bounds {low:g} and {high:g}, of which the first is larger")
+    refuse_if(low > high, f"a lower bound {low:g} above the upper bound {high:g}")
     # one function of the mean square, whose slope at 0 is finite
     if isinstance(x, Scalars) and x.root is not None:
         f = Bounds(least=low, most=high, factor=x.factor, power=x.root.power).function

@@ -459,7 +459,7 @@ def same_vectors(*parts: Any) -> bool:
 
 
 class Frequencies(tuple[float, ...]):
-    """The frequencies θ_f that a module computes, in place of a `Stretch`.
+    """The frequencies θ_f that a module computes, instead of a `Stretch`.
 
     A `Stretch` scales the usual base^(−2f/r); these replace it.
     """

@@ -231,27 +231,33 @@ def convolution(
 def _group(
     call: Call, x: Tensor, weight: Random, shape: Convolution, group: int
 ) -> Vectors:
-    """The outputs of one group of channels, (…, *counts, outputs of the group)."""
+    """The outputs of one group of channels, (…, *counts, outputs of the group).
+
+    They are one matrix times all windows. `weight` is (outputs of all groups, inputs of
+    a group, *kernel).
+    """
     outputs, inputs = weight.shape[0] // shape.groups, weight.shape[1]
     ndim = shape.ndim
-    matrices = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
-    channels = slice(group * inputs, (group + 1) * inputs)
+    outputs_of_group = slice(group * outputs, (group + 1) * outputs)
+    inputs_of_group = slice(group * inputs, (group + 1) * inputs)
+    kernel = weight.viewed(Index(0, outputs_of_group))
     if not is_random(x):
         index: list[Any] = [slice(None)] * len(x.shape)
-        index[-1 - ndim] = channels
-        of_group = numbers(x)[tuple(index)]
-        windows = shape.of_pixels(of_group)
-        matrix = matrices.viewed(Reshape((outputs, windows.shape[-1])))
-        return _vectors(call.draws.product(matrix, ns.data(windows), windows))
-    channels_of_group = x.part(channels.start, channels.stop).plain
+        index[-1 - ndim] = inputs_of_group
+        given_windows = shape.of_pixels(numbers(x)[tuple(index)])
+        matrix = kernel.viewed(Reshape((outputs, given_windows.shape[-1])))
+        product = call.draws.product(matrix, ns.data(given_windows), given_windows)
+        return _vectors(product)
+    channels = x.part(inputs_of_group.start, inputs_of_group.stop).plain
+    positions = shape.positions(x)
     if math.prod(shape.windows.kernel) == 1:
-        inside = taken(channels_of_group, shape.positions(x)[..., 0], ndim)
-        matrix = matrices.viewed(Reshape((outputs, inputs)))
+        windows = taken(channels, positions[..., 0], ndim)
+        matrix = kernel.viewed(Reshape((outputs, inputs)))
     else:
         # the entries of a window one after the other, each with all channels
-        inside = ns.concat(taken(channels_of_group, shape.positions(x), ndim), axis=-1)
-        matrix = matrices.viewed(Permute.moving(1, -1, ndim=ndim + 2))
-    return _vectors(call.draws.product(matrix, inside))
+        windows = ns.concat(taken(channels, positions, ndim), axis=-1)
+        matrix = kernel.viewed(Permute.moving(1, -1, ndim=ndim + 2))
+    return _vectors(call.draws.product(matrix, windows))
 
 
 def _vectors(product: Any) -> Vectors:
@@ -341,8 +347,8 @@ def _taps(call: Call, weight: Tensor) -> ns.Vector:
 def map_of_positions(call: Call, x: Tensor) -> Vectors:
     """A linear map of positions, the same for each channel: an average, or a resizing.
 
-    The framework computes its coefficients: of tensors that have, in place of the
-    channels, one image for each position, which is 1 there and 0 elsewhere.
+    The framework computes its coefficients from unit images. There is one for each
+    position, which is 1 there and 0 elsewhere, and they take the axis of channels.
     """
     x = _vectors_in_order(call, x)
     sizes = tuple(np.delete(x.shape, x.axis).tolist())

@@ -307,7 +307,7 @@ class Draws:
         return program
 
     def _notes_of_stand_ins(self, law: str) -> list[str]:
-        """What is said of the parameters of one law that are read as Gaussian."""
+        """Notes on the parameters of one law that are read as Gaussian."""
         uses = {name: use for name, use in self._stand_ins.items() if use.law == law}
         terms = [use.terms for use in uses.values() if use.terms is not None]
         sums = [name for name, use in uses.items() if use.terms is not None]
@@ -617,14 +617,15 @@ class Draws:
         # only the pieces of coordinates that the view shows
         piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
-        used, index_of = np.unique(pieces, return_inverse=True)
-        key = x.value, piece, tuple(used.tolist())
+        distinct, index_of = np.unique(pieces, return_inverse=True)
+        key = x.value, piece, tuple(distinct.tolist())
         if key not in self._entries:
-            parts = x.value
+            vectors_of_pieces = x.value
             if piece != width:
-                parts = split(x.value, width // piece, x.value.ndim)
-            units = data(np.eye(piece))
-            products: Scalar = piece * mean_dot(parts.take(used), units)
+                vectors_of_pieces = split(x.value, width // piece, x.value.ndim)
+            unit_vectors = data(np.eye(piece))
+            shown = vectors_of_pieces.take(distinct)
+            products: Scalar = piece * mean_dot(shown, unit_vectors)
             self._entries[key] = products.reshape(-1)
         positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
         return Scalars(self._entries[key].take(positions))

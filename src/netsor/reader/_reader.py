@@ -192,7 +192,7 @@ class Reader(ABC):
             if any(x is None for x in factors):
                 continue
             columns = [x.reshape(-1, x.shape[-1]).any(axis=0) for x in factors]
-            if sum(int(used.sum()) for used in columns) <= MAX_COLUMNS:
+            if sum(int(is_used.sum()) for is_used in columns) <= MAX_COLUMNS:
                 names.add(name)
         return names
 

@@ -222,27 +222,29 @@ def _with_size(shape: Shape, axis: int, size: int) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def concatenate(call: Call, parts: list[Tensor], axis: int) -> Tensor:
+def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along an axis."""
     ndim = len(call.shape)
     axis %= ndim
-    parts = [part for part in parts if math.prod(part.shape)]  # torch leaves out others
-    if axis == ndim - 1 and same_vectors(*parts):
-        return Linear.rearranged(lambda *images: np.concatenate(images, -1), *parts)
-    parts = [call.settled(part) for part in parts]
-    if any(isinstance(part, Scalars) for part in parts):
-        return _joined_with_numbers(parts, axis)
-    axes = {part.axis for part in parts if isinstance(part, Vectors)}
+    tensors = [x for x in tensors if math.prod(x.shape)]  # torch leaves out others
+    if axis == ndim - 1 and same_vectors(*tensors):
+        return Linear.rearranged(lambda *images: np.concatenate(images, -1), *tensors)
+    tensors = [call.settled(x) for x in tensors]
+    if any(isinstance(x, Scalars) for x in tensors):
+        return _joined_with_numbers(tensors, axis)
+    axes = {x.axis for x in tensors if isinstance(x, Vectors)}
     refuse_if(len(axes) > 1, "torch.cat of vectors along different axes")
-    (coordinates,) = axes
-    vectors = [
-        part if isinstance(part, Vectors) else _given_vectors(part, coordinates)
-        for part in parts
-    ]
+    (coordinates,) = axes  # the axis of the coordinates of all vectors
+    vectors = []
+    for x in tensors:
+        if not isinstance(x, Vectors):
+            x = _given_vectors(x, coordinates)
+        vectors.append(x)
     if axis == coordinates:
         return end_to_end(vectors, coordinates)
+    # a plain vector has no axis of coordinates
     plain_axis = axis - 1 if axis > coordinates else axis
-    joined = ns.join([part.plain for part in vectors], plain_axis)
+    joined = ns.join([x.plain for x in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
 
 
@@ -296,41 +298,44 @@ def running(
         "cumulative functions are read along an axis of indices",
     )
     total = pick(call, x, axis, slice(0, 1))
-    parts = [total]
+    totals = [total]
     for index in range(1, x.shape[axis]):
         total = combine(call, total, pick(call, x, axis, slice(index, index + 1)))
-        parts.append(total)
-    return concatenate(call, parts, axis)
+        totals.append(total)
+    return concatenate(call, totals, axis)
 
 
-def _joined_with_numbers(parts: list[Tensor], axis: int) -> Scalars:
+def _joined_with_numbers(tensors: list[Tensor], axis: int) -> Scalars:
     """Scalars and given numbers, one after the other."""
     scalars = []
-    for part in parts:
-        scalar = part if is_random(part) else Scalars(constant(numbers(part)))
+    for x in tensors:
+        if not is_random(x):
+            x = Scalars(constant(numbers(x)))
         refuse_if(
-            not isinstance(scalar, Scalars), "scalars and vectors, one after the other"
+            not isinstance(x, Scalars), "scalars and vectors, one after the other"
         )
-        scalars.append(scalar)
+        scalars.append(x)
     return _joined_scalars(scalars, axis)
 
 
-def _joined_scalars(parts: list[Scalars], axis: int) -> Scalars:
+def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
     """Scalars one after the other, with their masks."""
-    joined = Scalars(ns.join([part.unmasked for part in parts], axis))
+    joined = Scalars(ns.join([x.unmasked for x in scalars], axis))
 
     def joined_mask(masks: list[Any]) -> Any:
-        """The masks of all parts; None if none of them has one."""
+        """The masks of all scalars; None if none of them has one."""
         if all(mask is None for mask in masks):
             return None
-        of_parts = [
-            np.ones(part.shape, dtype=bool) if mask is None else mask
-            for part, mask in zip(parts, masks, strict=True)
-        ]
-        return np.concatenate(of_parts, axis)
+        filled_masks = []
+        for x, mask in zip(scalars, masks, strict=True):
+            if mask is None:
+                mask = np.ones(x.shape, dtype=bool)
+            filled_masks.append(mask)
+        return np.concatenate(filled_masks, axis)
 
-    allowed = joined_mask([part.allowed for part in parts])
-    return joined.masked(allowed).seen(joined_mask([part.visible for part in parts]))
+    allowed = joined_mask([x.allowed for x in scalars])
+    visible = joined_mask([x.visible for x in scalars])
+    return joined.masked(allowed).seen(visible)
 
 
 def _given_vectors(x: Tensor, axis: int) -> Vectors:
@@ -357,9 +362,10 @@ class Patchwork:
 
     def with_patch(self, positions: range, patch: Tensor) -> Patchwork | None:
         """The tensor with another part replaced; None if it overlaps earlier ones."""
-        for other in self.patches:
-            start = max(other.start, positions.start)
-            if start < min(other.stop, positions.stop) and other != positions:
+        for earlier in self.patches:
+            start = max(earlier.start, positions.start)
+            stop = min(earlier.stop, positions.stop)
+            if start < stop and earlier != positions:
                 return None
         return replace(self, patches={**self.patches, positions: patch})
 
@@ -396,9 +402,10 @@ class Patchwork:
     def _given(self, start: int, stop: int) -> list[Floats]:
         """The given numbers between two patches."""
         index = (slice(None),) * self.axis + (slice(start, stop),)
-        part = self.numbers[index]
-        refuse_if(np.isnan(part).any(), "a part of an empty tensor that is not filled")
-        return [part] if part.size else []
+        between = self.numbers[index]
+        is_empty = np.isnan(between).any()
+        refuse_if(is_empty, "a part of an empty tensor that is not filled")
+        return [between] if between.size else []
 
 
 def slice_scatter(
@@ -415,21 +422,23 @@ def slice_scatter(
         x = x.joined(call)
     if not is_random(x):
         return Patchwork(numbers(x), axis, {positions: patch})
-    sides = slice(0, positions.start), slice(positions.stop, x.shape[axis])
-    before, after = (
-        [pick(call, x, axis, side)] if side.start < side.stop else [] for side in sides
-    )
-    return concatenate(call, [*before, patch, *after], axis)
+    size = x.shape[axis]
+    in_order = [patch]
+    if positions.start > 0:
+        in_order.insert(0, pick(call, x, axis, slice(0, positions.start)))
+    if positions.stop < size:
+        in_order.append(pick(call, x, axis, slice(positions.stop, size)))
+    return concatenate(call, in_order, axis)
 
 
-def stack(call: Call, parts: list[Tensor], axis: int) -> Tensor:
+def stack(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     """Tensors along a new axis."""
     ndim = len(call.shape)
     axis %= ndim
-    if axis == ndim - 1 and same_vectors(*parts):
-        return Linear.rearranged(lambda *images: np.stack(images, -1), *parts)
+    if axis == ndim - 1 and same_vectors(*tensors):
+        return Linear.rearranged(lambda *images: np.stack(images, -1), *tensors)
     shape = _with_size(call.shape, axis, 1)
-    with_new_axis = [reshape(call, part, shape) for part in parts]
+    with_new_axis = [reshape(call, x, shape) for x in tensors]
     return concatenate(call, with_new_axis, axis)
 
 

@@ -43,6 +43,7 @@ from ._operations import (
     MATRICES,
     SCORE_PRODUCTS,
     SOFTMAX,
+    TURNS,
     viewed,
 )
 from ._streams import Sums, back, coordinate_axis, sums_of
@@ -518,9 +519,7 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
         branches=named_nodes,
         middle=sums.middle,
         softmaxes=_softmaxes_of_attention(branches),
-        gates=tuple(
-            node for node in nodes if _is_gates_of_experts(graph, node, tokens)
-        ),
+        gates=_gates_of_experts(graph, nodes, tokens),
         matrices=_matrices(graph, nodes, branches=named_nodes, carriers=sums.carriers),
     )
 
@@ -664,22 +663,38 @@ def _attends(graph: Graph, node: Node) -> bool:
     return False
 
 
-def _is_gates_of_experts(graph: Graph, node: Node, tokens: int) -> bool:
-    """Whether a node has the gates of all experts, (…, experts), of so many tokens.
+def _gates_of_experts(
+    graph: Graph, nodes: Sequence[Node], tokens: int
+) -> tuple[Node, ...]:
+    """The nodes with the gates of all experts, (…, experts), of so many tokens.
 
-    They are 0 but for the experts that were chosen, by one output of a router for each
-    expert.
+    They are the last results of this shape after a choice among the outputs of a
+    router: 0 but for the experts that were chosen. What goes into another choice, such
+    as scores of groups, has not the final zeros.
     """
-    if name_of(node) != "scatter" or node.args[0] not in graph.constants:
+    candidates = [x for x in nodes if _may_be_gates(graph, x, tokens)]
+    choices = [x for x in nodes if _chooses(x)]
+    earlier: set[Node] = set()
+    for node in (*candidates, *choices):
+        earlier.update(back(graph, node, ends=_is_product))
+    return tuple(x for x in candidates if x not in earlier)
+
+
+def _may_be_gates(graph: Graph, node: Node, tokens: int) -> bool:
+    """Whether a node is (…, experts), a function of a router and of a choice."""
+    *rows, experts = shape_of(node) or (0,)
+    if experts < 2 or math.prod(rows) != tokens or _chooses(node):
         return False
-    *rows, experts = shape_of(node)
-    if experts < 2 or math.prod(rows) != tokens:
+    before = [*back(graph, node, ends=_is_product)]
+    if any(name_of(x) in TURNS for x in (node, *before)):
         return False
-    products = [x for x in back(graph, node, ends=_is_product) if _is_product(x)]
+    products = [x for x in before if _is_product(x)]
     routers = [
         x for x in products if matrix_of(graph, x) and shape_of(x)[-1] == experts
     ]
-    return bool(products) and len(routers) == len(products)
+    is_chosen = any(_chooses(x) or name_of(x) == "scatter" for x in before)
+    is_chosen |= name_of(node) == "scatter"
+    return is_chosen and bool(products) and len(routers) == len(products)
 
 
 def _is_product(node: Node) -> bool:
@@ -869,7 +884,7 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
-    # W x, of which the axes are exchanged
+    # W x with its axes exchanged
     if parameter := matrix_of(graph, viewed(logits)):
         return parameter, logits
     for node in [logits, *back(graph, logits, [stream])]:

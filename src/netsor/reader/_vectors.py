@@ -46,7 +46,7 @@ def uses(net: Structure) -> dict[str, Use]:
     A parameter that has several, or another one, is left out.
     """
     graph = net.graph
-    found: dict[str, Use] = {}
+    use_of: dict[str, Use] = {}
     for node, name in graph.parameters.items():
         if name in net.places:
             continue
@@ -54,8 +54,8 @@ def uses(net: Structure) -> dict[str, Use]:
         if len(different) == 1 and None not in different:
             (use,) = different
             assert use is not None
-            found[name] = use
-    return found | _added_before_blocks(net)
+            use_of[name] = use
+    return use_of | _added_before_blocks(net)
 
 
 def _uses_of(graph: Graph, node: Node) -> Iterator[Use | None]:
@@ -150,7 +150,7 @@ def _matrix_of(graph: Graph, product: Node) -> str | None:
 def _added_before_blocks(net: Structure) -> dict[str, Use]:
     """Tables of positions and types, whose rows are added to the words."""
     graph = net.graph
-    found: dict[str, Use] = {}
+    tables: dict[str, Use] = {}
     for stack in net.stacks:
         pending = [stack[0].before]
         while pending:
@@ -160,8 +160,8 @@ def _added_before_blocks(net: Structure) -> dict[str, Use]:
             elif name_of(node) == "layer_norm":
                 pending.append(node.args[0])
             else:
-                found |= _table(graph, node, net)
-    return found
+                tables |= _table(graph, node, net)
+    return tables
 
 
 def _table(graph: Graph, node: Node, net: Structure) -> dict[str, Use]:

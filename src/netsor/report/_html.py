@@ -22,6 +22,7 @@ from ._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED, Document, Figure, Pa
 from ._mpl_style import BLUE, GREEN, ORANGE, VERMILLION
 
 Floats = npt.NDArray[np.float64]
+POWER = re.compile(r"(?<=\w)\^(?:\(([^()<>]+)\)|([-−+]?\w+(?:\.\d+)?))")
 COLOUR_CLASSES = {FLAG: "bad", OK: "good", UNDECIDED: "open", NOT_APPLICABLE: "absent"}
 
 
@@ -30,7 +31,18 @@ def template(path: Path) -> Any:
     """A template of HTML, which escapes its values."""
     from jinja2 import Environment  # slow to import
 
-    return Environment(autoescape=True).from_string(path.read_text(encoding="utf-8"))
+    environment = Environment(autoescape=True)
+    environment.filters["powers"] = powers
+    return environment.from_string(path.read_text(encoding="utf-8"))
+
+
+def powers(text: str) -> Any:
+    """Text as markup, with raised exponents: "n^(−1/2)" and "n^a" as formulas."""
+    from markupsafe import Markup  # jinja2 has it
+
+    # the text is escaped before, so it is no markup
+    raised = POWER.sub(r"<sup>\1\2</sup>", html.escape(text))
+    return Markup(raised)
 
 
 def to_page(document: Document) -> str:

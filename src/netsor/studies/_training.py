@@ -625,6 +625,18 @@ def makes_jax_model(model: Any) -> bool:
     return is_model(model)
 
 
+def makes_jax_model_of_width(build: Any, width: int) -> bool:
+    """Whether a function of the width returns a JAX model."""
+    if "jax" not in sys.modules:  # no model without JAX
+        return False
+    from ..jax._models import is_model
+
+    try:
+        return is_model(build(width))
+    except Exception:  # errors of a program are reported where it is made
+        return False
+
+
 def call_build(build: Build, width: float) -> Any:
     """The result of a function of the width; rejects functions that take other
     arguments.

@@ -105,6 +105,7 @@ def _cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
+    """The loss of logits, for given targets: see `cross_entropy`."""
     return cross_entropy(
         x,
         target,
@@ -198,6 +199,7 @@ def _neg(call: Call, x: Tensor) -> Tensor:
 def _div(
     call: Call, x: Tensor, other: Tensor, rounding_mode: str | None = None
 ) -> Tensor:
+    """A quotient that is not rounded to an integer."""
     refuse_if(
         rounding_mode is not None,
         f"rounding_mode={rounding_mode!r}: rounding is not read",
@@ -292,6 +294,7 @@ def _var(
     unbiased: bool = True,
     correction: Any = None,
 ) -> Scalars:
+    """The variance along axes; `correction` is taken from the count of entries."""
     removed = float(unbiased if correction is None else correction)
     return arithmetic.variance(call, x, dim, keepdim, correction=removed)
 
@@ -305,6 +308,7 @@ def _std(
     unbiased: bool = True,
     correction: Any = None,
 ) -> Tensor:
+    """The standard deviation along axes, as the root of `_var`."""
     variance = _var(call, x, dim, keepdim, unbiased, correction)
     return arithmetic.raised(variance, 0.5)
 
@@ -317,6 +321,7 @@ def _var_mean(
     keepdim: bool = False,
     correction: Any = None,
 ) -> list[Tensor]:
+    """The variance and the mean along axes."""
     variance = _var(call, x, dim, keepdim, correction=correction)
     return [variance, _mean(call, x, dim, keepdim)]
 
@@ -329,6 +334,7 @@ def _std_mean(
     keepdim: bool = False,
     correction: Any = None,
 ) -> list[Tensor]:
+    """The standard deviation and the mean along axes."""
     std = _std(call, x, dim, keepdim, correction=correction)
     return [std, _mean(call, x, dim, keepdim)]
 
@@ -397,6 +403,7 @@ def _baddbmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> Tensor:
+    """beta · x + alpha · batch1 @ batch2."""
     return arithmetic.add_matmul(call, x, batch1, batch2, beta=beta, alpha=alpha)
 
 
@@ -409,6 +416,7 @@ def _solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Tensor:
+    """The solution Y of X Y = B for lower triangular X with ones on the diagonal."""
     is_read = left and unitriangular and not upper
     refuse_if(not is_read, "only lower systems with ones on the diagonal")
     return arithmetic.solve_unit_lower(call, x, B)
@@ -563,6 +571,7 @@ def _slice(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
+    """The entries `start:end:step` along an axis."""
     return rearrangement.pick(call, x, dim, slice(start, end, step))
 
 
@@ -614,12 +623,14 @@ def _slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
+    """The tensor with `src` as its entries `start:end:step` along an axis."""
     positions = range(call.shape[dim])[slice(start, end, step)]
     return rearrangement.slice_scatter(call, x, src, dim, positions)
 
 
 @reads("select_scatter")
 def _select_scatter(call: Call, x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """The tensor with `src`, which lacks the axis, as its entry `index` along it."""
     position = index % call.shape[dim]
     shape = list(call.shape)
     shape[dim] = 1
@@ -656,6 +667,7 @@ def _embedding(
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
+    """The rows of a table at the indices."""
     return rearrangement.embedding(
         call,
         table,

@@ -43,6 +43,7 @@ from ._own_slopes import with_own_slope
 from ._parameters import parameters
 from ._plain_functions import PLAIN_FUNCTIONS
 from ._recurrent_cells import PLAIN_RECURRENCES
+from ._short_chunks import short_chunks
 
 EINSUM = torch.ops.aten.einsum.default
 # functions of torch that are replaced while a module is captured
@@ -217,7 +218,7 @@ def _multiplies(parameter: Node) -> bool:
 
 
 def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
-    """Put numbers in place of sizes that torch.export does not know.
+    """Find the numbers for sizes that torch.export does not know.
 
     They are the numbers of entries that given masks choose; `sizes` are those found so
     far, by their symbols.
@@ -594,7 +595,7 @@ def _exported(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The exported program of a copy whose parameters have shapes and no memory."""
     shadow = _without_memory(module)
     inputs = _inputs_on_cpu(args, kwargs)
-    with _plain_torch():
+    with _plain_torch(), short_chunks(shadow):
         try:
             exported = _export(shadow, inputs)
             _refuse_hooks(shadow)  # which forward may have registered

@@ -30,7 +30,7 @@ def dense_experts() -> Iterator[None]:
     def get_interface(name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         return sum_over_experts
 
-    registry.get_interface = get_interface  # in place of the method of its class
+    registry.get_interface = get_interface  # it hides the method of its class
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def _hidden(experts: Any, expert: int, tokens: Any) -> Any:
 
 
 class Interleaved(NamedTuple):
-    """Vectors of which the even and the odd coordinates were made separately.
+    """Vectors whose even and odd coordinates were computed separately.
 
     Code that takes `x[..., ::2]` and `x[..., 1::2]` gets them.
     """

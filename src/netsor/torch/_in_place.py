@@ -1,4 +1,4 @@
-"""Operations in place of an exported graph as operations that return new tensors.
+"""In-place operations of an exported graph as operations that return new tensors.
 
 `torch.export` can do this by tracing the whole graph again, which takes longer than the
 first time. `replace_in_place` follows the memory of tensors instead. An operation in
@@ -31,7 +31,7 @@ SAME_ENTRIES = (
 
 
 def replace_in_place(graph: Any) -> None:
-    """Replace the operations in place of an exported graph.
+    """Replace the in-place operations of an exported graph.
 
     If one of them changes memory in a way that is not known, all stay.
     """
@@ -159,7 +159,7 @@ class _Memory:
         self.changed[part] = nodes
 
     def _put_back(self, part: Node, before: Node, new: Node, meta: Any) -> Node:
-        """The tensor `before` with new numbers in place of a view of it."""
+        """The tensor `before` after new numbers are written into a view of it."""
         target, args = _whole(part, before, new)
         with self.graph.inserting_after(new):
             whole: Node = self.graph.call_function(target, args)
@@ -203,7 +203,7 @@ def _is_part(view: Node) -> bool:
 
 
 def _whole(view: Node, x: Node, new: Node) -> tuple[Any, tuple[Any, ...]]:
-    """The operation that puts new numbers in place of a view of x; its arguments."""
+    """The operation that writes new numbers into a view of x, and its arguments."""
     name = name_of(view)
     _, *options = view.args
     if name == "slice":

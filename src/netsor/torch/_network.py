@@ -19,6 +19,7 @@ import torch
 from .._validate import ArgumentError, Shape
 from ..language.operations._operation import MatMul
 from ..language.values._graph import topological_order
+from ..language.values._vector import Gaussian
 from ..programs._program import Program
 from ..reader._laws import INDEPENDENT, Parameter, Parameters
 from ..reader._network import (
@@ -244,6 +245,11 @@ def _network_to_train(
         moving = _vectors_of(laws, vectors)
         laws.update({name: _as_vector(laws[name]) for name in moving})
     net = loss_of(read_network(factory, inputs, laws=laws, trained=True))
+    moving &= {
+        value.op.source.name
+        for value in topological_order(net.outputs)
+        if isinstance(value.op, Gaussian)
+    }
     if vectors and not moving:
         name = type(fresh(factory)[0]).__name__
         raise ArgumentError(
@@ -264,11 +270,11 @@ def _vectors_of(laws: Parameters, kinds: Sequence[str]) -> set[str]:
 
 
 def _as_vector(law: Parameter) -> Parameter:
-    """A vector of equal numbers as one with a standard deviation of 0, which steps can
-    change.
+    """The law of a vector that steps can change: Gaussian with the same mean and
+    variance, and equal numbers as one with a standard deviation of 0.
     """
     if law.random:
-        return law
+        return replace(law, law="normal", entries=None)
     return replace(law, law="normal", mean=float(law.value), std=0.0, value=None)
 
 

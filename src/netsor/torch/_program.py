@@ -162,7 +162,7 @@ class TorchReader(Reader):
         return result
 
     def _of_array(self, node: Node, x: Any) -> Any:
-        """What torch computes from an array in place of the first argument."""
+        """The result of torch for an array that stands for the first argument."""
 
         def value_of(argument: Node) -> Any:
             return self.env[argument]

@@ -134,8 +134,9 @@ def test_killed_run_resumes_with_same_results(kills, inline, tmp_path):
     assert read(tmp_path) == read(tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-@pytest.mark.parametrize("sent", keep([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
     """An endless run, so that it is the signal that ends it."""
     command = [

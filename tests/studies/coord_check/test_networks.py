@@ -98,7 +98,9 @@ def test_advice_of_a_perceptron():
     assert not check.kept
     assert {"update of matrix", "update of head"} < set(check.broken)
     text = CoordCheck(check.request, [check], 0, 0.0).table()
-    assert text.splitlines()[0].startswith("sum_head, program: 5 flagged")
+    assert text.splitlines()[0].startswith(
+        "sum_head. program: 5 of 5 exponents flagged"
+    )
     check = perceptron("mup")
     assert check.kept
     assert check.advice == []
@@ -219,7 +221,7 @@ def test_adam_with_one_rate_for_the_tangent_parameters_grows():
     one = {"like": "ntk", "matrices": {"lr": {"width": -0.5}}}
     check = ns.coord_check(
         CONFIG,
-        widths=[64, 256],
+        widths=[32, 128],
         parametrisation=one,
         optimiser="adam",
         draws=8,

@@ -109,7 +109,7 @@ def test_curve_asks_for_more_rates_until_the_best_is_well_inside():
 def test_without_learning_rates_every_width_finds_its_own():
     """The best rates are far from each other and from where the sweep begins."""
     how = {
-        "widths": [16, 1024],
+        "widths": [16, 256],
         "steps": 2,
         "optimiser": ns.optim.SGD(100.0),
         "draws": 8,
@@ -124,7 +124,7 @@ def test_without_learning_rates_every_width_finds_its_own():
     assert found[0].verdict.startswith("shifts like n^-")
     again = ns.transfer(mlp(ns.dot), **how, lr=large.lr)
     # rounds change no number
-    np.testing.assert_array_equal(again[0].curves[1024].losses, large.losses)
+    np.testing.assert_array_equal(again[0].curves[256].losses, large.losses)
 
 
 def mlp(read):

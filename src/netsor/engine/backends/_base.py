@@ -192,8 +192,8 @@ class Backend(ABC):
         """The plan, or if not even one replica fits on the device, the same plan with
         results that are computed again in the backward pass.
         """
-        needed = self.replica_bytes(plan) + self.shared_bytes(plan)
-        if not self.recomputes or needed <= self.memory():
+        least_bytes = self.replica_bytes(plan) + self.shared_bytes(plan)
+        if not self.recomputes or least_bytes <= self.memory():
             return plan
         return recomputing(plan)
 

@@ -487,9 +487,9 @@ def epsilon_part(state: State, value: Scalar, op: EpsilonPart) -> Register:
     """
     dual = Dual(state, rule_of)
     small = dual.converted(dual[op.c], Unit(op.width.name, op.width.factor))
-    needed = state.analysis.needed_entries[value]
-    vanishing = ~state.order_one(op.c)
-    if (small.unknown & needed & vanishing).any():
+    is_needed = state.analysis.needed_entries[value]
+    is_vanishing = ~state.order_one(op.c)
+    if (small.unknown & is_needed & is_vanishing).any():
         raise UnknownEpsilonPart
     return small.part or state.builder.constant(np.zeros(value.shape))
 

@@ -5,8 +5,8 @@ A source has coordinate 1 along its own direction, and a score is Σ_ab x_a N_ab
 normals N_ab for pairs of directions (docs/theory.md, "Infinite width is the same code"
 and "Orders in n"). If a nonlinearity acts on a mixture of outputs of another, or a
 score needs a covariance without a formula, expectations are means over quasi-random
-nodes (`NodeFrame`): a vector is its values at the nodes, over √NODES. Every replica has
-its own nodes.
+nodes (`NodeFrame`): a vector is its values at the nodes, over the root of their number.
+Every replica has its own nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...language.values._scalar import MULTIPLY
 from .._exceptions import InfiniteError
 from ..graph._orders import CONSTANT, Bools, bit_range, lowest_bit
 from ..passes.fuse_nonlinearities import Composed, jumps
-from ..plan._expectation_ops import NODES, NODES_OF_SHIFT
+from ..plan._expectation_ops import COORDINATE_NODES, COORDINATE_NODES_OF_SHIFT
 from ..plan._ir import Register
 from ..plan._ir_builder import Builder, named
 from ..run._rng_keys import CROSS, NODE_SHIFTS, OWN
@@ -517,7 +517,9 @@ class NodeFrame(LimitFrame):
     """
 
     def __init__(self, group: FrameBatch, builder: Builder) -> None:
-        self.nodes = NODES_OF_SHIFT.get(builder.shift, NODES)  # see `_expectation_ops`
+        self.nodes = COORDINATE_NODES_OF_SHIFT.get(
+            builder.shift, COORDINATE_NODES
+        )  # see `_expectation_ops`
         constant_entry = 1 / math.sqrt(self.nodes) if group.constant else None
         super().__init__(group, builder, self.nodes, constant_entry)
         self.rows: list[Register] = []  # the sources so far

@@ -25,7 +25,7 @@ from ..graph._orders import CONSTANT, Bools, Sets, union
 from ..passes.adam_first_step import SIGN, checked_left, vanishing_signs
 from ..passes.step_arithmetic import orthogonalised
 from ..passes.trained_weights import COORDINATES
-from ..plan._expectation_ops import NODES
+from ..plan._expectation_ops import COORDINATE_NODES
 from ..plan._ir import Register
 from ..plan._ir_builder import named
 from ._components import FrameBatch, Ints, SeedKey
@@ -385,7 +385,7 @@ def pooled(state: State, value: Scalar, op: Pool) -> Register:
     # takes a quarter of these, and repeats them.
     nodes = _nodes(state, op.x)
     count = op.count // math.prod(coordinates.shape[:-1])
-    distinct = min(count, max(1, count * nodes // NODES))
+    distinct = min(count, max(1, count * nodes // COORDINATE_NODES))
     at_nodes = builder.pad_or_cut(coordinates, nodes)
     values = builder.take(at_nodes, np.arange(count) % distinct, axis=2)
     scaled = builder.step("scale", values, by=nodes**0.5)

@@ -816,11 +816,11 @@ class _Perturbed:
         """
         entries = p.reshape(-1)
         if isinstance(p, Scalar):
-            one = constant(np.ones(()))
+            unit_seed = constant(np.ones(()))
             changed = []
             for score in entries:
                 changed.append(
-                    score + self._effect(old, p=score, seed=one, moved=moved)
+                    score + self._effect(old, p=score, seed=unit_seed, moved=moved)
                 )
             return stack(changed).reshape(*p.shape)
         # p + Σ_i effect_i e_i with the unit vectors e_i; seeds have mean square 1

@@ -147,12 +147,14 @@ class Process:
 
     def factor(self, angles: Angles) -> None:
         """Compute L with κ(r − r') = L Lᵀ, by a Cholesky decomposition with pivots."""
-        self.ordered = r = np.array([0.0, *sorted(self.gaps - {0.0})])
-        residual = angles.kappa(r[:, None] - r)
+        gaps = np.array([0.0, *sorted(self.gaps - {0.0})])
+        self.ordered = gaps
+        residual = angles.kappa(gaps[:, None] - gaps)
         columns = []
         pivot = 0  # the gap 0 first, then the largest residual variance
         while residual[pivot, pivot] > NEGLIGIBLE:
-            column = residual[:, pivot] / math.sqrt(residual[pivot, pivot])
+            std = math.sqrt(residual[pivot, pivot])
+            column = residual[:, pivot] / std
             columns.append(column)
             residual = residual - np.outer(column, column)
             pivot = int(np.argmax(np.diagonal(residual)))

@@ -30,8 +30,12 @@ from ._ops import gram, is_numpy, squares
 from ._register import Register
 
 # quasi-random points that replace the coordinates of an infinitely wide vector
-NODES = 2**12
-NODES_OF_SHIFT = {3: NODES // 4, 4: NODES // 4, 5: NODES * 4}
+COORDINATE_NODES = 2**12
+COORDINATE_NODES_OF_SHIFT = {
+    3: COORDINATE_NODES // 4,
+    4: COORDINATE_NODES // 4,
+    5: COORDINATE_NODES * 4,
+}
 DIMENSIONS = 16  # of a Sobol set, one per source; more sources use more sets
 
 
@@ -209,7 +213,7 @@ def _sobol_set(number: int, count: int) -> Array:
 
 
 def nodes(
-    xp: Any, shifts: Array, *earlier: Array, first: int, count: int = NODES
+    xp: Any, shifts: Array, *earlier: Array, first: int, count: int = COORDINATE_NODES
 ) -> Array:
     """Values of independent N(0, 1) variables at `count` nodes, over √count.
 

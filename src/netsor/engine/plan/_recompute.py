@@ -143,7 +143,7 @@ class _Segmented:
             return None
         repeated: dict[int, list[Step]] = {}  # by the step that they precede
         drawn: set[Register] = set()  # what is drawn again
-        made: dict[Register, Register] = {}  # by the register that is dropped
+        replacement: dict[Register, Register] = {}  # by the register that is dropped
         for start, stop in list(pairwise(self.cuts))[:-1]:
             dropped = list(self._dropped(start, stop))
             if not dropped:
@@ -155,7 +155,7 @@ class _Segmented:
             before = repeated.setdefault(first_reader, [])
             before += [_again(step, new) for step in steps]
             drawn.update(step.out for step in steps if step.kind in DRAWS)
-            made |= {register: new[register] for register in dropped}
+            replacement |= {register: new[register] for register in dropped}
         steps = []
         for step in self.original.steps[: self.peak + 1]:
             if step.out in drawn:
@@ -163,7 +163,7 @@ class _Segmented:
             steps.append(step)
         for k in range(self.peak + 1, len(self.original.steps)):
             steps += repeated.get(k, [])
-            steps.append(_renamed(self.original.steps[k], made))
+            steps.append(_renamed(self.original.steps[k], replacement))
         shorter = replace(self.original, steps=steps)
         _mark_first_draws(shorter)
         return shorter
@@ -192,16 +192,16 @@ class _Segmented:
         for a later segment and the backward pass.
         """
         made_again = set(results)
-        needed = set(results)
+        to_compute = set(results)
         steps = []
         last = max(self.position[result] for result in results)
         for k in range(last, start - 1, -1):
             step = self.original.steps[k]
-            if step.out in needed:
+            if step.out in to_compute:
                 steps.append(step)
                 for arg in step.args:
                     if arg in made_again or not self._is_kept(arg):
-                        needed.add(arg)
+                        to_compute.add(arg)
         return steps[::-1]
 
 

@@ -122,16 +122,17 @@ class MomentGrid:
         the middle of the cells.
         """
         up, _, across, across2, across_up = moments
-        std = np.sqrt(unit) / STEPS
+        column_width = np.sqrt(unit) / STEPS
         covariance = across_up - across * up
-        slope = np.zeros_like(unit)
-        slope = np.divide(covariance, reach, out=slope, where=reach > 1e-7)
-        residual_of_across = across2 - across**2 - slope**2
-        residual = std**2 * np.maximum(residual_of_across, 0.0)
+        zeros = np.zeros_like(unit)
+        slope = np.divide(covariance, reach, out=zeros, where=reach > 1e-7)
+        variance_of_across = across2 - across**2
+        residual_of_across = np.maximum(variance_of_across - slope**2, 0.0)
+        # columns are counted from the centre; `across` is relative to the middle
         column = index % self.columns - self.columns // 2
         mean = np.full_like(unit, self.centre)
-        mean = mean + (column + 0.5 + across) * std
-        return mean, slope * std, residual
+        mean = mean + (column + 0.5 + across) * column_width
+        return mean, slope * column_width, column_width**2 * residual_of_across
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians of the law, two per cell.

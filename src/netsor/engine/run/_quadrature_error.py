@@ -213,7 +213,7 @@ def _largest_term(plan: Plan, replicas: int) -> float:
 
 # The number of the plan with other nodes, for `PlanQuery.plan`: a quarter of them, and
 # four times as many
-FEWER_NODES, MORE_NODES = 3, 5
+SHIFT_TO_FEWER_NODES, SHIFT_TO_MORE_NODES = 3, 5
 
 
 def _means(plan: Plan, seed: int = 0) -> Floats:
@@ -233,7 +233,7 @@ def node_bias(query: PlanQuery) -> Floats:
     if not plan.nodes:
         return np.zeros(plan.mean.shape)
     mean = _means(plan).mean(axis=0)
-    mean_of_fewer = _means(query.plan(FEWER_NODES)).mean(axis=0)
+    mean_of_fewer = _means(query.plan(SHIFT_TO_FEWER_NODES)).mean(axis=0)
     # with a quarter of the nodes a bias of this order is 16 times as large, so that it
     # is a 15th of the difference; twice that covers a bias of 0
     return np.asarray(2 * np.abs(mean_of_fewer - mean) / 15)
@@ -247,7 +247,7 @@ def bias_beside(query: PlanQuery, means: Floats) -> Floats:
     has errors of one sign, which no number of sets reduces.
     """
     sets = int(np.clip(len(means) // 2, QUADRATURE_PROBE_REPLICAS, MOST_BIAS_SETS))
-    plan = query.plan(FEWER_NODES)
+    plan = query.plan(SHIFT_TO_FEWER_NODES)
     seeds = range(-(-sets // QUADRATURE_PROBE_REPLICAS))
     fewer = np.concatenate([_means(plan, seed) for seed in seeds])
     difference = np.abs(fewer.mean(axis=0) - means.mean(axis=0))
@@ -272,7 +272,7 @@ def bias_of_replicas(query: PlanQuery) -> Floats | None:
     with one_blas_thread():
         # replicas that agree in all but their nodes
         means = _means(plan)
-        means_of_fewer = _means(query.plan(FEWER_NODES))
+        means_of_fewer = _means(query.plan(SHIFT_TO_FEWER_NODES))
     change = means_of_fewer - means
     noise = change.std(axis=0, ddof=1) / np.sqrt(len(change))
     difference = np.abs(change.mean(axis=0))
@@ -297,8 +297,8 @@ def node_zeros(query: PlanQuery, means: Floats, covs: Floats) -> Bools:
     with one_blas_thread():
         is_zero &= size < SMALL * _largest_term(plan, FEW)
         if is_zero.any():
-            with_fewer = _median_size(query.plan(FEWER_NODES))
-            with_more = _median_size(query.plan(MORE_NODES))
+            with_fewer = _median_size(query.plan(SHIFT_TO_FEWER_NODES))
+            with_more = _median_size(query.plan(SHIFT_TO_MORE_NODES))
             is_zero &= with_fewer > NODE_GROWTH * with_more
     return is_zero
 

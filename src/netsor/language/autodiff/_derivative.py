@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -322,10 +323,33 @@ def _pulled_back(op: ops.Apply, d: Scalar, k: int) -> Scalar:
     # `apply` needs the same number of axes of all arguments, so d becomes (…, 1, …, 1,
     # size), and gets its shape back before the user's function sees it
     flat = d.reshape(*d.shape[: op.leading], *(1,) * (axes - 1), -1)
-    pulled_back = partial(
-        _with_output_shape, f=declared, output_shape=output_shape, axes=axes
-    )
-    return apply(Function(f"{f.name}'", pulled_back), *op.scalars, flat, axes=axes)
+    pulled_back = _function_of_flat(f, declared, k, output_shape, axes)
+    return apply(pulled_back, *op.scalars, flat, axes=axes)
+
+
+# The derivatives of functions that `_pulled_back` has used. Gradients by several
+# parameters share a pass back only where they apply the same functions.
+_PULLED_BACK: WeakKeyDictionary[Function, dict[tuple[Any, ...], Function]] = (
+    WeakKeyDictionary()
+)
+
+
+def _function_of_flat(
+    f: Function,
+    declared: Callable[..., Any],
+    k: int,
+    output_shape: tuple[int, ...],
+    axes: int,
+) -> Function:
+    """The declared derivative of argument k of f, as a function of a flat cotangent."""
+    made = _PULLED_BACK.setdefault(f, {})
+    key = (k, output_shape, axes)
+    if key not in made:
+        pulled_back = partial(
+            _with_output_shape, f=declared, output_shape=output_shape, axes=axes
+        )
+        made[key] = Function(f"{f.name}'", pulled_back)
+    return made[key]
 
 
 def _with_output_shape(

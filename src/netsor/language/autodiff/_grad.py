@@ -312,7 +312,8 @@ class _SortedContribution:
         self._order = np.argsort(contribution.positions, axis=None, kind="stable")
         in_order = contribution.positions.ravel()[self._order]
         self._starts = np.searchsorted(in_order, entries, "left")
-        self.counts = np.searchsorted(in_order, entries, "right") - self._starts
+        stops = np.searchsorted(in_order, entries, "right")
+        self.counts = stops - self._starts
 
     def sums(self, selected: Ints, count: int) -> Any:
         """The sums for entries[selected], which have `count` terms each."""

@@ -97,8 +97,10 @@ def concat(x: Vector, axis: int = 0) -> Vector:
 def rsqrt(x: Any, eps: float) -> Any:
     """(x + eps)^(−1/2), or 0 where that is infinite."""
     xp = array_namespace(x)
-    zero = x + eps == 0
-    return xp.where(zero, 0.0, xp.where(zero, 1.0, x + eps) ** -0.5)
+    total = x + eps
+    is_zero = total == 0
+    root = xp.where(is_zero, 1.0, total) ** -0.5
+    return xp.where(is_zero, 0.0, root)
 
 
 def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:

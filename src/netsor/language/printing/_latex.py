@@ -454,7 +454,7 @@ class Writer:
             case ops.Concat() if isinstance(value, Vector):
                 product = self.expectation(value, i, y=value, j=j)
                 return [f"{product} = {self.expanded(value, i, value, j)}"]
-        # the operation's own formula, with limits in place of values; `self.z` marks
+        # the operation's own formula, for limits instead of values; `self.z` marks
         # its inputs as needed, also if the limit is not known
         formula = op.latex(value, i, tex.Notation(self.z, self.positions))
         if not _applies_to_limits(op):

@@ -178,7 +178,7 @@ def compose_indices(outputs: Sequence[Value]) -> list[Value]:
 
 
 def _index_of(value: Value, x: Value, flat: Ints) -> Value:
-    """The index `value`, with x in place of what it indexes."""
+    """The same index as `value`, but of x."""
     if x is value.op.inputs[0] and not isinstance(x.op, ops.Take):
         return value
     if isinstance(x.op, ops.Take):
@@ -270,7 +270,7 @@ class _Narrowing:
     def narrow(self, value: Value) -> Value:
         """Restrict a value whose inputs are done."""
         box = self.boxes[value]
-        inputs = [self._slice(x, needed) for x, needed in self.input_boxes[value]]
+        inputs = [self._slice(x, input_box) for x, input_box in self.input_boxes[value]]
         shape = value.shape
         if box is not whole_box(value.shape):
             shape = box_shape(box)

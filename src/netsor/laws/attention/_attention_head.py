@@ -154,18 +154,21 @@ def power_moments(head: Head, count: int, order: int) -> Array:
     It is a coefficient of a power of the generating function of w/H.
     """
     largest = head.nodes.max()
+    relative_nodes = head.nodes / largest
     # E[(w / largest)^k] for k = 0, 1, …: (order + 1, sets)
-    raw = np.empty((order + 1, len(head.nodes)))
-    for k in range(order + 1):
-        raw[k] = np.sum(head.weights * (head.nodes / largest) ** k, axis=1)
-    raw[0] = 1.0
+    moments = np.empty((order + 1, len(head.nodes)))
+    moments[0] = 1.0
+    for k in range(1, order + 1):
+        moments[k] = np.sum(head.weights * relative_nodes**k, axis=1)
     if head.moments is not None:
         exact = min(order, len(head.moments))  # number of moments that formulas give
         scale = largest ** np.arange(1, exact + 1)
-        raw[1 : exact + 1] = (head.moments[:exact] / scale)[:, None]
+        exact_moments = head.moments[:exact] / scale
+        moments[1 : exact + 1] = exact_moments[:, None]
     exponents = np.arange(order + 1)[:, None]
     with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
-        sums = moments_of_sum(raw / float(count) ** exponents, count)
+        moments_of_share = moments / float(count) ** exponents  # of w/H
+        sums = moments_of_sum(moments_of_share, count)
         return np.asarray(sums[order] * largest**order)
 
 

@@ -281,7 +281,7 @@ def _checked_points(points: Any, operation: str, least: int) -> int | None:
 # Steps of u and of τz in a rough and a fine rule. The error of a rule is exp(−π²/step);
 # the difference of the two rules is the reported error.
 STEPS = (0.5, 0.35)
-NODES = (12, 16)  # of the two rules for the norm of a query
+QUERY_NODES = (12, 16)  # of the two rules for the norm of a query
 TRUNCATION_STD = 9.0  # normals are truncated at this many standard deviations
 # The largest standard deviation of scores: with a larger one the softmax is one-hot.
 MAX_SCORE_STD = 100.0
@@ -390,7 +390,7 @@ def _head_scores(head_dim: float, scale: float | None) -> _HeadScores:
     width = whole(head_dim, "head_dim", "attention_std")
     scale_of_scores = width**-0.5 if scale is None else scale
     scale_of_scores = real(scale_of_scores, "scale", "attention_std", least=0.0)
-    rough_nodes, fine_nodes = NODES
+    rough_nodes, fine_nodes = QUERY_NODES
     return _HeadScores(
         factor=width**0.5 * scale_of_scores,
         rough_rule=_rule_for_squares(width, rough_nodes),

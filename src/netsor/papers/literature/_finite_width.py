@@ -32,7 +32,7 @@ from ._result import (
 DEPTHS = (3, 5)  # hidden layers
 DEEP = DEPTHS[-1]
 WIDTHS = (10, 20, 48, 96, 192)
-# The width from which first-order corrections are said to describe sampled networks.
+# From this width on, the paper says, first-order corrections describe networks.
 STATED = 20
 # Tolerances for means and for variances; they were chosen on depths 2 and 4.
 MEAN_RTOL, VARIANCE_RTOL = 0.02, 0.1

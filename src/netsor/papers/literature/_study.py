@@ -44,6 +44,7 @@ from . import (
     _gating,
     _giorlandino,
     _hron,
+    _hypersphere,
     _learning_rate,
     _noci,
     _peri_ln,
@@ -77,6 +78,7 @@ MODULES = (
     _words,
     _positions,
     _recurrent,
+    _hypersphere,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 

@@ -36,6 +36,7 @@ from ._uniform import Network, Uniform, forward, normalised
 DEPTH, WIDTH, HEADS, STD = 32, 4096, 32, 0.02
 # Contexts by their length; 0 stands for single words and perceptrons without attention.
 CONTEXTS = {0: 4, 4: 4, 64: 2}
+DRAWS = {0: 40, 4: 12, 64: 6}
 SHORT, LONG = 4, 64
 ATLAS_CONTEXTS, ATLAS_TOKENS = 4, 4
 HIDDEN = {False: 16384, True: 11008}  # by whether there is a gate
@@ -161,7 +162,7 @@ def atlas(name: str, draws: int, seed: int) -> Arrays:
     Learned positions of "no positions" are left out.
     """
     model = models.read(name)
-    found = {}
+    by_label = {}
     for label in ("cosine", "no positions"):
         if label == "no positions":
             if not model.std_position and not model.std_type:
@@ -171,10 +172,10 @@ def atlas(name: str, draws: int, seed: int) -> Arrays:
         widths: dict[str, Any] = model.widths()
         drawn = net.draw(draws=draws, seed=seed, workers=1, progress=False, **widths)
         grams = np.asarray(drawn, dtype=np.float64)
-        found[label] = mean_cosine(grams)
+        by_label[label] = mean_cosine(grams)
         squares = np.diagonal(grams, axis1=1, axis2=2).mean(axis=1)
-        found[f"{label} square"] = squares
-    return found
+        by_label[f"{label} square"] = squares
+    return by_label
 
 
 def shared_words(tokens: int, seed: int) -> Arrays:
@@ -281,11 +282,11 @@ def preference(rho: float, vocabulary: int, std: float) -> float:
 def parts(quick: bool) -> list[Part]:
     """Stacks by activation, built-in models, and contexts that share words."""
     parts = []
-    draws = 2 if quick else 12
     for activation in ACTIVATIONS:
         for length in CONTEXTS:
             if quick and length == LONG:
                 continue
+            draws = 2 if quick else DRAWS[length]
             label = f"{activation} {length}"
             arguments = {
                 "activation": activation,
@@ -309,7 +310,7 @@ def parts(quick: bool) -> list[Part]:
     }
     parts.append(Part(label="narrow", work=stacks, arguments=arguments, seconds=20))
     for name in ATLAS[: 1 if quick else None]:
-        arguments = {"name": name, "draws": 2 if quick else 8}
+        arguments = {"name": name, "draws": 2 if quick else 4}
         seconds = 12.0 if quick else 30.0
         parts.append(
             Part(
@@ -340,9 +341,9 @@ def _longest(numbers: Numbers) -> int:
 
 def _concentration(numbers: Numbers) -> Claim:
     """The claim that asymmetric activations concentrate contexts."""
-    found = {name: _last(numbers, name, 0) for name in ("ReLU", "GELU")}
-    verdicts = [decide_below(-1 * e, -COSINE_MIN) for e in found.values()]
-    listed = ", ".join(f"{name} {e}" for name, e in found.items())
+    cosines = {name: _last(numbers, name, 0) for name in ("ReLU", "GELU")}
+    verdicts = [decide_below(-1 * e, -COSINE_MIN) for e in cosines.values()]
+    listed = ", ".join(f"{name} {e}" for name, e in cosines.items())
     return Claim(
         published=(
             "Asymmetric activations of perceptrons concentrate the states of different"
@@ -361,16 +362,16 @@ def _amplified(numbers: Numbers) -> Claim:
     """The claim that attention amplifies the concentration."""
     verdicts, lines = [], []
     for name in ("ReLU", "GELU"):
-        found = {}
+        cosine_at = {}
         for length in CONTEXTS:
             if f"{name} {length}" in numbers:
-                found[length] = _last(numbers, name, length)
-        alone, attended = found[0], found[_longest(numbers)]
+                cosine_at[length] = _last(numbers, name, length)
+        alone, attended = cosine_at[0], cosine_at[_longest(numbers)]
         error = math.hypot(alone.error, attended.error)
         verdicts.append(
             decide_below(Estimate(alone.value - attended.value, error), 0.0)
         )
-        listed = ", ".join(f"{e} ({k} tokens)" for k, e in found.items() if k)
+        listed = ", ".join(f"{e} ({k} tokens)" for k, e in cosine_at.items() if k)
         lines.append(f"{name} {alone} alone, {listed}")
     return Claim(
         published="Self-attention amplifies the concentration, by local aggregation.",
@@ -388,9 +389,9 @@ def _amplified(numbers: Numbers) -> Claim:
 def _gated(numbers: Numbers) -> Claim:
     """Whether gated perceptrons concentrate contexts."""
     longest = _longest(numbers)
-    found = {name: _last(numbers, name, longest) for name in ("SwiGLU", "GeGLU")}
-    verdicts = [decide_below(-1 * e, -COSINE_MIN) for e in found.values()]
-    listed = ", ".join(f"{name} {e}" for name, e in found.items())
+    cosines = {name: _last(numbers, name, longest) for name in ("SwiGLU", "GeGLU")}
+    verdicts = [decide_below(-1 * e, -COSINE_MIN) for e in cosines.values()]
+    listed = ", ".join(f"{name} {e}" for name, e in cosines.items())
     return Claim(
         published="Untrained transformers concentrate states: with gated perceptrons.",
         rule=(
@@ -494,13 +495,13 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
                 continue
             cosines = numbers[label]["cosine"]
             for block, column in zip(SEEN_BLOCKS, cosines.T, strict=True):
-                found = mean(column)
+                mean_cosine_of_block = mean(column)
                 yield {
                     "activation": activation,
                     "tokens": length,
                     "block": block,
-                    "cosine": found.value,
-                    "error": found.error,
+                    "cosine": mean_cosine_of_block.value,
+                    "error": mean_cosine_of_block.error,
                 }
 
 

@@ -437,9 +437,9 @@ class AuditStudy(Study[Audit | Comparison]):
         """A lower bound on the seconds of a draw: the time at SHORT_TOKENS,
         extrapolated by the power of the tokens that it grows like up to there.
 
-        The time is a sum of powers of the tokens, of which the largest comes to
-        dominate, so it grows at least so fast beyond. At most the square counts, and
-        only up to the width: vectors of more tokens have no more directions.
+        The time is a sum of powers of the tokens. The largest power comes to dominate,
+        so the time grows at least so fast beyond. At most the square counts, and only
+        up to the width: vectors of more tokens have no more directions.
         """
 
         def seconds_of(length: int) -> float:

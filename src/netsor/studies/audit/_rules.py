@@ -732,7 +732,7 @@ def _load(inputs: RuleInput, rule: Rule) -> Finding:
             return rule.finding(
                 "there is a router, but the gates of its experts were not found"
             )
-        return rule.finding("there are no experts")
+        return rule.finding("no block chooses among experts")
     load = inputs.draws["largest_load"]  # (draws, blocks)
     medians = np.median(load, axis=0)
     worst = int(np.argmax(medians))

@@ -22,7 +22,13 @@ from ...programs._program import Program
 from ...runtime._parallel import Progress
 from .._parametrisation import Parametrisation
 from .._study import Run
-from .._training import TrainingStudy, checked_vectors, is_function, subject_of
+from .._training import (
+    TrainingStudy,
+    checked_vectors,
+    is_function,
+    makes_jax_model_of_width,
+    subject_of,
+)
 from ._request import CHANGE, DRAWS, SIZE, CheckCase, CheckTask, Entry, Request
 from ._results import Check, CoordCheck
 
@@ -207,7 +213,7 @@ def of_module(
     unchanged = TrainedFunction(build, optimiser, lr, ids, parametrisation, vectors)
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
     width = integers[0] if integers else 0
-    if "jax" in sys.modules and _makes_jax_model(build, width):
+    if makes_jax_model_of_width(build, width):
         return _of_jax_model(build, width, optimiser, lr, ids)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
@@ -272,16 +278,6 @@ def _under_rule(
         raise ArgumentError("lr", rate, "a number, the rate at the base of the rule")
     program_of = training_of_rule(build, functions, float(rate), ids, vectors)
     return TrainedFunction(program_of, optimiser=step, lr=0.0, ids=None)
-
-
-def _makes_jax_model(build: Any, width: int) -> bool:
-    """Whether a function of the width returns a JAX model."""
-    from ...jax._models import is_model
-
-    try:
-        return is_model(build(width))
-    except Exception:  # errors of a program are reported where it is made
-        return False
 
 
 def _of_jax_model(
@@ -359,8 +355,9 @@ class CoordCheckStudy(TrainingStudy[CoordCheck]):
 
 
 def _without_rounding(sizes: dict[Entry, Floats]) -> dict[Entry, Floats]:
-    """The same sizes with 0 in place of changes below SIZE_RTOL of the size before the
-    step: these are rounding errors.
+    """The same sizes, without rounding errors.
+
+    Changes below SIZE_RTOL of the size before the step become 0.
     """
     rounded = dict(sizes)
     for entry, size in sizes.items():

@@ -19,7 +19,7 @@ from ...models import Transformer
 from ...optim import Optimiser
 from ...programs._program import Program
 from ...runtime._parallel import Progress
-from .._training import is_function, subject_of
+from .._training import is_function, makes_jax_model_of_width, subject_of
 from ._results import Curve, Optimum, Sweep, Transfer
 from ._sweep import DRAWS, STEPS, Request, TransferStudy
 
@@ -128,14 +128,24 @@ def transfer(
     options = {**locals()}
     for name in ("executor", "model", "parametrisation", "optimiser", "batch"):
         del options[name]
-    if trains_module(model, widths):
-        from ._modules import module_study
+    framework = framework_of(model, widths)
+    if framework:
+        from ._modules import library_of, module_study
 
-        study = module_study(model, optimiser, parametrisation, batch=batch, **options)
+        study = module_study(
+            model,
+            optimiser,
+            parametrisation,
+            batch=batch,
+            library=library_of(framework),
+            **options,
+        )
         return study.run(executor)
     if batch is not None:
         raise ArgumentError(
-            "batch", type(batch).__name__, "left out: it is for a PyTorch module"
+            "batch",
+            type(batch).__name__,
+            "left out: it is for a PyTorch module or a JAX model",
         )
     options["optimiser"] = optimiser
     return TransferStudy(
@@ -143,11 +153,18 @@ def transfer(
     ).run(executor)
 
 
-def trains_module(model: Any, widths: Sequence[float] | None) -> bool:
-    """Whether a function of the width returns a PyTorch module."""
-    if "torch" not in sys.modules or not is_function(model):  # no module without torch
-        return False
+def framework_of(model: Any, widths: Sequence[float] | None) -> str:
+    """Whether a function of the width makes modules of "PyTorch" or models of "JAX";
+    "" for other functions.
+    """
+    if not is_function(model):
+        return ""
+    integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
+    width = integers[0] if integers else 0
+    if makes_jax_model_of_width(model, width):
+        return "JAX"
+    if "torch" not in sys.modules:  # no module without torch
+        return ""
     from ...torch._network import makes_module
 
-    integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
-    return makes_module(model, integers[0] if integers else 0)
+    return "PyTorch" if makes_module(model, width) else ""

@@ -1,4 +1,4 @@
-"""Learning-rate sweeps of modules: real training of a few steps by PyTorch."""
+"""Learning-rate sweeps of modules and JAX models: real training of a few steps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..._validate import ArgumentError, shown
 from ...engine.backends import Numpy
 from ...maximal_update._results import OTHER_SEEDS, DerivedRule
-from ...torch.maximal_update._measure import TorchSubject
-from ...torch.maximal_update._optimisers import FAMILIES
-from ...torch.maximal_update._real_training import (
-    Functions,
-    Started,
-    Training,
-    functions_of,
-)
-from ...torch.maximal_update._rule_functions import functions_of_file
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
@@ -34,9 +25,49 @@ from ._sweep import DIVERGED, Request, SweepCase, SweepTask, TransferStudy
 
 AS_WRITTEN = "as written"  # the name of a sweep with the optimiser of the user
 RATE = 2.0**-8  # the middle of the first learning rates of a named optimiser
-RULES = (
-    '"sp", a rule of ns.torch.parametrise, its .py or .toml file, or a list of these'
-)
+RULES = '"sp", a rule of parametrise, its .py or .toml file, or a list of these'
+
+
+class Training(Protocol):
+    """How the modules of all widths are trained."""
+
+    def loss_after(
+        self,
+        width: int,
+        lr: float,
+        draw: int,
+        factors: Sequence[float],
+        clip_norm: float | None,
+    ) -> float:
+        """The loss after some steps, whose learning rates have factors."""
+
+
+class Library(Protocol):
+    """PyTorch or JAX, as a sweep uses it."""
+
+    @property
+    def words(self) -> str:
+        """What it trains, in words."""
+
+    @property
+    def own_optimiser(self) -> str:
+        """What an optimiser of the user is, in words."""
+
+    @property
+    def optimisers(self) -> Sequence[str]:
+        """The names of optimisers."""
+
+    def is_optimiser(self, optimiser: Any) -> bool:
+        """Whether this makes an optimiser of the user."""
+
+    def functions_of(self, source: str) -> Any:
+        """The functions of an emitted file; a KeyError if one is missing."""
+
+    def functions_of_toml(self, path: Path, optimiser: str) -> Any:
+        """The functions of a rule for an optimiser, from its TOML file."""
+
+    def training(self, request: ModuleRequest, functions: Any) -> Training:
+        """How the modules of a sweep are trained, with the functions of a file."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +93,17 @@ class ModuleTask(SweepTask):
         losses = np.full((len(self.lr), self.draws), DIVERGED)
         for k, rate in enumerate(self.lr):
             for draw in range(self.draws):
-                training, width = self.case.training, int(self.case.width)
-                started = training.start((width,), rate, first + draw)
-                losses[k, draw] = loss_after(started, request)
+                loss = self.case.training.loss_after(
+                    int(self.case.width),
+                    rate,
+                    first + draw,
+                    request.factors,
+                    request.clip_norm,
+                )
+                losses[k, draw] = (
+                    min(loss, DIVERGED) if math.isfinite(loss) else DIVERGED
+                )
         return {"losses": losses, "random_numbers": np.array(0)}
-
-
-def loss_after(started: Started, request: ModuleRequest) -> float:
-    """The loss after the steps of a request; DIVERGED if it is not finite."""
-    groups = started.optimiser.param_groups
-    rates = [group["lr"] for group in groups]
-    for factor in request.factors:
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = factor * rate
-        started.step(request.clip_norm)
-    loss = started.loss()
-    return min(loss, DIVERGED) if math.isfinite(loss) else DIVERGED
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +111,11 @@ class ModuleRequest(Request):
     """The validated options of a sweep of modules."""
 
     model: Any  # a function of the width that makes modules
+    library: Library = field(kw_only=True)
     batch: Any = None
     # the functions of emitted files by the names of sweeps; None: one learning rate for
     # all parameters, or the optimiser of the user
-    parametrisations: Mapping[str, Functions | None] = field(default_factory=dict)
+    parametrisations: Mapping[str, Any] = field(default_factory=dict)
     # by widths: those that have an optimiser for matrices
     matrices: Callable[..., Mapping[str, Any]] | None = None
 
@@ -103,7 +130,7 @@ class ModuleRequest(Request):
             ("weights", None, "the optimiser names what moves"),
             ("eps", 0.0, "the optimiser of a module has its own"),
             ("workers", None, "a module is trained in this process"),
-            ("backend", Numpy(), "PyTorch trains a module where its parameters are"),
+            ("backend", Numpy(), "a module is trained where its parameters are"),
         ):
             if getattr(self, name) != default:
                 value = shown(str(getattr(self, name)))
@@ -133,21 +160,8 @@ class ModuleRequest(Request):
     @cached_property
     def trainings(self) -> dict[str, Training]:
         """How each sweep trains."""
-        is_named = isinstance(self.optimiser, str)
-        family = FAMILIES[self.optimiser if is_named else "adamw"]
-        subject = TorchSubject(self.model, family, self.batch, self.seed, 1, None)
-        matrices = subject.matrices_of_size if self.matrices is None else self.matrices
         return {
-            name: Training(
-                build=self.model,
-                family=family,
-                batch=self.batch,
-                seed=self.seed,
-                base=(int(self.widths[0]),),
-                functions=functions,
-                make=None if is_named else self.optimiser,
-                matrices=lru_cache(matrices),
-            )
+            name: self.library.training(self, functions)
             for name, functions in self.parametrisations.items()
         }
 
@@ -170,27 +184,30 @@ class ModuleStudy(TransferStudy):
     task_type = ModuleTask
 
     def estimate(self) -> Cost:
-        """The cost, from two steps at every width."""
+        """The cost, from a few steps at every width."""
         request = self.request
         seconds, first = 0.0, time.perf_counter()
         for case in request.cases(request.checks[0]):
-            start = time.perf_counter()
-            started = case.training.start((int(case.width),), request.grid[0], 0)
-            started.step()
-            of_step = -time.perf_counter()
-            started.step()
-            of_step += time.perf_counter()
-            preparing = time.perf_counter() - start - 2 * of_step
-            seconds += max(preparing, 0.0) + (request.steps + 0.5) * of_step
+            short = self._seconds(case, steps=1)  # the first one compiles
+            short, long = self._seconds(case, steps=1), self._seconds(case, steps=3)
+            of_step = (long - short) / 2
+            seconds += max(short, 0.0) + (request.steps - 1) * max(of_step, 0.0)
         runs = request.rates * request.draws * len(request.checks)
         first = time.perf_counter() - first
         return Cost(runs * seconds, first, bytes=0.0, random_numbers=0, workers=1)
+
+    def _seconds(self, case: ModuleCase, steps: int) -> float:
+        """The time of a training of some steps."""
+        assert case.training is not None
+        start, rate = time.perf_counter(), self.request.grid[0]
+        case.training.loss_after(int(case.width), rate, 0, (1.0,) * steps, None)
+        return time.perf_counter() - start
 
     def check(self) -> None:
         """Nothing else is impossible."""
 
     def run(self, executor: Executor | None = None) -> Transfer:
-        """Train here: the random state of PyTorch belongs to this process."""
+        """Train here: random states and compiled functions belong to this process."""
         if executor is not None:
             raise ArgumentError(
                 "executor",
@@ -207,34 +224,42 @@ class ModuleStudy(TransferStudy):
 
 
 def module_study(
-    build: Any, optimiser: Any, parametrisation: Any, **options: Any
+    build: Any,
+    optimiser: Any,
+    parametrisation: Any,
+    *,
+    library: Library,
+    **options: Any,
 ) -> ModuleStudy:
     """The sweep of a function of the width that makes modules."""
     is_named = isinstance(optimiser, str)
-    if is_named and optimiser not in FAMILIES:
-        names = ", ".join(FAMILIES)
+    if is_named and optimiser not in library.optimisers:
+        names = ", ".join(library.optimisers)
         raise ArgumentError(
-            "optimiser",
-            optimiser,
-            f"one of {names}, or a function of the module that returns its optimiser",
+            "optimiser", optimiser, f"one of {names}, or {library.own_optimiser}"
         )
-    if not is_named and not callable(optimiser):
+    if not is_named and not library.is_optimiser(optimiser):
         raise ArgumentError(
             "optimiser",
             type(optimiser).__name__,
-            "a name, or a function of the module that returns its optimiser",
+            f"a name, or {library.own_optimiser}",
         )
     if not is_named and parametrisation is not None:
         raise ArgumentError(
             "parametrisation",
             shown(str(parametrisation)),
-            "left out: the function's optimiser sets the learning rates",
+            "left out: your own optimiser sets the learning rates",
         )
-    functions: Mapping[str, Functions | None] = {AS_WRITTEN: None}
+    functions: Mapping[str, Any] = {AS_WRITTEN: None}
     if is_named:
-        functions = _functions(parametrisation, optimiser)
+        functions = _functions(parametrisation, optimiser, library)
     request = ModuleRequest.of(
-        build, (), optimiser=optimiser, parametrisations=functions, **options
+        build,
+        (),
+        optimiser=optimiser,
+        parametrisations=functions,
+        library=library,
+        **options,
     )
     return ModuleStudy(request)
 
@@ -266,6 +291,7 @@ def transfer_of_rule(
         build,
         subject.family.name,
         ["sp", rule],
+        library=library_of(subject.framework),
         batch=subject.batch,
         matrices=subject.matrices_of_size,
         widths=widths or rule.widths,
@@ -275,23 +301,36 @@ def transfer_of_rule(
     ).run()
 
 
-def _functions(parametrisation: Any, optimiser: str) -> dict[str, Functions | None]:
+def library_of(framework: str) -> Library:
+    """PyTorch or JAX, as a sweep uses it."""
+    if framework == "JAX":
+        from ...jax.maximal_update._sweep import OfJax
+
+        return OfJax()
+    from ...torch.maximal_update._sweep import OfTorch
+
+    return OfTorch()
+
+
+def _functions(
+    parametrisation: Any, optimiser: str, library: Library
+) -> dict[str, Any]:
     """The sweeps of a module with a named optimiser, by name."""
     names = parametrisation
     if names is None:
         names = ["sp"]
     if not isinstance(names, list | tuple):
         names = [names]
-    found: dict[str, Functions | None] = {}
+    found: dict[str, Any] = {}
     for rule in names:
         if rule == "sp":
             found["sp"] = None
         elif isinstance(rule, DerivedRule):
-            found["derived"] = functions_of(rule.source())
+            found["derived"] = library.functions_of(rule.source())
         elif isinstance(rule, str | Path) and str(rule).endswith(".toml"):
-            found[Path(rule).stem] = functions_of_file(Path(rule), optimiser)
+            found[Path(rule).stem] = library.functions_of_toml(Path(rule), optimiser)
         elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
-            found[Path(rule).stem] = _functions_of_file(Path(rule))
+            found[Path(rule).stem] = _functions_of_file(Path(rule), library)
         else:
             raise ArgumentError("parametrisation", shown(str(rule)), RULES)
     if len(found) < len(names) or not found:
@@ -299,11 +338,11 @@ def _functions(parametrisation: Any, optimiser: str) -> dict[str, Functions | No
     return found
 
 
-def _functions_of_file(path: Path) -> Functions:
+def _functions_of_file(path: Path, library: Library) -> Any:
     """The functions of an emitted file."""
     try:
-        return functions_of(path.read_text(encoding="utf-8"))
-    except (OSError, KeyError, SyntaxError, UnicodeError) as error:
+        return library.functions_of(path.read_text(encoding="utf-8"))
+    except (OSError, KeyError, SyntaxError, UnicodeError, ImportError) as error:
         reason = getattr(error, "strerror", None) or f"no function {error}"
         raise ArgumentError(
             "parametrisation",

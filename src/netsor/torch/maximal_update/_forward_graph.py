@@ -167,12 +167,11 @@ class ForwardGraph:
     def values(self, parameters: Mapping[str, Any], batch: Batch) -> dict[Node, Any]:
         """The value of every node."""
         values: dict[Node, Any] = {}
-        given: Iterator[Any] = iter(
-            [*(parameters[name] for name in self.parameters), *batch.inputs]
-        )
+        arguments = [parameters[name] for name in self.parameters]
+        remaining = iter([*arguments, *batch.inputs])  # those of the next placeholders
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
-                values[node] = next(given)
+                values[node] = next(remaining)
             elif node.op == "get_attr":
                 values[node] = _attribute(self.module, str(node.target))
             elif node.op == "call_function":
@@ -223,8 +222,8 @@ def forward_graph(module: Module, batch: Batch) -> ForwardGraph:
 
     def logits(parameters: Tensors, *inputs: Any) -> Any:
         """The logits of a batch for other numbers of the parameters."""
-        given = dict(zip(names, parameters.values(), strict=True))
-        output = functional_call(module, {**given, **buffers}, inputs)
+        by_name = dict(zip(names, parameters.values(), strict=True))
+        output = functional_call(module, {**by_name, **buffers}, inputs)
         return logits_in(output)
 
     trace: Callable[..., GraphModule] = make_fx(

@@ -94,6 +94,24 @@ class Training:
         }
         return Started(module, batch, optimiser, self.scales, starts)
 
+    def loss_after(
+        self,
+        width: int,
+        lr: float,
+        draw: int,
+        factors: Sequence[float],
+        clip_norm: float | None,
+    ) -> float:
+        """The loss after some steps, whose learning rates have factors."""
+        started = self.start((width,), lr, draw)
+        groups = started.optimiser.param_groups
+        rates = [group["lr"] for group in groups]
+        for factor in factors:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = factor * rate
+            started.step(clip_norm)
+        return started.loss()
+
     def changes(
         self, size: tuple[int, ...], lr: float, draw: int, steps: int
     ) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..._validate import ArgumentError, shown
 from ...maximal_update._file_content import FileContent
 from ...maximal_update._results import DerivedRule
-from ...maximal_update._toml_file import content_of_file
+from ...maximal_update._toml_file import check_optimiser, content_of_file
 from ._emitted_file import source_of
 from ._real_training import Functions, functions_of
 
@@ -39,12 +39,6 @@ def rule_functions(rule: Any, optimiser: str) -> Functions:
         shown(str(rule)),
         "one rule of ns.torch.parametrise, or its .toml file, for a PyTorch module",
     )
-
-
-def check_optimiser(of_rule: str, optimiser: str, source: str) -> None:
-    """Reject a rule for another optimiser."""
-    if of_rule != optimiser:
-        raise ArgumentError("optimiser", optimiser, f"{of_rule}, which {source} is for")
 
 
 def functions_of_content(content: FileContent) -> Functions:

@@ -1,0 +1,74 @@
+"""What JAX does with the arrays of a measurement, while it traces one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...maximal_update._responses import STEP, SUPPORT
+
+
+class JaxArrays:
+    """Arrays, with normal numbers for random directions.
+
+    To draw them in each operation would take most of the time of compiling.
+    """
+
+    def __init__(self, normals: Any) -> None:
+        self.normals = normals
+        self._used = 0
+
+    @staticmethod
+    def is_float(x: Any) -> bool:
+        """Whether a value is an array of real numbers."""
+        is_array = hasattr(x, "dtype") and x.size > 0
+        return bool(is_array and jnp.issubdtype(x.dtype, np.floating))
+
+    @staticmethod
+    def zeros_like(x: Any) -> Any:
+        """Zeros."""
+        return jnp.zeros_like(x)
+
+    @staticmethod
+    def rms(x: Any) -> Any:
+        """The root mean square of the entries that are not 0, and finite."""
+        return rms(x)
+
+    @staticmethod
+    def ratio(first: Any, second: Any) -> Any:
+        """A quotient; 0 if the second number is 0."""
+        return jnp.where(second == 0, 0.0, first / jnp.where(second == 0, 1.0, second))
+
+    def aligned_change(
+        self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
+    ) -> Any:
+        """A small change of an input in the direction of a gradient."""
+        result, pullback = jax.vjp(of_input, x)
+        (gradient,) = pullback(self._normal_like(result))
+        is_moved = rms(gradient) > 0
+        if is_pointwise:
+            gradient = self._normal_like(x)
+        gradient = jnp.where(is_moved, jnp.nan_to_num(gradient), 0.0)
+        size = rms(x)
+        size = jnp.where(size == 0, 1.0, size)
+        return gradient * self.ratio(STEP * size, rms(gradient))
+
+    def _normal_like(self, x: Any) -> Any:
+        """Normal numbers."""
+        count, total = x.size, self.normals.shape[0]
+        numbers = jnp.roll(jnp.asarray(self.normals), -self._used)
+        self._used = (self._used + count) % total
+        repeats = -(-count // total)
+        return jnp.tile(numbers, repeats)[:count].reshape(x.shape).astype(x.dtype)
+
+
+def rms(x: Any) -> Any:
+    """The root mean square of the entries that are not 0, and finite."""
+    squares = jnp.square(jnp.asarray(x).astype(jnp.result_type(float))).reshape(-1)
+    squares = jnp.where(jnp.isfinite(squares), squares, 0.0)
+    count = (squares > SUPPORT**2 * squares.max()).sum()
+    return jnp.sqrt(squares.sum() / jnp.maximum(count, 1))

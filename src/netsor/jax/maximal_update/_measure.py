@@ -1,0 +1,469 @@
+"""JAX models of all widths under a rule, and what is measured in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._validate import ArgumentError, Shape, one_of
+from ...maximal_update._coordinate_check import Trained
+from ...maximal_update._file_content import FileContent
+from ...maximal_update._measurement import (
+    SMALL_LR,
+    STEPS,
+    Drawn,
+    Matrices,
+    Measurement,
+    Network,
+    Size,
+)
+from ...maximal_update._responses import Operations, Responses, measured, operations_of
+from ...maximal_update._rules import (
+    OutputScale,
+    Part,
+    Place,
+    ScalingRule,
+    matches,
+    pattern_of,
+)
+from ...maximal_update._scale_places import part_of_mask, writers_of
+from ...maximal_update._subject import Subject
+from ...reader._graph import UnsupportedError
+from .._models import is_pair
+from ._arrays import JaxArrays, rms
+from ._batch import Batch
+from ._emitted_file import source_of
+from ._graph import JaxGraph
+from ._model import QUICK, Arrays, Model, graph_of, model_of
+from ._optimisers import FAMILIES, OWN, OptaxFamily, optax_library
+from ._real_training import JaxTraining, functions_of_source
+
+WRITTEN_OUT = (
+    "the scores need a factor, and it cannot be put on the parameters that make the"
+    " queries: write it into the model"
+)
+
+
+NORMALS = 2**16  # numbers of random directions in a draw
+
+
+@dataclass(frozen=True)
+class JaxSubject(Subject):
+    """A function of the width that makes JAX models, and how they are trained."""
+
+    family: OptaxFamily
+
+    framework = "JAX"
+
+    @cached_property
+    def models(self) -> dict[Size, Model]:
+        """The models that were made, by size."""
+        return {}
+
+    @cached_property
+    def graphs(self) -> JaxGraphs:
+        """Their graphs."""
+        return JaxGraphs(self)
+
+    def model(self, width: int, depth: int | None) -> Model:
+        """The model of a size."""
+        if (width, depth) not in self.models:
+            sizes = self.size(width, depth)
+            self.check_takes(sizes)
+            made = model_of(self.build(*sizes), self.batch, self.seed)
+            self.models[(width, depth)] = made
+        return self.models[(width, depth)]
+
+    def shapes(self, width: int, depth: int | None) -> dict[str, Shape]:
+        """The shapes of the parameters of a model of this size."""
+        return self.model(width, depth).shapes
+
+    def source_of(self, content: FileContent) -> str:
+        """A rule as a file of plain JAX and optax."""
+        model = self.model(self.base_width, self.base_depth)
+        return source_of(content, self.family, model.kind, self._stacked())
+
+    def _stacked(self) -> dict[str, int]:
+        """The parameters of all layers of a scan, with the number of their axes of
+        layers: these do not make a matrix of a vector.
+        """
+        graph = self.graphs.of(ScalingRule(), (self.base_width, self.base_depth))
+        return {
+            node.meta["part"][0]: len(node.meta["part"][1])
+            for node in graph.placeholders()
+            if "part" in node.meta
+        }
+
+    def trained(
+        self,
+        source: str,
+        scales: Sequence[OutputScale],
+        free: Sequence[str],
+        seed: int,
+    ) -> Trained:
+        """Models that are trained with a written file."""
+        return JaxTraining(
+            subject=self,
+            graphs=self.graphs,
+            functions=functions_of_source(source),
+            rule=ScalingRule({}, tuple(scales)),
+            free=tuple(free),
+            seed=seed,
+        )
+
+    def moving(self, shapes: Arrays, width: int, depth: int | None) -> Arrays:
+        """Which parameters the optimiser of matrices has, by "matrix" and "other"."""
+        matrices = self.matrices(width, depth)
+        return {x: "matrix" if x in matrices else "other" for x in shapes}
+
+
+def subject_of(
+    build: Any, optimiser: Any, batch: Any, seed: int, base_width: int
+) -> JaxSubject:
+    """What a function of the width is, and how it is trained."""
+    optax_library()
+    if not callable(build) or is_pair(build):
+        raise ArgumentError(
+            "build",
+            getattr(build, "__name__", type(build).__name__),
+            "a function of the width that returns a model, not a model",
+        )
+    is_named = isinstance(optimiser, str)
+    if is_named:
+        one_of(optimiser, "optimiser", "", tuple(FAMILIES))
+    elif not callable(getattr(optimiser, "update", None)):
+        raise ArgumentError(
+            "optimiser",
+            type(optimiser).__name__,
+            f"one of {', '.join(FAMILIES)}, or an optax.GradientTransformation",
+        )
+    return JaxSubject(
+        build=build,
+        family=FAMILIES[optimiser] if is_named else OWN,
+        batch=batch,
+        seed=seed,
+        base_width=base_width,
+        base_depth=None,
+        make=None if is_named else optimiser,
+    )
+
+
+@dataclass
+class JaxGraphs:
+    """The graphs of a model by size: recording and compiling them takes most of the
+    time, and other standard deviations have the same ones.
+    """
+
+    subject: JaxSubject
+    plain: dict[Size, JaxGraph] = field(default_factory=dict)
+    known: dict[tuple[Size, tuple[OutputScale, ...]], JaxGraph] = field(
+        default_factory=dict
+    )
+    compiled: dict[Any, Any] = field(default_factory=dict)
+    # by paths and parts of factors: the places in the plain graph that have them
+    places: dict[tuple[str, Part | None], set[int]] = field(default_factory=dict)
+
+    @staticmethod
+    def arrays(seed: int) -> JaxArrays:
+        """What JAX does with arrays."""
+        return JaxArrays(np.random.default_rng(seed).normal(size=NORMALS))
+
+    def matrices_of(self, size: Size) -> Matrices:
+        """The parameters that have an optimiser for matrices."""
+        return self.subject.matrices(*size)
+
+    def of(self, rule: ScalingRule, size: Size) -> JaxGraph:
+        """The graph under a rule."""
+        if size not in self.plain:
+            model = self.subject.model(*size)
+            self.plain[size] = graph_of(model, self.subject.seed)
+        plain, key = self.plain[size], (size, rule.scales)
+        if key not in self.known:
+            ratios, factors = self.subject.ratios(*size), {}
+            for scale in rule.scales:
+                for place in self._places(scale):
+                    node = plain.every_node[place]
+                    factors[node] = scale.power.of(*ratios)
+            self.known[key] = plain.with_factors(factors) if factors else plain
+            if factors:
+                self._check_factors(rule, size)
+        return self.known[key]
+
+    def _places(self, scale: OutputScale) -> set[int]:
+        """The places of a factor; one of a pattern has those of all layers."""
+        exact = self.places.get((scale.path, scale.part))
+        if exact is not None:
+            return exact
+        return {
+            place
+            for (path, part), places in self.places.items()
+            if pattern_of(path) == scale.path and part == scale.part
+            for place in places
+        }
+
+    def _check_factors(self, rule: ScalingRule, size: Size) -> None:
+        """Whether factors of parameters are the same as those of values."""
+        model, ratios = self.subject.model(*size), self.subject.ratios(*size)
+        with jax.enable_x64(True):
+            numbers = self.numbers(size, ScalingRule(), [self.subject.seed])
+            numbers = {name: x[0] for name, x in numbers.items()}
+            graph, plain = self.known[(size, rule.scales)], self.plain[size]
+            expected = jax.jit(lambda p: _logits(graph, p, model.batch))(numbers)
+            scaled = scaled_parameters(numbers, rule.scales, ratios)
+            found = jax.jit(lambda p: _logits(plain, p, model.batch))(scaled)
+        if not np.allclose(expected, found, rtol=1e-6, atol=1e-9):
+            raise UnsupportedError(WRITTEN_OUT)
+
+    def numbers(self, size: Size, rule: ScalingRule, seeds: Sequence[int]) -> Arrays:
+        """The trained parameters of some initialisations under a rule, with an axis of
+        initialisations, in double precision.
+        """
+        model, ratios = self.subject.model(*size), self.subject.ratios(*size)
+        leaves = [self._leaves(size, seed) for seed in seeds]
+        found = {}
+        for name, xs in zip(model.leaves.names, zip(*leaves, strict=True), strict=True):
+            if name in model.trained:
+                factor = rule.of(name).std.of(*ratios)
+                found[name] = np.stack([np.asarray(x, dtype=float) for x in xs])
+                found[name] *= factor
+        return found
+
+    def _leaves(self, size: Size, seed: int) -> list[Any]:
+        """The numbers of one initialisation, as people draw them."""
+        key = ("init", size)
+        with jax.enable_x64(False):
+            if key not in self.compiled:
+                init = self.subject.model(*size).functions.init
+                assert init is not None
+                self.compiled[key] = jax.jit(init, compiler_options=QUICK)
+            return list(jax.tree.leaves(self.compiled[key](jax.random.key(seed))))
+
+    def network(self, rule: ScalingRule, size: Size) -> Network:
+        """The network of one width and depth."""
+        graph, model = self.of(rule, size), self.subject.model(*size)
+        key = ("values", size, rule.scales)
+        with jax.enable_x64(True):
+            numbers = self.numbers(size, rule, [self.subject.seed])
+            numbers = {name: x[0] for name, x in numbers.items()}
+            if key not in self.compiled:
+                self.compiled[key] = jax.jit(
+                    lambda p: _all_values(graph, p), compiler_options=QUICK
+                )
+            found = self.compiled[key](numbers)
+        values = {x: found[k] for k, x in enumerate(graph.every_node) if k in found}
+        operations = operations_of(graph, model.batch.words)
+        return Network(size, operations, values, model.shapes)
+
+    def drawn(self, rule: ScalingRule, network: Network, draws: int) -> list[Drawn]:
+        """Measure some initialisations of a network."""
+        subject, size = self.subject, network.size
+        seeds = [subject.seed + k for k in range(draws)]
+        ratios = subject.ratios(*size)
+        rates = {
+            name: SMALL_LR * rule.of(name).lr.of(*ratios) for name in network.shapes
+        }
+        narrow = tuple(x.is_narrow for x in network.operations.operations)
+        key = ("draw", size, rule.scales, narrow)
+        with jax.enable_x64(True):
+            if key not in self.compiled:
+                measurement = _Measurement(subject, network.operations, size)
+                self.compiled[key] = jax.jit(
+                    jax.vmap(measurement.run, in_axes=(0, None, 0)),
+                    compiler_options=QUICK,
+                )
+            numbers = self.numbers(size, rule, seeds)
+            normals = np.stack(
+                [np.random.default_rng(seed).normal(size=NORMALS) for seed in seeds]
+            )
+            found = jax.device_get(self.compiled[key](numbers, rates, normals))
+        return [_of_draw(found, k) for k in range(draws)]
+
+    def place_of_scale(self, found: Measurement, index: int) -> Place:
+        """Where a factor of the result of an operation can be put: on the parameters
+        that write one of its factors, or a part of their entries.
+        """
+        operations = found.operations
+        by_index = {x.index: x for x in operations.operations}
+        operation = by_index[index]
+        if operation.source is not None:
+            operation = by_index[operation.source]
+        graph = operations.graph
+        assert isinstance(graph, JaxGraph)
+        for k in operation.inputs:
+            names = writers_of(by_index, k)
+            if not names:
+                continue
+            target = operations.nodes[k]
+            part = self._part(graph, names[0], target, found.values)
+            place = self._position(graph, by_index, k, part)
+            self.places.setdefault((names[0], part), set()).add(place)
+            return Place(names[0], part, names)
+        raise UnsupportedError(WRITTEN_OUT)
+
+    def _position(
+        self, graph: JaxGraph, by_index: Mapping[int, Any], k: int, part: Part | None
+    ) -> int:
+        """The place in the plain graph of what is multiplied: all that the parameters
+        write, or the part of it that a value is.
+        """
+        source = by_index[k].source
+        node = graph.nodes[k if part is not None or source is None else source]
+        plain = self.plain[next(iter(self.plain))]
+        names = {id(x.meta): n for n, x in enumerate(plain.every_node)}
+        return names[id(node.meta)]
+
+    @staticmethod
+    def _part(
+        graph: JaxGraph, name: str, target: Any, values: Mapping[Any, Any]
+    ) -> Part | None:
+        """The part of a parameter that a value depends on; None: all of it."""
+        nodes = [x for x, each in graph.placeholders().items() if each == name]
+        with jax.enable_x64(True):
+            masks = [graph.mask_of(node, target, values) for node in nodes]
+        mask = next((x for x in masks if x.any()), masks[0])
+        for axis in range(mask.ndim):
+            along = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1).any(axis=1)
+            if not along.all():
+                part = part_of_mask(along.tolist())
+                assert part is not None
+                # from the end, where vectors have their axis too
+                return part._replace(axis=axis - mask.ndim if axis else 0)
+        return None
+
+
+def scaled_parameters(
+    parameters: Arrays, scales: Sequence[OutputScale], ratios: tuple[float, float]
+) -> Arrays:
+    """The parameters with the factors of a rule."""
+    found = dict(parameters)
+    for scale in scales:
+        factor = scale.power.of(*ratios)
+        names = [x for y in scale.parameters for x in matches(y, parameters)]
+        for name in names:
+            found[name] = _times(found[name], factor, scale.part)
+    return found
+
+
+def _times(x: Any, factor: float, part: Part | None) -> Any:
+    """An array of which a part is multiplied."""
+    if part is None:
+        return x * factor
+    count = x.shape[part.axis]
+    factors = np.ones(count)
+    factors[round(part.start * count) : round(part.stop * count)] = factor
+    shape = [1] * x.ndim
+    shape[part.axis] = count
+    return x * factors.reshape(shape)
+
+
+def _logits(graph: JaxGraph, parameters: Arrays, batch: Batch) -> Any:
+    """The logits that a graph computes."""
+    return graph.values(parameters, batch)[graph.logits]
+
+
+def _all_values(graph: JaxGraph, parameters: Arrays) -> dict[int, Any]:
+    """The values of all nodes that are arrays, by their places."""
+    values = graph.values(parameters, None)
+    return {
+        k: values[node]
+        for k, node in enumerate(graph.every_node)
+        if hasattr(values[node], "dtype")
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Measurement:
+    """What is measured in one initialisation of a model, as a function to compile."""
+
+    subject: JaxSubject
+    operations: Operations
+    size: Size
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The batch of the model."""
+        return self.subject.model(*self.size).batch
+
+    def run(self, parameters: Arrays, rates: Mapping[str, Any], normals: Any) -> Any:
+        """The responses, sizes of gradients and standard deviations."""
+        after, gradients = self._steps(parameters, rates)
+        arrays = JaxArrays(normals)
+        found = measured(self.operations, parameters, after, self.batch, arrays)
+        stds = {name: _std(x) for name, x in parameters.items()}
+        fields = (found.responses, found.written, found.updates, found.through)
+        return jax.tree.map(jnp.asarray, (fields, gradients, stds))
+
+    def _steps(
+        self, parameters: Arrays, rates: Mapping[str, Any]
+    ) -> tuple[Arrays, Arrays]:
+        """The parameters after some steps, and the sizes of the first gradients that
+        are not 0.
+        """
+        graph = self.operations.graph
+        assert isinstance(graph, JaxGraph)
+
+        def loss(p: Arrays) -> Any:
+            return self.batch.loss(_logits(graph, p, self.batch))
+
+        optimiser = self.optimiser()
+        state = optimiser.init(parameters)
+        sizes: Arrays = dict.fromkeys(parameters, jnp.zeros(()))
+        moved = parameters
+        for _ in range(STEPS):
+            gradients = jax.grad(loss)(moved)
+            for name, x in gradients.items():
+                sizes[name] = jnp.where(sizes[name] == 0, rms(x), sizes[name])
+            directions, state = optimiser.update(gradients, state, moved)
+            moved = {
+                name: x - rates[name] * directions[name] for name, x in moved.items()
+            }
+        return moved, sizes
+
+    def optimiser(self) -> Any:
+        """What makes directions of gradients."""
+        optax, subject = optax_library(), self.subject
+        if subject.make is not None:
+            return optax.chain(subject.make, optax.scale(-1.0))
+        if not subject.family.is_mixed:
+            return subject.family.direction(optax)
+        shapes = subject.shapes(*self.size)
+        labels = subject.moving(shapes, *self.size)
+        directions = {
+            "matrix": optax.contrib.muon(-1.0),
+            "other": FAMILIES["adamw"].direction(optax),
+        }
+        return optax.multi_transform(directions, labels)
+
+
+def _std(x: Any) -> Any:
+    """The standard deviation of the entries; 0 of constants."""
+    if x.size < 2:
+        return jnp.zeros(())
+    is_constant = (x == x.reshape(-1)[0]).all()
+    return jnp.where(is_constant, 0.0, jnp.std(x, ddof=1))
+
+
+def _of_draw(found: Any, k: int) -> Drawn:
+    """What was measured in one of several draws."""
+    (responses, written, updates, through), gradients, stds = found
+    return Drawn(
+        responses=Responses(
+            responses={edge: _number(x, k) for edge, x in responses.items()},
+            written={edge: _number(x, k) for edge, x in written.items()},
+            updates={edge: _number(x, k) for edge, x in updates.items()},
+            through={edges: bool(x[k]) for edges, x in through.items()},
+        ),
+        gradients={name: float(x[k]) for name, x in gradients.items() if x[k]},
+        stds={name: float(x[k]) for name, x in stds.items()},
+    )
+
+
+def _number(x: Any, k: int) -> float:
+    """The number of a draw; of a reordering, it is 1 in all."""
+    return float(np.asarray(x)[k]) if np.ndim(x) else float(x)

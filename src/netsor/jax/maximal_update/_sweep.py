@@ -1,0 +1,64 @@
+"""How JAX trains the models of a learning-rate sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...maximal_update._toml_file import check_optimiser, content_of_file
+from ._emitted_file import source_of
+from ._measure import subject_of
+from ._optimisers import FAMILIES
+from ._real_training import JaxTraining, Written, functions_of_source
+
+
+class OfJax:
+    """JAX, as a sweep uses it."""
+
+    words = "a JAX model"
+    own_optimiser = "an optax.GradientTransformation"
+    optimisers: Sequence[str] = tuple(FAMILIES)
+
+    @staticmethod
+    def is_optimiser(optimiser: Any) -> bool:
+        """Whether this is an optimiser of optax."""
+        return callable(getattr(optimiser, "update", None))
+
+    @staticmethod
+    def functions_of(source: str) -> Written:
+        """The functions of an emitted file."""
+        return functions_of_source(source)
+
+    @staticmethod
+    def functions_of_toml(path: Path, optimiser: str) -> Written:
+        """The functions of a rule for an optimiser, from its TOML file, whose base they
+        use.
+        """
+        content = content_of_file(path)
+        check_optimiser(content.optimiser, optimiser, str(path))
+        family = FAMILIES[content.optimiser]
+        found = functions_of_source(source_of(content, family, "arrays", {}))
+        base = content.base_width
+        return Written(
+            initialise=lambda params, _: found.initialise(params, base),
+            scale_outputs=lambda params, _: found.scale_outputs(params, base),
+            optimiser=lambda params, lr, _: found.optimiser(params, lr, base),
+        )
+
+    @staticmethod
+    def training(request: Any, functions: Written | None) -> JaxTraining:
+        """How the models of a sweep are trained."""
+        subject = subject_of(
+            request.model,
+            request.optimiser,
+            request.batch,
+            request.seed,
+            base_width=int(request.widths[0]),
+        )
+        return JaxTraining(
+            subject=subject,
+            functions=functions,
+            seed=request.seed,
+            graphs=subject.graphs,
+        )
