@@ -10,6 +10,9 @@ Examples
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +71,8 @@ class Checks:
 
         if isinstance(reference, str | Path):
             reference = self._beside_test(reference)
-        check = check_init(module, args, kwargs, reference=reference, **options)
+        with _quiet():
+            check = check_init(module, args, kwargs, reference=reference, **options)
         is_accepted = allow_incomplete and not check.findings
         if not check.ok and not is_accepted:
             self._test.add_report_section("call", "netsor", str(check))
@@ -81,6 +85,20 @@ class Checks:
         if Path(reference).exists() or not beside.exists():
             return reference
         return str(beside)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without log messages below errors.
+
+    pytest would show those of torch.export and transformers before the report.
+    """
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(level)
 
 
 def _reason(check: InitCheck) -> str:

@@ -198,7 +198,7 @@ def test_coordinate_checks_take_jax_models():
     )
     # under the same rate at all widths, what a hidden matrix adds grows
     assert re.search(r"layers\.0\.up\.kernel\s+update .* FLAG", str(found))
-    with pytest.raises(ValueError, match=r"the name of one, .*sgd"):
+    with pytest.raises(ValueError, match=r"a name, .*sgd"):
         ns.coord_check(coordinate, widths=[16, 64], optimiser=optax.adam(1e-2))
 
 

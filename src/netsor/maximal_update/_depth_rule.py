@@ -366,8 +366,8 @@ def layer_pattern(counts: Sequence[Mapping[str, int]], depths: Sequence[int]) ->
         if all(of.get(pattern) == d for of, d in zip(counts, depths, strict=True)):
             return pattern
     raise UnsupportedError(
-        "no parameter is in every layer once: build(width, depth) must make as many"
-        " layers, with numbers in their names, as its second argument says"
+        "no parameter is in every layer once: build(width, depth) must make `depth`"
+        " layers with numbered names"
     )
 
 

@@ -336,7 +336,7 @@ class TrainingRequest(_study.Request):
         return {}
 
     def _check_eps(self) -> None:
-        """Refuse an eps that is no number, or of an optimiser that has none."""
+        """Reject an eps that is not a number, or of an optimiser without one."""
         real(self.eps, "eps", least=0, most=1)
         if self.eps and "eps" not in NAMED[self.optimiser].takes:
             raise ArgumentError(

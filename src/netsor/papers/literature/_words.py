@@ -24,6 +24,7 @@ from ...report._mpl_style import (
     PURPLE,
     SKY,
     VERMILLION,
+    new,
 )
 from ...studies import Arrays
 from .._significance import combine, decide_below, extrapolate
@@ -561,6 +562,24 @@ def draw(numbers: Numbers) -> Any:
     return figure
 
 
+def draw_atlas(numbers: Numbers) -> Any:
+    """Cosines of built-in models, with and without their learned positions."""
+    figure = new(2.4)
+    axes = figure.subplots()
+    found = list(atlas_rows(numbers))[::-1]
+    names = [row["model"] for row in found]
+    places = np.arange(len(found))
+    cosines = [row["cosine"] for row in found]
+    errors = [4 * row["error"] for row in found]
+    axes.barh(places, cosines, xerr=errors, color=SKY, label="as built")
+    alone = [row["cosine_without_positions"] for row in found]
+    axes.plot(alone, places, "D", ms=3, color=VERMILLION, label="without positions")
+    axes.set_yticks(places, names)
+    axes.set(xlabel="cosine of two contexts of four words")
+    axes.legend()
+    return figure
+
+
 RESULT = Result(
     name="words",
     title="Li et al., Tong et al.: favourite words at initialisation",
@@ -591,6 +610,15 @@ RESULT = Result(
             ),
             draw=draw,
             rows=rows,
+        ),
+        Picture(
+            name="words-models",
+            caption=(
+                "Mean cosine of different contexts in built-in models, with four"
+                " standard errors; and without learned positions and types."
+            ),
+            draw=draw_atlas,
+            rows=atlas_rows,
         ),
     ),
     unread="the papers beyond their abstracts.",
