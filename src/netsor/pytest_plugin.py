@@ -10,8 +10,10 @@ Examples
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +71,8 @@ class Checks:
         check_init = _check_of(module, args)
         if isinstance(reference, str | Path):
             reference = self._beside_test(reference)
-        check: InitCheck = check_init(module, *args, reference=reference, **options)
+        with _quiet():
+            check: InitCheck = check_init(module, *args, reference=reference, **options)
         is_accepted = allow_incomplete and not check.findings
         if not check.ok and not is_accepted:
             self._test.add_report_section("call", "netsor", str(check))
@@ -99,6 +102,20 @@ def _check_of(module: Any, args: Sequence[Any]) -> Any:
     from .torch import check_init
 
     return check_init
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without log messages below errors.
+
+    pytest would show those of torch.export and transformers before the report.
+    """
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(level)
 
 
 def _reason(check: InitCheck) -> str:

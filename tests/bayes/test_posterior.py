@@ -156,6 +156,24 @@ def test_error_of_heavy_tailed_variance_covers():
     assert abs(value - truth) < 3 * error < truth
 
 
+@pytest.mark.slow
+@A_HEAVY_TAIL
+def test_errors_of_heavy_tailed_variances_cover_at_their_rate():
+    """Two errors, of forty seeds: a count below the 1e-5 quantile of the binomial law.
+    The errors are not so large that they say nothing.
+    """
+    net, seen, truth = scales()
+    seeds, departures, errors = 40, [], []
+    for seed in range(seeds):
+        law = net.posterior(seen, 0.1, n=ns.inf, seed=seed).law[2]
+        value, error = law.with_error.var()
+        departures.append(abs(value - truth) / error)
+        errors.append(error / truth)
+    covered = np.sum(np.array(departures) <= 2)
+    assert covered >= stats.binom(seeds, 0.9545).ppf(1e-5)
+    assert np.median(errors) < 1.0
+
+
 def test_tail_too_heavy_for_a_variance_warns():
     """Given one value, the variance has a tail of index 1 over a wide range, and the
     states of a run hardly ever hold it.

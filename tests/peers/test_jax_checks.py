@@ -256,7 +256,7 @@ def test_steps_that_are_no_multiples_are_refused(reason):
 
 
 def test_an_optimiser_of_optax_has_the_law_of_its_name():
-    """Muon's polynomial is not the exact polar factor; Adam's step is the sign."""
+    """The first step of Adam is the sign of the gradient."""
     options = {"widths": [16, 32], "draws": 8, "workers": 1, "progress": False}
     of_optax = ns.coord_check(coordinate, optimiser=optax.adamw(1e-2), **options)
     named = ns.coord_check(coordinate, optimiser="adam", lr=1e-2, **options)

@@ -186,7 +186,7 @@ class _Runs:
 
     @cached_property
     def graph(self) -> JaxGraph:
-        """The graph, in which the factors of outputs are."""
+        """The graph, with the factors of outputs in it."""
         training = self.training
         size = (self.width, training.subject.base_depth)
         graph: JaxGraph = training.graphs.of(training.rule, size)

@@ -165,8 +165,8 @@ def limits(
     model: str, tokens: int, depth: int, window: int, sinks: int, seed: int
 ) -> Arrays:
     """The shares at infinite width without scores, (1, tokens); there is no draw."""
-    found = shares(network(model, depth), Uniform(tokens, window or None, sinks))
-    return {"shares": found[None]}
+    limit_shares = shares(network(model, depth), Uniform(tokens, window or None, sinks))
+    return {"shares": limit_shares[None]}
 
 
 def linear(seed: int) -> Arrays:
@@ -361,25 +361,25 @@ def _limit(numbers: Numbers, model: str, depth: int) -> dict[str, Estimate]:
 
 def _lengths(numbers: Numbers) -> dict[str, dict[str, Estimate]]:
     """The summaries of GPT-2 by length, exact laws first, then limits."""
-    found = {}
+    by_length = {}
     for label, arrays in numbers.items():
         words = label.split()
         if words[0] == "gpt2" and words[-1].isdigit():
-            found[f"{words[1]} tokens"] = summaries(arrays["shares"])
+            by_length[f"{words[1]} tokens"] = summaries(arrays["shares"])
     depth = MODELS["gpt2"].depth
     for tokens in LONG_LENGTHS:
         label = f"limit gpt2 {tokens} {depth} 0 0"
         if label in numbers:
             name = f"{tokens} tokens, limit"
-            found[name] = summaries(numbers[label]["shares"])
-    return found
+            by_length[name] = summaries(numbers[label]["shares"])
+    return by_length
 
 
 def _ends(numbers: Numbers) -> Claim:
     """The claim that both ends have more than the middle."""
-    found = _lengths(numbers)
+    by_length = _lengths(numbers)
     verdicts, lines = [], []
-    for name, summary in found.items():
+    for name, summary in by_length.items():
         for quantity, bound in (("anchor", ANCHOR_MIN), ("primacy", PRIMACY_MIN)):
             ratio = summary[quantity]
             verdicts.append(decide_below(Estimate(-ratio.value, ratio.error), -bound))
@@ -404,8 +404,8 @@ def _ends(numbers: Numbers) -> Claim:
 
 def _right_side(numbers: Numbers) -> Claim:
     """Whether shares rise towards the end, apart from the last token."""
-    found = _lengths(numbers)
-    rises = {name: summary["rise"] for name, summary in found.items()}
+    by_length = _lengths(numbers)
+    rises = {name: summary["rise"] for name, summary in by_length.items()}
     verdicts = []
     for rise in rises.values():
         verdicts.append(decide_below(Estimate(-rise.value, rise.error), -RISE_MIN))
@@ -476,9 +476,9 @@ def _dead_zone(numbers: Numbers) -> Claim:
 
 def _cesaro(numbers: Numbers) -> Claim:
     """The claim on powers of the Cesàro matrix."""
-    found = numbers["linear"]["density"]
+    densities = numbers["linear"]["density"]
     exact = np.array([cesaro_density(h, np.array(CESARO_AT)) for h in CESARO_POWERS])
-    worst = Estimate(float(np.abs(found / exact - 1).max()), 0.0)
+    worst = Estimate(float(np.abs(densities / exact - 1).max()), 0.0)
     return Claim(
         published=(
             "The influence density of H uniform layers without residuals is"
@@ -554,12 +554,12 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     for label, arrays in numbers.items():
         if label == "linear":
             continue
-        found = arrays["shares"]
-        for position, column in enumerate(found.T, start=1):
-            error = 0.0 if len(found) == 1 else mean(column).error
+        shares_of_draws = arrays["shares"]
+        for position, column in enumerate(shares_of_draws.T, start=1):
+            error = 0.0 if len(shares_of_draws) == 1 else mean(column).error
             yield {
                 "case": label,
-                "tokens": found.shape[1],
+                "tokens": shares_of_draws.shape[1],
                 "position": position,
                 "share": float(column.mean()),
                 "error": error,
