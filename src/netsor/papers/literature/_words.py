@@ -14,8 +14,9 @@ from ... import language as ns
 from ...laws import Estimate
 from ...models import Transformer, _build
 from ...models import read as read_model
-from ...nn import Embedding, block, mlp
+from ...nn import Embedding, mlp
 from ...nn import attention as attention_layer
+from ...nn import block as block_layer
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
@@ -116,7 +117,7 @@ def stack(activation: str, length: int, width: int = WIDTH) -> Program:
     def next_block(x: ns.Vector) -> ns.Vector:
         """A block, or its perceptron alone."""
         if length:
-            return block(x, attention, feed, norm=ns.rms_norm).output
+            return block_layer(x, attention, feed, norm=ns.rms_norm).output
         return x + feed(ns.rms_norm(x))
 
     contexts, tokens = CONTEXTS[length], max(length, 1)
