@@ -476,7 +476,7 @@ code in transformers, and its own widths. netsor computed the exact law; the num
 medians over {draws} draws on {tokens} tokens (seed {seed}). What was trained may have
 started otherwise where authors initialise by other code.
 
-**{flagged} of {count} are flagged by a rule**: {rules}. A flag is no verdict on a
+**{flagged} of {count} are flagged by a rule**: {rules}. A flag is not a verdict on a
 trained model: [what the rules mean](../audit-reference.md), and
 [which flags models survive](../audit-reference.md#flags-on-models-that-train-well).
 Select a column to sort by it.

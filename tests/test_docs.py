@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.internals import AUDIT_RULES as RULES
 from tests.internals import INSTRUCTIONS, _bayes, _process_pool, _sampler, cli
@@ -152,6 +153,27 @@ def test_links_have_targets():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_names_in_navigation_are_headings():
+    """All but the home page, and pages that are made when the site is built."""
+    navigation = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)[
+        "nav"
+    ]
+    entries = [
+        entry for group in navigation for part in group.values() for entry in part
+    ]
+    named = 0
+    for entry in entries:
+        (title, page), *_ = entry.items()
+        path = ROOT / "docs" / str(page)
+        if page == "index.md" or not path.is_file():
+            continue
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        (heading, *_) = re.findall(r"^# (.+)$", text, re.MULTILINE)
+        assert heading == title, page
+        named += 1
+    assert named > 30
+
+
 def test_table_rows_have_equal_columns():
     """One head and its line, and as many cells in each row: a bar within a cell, or an
     empty line, would cut it.
@@ -228,9 +250,9 @@ def test_cli_reference_lists_every_option(name):
     share.
     """
     page = (ROOT / "docs" / "cli.md").read_text()
-    sections = dict(
-        re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-    )
+    found = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    sections = dict(found)
+    assert len(sections) == len(found)  # none twice
     text = " ".join((sections[name] + sections["Conventions"]).split())
     if "as for `law`" in text or "Options of `law`" in text:
         text += sections["law"]

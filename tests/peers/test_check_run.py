@@ -32,6 +32,7 @@ from tests.internals import (  # noqa: E402
 )
 
 from ..command import netsor  # noqa: E402
+from . import blind_loops as blind  # noqa: E402
 from . import training_loops as loops  # noqa: E402
 
 F = torch.nn.functional
@@ -61,6 +62,7 @@ def sgd(module):
 
 
 IDS = torch.randint(0, WORDS, (8, 12), generator=torch.Generator().manual_seed(0))
+WIDE_IDS = torch.randint(0, 200, (8, 64), generator=torch.Generator().manual_seed(1))
 SETTINGS = {"steps": 2, "accumulation": 2, "clip": 5.0, "initialisations": 24}
 
 
@@ -453,6 +455,109 @@ def test_stated_power_is_that_of_runs(law):
         numbers = {name: values[k] for name, values in wrong.items()}
         found += not law.check(rows(numbers), hypotheses=False).ok
     assert found >= 75
+
+
+@pytest.fixture(scope="module")
+def of_adam():
+    return ns.torch.run_law(
+        Mixer, adamw, IDS, steps=2, initialisations=24, progress=False
+    )
+
+
+def with_rate(make, factor):
+    """An optimiser whose learning rates are wrong by a factor."""
+
+    def of_module(module):
+        optimizer, schedule = make(module)
+        schedule.base_lrs = [factor * rate for rate in schedule.base_lrs]
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        return optimizer, schedule
+
+    return of_module
+
+
+LOGGED = ("loss", "grad_norm", "update_norm")
+TWICE = "does the optimiser step twice at each step?"
+RATE = "is the learning rate twice what it should be?"
+
+
+def test_learning_rate_tells_a_doubled_rate_from_two_updates(of_adam):
+    """Without it, the verdict names both if both fit."""
+    loop = of_adam.loop
+    doubled = run_of_loop(replace(loop, optimiser=with_rate(adamw, 2.0)), 5)
+    check = of_adam.check(rows(doubled, (*LOGGED, "lr")))
+    assert check.explanations == [RATE]
+    assert {each.quantity for each in check.findings} >= {"lr", "update_norm"}
+    twice = run_of_loop(replace(loop, updates=2), 5)
+    assert of_adam.check(rows(twice, (*LOGGED, "lr"))).explanations == [TWICE]
+    first = [{"step": 0, "update_norm": float(doubled["update_norm"][0])}]
+    either = of_adam.check(first)
+    assert {RATE, TWICE} <= set(either.explanations)
+    assert f"{either.explanations[0]} Or: {either.explanations[1]}" in either.verdict
+
+
+def test_learning_rate_may_be_logged_after_the_schedule(of_adam):
+    healthy = run_of_loop(of_adam.loop, 6)
+    later = healthy["lr"].copy()
+    later[:-1] = later[1:]
+    check = of_adam.check(rows(healthy | {"lr": later}, (*LOGGED, "lr")))
+    assert check.ok
+    assert "lr" not in check.compared
+    assert "after its schedule stepped" in check.notes[-1]
+    wrong = rows(healthy | {"lr": 3 * later}, (*LOGGED, "lr"))
+    assert not of_adam.check(wrong, hypotheses=False).ok
+
+
+def test_verdict_says_that_a_log_ends_early(of_adam):
+    short = rows(run_of_loop(of_adam.loop, 7))[:2]
+    assert "steps 0 to 1: the log ends before step 2" in of_adam.check(short).verdict
+
+
+class Wide(Bigram):
+    """A wider one, whose norms vary less from seed to seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(200, 256)
+        self.head = torch.nn.Linear(256, 200)
+        for p in self.parameters():
+            torch.nn.init.normal_(p, std=0.1)
+
+
+def test_a_tenth_of_a_norm_and_two_percent_of_a_std_are_detected():
+    """The report of this run says that factors of 1.1 and 1.02 are detected with
+    probability 0.9. In 100 runs with each, 75 detections or fewer would have
+    probability 1.3e-5.
+    """
+    law = ns.torch.run_law(
+        Wide, adamw, WIDE_IDS, steps=1, initialisations=90, progress=False
+    )
+    names = tuple(law.values)
+    healthy = runs_of_loop(law.loop, seeds_of(7, 100))
+    first = rows({name: values[0] for name, values in healthy.items()}, names)
+    power = law.check(first, hypotheses=False).power
+    assert power.factors["grad_norm"] < 1.1
+    assert power.std < 1.02
+    wrong = {
+        "norm": runs_of_loop(replace(law.loop, gradient_factor=1.1), seeds_of(8, 100)),
+        "std": runs_of_loop(replace(law.loop, of_module=_larger), seeds_of(9, 100)),
+    }
+    for runs in wrong.values():
+        logs = [
+            rows({name: values[k] for name, values in runs.items()}, names)
+            for k in range(100)
+        ]
+        found = sum(not law.check(log, hypotheses=False).ok for log in logs)
+        assert found > 75
+
+
+def _larger(module):
+    """All matrices with a std that is 2 % too large."""
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.ndim > 1:
+                p *= 1.02
 
 
 def test_smaller_batch_is_proposed():
@@ -905,29 +1010,69 @@ def of_gpt():
     )
 
 
+@pytest.fixture(scope="module")
+def of_llama():
+    return ns.torch.run_law(
+        blind.Llama,
+        blind.scheduled,
+        blind.data(),
+        steps=blind.STEPS,
+        accumulation=blind.ACCUMULATION,
+        clip=blind.CLIP,
+        progress=False,
+    )
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "check-run.md"
 
 
-@pytest.mark.slow
-def test_planted_mistakes_are_found_and_named_as_the_page_says(of_gpt):
+def planted(law, train, questions, first_seed):
+    """The rows of the page's table for mistakes, and how many are named rightly."""
     rows, named = [], 0
-    for number, (mistake, question) in enumerate(loops.QUESTIONS.items()):
-        check = of_gpt.check(loops.train(1000 + number, mistake))
-        assert check.ok == (mistake in loops.INVISIBLE), mistake
+    for number, (mistake, question) in enumerate(questions.items()):
+        check = law.check(train(first_seed + number, mistake))
         if check.ok:
             rows.append(f"| {mistake} | not found | |")
             continue
         first = check.findings[0]
         finding = f"step {first.step} {run_words(first.quantity)} {first.text}"
         explanation = (check.explanations or ["no hypothesis explains it"])[0]
-        named += explanation.startswith(question)
+        named += bool(re.search(question, explanation))
         rows.append(f"| {mistake} | {finding} | {explanation} |")
-    found = len(loops.QUESTIONS) - len(loops.INVISIBLE)
-    assert found >= 15
-    assert named >= found - 3
+    return rows, named
+
+
+def lacking(rows):
+    """The rows that the page does not have, up to their numbers."""
     page = without_numbers(PAGE.read_text(encoding="utf-8"))
-    for row in rows:
-        assert without_numbers(row) in page, row
+    return [row for row in rows if without_numbers(row) not in page]
+
+
+@pytest.mark.slow
+def test_planted_mistakes_are_found_and_named_as_the_page_says(of_gpt):
+    questions = {name: re.escape(text) for name, text in loops.QUESTIONS.items()}
+    rows, named = planted(of_gpt, loops.train, questions, 1000)
+    lost = {row.split(" | ")[0][2:] for row in rows if row.endswith("not found | |")}
+    assert not lacking(rows), "\n".join(rows)
+    assert lost == loops.INVISIBLE
+    assert named >= len(rows) - len(lost) - 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("questions", "first_seed", "least"),
+    [(blind.QUESTIONS, 2000, (22, 18)), (blind.LATER_QUESTIONS, 3000, (11, 10))],
+    ids=["second", "third"],
+)
+def test_blind_mistakes_are_found_and_named_as_the_page_says(
+    of_llama, questions, first_seed, least
+):
+    """`least` are the numbers of mistakes that are found, and named rightly."""
+    rows, named = planted(of_llama, blind.train, questions, first_seed)
+    assert not lacking(rows), "\n".join(rows)
+    found = sum(not row.endswith("not found | |") for row in rows)
+    assert found >= least[0]
+    assert named >= least[1]
 
 
 def without_numbers(text):

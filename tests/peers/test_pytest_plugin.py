@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("torch")
 
 TESTS = """
+import logging
+
 import torch
 from torch import nn
 
@@ -19,6 +21,7 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, std=0.02):
         super().__init__()
+        logging.getLogger("transformers").warning("a table is large")
         self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
         nn.init.normal_(self.down.weight, std=std)
 
@@ -54,6 +57,11 @@ def output(tmp_path_factory):
     (folder / "tests" / "test_init.py").write_text(TESTS)
     (folder / "tests" / "config.json").write_text("{}")
     return _run(folder)
+
+
+def test_failures_show_no_log_of_other_libraries(output):
+    assert "failed" in output
+    assert "a table is large" not in output
 
 
 MODEL = """

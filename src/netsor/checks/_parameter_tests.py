@@ -248,7 +248,7 @@ def _not_finite(numbers: Floats) -> str:
 def _tests_of_parts(
     name: str, entries: Entries, parameter: Parameter, samples: int
 ) -> Iterator[InitFinding]:
-    """The tests of equal parts of the first axis, each with a law of its own."""
+    """The tests of equal parts of the first axis, each with its own law."""
     parts, shape = parameter.value, entries.numbers.shape
     if not shape or shape[0] % len(parts):
         text = f"expected {len(parts)} equal parts of the first axis, found {shape}"

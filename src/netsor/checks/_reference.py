@@ -174,7 +174,7 @@ def reference_of_network(
 
 
 def stds_of_vectors(model: Transformer) -> dict[str, float]:
-    """The standard deviations that a configuration declares for what is no matrix.
+    """The standard deviations that a configuration declares beside those of matrices.
 
     Its law of a pass has biases of 0, except for those of the perceptron, and gains
     of 1.

@@ -52,7 +52,7 @@ MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
 FEW = 2  # runs with each mistake, of the seeds of healthy ones
-MOST_TRIED = 4  # mistakes that are tried with more runs
+MOST_TRIED = 5  # mistakes that are tried with more runs
 DECISIVE = 30.0  # differences of `_misfit` that no noise of few runs makes
 SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
@@ -422,8 +422,8 @@ class RunLaw:
     seeds: list[int]
     scaled: dict[str, Floats]  # of the runs whose matrices are too large by STD_FACTOR
     progress: bool = False
-    # of runs with mistakes, by the name and the question of each
-    mistaken: dict[tuple[str, str], dict[str, Floats]] = field(
+    # of runs with mistakes, by the name and the question of each, and the last step
+    mistaken: dict[tuple[str, str, int], dict[str, Floats]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -451,7 +451,7 @@ class RunLaw:
         findings = _findings(bands, logged)
         explanations = None
         if findings and hypotheses:
-            explanations = self._explanations(logged)
+            explanations = self._explanations(logged, findings[0].step)
         return RunCheck(
             name=self.name,
             log=logged.name,
@@ -537,11 +537,14 @@ class RunLaw:
             std = float(STD_FACTOR ** min(steps_needed))
         return RunPower(factors, std)
 
-    def _explanations(self, logged: RunLog) -> list[str]:
+    def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with a few runs, and the best of them with more.
+        All are tried with a few runs up to the step after the `first` finding, and the
+        best of them with more runs of all steps.
         """
+        last = min(first + 1, self.loop.steps)
+        beginning = _up_to(logged, last)
         mistakes = self.loop.mistakes(self._first_factors(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
@@ -549,15 +552,16 @@ class RunLaw:
         )
         scored = []
         for mistake in mistakes:
-            values = self._with_mistake(mistake, FEW)
+            values = self._with_mistake(mistake, FEW, last)
             if values:
-                scored.append((self._misfit(self._shifted(values), logged), mistake))
+                misfit = self._misfit(self._shifted(values), beginning)
+                scored.append((misfit, mistake))
         best = min((score for score, _ in scored), default=0.0)
         likely = [each for each in scored if each[0] < best + DECISIVE]
         likely.sort(key=lambda each: each[0])
         confirmed = []
         for _, mistake in likely[:MOST_TRIED]:
-            values = self._with_mistake(mistake, FEWEST)
+            values = self._with_mistake(mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
                 confirmed.append((self._misfit(values, logged), mistake.question))
         confirmed.sort(key=lambda each: each[0])
@@ -572,18 +576,21 @@ class RunLaw:
                 factors[name] = steps[0].value / expected
         return factors
 
-    def _with_mistake(self, mistake: Hypothesis, runs: int) -> dict[str, Floats]:
-        """The numbers of at least so many runs with a mistake; empty if it cannot run.
+    def _with_mistake(
+        self, mistake: Hypothesis, runs: int, last: int
+    ) -> dict[str, Floats]:
+        """The numbers of so many runs with a mistake, up to the `last` step.
 
+        They are empty if it cannot run.
         Their seeds are those of the first healthy runs. They are kept for further logs.
         """
-        key = mistake.name, mistake.question
+        key = mistake.name, mistake.question, last
         known = self.mistaken.get(key)
         if known is not None and (not known or len(known[LOSS]) >= runs):
             return known
         try:
             values = train(
-                mistake.loop,
+                replace(mistake.loop, steps=last),
                 self.seeds[:runs],
                 progress=self.progress,
                 title=mistake.name,
@@ -603,8 +610,9 @@ class RunLaw:
         the healthy law. Numbers that are the same in all of them are constants.
         """
         shifted = {}
-        for name, healthy in self.values.items():
-            runs = len(few[name])
+        for name, all_steps in self.values.items():
+            runs, steps = few[name].shape
+            healthy = all_steps[:, :steps]
             change = (few[name] - healthy[:runs]).mean(axis=0)
             numbers = healthy + change
             factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
@@ -639,6 +647,11 @@ class RunLaw:
         """Whether the bands of a mistake hold the whole log."""
         bands = self.bands_of(values, logged)
         return not _findings(bands, logged)
+
+
+def _up_to(logged: RunLog, last: int) -> RunLog:
+    """A log up to a step."""
+    return replace(logged, numbers=compared(logged, last))
 
 
 def _runs_of(values: Mapping[str, Floats]) -> list[dict[str, Floats]]:

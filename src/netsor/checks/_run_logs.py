@@ -127,7 +127,7 @@ def _refuse_unknown(columns: Mapping[str, str], known: Sequence[str]) -> None:
     for quantity in columns:
         if quantity not in (*known, "step"):
             raise ArgumentError(
-                "columns", quantity, f"one of {', '.join(known)}, = and a column"
+                "columns", quantity, f"QUANTITY=COLUMN, with one of {', '.join(known)}"
             )
 
 

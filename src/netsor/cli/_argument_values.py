@@ -116,7 +116,7 @@ class _Calls:
         raise ValueError(f"{message}; {HOW_TO_QUOTE}")
 
     def _attribute(self, owner: str, name: str) -> Any:
-        """An attribute of a class of the module, such as a constructor of its own."""
+        """An attribute of a class of the module, such as its own constructor."""
         value = self._named(owner)
         if not isinstance(value, type) or name.startswith("_"):
             raise ValueError(

@@ -376,7 +376,7 @@ def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Floats:
 
 
 def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Floats:
-    """An initial vector, or another parameter that is no matrix, after a step."""
+    """An initial vector, or another parameter that is not a matrix, after a step."""
     sizes = op.sizes(run.widths)
     terms = [size * run.drawn[x] for size, x in zip(sizes, op.d, strict=True)]
     gradient = sum(terms)

@@ -1,4 +1,4 @@
-"""Functions with derivatives of their own: `custom_jvp` and `custom_vjp`.
+"""Functions with their own derivatives: `custom_jvp` and `custom_vjp`.
 
 The reader puts their equations in their place, and differentiates these. That is right
 if the rule is the derivative, written so that it is faster or more exact, as all those

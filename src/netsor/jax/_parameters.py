@@ -18,7 +18,7 @@ from ._models import Functions, Leaves, arrays_of, functions_of
 
 
 class Drawn(NamedTuple):
-    """The parameters of a model: their tree, their laws, and what is no number."""
+    """The parameters of a model: their tree, their laws, and what is not a number."""
 
     functions: Functions
     inputs: tuple[Any, ...]

@@ -1,7 +1,7 @@
 """`dot_general`: products with parameters as matrices, and of computed tensors.
 
 A parameter may have any axes: some are summed, others become axes of the result, and
-for each entry of those of the batch there is a matrix of its own. A matrix acts on all
+for each entry of those of the batch there is a separate matrix. A matrix acts on all
 summed axes together, as one axis of coordinates.
 """
 
@@ -114,7 +114,7 @@ def _by_rows(call: Call, x: Tensor, w: Random, free: int) -> Tensor:
 def _by_one_for_each(
     call: Call, x: Tensor, of_x: Axes, w: Random, of_w: Axes
 ) -> Tensor:
-    """The products of the entries of a batch, each with a matrix of its own."""
+    """The products of the entries of a batch, each with its own matrix."""
     first_of_x, *other_x = of_x.batch
     first_of_w, *other_w = of_w.batch
     parts = []

@@ -93,7 +93,7 @@ def part_of_mask(has_gradient: Sequence[bool]) -> Part | None:
     start, stop = entries[0], entries[-1] + 1
     if stop - start != len(entries):
         raise UnsupportedError(
-            "queries are not one range of the output of a fused matrix: write the"
+            "queries are scattered over the output of a fused matrix: write the"
             " factor of the scores into the forward pass"
         )
     return Part(start / count, stop / count)

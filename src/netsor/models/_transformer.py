@@ -315,7 +315,7 @@ def _read_file(source: str | Path) -> Transformer:
 
 
 def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
-    """The error for a model that is no file and has no known name."""
+    """The error for a model that is neither a file nor a known name."""
     readable = ""
     path = Path(source)
     if not isinstance(error, FileNotFoundError):

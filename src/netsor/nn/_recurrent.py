@@ -479,7 +479,7 @@ def depthwise_conv(
     entries : str
         The distribution of the entries: "normal" or "uniform".
     head_axes : int
-        The first axes of x, such as heads, that have taps and biases of their own.
+        The first axes of x, such as heads, that have their own taps and biases.
 
     Examples
     --------

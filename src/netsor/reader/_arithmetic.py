@@ -842,7 +842,7 @@ def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
     """The product with a parameter of three axes: one matrix for each entry of a batch.
 
-    So blocks of coordinates have matrices of their own.
+    So blocks of coordinates have their own matrices.
     """
     x = call.vectors(x)
     refuse_if(

@@ -27,7 +27,7 @@ DECLARED = "declared"  # the note of a law that the user gives as a number
 RECOGNISED = ("normal", "uniform", "truncated normal")
 # all laws of i.i.d. entries; the others are known only from the code that draws them
 INDEPENDENT = (*RECOGNISED, "exponential", "log-uniform", "i.i.d.")
-# the first axis has equal parts, such as heads, each with a law of its own
+# the first axis has equal parts, such as heads, each with its own law
 PARTS = "parts"
 LAWS = ("constant", "fixed", *INDEPENDENT, PARTS, "copy", "orthogonal", "unknown")
 

@@ -159,7 +159,7 @@ class Reader(ABC):
     def windows_of_pixels(self, node: Node) -> Any:
         """The windows of given pixels that a kernel multiplies; None if not given.
 
-        Groups have kernels of their own, which are not drawn column by column.
+        Groups have their own kernels, which are not drawn column by column.
         """
 
     def _looked_up(self) -> dict[str, Any]:

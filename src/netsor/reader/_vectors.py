@@ -140,7 +140,7 @@ def _is_normalised(node: Node | None) -> bool:
 
 
 def _matrix_of(graph: Graph, product: Node) -> str | None:
-    """The matrix of a product; None if it is no parameter."""
+    """The matrix of a product; None if it is not a parameter."""
     position = MATRICES.get(name_of(product), 1)
     if len(product.args) <= position or not hasattr(product.args[position], "op"):
         return None

@@ -107,7 +107,7 @@ class TorchReader(Reader):
     def windows_of_pixels(self, node: Node) -> Any:
         """The windows of given pixels that a kernel multiplies; None if not given.
 
-        Groups have kernels of their own, which are not drawn column by column.
+        Groups have their own kernels, which are not drawn column by column.
         """
         pixels = self.env.get(node.args[0])
         if not isinstance(pixels, torch.Tensor):

@@ -210,6 +210,16 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
                 context=lambda: torch.autocast(loop.device.type, torch.bfloat16),
             ),
         )
+        yield Hypothesis(
+            "weights in bfloat16",
+            "are the weights in bfloat16, which rounds small updates away?",
+            replace(loop, of_module=_to_bfloat16),
+        )
+
+
+def _to_bfloat16(module: Any) -> None:
+    """Round the weights of a module to bfloat16, and its operations."""
+    module.to(torch.bfloat16)
 
 
 def _of_sums(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:

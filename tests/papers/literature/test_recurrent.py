@@ -125,7 +125,16 @@ def density_of(kind):
     return study.closed_density(kind, Y)
 
 
-def planted(power=-2.0, last=1e-5, cv=0.5, shift=0.0, scale=1.0):
+def test_steps_are_those_of_explicit_adam():
+    """The exponent of an update of matrices whose rows stay few is that of one layer by
+    hand: with Adam every entry moves by the rate, and n entries add up.
+    """
+    found = study.rule("mamba2", 8, seed=3)["exponent"]
+    assert found.shape == (len(study.MATRICES["mamba2"]), 2)
+    assert np.all(np.abs(found[:, 0] - 1) < 4 * found[:, 1] + 0.05)
+
+
+def planted(power=-2.0, last=1e-5, cv=0.5, shift=0.0, scale=1.0, step=1.0):
     """Numbers as the statements have them, with small errors."""
     widths = np.array(study.WIDTHS, dtype=float)
     divergence = last * (widths / widths[-1]) ** power
@@ -146,6 +155,8 @@ def planted(power=-2.0, last=1e-5, cv=0.5, shift=0.0, scale=1.0):
             "kl": np.stack([divergence, 1e-3 * divergence], axis=1),
             "cv": np.array([cv, 1e-3]),
         }
+        names = study.MATRICES[kind]
+        made[f"rule {kind}"] = {"exponent": np.array([(step, 0.02)] * len(names))}
     return made
 
 
@@ -154,13 +165,14 @@ def verdicts(**changed):
 
 
 def test_verdicts_can_agree_and_disagree():
-    assert verdicts() == [AGREES, OUTSIDE, AGREES, AGREES, AGREES]
+    assert verdicts() == [AGREES, OUTSIDE, AGREES, AGREES, AGREES, AGREES]
     assert verdicts(cv=0.05)[0] == DISAGREES
     assert verdicts(last=2e-3)[1] == AGREES  # no limit: the statement extends
     assert verdicts(last=1e-3)[1] == "undecided"
     assert verdicts(power=-1.0)[2] == DISAGREES
     assert verdicts(shift=0.02)[3] == DISAGREES
     assert verdicts(scale=1.1)[4] == DISAGREES
+    assert verdicts(step=0.5)[5] == DISAGREES
 
 
 def test_table_rows_have_equal_columns():

@@ -97,7 +97,7 @@ class ProgramAnalysis:
     coordinates : frozenset of Value
         The vectors of which an output needs a coordinate.
     leaves : frozenset of Value
-        The sources that need no direction of their own (see `leaves`).
+        The sources that need no separate direction (see `leaves`).
     drawn : frozenset of Value
         The sources of which inner products or coordinates are asked for.
     factored : frozenset of Value
@@ -279,7 +279,7 @@ def _early_layers_first(outputs: Sequence[Value], context: Context) -> list[Valu
 def leaves(
     values: list[Value], partners: Partners, with_coordinates: Collection[Value]
 ) -> tuple[frozenset[Value], list[Value]]:
-    """The sources that need no direction of their own, and the values in a new order.
+    """The sources that need no separate direction, and the values in a new order.
 
     Coordinates that nothing asks about need not be drawn. The keys of a head are asked
     only for products with its queries, so with the queries first in the frame the

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..._validate import ArgumentError, also_spelled, one_of, whole
+from ..._validate import also_spelled, whole
 from ...maximal_update._derive import DRAWS, WIDTHS, derive, validated_widths
 from ...maximal_update._results import DerivedRule
-from .._models import is_pair
-from ._measure import JaxSubject
-from ._optimisers import FAMILIES, OWN, optax_library
+from ._measure import subject_of
 
 __all__ = ["parametrise"]
 
@@ -82,34 +80,3 @@ def parametrise(
     if subject.make is not None:  # the rates of its updates are not known apart
         given = dict.fromkeys(subject.shapes(sizes[0], None), 0.0)
     return derive(subject, subject.graphs, sizes, draws, given=given, progress=progress)
-
-
-def subject_of(
-    build: Any, optimiser: Any, batch: Any, seed: int, base_width: int
-) -> JaxSubject:
-    """What a function of the width is, and how it is trained."""
-    optax_library()
-    if not callable(build) or is_pair(build):
-        raise ArgumentError(
-            "build",
-            getattr(build, "__name__", type(build).__name__),
-            "a function of the width that returns a model, not a model",
-        )
-    is_named = isinstance(optimiser, str)
-    if is_named:
-        one_of(optimiser, "optimiser", "", tuple(FAMILIES))
-    elif not callable(getattr(optimiser, "update", None)):
-        raise ArgumentError(
-            "optimiser",
-            type(optimiser).__name__,
-            f"one of {', '.join(FAMILIES)}, or an optax.GradientTransformation",
-        )
-    return JaxSubject(
-        build=build,
-        family=FAMILIES[optimiser] if is_named else OWN,
-        batch=batch,
-        seed=seed,
-        base_width=base_width,
-        base_depth=None,
-        make=None if is_named else optimiser,
-    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._validate import ArgumentError, Shape
+from ..._validate import ArgumentError, Shape, one_of
 from ...maximal_update._coordinate_check import Trained
 from ...maximal_update._file_content import FileContent
 from ...maximal_update._measurement import (
@@ -35,107 +35,22 @@ from ...maximal_update._rules import (
 from ...maximal_update._scale_places import part_of_mask, writers_of
 from ...maximal_update._subject import Subject
 from ...reader._graph import UnsupportedError
-from ...reader._laws import Parameter, Parameters
-from .._capture import Variable, captured
-from .._models import Functions, Leaves, functions_of, takes_one_sequence
-from .._run_loop import kind_of, parted
+from .._models import is_pair
 from ._arrays import JaxArrays, rms
-from ._batch import MADE, Batch, batch_of, logits_in
+from ._batch import Batch
 from ._emitted_file import source_of
-from ._graph import JaxGraph, logits_node
-from ._optimisers import FAMILIES, OptaxFamily, optax_library
+from ._graph import JaxGraph
+from ._model import QUICK, Arrays, Model, graph_of, model_of
+from ._optimisers import FAMILIES, OWN, OptaxFamily, optax_library
+from ._real_training import JaxTraining, functions_of_source
 
-Arrays = dict[str, Any]  # parameters by name
 WRITTEN_OUT = (
     "the scores need a factor, and it cannot be put on the parameters that make the"
     " queries: write it into the model"
 )
 
 
-# compiling takes most of the time, and what is compiled runs a few times
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 NORMALS = 2**16  # numbers of random directions in a draw
-
-
-class Model(NamedTuple):
-    """The model of one width, as functions, with its parameters as shapes."""
-
-    functions: Functions
-    apply: Callable[[Any, Any], Any]  # the logits, of parameters and the batch
-    batch: Batch
-    leaves: Leaves  # of all numbers
-    trained: tuple[str, ...]  # the names of those that are trained
-    kind: str  # "nnx", "linen" or "arrays"
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of the parameters that are trained."""
-        pairs = zip(self.leaves.names, self.leaves.arrays, strict=True)
-        return {name: tuple(x.shape) for name, x in pairs if name in self.trained}
-
-
-def model_of(made: Any, batch: Any, seed: int) -> Model:
-    """The functions and the parameters of a model."""
-    found = batch_of(made, batch, seed)
-    functions, _ = functions_of(made, found.inputs)
-    if functions.init is None:
-        raise ArgumentError("build", functions.name, MADE)
-    is_single = takes_one_sequence(made)
-
-    def logits(tree: Any, inputs: Sequence[Any]) -> Any:
-        """The logits of a batch; models of Equinox take one sequence at a time."""
-        if is_single:
-            outputs = jax.vmap(lambda *xs: functions.apply(tree, *xs))(*inputs)
-        else:
-            outputs = functions.apply(tree, *inputs)
-        return logits_in(outputs)
-
-    tree = jax.eval_shape(functions.init, jax.random.key(0))
-    kind = kind_of(tree)
-    trained = Leaves.of(parted(tree, kind).moving).names
-    return Model(functions, logits, found, Leaves.of(tree), tuple(trained), kind)
-
-
-def graph_of(model: Model, seed: int) -> JaxGraph:
-    """The graph of the logits; all parameters that are trained are open."""
-    leaves, batch = model.leaves, model.batch
-
-    def logits(arrays: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """The logits, of the leaves of the parameters."""
-        tree = jax.tree_util.tree_unflatten(leaves.structure, arrays)
-        return [model.apply(tree, inputs)]
-
-    jaxpr = jax.make_jaxpr(logits)(leaves.arrays, batch.inputs)
-    variables, laws, numbers = [], {}, _untrained(model, seed)
-    for name, x in zip(leaves.names, leaves.arrays, strict=True):
-        is_key = bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
-        variables.append(Variable(name, x, is_key=is_key))
-        if name in model.trained:
-            laws[name] = Parameter(name, tuple(x.shape), "unknown")
-        elif not is_key:
-            laws[name] = Parameter(name, tuple(x.shape), "fixed", value=numbers[name])
-    variables += [Variable("", x) for x in jax.tree.leaves(batch.inputs)]
-    with jax.enable_x64(False):  # known numbers have the types of the jaxpr
-        graph = captured(
-            model.functions.name,
-            jaxpr,
-            variables=variables,
-            laws=Parameters(laws, 0),
-            only_known=True,
-        )
-    return JaxGraph(graph, model.trained, tuple(graph.nodes), logits_node(graph))
-
-
-def _untrained(model: Model, seed: int) -> Arrays:
-    """The numbers that are not trained, such as averages of batch norm."""
-    if len(model.trained) == len(model.leaves.names):
-        return {}
-    assert model.functions.init is not None
-    leaves = jax.tree.leaves(model.functions.init(jax.random.key(seed)))
-    return dict(zip(model.leaves.names, leaves, strict=True))
 
 
 @dataclass(frozen=True)
@@ -193,8 +108,6 @@ class JaxSubject(Subject):
         seed: int,
     ) -> Trained:
         """Models that are trained with a written file."""
-        from ._real_training import JaxTraining, functions_of_source
-
         return JaxTraining(
             subject=self,
             graphs=self.graphs,
@@ -208,6 +121,37 @@ class JaxSubject(Subject):
         """Which parameters the optimiser of matrices has, by "matrix" and "other"."""
         matrices = self.matrices(width, depth)
         return {x: "matrix" if x in matrices else "other" for x in shapes}
+
+
+def subject_of(
+    build: Any, optimiser: Any, batch: Any, seed: int, base_width: int
+) -> JaxSubject:
+    """What a function of the width is, and how it is trained."""
+    optax_library()
+    if not callable(build) or is_pair(build):
+        raise ArgumentError(
+            "build",
+            getattr(build, "__name__", type(build).__name__),
+            "a function of the width that returns a model, not a model",
+        )
+    is_named = isinstance(optimiser, str)
+    if is_named:
+        one_of(optimiser, "optimiser", "", tuple(FAMILIES))
+    elif not callable(getattr(optimiser, "update", None)):
+        raise ArgumentError(
+            "optimiser",
+            type(optimiser).__name__,
+            f"one of {', '.join(FAMILIES)}, or an optax.GradientTransformation",
+        )
+    return JaxSubject(
+        build=build,
+        family=FAMILIES[optimiser] if is_named else OWN,
+        batch=batch,
+        seed=seed,
+        base_width=base_width,
+        base_depth=None,
+        make=None if is_named else optimiser,
+    )
 
 
 @dataclass

@@ -20,7 +20,7 @@ from .._models import Leaves, name_of_path
 from .._run_loop import joined, norm, parted
 from ._arrays import rms
 from ._graph import JaxGraph, module_of
-from ._measure import QUICK, JaxGraphs, JaxSubject, Model
+from ._model import QUICK, Model
 from ._optimisers import optax_library
 
 LOGITS = "logits"  # of the words in the batch
@@ -58,10 +58,10 @@ class JaxTraining:
     updates of an optimiser that the user gives.
     """
 
-    subject: JaxSubject
+    subject: Any  # a `JaxSubject`
     functions: Written | None
     seed: int
-    graphs: JaxGraphs
+    graphs: Any  # those of the subject
     rule: ScalingRule = field(default_factory=ScalingRule)  # its factors of outputs
     # Parameters that may start at 0. What their start makes of changed inputs falls
     # with the width, so their modules are judged by what the update writes.
@@ -128,7 +128,7 @@ class _Runs:
     @property
     def base(self) -> int:
         """The width at which the numbers of the file are given."""
-        return self.training.subject.base_width
+        return int(self.training.subject.base_width)
 
     def start(self, key: Any, lr: Any) -> State:
         """The parameters of a key, and the state of the optimiser."""
@@ -186,10 +186,11 @@ class _Runs:
 
     @cached_property
     def graph(self) -> JaxGraph:
-        """The graph, in which the factors of outputs are."""
+        """The graph, with the factors of outputs in it."""
         training = self.training
         size = (self.width, training.subject.base_depth)
-        return training.graphs.of(training.rule, size)
+        graph: JaxGraph = training.graphs.of(training.rule, size)
+        return graph
 
     def changes(self, before: State, after: State) -> dict[str, Any]:
         """How much the outputs of all modules differ."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...maximal_update._toml_file import check_optimiser, content_of_file
-from . import subject_of
 from ._emitted_file import source_of
+from ._measure import subject_of
 from ._optimisers import FAMILIES
 from ._real_training import JaxTraining, Written, functions_of_source
 

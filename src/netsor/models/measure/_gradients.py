@@ -40,7 +40,7 @@ class Parameter(NamedTuple):
     """A parameter: a batch of matrices, with the same entries wherever it is used.
 
     Copies of a parameter start with the same entries, and so have the same source, but
-    have gradients of their own: `owner` tells them apart.
+    have their own gradients: `owner` tells them apart.
     """
 
     source: Source

@@ -62,7 +62,7 @@ def decays(steps: int, draws: int, seed: int) -> Arrays:
     Frobenius norm, over that of the step itself.
     """
     rng = np.random.default_rng(seed)
-    found: dict[str, list[Any]] = {norm: [] for norm in NORMS}
+    norms_of_changes: dict[str, list[Any]] = {norm: [] for norm in NORMS}
     differences, large = [], []
     for _ in range(draws):
         weights = rng.standard_normal((WIDTH, WIDTH))
@@ -80,7 +80,7 @@ def decays(steps: int, draws: int, seed: int) -> Arrays:
                     for eta, decay in ((rate, DECAY), (faster, 0.0))
                 )
                 differences.append(size_of(one - other, norm))
-            found[norm].append(changes)
+            norms_of_changes[norm].append(changes)
         weights = weights / size_of(weights, "Frobenius")
         pair = [
             after(weights, gradients[:1], LARGE_RATE, decay, "Frobenius")
@@ -88,7 +88,9 @@ def decays(steps: int, draws: int, seed: int) -> Arrays:
         ]
         change = size_of(pair[0] - pair[1], "Frobenius")
         large.append(change / size_of(pair[1] - weights, "Frobenius"))
-    arrays: dict[str, Any] = {norm: np.array(rows) for norm, rows in found.items()}
+    arrays: dict[str, Any] = {
+        norm: np.array(rows) for norm, rows in norms_of_changes.items()
+    }
     return {
         **arrays,
         "identity": np.array([max(differences)]),

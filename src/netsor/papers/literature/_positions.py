@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
-from ... import nn
 from ...laws import Estimate
+from ...nn import Rotary, block, mlp
+from ...nn import attention as attention_layer
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
@@ -103,12 +104,12 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
     scaled = 1 / math.sqrt(2 * size.depth) if size.scaled else 1.0
     sigma = STD * math.sqrt(size.width)
     mask = Uniform(tokens, window or None, sinks).matrix() > 0
-    rotary = nn.Rotary(base=ROTARY_BASE) if positions == "rotary" else None
+    rotary = Rotary(base=ROTARY_BASE) if positions == "rotary" else None
     norm = ns.rms_norm if size.gated else ns.layer_norm
 
     def attention(y: ns.Vector) -> ns.Vector:
         """The attention of all heads."""
-        return nn.attention(
+        return attention_layer(
             y,
             heads=size.heads,
             head_dim=HEAD_DIM,
@@ -123,7 +124,7 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
 
     def feed(y: ns.Vector) -> ns.Vector:
         """The perceptron."""
-        return nn.mlp(
+        return mlp(
             y,
             hidden=size.hidden,
             activation=ns.silu if size.gated else ns.gelu,
@@ -134,7 +135,7 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
 
     def next_block(x: ns.Vector) -> ns.Vector:
         """A block of attention and a perceptron."""
-        return nn.block(x, attention, feed, norm=norm).output
+        return block(x, attention, feed, norm=norm).output
 
     variance = 2.0 if positions == "learned" else 1.0
     start = STD * math.sqrt(variance) * ns.gaussian(n, tokens)
@@ -165,8 +166,8 @@ def limits(
     model: str, tokens: int, depth: int, window: int, sinks: int, seed: int
 ) -> Arrays:
     """The shares at infinite width without scores, (1, tokens); there is no draw."""
-    found = shares(network(model, depth), Uniform(tokens, window or None, sinks))
-    return {"shares": found[None]}
+    limit_shares = shares(network(model, depth), Uniform(tokens, window or None, sinks))
+    return {"shares": limit_shares[None]}
 
 
 def linear(seed: int) -> Arrays:
@@ -361,25 +362,25 @@ def _limit(numbers: Numbers, model: str, depth: int) -> dict[str, Estimate]:
 
 def _lengths(numbers: Numbers) -> dict[str, dict[str, Estimate]]:
     """The summaries of GPT-2 by length, exact laws first, then limits."""
-    found = {}
+    by_length = {}
     for label, arrays in numbers.items():
         words = label.split()
         if words[0] == "gpt2" and words[-1].isdigit():
-            found[f"{words[1]} tokens"] = summaries(arrays["shares"])
+            by_length[f"{words[1]} tokens"] = summaries(arrays["shares"])
     depth = MODELS["gpt2"].depth
     for tokens in LONG_LENGTHS:
         label = f"limit gpt2 {tokens} {depth} 0 0"
         if label in numbers:
             name = f"{tokens} tokens, limit"
-            found[name] = summaries(numbers[label]["shares"])
-    return found
+            by_length[name] = summaries(numbers[label]["shares"])
+    return by_length
 
 
 def _ends(numbers: Numbers) -> Claim:
     """The claim that both ends have more than the middle."""
-    found = _lengths(numbers)
+    by_length = _lengths(numbers)
     verdicts, lines = [], []
-    for name, summary in found.items():
+    for name, summary in by_length.items():
         for quantity, bound in (("anchor", ANCHOR_MIN), ("primacy", PRIMACY_MIN)):
             ratio = summary[quantity]
             verdicts.append(decide_below(Estimate(-ratio.value, ratio.error), -bound))
@@ -404,8 +405,8 @@ def _ends(numbers: Numbers) -> Claim:
 
 def _right_side(numbers: Numbers) -> Claim:
     """Whether shares rise towards the end, apart from the last token."""
-    found = _lengths(numbers)
-    rises = {name: summary["rise"] for name, summary in found.items()}
+    by_length = _lengths(numbers)
+    rises = {name: summary["rise"] for name, summary in by_length.items()}
     verdicts = []
     for rise in rises.values():
         verdicts.append(decide_below(Estimate(-rise.value, rise.error), -RISE_MIN))
@@ -476,9 +477,9 @@ def _dead_zone(numbers: Numbers) -> Claim:
 
 def _cesaro(numbers: Numbers) -> Claim:
     """The claim on powers of the Cesàro matrix."""
-    found = numbers["linear"]["density"]
+    densities = numbers["linear"]["density"]
     exact = np.array([cesaro_density(h, np.array(CESARO_AT)) for h in CESARO_POWERS])
-    worst = Estimate(float(np.abs(found / exact - 1).max()), 0.0)
+    worst = Estimate(float(np.abs(densities / exact - 1).max()), 0.0)
     return Claim(
         published=(
             "The influence density of H uniform layers without residuals is"
@@ -554,12 +555,12 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     for label, arrays in numbers.items():
         if label == "linear":
             continue
-        found = arrays["shares"]
-        for position, column in enumerate(found.T, start=1):
-            error = 0.0 if len(found) == 1 else mean(column).error
+        shares_of_draws = arrays["shares"]
+        for position, column in enumerate(shares_of_draws.T, start=1):
+            error = 0.0 if len(shares_of_draws) == 1 else mean(column).error
             yield {
                 "case": label,
-                "tokens": found.shape[1],
+                "tokens": shares_of_draws.shape[1],
                 "position": position,
                 "share": float(column.mean()),
                 "error": error,

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
-from ... import nn
 from ...laws import Estimate
 from ...laws._compare import kl
+from ...nn import gated_delta, linear_attention, mamba2, retention
+from ...programs._decorator import program
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLACK,
@@ -29,6 +30,7 @@ from ...report._mpl_style import (
     new,
 )
 from ...studies import Arrays, slope_of
+from ...studies.coord_check import coord_check
 from .._significance import (
     AGREES,
     DISAGREES,
@@ -61,6 +63,17 @@ VARIANCE_RTOL = 0.03  # of variances, between draws and closed forms
 DENSITY_RTOL = 0.01  # of densities, relative to the peak
 LIMIT_KL = 1e-3  # below it the last width has the limit's law, for all practical ends
 CV_MIN = 0.1  # coefficient of variation of a variance that is random in the limit
+RULE_ATOL = 0.2  # of exponents of a step of Adam
+# Of the steps: widths, the learning rate, states, and inputs, each of two numbers.
+RULE_WIDTHS, ADAM_RATE, SMALL_STATE = (64, 512), 0.01, 4
+INPUTS = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+# The matrices whose updates are judged: all that act on tokens.
+MATRICES = {
+    "linear": ("W^Q", "W^K", "W^V"),
+    "retention": ("W^Q", "W^K", "W^V"),
+    "mamba2": ("W^C", "W^B", "W^V", "w^Δ"),
+    "delta": ("W^Q", "W^K", "W^V", "w^Δ", "w^β"),
+}
 GRID_STDS, GRID_POINTS = 4.0, 81  # of the densities
 
 
@@ -73,13 +86,13 @@ def mixer(kind: str) -> Program:
     n = ns.Width("n")
     x = ns.clip(ns.weight(n, n, batch=TOKENS) @ ns.gaussian(n), CLIP)
     if kind == "linear":
-        y = nn.linear_attention(x, HEADS)
+        y = linear_attention(x, HEADS)
     elif kind == "retention":
-        y = nn.retention(x, HEADS, decay=GAMMAS)
+        y = retention(x, HEADS, decay=GAMMAS)
     elif kind == "mamba2":
-        y = nn.mamba2(x, HEADS, head_dim=n, state_dim=STATE, rates=RATES)
+        y = mamba2(x, HEADS, head_dim=n, state_dim=STATE, rates=RATES)
     else:
-        y = nn.gated_delta(x, HEADS, head_dim=STATE, value_dim=n)
+        y = gated_delta(x, HEADS, head_dim=STATE, value_dim=n)
     return Program(y[-1])
 
 
@@ -94,7 +107,11 @@ def laws(kind: str, draws: int, seed: int) -> Arrays:
     net = mixer(kind)
     limit = net.law(n=math.inf, draws=draws, seed=seed, workers=1, progress=False)
     y = np.linspace(0, GRID_STDS * math.sqrt(limit.var()), GRID_POINTS)
-    found: dict[str, list[Any]] = {"density": [], "density_error": [], "variance": []}
+    by_width: dict[str, list[Any]] = {
+        "density": [],
+        "density_error": [],
+        "variance": [],
+    }
     distances = []
     for width in (*WIDTHS, math.inf):
         law = limit
@@ -104,15 +121,15 @@ def laws(kind: str, draws: int, seed: int) -> Arrays:
             distances.append((distance.value, distance.error))
         density = law.with_error.pdf(y)
         variance = law.with_error.var()
-        found["density"].append(density.value)
-        found["density_error"].append(density.error)
-        found["variance"].append((variance.value, variance.error))
+        by_width["density"].append(density.value)
+        by_width["density_error"].append(density.error)
+        by_width["variance"].append((variance.value, variance.error))
     # excess kurtosis of a mixture of Gaussians is 3 Var(v)/E(v)²
     with_error: Any = limit.with_error
     kurtosis = with_error.kurtosis()
     cv = math.sqrt(kurtosis.value / 3)
     return {
-        **{name: np.array(values) for name, values in found.items()},
+        **{name: np.array(values) for name, values in by_width.items()},
         "y": y,
         "kl": np.array(distances),
         "cv": np.array([cv, kurtosis.error / (6 * cv)]),
@@ -182,14 +199,65 @@ def mamba2_variance() -> float:
     return float(np.mean(per_head))
 
 
+def trained(kind: str, width: Any) -> ns.Scalar:
+    """The loss of one layer of this width for three inputs, with a probe of its output.
+
+    States have a fixed dimension; the readout is a mean, as in µP.
+    """
+    x = ns.tanh(ns.weight(width, 2, name="in") @ ns.data(INPUTS))
+    if kind == "linear":
+        y = linear_attention(x, 1, head_dim=SMALL_STATE, value_dim=width)
+    elif kind == "retention":
+        y = retention(x, 1, head_dim=SMALL_STATE, value_dim=width)
+    elif kind == "mamba2":
+        y = mamba2(x, 1, head_dim=width, state_dim=SMALL_STATE)
+    else:
+        y = gated_delta(x, 1, head_dim=SMALL_STATE, value_dim=width)
+    y = ns.probe("attention", y)
+    head = ns.weight(width, 1, name="head") @ ns.data([1.0])
+    f = ns.mean_dot(y[-1:], head)
+    return ((f - 1.0) ** 2).mean()
+
+
+def rule(kind: str, draws: int, seed: int) -> Arrays:
+    """How one step of Adam changes the output of each matrix, as a power of the width.
+
+    "exponent" is (matrices, 2), with errors, in the order of MATRICES, for one learning
+    rate at all widths. The first step is proportional to the rate, so that a rate
+    proportional to n^(−e) removes an exponent e.
+    """
+
+    @program
+    def net(width: Any) -> ns.Scalar:
+        """The layer at this width."""
+        return trained(kind, width)
+
+    check = coord_check(
+        net,
+        widths=RULE_WIDTHS,
+        lr=ADAM_RATE,
+        optimiser="adam",
+        draws=draws,
+        seed=seed,
+        workers=1,
+        progress=False,
+    )[0]
+    exponents: list[Any] = [check.update(name).exponent for name in MATRICES[kind]]
+    return {"exponent": np.array([(e.value, e.error) for e in exponents])}
+
+
 def parts(quick: bool) -> list[Part]:
-    """One part for each layer."""
+    """One part for each layer, and one for its learning rates."""
     draws = 20_000 if quick else 400_000
     parts = []
     for kind in TITLES:
         arguments = {"kind": kind, "draws": draws}
         seconds = 5 + draws * 2e-4
         parts.append(Part(label=kind, work=laws, arguments=arguments, seconds=seconds))
+        arguments = {"kind": kind, "draws": 12 if quick else 60}
+        parts.append(
+            Part(label=f"rule {kind}", work=rule, arguments=arguments, seconds=6)
+        )
     return parts
 
 
@@ -285,8 +353,8 @@ def _variances(numbers: Numbers) -> Claim:
     """Closed variances: at every width, and of Mamba-2 in the limit."""
     ratios = {}
     for kind in ("linear", "retention"):
-        found = estimates(*numbers[kind]["variance"].T)
-        for width, estimate in zip((*WIDTHS, math.inf), found, strict=True):
+        variances = estimates(*numbers[kind]["variance"].T)
+        for width, estimate in zip((*WIDTHS, math.inf), variances, strict=True):
             ratios[kind, width] = estimate / closed_variance(kind, width)
     mamba2 = Estimate(*numbers["mamba2"]["variance"][-1])
     ratios["mamba2", math.inf] = mamba2 / mamba2_variance()
@@ -309,14 +377,40 @@ def _variances(numbers: Numbers) -> Claim:
     )
 
 
+def _learning_rates(numbers: Numbers) -> Claim:
+    """The rule of µP for Adam that the exponents give."""
+    verdicts, lines = [], []
+    for kind, names in MATRICES.items():
+        found = estimates(*numbers[f"rule {kind}"]["exponent"].T)
+        verdicts += [near(exponent, 1.0, RULE_ATOL) for exponent in found]
+        pairs = zip(names, found, strict=True)
+        listed = ", ".join(f"{name} {exponent}" for name, exponent in pairs)
+        lines.append(f"{TITLES[kind]}: {listed}")
+    return Claim(
+        published=(
+            "Ours: under µP with Adam every matrix that acts on tokens has a learning"
+            " rate proportional to 1/n, also those of keys, B, C, steps and gates,"
+            " whose number of rows does not grow."
+        ),
+        rule=(
+            "With one rate at all widths, the first step changes the output of each"
+            f" such matrix like n: exponents from {RULE_WIDTHS[0]} to {RULE_WIDTHS[1]}"
+            f" are within {RULE_ATOL:g} of 1."
+        ),
+        ours=f"{'; '.join(lines)}.",
+        verdict=combine(*verdicts),
+    )
+
+
 def judge(numbers: Numbers) -> list[Claim]:
-    """Representability, convergence and its rate, closed forms."""
+    """Representability, convergence and its rate, closed forms, learning rates."""
     return [
         _dotless(numbers),
         _with_dots(numbers),
         _rate(numbers),
         _densities(numbers),
         _variances(numbers),
+        _learning_rates(numbers),
     ]
 
 

@@ -212,7 +212,7 @@ def kernel_program(networks: int, depth: int) -> Any:
     """The kernels of the tokens after the last block in Tensor Programs I, (networks,
     tokens, tokens).
 
-    The networks share an embedding, and have weights of their own.
+    The networks share an embedding, and have their own weights.
     """
     kernel = word_kernel()
     # any vectors with these products will do

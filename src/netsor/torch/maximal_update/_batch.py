@@ -54,7 +54,7 @@ def batch_of(module: Any, batch: Any, seed: int) -> Batch:
             "batch",
             None,
             "(inputs, targets), tensors: this module has no torch.nn.Embedding, so its"
-            " inputs are no token ids",
+            " inputs are not token ids",
         )
     generator = torch.Generator().manual_seed(seed)
     words = int(table.num_embeddings)

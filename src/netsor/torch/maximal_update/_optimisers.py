@@ -61,7 +61,7 @@ class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
     The direction is that of Adam, or the orthogonal factor of Muon's momentum. With
     `is_sphere` a step moves by the learning rate times the norm of the matrix, in this
     direction, and scales the matrix back to its norm. `split` has the sizes of parts of
-    a fused matrix, along its first axis: each part is a matrix of its own.
+    a fused matrix, along its first axis: each part is its own matrix.
     """
 
     def __init__(self, params: Any, *, direction: str, is_sphere: bool):

@@ -182,7 +182,7 @@ class Started(NamedTuple):
 
 
 def without_part(value: Any, part: Part) -> Any:
-    """The entries of the last axis outside of a part, which has a factor of its own."""
+    """The entries of the last axis outside of a part, which has its own factor."""
     count = value.shape[-1]
     start, stop = round(part.start * count), round(part.stop * count)
     return torch.cat([value[..., :start], value[..., stop:]], dim=-1)
