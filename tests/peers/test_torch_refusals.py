@@ -121,8 +121,7 @@ def test_refusal_names_a_remedy(build, message):
 
 
 def test_softmax_beside_low_numbers_is_read():
-    law = ns.torch.program(Low, IDS).law(draws=200)
-    assert law.shape == (1, 8)
+    assert ns.torch.program(Low, IDS).shape == (1, 8)
 
 
 def _mixed(x, positions, sign=-1.0):
