@@ -381,6 +381,7 @@ _NAMES = {
     "netsor.papers._significance": (
         "ABSENT",
         "AGREES",
+        "CLASSES as CLAIM_CLASSES",
         "combine",
         "decide_below",
         "DISAGREES",
