@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -285,13 +286,14 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     ),
 }
 
-# quantity of a block → title of its panel
+# quantity of a block → the label of its axis, and the rule whose finding is its title
 PANELS = {
-    "mean_square": "mean square of the residual stream",
-    "effective_rank": "effective rank of the tokens",
-    "entropy": "attention entropy / uniform",
-    "grad_mean_square": "mean square of the stream's gradient",
+    "mean_square": ("mean square of the stream", "growth"),
+    "effective_rank": ("effective rank of tokens", "rank"),
+    "entropy": ("attention entropy / uniform", "entropy"),
+    "grad_mean_square": ("gradient's mean square", "exploding"),
 }
+TITLE_LETTERS = 32  # in a line above a panel
 GRADIENT = "grad_mean_square"
 LOGARITHMIC = {"mean_square", GRADIENT}
 MARKS = {"FLAG": "flagged", "ok": "ok", "undecided": "undecided"}
@@ -625,20 +627,26 @@ def _figure(model: dict[str, Any]) -> bytes:
 
     with styled():
         figure, panels = plt.subplots(2, 2, figsize=(4.9, 4.0), layout="constrained")
-        for axes, (quantity, title) in zip(panels.flat, PANELS.items(), strict=True):
+        for axes, quantity in zip(panels.flat, PANELS, strict=True):
             medians = model["blocks"].get(quantity)
-            axes.set_title(title, loc="left")
+            label, rule = PANELS[quantity]
             if not medians:
                 axes.set_axis_off()
-                axes.text(0, 0.5, "not measured in this model", color="0.4")
+                axes.text(0, 0.5, f"{label}:\nnot measured", color="0.4")
                 continue
+            finding = _finding(model, rule) or {"brief": ""}
+            title = finding["brief"][:1].upper() + finding["brief"][1:]
+            axes.set_title(textwrap.fill(title, TITLE_LETTERS), loc="left")
+            axes.set_ylabel(label)
             blocks = [k for k, x in enumerate(medians, 1) if x is not None]
             axes.plot(blocks, [x for x in medians if x is not None], color=BLUE)
             axes.set_xlabel("block")
+            axes.xaxis.get_major_locator().set_params(integer=True)
             if quantity in LOGARITHMIC:
                 axes.set_yscale("log")
+                axes.yaxis.set_minor_formatter("")
             else:
-                axes.set_ylim(0, None)
+                axes.set_ylim(0, 1.03 * max(x for x in medians if x is not None))
         image = io.BytesIO()
         figure.savefig(image, format="svg", metadata={"Date": None})
         plt.close(figure)
