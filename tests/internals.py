@@ -635,6 +635,7 @@ _NAMES = {
         "Sweep",
     ),
     "netsor.jax._network": ("read_network as jax_network",),
+    "netsor.jax._optax": ("first_steps as jax_first_steps",),
     "netsor.jax._parameters": ("drawn as jax_drawn",),
     "netsor.jax._passes": (
         "as_pass",
