@@ -553,7 +553,7 @@ def _of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "part left out",
             f"is {path} left out of the optimiser?",
-            replace(loop, of_optimiser=_left_out(path)),
+            replace(loop, of_optimiser=_left_out(path), zero="held"),
         )
     if len(parts) > 2:
         yield Hypothesis(
@@ -654,7 +654,7 @@ def _of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "group left out",
             f"is parameter group {name} left out of the optimiser?",
-            replace(loop, of_optimiser=_without_group(k)),
+            replace(loop, of_optimiser=_without_group(k), zero="held"),
         )
 
 
