@@ -565,7 +565,7 @@ class RunLaw:
             if values and self._holds(values, logged):
                 confirmed.append((self._misfit(values, logged), mistake.question))
         confirmed.sort(key=lambda each: each[0])
-        return [question for _, question in confirmed]
+        return list(dict.fromkeys(question for _, question in confirmed))
 
     def _first_factors(self, logged: RunLog) -> dict[str, float]:
         """The first logged numbers over the expected ones, by quantity."""

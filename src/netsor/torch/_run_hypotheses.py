@@ -280,6 +280,17 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     }
     for name, (shift, question) in shifts.items():
         yield Hypothesis(name, question, replace(loop, of_batch=_shifted_labels(shift)))
+    if labels is not None and bool((labels < 0).any()):
+        yield Hypothesis(
+            "labels are the inputs",
+            shifts["labels not shifted"][1],
+            replace(loop, of_batch=_inputs_as_labels),
+        )
+
+
+def _inputs_as_labels(batch: Batch) -> Batch:
+    """The batch whose labels are its inputs, where they count."""
+    return batch.with_labels(torch.where(batch.labels < 0, batch.labels, batch.ids))
 
 
 def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
