@@ -217,7 +217,7 @@ REASONS = (
     "a function of all coordinates",
     "Gaussian expectations are too inexact for this law",
     "jumps at the limit of its argument",
-    "a part of order n^(-1/2)",
+    "part of order n^(-1/2)",
     "varies faster than can be resolved",
 )
 

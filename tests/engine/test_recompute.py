@@ -10,12 +10,12 @@ from tests.internals import Numpy, Segmented, Streams, block, recomputing
 
 from ..gradients import gradients
 
-BLOCKS = 12
+BLOCKS = 8
 
 
 @pytest.fixture(scope="module")
 def plan():
-    """That of the gradients of a small Llama of twelve blocks."""
+    """That of the gradients of a small Llama of eight blocks."""
     model = read("llama-3-8b").replace(
         layers=BLOCKS, width=32, heads=4, groups=2, hidden=64, vocabulary=50
     )

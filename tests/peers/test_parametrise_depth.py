@@ -247,14 +247,14 @@ def test_no_stream():
 
 
 REFUSED = {
-    "one depth": (deep, {"depths": [2, 2]}, "two depths or more"),
+    "one depth": (deep, {"depths": [2, 2]}, "two or more, such as 2,4"),
     "a power alone": (
         deep,
         {"depths": None, "branch_power": -0.5},
         "left out without depths",
     ),
     "a power that explodes": (deep, {"branch_power": -0.25}, "branch_power=-0.25"),
-    "no depth in the function": (lambda n: deep(n, 2), {}, "takes? "),
+    "no depth in the function": (lambda n: deep(n, 2), {}, "width, depth"),
 }
 
 

@@ -7,16 +7,21 @@ import netsor as ns
 from netsor import inf
 from tests.internals import _convergence, difference
 
+from ..keep import keep
+
 n = ns.Width("n")
 NET = ns.paper.layer()
 # over the width
 FIRST = {"variance": 0.757412 / 0.391971, "kurtosis": 26.8505 / 0.121659, "tv": 1.09967}
 DRAWS = 8000
-TV = pytest.param("tv", 0.01, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("of", "tolerance"), [("variance", 0.05), ("kurtosis", 0.5), TV]
+    ("of", "tolerance"),
+    keep(
+        [("variance", 0.05), ("kurtosis", 0.5), ("tv", 0.01)],
+        ("variance", 0.05),
+    ),
 )
 def test_interval_has_the_width_of_the_first_correction(of, tolerance):
     found = ns.width_needed(NET, tolerance, of, draws=DRAWS)

@@ -550,7 +550,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if lr is not None:
             rates = _rates(lr, model if is_function(model) else None)
         if is_function(model):
-            model, optimiser, rates, options["ids"], options["rules"] = of_module(
+            trained = of_module(
                 model,
                 widths=options["widths"],
                 optimiser=optimiser,
@@ -558,7 +558,11 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
                 ids=options["ids"],
                 steps=options["steps"],
                 parametrisation=options["rules"] or None,
+                vectors=options["vectors"],
             )
+            model, optimiser, rates = trained.build, trained.optimiser, trained.lr
+            options["ids"], options["vectors"] = trained.ids, trained.vectors
+            options["rules"] = trained.parametrisation
             if rates is None:
                 call_build(model, ANY_WIDTH)  # rejects a function of other arguments
                 raise UsageError(

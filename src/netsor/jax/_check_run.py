@@ -23,10 +23,10 @@ from ..checks._run_arguments import (
 )
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
 from ._models import Functions, functions_of
+from ._optax import transformation_of
 from ._run_loop import Batch, Loop, next_tokens
 
 BATCHES = "an array of ids, a tuple of inputs, or a list of such batches"
-OPTIMISER = "an optax.GradientTransformation, or a function that returns one"
 
 
 @also_spelled(optimizer="optimiser", initialization="initialisation")
@@ -69,7 +69,7 @@ def run_law(
     sizes.check_batch_count(len(passes), batches)
     loop = Loop(
         functions=functions,
-        optimiser=_optimiser(optimiser),
+        optimiser=transformation_of(optimiser),
         batches=passes,
         steps=sizes.steps,
         accumulation=sizes.accumulation,
@@ -202,22 +202,6 @@ def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
     parts = batch if isinstance(batch, tuple) else (batch,)
     shortened = [x[:sequences, :tokens] if x.ndim > 1 else x[:sequences] for x in parts]
     return tuple(shortened) if isinstance(batch, tuple) else shortened[0]
-
-
-def _optimiser(optimiser: Any) -> Any:
-    """A gradient transformation of optax."""
-    if _is_transformation(optimiser):
-        return optimiser
-    if callable(optimiser):
-        transformation = optimiser()
-        if _is_transformation(transformation):
-            return transformation
-    raise ArgumentError("optimiser", optimiser, OPTIMISER)
-
-
-def _is_transformation(x: Any) -> bool:
-    """Whether an object initialises a state and computes updates, as in optax."""
-    return all(callable(getattr(x, method, None)) for method in ("init", "update"))
 
 
 def _as_list(batches: Any) -> Sequence[Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..reader._graph import UnsupportedError
 from ._responses import Node, Operation, Operations
-from ._rules import pattern_of
+from ._rules import layer_pattern_of
 
 SUMS = frozenset({"add"})
 # operations of a branch that pass a factor on to their only moving input
@@ -162,5 +162,5 @@ def by_pattern(terms: list[Term]) -> dict[str, list[Term]]:
     """Terms by their paths, with * for the number of a layer."""
     found: dict[str, list[Term]] = {}
     for term in terms:
-        found.setdefault(pattern_of(term.path), []).append(term)
+        found.setdefault(layer_pattern_of(term.path), []).append(term)
     return found

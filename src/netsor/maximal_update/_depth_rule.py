@@ -23,7 +23,13 @@ from ..laws._power_law import Exponent, Fit
 from ..reader._graph import UnsupportedError
 from ._branches import Term
 from ._power import Power
-from ._rules import OutputScale, ParameterRule, ScalingRule, pattern_of
+from ._rules import (
+    OutputScale,
+    ParameterRule,
+    ScalingRule,
+    layer_pattern_of,
+    patterns_of,
+)
 from ._solve import halves
 from ._subject import Subject
 
@@ -233,7 +239,7 @@ def derive_depth(
     power = branch_power or (DEEP if is_deep else SHALLOW)
     rule = rule.by_pattern()
     # those with an optimiser of their own have no eps
-    matrices = {*map(pattern_of, subject.matrices_of_size(subject.base_width))}
+    matrices = {*map(layer_pattern_of, subject.matrices_of_size(subject.base_width))}
     first: Measured | None = None
     for round_number in range(1, MOST_ROUNDS + 1):
         numbers = ", ".join(map(str, networks.depths))
@@ -280,12 +286,11 @@ def _changed(
         return ScalingRule(rule.parameters, kept)
     parameters = dict(rule.parameters)
     for name, each in rule.parameters.items():
-        pattern = pattern_of(name)
-        change = halves(_value(found.changes.get(pattern)))
+        change = halves(_value(found.changes.get(name)))
         lr = Power(each.lr.width, each.lr.depth - change + 0.0)
         eps = each.eps
-        if has_eps and pattern not in matrices:
-            gradient = found.gradients.get(pattern)
+        if has_eps and name not in matrices:
+            gradient = found.gradients.get(name)
             eps = Power(each.eps.width, halves(_value(gradient)))
         parameters[name] = replace(each, lr=lr, eps=eps, weight_decay=_decay(each, lr))
     return ScalingRule(parameters, rule.scales)
@@ -370,10 +375,10 @@ def check_names(rule: ScalingRule, names: Mapping[str, Sequence[str]]) -> None:
     """Reject parameters whose names at one depth say nothing about other depths."""
     if not rule.parameters:
         return
-    patterns = set(map(pattern_of, rule.parameters))
+    patterns = set(map(layer_pattern_of, rule.parameters))
     for pattern, of_pattern in names.items():
         for name in of_pattern:
-            if {name, pattern} & rule.parameters.keys():
+            if {*patterns_of(name)} & rule.parameters.keys():
                 continue
             if pattern in patterns:
                 raise UnsupportedError(

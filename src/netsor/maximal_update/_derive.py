@@ -82,8 +82,14 @@ def validated_splits(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
 def validated_widths(widths: Sequence[int]) -> tuple[int, ...]:
     """Widths, sorted, each once."""
     sizes = tuple(sorted({whole(width, "widths") for width in widths}))
+    if not sizes:
+        raise ArgumentError("widths", [], "two or more")
     if len(sizes) < 2:
-        raise ArgumentError("widths", list(widths), "two widths or more")
+        raise ArgumentError(
+            "widths",
+            list(sizes),
+            f"two or more, such as {sizes[0]},{2 * sizes[0]}: one has no exponent",
+        )
     return sizes
 
 
@@ -98,8 +104,14 @@ def validated_depths(
             raise ArgumentError("branch_power", branch_power, "left out without depths")
         return None
     layers = tuple(sorted({whole(depth, "depths") for depth in depths}))
+    if not layers:
+        raise ArgumentError("depths", [], "two or more")
     if len(layers) < 2:
-        raise ArgumentError("depths", list(depths), "two depths or more")
+        raise ArgumentError(
+            "depths",
+            list(layers),
+            f"two or more, such as {layers[0]},{2 * layers[0]}: one has no exponent",
+        )
     return layers
 
 

@@ -15,7 +15,14 @@ from ._file_content import FileContent, Reference
 from ._measurement import Measurement
 from ._power import Power
 from ._responses import Edge
-from ._rules import OutputScale, ParameterRule, ScalingRule, collapsed, pattern_of
+from ._rules import (
+    OutputScale,
+    ParameterRule,
+    ScalingRule,
+    collapsed,
+    layer_pattern_of,
+    patterns_of,
+)
 from ._solve import Solution
 from ._subject import Subject
 from ._toml_file import toml_of
@@ -259,13 +266,13 @@ class DerivedRule:
             module=self.module_name,
             optimiser=self.subject.family.name,
             parameters=self.parameters,
-            scales=self.rule.by_pattern().scales,
+            scales=self.scales,
             reference=self.reference,
             depth_pattern=None if self.depth is None else self.depth.pattern,
             verified=verified,
             base_width=self.subject.base_width,
             base_depth=self.subject.base_depth,
-            matrices=tuple(dict.fromkeys(map(pattern_of, self.matrices))),
+            matrices=tuple(dict.fromkeys(map(layer_pattern_of, self.matrices))),
         )
 
     def _verified(self) -> list[str]:
@@ -286,7 +293,7 @@ class DerivedRule:
             f" writes by order 1 (exponents of the width within ±{worst:.2f} of 0)."
         ]
         if coarse:
-            names = ", ".join(dict.fromkeys(map(pattern_of, coarse)))
+            names = ", ".join(dict.fromkeys(map(layer_pattern_of, coarse)))
             sentences.insert(
                 0, f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
             )
@@ -327,8 +334,8 @@ class DerivedRule:
         free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
         training = subject.trained(
             self.source(),
-            scales=self.rule.by_pattern().scales,
-            free=[*dict.fromkeys(map(pattern_of, free))],
+            scales=self.scales if self.depth is None else self.rule.by_pattern().scales,
+            free=[*dict.fromkeys(map(layer_pattern_of, free))],
             seed=subject.seed + OTHER_SEEDS,
         )
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
@@ -483,7 +490,7 @@ class DerivedRule:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
         rows: list[tuple[str, ...]] = [heads]
         for pattern, rule in self.parameters.items():
-            names = [x for x in self.evidence if pattern in (x, pattern_of(x))]
+            names = [x for x in self.evidence if pattern in patterns_of(x)]
             shown = self.evidence[names[0]]
             update = f"{_interval(shown.update_before)} → {_interval(shown.update)}"
             kind = self.name_of(names[0])
@@ -568,8 +575,8 @@ def _depth_table(depth: DepthRule) -> list[str]:
 def _scaled(scale: OutputScale) -> str:
     """What a factor multiplies, in words."""
     if not scale.parameters:
-        return f"output of {pattern_of(scale.path)}"
-    return " and ".join(pattern_of(name) for name in scale.parameters)
+        return f"output of {layer_pattern_of(scale.path)}"
+    return " and ".join(layer_pattern_of(name) for name in scale.parameters)
 
 
 def _part(scale: OutputScale) -> str:

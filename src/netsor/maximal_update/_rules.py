@@ -80,9 +80,10 @@ class ScalingRule:
 
     def of(self, name: str) -> ParameterRule:
         """The rule of a parameter, by its name or its pattern."""
-        if name in self.parameters:
-            return self.parameters[name]
-        return self.parameters.get(pattern_of(name), ParameterRule())
+        for pattern in patterns_of(name):
+            if pattern in self.parameters:
+                return self.parameters[pattern]
+        return ParameterRule()
 
     def without_rows(self) -> ScalingRule:
         """The same without factors of rows of parameters."""
@@ -111,38 +112,53 @@ class ScalingRule:
         """
         scales = {}
         for x in self.scales:
-            names = tuple(dict.fromkeys(map(pattern_of, x.parameters)))
-            each = replace(x, path=pattern_of(x.path), parameters=names)
+            names = tuple(dict.fromkeys(map(layer_pattern_of, x.parameters)))
+            each = replace(x, path=layer_pattern_of(x.path), parameters=names)
             scales[(each.path, each.part)] = each
-        return ScalingRule(collapsed(self.parameters), tuple(scales.values()))
+        parameters: dict[str, ParameterRule] = {}
+        for pattern, of_pattern in groups_of(self.parameters).items():
+            rules = {name: self.parameters[name] for name in of_pattern}
+            is_alike = len(set(rules.values())) == 1
+            parameters.update({pattern: rules[of_pattern[0]]} if is_alike else rules)
+        return ScalingRule(parameters, tuple(scales.values()))
 
 
 def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
-    """The rules by patterns with * for the number of a layer, where layers agree."""
+    """The rules by the most general patterns whose parameters all have the same."""
     by_pattern: dict[str, set[ParameterRule]] = {}
     for name, rule in rules.items():
-        by_pattern.setdefault(pattern_of(name), set()).add(rule)
+        for pattern in patterns_of(name):
+            by_pattern.setdefault(pattern, set()).add(rule)
     patterns: dict[str, ParameterRule] = {}
     for name, rule in rules.items():
-        pattern = pattern_of(name)
-        is_alike = len(by_pattern[pattern]) == 1
-        patterns.setdefault(pattern if is_alike else name, rule)
+        alike = [x for x in patterns_of(name) if len(by_pattern[x]) == 1]
+        patterns.setdefault(alike[-1] if alike else name, rule)
     return patterns
 
 
+def patterns_of(name: str) -> tuple[str, str, str]:
+    """A path, and the same with * for the number of a layer, and for all numbers."""
+    return name, layer_pattern_of(name), pattern_of(name)
+
+
+def layer_pattern_of(name: str) -> str:
+    """A path with * for its first number, that of a layer."""
+    return NUMBER.sub("*", name, count=1)
+
+
 def pattern_of(name: str) -> str:
-    """A path with * for the numbers of layers."""
+    """A path with * for all numbers, those of layers and of parts of them."""
     return NUMBER.sub("*", name)
 
 
 def matches(pattern: str, names: Iterable[str]) -> list[str]:
     """The names of a pattern, in order."""
-    return [name for name in names if pattern in (name, pattern_of(name))]
+    return [name for name in names if pattern in patterns_of(name)]
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names by pattern."""
+    """Names by pattern, with * for the number of a layer."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(pattern_of(name), []).append(name)
+        groups.setdefault(layer_pattern_of(name), []).append(name)
     return groups

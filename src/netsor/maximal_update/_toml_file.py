@@ -16,7 +16,7 @@ from .._validate import ArgumentError, shown
 from ..runtime._files import fields
 from ._file_content import FileContent, Reference, wrapped
 from ._power import Power
-from ._rules import OutputScale, ParameterRule, Part
+from ._rules import OutputScale, ParameterRule, Part, ScalingRule
 
 MAX_FILE_BYTES = 2**20
 MAX_EXPONENT = 4.0  # of the absolute value of an exponent
@@ -53,7 +53,7 @@ def toml_of(content: FileContent) -> str:
         lines += ["", f"[parameters.{_text(pattern)}]"]
         for name in POWERS:
             lines += _power_lines(f"{name}.", getattr(rule, name))
-    for scale in content.scales:
+    for scale in ScalingRule({}, tuple(content.scales)).by_pattern().scales:
         paths = scale.parameters or (scale.path,)
         lines += ["", "[[scales]]", f"of = {_text(scale.what)}"]
         lines += [f"paths = [{', '.join(map(_text, paths))}]"]

@@ -244,10 +244,7 @@ class TrainingRequest(_study.Request):
 
     def _vectors(self) -> tuple[str, ...]:
         """The vectors of a model to train."""
-        allowed = f"a sequence of {' and '.join(map(repr, VECTORS))}"
-        names = listed(self.vectors, "vectors", allowed)
-        if not all(isinstance(name, str) and name in VECTORS for name in names):
-            raise ArgumentError("vectors", self.vectors, allowed)
+        names = checked_vectors(self.vectors)
         if names and self.is_user_program:
             allowed = "left out: a program names what moves"
             raise ArgumentError("vectors", names, allowed)
@@ -255,7 +252,7 @@ class TrainingRequest(_study.Request):
             optimiser = NAMED[self.optimiser].kind.__name__
             allowed = f"left out: {optimiser} moves matrices alone"
             raise ArgumentError("vectors", names, allowed)
-        return tuple(name for name in VECTORS if name in names)
+        return names
 
     def _check_model(self, model: Transformer) -> None:
         """Validate the options that only a described model has, and its batch."""
@@ -597,6 +594,15 @@ def subject_of(
     if not is_program and not isinstance(model, Transformer):
         model = read(model)
     return model, tuple(parametrisation(name, optimiser) for name in names)
+
+
+def checked_vectors(vectors: Any) -> tuple[str, ...]:
+    """Kinds of vectors to train, in one order."""
+    allowed = f"a sequence of {' and '.join(map(repr, VECTORS))}"
+    names = listed(vectors, "vectors", allowed)
+    if not all(isinstance(name, str) and name in VECTORS for name in names):
+        raise ArgumentError("vectors", vectors, allowed)
+    return tuple(name for name in VECTORS if name in names)
 
 
 def is_function(model: Any) -> bool:

@@ -28,7 +28,7 @@ from ..reader._arithmetic import (
     entrywise,
     normalised,
 )
-from ..reader._axes import Refusal, Scalars, refuse_if
+from ..reader._axes import Refusal, Scalars, Vectors, refuse_if
 from ..reader._einsum import einsum
 from ..reader._losses import MEAN, cross_entropy
 from ..reader._operations import (
@@ -428,7 +428,11 @@ def _einsum(call: Call, equation: str, tensors: list[Tensor]) -> Tensor:
 
 
 @reads(*SOFTMAX)
-def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
+def _softmax(call: Call, x: Tensor, dim: int) -> Tensor:
+    if isinstance(x, Vectors) and dim % len(x.shape) != x.axis:
+        total = rearrangement.running(call, x, dim, arithmetic.log_of_sum)
+        last = rearrangement.pick(call, total, dim, slice(-1, None))
+        return arithmetic.shares(call, x, last)
     return arithmetic.softmax(call, x, dim)
 
 

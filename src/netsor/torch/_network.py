@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from .._validate import ArgumentError, Shape
 from ..language.operations._operation import MatMul
 from ..language.values._graph import topological_order
+from ..language.values._vector import Gaussian
 from ..programs._program import Program
-from ..reader._laws import Parameters
+from ..reader._laws import INDEPENDENT, Parameter, Parameters
 from ..reader._network import (
     Network,
     lengths_of,
@@ -164,11 +166,13 @@ def training(
     optimiser: str | Callable[[Module], Any],
     lr: Any,
     ids: Sequence[int] | None,
+    vectors: Sequence[str] = (),
 ) -> tuple[Callable[[int], tuple[Program, Any]], str]:
     """The training step of a module at each width, and the name of the step.
 
     The step is a function of the width that returns the program of the loss and its
-    learning rates.
+    learning rates. `vectors` are the kinds of vectors that take steps too, "bias" and
+    "gain"; they are among the rates.
     """
     kind: Any = optimiser
     if not isinstance(optimiser, str):
@@ -176,17 +180,19 @@ def training(
 
     def step_at(width: int) -> tuple[Program, Any]:
         factory = partial(build, width)
-        inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
-        net = loss_of(read_network(factory, inputs, trained=True))
-        names = _matrices(net)
+        net, moving = _network_to_train(factory, ids, vectors)
+        names = {*_matrices(net), *moving}
         if not isinstance(optimiser, str):
             rates = _rates(factory(), optimiser)
             return net, {name: rates.get(str(name), 0.0) for name in names}
         instance = fresh(factory)[0]
         moved = {name for name, p in instance.named_parameters() if p.requires_grad}
-        if names <= moved:
+        if names <= moved and not moving:
             return net, lr
-        declared = lr if isinstance(lr, Mapping) else dict.fromkeys(names, lr)
+        if isinstance(lr, Mapping):
+            declared = {**dict.fromkeys(moving, 0.0), **lr}
+        else:
+            declared = dict.fromkeys(names, lr)
         return net, {**declared, **dict.fromkeys(names - moved, 0.0)}
 
     step_at.__name__ = getattr(build, "__name__", "module")
@@ -194,7 +200,11 @@ def training(
 
 
 def training_of_rule(
-    build: Callable[[int], Module], rule: Any, lr: float, ids: Any
+    build: Callable[[int], Module],
+    rule: Any,
+    lr: float,
+    ids: Any,
+    vectors: Sequence[str] = (),
 ) -> Callable[[int], tuple[Program, Any]]:
     """The steps of `training` under a rule of `ns.torch.parametrise`, by its functions,
     with a learning rate at the base of the rule.
@@ -209,8 +219,7 @@ def training_of_rule(
 
     def step_at(width: int) -> tuple[Program, Any]:
         factory = partial(prepared, width)
-        inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
-        net = loss_of(read_network(factory, inputs, trained=True))
+        net, moving = _network_to_train(factory, ids, vectors)
         module = factory()
         names = {id(p): k for k, p in module.named_parameters() if p.requires_grad}
         rates = {
@@ -218,10 +227,55 @@ def training_of_rule(
             for group in rule.param_groups(module, lr)
             for p in group["params"]
         }
-        return net, {name: rates.get(str(name), 0.0) for name in _matrices(net)}
+        moved = {*_matrices(net), *moving}
+        return net, {name: rates.get(str(name), 0.0) for name in moved}
 
     step_at.__name__ = getattr(build, "__name__", "module")
     return step_at
+
+
+def _network_to_train(
+    factory: Callable[[], Module], ids: Any, vectors: Sequence[str]
+) -> tuple[Program, set[str]]:
+    """The program of the loss, and the names of the vectors in it that take steps."""
+    inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
+    laws, moving = None, set[str]()
+    if vectors:
+        laws = parameters(factory)
+        moving = _vectors_of(laws, vectors)
+        laws.update({name: _as_vector(laws[name]) for name in moving})
+    net = loss_of(read_network(factory, inputs, laws=laws, trained=True))
+    moving &= {
+        value.op.source.name
+        for value in topological_order(net.outputs)
+        if isinstance(value.op, Gaussian)
+    }
+    if vectors and not moving:
+        name = type(fresh(factory)[0]).__name__
+        raise ArgumentError(
+            "vectors", list(vectors), f"kinds of vectors that {name} has"
+        )
+    return net, moving
+
+
+def _vectors_of(laws: Parameters, kinds: Sequence[str]) -> set[str]:
+    """The names of the vectors of some kinds: biases, or gains."""
+    found = set()
+    for name, law in laws.items():
+        is_bias = "bias" in name.rpartition(".")[2] or law.value == 0
+        is_vector = len(law.shape) == 1 and law.law in ("constant", *INDEPENDENT)
+        if is_vector and ("bias" if is_bias else "gain") in kinds:
+            found.add(name)
+    return found
+
+
+def _as_vector(law: Parameter) -> Parameter:
+    """The law of a vector that steps can change: Gaussian with the same mean and
+    variance, and equal numbers as one with a standard deviation of 0.
+    """
+    if law.random:
+        return replace(law, law="normal", entries=None)
+    return replace(law, law="normal", mean=float(law.value), std=0.0, value=None)
 
 
 def _matrices(net: Program) -> set[Any]:

@@ -202,7 +202,7 @@ def test_separated_quantities_are_sorted_by_distance():
             },
         )
     )
-    assert found.quantities[0][:2] == ("cosine", 3)
+    assert found.quantities[0][:2] == ("cosine", (3, 3))
     assert found.quantities[0].models == ("a", "b")
     assert {p.quantity for p in found.quantities} == {"cosine", "score_std"}
     assert all(p.distance > 1 and 0 < p.error < p.distance for p in found.quantities)
@@ -210,10 +210,14 @@ def test_separated_quantities_are_sorted_by_distance():
         "cosine of tokens, block 3: 0.1 and 0.2; medians "
     )
     start = differences(made({}, {"input_mean_square": 0.2}))
-    assert [(p.quantity, p.block) for p in start.quantities] == [("mean_square", 0)]
+    assert [(p.quantity, p.blocks) for p in start.quantities] == [
+        ("mean_square", (0, 0))
+    ]
     assert "mean square of the stream, embedding: 0.1 and 0.2 (2 times)" in str(
         start.quantities[0]
     )
+    last = start.quantities[0]._replace(blocks=(2, 12))
+    assert str(last).startswith("mean square of the stream, last block: ")
 
 
 def test_distance_is_in_widths_of_bands():

@@ -60,21 +60,37 @@ def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> No
     """
     if not state.frames[group].is_standard_basis or "turn" in state.analysis.without:
         return
-    vectors = _vectors_in_use(state, group, index)
+    _forget_unused_vectors(state, group, index)
+    vectors = _vectors_in_use(state, group)
     if not vectors.values or not _has_room(state, group, vectors.per_frame):
         return
-    if _grows_after(state, group, index):
-        pays = group not in state.analysis.coordinates_cheaper
-    else:
-        # without new sources, it pays only for mixtures of vectors
-        is_mixed = _is_mixed_after(state, group, index)
-        pays = is_mixed and not _has_output(state, group)
-    if not pays:
+    if not _later_values_cost_less(state, group, index):
         return
-    # products with many new directions would cost more than they save
-    is_small = vectors.per_frame < _cost_model.FEWEST
-    if is_small or DIRECTIONS_PER_VECTOR * vectors.per_frame <= group.width:
+    if _rebasing_costs_little(group, vectors.per_frame):
         _span(state, group, vectors.values)
+
+
+def _later_values_cost_less(state: State, group: FrameBatch, index: int) -> bool:
+    """Whether values after number `index` cost less in a frame that is rebased.
+
+    New sources need a normal for each direction, and a rebased frame has few of them;
+    some processors draw all coordinates of a source faster. Without new sources, only
+    mixtures of vectors gain, because their vectors are shorter. For an output they do
+    not gain enough: its coordinates are then computed from the new directions.
+    """
+    if _grows_after(state, group, index):
+        return group not in state.analysis.coordinates_cheaper
+    return _is_mixed_after(state, group, index) and not _has_output(state, group)
+
+
+def _rebasing_costs_little(group: FrameBatch, vectors: int) -> bool:
+    """Whether rebasing to span this many vectors costs less than it saves.
+
+    It multiplies the coordinates of all vectors by the new directions. That is cheap
+    for few vectors, and for at most half as many vectors as the space has dimensions.
+    """
+    few_vectors = vectors < _cost_model.FEWEST
+    return few_vectors or DIRECTIONS_PER_VECTOR * vectors <= group.width
 
 
 def _has_room(state: State, group: FrameBatch, vectors: int) -> bool:
@@ -120,7 +136,8 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     frame = state.frames[group]
     if not frame.can_rebase or "turn" in state.analysis.without:
         return
-    vectors = _vectors_in_use(state, group, index - 1)
+    _forget_unused_vectors(state, group, index - 1)
+    vectors = _vectors_in_use(state, group)
     if not vectors.values:
         return
     if group.width == math.inf:  # (1, …, 1) stays the first direction
@@ -171,19 +188,24 @@ def _fewest_directions(
     return _Replacement(kept, new=vectors_beyond(kept))
 
 
-def _vectors_in_use(state: State, group: FrameBatch, index: int) -> _VectorsInUse:
-    """The vectors of a group that values after number `index` read, or outputs.
-
-    All others are removed from `State.in_use`.
-    """
+def _forget_unused_vectors(state: State, group: FrameBatch, index: int) -> None:
+    """Keep in `State.in_use` what values after number `index` read, and outputs."""
     last_use = state.analysis.last_use
     in_use = [value for value in state.in_use[group] if last_use[value] > index]
     state.in_use[group] = in_use
-    values = [value for value in in_use if state.vectors[value].coordinates.shape[-1]]
-    count = sum(group.positions[value].shape[1] for value in values)
+
+
+def _vectors_in_use(state: State, group: FrameBatch) -> _VectorsInUse:
+    """The vectors of a group in `State.in_use` that have coordinates."""
+    values = [
+        value
+        for value in state.in_use[group]
+        if state.vectors[value].coordinates.shape[-1]
+    ]
+    per_frame = sum(group.positions[value].shape[1] for value in values)
     if state.frames[group].constant is not None:
-        count += 1
-    return _VectorsInUse(values, count)
+        per_frame += 1
+    return _VectorsInUse(values, per_frame)
 
 
 def _span(

@@ -263,42 +263,64 @@ def _draws_standard_basis(state: State, value: Vector) -> bool:
 
 
 class _Factor(NamedTuple):
-    """C up to a factor, (copies, vectors, sources), and how the plan names C E."""
+    """The matrix C of a product C E, without its scale, and how the plan names C E."""
 
-    c: Register
+    c: Register  # (copies, vectors, sources)
     label: str
 
 
 def _factor(state: State, value: Vector, x: Vector, rows: Register) -> _Factor:
-    """C with C C^T = X X^T for the inputs X of a matrix: X itself, or a smaller factor.
+    """C with C C^T = X X^T for the inputs X of a matrix, and the label of C E.
 
-    `rows` are the inputs X of each copy of the matrix, (copies, vectors, directions).
+    `rows` are the inputs X, (copies, vectors, directions), with one copy if all members
+    of the weight act on the same inputs. C has a column for each input where that is
+    expected to cost less; otherwise C is X, with a column for each direction.
+    """
+    label = state.label(value)
+    copies, vectors, directions = rows.shape
+    every_direction = _draws_every_direction(state, value, copies, vectors, directions)
+    has_smaller_factor = vectors < directions
+    if (
+        has_smaller_factor
+        and not every_direction
+        and _prefers_smaller_factor(state, value, x, rows)
+    ):
+        return _Factor(_smaller_factor(state, rows, label), f"{label} = C E")
+    return _Factor(rows, _label_of_inputs(state, value, x, rows, every_direction))
+
+
+def _label_of_inputs(
+    state: State, value: Vector, x: Vector, rows: Register, every_direction: bool
+) -> str:
+    """How the plan names the product of the inputs X themselves with their sources.
+
+    It says which sources are drawn, and why if a smaller factor would cost more. The
+    sources are the matrix itself where the inputs have all directions of their space.
     """
     analysis = state.analysis
     label = state.label(value)
-    copies, vectors, directions = rows.shape
-    drawn = value in analysis.drawn or value in analysis.merged_sources
-    inputs_cheaper = draws_matrix(state, value, copies, vectors, directions)
-    if not inputs_cheaper and _prefers_reduced(state, value, x, rows):
-        c = _reduced(state, rows, label)
-        if c is not rows:
-            return _Factor(c, f"{label} = C E")
-    is_matrix = 1 < directions == analysis.blocks[x] * analysis.widths[x]
-    if not drawn or not (inputs_cheaper or is_matrix):
-        return _Factor(rows, f"{label} = C E")
-    drawn_sources = "the matrix" if is_matrix else f"{directions} sources"
-    label = f"{label} = x E, {drawn_sources} drawn"
-    if inputs_cheaper:
+    _, vectors, directions = rows.shape
+    is_drawn = value in analysis.drawn or value in analysis.merged_sources
+    all_directions = analysis.blocks[x] * analysis.widths[x]
+    draws_the_matrix = directions == all_directions and directions > 1
+    if not is_drawn or not (every_direction or draws_the_matrix):
+        return f"{label} = C E"
+    sources = "the matrix" if draws_the_matrix else f"{directions} sources"
+    label = f"{label} = x E, {sources} drawn"
+    if every_direction:
         label += f": a factor for {vectors} inputs costs more"
-    return _Factor(rows, label)
+    return label
 
 
-def _prefers_reduced(state: State, value: Vector, x: Vector, rows: Register) -> bool:
+def _prefers_smaller_factor(
+    state: State, value: Vector, x: Vector, rows: Register
+) -> bool:
     """Whether to replace the inputs of a matrix by a factor with fewer columns.
 
     `rows`: (copies, vectors, directions); the factor needs a source for each vector
-    instead of each direction. `draws_matrix` compares the cost of the factor with that
-    of the sources; this function decides where sources are never drawn.
+    instead of each direction. `_draws_every_direction` has compared the cost of the
+    factor with that of drawn sources; this function also decides for sources that are
+    never drawn.
     """
     analysis = state.analysis
     _, vectors, directions = rows.shape
@@ -318,7 +340,7 @@ def _prefers_reduced(state: State, value: Vector, x: Vector, rows: Register) -> 
     return not sources_are_free
 
 
-def draws_matrix(
+def _draws_every_direction(
     state: State, value: Vector, copies: int, vectors: int, directions: int
 ) -> bool:
     """Whether W x draws a source for each direction of x, without a factor.
@@ -355,15 +377,13 @@ def draws_matrix(
     return seconds(directions) < _cost_model.PREFERENCE * with_factor
 
 
-def _reduced(state: State, rows: Register, label: str) -> Register:
+def _smaller_factor(state: State, rows: Register, label: str) -> Register:
     """A factor C of rows X, (…, vectors, directions), with C C^T = X X^T.
 
-    X itself, or if it has fewer vectors than directions, a factor of the Gram matrix,
-    (…, vectors, vectors); for one vector, its norm.
+    X has fewer vectors than directions. C is a factor of the Gram matrix, (…, vectors,
+    vectors); for one vector, its norm.
     """
     builder = state.builder
-    if rows.shape[-1] <= rows.shape[-2]:
-        return rows
     if rows.shape[-2] == 1:
         squares = builder.step("squares", rows, label=f"|x|² for {label}")
         norm = builder.step("root", squares)
@@ -502,7 +522,10 @@ def fuse(state: State, value: Vector, x: Vector) -> LoweredVector:
     rows = state.gather(coordinates, positions, coordinates.shape[-1])
     # the first direction is (1, …, 1)
     rows = builder.step("part", rows, start=1, stop=rows.shape[-1])
-    c = _reduced(state, rows, "combined sources")
+    c = rows
+    vectors, directions = rows.shape[-2:]
+    if vectors < directions:
+        c = _smaller_factor(state, rows, "combined sources")
     sources = _sources(state, value, slots=len(positions), sources=c.shape[-1])
     order = np.argsort(positions.ravel())  # rows are by member: back to those of x
     slots = len(positions), 1

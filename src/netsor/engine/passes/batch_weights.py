@@ -231,26 +231,36 @@ def _stacked_batches(
 
 
 def _always_act_together(products: Sequence[Value], context: Context) -> bool:
-    """Whether all matrices of a batch act in every product.
+    """Whether the matrices W_1, …, W_B of a batch can act as one stacked matrix.
 
-    They act on common vectors, or transposed on separate ones, at finite width.
+    `products` are all products with the batch. Forwards, all matrices must act on
+    common vectors: the stack of the W_b x is one product with the stacked matrix.
+    Transposed, each must act on a vector d_b of its own: Σ_b W_b^T d_b is then its
+    transposed product.
     """
     weights = [_weight(product) for product in products]
     first = weights[0]
     if len(first.batch) != 1 or first.members.size <= 1:
         return False
-    if {weight.transposed for weight in weights} != {False, True}:
+    directions_of_use = {weight.transposed for weight in weights}
+    if directions_of_use != {False, True}:  # one direction alone saves nothing
         return False
     for product, weight in zip(products, weights, strict=True):
         assert isinstance(product.op, MatMul)
-        stacked_width = weight.in_width if weight.transposed else weight.out_width
-        is_finite = math.isfinite(stacked_width.bind(context.bound))
-        same_members = weight.members.tolist() == first.members.tolist()
-        # W_b x of common vectors x, or W_b^T d_b of separate ones
-        fits_stack = product.op.each == weight.transposed
-        if not (is_finite and same_members and fits_stack):
+        if not _rows_are_finite(weight, context):
+            return False
+        if weight.members.tolist() != first.members.tolist():
+            return False
+        acts_on_own_vectors = product.op.each
+        if acts_on_own_vectors != weight.transposed:
             return False
     return True
+
+
+def _rows_are_finite(weight: Weight, context: Context) -> bool:
+    """Whether W itself, transposed or not, has finitely many rows to stack."""
+    rows = weight.in_width if weight.transposed else weight.out_width
+    return math.isfinite(rows.bind(context.bound))
 
 
 def _sum_over_batch(product: Value, users: Users) -> Value | None:

@@ -63,8 +63,11 @@ class SeparatedMetric(NamedTuple):
     ----------
     quantity : str
         Its name.
-    block, tokens : int
-        The block (0 is the embedding, None the output), and the length.
+    blocks : tuple of int or None
+        The block of each model: 0 is the embedding, None the output. They differ only
+        for the last blocks of models that are not equally deep.
+    tokens : int
+        The length.
     models, medians : tuple
         The names of the two models, and their medians.
     distance, error : float
@@ -74,21 +77,30 @@ class SeparatedMetric(NamedTuple):
     """
 
     quantity: str
-    block: int | None
+    blocks: tuple[int | None, int | None]
     tokens: int
     models: tuple[str, str]
     medians: tuple[float, float]
     distance: float
     error: float
 
+    @property
+    def position(self) -> str:
+        """Where the quantity was measured: "output", "embedding" or the block."""
+        block, other_block = self.blocks
+        if block is None:
+            return "output"
+        if block != other_block:
+            return "last block"
+        if block == 0:
+            return "embedding"
+        return f"block {block}"
+
     def __str__(self) -> str:
         quantity = EVERY[self.quantity]
-        if self.block is None:
-            title = quantity.title
-        elif self.block == 0:
-            title = f"{quantity.title}, embedding"
-        else:
-            title = f"{quantity.title}, block {self.block}"
+        title = quantity.title
+        if self.position != "output":
+            title += f", {self.position}"
         a, b = self.medians
         text = f"{title}: {a:.{quantity.digits}g} and {b:.{quantity.digits}g}"
         if quantity.log and min(a, b) > 0:
@@ -404,9 +416,9 @@ def _disagreement(short_names: dict[str, str], rules: Sequence[RulePreference]) 
 
 
 class _Pair(NamedTuple):
-    """Draws of one quantity of two models, in one block and at one length."""
+    """Draws of one quantity of two models, in a block of each and at one length."""
 
-    block: int | None  # 0: the embedding; None: the output
+    blocks: tuple[int | None, int | None]  # 0: the embedding; None: the output
     first: LengthResult
     second: LengthResult
     x: Floats  # (draws,) of the first model
@@ -430,7 +442,7 @@ def _separated(models: Sequence[LengthResult]) -> tuple[SeparatedMetric, ...]:
         separated.append(
             SeparatedMetric(
                 quantity=name,
-                block=pair.block,
+                blocks=pair.blocks,
                 tokens=pair.first.tokens,
                 models=(pair.first.model.name, pair.second.model.name),
                 medians=(float(np.median(pair.x)), float(np.median(pair.y))),
@@ -456,28 +468,31 @@ def _all_pairs(models: Sequence[LengthResult]) -> Iterator[tuple[str, _Pair]]:
 def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pair]:
     """The draws of a quantity to compare, at one length.
 
-    Models of the same depth are compared block by block; of others, the embedding, the
-    first block and the last block are compared with each other.
+    Models with the same blocks are compared block by block; of others, the embedding,
+    the first block and the last block are compared with each other.
     """
     draws = first.best.by_block(name)
     other_draws = second.best.by_block(name)
-    # pairs of a block of the first model and one of the second
-    blocks: list[tuple[int | None, int | None]] = []
-    if len(draws) == len(other_draws):
-        blocks += [(block, block) for block in draws]
+    blocks: list[tuple[int | None, int | None]]
+    if list(draws) == list(other_draws):
+        blocks = [(block, block) for block in draws]
     else:
-        for early in (0, 1):  # the embedding, if it is measured there, and the first
-            if early in draws and early in other_draws:
-                blocks.append((early, early))
-        blocks.append((list(draws)[-1], list(other_draws)[-1]))
+        embedding, first_block = 0, 1
+        blocks = [
+            (block, block)
+            for block in (embedding, first_block)
+            if block in draws and block in other_draws
+        ]
+        last_block, other_last_block = list(draws)[-1], list(other_draws)[-1]
+        blocks.append((last_block, other_last_block))
     rounding = max(
         EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]
     )
-    for block, other_block in blocks:
-        x = draws[block]
-        y = other_draws[other_block]
+    for pair_of_blocks in blocks:
+        x = draws[pair_of_blocks[0]]
+        y = other_draws[pair_of_blocks[1]]
         distance = float(_distance(x, y, EVERY[name].log, rounding))
-        yield _Pair(block, first, second, x, y, rounding, distance)
+        yield _Pair(pair_of_blocks, first, second, x, y, rounding, distance)
 
 
 def _distance(

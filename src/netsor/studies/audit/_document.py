@@ -543,17 +543,11 @@ def _comparison_advice(
 def _quantity_row(row: SeparatedMetric, names: Sequence[str]) -> doc.Row:
     """A quantity with its median for each model, and how far apart the bands are."""
     quantity = EVERY[row.quantity]
-    if row.block is None:
-        position = "output"
-    elif row.block == 0:
-        position = "embedding"
-    else:
-        position = f"block {row.block}"
     medians = dict.fromkeys(names, "")
     for name, median in zip(row.models, row.medians, strict=True):
         medians[name] = f"{median:.{quantity.digits}g}"
     distance = f"{row.distance:.2g} ± {row.error:.1g}"
-    return [f"{quantity.title}, {position}", *medians.values(), distance]
+    return [f"{quantity.title}, {row.position}", *medians.values(), distance]
 
 
 def _field_rows(compared: Differences) -> list[doc.Row]:

@@ -24,6 +24,7 @@ from .._parametrisation import Parametrisation
 from .._study import Run
 from .._training import (
     TrainingStudy,
+    checked_vectors,
     is_function,
     makes_jax_model_of_width,
     subject_of,
@@ -89,7 +90,9 @@ def coord_check(
     optimiser : str or callable
         "sgd", "muon", "adam" or "lion". For a PyTorch module also a function of it that
         returns its optimiser (SGD, Adam, AdamW or Muon of `torch.optim`) with the
-        learning rates. You can also write `optimizer` and `parametrization`.
+        learning rates. For a JAX model also an optimiser of optax, or a function of the
+        parameters that returns it. You can also write `optimizer` and
+        `parametrization`.
     steps : int
         The number of steps; changes are those over all of them, and a table has the
         exponents after each. From the second on, Muon and Lion have momentum and Adam
@@ -123,7 +126,8 @@ def coord_check(
     vectors : sequence of str
         Vectors of a model to train too: "bias" (every matrix of a block and every layer
         norm then has one, from 0), "gain" (of norms), or both. They have the learning
-        rate of embeddings.
+        rate of embeddings. Of a PyTorch module, its own biases and gains, with the
+        learning rates of its optimiser.
     promise : mapping of str to float, optional
         The exponents to hold a function to, by default {"features": 0, "logits": 0}.
     tolerance : float
@@ -159,13 +163,21 @@ def coord_check(
     del options["executor"], options["model"], options["parametrisation"]
     if is_function(model):
         trained = of_module(
-            model, widths, optimiser, lr, ids, steps, parametrisation=parametrisation
+            model,
+            widths,
+            optimiser,
+            lr,
+            ids,
+            steps,
+            parametrisation=parametrisation,
+            vectors=vectors,
         )
         model, parametrisation = trained.build, trained.parametrisation
         options |= {
             "optimiser": trained.optimiser,
             "lr": trained.lr,
             "ids": trained.ids,
+            "vectors": trained.vectors,
         }
     if draws is None:
         options["draws"] = DRAWS
@@ -181,6 +193,7 @@ class TrainedFunction(NamedTuple):
     lr: Any
     ids: Sequence[int] | None
     parametrisation: Any = None  # None: it is in the function
+    vectors: Sequence[str] = ()  # empty: they are in the function
 
 
 def of_module(
@@ -191,18 +204,19 @@ def of_module(
     ids: Sequence[int] | None,
     steps: int,
     parametrisation: Any = None,
+    vectors: Sequence[str] = (),
 ) -> TrainedFunction:
     """How to train what a function of the width makes.
 
     For programs these are the arguments, unchanged. A function of PyTorch modules or
     JAX models becomes one of their programs, which have the ids, and an optimiser of
-    PyTorch becomes one of `ns.step`.
+    PyTorch or optax becomes one of `ns.step`.
     """
-    unchanged = TrainedFunction(build, optimiser, lr, ids, parametrisation)
+    unchanged = TrainedFunction(build, optimiser, lr, ids, parametrisation, vectors)
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
     width = integers[0] if integers else 0
     if makes_jax_model_of_width(build, width):
-        return _of_jax_model(build, width, optimiser, lr, ids)
+        return _of_jax_model(build, width, optimiser, lr, ids, steps)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
     from ...torch._network import makes_module, training
@@ -210,7 +224,9 @@ def of_module(
     if not makes_module(build, width):
         return unchanged
     if parametrisation is not None:
-        return _under_rule(build, optimiser, lr, ids, parametrisation)
+        return _under_rule(
+            build, optimiser, lr, ids, parametrisation, checked_vectors(vectors)
+        )
     if lr is not None and not isinstance(optimiser, str):
         raise ArgumentError(
             "lr", lr, "left out: the module's optimiser sets the learning rates"
@@ -223,7 +239,18 @@ def of_module(
         )
     if lr is None and optimiser in NAMED:
         lr = NAMED[optimiser].lr
-    program_of, step = training(build, width=width, optimiser=optimiser, lr=lr, ids=ids)
+    program_of, step = training(
+        build,
+        width=width,
+        optimiser=optimiser,
+        lr=lr,
+        ids=ids,
+        vectors=checked_vectors(vectors),
+    )
+    if vectors and NAMED[step].kind.matrices_only:
+        raise ArgumentError(
+            "vectors", list(vectors), f"left out: {step} moves matrices alone"
+        )
     lr = 0.0 if lr is None else lr
     return TrainedFunction(program_of, optimiser=step, lr=lr, ids=None)
 
@@ -234,6 +261,7 @@ def _under_rule(
     lr: Any,
     ids: Sequence[int] | None,
     parametrisation: Any,
+    vectors: Sequence[str],
 ) -> TrainedFunction:
     """How to train PyTorch modules under a rule of `ns.torch.parametrise`."""
     from ...torch._network import training_of_rule
@@ -250,23 +278,34 @@ def _under_rule(
     rate = NAMED[step].lr if lr is None else lr
     if not isinstance(rate, int | float):
         raise ArgumentError("lr", rate, "a number, the rate at the base of the rule")
-    program_of = training_of_rule(build, functions, float(rate), ids)
+    program_of = training_of_rule(build, functions, float(rate), ids, vectors)
     return TrainedFunction(program_of, optimiser=step, lr=0.0, ids=None)
 
 
 def _of_jax_model(
-    build: Any, width: int, optimiser: Any, lr: Any, ids: Sequence[int] | None
+    build: Any,
+    width: int,
+    optimiser: Any,
+    lr: Any,
+    ids: Sequence[int] | None,
+    steps: int,
 ) -> TrainedFunction:
     """How to train what a function of the width makes with JAX."""
-    from ...jax._training import training
+    from ...jax._training import training, training_by_optax
 
     if not isinstance(optimiser, str):
-        raise ArgumentError(
-            "optimiser",
-            optimiser,
-            f"a name, {', '.join(NAMED)}, with the learning rates in lr: optax does"
-            " not reveal those of its optimisers",
-        )
+        if lr is not None:
+            raise ArgumentError(
+                "lr", lr, "left out: the optimiser of a model has the learning rates"
+            )
+        if steps != 1:
+            raise ArgumentError(
+                "steps",
+                steps,
+                "1 with an optimiser of optax; name one for more: optimiser='adam'",
+            )
+        program_of, kind = training_by_optax(build, width, optimiser, ids)
+        return TrainedFunction(program_of, optimiser=kind, lr=0.0, ids=None)
     if lr is None:
         lr = NAMED[optimiser].lr if optimiser in NAMED else 0.0
     return TrainedFunction(training(build, ids), optimiser=optimiser, lr=lr, ids=None)

@@ -36,10 +36,13 @@ from ...language import (
     train,
 )
 from ...language.operations._operation import MatMul, SteppedMatMul
+from ...language.values._array import Take
 from ...language.values._graph import topological_order
+from ...language.values._scalar import Constant
+from ...language.values._vector import Gaussian, Scale
 from ...models import Transformer
 from ...models._training import KINDS, WeightUse, training, unit_vectors
-from ...optim import NAMED
+from ...optim import NAMED, Optimiser
 from ...programs._program import Program
 from .._idle_settings import reject_idle_rates
 from .._output_dir import Arrays
@@ -91,6 +94,10 @@ class Network(NamedTuple):
     parameters: list[Weight | Vector] | None = None
     # the loss of the logits, which are watched last; None: `loss`
     loss_of: Callable[[Vector], Scalar] | None = None
+    # trained vectors by name, whose changes are measured
+    vectors: Mapping[str, Vector] = {}
+    # of products that are logits before a constant factor, this factor
+    factors: Mapping[Value, float] = {}
 
 
 def _watched(
@@ -144,9 +151,57 @@ def of_program(net: Program, rates: Any, eps: Any = 0.0) -> Network:
             source = value.op.weight.source
             if source in names:
                 acts.append(WeightUse(block=None, kind=names[source], value=value))
+    vectors = _trained_vectors(loss, rates)
     return Network(
-        watched=_watched(values, masks), loss=loss, acts=acts, rates=rates, eps=eps
+        watched=_watched(values, masks),
+        loss=loss,
+        acts=acts,
+        rates=rates,
+        eps=eps,
+        parameters=[*_weights(acts), *vectors.values()] if vectors else None,
+        vectors=vectors,
+        factors=_factors_of_logits(values.get("vocabulary", ())),
     )
+
+
+def _weights(acts: Sequence[WeightUse]) -> list[Weight]:
+    """The matrices that act, each once."""
+    weights: dict[Any, Weight] = {}
+    for act in acts:
+        assert isinstance(act.value.op, MatMul)
+        weight = act.value.op.weight
+        weights.setdefault(weight.source, weight)
+    return [*weights.values()]
+
+
+def _trained_vectors(loss: Scalar, rates: Any) -> dict[str, Vector]:
+    """The vectors, such as biases, that learning rates name."""
+    if not isinstance(rates, Mapping):
+        return {}
+    vectors = {}
+    for value in topological_order([loss]):
+        if isinstance(value, Vector) and isinstance(value.op, Gaussian):
+            name = value.op.source.name
+            if name is not None and name in rates:
+                vectors[name] = value
+    return vectors
+
+
+def _factors_of_logits(logits: Sequence[Value]) -> dict[Value, float]:
+    """The constant factor of the logits by the product that it multiplies."""
+    factors: dict[Value, float] = {}
+    for value in logits:
+        factor = 1.0
+        while isinstance(value.op, Take | Scale):
+            if isinstance(value.op, Scale):
+                constant = value.op.c.op
+                if not isinstance(constant, Constant) or value.op.c.shape:
+                    break
+                factor *= float(constant.numbers)
+            value = value.op.x
+        if isinstance(value.op, MatMul):
+            factors[value] = factor
+    return factors
 
 
 def _weight_names(loss: Scalar) -> dict[Any, str]:
@@ -193,7 +248,11 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
             assert isinstance(act.value.op, MatMul)
             # W' x − W x, with x before the step
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
-            squares[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value)
+            factor = net.factors.get(act.value, 1.0)
+            change = square(moved - act.value) * factor**2
+            squares[Entry(UPDATE, act.kind, act.block)] = change
+    for (name, vector), new in zip(net.vectors.items(), last.vectors, strict=True):
+        squares[Entry(UPDATE, name)] = square(new - vector)
     squares[Entry(SIZE, "loss")] = net.loss
     squares[Entry(CHANGE, "loss")] = loss_change(last)
     for step_number, after in enumerate(earlier, 1):
@@ -207,11 +266,12 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
 
 class ValuesAfterStep(NamedTuple):
     """The values of a network after a step: those of `Network.watched`, the products of
-    `Network.acts`, and the loss, None if it follows from the logits.
+    `Network.acts`, the vectors, and the loss, None if it follows from the logits.
     """
 
     watched: list[Any]
     products: list[Any]
+    vectors: list[Any]
     loss: Scalar | None
 
 
@@ -221,16 +281,19 @@ def _values_after_steps(
     """The values after each step, the first step first."""
     values: list[Any] = [watched.value for watched in net.watched]
     values += [act.value for act in net.acts]
+    values += net.vectors.values()
     if net.loss_of is None:
         values.append(net.loss)
     count = len(net.watched)
     products_end = count + len(net.acts)
+    vectors_end = products_end + len(net.vectors)
     after_steps = []
     for after in _trained_values(values, net, optimiser, steps):
         after_steps.append(
             ValuesAfterStep(
                 watched=after[:count],
                 products=after[count:products_end],
+                vectors=after[products_end:vectors_end],
                 loss=after[-1] if net.loss_of is None else None,
             )
         )
@@ -241,6 +304,12 @@ def _trained_values(
     values: list[Any], net: Network, optimiser: str, steps: int
 ) -> list[list[Any]]:
     """The same values after each step of training, in the same order."""
+    rates = net.rates
+    if isinstance(rates, Mapping) and any(
+        isinstance(x, Optimiser) for x in rates.values()
+    ):
+        # those of a JAX model: a matrix may have a kind of its own
+        return [step(values, net.loss, optimiser=rates, weights=net.parameters)]
     if steps == 1 and not net.eps:
         return [step(values, net.loss, net.rates, optimiser, net.parameters)]
     # by weights; None: for all

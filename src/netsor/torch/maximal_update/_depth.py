@@ -23,7 +23,12 @@ from ...maximal_update._depth_rule import (
 )
 from ...maximal_update._measurement import Size, fits_of
 from ...maximal_update._power import Power
-from ...maximal_update._rules import OutputScale, ScalingRule, groups_of, pattern_of
+from ...maximal_update._rules import (
+    OutputScale,
+    ScalingRule,
+    groups_of,
+    layer_pattern_of,
+)
 from ._arrays import rms
 from ._batch import Batch, logits_in
 from ._measure import Draw, Graphs, TorchSubject, steps_of
@@ -118,7 +123,7 @@ class TorchDepths:
         check_names(rule, names)
         batch = subject.batch_for(module)
         for path, _ in [*module.named_modules()]:
-            factor = self.factors.get(pattern_of(path))
+            factor = self.factors.get(layer_pattern_of(path))
             if factor is not None:
                 add_scale(module, OutputScale(path, None, Power(), "branch"), factor)
         outputs = output_sizes(module, batch, [*self.factors])
@@ -162,8 +167,8 @@ def output_sizes(
     squares: dict[str, list[float]] = {}
     handles = []
     for path, part in module.named_modules():
-        if pattern_of(path) in patterns:
-            of_pattern = squares.setdefault(pattern_of(path), [])
+        if layer_pattern_of(path) in patterns:
+            of_pattern = squares.setdefault(layer_pattern_of(path), [])
             handles.append(part.register_forward_hook(_recorder(of_pattern)))
     with torch.no_grad(), without_zeros(module):
         module(*batch.inputs)

@@ -11,7 +11,7 @@ from ...maximal_update._file_content import (
     wrapped,
 )
 from ...maximal_update._power import Power
-from ...maximal_update._rules import OutputScale, pattern_of
+from ...maximal_update._rules import OutputScale, layer_pattern_of
 
 HELPERS = '''
 
@@ -46,9 +46,10 @@ def width_of(model):
     return model.get_parameter({reference!r}).shape[{axis}]{over}
 
 
-def pattern_of(name):
-    """A path with * for the numbers of layers."""
-    return re.sub(r"(?<=\\.)\\d+(?=\\.|$)", "*", name)
+def patterns_of(name):
+    """A path, and the same with * for the number of a layer, and for all numbers."""
+    number = r"(?<=\\.)\\d+(?=\\.|$)"
+    return name, re.sub(number, "*", name, count=1), re.sub(number, "*", name)
 
 {depth_of}
 def factor(power, model, base_width{base_depth_argument}):
@@ -60,7 +61,7 @@ def factor(power, model, base_width{base_depth_argument}):
 
 def rule_of(name):
     """The exponents of a parameter, by its name or its pattern."""
-{original_name}    for pattern in (name, pattern_of(name)):
+{original_name}    for pattern in patterns_of(name):
         if pattern in RULES:
             return RULES[pattern]
     raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
@@ -82,7 +83,7 @@ def scale_outputs(model, base_width{base_depth_argument}):
     for scale in SCALES:
         number = factor(scale.power, model, base_width{base_depth})
         for path, submodule in model.named_modules():
-            if scale.path in (path, pattern_of(path)):
+            if scale.path in patterns_of(path):
                 hook = _times(number, scale.start, scale.stop)
                 submodule.register_forward_hook(hook)
 {scaled_parameters}
@@ -136,8 +137,8 @@ DEPTH_FIELDS = (
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
-    names = (pattern_of(name) for name, _ in model.named_parameters())
-    return sum(name == {pattern!r} for name in names)
+    names = (patterns_of(name) for name, _ in model.named_parameters())
+    return sum({pattern!r} in patterns for patterns in names)
 
 '''
 
@@ -163,7 +164,7 @@ KEY = """\
         group = groups.setdefault((rule, decay), {"params": []})
 """
 KEY_OF_MATRICES = """\
-        is_matrix = name in MATRICES or pattern_of(name) in MATRICES
+        is_matrix = any(x in MATRICES for x in patterns_of(name))
         rate = matrix_lr if is_matrix and matrix_lr is not None else lr
         key = (rule, decay, is_matrix)
         group = groups.setdefault(key, {"params": [], "is_matrix": is_matrix})
@@ -171,7 +172,7 @@ KEY_OF_MATRICES = """\
 
 SCALED_PARAMETERS = """\
         for name, _ in list(model.named_parameters()):
-            if scale.path in (name, pattern_of(name)):
+            if scale.path in patterns_of(name):
                 path, _, last = name.rpartition(".")
                 rows = Rows(number, scale.start, scale.stop)
                 owner = model.get_submodule(path)
@@ -320,6 +321,6 @@ def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
         if scale.part is not None:
             part = f", {scale.part.start!r}, {scale.part.stop!r}"
         for path in scale.parameters or (scale.path,):
-            pattern, power = pattern_of(path), pair_text(scale.power)
+            pattern, power = layer_pattern_of(path), pair_text(scale.power)
             lines[f"    Scale({pattern!r}, {power}{part}),  # {scale.what}"] = None
     return list(lines)
