@@ -612,7 +612,9 @@ def draw(numbers: Numbers) -> Any:
     right.set(title="Variants", xlabel="position")
     for axes in (left, right):
         axes.set(yscale="log")
-        axes.legend(fontsize=6)
+    left.set_ylim(2e-7, 30)
+    left.legend(fontsize=6, ncols=2, loc="upper center")
+    right.legend(fontsize=6)
     return figure
 
 
