@@ -65,6 +65,7 @@ def words() -> dict[str, Any]:
             cosines[name] = shown(float(row["cosine"]), float(row["error"]))
     models = []
     for row in table("words-models"):
+        resolved = abs(float(row["cosine"])) > 4 * float(row["error"])
         models.append(
             [
                 row["model"],
@@ -72,7 +73,7 @@ def words() -> dict[str, Any]:
                 row["positions"],
                 shown(float(row["cosine"]), float(row["error"])),
                 f"{float(row['cosine_without_positions']):.2f}",
-                f"{float(row['preference']):.2g}",
+                f"{float(row['preference']):.2g}" if resolved else "–",
             ]
         )
     return {"cosine": cosines, "models": models}

@@ -59,6 +59,11 @@ def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
     Arguments that are None, or that its function does not name, are left out.
     """
     refuse_if(
+        name.startswith("fft_"),
+        "a Fourier transform mixes coordinates by given numbers, which only random"
+        " matrices may do: transform the tokens alone, by a product with the cosines",
+    )
+    refuse_if(
         name not in OPS,
         "this operation is not supported; docs/torch.md lists those that are",
     )
