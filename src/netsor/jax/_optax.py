@@ -75,9 +75,13 @@ def first_steps(optimiser: Any, params: Any) -> dict[str, Step]:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     tx = transformation_of(optimiser, zeros)
     generator = np.random.default_rng(0)
-    unit = jax.tree.map(
-        lambda x: jnp.asarray(generator.normal(size=x.shape), x.dtype), zeros
-    )
+
+    def gradient_of(x: Any) -> Any:
+        """Random numbers that are not near 0, where an eps would show."""
+        z = generator.normal(size=x.shape)
+        return jnp.asarray(z + 0.5 * np.sign(z), x.dtype)
+
+    unit = jax.tree.map(gradient_of, zeros)
 
     def updates(size: float, p: Any) -> list[Floats]:
         """The updates of gradients of some size."""
