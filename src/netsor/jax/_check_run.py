@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,10 +206,20 @@ def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
 
 
 def _optimiser(optimiser: Any) -> Any:
-    """A gradient transformation of optax."""
+    """A gradient transformation of optax: the argument, or what it returns if it is a
+    function, which is called without arguments.
+    """
     if _is_transformation(optimiser):
         return optimiser
     if callable(optimiser):
+        try:
+            inspect.signature(optimiser).bind()
+        except TypeError as error:  # such as optax.adamw, which needs a rate
+            raise ArgumentError(
+                "optimiser", optimiser, f"{OPTIMISER} without arguments ({error})"
+            ) from None
+        except ValueError:  # some functions written in C have no signature
+            pass
         transformation = optimiser()
         if _is_transformation(transformation):
             return transformation

@@ -627,12 +627,22 @@ def _export(module: Module, inputs: tuple[Any, Any]) -> Any:
 
 
 def _without_memory(module: Module) -> Module:
-    """A copy in evaluation mode: its parameters are fake, its buffers on the CPU."""
-    memo: dict[int, Any] = {}
+    """A copy in evaluation mode: its parameters are fake, its buffers on the CPU.
+
+    A fake tensor has a shape and no memory. Buffers keep their numbers; those on the
+    CPU share memory with the module's. torch.export traces on fake copies of them, so a
+    forward pass that changes a buffer in place does not change the module's.
+    """
+    # `deepcopy` takes the copy of an object from here, by its id, if there is one
+    copies: dict[int, Any] = {}
+    # the forward pass computes with these parameters and with buffers, which are real
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for p in module.parameters():
-            memo[id(p)] = torch.nn.Parameter(
-                torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False
+        for parameter in module.parameters():
+            without_numbers = torch.empty(
+                parameter.shape, dtype=parameter.dtype, device="cpu"
+            )
+            copies[id(parameter)] = torch.nn.Parameter(
+                without_numbers, requires_grad=False
             )
     for path, buffer in module.named_buffers():
         if buffer.device.type == "meta":
@@ -640,8 +650,15 @@ def _without_memory(module: Module) -> Module:
                 f"the buffer {path} is on the meta device, without numbers: pass a"
                 " function that makes the module"
             )
-        memo[id(buffer)] = buffer.detach().cpu()
-    shadow = copy.deepcopy(module, memo).eval()
+        copies[id(buffer)] = buffer.detach().cpu()
+    try:
+        shadow = copy.deepcopy(module, copies).eval()
+    except Exception as error:  # of an object that the module holds, such as a lock
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UnsupportedError(
+            f"{type(module).__name__} cannot be copied ({reason}): keep objects that"
+            " copy.deepcopy rejects out of the module"
+        ) from error
     # by default transformers returns a cache of keys and values
     for part in shadow.modules():
         if getattr(getattr(part, "config", None), "use_cache", False):
