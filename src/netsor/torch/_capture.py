@@ -7,7 +7,6 @@ computes all nodes that depend only on constants: inputs, buffers, positions, ma
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import operator
@@ -36,7 +35,7 @@ from ..reader._laws import Parameters
 from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._einsum_of_parameter import split_of_parameter
 from ._experts import dense_experts
-from ._fresh_modules import Module, ModuleOrFactory, fresh
+from ._fresh_modules import Module, ModuleOrFactory, copied, fresh
 from ._in_place import is_in_place, replace_in_place
 from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
@@ -651,14 +650,7 @@ def _without_memory(module: Module) -> Module:
                 " function that makes the module"
             )
         copies[id(buffer)] = buffer.detach().cpu()
-    try:
-        shadow = copy.deepcopy(module, copies).eval()
-    except Exception as error:  # of an object that the module holds, such as a lock
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UnsupportedError(
-            f"{type(module).__name__} cannot be copied ({reason}): keep objects that"
-            " copy.deepcopy rejects out of the module"
-        ) from error
+    shadow = copied(module, copies).eval()
     # by default transformers returns a cache of keys and values
     for part in shadow.modules():
         if getattr(getattr(part, "config", None), "use_cache", False):

@@ -189,7 +189,7 @@ def _gradient_parts(quick: bool) -> list[Part]:
             _Length(tokens=240, draws=16, seconds=3.0),
             _Length(tokens=960, draws=3, seconds=23.0),
         ]
-    parts = []
+    parts: list[Part] = []
     for tokens, draws, seconds in lengths:
         betas = list(GRADIENT)
         if tokens == lengths[0].tokens:
