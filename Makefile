@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm coverage atlas explore-static lint bench docs docs-serve dist clean
+.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers test-wasm coverage atlas explore-static lint bench paper docs docs-serve dist clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -98,6 +98,11 @@ lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The short form, paper/paper.md, is not made here: JOSS compiles it.
+paper: $(VENV)/stamp-paper  ## the long paper with all its numbers and figures, paper/exactly.pdf; an interrupted run resumes
+	$(ONE_THREAD) $(BIN)/python paper/_numbers.py
+	$(BIN)/python -c 'import typst; typst.compile("paper/exactly.typ", output="paper/exactly.pdf")'
 
 bench: $(VENV)/stamp  ## times and random numbers, into bench/results
 	$(BIN)/python bench/bench.py

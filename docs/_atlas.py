@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -285,13 +286,14 @@ MODELS: dict[str, tuple[str, str | Fields]] = {
     ),
 }
 
-# quantity of a block → title of its panel
+# quantity of a block → the label of its axis, and the rule whose finding is its title
 PANELS = {
-    "mean_square": "mean square of the residual stream",
-    "effective_rank": "effective rank of the tokens",
-    "entropy": "attention entropy / uniform",
-    "grad_mean_square": "mean square of the stream's gradient",
+    "mean_square": ("mean square of the stream", "growth"),
+    "effective_rank": ("effective rank of tokens", "rank"),
+    "entropy": ("attention entropy / uniform", "entropy"),
+    "grad_mean_square": ("gradient's mean square", "exploding"),
 }
+TITLE_LETTERS = 32  # in a line above a panel
 GRADIENT = "grad_mean_square"
 LOGARITHMIC = {"mean_square", GRADIENT}
 MARKS = {"FLAG": "flagged", "ok": "ok", "undecided": "undecided"}
@@ -462,6 +464,17 @@ COLUMNS = {
     "growth of the stream": "growth",
     "rank left": "rank",
     "first loss − ln V": "loss",
+    "gradient balance": "exploding",
+}
+# name of a matrix → the field of its standard deviation, and that of its fan-in
+PARAMETRISED = {
+    "query": ("std_q", "width"),
+    "key": ("std_k", "width"),
+    "value": ("std_v", "width"),
+    "attention output": ("std_o", "width of all heads"),
+    "MLP in": ("std_in", "width"),
+    "MLP out": ("std_out", "hidden"),
+    "embedding": ("std_embedding", ""),
 }
 INTRODUCTION = """---
 description: Open models at initialisation (initialization), audited alike.
@@ -506,9 +519,12 @@ def _index(models: list[dict[str, Any]]) -> str:
         "\n\n</div>\n\nThe lowest entropy is that of the sharpest block, relative to"
         " uniform attention. The growth is that of the mean square of the residual"
         " stream, from the embedding to the end. The rank is the share of the"
-        " directions in which tokens can differ. A dash means that the quantity does"
-        " not exist in the model, such as entropy without attention.\n\n`make atlas`"
-        " measures the models that have no file yet.\n"
+        " directions in which tokens can differ. The gradient balance is the mean"
+        " square of the stream's gradient at the embedding over that after the last"
+        " block. A dash means that the quantity does not exist in the model, such as"
+        " entropy without attention, or was not measured, such as gradients of models"
+        " above 40 billion weights.\n\n`make atlas` measures the models that have no"
+        " file yet.\n"
     )
     cards = "\n\n".join(_card(model) for model in models)
     cards = f'## Model by model\n\n<div class="grid cards" markdown>\n\n{cards}'
@@ -547,6 +563,7 @@ def _page(model: dict[str, Any]) -> str:
         " tokens.*",
         "| rule | verdict | measured |\n|---|---|---|\n" + _rules(model),
     ]
+    lines += _parametrisation(source)
     for finding in model["findings"]:
         if finding["verdict"] == "FLAG":
             lines.append(f"## Why `{finding['name']}` flags it")
@@ -562,6 +579,31 @@ def _page(model: dict[str, Any]) -> str:
     read = " ".join(f"{name} {version}" for name, version in versions.items())
     lines.append(f"{read}; status: {model['status']}. [All models](index.md)")
     return "\n\n".join(lines) + "\n"
+
+
+def _parametrisation(source: str | Fields) -> list[str]:
+    """The standard deviations of the matrices, with a heading; nothing for a model that
+    is read from its module.
+    """
+    model = _described(source)
+    if model is None:
+        return []
+    head_dim = model.head_dim or model.width // model.heads
+    fans = {
+        "width": model.width,
+        "hidden": model.hidden,
+        "width of all heads": model.heads * head_dim,
+    }
+    rows = ["| matrix | std | std · √(fan-in) |\n|---|---|---|"]
+    for name, (field, fan) in PARAMETRISED.items():
+        std = getattr(model, field)
+        scaled = f"{std * fans[fan] ** 0.5:.3g}" if fan else "–"
+        rows.append(f"| {name} | {std:.3g} | {scaled} |")
+    text = (
+        "Standard deviations of the entries. The last column is the factor by which a"
+        " matrix multiplies the root mean square of what it reads: 1 keeps it."
+    )
+    return ["## Parametrisation", text, "\n".join(rows)]
 
 
 def _rules(model: dict[str, Any]) -> str:
@@ -584,21 +626,27 @@ def _figure(model: dict[str, Any]) -> bytes:
     from netsor.report._mpl_style import BLUE, styled
 
     with styled():
-        figure, panels = plt.subplots(2, 2, figsize=(6.8, 3.8), layout="constrained")
-        for axes, (quantity, title) in zip(panels.flat, PANELS.items(), strict=True):
+        figure, panels = plt.subplots(2, 2, figsize=(4.9, 4.0), layout="constrained")
+        for axes, quantity in zip(panels.flat, PANELS, strict=True):
             medians = model["blocks"].get(quantity)
-            axes.set_title(title, loc="left")
+            label, rule = PANELS[quantity]
             if not medians:
                 axes.set_axis_off()
-                axes.text(0, 0.5, "not measured in this model", color="0.4")
+                axes.text(0, 0.5, f"{label}:\nnot measured", color="0.4")
                 continue
+            finding = _finding(model, rule) or {"brief": ""}
+            title = finding["brief"][:1].upper() + finding["brief"][1:]
+            axes.set_title(textwrap.fill(title, TITLE_LETTERS), loc="left")
+            axes.set_ylabel(label)
             blocks = [k for k, x in enumerate(medians, 1) if x is not None]
             axes.plot(blocks, [x for x in medians if x is not None], color=BLUE)
             axes.set_xlabel("block")
+            axes.xaxis.get_major_locator().set_params(integer=True)
             if quantity in LOGARITHMIC:
                 axes.set_yscale("log")
+                axes.yaxis.set_minor_formatter("")
             else:
-                axes.set_ylim(0, None)
+                axes.set_ylim(0, 1.03 * max(x for x in medians if x is not None))
         image = io.BytesIO()
         figure.savefig(image, format="svg", metadata={"Date": None})
         plt.close(figure)

@@ -381,6 +381,7 @@ _NAMES = {
     "netsor.papers._significance": (
         "ABSENT",
         "AGREES",
+        "CLASSES as CLAIM_CLASSES",
         "combine",
         "decide_below",
         "DISAGREES",
@@ -635,6 +636,7 @@ _NAMES = {
         "Sweep",
     ),
     "netsor.jax._network": ("read_network as jax_network",),
+    "netsor.jax._optax": ("first_steps as jax_first_steps",),
     "netsor.jax._parameters": ("drawn as jax_drawn",),
     "netsor.jax._passes": (
         "as_pass",
@@ -647,6 +649,7 @@ _NAMES = {
         "Vectors",
     ),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
     "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (

@@ -80,6 +80,7 @@ from .posterior._bayes import Posterior as Posterior
 from .programs._decorator import program as program
 from .programs._extrapolate import ExtrapolatedLaw as ExtrapolatedLaw
 from .programs._program import Program as Program
+from .report._mpl_style import paper_style as paper_style
 from .studies._convergence import Rate as Rate
 from .studies._convergence import WidthNeeded as WidthNeeded
 from .studies._convergence import rate as rate

@@ -11,7 +11,8 @@ Examples
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .torch import InitCheck
+    from .checks._init_check import InitCheck
 
 
 class Checks:
-    """What the fixture `netsor` is: checks of `ns.torch` that fail a test.
+    """What the fixture `netsor` is: checks of real networks that fail a test.
 
     Examples
     --------
@@ -37,42 +38,41 @@ class Checks:
     def check_init(
         self,
         module: Any,
-        args: Any = None,
-        kwargs: Any = None,
-        *,
+        *args: Any,
         reference: Any = None,
         allow_incomplete: bool = False,
         **options: Any,
     ) -> InitCheck:
-        """Check the initialisation of a module; the test fails if it is wrong.
+        """Check the initialisation of a module or a JAX model; the test fails if it is
+        wrong.
 
         The failure is one line with the first finding and what was checked. The whole
         report is below it.
 
         Parameters
         ----------
-        module, args, kwargs
-            As in `ns.torch.check_init`.
+        module, *args
+            As in `ns.torch.check_init`, or a model and its inputs as in
+            `ns.jax.check_init`.
         reference : optional
-            As in `ns.torch.check_init`. The path of a file may be relative to the file
+            As in these functions. The path of a file may be relative to the file
             of the test.
         allow_incomplete : bool
             Whether the test passes if parameters or the pass could not be checked and
             nothing departs.
         **options
-            Further options of `ns.torch.check_init`.
+            Further options of `ns.torch.check_init` or `ns.jax.check_init`.
 
         Returns
         -------
         InitCheck
             The result, for further assertions.
         """
-        from .torch import check_init  # slow to import
-
+        check_init = _check_of(module, args)
         if isinstance(reference, str | Path):
             reference = self._beside_test(reference)
         with _quiet():
-            check = check_init(module, args, kwargs, reference=reference, **options)
+            check: InitCheck = check_init(module, *args, reference=reference, **options)
         is_accepted = allow_incomplete and not check.findings
         if not check.ok and not is_accepted:
             self._test.add_report_section("call", "netsor", str(check))
@@ -85,6 +85,23 @@ class Checks:
         if Path(reference).exists() or not beside.exists():
             return reference
         return str(beside)
+
+
+def _check_of(module: Any, args: Sequence[Any]) -> Any:
+    """The check of the framework of a module; both are slow to import."""
+    if "jax" in sys.modules:  # no model without JAX
+        import jax
+
+        from .jax import check_init as check_of_jax
+        from .jax._models import is_model
+
+        # the first input of a plain function may be the function that draws them
+        is_function = any(callable(x) or isinstance(x, jax.Array) for x in args)
+        if is_function or is_model(module):
+            return check_of_jax
+    from .torch import check_init
+
+    return check_init
 
 
 @contextmanager
@@ -116,5 +133,5 @@ def _reason(check: InitCheck) -> str:
 
 @pytest.fixture
 def netsor(request: pytest.FixtureRequest) -> Checks:
-    """Checks of the initialisation of PyTorch modules that fail a test in one line."""
+    """Checks of initialisations, of PyTorch or JAX, that fail a test in one line."""
     return Checks(request.node)

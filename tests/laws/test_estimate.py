@@ -140,3 +140,23 @@ def test_float_of_a_complex_estimate_raises():
         float(complex_value)
     real = ns.Mixture(0.0, 1.0, Provenance("exact", "for a test")).with_error.var()
     assert float(real) == 1.0
+
+
+def test_difference_of_an_estimate_without_known_error_from_itself_is_exact():
+    unknown = ns.Estimate(2.0, math.inf)
+    assert tuple(unknown - unknown) == (0.0, 0.0)
+    assert (unknown + unknown).error == math.inf
+    steep = ns.Estimate(0.0, 0.1).sqrt()  # infinitely steep at 0
+    assert (steep - 2 * steep).error == math.inf
+
+
+def test_power_with_exponent_zero_in_one_entry_keeps_the_errors_of_others():
+    base = ns.Estimate(np.array([2.0, 3.0, 0.0]), np.array([0.1, 0.1, 0.1]))
+    value, error = base ** np.array([0.0, 2.0, 0.0])
+    np.testing.assert_allclose(value, [1.0, 9.0, 1.0])
+    np.testing.assert_allclose(error, [0.0, 0.6, 0.0])
+
+
+def test_absolute_value_at_zero_keeps_the_error():
+    assert tuple(abs(ns.Estimate(0.0, 0.3))) == (0.0, 0.3)
+    assert tuple(abs(ns.Estimate(-2.0, 0.3))) == (2.0, 0.3)

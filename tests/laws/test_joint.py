@@ -503,3 +503,39 @@ def test_errors_name_the_method(name):
         ns.LawError, match=f"^{name}: some observations determine others"
     ):
         getattr(same, name)({0: 1.0, 1: 1.0}, n=3)
+
+
+@pytest.mark.parametrize("doubt", ["mean_error", "quadrature_error"])
+def test_errors_of_means_count_in_densities_and_probabilities(doubt):
+    """A joint law of one entry has the errors of its marginal law; of two independent
+    entries, f(x) f(y) changes by both means.
+    """
+    is_quadrature = doubt == "quadrature_error"
+    origin = Provenance("exact", "test", quadrature_error=0.01 * is_quadrature)
+    mean_error = None if is_quadrature else np.full(2, 0.02)
+    both = ns.Joint([[1.0, -1.0]], [4 * np.eye(2)], origin, mean_error=mean_error)
+    one = both.marginal([0])
+    at = 2.5
+    alone = both[0].with_error
+    for name in ("pdf", "cdf"):
+        error = getattr(one.with_error, name)([at]).error
+        if is_quadrature:
+            assert error == pytest.approx(getattr(alone, name)(at).error, rel=0.05)
+        else:  # of the density φ(0.75)/2 and the probability Φ(0.75)
+            density = stats.norm.pdf(0.75) / 2
+            slope = density * 0.75 / 2 if name == "pdf" else density
+            assert error == pytest.approx(slope * 0.02, rel=0.05)
+    point = np.array([at, 1.0])
+    shifts = (point - [1.0, -1.0]) / 4
+    by_means = both.pdf(point) * 0.02 * np.hypot(*shifts)
+    error = both.with_error.pdf(point).error
+    if is_quadrature:
+        assert error > by_means
+    else:
+        assert error == pytest.approx(by_means, rel=0.05)
+
+
+def test_corner_of_nan_is_named():
+    law = ns.Joint([[0.0, 0.0]], [np.eye(2)], ORIGIN)
+    with pytest.raises(ValueError, match="y=nan must be numbers without NaN"):
+        law.cdf(math.nan)

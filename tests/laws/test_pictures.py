@@ -2,8 +2,10 @@
 
 import pickle
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import netsor as ns
@@ -86,3 +88,29 @@ def test_formulas_of_laws_without_a_program():
         ns.LawError, match="no formula is known for a law by the exact engine at n = 4"
     ):
         ns.Program(ns.weight(n, n) @ ns.gaussian(n)).law(n=4, draws=10).latex()
+
+
+def test_last_law_is_blue_and_the_others_darken():
+    laws = [ns.Empirical(np.linspace(-s, s, 50)) for s in (1.0, 2.0, 3.0, 4.0)]
+    axes = ns.plot(*laws, labels=list("abcd"), ax=Figure().subplots())
+    *others, last = [to_rgb(line.get_color()) for line in axes.lines]
+    assert last == to_rgb("#0072b2")
+    luminances = [sum(colour) for colour in others]
+    assert luminances == sorted(luminances, reverse=True)
+    assert len(set(luminances)) == 3
+
+
+@pytest.mark.parametrize(("columns", "width"), [(1, 3.4), (2, 7.0)])
+def test_paper_style_sets_the_size_and_ends(columns, width):
+    before = dict(plt.rcParams)
+    with ns.paper_style(columns, height=2):
+        figure = plt.figure()
+    plt.close(figure)
+    assert figure.get_size_inches().tolist() == [width, 2.0]
+    assert dict(plt.rcParams) == before
+
+
+@pytest.mark.parametrize("wrong", [{"columns": 3}, {"height": 0}, {"height": "tall"}])
+def test_paper_style_names_what_it_rejects(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))), ns.paper_style(**wrong):
+        pass

@@ -15,6 +15,7 @@ import csv
 import multiprocessing
 import re
 import sys
+import textwrap
 import time
 import traceback
 import warnings
@@ -28,6 +29,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 TABLE, PAGE = DOCS / "coverage.csv", DOCS / "coverage.md"
 BEGIN, END = "<!-- the tables: make coverage -->", "<!-- the end of the tables -->"
 SECONDS = 180  # for one class
+PAGE_COLUMNS = 100
 LARGEST = 4_000_000  # parameters of a small model, at most
 NAMES = "classes, model types or mappings (causal, masked, …); default: all"
 TOLERANCE = 1e-5  # of outputs, relative to the largest one
@@ -356,6 +358,13 @@ def _summary(rows: list[Row]) -> list[str]:
     return lines
 
 
+def _wrapped(prose: str) -> str:
+    """Prose in lines of the length of all pages."""
+    return textwrap.fill(
+        prose, PAGE_COLUMNS, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def operation_of(row: Row) -> str:
     """The operation, or the kind of parameter, that a class was refused for."""
     if match := re.match(r"([\w.]+\.[\w]+) in ", row.reason):
@@ -373,7 +382,10 @@ def _causes(rows: list[Row]) -> list[str]:
         return []
     causes = ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
     return [
-        f"Classes that are refused, by the first operation that is not read: {causes}."
+        _wrapped(
+            "Classes that are refused, by the first operation that is not read:"
+            f" {causes}."
+        )
     ]
 
 
@@ -386,7 +398,7 @@ def _details(rows: list[Row], kind: str) -> list[str]:
             continue
         if status == READ:
             names = ", ".join(_shown(row) for row in chosen)
-            lines += [f"**Read** ({len(chosen)}): {names}.", ""]
+            lines += [_wrapped(f"**Read** ({len(chosen)}): {names}."), ""]
             continue
         lines += [f"**{status.capitalize()}** ({len(chosen)}):", ""]
         lines += ["| class | reason |", "|---|---|"]

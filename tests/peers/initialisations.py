@@ -73,6 +73,8 @@ class Case:
     # the modules that return a stream, where the audit finds no blocks
     paths: tuple[str, ...] = ()
     channels_first: bool = False
+    # a pattern of the modules that return gates, where experts get no indices
+    routers: str = ""
     draws: int = 3  # of the law, for each initialisation
 
     @cached_property
@@ -108,6 +110,7 @@ CASES = {
             "Llama4ForCausalLM",
             "experts whose inputs are scaled, chunks of attention",
             "*.experts.down_proj",
+            routers="*.router",
         ),
         Case(
             "DiffLlamaForCausalLM",
@@ -357,13 +360,23 @@ class Recorder:
         self.channels_first = law.case.channels_first
         for path in law.paths:
             module.get_submodule(path).register_forward_hook(self._stream)
-        if law.gates:
+        routers = [
+            part
+            for path, part in module.named_modules()
+            if fnmatchcase(path, law.case.routers)
+        ]
+        for router in routers:
+            router.register_forward_hook(self._router)
+        if law.gates and not routers:
             for part in module.modules():
                 part.register_forward_pre_hook(self._experts, with_kwargs=True)
 
     def _stream(self, module: Any, args: Any, output: Any) -> None:
         x = (output[0] if isinstance(output, tuple) else output).detach()
         self.streams.append(x.movedim(1, -1) if self.channels_first else x)
+
+    def _router(self, module: Any, args: Any, output: Any) -> None:
+        self.gates.append(output[0].detach())
 
     def _experts(self, module: Any, args: Any, kwargs: Any) -> None:
         """Experts are given vectors and the indices of the chosen experts."""

@@ -24,6 +24,7 @@ from tests.internals import (  # noqa: E402
 )
 
 from ..command import netsor  # noqa: E402
+from . import blind_loops as llama  # noqa: E402
 from . import training_loops as loops  # noqa: E402
 from .broken_modules import IDS, WHERE, Decoder  # noqa: E402
 from .own_modules import WIDTH, Attention, halves  # noqa: E402
@@ -420,6 +421,29 @@ def test_gains_written_out_are_read(offset):
     torch.nn.init.constant_(made.model.norm.weight, 0.5)
     wrong = ns.torch.check_init(made, IDS, reference=config)
     assert wrong.first.where == "model.norm.weight"
+
+
+def test_parameters_only_matches_names_of_other_code_bases():
+    """Those of Llama's own code, against a configuration of Transformers: the residual
+    matrices have a depth factor there, and nothing else departs.
+    """
+    config = {
+        "model_type": "llama",
+        "hidden_size": llama.WIDTH,
+        "num_hidden_layers": llama.LAYERS,
+        "num_attention_heads": llama.HEADS,
+        "num_key_value_heads": llama.KEYS,
+        "intermediate_size": 2 * llama.WIDTH,
+        "vocab_size": llama.VOCABULARY,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(0)
+    found = ns.torch.check_init(llama.Llama, reference=config, parameters_only=True)
+    assert not found.unchecked
+    assert {(each.where.split(".")[-2], each.what) for each in found.findings} == {
+        ("wo", "std"),
+        ("w2", "std"),
+    }
 
 
 def test_unknown_parameters_are_named_first_and_declared_on_the_command_line(

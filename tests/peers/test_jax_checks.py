@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import torch
 from flax import nnx
 
 import netsor as ns
+from tests.internals import jax_first_steps
 
 from .jax_models import (
     IDS,
@@ -205,8 +207,67 @@ def test_coordinate_checks_take_jax_models():
     )
     # under the same rate at all widths, what a hidden matrix adds grows
     assert re.search(r"layers\.0\.up\.kernel\s+update .* FLAG", str(found))
-    with pytest.raises(ValueError, match=r"a name, .*sgd"):
-        ns.coord_check(coordinate, widths=[16, 64], optimiser=optax.adam(1e-2))
+
+
+FIRST_STEPS = {
+    "chain": (
+        optax.chain(
+            optax.clip_by_global_norm(1.0),
+            optax.adamw(optax.linear_schedule(1e-3, 0.0, 10), weight_decay=0.1),
+        ),
+        {"head.kernel": ("adam", 1e-3), "words.embedding": ("adam", 1e-3)},
+    ),
+    "nesterov": (
+        optax.sgd(0.1, momentum=0.9, nesterov=True),
+        {"head.kernel": ("sgd", 0.19), "layers.0.up.kernel": ("sgd", 0.19)},
+    ),
+    "lion": (optax.lion(1e-4), {"layers.1.down.kernel": ("adam", 1e-4)}),
+    "muon": (optax.contrib.muon(1e-2), {"layers.0.up.kernel": ("muon", 1e-2)}),
+    "transforms": (
+        lambda params: optax.multi_transform(
+            {"head": optax.sgd(0.1), "rest": optax.adam(1e-3)},
+            jax.tree_util.tree_map_with_path(
+                lambda path, x: "head" if "head" in str(path) else "rest", params
+            ),
+        ),
+        {"head.kernel": ("sgd", 0.1), "words.embedding": ("adam", 1e-3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_STEPS)
+def test_first_steps_of_optax_are_found_by_running_them(name):
+    optimiser, expected = FIRST_STEPS[name]
+    state = jax.eval_shape(
+        lambda key: nnx.split(coordinate(16)(key))[1], jax.random.key(0)
+    )
+    steps = jax_first_steps(optimiser, state)
+    for path, (kind, rate) in expected.items():
+        assert steps[path].kind == kind
+        assert steps[path].rate == pytest.approx(rate, rel=1e-4)
+
+
+NO_FIRST_STEPS = {
+    "clipping": optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+    "size of the": optax.lamb(1e-3),
+    "decay inside": optax.chain(optax.add_decayed_weights(0.1), optax.adam(1e-3)),
+}
+
+
+@pytest.mark.parametrize("reason", NO_FIRST_STEPS)
+def test_steps_that_are_no_multiples_are_refused(reason):
+    with pytest.raises(ValueError, match=reason):
+        ns.coord_check(
+            coordinate, widths=[16, 64], optimiser=NO_FIRST_STEPS[reason], draws=8
+        )
+
+
+def test_an_optimiser_of_optax_has_the_law_of_its_name():
+    """The first step of Adam is the sign of the gradient."""
+    options = {"widths": [16, 32], "draws": 8, "workers": 1, "progress": False}
+    of_optax = ns.coord_check(coordinate, optimiser=optax.adamw(1e-2), **options)
+    named = ns.coord_check(coordinate, optimiser="adam", lr=1e-2, **options)
+    assert str(of_optax[0]) == str(named[0])
 
 
 def straight_through():

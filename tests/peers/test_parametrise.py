@@ -237,7 +237,7 @@ def judged(style: Style):
 
     rule = derive(lambda n: Net(n, style), optimiser=optimiser)
     assert rule.growing == ()
-    return {tuple(departure) for departure in rule.departures}
+    return {(x.path, x.what, x.power) for x in rule.departures}
 
 
 ATTENDS = Style(has_attention=True)

@@ -50,6 +50,85 @@ def test_unreadable_operation_is_refused_by_name(build, message):
     assert ns.torch.program(Orthogonal, IDS, laws=laws).shape == (1, 6)
 
 
+class Embedded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 64)
+
+
+class Fourier(Embedded):
+    """FNet."""
+
+    def forward(self, ids):
+        return torch.fft.fftn(self.embed(ids), dim=(1, 2)).real
+
+
+class Standardised(Embedded):
+    """BiT."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Conv1d(64, 64, 3)
+
+    def forward(self, ids):
+        weight = torch.nn.functional.batch_norm(
+            self.map.weight.reshape(1, 64, -1), None, None, training=True
+        )
+        return torch.conv1d(self.embed(ids).mT, weight.reshape_as(self.map.weight))
+
+
+class Infinite(Embedded):
+    """Vectors beside −∞, as in DeepSeek V4."""
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        gates = torch.cat([torch.full_like(x[:, :2], -torch.inf), x], 1)
+        return gates.softmax(1)
+
+
+class Low(Embedded):
+    """The remedy of `Infinite`."""
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        gates = torch.cat([torch.full_like(x[:, :2], -1e4), x], 1)
+        return gates.softmax(1)
+
+
+class Chosen(Embedded):
+    """A loop over the experts that were chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(64, 4)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        best = self.map(x).argmax(-1)
+        total = 0.0 * x
+        for expert in torch.nonzero(torch.bincount(best.flatten())):
+            total = total + (best == expert)[..., None] * x
+        return total
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Fourier, "fft_fftn.*a Fourier transform mixes coordinates.*transform the"),
+        (Standardised, "standardised.*use the weights as they are drawn"),
+        (Infinite, "infinite numbers beside vectors.*fill in a low number"),
+        (Chosen, "random numbers.*compute all experts for all tokens"),
+    ],
+)
+def test_refusal_names_a_remedy(build, message):
+    with pytest.raises(ns.torch.UnsupportedError, match=message):
+        ns.torch.program(build, IDS)
+
+
+def test_softmax_beside_low_numbers_is_read():
+    assert ns.torch.program(Low, IDS).shape == (1, 8)
+
+
 def _mixed(x, positions, sign=-1.0):
     angles = positions[..., None] * (0.5 ** torch.arange(8)).repeat(2)
     a, b = x.chunk(2, dim=-1)

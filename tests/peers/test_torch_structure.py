@@ -35,6 +35,25 @@ class Averaging(Layer):
         return self.o(self.v(self.norm(x)).mean(-2, keepdim=True).expand_as(x))
 
 
+class Shifted(Layer):
+    """Mixtures of a token and the one before, in both branches, as in RWKV."""
+
+    def mixed(self, x, share):
+        before = torch.nn.functional.pad(x, (0, 0, 1, -1))
+        return x * share + before * (1 - share)
+
+    def attend(self, x):
+        h = self.norm(x)
+        receptance = torch.sigmoid(self.q(self.mixed(h, 0.3)))
+        key, value = self.k(self.mixed(h, 0.5)).exp(), self.v(self.mixed(h, 0.7))
+        return self.o(receptance * (key * value).cumsum(-2) / key.cumsum(-2))
+
+    def forward(self, x):
+        x = x + self.attend(x)
+        h = self.norm2(x)
+        return x + self.down(self.up(self.mixed(h, 0.4)).relu() ** 2)
+
+
 class NoSum(Layer):
     def forward(self, x):
         return self.o(self.norm(x))
@@ -47,7 +66,15 @@ def zero_start():
     return network
 
 
-@pytest.mark.parametrize("build", [Repeated, lambda: Network(Averaging), zero_start])
+BUILDS = [
+    Repeated,
+    lambda: Network(Averaging),
+    lambda: Network(Shifted),
+    zero_start,
+]
+
+
+@pytest.mark.parametrize("build", BUILDS)
 def test_program_matches_module(build):
     ((real, ours),) = literal.outputs(build, (IDS,))
     assert np.abs(real - ours).max() < 1e-6 * np.abs(real).max()
@@ -59,10 +86,24 @@ def test_block_is_found_at_each_call():
     assert paths == ["layers.0", "layers.1", "layers.0", "layers.1"]
 
 
-def test_mixer_without_softmax_counts_as_attention():
-    net = ns.torch.network(lambda: Network(Averaging), IDS)
+@pytest.mark.parametrize("layer", [Averaging, Shifted])
+def test_mixer_without_softmax_counts_as_attention(layer):
+    net = ns.torch.network(lambda: Network(layer), IDS)
     names = [probe.name for probe in net.probes]
     assert names.count("attention") == names.count("mlp") == 2
+
+
+def test_sums_inside_a_branch_are_no_sums_of_the_stream():
+    parts = read_network(lambda: Network(Shifted), (IDS,)).structure
+    for k, block in enumerate(parts.blocks):
+        assert {kind: len(nodes) for kind, nodes in block.branches.items()} == {
+            "attention": 1,
+            "mlp": 1,
+        }
+        names = [name for of_kind in block.matrices.values() for name in of_kind]
+        assert {f"layers.{k}.{x}.weight" for x in ("k", "v", "o", "up", "down")} <= {
+            *names
+        }
 
 
 def test_zero_matrix_has_gradient_and_its_input_has_none():

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..reader._structure import Place, Structure
 from ..reader._vectors import BIAS, GAIN, OFFSET, POSITION, TYPE, Use, uses
 from ..runtime._parallel import cores
 from ..runtime._units import in_time
+from ._familiar_names import NORMS, Role, by_role, role_of
 
 ATTENTION = ("query", "key", "value")
 LOG = logging.getLogger("netsor")
@@ -97,6 +98,9 @@ class Reference:
             law = None if self.laws is None else self.laws.get(known_name)
             if law is not None and law.shape == shape:
                 return law
+        law = self._law_of_role(name, shape)
+        if law is not None:
+            return law
         place = Place(None, "")
         if net is not None:
             place = net.places.get(name, place)
@@ -115,6 +119,30 @@ class Reference:
             note=DECLARED,
             value=0.0,
         )
+
+    def _law_of_role(self, name: str, shape: tuple[int, ...]) -> Parameter | None:
+        """The law of the parameter with the same role under another familiar name.
+
+        A matrix may be stored transposed. Gains are matched if they are 1: where a norm
+        adds 1 to its gain, another code base may not.
+        """
+        role = role_of(without_wrappers(name))
+        if self.laws is None or role is None:
+            return None
+        law = self.laws.get(self._names_by_role.get(role, ""))
+        if law is None or shape not in (law.shape, law.shape[::-1]):
+            return None
+        is_gain = role.kind in NORMS and role.suffix == "weight"
+        if is_gain and not (law.law == "constant" and law.value == 1):
+            return None
+        if law.law == "copy" or law.zero_rows:
+            return None
+        return replace(law, name=name, shape=shape)
+
+    @cached_property
+    def _names_by_role(self) -> dict[Role, str]:
+        """The names of the parameters with a law, by their roles."""
+        return by_role(self.laws or ())
 
     def _law_of_vector(
         self, name: str, shape: tuple[int, ...], net: Structure | None, use: Use | None

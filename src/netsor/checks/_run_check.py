@@ -565,7 +565,7 @@ class RunLaw:
             if values and self._holds(values, logged):
                 confirmed.append((self._misfit(values, logged), mistake.question))
         confirmed.sort(key=lambda each: each[0])
-        return [question for _, question in confirmed]
+        return list(dict.fromkeys(question for _, question in confirmed))
 
     def _first_factors(self, logged: RunLog) -> dict[str, float]:
         """The first logged numbers over the expected ones, by quantity."""
@@ -723,8 +723,9 @@ def law_of_loop(
 ) -> RunLaw:
     """The law of the log of a loop that trains a network of this name."""
     first_seed, second_seed = seeds_of(seed, 2)
-    start = time.monotonic()
-    run, other_run = loop.run(first_seed), loop.run(second_seed)
+    run = loop.run(first_seed)
+    start = time.monotonic()  # the first run also loads and compiles
+    other_run = loop.run(second_seed)
     _refuse_fixed_seed(name, other_run, run)
     runs = enough_runs(level / sum(map(len, run.values())))
     if initialisations is not None:
@@ -751,8 +752,8 @@ def law_of_loop(
 
 
 def _announce(runs: int, seconds: float) -> None:
-    """Say how long all runs take, if it is long; two of them took these seconds."""
-    total = seconds / 2 * runs
+    """Say how long all runs take, if it is long; one of them took these seconds."""
+    total = seconds * runs
     if total > LONG:
         LOG.info("training %d healthy runs, which takes about %s", runs, in_time(total))
 

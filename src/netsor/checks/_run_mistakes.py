@@ -118,7 +118,7 @@ def mistakes_of_factor(loop: TrainingLoop, factor: float) -> Iterator[Hypothesis
             " (GradScaler.unscale_)?",
             replace(loop, gradient_factor=float(scale)),
         )
-    if factor > 1:
+    elif factor > 1:
         yield Hypothesis(
             "factor",
             f"are gradients {count} times too large: summed over {count} devices?",

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from ..checks._run_arguments import (
     unreadable_file,
 )
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
-from ._models import Functions, functions_of
+from ._models import Functions, batched, functions_of
+from ._optax import transformation_of
 from ._run_loop import Batch, Loop, next_tokens
 
 BATCHES = "an array of ids, a tuple of inputs, or a list of such batches"
-OPTIMISER = "an optax.GradientTransformation, or a function that returns one"
 
 
 @also_spelled(optimizer="optimiser", initialization="initialisation")
@@ -70,7 +69,7 @@ def run_law(
     sizes.check_batch_count(len(passes), batches)
     loop = Loop(
         functions=functions,
-        optimiser=_optimiser(optimiser),
+        optimiser=transformation_of(optimiser),
         batches=passes,
         steps=sizes.steps,
         accumulation=sizes.accumulation,
@@ -205,32 +204,6 @@ def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
     return tuple(shortened) if isinstance(batch, tuple) else shortened[0]
 
 
-def _optimiser(optimiser: Any) -> Any:
-    """A gradient transformation of optax: the argument, or what it returns if it is a
-    function, which is called without arguments.
-    """
-    if _is_transformation(optimiser):
-        return optimiser
-    if callable(optimiser):
-        try:
-            inspect.signature(optimiser).bind()
-        except TypeError as error:  # such as optax.adamw, which needs a rate
-            raise ArgumentError(
-                "optimiser", optimiser, f"{OPTIMISER} without arguments ({error})"
-            ) from None
-        except ValueError:  # some functions written in C have no signature
-            pass
-        transformation = optimiser()
-        if _is_transformation(transformation):
-            return transformation
-    raise ArgumentError("optimiser", optimiser, OPTIMISER)
-
-
-def _is_transformation(x: Any) -> bool:
-    """Whether an object initialises a state and computes updates, as in optax."""
-    return all(callable(getattr(x, method, None)) for method in ("init", "update"))
-
-
 def _as_list(batches: Any) -> Sequence[Any]:
     """The batches of an argument."""
     entries = batches if isinstance(batches, list) else [batches]
@@ -258,7 +231,7 @@ def _functions(model: Any, init: Any, entry: tuple[Any, ...]) -> Functions:
             None,
             "a function of a key that draws the parameters: a check trains fresh ones",
         )
-    return functions
+    return batched(model, functions)
 
 
 def _batch(functions: Functions, entry: tuple[Any, ...], loss: Any) -> Batch:

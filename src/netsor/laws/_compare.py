@@ -384,7 +384,8 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Plot densities, and below them the difference of each from the last. Returns the
     axes.
 
-    Arrows are atoms. Show or save the figure as any other: `plt.show()`,
+    The last law, such as the limit, is blue; the others darken in their order. Arrows
+    are atoms. Show or save the figure as any other: `plt.show()`,
     `plt.savefig("laws.pdf")`.
 
     Parameters

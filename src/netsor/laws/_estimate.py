@@ -15,10 +15,21 @@ from ..report._html import note, table
 
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
-# the key of one independent error: an object that is equal only to itself, which says
-# which error it is, and the sources of that error
-_ErrorKey = tuple[object, Sources]
 SHOWN = 12  # largest number of entries of an array that a notebook shows
+
+
+class _Error:
+    """One independent error, which several estimates may have in common.
+
+    Two errors are the same only if they are one object.
+    """
+
+    __slots__ = ("size", "sources")
+
+    def __init__(self, size: Any, sources: Sources) -> None:
+        """`size` is the standard error; `sources` says what it comes from."""
+        self.size = size
+        self.sources = sources
 
 
 class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
@@ -50,15 +61,15 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     (2.0, 0.3)
     """
 
-    __slots__ = ("_parts", "error", "value")
+    __slots__ = ("_slopes", "error", "value")
 
     def __init__(self, value: Any, error: Any, sources: Sources = frozenset()) -> None:
-        """See the class."""
+        """An estimate with an error of its own, which no other estimate shares yet."""
         self.value = value
         self.error = error
-        # the independent errors whose sum is the error of this estimate, with signs:
-        # e − e has one part, of size 0
-        self._parts: dict[_ErrorKey, Any] = {(object(), sources): error}
+        # how much the value changes with each independent error, to first order: 1 for
+        # e itself, 2 for e + e and 0 for e − e
+        self._slopes: dict[_Error, Any] = {_Error(error, sources): 1.0}
 
     # an estimate unpacks like the pair (value, error)
 
@@ -173,21 +184,21 @@ class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
             return ufunc(*values)[()]
         _check_operands(ufunc, inputs, values)
 
-        # the independent errors of the result
         with np.errstate(divide="ignore"):  # √x is infinitely steep at 0
-            slopes = _SLOPES[ufunc](*values)
-        errors: dict[_ErrorKey, Any] = {}
-        for operand, slope in zip(inputs, slopes, strict=True):
+            slopes_of_arguments = _SLOPES[ufunc](*values)
+        slopes: dict[_Error, Any] = {}
+        for operand, outer_slope in zip(inputs, slopes_of_arguments, strict=True):
             if not isinstance(operand, Estimate):
                 continue
-            for key, error in operand._parts.items():
-                errors[key] = errors.get(key, 0.0) + _product(slope, error)
+            for error, inner_slope in operand._slopes.items():
+                slope = _product(outer_slope, inner_slope)  # the chain rule
+                slopes[error] = _sum_of_slopes(slopes.get(error, 0.0), slope)
 
         value = ufunc(*values)
         if np.ndim(value) == 0:
             value = value.item()
-        result = Estimate(value, _total_error(errors))
-        result._parts = errors
+        result = Estimate(value, _total_error(slopes))
+        result._slopes = slopes
         return result
 
     def log(self) -> Estimate:
@@ -219,11 +230,25 @@ def _check_operands(
         raise ValueError(f"sqrt of {operands[0]}: the value must be 0 or more")
 
 
-def _product(slope: Any, error: Any) -> Any:
-    """`slope * error`, where 0 times infinity is 0 and not NaN."""
-    is_zero = (np.asarray(slope) == 0) | (np.asarray(error) == 0)
-    safe_slope = np.where(is_zero, 0.0, slope)
-    return np.where(is_zero, 0.0, safe_slope * error)
+def _product(a: Any, b: Any) -> Any:
+    """a b, where 0 times infinity is 0 and not NaN."""
+    is_zero = (np.asarray(a) == 0) | (np.asarray(b) == 0)
+    with np.errstate(invalid="ignore"):
+        return np.where(is_zero, 0.0, np.multiply(a, b))
+
+
+def _sum_of_slopes(a: Any, b: Any) -> Any:
+    """a + b, where ∞ − ∞ is ∞: nothing is known about such a difference."""
+    with np.errstate(invalid="ignore"):
+        total = np.add(a, b)
+    return np.where(np.isnan(total) & np.isinf(a) & np.isinf(b), math.inf, total)
+
+
+def _slope_of_power(x: Any, p: Any) -> Any:
+    """p x^(p − 1), the derivative of x^p; 0 for p = 0, where x^p is 1."""
+    is_constant = p == 0
+    slope = p * x ** np.where(is_constant, 1.0, p - 1)
+    return np.where(is_constant, 0.0, slope)
 
 
 # the derivatives of each function with respect to its arguments
@@ -232,10 +257,11 @@ _SLOPES: dict[Any, Callable[..., tuple[Any, ...]]] = {
     np.subtract: lambda x, y: (1.0, -1.0),
     np.multiply: lambda x, y: (y, x),
     np.divide: lambda x, y: (1 / y, -x / y**2),
-    np.power: lambda x, p: (p * x ** (p - 1) if np.all(p) else 0.0, 0.0),
+    np.power: lambda x, p: (_slope_of_power(x, p), 0.0),
     np.positive: lambda x: (1.0,),
     np.negative: lambda x: (-1.0,),
-    np.absolute: lambda x: (np.sign(x),),
+    # |x| changes by all of an error at 0, where it has no derivative
+    np.absolute: lambda x: (np.where(x == 0, 1.0, np.sign(x)),),
     np.exp: lambda x: (np.exp(x),),
     np.log: lambda x: (1 / x,),
     np.sqrt: lambda x: (0.5 / np.sqrt(x),),
@@ -257,20 +283,20 @@ class _ConnectedErrors(NamedTuple):
     total: Any
 
 
-def _total_error(errors: dict[_ErrorKey, Any]) -> Any:
-    """The standard error of a sum of errors.
+def _total_error(slopes: dict[_Error, Any]) -> Any:
+    """The standard error of a value that changes with errors at these slopes.
 
     Those that share sources add linearly, which is the worst case; others in squares.
     For example, errors a, b and c with sources {1}, {1, 2} and {3} have the total
     √((|a| + |b|)² + c²).
     """
     groups: list[_ConnectedErrors] = []
-    for (_, sources), error in errors.items():
-        all_sources = sources
-        total = np.abs(error)
+    for error, slope in slopes.items():
+        all_sources = error.sources
+        total = np.abs(_product(slope, error.size))
         unconnected = []
         for group in groups:
-            if group.sources & sources:
+            if group.sources & error.sources:
                 all_sources = all_sources | group.sources
                 total = total + group.total
             else:

@@ -5,7 +5,7 @@ once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -541,13 +541,18 @@ class JointWithError:
         """E[Y], (entries,)."""
         law = self._law
         value, error = law._replicas.average(law.component_mean)
-        doubt: Any = 0.0  # of quadrature; means that are 0 are exact
-        if law.component_mean.any():
-            std = law.std()
-            size = np.abs(value)
-            unit = np.where(std > CONSTANT * size, std, size)
-            doubt = law.origin.quadrature_error * unit
-        return Estimate(value, combined(error, doubt, law.mean_error), law.sources)
+        return Estimate(value, combined(error, self._mean_doubt()), law.sources)
+
+    def _mean_doubt(self) -> Array:
+        """The error of each mean that is no error of sampling, (entries,)."""
+        law = self._law
+        if not law.component_mean.any():  # means that are 0 have no quadrature error
+            return law.mean_error
+        std = law.std()
+        size = np.abs(law.mean())
+        unit = np.where(std > CONSTANT * size, std, size)
+        quadrature_error = law.origin.quadrature_error * unit
+        return np.asarray(combined(quadrature_error, law.mean_error))
 
     def cov(self) -> Estimate:
         """The covariance matrix, (entries, entries)."""
@@ -588,8 +593,7 @@ class JointWithError:
         """The joint density at points (…, entries), of shape (…)."""
         points, shape = self._law._points("pdf", y)
         value, error = self._law._pdf_with_error(points)
-        changes = [np.abs(moved.pdf(points) - value) for moved in self._moved()]
-        doubt = np.max(changes, axis=0, initial=0.0)
+        doubt = self._doubt(value, lambda law: law.pdf(points))
         total_error = np.asarray(combined(error, doubt))
         return Estimate(
             value=value.reshape(shape)[()],
@@ -601,30 +605,53 @@ class JointWithError:
         """P(lower < Y ≤ y) for corners of a number for each entry, or one for all."""
         upper = self._corner("y", y)
         low = self._corner("lower", -math.inf if lower is None else lower)
+        if np.isnan(upper).any():
+            raise LawError("cdf", "y", y, "numbers without NaN")
         if not (low <= upper).all():
             raise LawError(
                 "cdf", "lower", lower, f"at most y={shown(y)}, in every entry"
             )
         value, error = self._law._rectangle(low, upper)
-        doubt = 0.0
-        for moved in self._moved():
-            change = abs(moved._rectangle(low, upper).value - value)
-            doubt = max(doubt, change)
+        doubt = self._doubt(value, lambda law: law._rectangle(low, upper).value)
         return Estimate(value, combined(error, doubt), self._law.sources)
 
-    def _moved(self) -> list[Joint]:
-        """The law with covariances moved up, and down, by the error of Gaussian
-        expectations; none if they are exact.
+    def _doubt(self, value: Any, read: Callable[[Joint], Any]) -> Any:
+        """The change of a number when the law moves by errors other than of sampling.
+
+        `read` computes the number, or an array of them, from a law; `value` is that of
+        this law. It is the larger change of each pair of `_moved`, and the changes of
+        different pairs are independent.
+        """
+        changes = []
+        for law, opposite in self._moved():
+            change = np.abs(read(law) - value)
+            opposite_change = np.abs(read(opposite) - value)
+            changes.append(np.maximum(change, opposite_change))
+        return combined(*changes)
+
+    def _moved(self) -> Iterator[tuple[Joint, Joint]]:
+        """Pairs of laws that differ from this one by ±ε, for each quantity with an
+        error ε: first all covariances, then the mean of each entry.
         """
         law = self._law
+
+        def moved(shift: Array | float, share: float) -> Joint:
+            """The law with means moved by `shift`, and covariances changed by a share
+            of themselves.
+            """
+            mean = law.component_mean + shift
+            cov = law.component_cov * max(1 + share, 0.0)
+            return Joint(mean, cov, law.origin, law.weight)
+
         error = law.origin.quadrature_error
-        if error <= base.NO_QUADRATURE_ERROR:
-            return []
-        moved = []
-        for factor in (1 + error, 1 - error):
-            cov = law.component_cov * factor
-            moved.append(Joint(law.component_mean, cov, law.origin, law.weight))
-        return moved
+        if error > base.NO_QUADRATURE_ERROR:
+            yield moved(0.0, error), moved(0.0, -error)
+        doubts = self._mean_doubt()
+        rounding = base.NO_QUADRATURE_ERROR * np.maximum(law.std(), np.abs(law.mean()))
+        for entry in np.flatnonzero(doubts > rounding):
+            shift = np.zeros(law.dim)
+            shift[entry] = doubts[entry]
+            yield moved(shift, 0.0), moved(-shift, 0.0)
 
     def _corner(self, name: str, value: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""

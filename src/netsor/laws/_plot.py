@@ -18,10 +18,12 @@ from ..report._mpl_style import (
     DOTTED,
     GREEN,
     GREY,
+    LIMIT,
     ORANGE,
     PURPLE,
     SKY,
     VERMILLION,
+    width_colours,
 )
 from ._law_base import LawError
 
@@ -136,9 +138,10 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
     curves = [_curve(law, y) for law in laws]
     last, last_error = curves[-1]
     top = max(float(value.max()) for value, _ in curves)
+    colours = [*width_colours(len(laws) - 1), LIMIT]
     for k, (law, name) in enumerate(zip(laws, names, strict=True)):
         value, error = curves[k]
-        colour = COLOURS[k % len(COLOURS)]
+        colour = colours[k]
         is_last = k == len(laws) - 1
         line = "-" if is_last else DOTTED
         _add_line(densities, y, value, error, colour, line, label=name)

@@ -917,6 +917,11 @@ def softmax(call: Call, x: Tensor, axis: int) -> Scalars:
     return Scalars(ns.softmax(x.unmasked, mask))
 
 
+def shares(call: Call, x: Tensor, log_sum: Tensor) -> Tensor:
+    """The softmax of each coordinate, exp(x − log Σ exp x), over an axis of indices."""
+    return apply_function(EXP, call, subtract(call, x, log_sum))
+
+
 # Choices
 
 

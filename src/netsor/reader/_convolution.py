@@ -219,7 +219,8 @@ def convolution(
         refuse_if(
             not isinstance(weight, Random),
             f"a convolution by {kind(weight)}: the kernel must be a parameter itself,"
-            " and no function of one",
+            " and no function of one, such as standardised weights: use the weights as"
+            " they are drawn",
         )
         parts = [_group(call, x, weight, shape, group) for group in range(groups)]
         product = parts[0] if groups == 1 else end_to_end(parts, parts[0].axis)
@@ -592,6 +593,11 @@ def group_norm(
 
 def _with_channels(call: Call, x: Tensor) -> Vectors:
     """The argument as vectors whose coordinates are the channels."""
+    refuse_if(
+        isinstance(x, Random),
+        "weights that are standardised have entries that are not independent: use the"
+        " weights as they are drawn",
+    )
     vectors = call.vectors(x)
     refuse_if(vectors.axis != 1, "the channels must be the coordinates of vectors")
     return vectors

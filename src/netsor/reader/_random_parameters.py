@@ -287,7 +287,8 @@ class Draws:
         earlier_use = self._uses.setdefault(name, use)
         refuse_if(
             earlier_use != use,
-            f"the parameter {name} is used both as {earlier_use} and as {use}",
+            f"the parameter {name} is used both as {earlier_use} and as {use}: give"
+            " each use a parameter of its own",
         )
         return self.laws[name]
 

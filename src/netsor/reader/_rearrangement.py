@@ -34,6 +34,11 @@ from ._random_parameters import Random
 
 # Shapes and axes
 
+RANDOM_INDICES = (
+    "indices that are random: a product with the one-hot vectors of the indices gives"
+    " the same numbers"
+)
+
 
 def rearranged(call: Call, x: Tensor, rearrangement: Rearrangement) -> Tensor:
     """The same entries in another shape, or with the axes in another order."""
@@ -138,7 +143,7 @@ def gather(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
 
     Coordinates that are gathered are scalars: a bias for each distance of two tokens.
     """
-    refuse_if(is_random(index), "indices that are random")
+    refuse_if(is_random(index), RANDOM_INDICES)
     by_index = Gather(axis, index)
     if not is_random(x):
         return by_index.of_array(numbers(x))
@@ -198,7 +203,7 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
 
 def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Tensor:
     """x with values added at given indices along an axis; some may be equal."""
-    refuse_if(not isinstance(index, np.ndarray), "indices that are random")
+    refuse_if(not isinstance(index, np.ndarray), RANDOM_INDICES)
     axis %= len(call.shape)
     size = call.shape[axis]
     index = np.ravel(index) % size
@@ -340,6 +345,11 @@ def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
 
 def _given_vectors(x: Tensor, axis: int) -> Vectors:
     """Numbers as vectors, with their coordinates along the given axis."""
+    refuse_if(
+        not np.isfinite(numbers(x)).all(),
+        "infinite numbers beside vectors: coordinates are finite, so fill in a low"
+        " number such as -1e4",
+    )
     return Vectors.of(ns.data(np.moveaxis(numbers(x), axis, -1)), axis)
 
 

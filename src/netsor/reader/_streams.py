@@ -55,6 +55,24 @@ def sums_of(
     return stream.sums
 
 
+def sums_of_main_line(graph: Graph, nodes: Sequence[Node], before: Node) -> Sums | None:
+    """The sums through which the stream reaches its last one; None if all do.
+
+    Another sum is a part of a branch, such as that of a token and the one before.
+    """
+    stream = _Stream(graph, nodes, before)
+    for node in nodes:
+        stream.follow(node)
+    aside = stream.sums_aside()
+    if not aside:
+        return None
+    main = _Stream(graph, nodes, before)
+    for node in nodes:
+        if node not in aside:
+            main.follow(node)
+    return main.sums
+
+
 class _Stream:
     """The stream of a block, followed from node to node."""
 
@@ -64,6 +82,8 @@ class _Stream:
         self.shape: Shape = shape_of(before)
         self.start = before
         self.carriers = {before: False}
+        self.previous: dict[Node, Node] = {}  # the carrier before each carrier
+        self.added: list[Node] = []  # the sums
         self.terms: list[Term] = []
         self.middle: Node | None = None
         self.last: Node | None = None
@@ -79,6 +99,15 @@ class _Stream:
             last=self.last,
         )
 
+    def sums_aside(self) -> set[Node]:
+        """The sums that are not on the way of the stream to its last sum."""
+        main_line = set()
+        node = self.last
+        while node is not None:
+            main_line.add(node)
+            node = self.previous.get(node)
+        return {node for node in self.added if node not in main_line}
+
     def follow(self, node: Node) -> None:
         """Record a node that carries the stream on, or adds something to it."""
         streams = [x for x in node.all_input_nodes if x in self.carriers]
@@ -91,6 +120,8 @@ class _Stream:
             if self.carriers[streams[0]] and self.terms:
                 self.middle = streams[0]
             self._add(node, branch)
+        if node in self.carriers:
+            self.previous[node] = streams[0]
 
     def _added(self, node: Node) -> Node | None:
         """The random operand of the shape of the stream that does not carry it."""
@@ -112,6 +143,7 @@ class _Stream:
         """Record a sum of the stream and a branch."""
         self.terms.append(Term(branch, self._parallel(branch)))
         self.carriers[node] = False
+        self.added.append(node)
         self.last = node
 
     def _parallel(self, node: Node) -> list[Node]:

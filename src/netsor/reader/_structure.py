@@ -46,7 +46,7 @@ from ._operations import (
     TURNS,
     viewed,
 )
-from ._streams import Sums, back, coordinate_axis, sums_of
+from ._streams import Sums, back, coordinate_axis, sums_of, sums_of_main_line
 
 
 class Place(NamedTuple):
@@ -493,6 +493,20 @@ def _block(graph: Graph, part: Part, before: Node, is_staged: bool) -> Block:
     if len(shape_of(before)) != 3 and not is_staged:
         raise NotABlockError(f"{path} has an input of shape {shape_of(before)}")
     sums = sums_of(graph, part.nodes, before, may_change=is_staged)
+    try:
+        return _block_of_sums(graph, part, before, is_staged, sums)
+    except NotABlockError:
+        main_line = sums_of_main_line(graph, part.nodes, before)
+        if main_line is None:
+            raise
+        return _block_of_sums(graph, part, before, is_staged, main_line)
+
+
+def _block_of_sums(
+    graph: Graph, part: Part, before: Node, is_staged: bool, sums: Sums
+) -> Block:
+    """The parts of a block, given the sums of its stream."""
+    path = part.path or "the module"
     if not sums.terms or sums.last is None:
         raise NotABlockError(f"{path} adds nothing to its input")
     branches = _named_branches(graph, sums, {*part.nodes})
@@ -706,11 +720,18 @@ def _routers(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
     """The products by a matrix whose outputs choose among experts."""
     routers: set[Node] = set()
     for node in nodes:
-        is_softmax = name_of(node) in SOFTMAX and not _attends(graph, node)
+        is_softmax = _is_over_entries(node) and not _attends(graph, node)
         if is_softmax or _chooses(node):
             nearest = back(graph, node, ends=_is_product)
             routers.update(x for x in nearest if matrix_of(graph, x))
     return routers
+
+
+def _is_over_entries(node: Node) -> bool:
+    """Whether a node is a softmax over its last axis, such as that of a router."""
+    if name_of(node) not in SOFTMAX:
+        return False
+    return bool(node.args[1] in (-1, len(shape_of(node)) - 1))
 
 
 def _chooses(node: Node) -> bool:

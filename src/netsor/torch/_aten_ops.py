@@ -28,7 +28,7 @@ from ..reader._arithmetic import (
     entrywise,
     normalised,
 )
-from ..reader._axes import Refusal, Scalars, refuse_if
+from ..reader._axes import Refusal, Scalars, Vectors, refuse_if
 from ..reader._einsum import einsum
 from ..reader._losses import MEAN, cross_entropy
 from ..reader._operations import (
@@ -58,6 +58,11 @@ def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
 
     Arguments that are None, or that its function does not name, are left out.
     """
+    refuse_if(
+        name.startswith("fft_"),
+        "a Fourier transform mixes coordinates by given numbers, which only random"
+        " matrices may do: transform the tokens alone, by a product with the cosines",
+    )
     refuse_if(
         name not in OPS,
         "this operation is not supported; docs/torch.md lists those that are",
@@ -428,7 +433,11 @@ def _einsum(call: Call, equation: str, tensors: list[Tensor]) -> Tensor:
 
 
 @reads(*SOFTMAX)
-def _softmax(call: Call, x: Tensor, dim: int) -> Scalars:
+def _softmax(call: Call, x: Tensor, dim: int) -> Tensor:
+    if isinstance(x, Vectors) and dim % len(x.shape) != x.axis:
+        total = rearrangement.running(call, x, dim, arithmetic.log_of_sum)
+        last = rearrangement.pick(call, total, dim, slice(-1, None))
+        return arithmetic.shares(call, x, last)
     return arithmetic.softmax(call, x, dim)
 
 

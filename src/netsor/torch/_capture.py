@@ -816,6 +816,11 @@ def _not_captured(module: Module, error: Exception) -> UnsupportedError:
             code = f" (at {source})"
             break
     reason = f"{type(error).__name__}: {lines[0] if lines else ''}{code}"
+    if "data-dependent" in reason:
+        reason += (
+            ": no size may depend on random numbers; compute all experts for all"
+            " tokens, with gates that are 0 where an expert is not chosen"
+        )
     return UnsupportedError(
         f"torch.export cannot capture {type(module).__name__}: {reason}"
     )

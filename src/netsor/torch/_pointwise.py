@@ -145,10 +145,14 @@ def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tenso
         k for k, x in enumerate(leaves) if is_random(x) or _is_array(x)
     ]
     operands = {k: call.settled(leaves[k]) for k in operand_positions}
-    first = next((x for x in operands.values() if isinstance(x, Vectors)), None)
-    if first is None:
+    vectors = [x for x in operands.values() if isinstance(x, Vectors)]
+    if not vectors:
         raise Refusal("not of vectors")
+    first = max(vectors, key=_coordinates)
     operands = {k: call.beside(leaves[k], first) for k in operand_positions}
+    for k, x in operands.items():
+        if isinstance(x, Vectors) and _coordinates(x) == 1 < _coordinates(first):
+            operands[k] = call.draws.entries(x)  # one coordinate beside many
     for x in operands.values():
         refuse_if(
             isinstance(x, Vectors) and x.from_end != first.from_end,
@@ -163,6 +167,11 @@ def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tenso
     f = PointwiseFunction(str(node.target), *template)
     function = f.function(name_of(node), len(order))
     return Vectors.of(ns.nonlin(function, *(plain[k] for k in order)), first.from_end)
+
+
+def _coordinates(x: Vectors) -> int:
+    """How many coordinates vectors have."""
+    return x.shape[x.axis]
 
 
 def _is_array(x: Any) -> bool:

@@ -280,6 +280,17 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     }
     for name, (shift, question) in shifts.items():
         yield Hypothesis(name, question, replace(loop, of_batch=_shifted_labels(shift)))
+    if labels is not None and bool((labels < 0).any()):
+        yield Hypothesis(
+            "labels are the inputs",
+            shifts["labels not shifted"][1],
+            replace(loop, of_batch=_inputs_as_labels),
+        )
+
+
+def _inputs_as_labels(batch: Batch) -> Batch:
+    """The batch whose labels are its inputs, where they count."""
+    return batch.with_labels(torch.where(batch.labels < 0, batch.labels, batch.ids))
 
 
 def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
@@ -553,7 +564,7 @@ def _of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "part left out",
             f"is {path} left out of the optimiser?",
-            replace(loop, of_optimiser=_left_out(path)),
+            replace(loop, of_optimiser=_left_out(path), zero="held"),
         )
     if len(parts) > 2:
         yield Hypothesis(
@@ -654,7 +665,7 @@ def _of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "group left out",
             f"is parameter group {name} left out of the optimiser?",
-            replace(loop, of_optimiser=_without_group(k)),
+            replace(loop, of_optimiser=_without_group(k), zero="held"),
         )
 
 

@@ -65,7 +65,8 @@ class Loop(TrainingLoop):
     by_tokens : bool
         Whether a step averages over all labels of its passes, not over the passes.
     zero : str
-        When gradients are zeroed: at each "step", at each "pass" or "never".
+        When gradients are zeroed: at each "step", at each "pass" or "never"; "held":
+        at each step, those of the parameters that the optimiser holds.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
         "late": the first learning rate is 0, and the schedule begins at step 1.
@@ -203,6 +204,8 @@ def _step(
         )
     if loop.zero == "step":
         module.zero_grad(set_to_none=True)
+    if loop.zero == "held":
+        setup.zero_grad()
     return row
 
 

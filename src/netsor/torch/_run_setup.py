@@ -47,6 +47,11 @@ class Setup:
         for optimiser in self.optimisers:
             optimiser.step()
 
+    def zero_grad(self) -> None:
+        """Forget the gradients of the parameters that the optimisers hold."""
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+
     def step_schedules(self) -> None:
         """Change the learning rates."""
         for schedule in self.schedules:

@@ -118,11 +118,12 @@ def test_mamba2_variance_is_that_of_drawn_steps():
 
 
 Y = np.linspace(0, 6, study.GRID_POINTS)
+CLOSED_DENSITY = study.closed_density
 
 
 @cache
 def density_of(kind):
-    return study.closed_density(kind, Y)
+    return CLOSED_DENSITY(kind, Y)
 
 
 def test_steps_are_those_of_explicit_adam():
@@ -164,7 +165,13 @@ def verdicts(**changed):
     return [claim.verdict for claim in study.judge(planted(**changed))]
 
 
-def test_verdicts_can_agree_and_disagree():
+def test_verdicts_can_agree_and_disagree(monkeypatch):
+    def known(kind, y):
+        """The density on the grid, which takes longer than the verdicts."""
+        np.testing.assert_array_equal(y, Y)
+        return density_of(kind)
+
+    monkeypatch.setattr(study, "closed_density", known)
     assert verdicts() == [AGREES, OUTSIDE, AGREES, AGREES, AGREES, AGREES]
     assert verdicts(cv=0.05)[0] == DISAGREES
     assert verdicts(last=2e-3)[1] == AGREES  # no limit: the statement extends

@@ -165,6 +165,11 @@ def grad_norm(
         As in `ntk`. "standard" is Σ (∂p/∂W_ij)², as an optimiser sees it; "ntk" is
         σ²/in times that, which has a limit.
 
+    Returns
+    -------
+    squared_norm : Scalar, or tuple of Scalar
+        One for each parameter, in the order that you gave.
+
     Examples
     --------
     >>> n = ns.Width("n")

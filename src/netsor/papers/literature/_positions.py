@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
-from ... import nn
 from ...laws import Estimate
+from ...nn import Rotary, block, mlp
+from ...nn import attention as attention_layer
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
@@ -103,12 +104,12 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
     scaled = 1 / math.sqrt(2 * size.depth) if size.scaled else 1.0
     sigma = STD * math.sqrt(size.width)
     mask = Uniform(tokens, window or None, sinks).matrix() > 0
-    rotary = nn.Rotary(base=ROTARY_BASE) if positions == "rotary" else None
+    rotary = Rotary(base=ROTARY_BASE) if positions == "rotary" else None
     norm = ns.rms_norm if size.gated else ns.layer_norm
 
     def attention(y: ns.Vector) -> ns.Vector:
         """The attention of all heads."""
-        return nn.attention(
+        return attention_layer(
             y,
             heads=size.heads,
             head_dim=HEAD_DIM,
@@ -123,7 +124,7 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
 
     def feed(y: ns.Vector) -> ns.Vector:
         """The perceptron."""
-        return nn.mlp(
+        return mlp(
             y,
             hidden=size.hidden,
             activation=ns.silu if size.gated else ns.gelu,
@@ -134,7 +135,7 @@ def stack(model: str, tokens: int, positions: str, window: int, sinks: int) -> P
 
     def next_block(x: ns.Vector) -> ns.Vector:
         """A block of attention and a perceptron."""
-        return nn.block(x, attention, feed, norm=norm).output
+        return block(x, attention, feed, norm=norm).output
 
     variance = 2.0 if positions == "learned" else 1.0
     start = STD * math.sqrt(variance) * ns.gaussian(n, tokens)
@@ -611,7 +612,9 @@ def draw(numbers: Numbers) -> Any:
     right.set(title="Variants", xlabel="position")
     for axes in (left, right):
         axes.set(yscale="log")
-        axes.legend(fontsize=6)
+    left.set_ylim(2e-7, 30)
+    left.legend(fontsize=6, ncols=2, loc="upper center")
+    right.legend(fontsize=6)
     return figure
 
 

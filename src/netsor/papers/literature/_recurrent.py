@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
-from ... import nn
 from ...laws import Estimate
 from ...laws._compare import kl
+from ...nn import gated_delta, linear_attention, mamba2, retention
 from ...programs._decorator import program
 from ...programs._program import Program
 from ...report._mpl_style import (
@@ -86,13 +86,13 @@ def mixer(kind: str) -> Program:
     n = ns.Width("n")
     x = ns.clip(ns.weight(n, n, batch=TOKENS) @ ns.gaussian(n), CLIP)
     if kind == "linear":
-        y = nn.linear_attention(x, HEADS)
+        y = linear_attention(x, HEADS)
     elif kind == "retention":
-        y = nn.retention(x, HEADS, decay=GAMMAS)
+        y = retention(x, HEADS, decay=GAMMAS)
     elif kind == "mamba2":
-        y = nn.mamba2(x, HEADS, head_dim=n, state_dim=STATE, rates=RATES)
+        y = mamba2(x, HEADS, head_dim=n, state_dim=STATE, rates=RATES)
     else:
-        y = nn.gated_delta(x, HEADS, head_dim=STATE, value_dim=n)
+        y = gated_delta(x, HEADS, head_dim=STATE, value_dim=n)
     return Program(y[-1])
 
 
@@ -206,13 +206,13 @@ def trained(kind: str, width: Any) -> ns.Scalar:
     """
     x = ns.tanh(ns.weight(width, 2, name="in") @ ns.data(INPUTS))
     if kind == "linear":
-        y = nn.linear_attention(x, 1, head_dim=SMALL_STATE, value_dim=width)
+        y = linear_attention(x, 1, head_dim=SMALL_STATE, value_dim=width)
     elif kind == "retention":
-        y = nn.retention(x, 1, head_dim=SMALL_STATE, value_dim=width)
+        y = retention(x, 1, head_dim=SMALL_STATE, value_dim=width)
     elif kind == "mamba2":
-        y = nn.mamba2(x, 1, head_dim=width, state_dim=SMALL_STATE)
+        y = mamba2(x, 1, head_dim=width, state_dim=SMALL_STATE)
     else:
-        y = nn.gated_delta(x, 1, head_dim=SMALL_STATE, value_dim=width)
+        y = gated_delta(x, 1, head_dim=SMALL_STATE, value_dim=width)
     y = ns.probe("attention", y)
     head = ns.weight(width, 1, name="head") @ ns.data([1.0])
     f = ns.mean_dot(y[-1:], head)

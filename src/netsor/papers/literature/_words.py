@@ -11,9 +11,12 @@ import numpy as np
 from scipy import special, stats
 
 from ... import language as ns
-from ... import models, nn
 from ...laws import Estimate
-from ...models import _build
+from ...models import Transformer, _build
+from ...models import read as read_model
+from ...nn import Embedding, mlp
+from ...nn import attention as attention_layer
+from ...nn import block as block_layer
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
@@ -89,7 +92,7 @@ def stack(activation: str, length: int, width: int = WIDTH) -> Program:
 
     def attention(y: ns.Vector) -> ns.Vector:
         """Causal attention, with heads of dimension 128 at full width."""
-        return nn.attention(
+        return attention_layer(
             y,
             heads=HEADS,
             head_dim=max(1, width // HEADS),
@@ -102,7 +105,7 @@ def stack(activation: str, length: int, width: int = WIDTH) -> Program:
 
     def feed(y: ns.Vector) -> ns.Vector:
         """The perceptron."""
-        return nn.mlp(
+        return mlp(
             y,
             hidden=hidden,
             activation=phi,
@@ -114,7 +117,7 @@ def stack(activation: str, length: int, width: int = WIDTH) -> Program:
     def next_block(x: ns.Vector) -> ns.Vector:
         """A block, or its perceptron alone."""
         if length:
-            return nn.block(x, attention, feed, norm=ns.rms_norm).output
+            return block_layer(x, attention, feed, norm=ns.rms_norm).output
         return x + feed(ns.rms_norm(x))
 
     contexts, tokens = CONTEXTS[length], max(length, 1)
@@ -140,13 +143,13 @@ def stacks(activation: str, length: int, width: int, draws: int, seed: int) -> A
     return {"cosine": mean_cosine(np.asarray(drawn, dtype=np.float64))}
 
 
-def contexts_of(model: models.Transformer, contexts: int, tokens: int) -> Program:
+def contexts_of(model: Transformer, contexts: int, tokens: int) -> Program:
     """The Gram matrix of the last tokens of contexts of different words."""
-    words = nn.Embedding(np.arange(contexts * tokens), _build.n, model.std_embedding)
+    words = Embedding(np.arange(contexts * tokens), _build.n, model.std_embedding)
     x = words(np.arange(contexts * tokens).reshape(contexts, tokens))
     x = model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
-        table = nn.Embedding(np.arange(tokens), _build.n, model.std_position)
+        table = Embedding(np.arange(tokens), _build.n, model.std_position)
         x = x + table()
     if model.std_type:
         x = x + ns.gaussian(_build.n, cov=model.std_type**2)
@@ -162,7 +165,7 @@ def atlas(name: str, draws: int, seed: int) -> Arrays:
 
     Learned positions of "no positions" are left out.
     """
-    model = models.read(name)
+    model = read_model(name)
     by_label = {}
     for label in ("cosine", "no positions"):
         if label == "no positions":
@@ -513,7 +516,7 @@ def atlas_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
         if label not in numbers:
             continue
         arrays = numbers[label]
-        model = models.read(name)
+        model = read_model(name)
         cosine = mean(arrays["cosine"])
         alone = mean(arrays.get("no positions", arrays["cosine"]))
         vocabulary = model.vocabulary or 2

@@ -643,6 +643,8 @@ def _scores(inputs: RuleInput, rule: Rule) -> Finding:
             "one matrix makes queries, keys and values, and its gradient is not split"
         )
     if "grad_query" not in inputs.draws:
+        if "grad_mean_square" in inputs.draws:
+            return rule.finding("no block has matrices of queries and of keys")
         return rule.finding(NO_GRADIENTS)
     draws = inputs.draws
     of_scores = draws["grad_query"] + draws["grad_key"]

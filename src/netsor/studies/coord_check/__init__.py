@@ -90,7 +90,9 @@ def coord_check(
     optimiser : str or callable
         "sgd", "muon", "adam" or "lion". For a PyTorch module also a function of it that
         returns its optimiser (SGD, Adam, AdamW or Muon of `torch.optim`) with the
-        learning rates. You can also write `optimizer` and `parametrization`.
+        learning rates. For a JAX model also an optimiser of optax, or a function of the
+        parameters that returns it. You can also write `optimizer` and
+        `parametrization`.
     steps : int
         The number of steps; changes are those over all of them, and a table has the
         exponents after each. From the second on, Muon and Lion have momentum and Adam
@@ -208,13 +210,13 @@ def of_module(
 
     For programs these are the arguments, unchanged. A function of PyTorch modules or
     JAX models becomes one of their programs, which have the ids, and an optimiser of
-    PyTorch becomes one of `ns.step`.
+    PyTorch or optax becomes one of `ns.step`.
     """
     unchanged = TrainedFunction(build, optimiser, lr, ids, parametrisation, vectors)
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
     width = integers[0] if integers else 0
     if makes_jax_model_of_width(build, width):
-        return _of_jax_model(build, width, optimiser, lr, ids)
+        return _of_jax_model(build, width, optimiser, lr, ids, steps)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
     from ...torch._network import makes_module, training
@@ -281,18 +283,29 @@ def _under_rule(
 
 
 def _of_jax_model(
-    build: Any, width: int, optimiser: Any, lr: Any, ids: Sequence[int] | None
+    build: Any,
+    width: int,
+    optimiser: Any,
+    lr: Any,
+    ids: Sequence[int] | None,
+    steps: int,
 ) -> TrainedFunction:
     """How to train what a function of the width makes with JAX."""
-    from ...jax._training import training
+    from ...jax._training import training, training_by_optax
 
     if not isinstance(optimiser, str):
-        raise ArgumentError(
-            "optimiser",
-            optimiser,
-            f"a name, {', '.join(NAMED)}, with the learning rates in lr: optax does"
-            " not reveal those of its optimisers",
-        )
+        if lr is not None:
+            raise ArgumentError(
+                "lr", lr, "left out: the optimiser of a model has the learning rates"
+            )
+        if steps != 1:
+            raise ArgumentError(
+                "steps",
+                steps,
+                "1 with an optimiser of optax; name one for more: optimiser='adam'",
+            )
+        program_of, kind = training_by_optax(build, width, optimiser, ids)
+        return TrainedFunction(program_of, optimiser=kind, lr=0.0, ids=None)
     if lr is None:
         lr = NAMED[optimiser].lr if optimiser in NAMED else 0.0
     return TrainedFunction(training(build, ids), optimiser=optimiser, lr=lr, ids=None)

@@ -42,7 +42,7 @@ from ...language.values._scalar import Constant
 from ...language.values._vector import Gaussian, Scale
 from ...models import Transformer
 from ...models._training import KINDS, WeightUse, training, unit_vectors
-from ...optim import NAMED
+from ...optim import NAMED, Optimiser
 from ...programs._program import Program
 from .._idle_settings import reject_idle_rates
 from .._output_dir import Arrays
@@ -304,6 +304,12 @@ def _trained_values(
     values: list[Any], net: Network, optimiser: str, steps: int
 ) -> list[list[Any]]:
     """The same values after each step of training, in the same order."""
+    rates = net.rates
+    if isinstance(rates, Mapping) and any(
+        isinstance(x, Optimiser) for x in rates.values()
+    ):
+        # those of a JAX model: a matrix may have a kind of its own
+        return [step(values, net.loss, optimiser=rates, weights=net.parameters)]
     if steps == 1 and not net.eps:
         return [step(values, net.loss, net.rates, optimiser, net.parameters)]
     # by weights; None: for all

@@ -60,12 +60,14 @@ class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
 
     The direction is that of Adam, or the orthogonal factor of Muon's momentum. With
     `is_sphere` a step moves by the learning rate times the norm of the matrix, in this
-    direction, and scales the matrix back to its norm. `split` has the sizes of parts of
+    direction, and scales the matrix back to its norm. Weight decay is decoupled: it
+    comes before the step, along the matrix, so that to first order the fixed norm takes
+    it back. `split` has the sizes of parts of
     a fused matrix, along its first axis: each part is its own matrix.
     """
 
     def __init__(self, params: Any, *, direction: str, is_sphere: bool):
-        defaults = {"lr": 1.0, "split": None}
+        defaults = {"lr": 1.0, "split": None, "weight_decay": 0.0}
         super().__init__(params, defaults)
         self.direction = {"muon": _orthogonal, "adam": _of_adam}[direction]
         self.is_sphere = is_sphere
@@ -76,9 +78,10 @@ class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._move(p, group["lr"], group["split"] or [len(p)])
+                    sizes, decay = group["split"] or [len(p)], group["weight_decay"]
+                    self._move(p, group["lr"], sizes, decay)
 
-    def _move(self, p: Any, lr: float, sizes: Sequence[int]) -> None:
+    def _move(self, p: Any, lr: float, sizes: Sequence[int], decay: float) -> None:
         """Move the parts of a parameter."""
         state = self.state[p]
         state["step"] = state.get("step", 0) + 1
@@ -86,6 +89,7 @@ class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
         for k, (part, gradient) in enumerate(parts):
             of_part = state.setdefault(k, {"norm": part.norm()})
             direction = self.direction(gradient, of_part, state["step"])
+            part.mul_(1 - lr * decay)
             if not self.is_sphere:
                 part.sub_(direction, alpha=lr)
                 continue
