@@ -22,7 +22,7 @@ from ..checks._run_arguments import (
     unreadable_file,
 )
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
-from ._models import Functions, functions_of
+from ._models import Functions, batched, functions_of
 from ._optax import transformation_of
 from ._run_loop import Batch, Loop, next_tokens
 
@@ -231,7 +231,7 @@ def _functions(model: Any, init: Any, entry: tuple[Any, ...]) -> Functions:
             None,
             "a function of a key that draws the parameters: a check trains fresh ones",
         )
-    return functions
+    return batched(model, functions)
 
 
 def _batch(functions: Functions, entry: tuple[Any, ...], loss: Any) -> Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -234,6 +235,19 @@ def takes_one_sequence(model: Any) -> bool:
         return False
     made = _made(model)
     return made is not None and made.kind == "equinox"
+
+
+def batched(model: Any, functions: Functions) -> Functions:
+    """The functions of a model for a batch: models of Equinox take one sequence."""
+    if not takes_one_sequence(model):
+        return functions
+
+    def apply(numbers: Any, *inputs: Any, **options: Any) -> Any:
+        """The outputs of every sequence of a batch."""
+        call = partial(functions.apply, numbers, **options)
+        return jax.vmap(call)(*inputs)
+
+    return functions._replace(apply=apply)
 
 
 def is_pair(model: Any) -> bool:

@@ -45,13 +45,23 @@ def transformation_of(optimiser: Any, params: Any = None) -> Any:
 
 
 def _arguments(function: Any, params: Any) -> tuple[Any, ...]:
-    """What a function that makes an optimiser is called with."""
+    """What a function that makes an optimiser is called with: nothing, or the
+    parameters if it needs one argument and they are known.
+
+    Functions of optax themselves need a learning rate, which is not given here.
+    """
     try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return (params,)
+        signature = inspect.signature(function)
     except ValueError:  # it has no signature that Python knows
         return ()
+    try:
+        signature.bind()
+    except TypeError as error:
+        if params is None or "learning_rate" in signature.parameters:
+            raise ArgumentError(
+                "optimiser", function, f"{EXPECTED} without arguments ({error})"
+            ) from None
+        return (params,)
     return ()
 
 
@@ -75,9 +85,13 @@ def first_steps(optimiser: Any, params: Any) -> dict[str, Step]:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
     tx = transformation_of(optimiser, zeros)
     generator = np.random.default_rng(0)
-    unit = jax.tree.map(
-        lambda x: jnp.asarray(generator.normal(size=x.shape), x.dtype), zeros
-    )
+
+    def gradient_of(x: Any) -> Any:
+        """Random numbers that are not near 0, where an eps would show."""
+        z = generator.normal(size=x.shape)
+        return jnp.asarray(z + 0.5 * np.sign(z), x.dtype)
+
+    unit = jax.tree.map(gradient_of, zeros)
 
     def updates(size: float, p: Any) -> list[Floats]:
         """The updates of gradients of some size."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ..._validate import ArgumentError, Shape
 from ...reader._laws import Parameter, Parameters
 from .._capture import Variable, captured
-from .._models import Functions, Leaves, functions_of, takes_one_sequence
+from .._models import Functions, Leaves, batched, functions_of
 from .._run_loop import kind_of, parted
 from ._batch import MADE, Batch, batch_of, logits_in
 from ._graph import JaxGraph, logits_node
@@ -47,15 +47,11 @@ def model_of(made: Any, batch: Any, seed: int) -> Model:
     functions, _ = functions_of(made, found.inputs)
     if functions.init is None:
         raise ArgumentError("build", functions.name, MADE)
-    is_single = takes_one_sequence(made)
+    functions = batched(made, functions)
 
     def logits(tree: Any, inputs: Sequence[Any]) -> Any:
-        """The logits of a batch; models of Equinox take one sequence at a time."""
-        if is_single:
-            outputs = jax.vmap(lambda *xs: functions.apply(tree, *xs))(*inputs)
-        else:
-            outputs = functions.apply(tree, *inputs)
-        return logits_in(outputs)
+        """The logits of a batch."""
+        return logits_in(functions.apply(tree, *inputs))
 
     tree = jax.eval_shape(functions.init, jax.random.key(0))
     kind = kind_of(tree)
