@@ -58,6 +58,7 @@ def coordinate_check(
     steps: int,
     draws: int,
     named: Callable[[str, tuple[int, ...]], str | None] = lambda path, size: path,
+    tolerance: float = TOLERANCE,
 ) -> list[Change]:
     """How much `steps` steps change the output of every submodule, against `at`.
 
@@ -74,13 +75,23 @@ def coordinate_check(
         changes.append(of_size)
     paths = [x for x in changes[0] if all(len(y.get(x, ())) == draws for y in changes)]
     return [
-        _judged(path, expected.get(path, 0.0), [np.array(y[path]) for y in changes], at)
+        _judged(
+            path,
+            expected.get(path, 0.0),
+            [np.array(of_size[path]) for of_size in changes],
+            at,
+            tolerance,
+        )
         for path in paths
     ]
 
 
 def _judged(
-    path: str, expected: float, draws: Sequence[Floats], at: Sequence[float]
+    path: str,
+    expected: float,
+    draws: Sequence[Floats],
+    at: Sequence[float],
+    tolerance: float,
 ) -> Change:
     """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
     lies within the tolerance.
@@ -88,11 +99,11 @@ def _judged(
     fitted, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
     if fitted is None or shown is None:
         return Change(path, expected, None, "does not move")
-    if fitted.exponent.low > expected + TOLERANCE:
+    if fitted.exponent.low > expected + tolerance:
         verdict = GROWS
-    elif fitted.exponent.high < expected - TOLERANCE:
+    elif fitted.exponent.high < expected - tolerance:
         verdict = SHRINKS
     else:
         reach = shown.exponent.high - expected, expected - shown.exponent.low
-        verdict = OK if max(reach) <= TOLERANCE else UNDECIDED
+        verdict = OK if max(reach) <= tolerance else UNDECIDED
     return Change(path, expected, shown.exponent, verdict)

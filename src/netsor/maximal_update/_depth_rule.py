@@ -36,6 +36,9 @@ from ._subject import Subject
 MOST_ROUNDS = 8  # of measuring and changing
 DEEP, SHALLOW = -1.0, -0.5  # exponents of branches
 WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
+# Of an exponent of the depth, in real training. With two layers one of them is half of
+# the network, so exponents from depth 2 on differ from their limits by up to 0.16.
+TOLERANCE = 0.2
 WEAK = 0.01  # the size of a branch, relative to the stream, in measurements
 MIDDLE = "middle"  # for the number of a layer
 NAMES = {DEEP: "CompleteP", SHALLOW: "depth-µP"}
@@ -104,10 +107,13 @@ class DepthRule:
     expected: Mapping[str, float] = field(default_factory=dict)
 
     def named(self, path: str, size: tuple[int, ...]) -> str | None:
-        """The name of an output in networks of every depth: those of the middle layer,
-        which half of the layers are before, have "middle" for its number, and None is
-        one of another layer.
+        """The name of an output in networks of every depth: those of the middle layer
+        have "middle" for its number, and None is one of another layer. Half of the
+        layers are before the middle one; the stream is that of the layer before.
         """
+        is_stream = path == layer_of(path, self.pattern)
+        if is_stream and layer_pattern_of(path) not in self.branches:
+            return named_output(path, self.pattern, size[1] - 2)
         return named_output(path, self.pattern, size[1])
 
     @property
@@ -182,6 +188,14 @@ class DepthRule:
 def _as_dict(exponent: Exponent | None) -> dict[str, float] | None:
     """For JSON."""
     return None if exponent is None else exponent.as_dict()
+
+
+def layer_of(path: str, pattern: str) -> str:
+    """The layer that an output belongs to, by its path; "" for none."""
+    prefix = pattern.partition("*")[0]
+    if not path.startswith(prefix):
+        return ""
+    return prefix + path.removeprefix(prefix).partition(".")[0]
 
 
 def named_output(path: str, pattern: str, depth: int) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from .._validate import ArgumentError, counted
 from ..laws._power_law import Exponent, Fit
-from ._coordinate_check import OK, Change, coordinate_check
+from ._coordinate_check import OK, TOLERANCE, Change, coordinate_check
+from ._depth_rule import TOLERANCE as IN_DEPTH
 from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
 from ._measurement import Measurement
@@ -347,6 +348,7 @@ class DerivedRule:
                 [*depths],
                 expected=in_depth.expected,
                 named=in_depth.named,
+                tolerance=IN_DEPTH,
                 **options,
             )
         at = [*(widths or (*self.widths, 2 * max(self.widths)))]
@@ -521,12 +523,13 @@ def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
     if not changes:
         return []
     counts = Counter(change.verdict for change in changes)
+    within = IN_DEPTH if axis == "depth" else TOLERANCE
     others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
     rest = f"; others: {', '.join(others)}" if others else ""
     return [
         f"Trained in {framework} with this file: the changes of {counts[OK]} of"
         f" {len(changes)} outputs follow the {axis} as they should (exponents within"
-        f" ±0.1, 99 % intervals){rest}."
+        f" ±{within}, 99 % intervals){rest}."
     ]
 
 
