@@ -1,4 +1,4 @@
-"""The atlas: one page for each of about fifty open models at initialisation.
+"""The atlas: one page for each open model that was measured, at initialisation.
 
 - `python docs/_atlas.py measure` audits every model of `MODELS` and writes
   docs/atlas/NAME.json. Models with a file are left out: delete a file to measure its

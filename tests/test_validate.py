@@ -2,6 +2,7 @@
 ones keep their value.
 """
 
+import copy
 import functools
 import inspect
 import pickle
@@ -329,6 +330,28 @@ def test_functions_of_numpy_are_refused():
             function(x, 0)
     with pytest.raises(ns.TraceError, match=r"holds no numbers: .*simulate"):
         np.asarray(x)
+
+
+def _pickled(x):
+    """What another process gets."""
+    return pickle.loads(pickle.dumps(x))
+
+
+class Sized:
+    """A callable object with numbers of its own."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def __call__(self, heads):
+        return ns.nn.attention(ns.gaussian(n, self.tokens), heads)
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, _pickled])
+def test_program_of_a_callable_object_is_copied_and_pickled(take):
+    traced = take(ns.program(Sized(3)))
+    assert traced(2).name == "Sized(heads=2)"
+    assert traced(2).output.shape == (3,)
 
 
 def test_anything_that_is_called_can_be_a_program():

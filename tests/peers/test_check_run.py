@@ -355,6 +355,19 @@ def test_every_form_of_output_is_read(form):
     assert twice.item() == pytest.approx(2 * module.table[ids].mean().item(), abs=1e-5)
 
 
+def test_labels_are_replaced_where_they_are():
+    ids, labels, others = torch.arange(4), torch.ones(4), torch.zeros(4).long()
+    positional = LoopBatch((ids, others), {})
+    assert positional.with_labels(labels).args[1] is labels
+    assert LoopBatch((), {"y": others}).with_labels(labels).kwargs["y"] is labels
+    assert LoopBatch((ids,), {}, others).with_labels(labels).target is labels
+    # without labels they become the target, and inputs stay
+    assert LoopBatch((), {"ids": ids}).with_labels(labels).target is labels
+    two_inputs = LoopBatch((ids, torch.rand(4)), {}).with_labels(labels)
+    assert two_inputs.target is labels
+    assert len(two_inputs.args) == 2
+
+
 def test_model_that_cannot_be_trained_raises_error():
     with pytest.raises(
         ValueError, match=r"build=.* must be a function that returns a n"

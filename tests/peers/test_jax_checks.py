@@ -162,6 +162,13 @@ def test_a_loop_with_several_passes_is_that_of_their_mean():
         np.testing.assert_allclose(values, parts.values[name], rtol=1e-4)
 
 
+def test_optimiser_that_needs_a_rate_is_refused():
+    with pytest.raises(
+        ValueError, match=r"optimiser=.* without arguments \(missing .*learning_rate"
+    ):
+        ns.jax.run_law(words_model, optax.adamw, BATCH, init=words_parameters)
+
+
 def coordinate(n):
     return lambda key: TwoLayers(n, nnx.Rngs(key))
 

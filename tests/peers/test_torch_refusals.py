@@ -4,12 +4,17 @@ and the line of code.
 
 from __future__ import annotations
 
+import functools
+import threading
+
+import numpy as np
 import pytest
 import torch
 
 import netsor as ns
 
 from .forks import MoeGPT
+from .literal import outputs
 from .own_modules import Parallel
 
 IDS = torch.tensor([[3, 7, 7, 1, 9, 3]])
@@ -154,6 +159,62 @@ def _mixed(x, positions, sign=-1.0):
 def test_nearly_rotary_positions_are_refused(turn, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.program(lambda: Parallel(turn), IDS)
+
+
+class Powers(torch.nn.Module):
+    """A product whose entries are raised to a power, or are one."""
+
+    def __init__(self, raised):
+        super().__init__()
+        self.map = torch.nn.Linear(64, 64, bias=False)
+        self.raised = raised
+
+    def forward(self, x):
+        return self.raised(self.map(x))
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        lambda y: (1 + y**2).pow(torch.relu(y)),
+        lambda y: 2.0**y,
+        lambda y: y ** torch.arange(1.0, 65.0),
+    ],
+)
+def test_powers_with_other_exponents_are_functions_of_entries(raised):
+    """A random exponent, and one for each coordinate: torch computes them."""
+    build = functools.partial(Powers, raised)
+    ((real, ours),) = outputs(build, (torch.randn(3, 64),))
+    np.testing.assert_allclose(ours, real, rtol=1e-6)
+
+
+def test_module_that_cannot_be_copied_is_refused():
+    def build():
+        module = Powers(torch.relu)
+        module.lock = threading.Lock()
+        return module
+
+    for module in (build(), build):
+        with pytest.raises(
+            ValueError, match=r"module='Powers' .*deepcopy can copy .*_thread\.lock"
+        ):
+            ns.torch.program(module, torch.randn(3, 64))
+
+
+def test_forward_pass_that_changes_a_buffer_leaves_that_of_the_module():
+    class Counting(Powers):
+        def __init__(self):
+            super().__init__(torch.relu)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count.add_(1.0)
+            self.count.data.mul_(3.0)
+            return super().forward(x) * self.count
+
+    module = Counting()
+    ns.torch.program(module, torch.randn(3, 64))
+    assert module.count == 0
 
 
 def test_matrix_with_rows_of_zeros_is_refused():

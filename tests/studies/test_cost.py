@@ -23,6 +23,7 @@ from tests.internals import (
     Numpy,
     _cost,
     _draw_cost,
+    _memory,
     _process_pool,
     block_of,
     choose,
@@ -103,6 +104,18 @@ def test_coordinate_check_counts_the_draws_that_are_computed_together(monkeypatc
     found = CoordCheckStudy(request).estimate()
     assert found.bytes == max(sizes)
     assert found.random_numbers == 64 * sum(c.plan.random_numbers for c in every)
+
+
+def test_memory_error_names_the_network_that_needs_most(monkeypatch):
+    """Here the one of infinite width, which holds many directions."""
+    monkeypatch.setattr(_memory, "memory", lambda: 1.0)
+    request = Request(stack, widths=[4, 8, ns.inf], lr=0.1, draws=8)
+    costs = [
+        case.draw(Numpy()).in_worker(8) for case in request.cases(request.checks[0])
+    ]
+    assert costs.index(max(costs)) == 2
+    with pytest.raises(ValueError, match="a draw at width ∞ would need"):
+        CoordCheckStudy(request).estimate()
 
 
 def test_plan_of_fewer_blocks_costs_less():

@@ -45,13 +45,23 @@ def transformation_of(optimiser: Any, params: Any = None) -> Any:
 
 
 def _arguments(function: Any, params: Any) -> tuple[Any, ...]:
-    """What a function that makes an optimiser is called with."""
+    """What a function that makes an optimiser is called with: nothing, or the
+    parameters if it needs one argument and they are known.
+
+    Functions of optax themselves need a learning rate, which is not given here.
+    """
     try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return (params,)
+        signature = inspect.signature(function)
     except ValueError:  # it has no signature that Python knows
         return ()
+    try:
+        signature.bind()
+    except TypeError as error:
+        if params is None or "learning_rate" in signature.parameters:
+            raise ArgumentError(
+                "optimiser", function, f"{EXPECTED} without arguments ({error})"
+            ) from None
+        return (params,)
     return ()
 
 

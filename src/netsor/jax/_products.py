@@ -122,8 +122,8 @@ def _by_one_for_each(
         part_of_x = _picked(call, x, axis=first_of_x, number=number)
         part_of_w = rearrangement.pick(call, x=w, axis=first_of_w, index=number)
         whole = call._replace(shapes=[call.shape[1:]])
-        axes_of_x = _without(of_x, first_of_x, other_x)
-        axes_of_w = _without(of_w, first_of_w, other_w)
+        axes_of_x = _without(of_x._replace(batch=tuple(other_x)), first_of_x)
+        axes_of_w = _without(of_w._replace(batch=tuple(other_w)), first_of_w)
         parts.append(
             _by_parameter(
                 whole, x=part_of_x, of_x=axes_of_x, w=part_of_w, of_w=axes_of_w
@@ -139,14 +139,16 @@ def _picked(call: Call, x: Tensor, axis: int, number: int) -> Tensor:
     return rearrangement.pick(call, x, axis, index=number)
 
 
-def _without(axes: Axes, removed: int, batch: Sequence[int]) -> Axes:
-    """The axes after one of them was dropped."""
+def _without(axes: Axes, removed: int) -> Axes:
+    """The numbers of these axes once the operand has lost the axis `removed`, which is
+    none of them: those after it move forward by one.
+    """
 
     def shifted(group: Sequence[int]) -> tuple[int, ...]:
         return tuple(axis - (axis > removed) for axis in group)
 
     return Axes(
-        batch=shifted(batch), free=shifted(axes.free), summed=shifted(axes.summed)
+        batch=shifted(axes.batch), free=shifted(axes.free), summed=shifted(axes.summed)
     )
 
 

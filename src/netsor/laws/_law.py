@@ -438,7 +438,9 @@ class WithError:
     def _of(self, f: Callable[[Any], Estimate]) -> Estimate:
         """f(law), a number or an array, with the errors of sampling and quadrature.
 
-        The estimate f(law) has the error of sampling only.
+        The estimate f(law) has the error of sampling only. The error of quadrature is
+        the change of f(law) between slightly different laws, so f reads the law that it
+        gets, and not `self._law`.
         """
         value, sampling = f(self._law)
         doubt = self._law.doubt(lambda law: f(law).value)
@@ -447,13 +449,20 @@ class WithError:
     def _at(
         self, operation: str, f: Callable[[Any, Array], Estimate], y: npt.ArrayLike
     ) -> Estimate:
-        """f(law, y) at points y of any shape, with the errors of sampling and
-        quadrature. f gets finite points (k,).
+        """f(law, y) at points y of any shape, with both errors of `_of`.
+
+        `pointwise` sets the values at ±∞ by the name of the operation, and passes on
+        the finite points (k,).
         """
 
-        def at_finite_points(points: Array) -> Estimate:
-            """The numbers at finite points, with their errors."""
-            return self._of(lambda law: f(law, points))
+        def at_finite_points(finite_points: Array) -> Estimate:
+            """The numbers at these points, with their errors."""
+
+            def of_law(law: Any) -> Estimate:
+                """The numbers by one law: this one, or one that differs slightly."""
+                return f(law, finite_points)
+
+            return self._of(of_law)
 
         value, error = pointwise(operation, at_finite_points, y)
         return Estimate(value, error, self._law.sources)

@@ -105,6 +105,8 @@ def load(path: str | os.PathLike[str]) -> Any:
 def _read(file: IO[bytes]) -> Any:
     """The law in an open file; any exception if the file is none of ours."""
     archive = np.load(file, allow_pickle=False)
+    # `save` does not compress, so the arrays are never larger than the file. A small
+    # file that unpacks to a huge array is rejected before it takes memory.
     unpacked = sum(info.file_size for info in archive.zip.infolist())
     if unpacked > os.fstat(file.fileno()).st_size:
         raise ValueError("its arrays are compressed or overlap")
@@ -317,6 +319,7 @@ class LawBase(ABC):
             "origin": asdict(self.origin),
         }
         file = io.BytesIO()
+        # not `savez_compressed`: `_read` rejects files that unpack to more bytes
         np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
         write(Path(path), file.getvalue())
 

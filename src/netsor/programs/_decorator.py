@@ -53,6 +53,12 @@ class Traced(Generic[P]):
         return ", ".join(texts)
 
     def __getattr__(self, name: str) -> Any:
+        """The error for methods of programs, as in `layer.law()`.
+
+        Python asks for special attributes when it copies or documents an object. Its
+        own two attributes are missing only before `__init__`, in a copy: the message
+        below would then look up `_name` forever.
+        """
         if name.startswith("__") or name in ("_function", "_name"):
             raise AttributeError(name)
         raise AttributeError(
@@ -72,8 +78,13 @@ class Traced(Generic[P]):
             f" {self._name}()>"
         )
 
-    def __reduce__(self) -> str:
-        return self._function.__qualname__  # by name, to pickle it for another process
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A decorated function is pickled by its name, under which its module has this
+        object and not the function. A callable object has no name, and is pickled
+        itself.
+        """
+        name = getattr(self._function, "__qualname__", None)
+        return (type(self), (self._function,)) if name is None else str(name)
 
 
 def program(function: Callable[P, Any]) -> Traced[P]:

@@ -390,14 +390,23 @@ def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 
 def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
-    """x^k: of vectors for k = 1, 2, …"""
-    x, k = call.settled(x), float(numbers(exponent))
+    """x^k for one given number k: of scalars any k, of vectors k = 1, 2, … up to
+    MAX_POWER.
+    """
+    refuse_if(is_random(exponent), "a power whose exponent is random")
+    refuse_if(
+        np.size(exponent) != 1, "powers are read if the exponent is one given number"
+    )
+    x = call.settled(x)
+    k = float(np.ravel(numbers(exponent))[0])
     if isinstance(x, Scalars):
         return raised(x, k)
     refuse_if(
         k not in range(1, MAX_POWER + 1),
         f"the power {k:g} of coordinates: positive integers up to {MAX_POWER} are read",
     )
+    # The first product is that of x with itself, the same object: `multiply` records
+    # such squares, by which a later mean of them is recognised.
     product = x
     for _ in range(int(k) - 1):
         product = multiply(call, x, product)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -243,15 +243,20 @@ class TrainingRequest(_study.Request):
             )
 
     def _vectors(self) -> tuple[str, ...]:
-        """The vectors of a model to train."""
+        """The kinds of vectors to train, for a model and an optimiser that has them."""
         names = checked_vectors(self.vectors)
-        if names and self.is_user_program:
-            allowed = "left out: a program names what moves"
-            raise ArgumentError("vectors", names, allowed)
-        if names and NAMED[self.optimiser].kind.matrices_only:
-            optimiser = NAMED[self.optimiser].kind.__name__
-            allowed = f"left out: {optimiser} moves matrices alone"
-            raise ArgumentError("vectors", names, allowed)
+        if not names:
+            return ()
+        if self.is_user_program:
+            raise ArgumentError(
+                "vectors", names, "left out: a program names what moves"
+            )
+        # a sweep also takes optimiser objects, which are for programs
+        one_of(self.optimiser, "optimiser", "", tuple(NAMED))
+        optimiser = NAMED[self.optimiser].kind
+        if optimiser.matrices_only:
+            reason = f"{optimiser.__name__} moves matrices alone"
+            raise ArgumentError("vectors", names, f"left out: {reason}")
         return names
 
     def _check_model(self, model: Transformer) -> None:
@@ -401,6 +406,12 @@ class TrainingRequest(_study.Request):
         """The finite widths, for exponents."""
         return tuple(width for width in self.widths if math.isfinite(width))
 
+    def size_text(self, case: TrainingCase) -> str:
+        """The width or depth of one network, in words: "width 1,024"."""
+        if self.axis == "depth" and case.model is not None:
+            return f"depth {case.model.layers}"
+        return f"width {width_text(case.width)}"
+
     @cached_property
     def checks(self) -> tuple[Parametrisation, ...]:
         """The parametrisations; a program has one, in its weights."""
@@ -454,6 +465,16 @@ class TrainingRequest(_study.Request):
         return _study.part_draws(PART_DRAWS, PART_SECONDS, seconds)
 
 
+class _CaseCost(NamedTuple):
+    """The cost of all draws of one network under one parametrisation."""
+
+    case: TrainingCase
+    tasks: int
+    seconds: float  # of one core
+    numbers: float  # random ones
+    worker_bytes: float  # the memory of a worker that does one of its tasks
+
+
 class TrainingStudy(_study.Study[_study.Found]):
     """The tasks of a check or a sweep, and their cost."""
 
@@ -489,38 +510,54 @@ class TrainingStudy(_study.Study[_study.Found]):
         return sorted(tasks, key=lambda task: -task.case.width)
 
     def estimate(self) -> Cost:
-        """The cost, from the plans; raises an error if memory is too small."""
+        """The cost of a run that finds no stored draws; raises an error if a worker's
+        memory is too small.
+
+        It is that of the plans of the first parametrisation, times the number of
+        parametrisations: these change numbers, not the sizes of the networks.
+        """
         request = self.request
-        double_precision = dataclasses.replace(request.backend, precision="float64")
-        rules = len(request.checks)  # all cost the same
-        seconds, numbers = 0.0, 0.0
-        worker_bytes, tasks = 0.0, 0
+        parametrisations = len(request.checks)
+        cases = []
         for case in request.cases(request.checks[0]):
             if case.model is not None:
                 reject_large(
                     case.model, tokens=len(case.ids), infinite=False, gradients=True
                 )
-            draw = case.draw(double_precision)
-            task_draws = min(request.draws, request.part_draws(case))
-            case_tasks = math.ceil(request.draws / task_draws)
-            seconds += self._case_seconds(case, draw, case_tasks)
-            numbers += draw.numbers * request.draws * request.rates
-            worker_bytes = max(
-                worker_bytes, draw.in_worker(task_draws, request.backend)
-            )
-            tasks += rules * case_tasks
+            if not case.empty:  # `tasks` leaves out networks without a law too
+                cases.append(self._case_cost(case))
+        largest = max(cases, key=lambda cost: cost.worker_bytes)
         check_memory(
-            worker_bytes,
-            f"a draw at {request.axis}s {list(request.at)}",
+            largest.worker_bytes,
+            f"a draw at {request.size_text(largest.case)}",
             "take smaller widths, or fewer tokens",
         )
-        workers = worker_count(request.workers, tasks, worker_bytes, request.backend)
+        tasks = parametrisations * sum(cost.tasks for cost in cases)
+        workers = worker_count(
+            request.workers, tasks, largest.worker_bytes, request.backend
+        )
         return Cost(
-            seconds=rules * seconds,
+            seconds=parametrisations * sum(cost.seconds for cost in cases),
             first=overhead_seconds(workers, request.out is not None),
-            bytes=worker_bytes,
-            random_numbers=int(rules * numbers),
+            bytes=largest.worker_bytes,
+            random_numbers=int(parametrisations * sum(cost.numbers for cost in cases)),
             workers=workers,
+        )
+
+    def _case_cost(self, case: Any) -> _CaseCost:
+        """The cost of all draws of one network, at every learning rate."""
+        request = self.request
+        # The precision may still be chosen. A plan has the same steps and random
+        # numbers in either one, so every precision shares the cached cost in double.
+        draw = case.draw(dataclasses.replace(request.backend, precision="float64"))
+        draws_of_task = min(request.draws, request.part_draws(case))
+        tasks = math.ceil(request.draws / draws_of_task)
+        return _CaseCost(
+            case=case,
+            tasks=tasks,
+            seconds=self._case_seconds(case, draw, tasks),
+            numbers=draw.numbers * request.draws * request.rates,
+            worker_bytes=draw.in_worker(draws_of_task, request.backend),
         )
 
     def _case_seconds(self, case: Any, draw: Draw, tasks: int) -> float:

@@ -7,7 +7,6 @@ computes all nodes that depend only on constants: inputs, buffers, positions, ma
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import operator
@@ -36,7 +35,7 @@ from ..reader._laws import Parameters
 from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
 from ._einsum_of_parameter import split_of_parameter
 from ._experts import dense_experts
-from ._fresh_modules import Module, ModuleOrFactory, fresh
+from ._fresh_modules import Module, ModuleOrFactory, copied, fresh
 from ._in_place import is_in_place, replace_in_place
 from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
@@ -627,12 +626,22 @@ def _export(module: Module, inputs: tuple[Any, Any]) -> Any:
 
 
 def _without_memory(module: Module) -> Module:
-    """A copy in evaluation mode: its parameters are fake, its buffers on the CPU."""
-    memo: dict[int, Any] = {}
+    """A copy in evaluation mode: its parameters are fake, its buffers on the CPU.
+
+    A fake tensor has a shape and no memory. Buffers keep their numbers; those on the
+    CPU share memory with the module's. torch.export traces on fake copies of them, so a
+    forward pass that changes a buffer in place does not change the module's.
+    """
+    # `deepcopy` takes the copy of an object from here, by its id, if there is one
+    copies: dict[int, Any] = {}
+    # the forward pass computes with these parameters and with buffers, which are real
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for p in module.parameters():
-            memo[id(p)] = torch.nn.Parameter(
-                torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False
+        for parameter in module.parameters():
+            without_numbers = torch.empty(
+                parameter.shape, dtype=parameter.dtype, device="cpu"
+            )
+            copies[id(parameter)] = torch.nn.Parameter(
+                without_numbers, requires_grad=False
             )
     for path, buffer in module.named_buffers():
         if buffer.device.type == "meta":
@@ -640,8 +649,8 @@ def _without_memory(module: Module) -> Module:
                 f"the buffer {path} is on the meta device, without numbers: pass a"
                 " function that makes the module"
             )
-        memo[id(buffer)] = buffer.detach().cpu()
-    shadow = copy.deepcopy(module, memo).eval()
+        copies[id(buffer)] = buffer.detach().cpu()
+    shadow = copied(module, copies).eval()
     # by default transformers returns a cache of keys and values
     for part in shadow.modules():
         if getattr(getattr(part, "config", None), "use_cache", False):

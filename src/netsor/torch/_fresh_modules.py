@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
     """A module with new parameters, and what stands for the large ones."""
     if isinstance(module, torch.nn.Module):
-        instance = copy.deepcopy(module)
+        instance = copied(module)
         with Replay() as replay, _truncations(replay), _Thin(replay):
             _initialise_again(instance)
         return instance, replay
@@ -54,6 +54,19 @@ def fresh(module: ModuleOrFactory) -> tuple[Module, Replay]:
         # the initialisation reads numbers that do not exist
         with Replay() as replay, _truncations(replay):
             return new_module(module), replay
+
+
+def copied(module: Module, copies: dict[int, Any] | None = None) -> Module:
+    """A deep copy of a module; `copies` has those of some of its objects, by the id."""
+    try:
+        return copy.deepcopy(module, copies)
+    except Exception as error:  # of any object that the module holds, such as a lock
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ArgumentError(
+            "module",
+            type(module).__name__,
+            f"a module that copy.deepcopy can copy ({reason})",
+        ) from error
 
 
 def new_module(module: ModuleOrFactory) -> Module:

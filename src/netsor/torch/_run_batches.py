@@ -49,7 +49,11 @@ class Batch:
 
     @property
     def ids(self) -> Any:
-        """The integer inputs, or None."""
+        """The token ids, or None.
+
+        They are the integers under one of the names IDS, else the first positional
+        input if it holds integers.
+        """
         for name in IDS:
             if _is_ids(self.kwargs.get(name)):
                 return self.kwargs[name]
@@ -59,7 +63,11 @@ class Batch:
 
     @property
     def labels(self) -> Any:
-        """The labels, or None."""
+        """The labels, or None.
+
+        They are the target, else the tensor under one of the names LABELS, else the
+        second positional input if it holds integers.
+        """
         if self.target is not None:
             return self.target
         for name in LABELS:
@@ -85,13 +93,18 @@ class Batch:
         return 0 if self.ids is None else int(self.ids[..., 1:].numel())
 
     def with_labels(self, labels: Any) -> Batch:
-        """The same batch with other labels."""
+        """The same batch with other labels in their place (see `labels`); a batch that
+        has none gets them as its target.
+        """
         if self.target is not None:
             return replace(self, target=labels)
         for name in LABELS:
             if isinstance(self.kwargs.get(name), torch.Tensor):
                 return replace(self, kwargs={**self.kwargs, name: labels})
-        return replace(self, args=(self.args[0], labels, *self.args[2:]))
+        if self.labels is None:
+            return replace(self, target=labels)
+        ids, _, *others = self.args
+        return replace(self, args=(ids, labels, *others))
 
     def mapped(self, function: Callable[[Any], Any]) -> Batch:
         """The same batch with a function of every tensor."""

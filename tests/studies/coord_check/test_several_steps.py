@@ -214,6 +214,10 @@ def test_vectors_are_refused_where_nothing_is_known_of_them():
         ValueError, match=r"vectors=.*left out: Muon moves matrices alone"
     ):
         ns.transfer(tiny(), optimiser="muon", vectors=["gain"])
+    with pytest.raises(ValueError, match=r"optimiser=.*must be 'sgd'"):
+        ns.transfer(
+            tiny(), parametrisation=[], optimiser=ns.optim.SGD(0.1), vectors=["gain"]
+        )
     with pytest.raises(
         ValueError, match=r"vectors=.*left out: a program names what moves"
     ):

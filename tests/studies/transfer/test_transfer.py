@@ -13,6 +13,7 @@ from tests.internals import (
     Sweep,
     SweepTask,
     TransferStudy,
+    _cost,
     _plan_query,
     _process_pool,
     parametrisation,
@@ -254,6 +255,20 @@ def test_cost_counts_every_rate_and_draw():
     assert study().estimate().random_numbers == 3 * 4 * sum(
         case.plan.random_numbers for case in cases
     )
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_cost_leaves_out_widths_without_a_law(infinite, monkeypatch):
+    """They have no tasks, so no worker starts for them, and they need no memory."""
+    monkeypatch.setattr(_cost, "cores", lambda: 64)
+    monkeypatch.setattr(_cost, "memory", lambda: 1e12)
+    widths = [8, 32, *[math.inf] * infinite]
+    request = Request(
+        mlp(ns.dot), (), widths=widths, steps=1, lr=[0.1, 0.2, 0.4], draws=64
+    )
+    sweep = TransferStudy(request)
+    assert any(case.empty for case in sweep.cases) == infinite
+    assert sweep.estimate().workers == len(sweep.tasks())
 
 
 def test_generator_gives_the_seed():

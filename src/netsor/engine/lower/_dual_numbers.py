@@ -82,16 +82,26 @@ class Dual:
         )
 
     def _rule(self, value: Value) -> tuple[Callable[..., Fluctuation], Sequence[Value]]:
-        """The rule of an operation, and the values whose ε parts it asks for."""
+        """The rule of an operation, and the values whose ε parts it asks for.
+
+        `state.inexact` has the values that can have an ε part: those that are, or
+        depend on, a vector of infinite width or a vanishing ratio of widths. The order
+        of the questions matters. A product W x comes first: it is in that set by its
+        width, but only x decides. Then come values without an ε part, and then those
+        whose ε part cannot be known.
+        """
         op = value.op
         inexact = self.state.inexact
         infinite = self.state.analysis.infinite
         if isinstance(op, MatMul):
-            # W x = C E: E is exact, and C is if x is; the rule needs no ε part of x
+            # By the row law, W x = C E with fresh Gaussian directions E, whose law is
+            # exact. Only the factor C, from the inner products of the vectors that W
+            # acts on, can have an ε part, and only if x has one. The rule marks that
+            # part as unknown, so it asks for no ε part of x.
             if op.x in inexact:
                 return self.rule_of(op), []
             return none, []
-        if value not in inexact:  # nothing that it depends on has an ε part
+        if value not in inexact:
             return none, []
         match op:
             case Fuse():  # sampled from a covariance, whose ε part is not computed
@@ -103,8 +113,10 @@ class Dual:
                 # the rules of products hold for vectors of infinite width
                 if x not in infinite:
                     return not_known, []
-        inputs = [x for x in op.inputs if isinstance(x, Scalar) or x in infinite]
-        return self.rule_of(op), inputs
+        # A vector of finite width is an input of products alone, whose rules read its
+        # coordinates at order 1 and not its ε part.
+        asked_for = [x for x in op.inputs if isinstance(x, Scalar) or x in infinite]
+        return self.rule_of(op), asked_for
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩/n, an array with `ndim` axes.

@@ -215,15 +215,21 @@ def narrow_with_origins(
 ) -> tuple[list[Value], dict[Value, Value]]:
     """Narrow a program with these values, in topological order.
 
-    Returns the new outputs, and the original of each value that they depend on.
+    Returns the new outputs, and the originals: for each restriction of a value of the
+    program, that value. Slices that narrowing adds between two restrictions are no key.
+    If two values have the same restriction, the original is the first of them: for
+    example, a Join of which one part is needed becomes that part.
     """
     demands = _demands(outputs, values)
     narrowing = _Narrowing(demands)
-    origins: dict[Value, Value] = {}
+    originals: dict[Value, Value] = {}
     for value in values:
-        if value in demands.boxes:
-            origins.setdefault(narrowing.narrow(value), value)
-    return [narrowing.new[output] for output in outputs], origins
+        if value not in demands.boxes:  # no output needs it
+            continue
+        restriction = narrowing.narrow(value)
+        if restriction not in originals:
+            originals[restriction] = value
+    return [narrowing.new[output] for output in outputs], originals
 
 
 class _Demands(NamedTuple):
@@ -268,7 +274,7 @@ class _Narrowing:
         self._slices: dict[tuple[Value, bytes], Value] = {}
 
     def narrow(self, value: Value) -> Value:
-        """Restrict a value whose inputs are done."""
+        """Restrict a value whose inputs are done, and record the result in `new`."""
         box = self.boxes[value]
         inputs = [self._slice(x, input_box) for x, input_box in self.input_boxes[value]]
         shape = value.shape

@@ -76,7 +76,8 @@ def stack_formula(tokens: int, width: int, score: float, depth: int) -> Array:
     formulas in a row.
 
     An array (depth + 1, 2): the variance of a token, and the covariance of two. Each
-    branch sees normalised tokens, so it depends on the correlation alone.
+    branch sees normalised tokens, so it depends on the correlation alone. Its output is
+    independent of the stream, so variances and covariances add.
     """
     variance, covariance = 1.0, 0.0
     moments = [Moments(variance, covariance)]
@@ -85,6 +86,7 @@ def stack_formula(tokens: int, width: int, score: float, depth: int) -> Array:
         variance += attended.variance
         covariance += attended.covariance
         correlation = covariance / variance
+        # the perceptron's outputs have variance 1: their covariance is the correlation
         variance += 1
         covariance += perceptron_formula(correlation)
         moments.append(Moments(variance, covariance))
@@ -409,14 +411,15 @@ def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
     )
 
 
-def _gradients(numbers: Numbers) -> list[Estimate]:
+def _gradient_ratios(numbers: Numbers) -> list[Estimate]:
     """The published variance of the gradient over ours, for each variance of scores in
     BACKWARD.
     """
     published = gradient_formula(TOKENS, BACKWARD_WIDTH, HEAD)
     ratios = []
-    for moments in numbers["backward"]["moments"]:  # (draws, 2)
-        ratios.append(ratio(published, mean(moments[:, 0])))
+    for moments in numbers["backward"]["moments"]:  # (draws, 2), as in `_moments`
+        mean_squares = moments[:, 0]
+        ratios.append(ratio(published, mean(mean_squares)))
     return ratios
 
 
@@ -424,9 +427,9 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
     """The claim on the formula for the variance of the gradient, at one variance of
     scores; `words` says where.
     """
-    gradient = _gradients(numbers)[BACKWARD.index(score)]
+    gradient_ratio = _gradient_ratios(numbers)[BACKWARD.index(score)]
     through_values = _limit(numbers, TOKENS, score).value * TOKENS
-    verdict = near(gradient, 1.0, MAX_GRADIENT_ERROR)
+    verdict = near(gradient_ratio, 1.0, MAX_GRADIENT_ERROR)
     return Claim(
         published=(
             "The formula for the variance of the gradient by attention's input,"
@@ -437,10 +440,10 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
             f" the errors that they publish (T = {TOKENS}, d = {HEAD}, width"
             f" {BACKWARD_WIDTH}, scores of variance {score:.2g})."
         ),
-        ours=f"Published over ours: {gradient}. The formula has the path through values"
-        " alone, and flat attention: with the exact weights that path is"
+        ours=f"Published over ours: {gradient_ratio}. The formula has the path through"
+        " values alone, and flat attention: with the exact weights that path is"
         f" {through_values:.2f} times it, the whole gradient"
-        f" {1 / gradient.value:.2f} times.",
+        f" {1 / gradient_ratio.value:.2f} times.",
         verdict=extrapolate(verdict, stated=score in SCORES),
     )
 
@@ -540,8 +543,8 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
         ).variance
         ours = ratio(published, _limit(numbers, tokens, score))
         yield _row("output", tokens, score, ratio=ours)
-    for score, gradient in zip(BACKWARD, _gradients(numbers), strict=True):
-        yield _row("gradient", TOKENS, score, ratio=gradient)
+    for score, ours in zip(BACKWARD, _gradient_ratios(numbers), strict=True):
+        yield _row("gradient", TOKENS, score, ratio=ours)
 
 
 def _row(quantity: str, tokens: int, score: float, ratio: Estimate) -> dict[str, Any]:
@@ -572,11 +575,11 @@ def draw(numbers: Numbers) -> Any:
         ratios = np.array(published) / numbers["limits"]["value"][row]
         style = {"color": colour, "marker": MARKS[row + 2], "ms": 3}
         axes.plot(LARGER, ratios, label=f"output, T = {tokens}", **style)
-    gradients = _gradients(numbers)
+    gradient_ratios = _gradient_ratios(numbers)
     axes.errorbar(
         BACKWARD,
-        [gradient.value for gradient in gradients],
-        [gradient.error for gradient in gradients],
+        [ratio.value for ratio in gradient_ratios],
+        [ratio.error for ratio in gradient_ratios],
         color="black",
         fmt="s--",
         ms=3,

@@ -84,11 +84,19 @@ def cosines(
 
 
 def gradients(
-    tokens: int, beta: float, width: int, dropout: float, draws: int, seed: int
+    tokens: int,
+    beta: float,
+    width: int,
+    dropout: float,
+    draws: int,
+    index: int,
+    seed: int,
 ) -> Arrays:
-    """|∂L/∂W_Q|² for each draw."""
+    """|∂L/∂W_Q|² for each draw; `index` makes the draws of each part independent."""
     net = query_gradient(tokens, beta, width, dropout)
-    squares = net.draw(draws=draws, seed=seed, workers=1, progress=False)
+    squares = net.draw(
+        draws=draws, seed=derive_seed(seed, index), workers=1, progress=False
+    )
     return {"square": np.asarray(squares, dtype=np.float64)}
 
 
@@ -181,7 +189,7 @@ def _gradient_parts(quick: bool) -> list[Part]:
             _Length(tokens=240, draws=16, seconds=3.0),
             _Length(tokens=960, draws=3, seconds=23.0),
         ]
-    parts = []
+    parts: list[Part] = []
     for tokens, draws, seconds in lengths:
         betas = list(GRADIENT)
         if tokens == lengths[0].tokens:
@@ -196,6 +204,8 @@ def _gradient_parts(quick: bool) -> list[Part]:
                     "width": HEAD,
                     "dropout": dropout,
                     "draws": draws,
+                    # two parts are divided by each other (see `_vanishing`)
+                    "index": len(parts),
                 }
                 label = f"gradient {tokens} {beta} {dropout}"
                 parts.append(

@@ -271,6 +271,7 @@ def _figure(picture: Picture, svg: Mapping[str, bytes], prefix: str = "") -> Fig
 
 
 START_SECONDS = 2.0  # for the estimate of a run: to start the workers
+NO_BOUND = 1.0  # bytes of a worker: so few that memory does not limit their number
 
 
 @dataclass(frozen=True)
@@ -385,26 +386,39 @@ class LiteratureStudy(Study[Finished]):
         return sorted(tasks, key=lambda task: -task.part.seconds)
 
     def estimate(self) -> Cost:
-        """The cost of the missing parts, as each states it, and of the figures."""
+        """The cost of the missing parts, in the core-seconds that each part states, and
+        of the figures.
+
+        Parts state no memory and no random numbers, so these are 0 here, and no
+        announcement mentions them.
+        """
         request = self.request
         store = request.store
-        missing = []  # seconds of each part that no earlier run has finished
+        missing_seconds = []  # of each part that no earlier run has finished
         for task in self.tasks():
             if store is None or not store.has(task.key):
-                missing.append(task.part.seconds)
+                missing_seconds.append(task.part.seconds)
         workers = worker_count(
-            request.workers, max(1, len(missing)), 1.0, request.backend
+            request.workers,
+            tasks=max(1, len(missing_seconds)),
+            worker_bytes=NO_BOUND,
+            backend=request.backend,
         )
         pictures = sum(len(result.pictures) for result in request.results)
-        work = sum(missing) + FIGURE_SECONDS * pictures
-        longest = max(missing, default=0.0)  # the run takes at least that long
-        return Cost(
-            seconds=max(work, workers * longest),
+        core_seconds = sum(missing_seconds) + FIGURE_SECONDS * pictures
+        # The clock shows core-seconds over workers, and no less than the longest part,
+        # which one worker does alone.
+        longest = max(missing_seconds, default=0.0)
+        cost = Cost(
+            seconds=max(core_seconds, workers * longest),
             first=START_SECONDS,
             bytes=0.0,
             random_numbers=0,
             workers=workers,
         )
+        if self._runs_here(cost):  # no worker starts
+            return cost._replace(first=0.0)
+        return cost
 
     def result(self, run: Run) -> Finished:
         """Verdicts, figures and their data."""

@@ -174,15 +174,23 @@ class Divergences:
         return [case.heads for case in self.figure.cases]
 
     def best(self) -> list[Estimate]:
-        """Our estimates, or else the paper's minus its value for the limit itself."""
+        """The best estimate of each case that there is.
+
+        It is ours if it was run. Otherwise it is the paper's, a mean over trials, minus
+        its value for the limit against itself, which is its bias where the divergence
+        is 0. Trial k has the same draws of the limit in both, so the difference is
+        taken trial by trial. Where there is no such value (the limit against the
+        Gaussian), the bias stays.
+        """
         if self.exact:
             return self.exact
         if not self.floor:
             return [_mean(np.array(trials)) for trials in self.paper]
-        differences = []
+        unbiased = []
         for trials, floor in zip(self.paper, self.floor, strict=True):
-            differences.append(_mean(np.subtract(trials, floor)))
-        return differences
+            differences = np.subtract(trials, floor)  # of the k-th trials
+            unbiased.append(_mean(differences))
+        return unbiased
 
     @cached_property
     def slope(self) -> Estimate | None:

@@ -217,7 +217,7 @@ def _kl_sentence(data: Mapping[str, Any]) -> str:
     for name in KL_BY_WIDTH:
         divergences = data.get(name)
         if isinstance(divergences, Divergences):
-            return _fall_of_kl(name, divergences)
+            return _kl_by_width(name, divergences)
     heads = data.get("heads")
     if isinstance(heads, Heads) and heads.many:
         kl_of_one_head = heads.many[0].value
@@ -229,8 +229,8 @@ def _kl_sentence(data: Mapping[str, Any]) -> str:
     return "To see how KL falls with the width, add figure 1b."
 
 
-def _fall_of_kl(name: str, divergences: Divergences) -> str:
-    """The KL of the largest width, and the power of n that KL falls like."""
+def _kl_by_width(name: str, divergences: Divergences) -> str:
+    """The KL of the largest width, and the power of n that fits KL best."""
     width = divergences.parameters[-1]
     nearest = divergences.best()[-1]
     text = (
@@ -241,7 +241,7 @@ def _fall_of_kl(name: str, divergences: Divergences) -> str:
     last_slope = divergences.last_slope
     if slope is not None and last_slope is not None:
         text += (
-            f"; it falls like n^{slope.value:.2f} over all widths and"
+            f"; it changes like n^{slope.value:.2f} over all widths and"
             f" n^{last_slope.value:.2f} at the end"
         )
     return text + "."

@@ -139,24 +139,32 @@ class Rule:
         )
 
     def advised(self, inputs: RuleInput) -> Finding:
-        """The finding, with what to change: for a described model that is flagged, with
-        an example of fields and values; otherwise the advice of the rule.
-        """
-        finding = self.judge(inputs, self)
-        advice = remedies.Advice(f"{self.advice}.")
-        is_flagged = finding.verdict == FLAG and finding.value is not None
-        if self.remedy is not None and inputs.model is not None and is_flagged:
-            assert finding.value is not None
-            flagged = remedies.Flagged(
-                inputs.model, inputs.draws, finding.value, self.threshold
-            )
-            advice = remedies.with_example(self.remedy(flagged))
+        """The finding, with what to change."""
+        judge = self.judge  # a plain function, which takes the rule as an argument
+        finding = judge(inputs, self)
+        advice = self._advice(inputs, finding)
         return replace(
             finding,
             tokens=(inputs.tokens,),
             advice=advice.words,
             changes=advice.changes,
         )
+
+    def _advice(self, inputs: RuleInput, finding: Finding) -> remedies.Advice:
+        """What to change.
+
+        It is the remedy, with an example of fields and values, if the rule has one and
+        flags a described model by a finite number; otherwise the general advice.
+        """
+        general = remedies.Advice(f"{self.advice}.")
+        if self.remedy is None or inputs.model is None:
+            return general
+        if finding.verdict != FLAG or finding.value is None:
+            return general
+        flagged = remedies.Flagged(
+            inputs.model, inputs.draws, finding.value, self.threshold
+        )
+        return remedies.with_example(self.remedy(flagged))
 
 
 def _finite(end: float) -> float | None:
