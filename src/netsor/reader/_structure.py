@@ -731,7 +731,9 @@ def _is_over_entries(node: Node) -> bool:
     """Whether a node is a softmax over its last axis, such as that of a router."""
     if name_of(node) not in SOFTMAX:
         return False
-    return bool(node.args[1] in (-1, len(shape_of(node)) - 1))
+    # nodes of JAX have the axis by its name
+    axis = node.kwargs["axis"] if "axis" in node.kwargs else node.args[1]
+    return axis in (-1, len(shape_of(node)) - 1)
 
 
 def _chooses(node: Node) -> bool:
