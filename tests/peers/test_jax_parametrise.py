@@ -156,6 +156,6 @@ def test_the_command_takes_jax_models(tmp_path):
     options = ("parametrise", "mine.py:build", "--widths", "32,64", "--draws", "2")
     assert "wrote mup_build.py" in netsor(*options, cwd=tmp_path).stdout
     assert "optax.multi_transform" in (tmp_path / "mup_build.py").read_text()
-    refused = netsor(*options, "--depths", "1,2", cwd=tmp_path)
+    refused = netsor(*options, "--overwrite", "--depths", "1,2", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--depths is for PyTorch modules" in refused.stderr
