@@ -257,8 +257,11 @@ def first_of(names: Sequence[str]) -> str:
 
 
 def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph]:
-    """The first `most` findings: expected and found values, with the p-value."""
-    # by which a mean is judged
+    """The first `most` findings: expected and found values, with the p-value.
+
+    A mean is judged by the expected standard deviation. Where that is wrong, findings
+    about the mean say nothing more and are left out.
+    """
     wrong_std = {finding.where for finding in findings if finding.what == "std"}
     texts: dict[tuple[str, str], str] = {}
     for finding in findings:

@@ -142,8 +142,11 @@ class Marginal:
     def _probability(self, x: Floats, side: Any) -> Floats:
         """The distribution function, on a straight line between two quantiles.
 
-        Quantile k, counted from 0, has the probability (k + ½)/QUANTILES. Beyond the
-        first and the last one the law may still have numbers.
+        Quantile k, counted from 0, has the probability (k + ½)/QUANTILES. Equal
+        quantiles are a number with a probability of its own: `side` says whether x
+        counts as above or below those equal to it, and there is no line between them.
+        Beyond the first and the last quantile the law may still have numbers: their
+        probability is that of the tail.
         """
         quantiles = self._quantiles
         count_below = np.searchsorted(quantiles, x, side=side)

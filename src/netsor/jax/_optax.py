@@ -36,12 +36,12 @@ def transformation_of(optimiser: Any, params: Any = None) -> Any:
     """The transformation of a user: the object, or what a function returns, which takes
     nothing or the parameters.
     """
-    made = optimiser
-    if not is_transformation(made) and callable(optimiser):
-        made = optimiser(*_arguments(optimiser, params))
-    if not is_transformation(made):
+    transformation = optimiser
+    if not is_transformation(optimiser) and callable(optimiser):
+        transformation = optimiser(*_arguments(optimiser, params))
+    if not is_transformation(transformation):
         raise ArgumentError("optimiser", optimiser, EXPECTED)
-    return made
+    return transformation
 
 
 def _arguments(function: Any, params: Any) -> tuple[Any, ...]:
@@ -174,11 +174,11 @@ def optimisers_of(steps: Mapping[str, Step], names: set[Any]) -> dict[Any, Optim
     """The optimiser of each matrix of a program; of one of several layers that a scan
     reads, that of the array of all.
     """
-    found = {}
+    optimisers = {}
     for name in names:
         step = steps.get(str(name)) or _of_all_layers(steps, str(name))
-        found[name] = (step or Step("sgd", 0.0)).optimiser()
-    return found
+        optimisers[name] = (step or Step("sgd", 0.0)).optimiser()
+    return optimisers
 
 
 def _of_all_layers(steps: Mapping[str, Step], name: str) -> Step | None:

@@ -261,13 +261,13 @@ def derive_depth(
             f"depth, round {round_number}: {networks.draws} initialisations at"
             f" {numbers}"
         )
-        found = networks.measure(rule)
-        first = first or found
+        measured = networks.measure(rule)
+        first = first or measured
         changed = _changed(
-            rule, found, power, has_eps=subject.family.has_eps, matrices=matrices
+            rule, measured, power, has_eps=subject.family.has_eps, matrices=matrices
         )
         if changed == rule:
-            evidence = _evidence(first, found, terms, networks.depths, power)
+            evidence = _evidence(first, measured, terms, networks.depths, power)
             return rule, evidence
         rule = changed
     raise ArgumentError(

@@ -145,11 +145,13 @@ def _derived(
     sizes: list[Size] = [(width, subject.base_depth) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
-        found = measure(graphs, rule, sizes, draws)
-        solution = Solver(found.operations, found.exponents, found.random).solve()
-        last = Solved(found, solution)
+        measured = measure(graphs, rule, sizes, draws)
+        solution = Solver(
+            measured.operations, measured.exponents, measured.random
+        ).solve()
+        last = Solved(measured, solution)
         first = first or last
-        changed = _changed(rule, solution, found, subject.family, graphs)
+        changed = _changed(rule, solution, measured, subject.family, graphs)
         if changed == rule:
             return Derived(rule, first, last)
         rule = changed

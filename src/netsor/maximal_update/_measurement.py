@@ -100,7 +100,7 @@ def measure(
         gradients=fits_of(all_of("gradients"), at),
         stds=fits_of(all_of("stds"), at),
         values=networks[0].values,
-        shapes=[each.shapes for each in networks],
+        shapes=[net.shapes for net in networks],
         random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
         matrices=graphs.matrices_of(sizes[0]),
     )
@@ -117,16 +117,20 @@ def _abscissae(sizes: Sequence[Size]) -> list[float]:
 def _networks(
     graphs: Graphs, rule: ScalingRule, sizes: Sequence[Size]
 ) -> list[Network]:
-    """The networks of all sizes, with operations that know whether they grow."""
+    """The networks of all sizes, with operations that know whether they grow.
+
+    One width cannot show what grows, so the last axes are compared between the sizes.
+    All networks must have the same operations.
+    """
     networks = [graphs.network(rule, size) for size in sizes]
     arrays = graphs.arrays(seed=0)
-    shapes = [last_axes(each.operations, each.values, arrays) for each in networks]
-    of_size = with_narrow([each.operations for each in networks], shapes)
+    shapes = [last_axes(net.operations, net.values, arrays) for net in networks]
+    of_size = with_narrow([net.operations for net in networks], shapes)
     names = of_size[0].graph.operations
     if any(operations.graph.operations != names for operations in of_size):
         raise UnsupportedError(VARIES)
     pairs = zip(networks, of_size, strict=True)
-    return [each._replace(operations=operations) for each, operations in pairs]
+    return [net._replace(operations=operations) for net, operations in pairs]
 
 
 def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponents:

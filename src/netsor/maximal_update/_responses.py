@@ -446,12 +446,12 @@ def with_narrow(
     indices = {index for index, _ in narrow}
     return [
         replace(
-            each,
+            of_width,
             operations=tuple(
-                replace(x, is_narrow=x.index in indices) for x in each.operations
+                replace(x, is_narrow=x.index in indices) for x in of_width.operations
             ),
         )
-        for each in all_operations
+        for of_width in all_operations
     ]
 
 

@@ -476,17 +476,17 @@ class DerivedRule:
     @property
     def _verdict_on_departures(self) -> str:
         """What is not maximal in the module and the optimiser of the user."""
-        found = [str(departure) for departure in self.departures]
-        if not found:
+        departures_in_words = [str(departure) for departure in self.departures]
+        if not departures_in_words:
             return (
                 f"{self.module_name} with its own {self.subject.family.words}: nothing"
                 " to change, all updates are maximal."
             )
         heading = (
             f"{self.module_name} with its own {self.subject.family.words}:"
-            f" {counted(len(found), 'number')} must change."
+            f" {counted(len(departures_in_words), 'number')} must change."
         )
-        return "\n".join([heading, *(f"  {line}" for line in found)])
+        return "\n".join([heading, *(f"  {line}" for line in departures_in_words)])
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
@@ -566,12 +566,12 @@ def _depth_table(depth: DepthRule) -> list[str]:
         ("branch", "its size against the depth, before → with the rule")
     ]
     for path, branch in depth.branches.items():
-        found = f"{_interval(branch.before)} → {_interval(branch.after)}"
-        rows.append((path, found))
+        before_and_after = f"{_interval(branch.before)} → {_interval(branch.after)}"
+        rows.append((path, before_and_after))
     rows.append(("parameter", "the change of the loss by its updates in all layers"))
     for pattern, update in depth.parameters.items():
-        found = f"{_interval(update.before)} → {_interval(update.after)}"
-        rows.append((pattern, found))
+        before_and_after = f"{_interval(update.before)} → {_interval(update.after)}"
+        rows.append((pattern, before_and_after))
     return _table(rows)
 
 

@@ -176,11 +176,11 @@ def _number(value: Any, name: str, most: float) -> float:
 
 def _power(table: Mapping[str, Any], name: str) -> Power:
     """The powers of width and depth in a table."""
-    found = {
+    exponents = {
         axis: _number(table.get(axis, 0.0), f"{name}.{axis}", MAX_EXPONENT)
         for axis in Power._fields
     }
-    return Power(**found)
+    return Power(**exponents)
 
 
 def _rule(name: str, value: Any) -> ParameterRule:

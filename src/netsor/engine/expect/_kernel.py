@@ -328,7 +328,8 @@ class _ConditionedPairs:
         is_in_reach = (lowest < breaks) & (breaks < highest)
         breaks = breaks[is_in_reach]
 
-        # m around each break, (pairs, breaks, AROUND), and the standardised u there
+        # m(u) = mean + slope u around each break, (pairs, breaks, AROUND), and the
+        # standardised u there; a slope of 0 gives ±∞, which is clipped, or NaN
         m = breaks[:, None] + AROUND * self.residual_std[:, None, None]
         t = (m - y.mean[:, None, None]) / self.slope[:, None, None]
         t = t.reshape(len(self.rho), -1)

@@ -49,13 +49,12 @@ class JaxArrays:
         """A small change of an input in the direction of a gradient."""
         result, pullback = jax.vjp(of_input, x)
         (gradient,) = pullback(self._normal_like(result))
-        is_moved = rms(gradient) > 0
-        if is_pointwise:
-            gradient = self._normal_like(x)
-        gradient = jnp.where(is_moved, jnp.nan_to_num(gradient), 0.0)
+        depends_on_x = rms(gradient) > 0
+        direction = self._normal_like(x) if is_pointwise else gradient
+        direction = jnp.where(depends_on_x, jnp.nan_to_num(direction), 0.0)
         size = rms(x)
         size = jnp.where(size == 0, 1.0, size)
-        return gradient * self.ratio(STEP * size, rms(gradient))
+        return direction * self.ratio(STEP * size, rms(direction))
 
     def _normal_like(self, x: Any) -> Any:
         """Normal numbers."""

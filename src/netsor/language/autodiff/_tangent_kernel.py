@@ -179,7 +179,8 @@ def grad_norm(
     True
     >>> of_w, of_r = ns.grad_norm(p, [w, r])
     """
-    if as_loss(p, "grad_norm").shape:
+    p = as_loss(p, "grad_norm")
+    if p.shape:
         raise TraceError(
             "grad_norm",
             f"p must be one scalar, got shape {p.shape}: index it, or sum it",

@@ -307,12 +307,12 @@ class Request(_study.Request):
 
     @cached_property
     def times(self) -> float:
-        """The cost of draws at own widths with gradients of the shortest inputs, over
-        the cost without them.
+        """How many times as long draws at own widths take with gradients: the largest
+        ratio of all models, for their shortest inputs.
 
-        The largest of all models; ∞ if one has no gradients, if inputs are long, for a
-        quick audit, or without draws at own widths. It does not depend on the limit,
-        because the draws at own widths must not.
+        It is ∞ where gradients are not tried: for a quick audit, a program, long inputs
+        or a model with experts, and without draws at own widths. The limit has no part
+        in it: whether it is requested must not change the draws at own widths.
         """
         if self.quick or self.is_user_program or self.widths == "inf":
             return math.inf

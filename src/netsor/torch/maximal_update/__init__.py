@@ -144,13 +144,13 @@ def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) ->
     if isinstance(optimiser, str) or not callable(optimiser):
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
         return FAMILIES[optimiser]
-    made = optimiser(build(*size))
+    instance = optimiser(build(*size))
     for name, of_torch in CLASSES.items():
-        if type(made) is of_torch:
+        if type(instance) is of_torch:
             return FAMILIES[name]
     raise ArgumentError(
         "optimiser",
-        type(made).__name__,
+        type(instance).__name__,
         "a name, or a function that returns torch.optim.AdamW, Adam or SGD",
     )
 

@@ -67,17 +67,17 @@ class TorchDepths:
                 *self.size(depth), self.subject.seed, ScalingRule()
             )
             batch, nodes = self.subject.batch_for(module), network.operations.nodes
-            found = by_pattern(terms)
+            terms_by_pattern = by_pattern(terms)
             with torch.no_grad(), without_zeros(module):
                 numbers = {k: p.detach() for k, p in parameters_of(module).items()}
                 values = network.operations.graph.values(numbers, batch)
-            for pattern, (first, *_) in found.items():
+            for pattern, (first, *_) in terms_by_pattern.items():
                 size = rms(values[nodes[first.operation]])
                 self.passed_on[pattern, depth] = size / rms(values[nodes[first.output]])
                 if pattern not in self.factors:
                     stream = rms(values[nodes[first.stream]])
                     self.factors[pattern] = WEAK * stream / size
-        return found
+        return terms_by_pattern
 
     def placed(self, rule: ScalingRule) -> tuple[OutputScale, ...]:
         """The factors of a rule of patterns, in the smallest network."""
