@@ -455,6 +455,12 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
             f"{name} must be a scalar, got {p!r}: use ns.dot(ns.gaussian(n), y), for"
             " example",
         )
+    if not isinstance(p, Value) and hasattr(p, "outputs"):
+        raise TraceError(
+            operation,
+            f"{name} is the program {shown(str(p.name))}: call ns.{operation} inside"
+            " the program, and return it",
+        )
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p
