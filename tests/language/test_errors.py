@@ -356,7 +356,7 @@ CASES = {
     ),
     "the kernel of a program": (
         lambda: ns.ntk(ns.Program(x())),
-        r"ntk: p is the program .* call ns\.ntk inside the program, and return it",
+        r"ntk: p=<Program .*> is a program: call ns\.ntk inside the program, and return it",
     ),
     "weight nothing": (
         lambda: ns.weight(n, n, 2)[2:],

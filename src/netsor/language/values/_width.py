@@ -89,13 +89,12 @@ class Width:
     ) -> Width | bool:
         """Multiply by a number of numpy, or compare with it; a width has no root."""
         name = ufunc.__name__
+        others = [x for x in arguments if x is not self]
         if name == "multiply":
-            factors = [x for x in arguments if x is not self]
-            return self * (factors[0] if factors else self)  # type: ignore[operator]
+            return self.__mul__(*(others or [self]))
         if name in ("equal", "not_equal"):
-            texts = {str(x) for x in arguments if isinstance(x, Width)}
-            is_same = all(isinstance(x, Width) for x in arguments) and len(texts) == 1
-            return is_same == (name == "equal")
+            is_same = all(isinstance(x, Width) and self == x for x in others)
+            return is_same is (name == "equal")
         return self._no_number(f"np.{name}")
 
     def _no_number(self, operation: str) -> NoReturn:
