@@ -630,3 +630,30 @@ def test_law_of_entry_of_tuple_output(tmp_path):
         "has no such part"
         in netsor("law", "two.py:two[1,2]", *words, cwd=tmp_path).stderr
     )
+
+
+CONFIGURED = """
+class NetConfig:
+    sizes = 3
+
+class Net:
+    def __init__(self, config):
+        self.sizes = config.sizes
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ([], 'pass it: --arg "config=NetConfig()"'),
+        (
+            ["--arg", "config=NetConfig"],
+            "config is the word 'NetConfig': did you mean --arg \"config=NetConfig()\"?",
+        ),
+    ],
+)
+def test_a_missing_configuration_has_a_remedy(tmp_path, arguments, remedy):
+    (tmp_path / "net.py").write_text(CONFIGURED)
+    result = netsor("check", "net.py:Net", *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.rstrip().endswith(remedy)
