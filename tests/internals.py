@@ -319,6 +319,7 @@ _NAMES = {
         "tail_error",
         "tail_index",
     ),
+    "netsor.laws._joint": ("OF_ONE_OUTPUT",),
     "netsor.laws._law_base": (
         "LawBase",
         "Provenance",

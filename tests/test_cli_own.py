@@ -161,7 +161,8 @@ BAD = {
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
     "mine:needs": (
-        "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads'"
+        "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads';"
+        " it is called as needs(heads); pass it: --arg heads=…"
     ),
     "mine:broken": (
         "PROGRAM 'mine:broken' cannot be built: relu: needs a vector, got 1.0 (at"

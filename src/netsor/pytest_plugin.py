@@ -108,14 +108,18 @@ def _check_of(module: Any, args: Sequence[Any]) -> Any:
 def _quiet() -> Iterator[None]:
     """A context without log messages below errors.
 
-    pytest would show those of torch.export and transformers before the report.
+    pytest would show those of torch.export and transformers before the report. The
+    logger of PyTorch's traces minds its own level only.
     """
-    level = logging.root.manager.disable
+    traces = logging.getLogger("torch.__trace")
+    level, level_of_traces = logging.root.manager.disable, traces.level
     logging.disable(max(level, logging.WARNING))
+    traces.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logging.disable(level)
+        traces.setLevel(level_of_traces)
 
 
 def _reason(check: InitCheck) -> str:
@@ -125,9 +129,10 @@ def _reason(check: InitCheck) -> str:
         return f"{check.verdict}; {why}; allow_incomplete=True accepts that"
     first, more = check.first, len(check.findings) - 1
     others = f" and {more} more" if more else ""
+    depth = f"{check.other_depth}; " if check.other_depth else ""
     return (
-        f"{check.name} differs from {check.reference} in {first.where}: {first.what}:"
-        f" {first.text}{others}; {check.coverage}"
+        f"{depth}{check.name} differs from {check.reference} in {first.where}:"
+        f" {first.what}: {first.text}{others}; {check.coverage}"
     )
 
 

@@ -218,10 +218,17 @@ def test_without_a_shortcut_the_limit_is_the_same(name, seed):
             np.testing.assert_allclose(b / size, a / size, atol=1e-5)
 
 
-@pytest.mark.parametrize("heads", [1, 3])
+def head_by_hand(x):
+    """A head without an axis for heads."""
+    q, k, v = (ns.weight(n, n, std=std) @ x for std in (2.0, 1.0, 1.0))
+    return ns.weight(n, n) @ (ns.softmax(ns.dot(q, k)) @ v)
+
+
+@pytest.mark.parametrize("heads", [None, 1, 3])
 def test_layer_that_is_not_recognised_is_the_same(heads):
     x = ns.relu(ns.weight(n, n, batch=3) @ ns.gaussian(n))
-    net, widths = ns.Program(ns.nn.attention(x, heads, sigma_q=2.0))[0], {"n": ns.inf}
+    y = ns.nn.attention(x, heads, sigma_q=2.0) if heads else head_by_hand(x)
+    net, widths = ns.Program(y)[0], {"n": ns.inf}
     layer = recognise(net.outputs, widths)
     assert layer is not None
     assert recognise(net.outputs, widths, without=("recognise",)) is None

@@ -3,6 +3,7 @@ and the line.
 """
 
 import inspect
+import math
 import pickle
 import re
 
@@ -345,6 +346,18 @@ CASES = {
         lambda: 6 / n,
         "Width: n can only be multiplied by positive integers",
     ),
+    "a root of a width": (
+        lambda: ns.dot(x(), x()) / np.sqrt(n),
+        r"np\.sqrt: n is a width, not a number; ns\.dot divides by √n already",
+    ),
+    "a root of a width by math": (
+        lambda: ns.dot(x(), x()) / math.sqrt(n),
+        r"float: n is a width, not a number; ns\.dot divides by √n already",
+    ),
+    "the kernel of a program": (
+        lambda: ns.ntk(ns.Program(x())),
+        r"ntk: p=<Program .*> is a program: call ns\.ntk inside the program, and return it",
+    ),
     "weight nothing": (
         lambda: ns.weight(n, n, 2)[2:],
         r"index .* selects nothing from shape \(2,\)",
@@ -458,6 +471,17 @@ def test_errors_can_be_sent_to_another_process():
             for error in (caught.value, copy)
         )
         assert given == made
+
+
+def test_widths_and_numbers_of_numpy():
+    width = ns.Width("n")
+    for four in (4, np.int64(4), np.int32(4)):
+        assert four * width == width * four == ns.Width("n", 4)
+        assert width != four
+        assert four != width
+    assert np.multiply(4, width) == 4 * width
+    assert np.equal(width, ns.Width("n"))
+    assert not np.equal(width, 4)
 
 
 def test_error_in_a_layer_points_at_the_users_line():

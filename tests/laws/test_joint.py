@@ -1,6 +1,8 @@
 """Joint laws: densities, rectangles, parts, data, distances and pictures."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from examples import attention_layer
 from scipy import stats
 
 import netsor as ns
-from tests.internals import Provenance, Replicas
+from tests.internals import OF_ONE_OUTPUT, Provenance, Replicas
 
 ORIGIN = Provenance("exact", "made for a test")
 
@@ -140,6 +142,18 @@ def test_constant_entry_has_no_correlations():
             [[False, True, False], [True, True, True], [False, True, False]],
         )
         assert found[0, 0] == found[2, 2] == 1
+
+
+def test_names_of_one_output_say_what_to_write():
+    law = mixture(5, 2)
+    text = r"a joint law of 2 outputs has no 'kurtosis': .* law\[0\]\.kurtosis"
+    with pytest.raises(AttributeError, match=text):
+        law.kurtosis()
+    of_one = {name for name in dir(ns.Law) if name[0] != "_" and name != "doubt"}
+    missing = {name for name in of_one if not hasattr(law, name)}
+    assert missing == set(OF_ONE_OUTPUT)
+    assert isinstance(pickle.loads(pickle.dumps(law))[0], ns.Law)
+    assert copy.copy(law).dim == 2
 
 
 def test_several_combinations_are_a_joint_law():

@@ -635,6 +635,7 @@ def test_settings_parse_texts_of_fields():
         ("layers=x", "layers='x' must be a positive integer"),
         ("tied=maybe", "tied='maybe' must be True or False"),
         ("nothing=1", "nothing is not a field"),
+        ("initializer_range=0.02", "is not a field of a Transformer: write std, which"),
         (
             "foo=1",
             (

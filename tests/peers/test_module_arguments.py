@@ -301,10 +301,11 @@ def test_check_init_without_a_reference_says_so_first(mine):
     found = ns.torch.check_init(mine["build"], [3, 7, 1])
     first = str(found).partition("\n\n")[0].replace("\n", " ")
     assert first.startswith("ok: ")
-    assert "all 7 parameters checked; forward and backward pass checked" in first
-    assert first.endswith(
-        "no reference: mistakes in the module's own code cannot be found"
-    )
+    assert (
+        "is consistent with its own initialisation code; no reference, so mistakes in"
+        " that code cannot be found; "
+    ) in first
+    assert first.endswith("all 7 parameters checked; forward and backward pass checked")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .._array_api import Floats
 
@@ -89,14 +90,25 @@ def pass_tests(
     draws_beyond = np.sum(largest_of_draw >= of_pass[:, None], axis=1)
     rank = (draws_beyond + 1) / (len(largest_of_draw) + 1)
     tail_start = float(np.quantile(largest_of_draw, 0.9))
-    beyond = largest_of_draw[largest_of_draw > tail_start]
-    scale = 1e-3
-    if beyond.size:
-        scale = max(float(np.mean(beyond - tail_start)), 1e-3)
-    tail = 0.1 * np.exp(-(of_pass - tail_start) / scale)
+    tail_scale = _mean_excess(largest_of_draw, tail_start)
+    tail = 0.1 * np.exp(-(of_pass - tail_start) / tail_scale)
     is_before_tail = of_pass <= tail_start
     p_values = np.where(is_before_tail, rank, np.minimum(rank, tail))
     return [float(p) for p in p_values]
+
+
+def _mean_excess(deviations: Floats, threshold: float) -> float:
+    """The mean excess over a threshold of deviations beyond it: an exponential tail.
+
+    Deviations of discrete quantities may have none beyond it, because their largest
+    ones are equal. The excess over the median then stands for it. It is at least the
+    rounding of a deviation, 1e-3.
+    """
+    for start in (threshold, float(np.median(deviations))):
+        beyond = deviations[deviations > start]
+        if beyond.size:
+            return max(float(np.mean(beyond - start)), 1e-3)
+    return 1e-3
 
 
 def _deviations(
@@ -105,19 +117,32 @@ def _deviations(
     """The absolute deviations of quantities in standard deviations of their draws.
 
     The result is (quantities, draws and pass); the pass is the last column. Quantities
-    above 0 are compared by their logarithms.
+    that are above 0 in all draws and in the pass are compared by their logarithms. A
+    quantity that is exactly 0 in the pass only, such as a dead gradient, deviates by
+    infinity, and so does one that is not finite.
     """
     numbers = np.array([[*law[key], value] for key, value in real.items()])
-    positive = numbers > 0
-    logarithms = np.log(np.where(positive, numbers, 1.0))
-    all_positive = positive.all(axis=1, keepdims=True)
-    compared = np.where(all_positive, logarithms, numbers)
+    use_logarithms = (numbers > 0).all(axis=1, keepdims=True)
+    logarithms = np.log(np.where(use_logarithms, numbers, 1.0))
+    compared = np.where(use_logarithms, logarithms, numbers)
     draws = compared[:, :-1]
     centre = draws.mean(axis=1, keepdims=True)
     spread = draws.std(axis=1, keepdims=True)
-    # rounding is relative to the centre, and absolute for logarithms
-    draws_positive = positive[:, :-1].all(axis=1, keepdims=True)
-    is_absolute = draws_positive | (centre == 0)
-    rounding = 1e-3 * np.where(is_absolute, 1.0, np.abs(centre))
+    # rounding is relative; that is an absolute error of a logarithm
+    unit = np.where(use_logarithms | (centre == 0), 1.0, np.abs(centre))
+    rounding = 1e-3 * unit
     deviations = np.abs(compared - centre) / np.hypot(spread, rounding)
+    deviations[_is_zero_in_pass_only(numbers), -1] = np.inf
     return np.where(np.isfinite(compared), deviations, np.inf)
+
+
+def _is_zero_in_pass_only(numbers: Floats) -> npt.NDArray[np.bool_]:
+    """Which quantities (quantities, draws and pass) are 0 in the pass alone.
+
+    Their draws must be positive and all different, as those of a continuous law are: a
+    discrete quantity, such as the load of an expert, may be 0 by chance.
+    """
+    draws = np.sort(numbers[:, :-1], axis=1)
+    is_continuous = (np.diff(draws, axis=1) > 0).all(axis=1)
+    is_positive = draws[:, 0] > 0
+    return np.asarray((numbers[:, -1] == 0) & is_positive & is_continuous)

@@ -41,7 +41,7 @@ OF_PARAMETERS = (
 MOST_NAMED = 3  # parameters that a note names
 OWN = "its own initialisation"
 DECLARED = "its declared laws"
-NOT_FOUND = "no reference: mistakes in the module's own code cannot be found"
+NOT_FOUND = "no reference, so mistakes in that code cannot be found"
 # the status if nothing departs, but parameters or pass were not checked
 INCOMPLETE = "incomplete"
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -76,6 +76,9 @@ class InitCheck:
         What was not checked, and why.
     parameters_only : bool
         Whether only parameters were to be checked.
+    other_depth : str
+        That the reference has another number of blocks, and what to do; "" if it has
+        as many.
 
     Examples
     --------
@@ -95,6 +98,7 @@ class InitCheck:
     draws: int
     notes: list[str]
     parameters_only: bool = False
+    other_depth: str = ""
 
     @property
     def status(self) -> str:
@@ -148,18 +152,24 @@ class InitCheck:
         if not self.checked_pass:
             status += " (forward pass not checked)"
             coverage = self._coverage_of_parameters
-        parts = [self._conclusion(), coverage]
-        if not self.findings:  # what was checked matters most
-            parts.reverse()
-        if self.reference == OWN:
-            parts.append(NOT_FOUND)
-        return f"{status}: {'; '.join(parts)}"
+        conclusion = self._conclusion()
+        is_own = self.reference == OWN
+        parts = [conclusion, coverage]
+        if is_own:
+            parts = [conclusion, NOT_FOUND, coverage]
+        elif not self.findings:  # what was checked matters most
+            parts = [coverage, conclusion]
+        parts = [self.other_depth, *parts]
+        return f"{status}: {'; '.join(filter(None, parts))}"
 
     def _conclusion(self) -> str:
         """Whether the module agrees with the reference, and where to look first."""
         reference = self.reference
         if reference not in (OWN, DECLARED):
             reference = f"the reference {reference}"
+        if self.first is None and self.reference == OWN:
+            verb = "is" if self.ok else "was not compared in full, and is"
+            return f"{self.name} {verb} consistent with {reference} code"
         if self.first is None:
             verb = "agrees with" if self.ok else "was not compared in full with"
             return f"{self.name} {verb} {reference}"
@@ -246,6 +256,20 @@ class InitCheck:
                 f" test: {first_of(rest)}"
             )
         return notes
+
+
+def depths_differ(blocks: int, expected: int) -> str:
+    """What to say of a module whose reference has `expected` blocks; "" if it has as
+    many.
+    """
+    if blocks == expected:
+        return ""
+    return (
+        f"the reference has {counted(expected, 'block')} and the module {blocks}, so"
+        " standard deviations that depend on the depth are not comparable: give a"
+        f" reference of {counted(blocks, 'block')}, such as a config.json with"
+        f" n_layer={blocks}"
+    )
 
 
 def first_of(names: Sequence[str]) -> str:

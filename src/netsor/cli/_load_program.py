@@ -36,10 +36,18 @@ LOADED: set[str] = set()
 MAX_LISTED = 6  # functions that an error names
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
+# Python's errors about an argument without a value, and those of `inspect`
+MISSING = re.compile(r"missing (?:\d+|a) required .*argument[s:]*:? '(?P<name>\w+)'")
+
 
 @contextmanager
-def users_code(problem: str) -> Iterator[None]:
-    """Whatever the user's code raises is a usage error: `problem`, and its message."""
+def users_code(
+    problem: str, remedy: Callable[[BaseException], str] = lambda _: ""
+) -> Iterator[None]:
+    """Whatever the user's code raises is a usage error: `problem`, and its message.
+
+    `remedy` is called with the error, and its text is appended.
+    """
     try:
         yield
     except (KeyboardInterrupt, BrokenPipeError):
@@ -49,7 +57,7 @@ def users_code(problem: str) -> Iterator[None]:
         reason = one_line(error)
         if isinstance(error, OSError) and error.strerror:
             reason = error.strerror  # FILE is named already
-        raise UsageError(f"{problem}: {reason}") from None
+        raise UsageError(f"{problem}: {reason}{remedy(error)}") from None
 
 
 def module_factory(named: NamedProgram) -> Callable[[], Any] | None:
@@ -125,8 +133,48 @@ def _build(named: NamedProgram) -> Any:
             f"FILE:FUNCTION {shown(str(named))} is a PyTorch module: name a function"
             " that returns it"
         )
-    with users_code(f"PROGRAM {shown(str(named))} cannot be built"):
+    problem = f"PROGRAM {shown(str(named))} cannot be built"
+    with users_code(problem, remedy=partial(_argument_remedy, named)):
         return named.build()
+
+
+def _argument_remedy(named: NamedProgram, error: BaseException) -> str:
+    """Which --arg to write after an error: one that is missing, or a word that is the
+    name of a function of the file; "" for other errors.
+    """
+    module = sys.modules.get(getattr(named.value, "__module__", ""))
+    for argument, value in named.arguments.items():
+        is_name = isinstance(value, str) and value.isidentifier()
+        if is_name and callable(getattr(module, value, None)):
+            return (
+                f"; {argument} is the word {value!r}: did you mean --arg"
+                f' "{argument}={value}()"?'
+            )
+    missing = MISSING.search(one_line(error)) if isinstance(error, TypeError) else None
+    if missing is None:
+        return ""
+    argument = missing["name"]
+    value = _configuration_class(named, module, argument)
+    example = f'"{argument}={value}()"' if value else f"{argument}=…"
+    return f"; pass it: --arg {example}"
+
+
+def _configuration_class(named: NamedProgram, module: Any, argument: str) -> str:
+    """The class of a file that a missing argument takes, as GPTConfig for `config`.
+
+    It is "" if no class is named after the argument, or several are.
+    """
+    classes = [
+        name
+        for name in (_names_defined_in(module) if module else [])
+        if isinstance(getattr(module, name), type)
+        and name.lower().endswith(argument.lower())
+    ]
+    own = [
+        name for name in classes if name.lower() == f"{named.name}{argument}".lower()
+    ]
+    chosen = own or classes
+    return chosen[0] if len(chosen) == 1 else ""
 
 
 def is_target(source: str) -> bool:

@@ -21,7 +21,7 @@ from ..models import Transformer, read, recipe, settings
 from ..models._transformer import UnknownFamilyError
 from ..models.measure._metric_program import ProgramModel
 from ..optim import NAMED
-from ..report._document import wrap
+from ..report._document import FLAG, wrap
 from ..runtime._units import in_bytes, in_time
 from ..studies import Cost, Study
 from ..studies import Request as StudyRequest
@@ -30,6 +30,7 @@ from ..studies.audit import AuditStudy, read_from_module
 from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._request import Request, Swept, swept_text
 from ..studies.audit._request import sweep as sweep_of
+from ..studies.audit._results import Audit
 from ..studies.audit._rules import rule_name
 from ._load_program import (
     bound_widths,
@@ -93,8 +94,9 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
     on_cores = where.backend.kind == "cpu"  # times on a device are not estimated
-    with usage_errors(), slow_notice("planning"):
+    with usage_errors(), slow_notice("reading the model"):
         study = make()
+    with usage_errors(), slow_notice("planning"):
         request = study.request
         if on_cores:
             least = study.least_seconds()
@@ -301,7 +303,21 @@ def audit(
     with usage_errors(f"--fail-on {shown(fail_on)}"):
         failed += result.failed(rules)
     _print(result, as_json, verbose, verdict, more_json)
+    if not as_json:
+        _point_to_check_init(result.audits)
     _exit_if(failed)
+
+
+def _point_to_check_init(audits: Sequence[Audit]) -> None:
+    """Print which command compares parameters, if one module passes all rules."""
+    first = audits[0]
+    factory = getattr(first.model, "factory", "")
+    is_flagged = any(finding.verdict == FLAG for finding in first.findings)
+    if len(audits) == 1 and factory and not is_flagged:
+        echo(
+            "the rules look at the pass; to compare each parameter with a reference:"
+            f" netsor check-init {factory} --reference config.json"
+        )
 
 
 def _exit_if(failed: Sequence[str]) -> None:
@@ -515,7 +531,9 @@ def _program(
             raise UsageError(
                 f"FILE:FUNCTION {shown(target)} cannot be read: {error}"
             ) from None
-        return ProgramModel(first, widths={}, longer=longer, ids=ids)
+        model = ProgramModel(first, widths={}, longer=longer, ids=ids)
+        model.factory = target
+        return model
     for name, text in inputs.items():
         if text is not None:
             raise UsageError(f"--{name} is for models; FILE:PROGRAM defines its tokens")
@@ -530,8 +548,9 @@ def _from_module(source: str, inputs: Mapping[str, Any]) -> ProgramModel:
     unknown = unknown_family(source)
     if unknown is None:
         raise UsageError(
-            f"--compare {shown(source)} must be a FILE:PROGRAM, or a configuration that"
-            " is read from its module, as MODEL is"
+            f"--compare {shown(source)} must be a FILE:PROGRAM, as MODEL is: a module"
+            " compares with another module only; to compare it with a configuration"
+            f" use netsor check-init MODEL --reference {source}"
         )
     with usage_errors(f"MODEL {shown(source)}"):
         return read_from_module(unknown, inputs["ids"], inputs["tokens"])

@@ -452,6 +452,7 @@ def _dynamic_slice(
 
 @reads("dynamic_update_slice")
 def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) -> Tensor:
+    """x with `patch` in place of a slice along one axis, at a known start."""
     refuse_if(
         any(arithmetic.is_random(start) for start in starts),
         "a slice whose place depends on random numbers",
@@ -465,8 +466,11 @@ def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) ->
     start_in_range = min(max(int(starts[axis]), 0), call.shape[axis] - size)
     positions = range(start_in_range, start_in_range + size)
     result = rearrangement.slice_scatter(call, x, patch, axis, positions)
-    is_patchwork = isinstance(result, rearrangement.Patchwork)
-    return result.joined(call) if is_patchwork else result
+    if isinstance(result, rearrangement.Patchwork):
+        # given numbers with random slices, which are kept apart in case that further
+        # slices follow; JAX's updates are values of their own, so they are joined now
+        return result.joined(call)
+    return result
 
 
 @reads("tile")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,25 @@ RECTANGLE = 2**14
 # largest size of a negative variance that is a rounding error, over the largest of the
 # covariances
 VARIANCE_RTOL = 1e-9
+# what a law of one output has, and a joint law has not
+OF_ONE_OUTPUT = (
+    "atoms",
+    "cf",
+    "entropy",
+    "expect",
+    "interval",
+    "isf",
+    "kurtosis",
+    "logcdf",
+    "logsf",
+    "median",
+    "moment",
+    "ppf",
+    "sf",
+    "skewness",
+    "stats",
+    "support",
+)
 
 
 @single_threaded
@@ -136,6 +155,17 @@ class Joint(LawBase):
             raise LawError(
                 "Joint",
                 "cov has a variance below 0; covariances must be positive semidefinite",
+            )
+
+    if not TYPE_CHECKING:  # so that mypy still finds names that do not exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error for a name that is not here, which says what to write."""
+            if name not in OF_ONE_OUTPUT:
+                raise AttributeError(f"a Joint has no {name!r}")
+            raise AttributeError(
+                f"a joint law of {self.dim} outputs has no {name!r}: use that of one"
+                f" output, law[0].{name}"
             )
 
     def __len__(self) -> int:

@@ -329,7 +329,9 @@ class Description:
         near = difflib.get_close_matches(
             name, [*names, *ALIASES, "std"], n=3, cutoff=0.4
         )
-        if near:
+        if name == "initializer_range":
+            remedy = ": write std, which sets that of all matrices and embeddings"
+        elif near:
             remedy = f"; did you mean {' or '.join(near)}?"
         else:
             remedy = f": choose one of std, {', '.join(names)}"

@@ -309,9 +309,19 @@ def _read_file(source: str | Path) -> Transformer:
         if cached is not None:
             return _build(fields(cached), str(source))
         raise _no_model(source, error, is_id) from None
-    folder = path.absolute().parent.name
-    name = folder if path.name == "config.json" and folder else path.stem
-    return _build(config, name)
+    return _build(config, _name_of(source))
+
+
+def _name_of(source: str | Path) -> str:
+    """The name of a model that is read from a path: its folder, if the path names it
+    and the file is a config.json.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return path.absolute().name
+    if path.name == "config.json":
+        return path.parent.name or path.name
+    return path.stem
 
 
 def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:

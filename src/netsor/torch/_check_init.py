@@ -21,7 +21,14 @@ import torch
 from .._array_api import Bools, Floats
 from .._validate import ArgumentError, as_number, counted, seed_number, whole
 from ..checks._findings import InitFinding, holm
-from ..checks._init_check import DECLARED, OF_PARAMETERS, OWN, InitCheck, first_of
+from ..checks._init_check import (
+    DECLARED,
+    OF_PARAMETERS,
+    OWN,
+    InitCheck,
+    depths_differ,
+    first_of,
+)
 from ..checks._parameter_tests import (
     PREFIX,
     Entries,
@@ -180,6 +187,7 @@ def check_init(
         draws=draws if of_pass.checked else 0,
         notes=notes,
         parameters_only=parameters_only,
+        other_depth=subject.other_depth,
     )
 
 
@@ -230,6 +238,13 @@ class Subject(NamedTuple):
     is_own: bool  # the module's own initialisation
     net: Structure | None  # the parts of the module; None if its pass is not read
     problem: str  # why the pass is not compared; "": it is
+
+    @property
+    def other_depth(self) -> str:
+        """That the reference has another number of blocks; "" if it has as many."""
+        if self.net is None or self.known.probes is None:
+            return ""
+        return depths_differ(len(self.net.blocks), expected=len(self.known.masks))
 
 
 def _subject(module: Any, real: Any, inputs: Inputs, reference: Any) -> Subject:

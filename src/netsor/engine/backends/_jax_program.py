@@ -341,11 +341,13 @@ class Piece:
                 continue
             arguments = tuple(number[arg] for arg in step.args)
             params = {} if step.kind == "scale" else step.params
-            # a step with a parameter that has no key equals no other
-            content = key_of(step.kind, (), params) or id(step)
+            # a step with a parameter that has no key equals no other: it is its own
+            # key, since the id of a step that is gone may be given to another one
+            content = key_of(step.kind, (), params) or step
             steps.append((arguments, step.out.shape, content))
         return (
             tuple(steps),
+            len(self.constants),
             tuple(register.shape for register in inputs),
             tuple(number[register] for register in self.writes),
             self.precision,

@@ -145,11 +145,13 @@ def _attention_of(output: Value) -> AttentionMatch | None:
     the output back to the tokens. All its matrices act on the same tokens, so that
     products have `each=False`.
     """
-    # W^O concat(attention · v), with the heads along axis 0
+    # W^O concat(attention · v) with the heads along axis 0, or W^O (attention · v)
     match output.op:
         case MatMul(
             weight=output_weight, x=Value(op=Concat(x=heads, axis=0)), each=False
         ):
+            pass
+        case MatMul(weight=output_weight, x=heads, each=False) if heads.size == 1:
             pass
         case _:
             return None
@@ -201,10 +203,12 @@ def _has_formula(output: Value, layer: AttentionMatch) -> bool:
     the program of the output, and all widths can be infinite.
     """
     heads = layer.query_weight.members.size
+    # one head may have no axis of its own
+    batch = (heads,) if layer.query_weight.batch else ()
     has_formula_shape = (
         layer.query_tokens.shape == (1,)
         and layer.key_tokens.ndim == layer.value_tokens.ndim == 1
-        and all(w.batch == (heads,) for w in layer.head_weights)
+        and all(w.batch == batch for w in layer.head_weights)
         and not layer.output_weight.batch
     )
     widths = [layer.output_weight.in_width]

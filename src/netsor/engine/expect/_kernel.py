@@ -301,17 +301,23 @@ class _ConditionedPairs:
         return value, error
 
     def _edges(self) -> Array:
-        """Edges of panels for the integral over standardised u, (pairs, edges)."""
-        y = self.y
+        """Edges of panels for the integral over standardised u, (pairs, edges).
+
+        Panels must resolve φ(u), and E[ψ(v) | u], which follows ψ at the conditional
+        mean m(u) of v: for nearly equal u and v it varies as fast as ψ itself. Edges
+        are in no order and may repeat.
+        """
         pairs = np.arange(len(self.rho))
         end = self._end()
         equally_spaced = between(end, STEP)
-        at_conditional_mean = replace(y, std=np.abs(self.slope))  # ψ(m(u))
-        sign = np.sign(self.rho)[:, None]
+        # ψ(m(u)) is ψ of a normal with the standard deviation |slope|; for a negative
+        # correlation, m(u) falls as u grows, so that its edges are mirrored
+        psi_at_m = replace(self.y, std=np.abs(self.slope))
+        direction_of_m = np.sign(self.rho)[:, None]
         edges = [
             np.broadcast_to(equally_spaced, (len(pairs), len(equally_spaced))),
             self.x.edges(pairs, end, STEP),
-            sign * at_conditional_mean.edges(pairs, end, STEP),
+            direction_of_m * psi_at_m.edges(pairs, end, STEP),
             self._edges_around_breaks(end),
         ]
         return np.concatenate(edges, axis=1)

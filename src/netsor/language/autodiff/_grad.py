@@ -455,6 +455,13 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
             f"{name} must be a scalar, got {p!r}: use ns.dot(ns.gaussian(n), y), for"
             " example",
         )
+    program = None if isinstance(p, Value) else getattr(p, "outputs", None)
+    if program is not None:
+        raise TraceError(
+            operation,
+            f"{name}={shown(p)} is a program: call ns.{operation} inside"
+            " the program, and return it",
+        )
     if not isinstance(p, Scalar) or isinstance(p.op, ops.Constant):
         raise TraceError(operation, name, p, "a scalar of the program")
     return p

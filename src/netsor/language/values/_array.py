@@ -617,11 +617,16 @@ class Operation:
         arrays: list[Register],
         coefficients: Register | None,
     ) -> Register:
-        """The result of a linear operation, (*shape, blocks, ·).
+        """The coordinates of the result of a linear operation.
 
-        `arrays` has an array (*shape, blocks, ·) for each vector that it combines.
-        These are coordinates in any frame. `coefficients` are the numbers of its scalar
-        input, if it has one. For an operation on scalars, `arrays` are these scalars.
+        `arrays` holds the coordinates of each input that it combines, with the shape
+        (*shape of the input, blocks, directions). A vector of width k n has k blocks of
+        width n, and each block has coordinates along the directions of an orthonormal
+        frame that the lowering chose. The operation is the same in every frame, so it
+        acts on the leading axes only, and the result is (*shape of `value`, blocks,
+        directions). `coefficients` are the numbers of its scalar input, if it has one.
+        For an operation on scalars, `arrays` are these scalars, without the last two
+        axes.
         """
         raise MissingRuleError(self, "combine")
 

@@ -67,8 +67,6 @@ class Width:
     name: str | None
     factor: int
 
-    __array_ufunc__ = None  # leaves number * Width of numpy to Width.__rmul__
-
     def __init__(self, name: str | int, factor: int = 1) -> None:
         self.name = None
         self.factor = whole(factor, "factor", "Width")
@@ -85,6 +83,30 @@ class Width:
         return Width(self.name, product)
 
     __rmul__ = __mul__
+
+    def __array_ufunc__(
+        self, ufunc: Any, _method: str, *arguments: Any, **_: Any
+    ) -> Width | bool:
+        """Multiply by a number of numpy, or compare with it; a width has no root."""
+        name = ufunc.__name__
+        others = [x for x in arguments if x is not self]
+        if name == "multiply":
+            return self.__mul__(*(others or [self]))
+        if name in ("equal", "not_equal"):
+            is_same = all(isinstance(x, Width) and self == x for x in others)
+            return is_same is (name == "equal")
+        return self._no_number(f"np.{name}")
+
+    def _no_number(self, operation: str) -> NoReturn:
+        """Reject functions of numbers: a width is bound when a program is evaluated."""
+        raise TraceError(
+            operation,
+            f"{self} is a width, not a number; ns.dot divides by √n already, and"
+            " ns.mean_dot by n",
+        )
+
+    def __float__(self) -> float:
+        return self._no_number("float")
 
     def _no_arithmetic(self, other: object) -> NoReturn:
         """Reject sums, differences and quotients of widths."""

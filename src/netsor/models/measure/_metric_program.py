@@ -423,6 +423,7 @@ class ProgramModel:
         self.program = program
         self.name = program.name
         self.origin = ""  # what it was read from, in a sentence
+        self.factory = ""  # FILE:FUNCTION of the PyTorch module that it is
         self.ids = None if ids is None else tuple(map(int, ids))
         probed = [probe.value for probe in program.probes]
         self.values = topological_order([*program.outputs, *probed])
