@@ -363,7 +363,7 @@ class Recorder:
         routers = [
             part
             for path, part in module.named_modules()
-            if fnmatchcase(path, law.case.routers)
+            if path and fnmatchcase(path, law.case.routers)
         ]
         for router in routers:
             router.register_forward_hook(self._router)

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,10 @@ from tests.internals import jax_first_steps
 
 from .jax_models import (
     IDS,
+    LAYERS,
     WIDTH,
     WORDS,
+    EquinoxBlock,
     llama,
     llama_parameters,
     nnx_gpt,
@@ -319,3 +322,43 @@ def test_the_core_does_not_import_jax():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert shown.stdout.strip() == "False"
+
+
+class TiedEquinox(eqx.Module):
+    words: eqx.nn.Embedding
+    layers: list
+    last: eqx.nn.LayerNorm
+
+    def __init__(self, key):
+        *layers, words = jax.random.split(key, LAYERS + 1)
+        self.words = eqx.nn.Embedding(WORDS, WIDTH, key=words)
+        self.layers = [EquinoxBlock(key) for key in layers]
+        self.last = eqx.nn.LayerNorm(WIDTH)
+
+    def __call__(self, ids):
+        x = jax.vmap(self.words)(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return jax.vmap(self.last)(x) @ self.words.weight.T
+
+
+class BiasedEquinox(TiedEquinox):
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        super().__init__(key)
+        self.head = eqx.nn.Linear(WIDTH, WORDS, key=jax.random.fold_in(key, 1))
+
+    def __call__(self, ids):
+        x = self.words.weight[ids]
+        for layer in self.layers:
+            x = layer(x)
+        return jax.vmap(self.head)(jax.vmap(self.last)(x))
+
+
+@pytest.mark.parametrize("model", [TiedEquinox, BiasedEquinox])
+def test_check_init_of_equinox_models_compares_gradients(model):
+    """Under vmap tables are looked up in slices, and the head acts from the left."""
+    found = ns.jax.check_init(model, IDS[0], draws=100, seed=2)
+    assert found.ok, str(found)
+    assert found.checked_pass == "forward and backward pass"

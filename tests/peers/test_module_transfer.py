@@ -201,7 +201,7 @@ def test_rule_transfers_and_one_rate_does_not():
 REFUSED = {
     "an optimiser that has its own rates": (
         {"optimiser": space["own"], "parametrisation": "sp"},
-        "left out: the function's optimiser sets",
+        "left out: your own optimiser sets",
     ),
     "a name of no optimiser": ({"optimiser": "adagrad"}, "optimiser='adagrad' must be"),
     "no optimiser": ({"optimiser": 3}, "a name, or a function"),

@@ -425,7 +425,9 @@ def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
     # twice: generators move the numbers that round to an end of an interval to the
     # other end
     chances = 2 * np.maximum(inside[first[often]], LEAST_PROBABILITY)
-    p_values = stats.binom.sf(counts[often] - 1, x.size, np.minimum(chances, 1.0))
+    # given one entry, whether so many of the others are equal to it
+    chances_of_others = np.minimum(chances, 1.0)
+    p_values = stats.binom.sf(counts[often] - 2, x.size - 1, chances_of_others)
     k = int(np.argmin(p_values))
     number, count = numbers[often[k]], counts[often[k]]
     expected = x.size * chances[k] / 2
@@ -433,7 +435,8 @@ def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
         f"expected {number:.4g} in about {expected:.2g} of {x.size:,} entries, found it"
         f" in {count:,}"
     )
-    p = min(1.0, numbers.size * float(p_values[k]))
+    # a number that occurs so often is that of so many entries
+    p = min(1.0, x.size / int(count) * float(p_values[k]))
     return InitFinding(where=name, what="repeats", p=p, text=text)
 
 

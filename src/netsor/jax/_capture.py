@@ -19,9 +19,9 @@ from ..reader._graph import Graph, UnsupportedError, refused, shape_of
 from ..reader._laws import Parameter, Parameters
 from ._blocks import common_path, name_blocks
 from ._custom_rules import check_rule
-from ._nodes import SCATTERS, Item, Node, PrimitiveCall, rows_of, trace_of
+from ._nodes import SCATTERS, Item, Node, PrimitiveCall, Reshape, rows_of, trace_of
 from ._patterns import joined, keep_users
-from ._primitives import OPERATIONS, RULES, operands_of
+from ._primitives import OPERATIONS, RULES, operands_of, slices_rows
 
 # calls of functions: the parameter that has the jaxpr
 CALLS = {
@@ -271,6 +271,8 @@ class Recorder:
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of an equation that calls no other function."""
         name = equation.primitive.name
+        if name == "gather" and slices_rows(equation, inputs):
+            return [self._row_slices(equation, inputs)]
         compute: Any = PrimitiveCall.of(equation)
         operation, inputs, compute = operands_of(name, inputs, equation, compute)
         avals = [variable.aval for variable in equation.outvars]
@@ -447,6 +449,29 @@ class Recorder:
         consts = inputs[start : start + lengths.solve]
         right = inputs[sum(lengths) :]
         return self.run(*opened(solve), [*consts, *right])
+
+    def _row_slices(self, equation: Any, inputs: list[Any]) -> Node:
+        """Rows of a table that are taken as slices of one row each."""
+        table, indices = inputs
+        ids = np.asarray(self.value(indices))[..., 0]  # a slice starts at column 0
+        aval, meta = equation.outvars[0].aval, self._meta(equation, inputs)
+        shape = (*ids.shape, aval.shape[-1])
+        rows = self.record(
+            "embedding",
+            (table, ids),
+            {},
+            compute=rows_of,
+            val=jax.ShapeDtypeStruct(shape, aval.dtype),
+            meta=meta,
+        )
+        return self.record(
+            "reshape",
+            (rows,),
+            {"new_sizes": aval.shape, "dimensions": None},
+            compute=Reshape(aval.shape),
+            val=aval,
+            meta=meta,
+        )
 
     # Known numbers
 

@@ -127,6 +127,17 @@ class Item:
         return results[self.number]
 
 
+@dataclass(frozen=True)
+class Reshape:
+    """An array in another shape."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, x: Any) -> Any:
+        """The array in this shape."""
+        return jax.numpy.reshape(x, self.shape)
+
+
 def rows_of(table: Any, ids: Any) -> Any:
     """Rows of a table."""
     return jax.numpy.asarray(table)[ids]

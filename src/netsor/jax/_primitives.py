@@ -10,9 +10,11 @@ recognises the parts of a network.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from .. import language as ns
@@ -25,6 +27,7 @@ from ..reader._arithmetic import EXP, Call, Tensor, apply_function, entrywise
 from ..reader._axes import Refusal, Scalars, refuse_if
 from ..reader._graph import shape_of
 from ..reader._operations import REARRANGEMENTS
+from ..reader._random_parameters import Random
 from ._nodes import Node
 from ._products import product
 from ._scatter import scatter
@@ -124,6 +127,28 @@ def _is_lookup(equation: Any, inputs: list[Any]) -> bool:
     )
 
 
+def slices_rows(equation: Any, inputs: list[Any]) -> bool:
+    """Whether `gather` takes slices that are rows of a table, as `vmap` of `table[k]`.
+
+    Each index is then a row and a column, and each slice has an axis of one row.
+    """
+    table, ids = inputs
+    if not isinstance(table, Node) or table.operation != "parameter":
+        return False
+    numbers, ndim = equation.params["dimension_numbers"], len(shape_of(table))
+    outputs = len(equation.outvars[0].aval.shape)
+    is_known = not (isinstance(ids, Node) and ids.is_random)
+    is_inside = equation.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP
+    return (
+        is_known
+        and is_inside
+        and ndim == 2
+        and tuple(equation.params["slice_sizes"]) == (1, shape_of(table)[1])
+        and tuple(numbers.start_index_map) == (0, 1)
+        and tuple(numbers.offset_dims) == (outputs - 2, outputs - 1)
+    )
+
+
 # Operations that return their first argument
 
 
@@ -146,8 +171,6 @@ RULES |= {f.__name__: entrywise(f) for f in FUNCTIONS}
 RULES |= {
     "logistic": entrywise(ns.sigmoid),
     "exp": lambda call, x: apply_function(EXP, call, x),
-    "add": arithmetic.add,
-    "add_any": arithmetic.add,
     "sub": arithmetic.subtract,
     "mul": arithmetic.multiply,
     "div": arithmetic.divide,
@@ -204,6 +227,25 @@ def _rsqrt(call: Call, x: Tensor) -> Tensor:
 @reads("clamp")
 def _clamp(call: Call, least: Any, x: Tensor, most: Any) -> Tensor:
     return arithmetic.clamp(call, x, least=least, most=most)
+
+
+@reads("add", "add_any")
+def _add(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    if isinstance(a, Random):
+        a, b = b, a
+    if isinstance(a, Scalars) and isinstance(b, Random) and _is_bias_of_logits(call, b):
+        b = call.draws.scalars(call.draws.vectors(b))
+    return arithmetic.add(call, a, b)
+
+
+def _is_bias_of_logits(call: Call, bias: Random) -> bool:
+    """Whether a parameter has one number for each output of the head."""
+    head = call.draws.head
+    if head is None:
+        return False
+    words = call.shape[-1]
+    is_row = bias.shape[-1] == math.prod(bias.shape) == words
+    return is_row and words in call.draws.laws[head].shape
 
 
 @reads("select_n")

@@ -907,13 +907,12 @@ def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
     logits = next(returned, None) or logits_of_loss(graph)
     if logits is None or logits is stream:
         return None, None
-    # W x with its axes exchanged
-    if parameter := matrix_of(graph, viewed(logits)):
-        return parameter, logits
-    for node in [logits, *back(graph, logits, [stream])]:
+    after = [logits, *back(graph, logits, [stream])]
+    for node in after:
         if shape_of(node)[-1:] != shape_of(logits)[-1:]:
             break
-        if parameter := matrix_of(graph, node):
+        product = viewed(node)  # W x may have its axes exchanged
+        if product in after and (parameter := matrix_of(graph, product)):
             return parameter, logits
     return None, None
 
