@@ -212,6 +212,20 @@ def test_coordinate_checks_take_jax_models():
     assert re.search(r"layers\.0\.up\.kernel\s+update .* FLAG", str(found))
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"vectors": ["gain"]}, r"vectors=\['gain'\] must be left out: of JAX models"),
+        ({"parametrisation": "sp"}, "parametrisation='sp' must be left out for a JAX"),
+    ],
+)
+def test_coordinate_checks_of_jax_models_reject_settings_that_cannot_act(
+    setting, message
+):
+    with pytest.raises(ValueError, match=message):
+        ns.coord_check(coordinate, widths=[16, 64], optimiser="adam", **setting)
+
+
 FIRST_STEPS = {
     "chain": (
         optax.chain(

@@ -452,7 +452,7 @@ def _dynamic_slice(
 
 @reads("dynamic_update_slice")
 def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) -> Tensor:
-    """x with `patch` in place of a slice along one axis, at a known start."""
+    """x, of which `patch` replaces a slice along one axis, at a known start."""
     refuse_if(
         any(arithmetic.is_random(start) for start in starts),
         "a slice whose place depends on random numbers",

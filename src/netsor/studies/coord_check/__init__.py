@@ -216,10 +216,22 @@ def of_module(
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
     width = integers[0] if integers else 0
     if makes_jax_model_of_width(build, width):
+        if vectors:
+            raise ArgumentError(
+                "vectors",
+                list(vectors),
+                "left out: of JAX models, matrices are trained",
+            )
+        if parametrisation is not None:
+            raise ArgumentError(
+                "parametrisation",
+                parametrisation,
+                "left out for a JAX model: give the optimiser of the rule's file",
+            )
         return _of_jax_model(build, width, optimiser, lr, ids, steps)
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
-    from ...torch._network import makes_module, training
+    from ...torch._network import makes_module
 
     if not makes_module(build, width):
         return unchanged
@@ -227,6 +239,21 @@ def of_module(
         return _under_rule(
             build, optimiser, lr, ids, parametrisation, checked_vectors(vectors)
         )
+    return _of_torch_module(build, width, optimiser, lr, ids, steps, vectors)
+
+
+def _of_torch_module(
+    build: Any,
+    width: int,
+    optimiser: Any,
+    lr: Any,
+    ids: Sequence[int] | None,
+    steps: int,
+    vectors: Sequence[str],
+) -> TrainedFunction:
+    """How to train PyTorch modules with the optimiser that they have or are given."""
+    from ...torch._network import training
+
     if lr is not None and not isinstance(optimiser, str):
         raise ArgumentError(
             "lr", lr, "left out: the module's optimiser sets the learning rates"
