@@ -269,7 +269,7 @@ def _leaves_of_user(numbers: Any, names: Sequence[str], structure: Any) -> list[
     They are found by name, or else by order if the trees have the same structure.
     """
     instance = functions_of_instance(numbers)
-    tree = numbers if instance is None else instance.given
+    tree = numbers if instance is None else instance.parameters
     leaves = Leaves.of(tree)
     by_name = dict(zip(leaves.names, leaves.arrays, strict=True))
     if isinstance(numbers, Mapping):

@@ -43,7 +43,7 @@ class Graphs(Protocol):
     def drawn(self, rule: ScalingRule, network: Network, draws: int) -> list[Drawn]:
         """Measure some initialisations of a network."""
 
-    def place_of_scale(self, found: Measurement, index: int) -> Place:
+    def place_of_scale(self, measurement: Measurement, index: int) -> Place:
         """Where a factor of the result of an operation can be put."""
 
 
@@ -87,26 +87,25 @@ def measure(
 ) -> Measurement:
     """Measure networks of several widths, or several depths."""
     networks = _networks(graphs, rule, sizes)
-    drawn = [graphs.drawn(rule, network, draws) for network in networks]
-    at = _abscissae(sizes)
-
-    def all_of(kind: str) -> Any:
-        """One field of all draws, by size and draw."""
-        return [[getattr(draw, kind) for draw in of_size] for of_size in drawn]
-
+    # draws_by_size[s][d] is draw d of the network of size s
+    draws_by_size = [graphs.drawn(rule, network, draws) for network in networks]
+    scales = _varied_sizes(sizes)
+    gradients = [[draw.gradients for draw in of_size] for of_size in draws_by_size]
+    stds = [[draw.stds for draw in of_size] for of_size in draws_by_size]
+    stds_of_first_draw = stds[0][0]
     return Measurement(
         operations=networks[0].operations,
-        exponents=_exponents(all_of("responses"), at),
-        gradients=fits_of(all_of("gradients"), at),
-        stds=fits_of(all_of("stds"), at),
+        exponents=_exponents(draws_by_size, scales),
+        gradients=fits_of(gradients, scales),
+        stds=fits_of(stds, scales),
         values=networks[0].values,
-        shapes=[net.shapes for net in networks],
-        random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
+        shapes=[network.shapes for network in networks],
+        random=frozenset(name for name, std in stds_of_first_draw.items() if std),
         matrices=graphs.matrices_of(sizes[0]),
     )
 
 
-def _abscissae(sizes: Sequence[Size]) -> list[float]:
+def _varied_sizes(sizes: Sequence[Size]) -> list[float]:
     """What the exponents are in: the widths, or the depths of networks of one width."""
     widths = [float(width) for width, _ in sizes]
     if len(set(widths)) > 1:
@@ -124,35 +123,51 @@ def _networks(
     """
     networks = [graphs.network(rule, size) for size in sizes]
     arrays = graphs.arrays(seed=0)
-    shapes = [last_axes(net.operations, net.values, arrays) for net in networks]
-    of_size = with_narrow([net.operations for net in networks], shapes)
-    names = of_size[0].graph.operations
-    if any(operations.graph.operations != names for operations in of_size):
+    shapes = [
+        last_axes(network.operations, network.values, arrays) for network in networks
+    ]
+    operations_by_size = with_narrow([net.operations for net in networks], shapes)
+    names = operations_by_size[0].graph.operations
+    if any(operations.graph.operations != names for operations in operations_by_size):
         raise UnsupportedError(VARIES)
-    pairs = zip(networks, of_size, strict=True)
-    return [net._replace(operations=operations) for net, operations in pairs]
+    return [
+        network._replace(operations=operations)
+        for network, operations in zip(networks, operations_by_size, strict=True)
+    ]
 
 
-def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponents:
-    """The exponents of all that was measured: lists by width, and by draw."""
+def _exponents(
+    draws_by_size: Sequence[Sequence[Drawn]], scales: Sequence[float]
+) -> Exponents:
+    """The exponents of all responses, by size and draw, in the widths or depths."""
 
-    def of(kind: str) -> Any:
-        """The fits of one field."""
-        return fits_of([[getattr(x, kind) for x in draws] for draws in responses], at)
+    def fits(field: str) -> Any:
+        """The fits of one field of the responses."""
+        numbers = [
+            [getattr(draw.responses, field) for draw in of_size]
+            for of_size in draws_by_size
+        ]
+        return fits_of(numbers, scales)
 
     return Exponents(
-        responses=of("responses"),
-        written=of("written"),
-        updates=of("updates"),
-        products=responses[0][0].products,
+        responses=fits("responses"),
+        written=fits("written"),
+        updates=fits("updates"),
+        products=draws_by_size[0][0].responses.products,
     )
 
 
-def fits_of(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
-    """The exponent of each number of dictionaries, by width and by draw."""
+def fits_of(numbers: list[list[Any]], scales: Sequence[float]) -> dict[Any, Fit | None]:
+    """The exponent of each number of dictionaries, by size and by draw.
+
+    A number that a dictionary lacks is 0. `scales` are the widths, or the depths.
+    """
     keys: Iterable[Any] = numbers[0][0].keys()
     fits: dict[Any, Fit | None] = {}
     for key in keys:
-        draws = [np.array([x.get(key, 0.0) for x in at_size]) for at_size in numbers]
-        fits[key] = fit(draws, at, LEVEL)
+        samples = [
+            np.array([of_draw.get(key, 0.0) for of_draw in of_size])
+            for of_size in numbers
+        ]
+        fits[key] = fit(samples, scales, LEVEL)
     return fits

@@ -20,12 +20,16 @@ from torch.overrides import TorchFunctionMode
 from ..checks._run_check import GRADIENT, RATE, UPDATE, Hypothesis
 from ..checks._run_mistakes import (
     divided_twice,
+    labels_not_shifted,
+    labels_shifted_twice,
     last_pass_only,
     logged_late,
     mistakes_of_clipping,
     mistakes_of_factor,
+    one_batch,
     summed_gradients,
     summed_loss,
+    two_updates,
 )
 from ._run_batches import MASKS, Batch
 from ._run_loop import Loop, new_module_on, next_tokens, seeded
@@ -274,16 +278,13 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     has_tokens = ids is not None and ids.ndim > 1
     if not has_tokens or (labels is not None and labels.shape != ids.shape):
         return
-    shifts = {
-        "labels not shifted": (1, "are labels not shifted: does each predict itself?"),
-        "labels shifted twice": (-1, "are labels shifted twice?"),
-    }
-    for name, (shift, question) in shifts.items():
-        yield Hypothesis(name, question, replace(loop, of_batch=_shifted_labels(shift)))
+    not_shifted = labels_not_shifted(replace(loop, of_batch=_shifted_labels(1)))
+    yield not_shifted
+    yield labels_shifted_twice(replace(loop, of_batch=_shifted_labels(-1)))
     if labels is not None and bool((labels < 0).any()):
         yield Hypothesis(
             "labels are the inputs",
-            shifts["labels not shifted"][1],
+            not_shifted.question,
             replace(loop, of_batch=_inputs_as_labels),
         )
 
@@ -353,12 +354,9 @@ def _without_mask(batch: Batch) -> Batch:
 def _of_batches(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
     """Batches in another order, and steps that are counted otherwise."""
     if len(loop.batches) > loop.accumulation:
-        yield Hypothesis(
-            "one batch",
-            "is the first batch used at every step?",
-            replace(loop, batches=loop.batches[: loop.accumulation]),
-        )
-        moved = [*loop.batches[loop.accumulation :], *loop.batches[: loop.accumulation]]
+        of_first_step = loop.batches[: loop.accumulation]
+        yield one_batch(replace(loop, batches=of_first_step))
+        moved = [*loop.batches[loop.accumulation :], *of_first_step]
         yield Hypothesis(
             "next batch",
             "does each step use the next batch?",
@@ -596,11 +594,7 @@ def _left_out(path: str) -> Callable[[Any, Any], None]:
 
 def _of_updates(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
     """The size and number of updates."""
-    yield Hypothesis(
-        "two updates",
-        "does the optimiser step twice at each step?",
-        replace(loop, updates=2),
-    )
+    yield two_updates(loop)
     yield Hypothesis(
         "no updates",
         "does the optimiser not step, or hold other parameters?",

@@ -17,6 +17,7 @@ import numpy as np
 from ..._validate import ArgumentError, shown
 from ...engine.backends import Numpy
 from ...maximal_update._results import OTHER_SEEDS, DerivedRule
+from ...maximal_update._subject import TrainingRun
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
@@ -31,15 +32,8 @@ RULES = '"sp", a rule of parametrise, its .py or .toml file, or a list of these'
 class Training(Protocol):
     """How the modules of all widths are trained."""
 
-    def loss_after(
-        self,
-        width: int,
-        lr: float,
-        draw: int,
-        factors: Sequence[float],
-        clip_norm: float | None,
-    ) -> float:
-        """The loss after some steps, whose learning rates have factors."""
+    def loss_after(self, run: TrainingRun) -> float:
+        """The loss after the steps of a run."""
 
 
 class Library(Protocol):
@@ -89,20 +83,20 @@ class ModuleTask(SweepTask):
     def run(self) -> dict[str, Any]:
         """The losses after the last step, (rates, draws)."""
         request = self.case.program_request
-        first = self.index * request.part_draws(self.case)
+        first_draw = self.index * request.part_draws(self.case)
         losses = np.full((len(self.lr), self.draws), DIVERGED)
-        for k, rate in enumerate(self.lr):
-            for draw in range(self.draws):
-                loss = self.case.training.loss_after(
-                    int(self.case.width),
-                    rate,
-                    first + draw,
-                    request.factors,
-                    request.clip_norm,
+        for row, rate in enumerate(self.lr):
+            for column in range(self.draws):
+                run = TrainingRun(
+                    width=int(self.case.width),
+                    lr=rate,
+                    draw=first_draw + column,
+                    factors=request.factors,
+                    clip_norm=request.clip_norm,
                 )
-                losses[k, draw] = (
-                    min(loss, DIVERGED) if math.isfinite(loss) else DIVERGED
-                )
+                loss = self.case.training.loss_after(run)
+                if math.isfinite(loss) and loss < DIVERGED:
+                    losses[row, column] = loss
         return {"losses": losses, "random_numbers": np.array(0)}
 
 
@@ -200,7 +194,15 @@ class ModuleStudy(TransferStudy):
         """The time of a training of some steps."""
         assert case.training is not None
         start, rate = time.perf_counter(), self.request.grid[0]
-        case.training.loss_after(int(case.width), rate, 0, (1.0,) * steps, None)
+        case.training.loss_after(
+            TrainingRun(
+                width=int(case.width),
+                lr=rate,
+                draw=0,
+                factors=(1.0,) * steps,
+                clip_norm=None,
+            )
+        )
         return time.perf_counter() - start
 
     def check(self) -> None:

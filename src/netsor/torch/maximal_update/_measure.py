@@ -219,9 +219,9 @@ class Graphs:
         return groups
 
     @staticmethod
-    def place_of_scale(found: Measurement, index: int) -> Place:
+    def place_of_scale(measurement: Measurement, index: int) -> Place:
         """Where a factor of the result of an operation can be put."""
-        return place_of_scale(found.operations, index, found.values)
+        return place_of_scale(measurement.operations, index, measurement.values)
 
 
 def _computes(graph: ForwardGraph, module: Any, subject: TorchSubject) -> bool:
