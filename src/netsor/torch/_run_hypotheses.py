@@ -7,7 +7,6 @@ missing where nothing is clipped.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -80,13 +79,16 @@ class Probe(NamedTuple):
 
     def could_tie(self) -> list[tuple[str, str]]:
         """Pairs of an embedding and a matrix of the same shape at the output."""
+        parameters = dict(self.module.named_parameters())
+        tables = sorted({f"{path}.weight" for path in self.tables()})
         pairs = []
-        tables = {f"{path}.weight" for path in self.tables()}
-        named = dict(self.module.named_parameters())
-        for table, (name, p) in itertools.product(sorted(tables), named.items()):
-            same_shape = table in named and p.shape == named[table].shape
-            if same_shape and name not in tables:
-                pairs.append((table, name))
+        for table in tables:
+            if table not in parameters:
+                continue
+            shape = parameters[table].shape
+            for name, p in parameters.items():
+                if name not in tables and p.shape == shape:
+                    pairs.append((table, name))
         return pairs
 
     def dropout(self) -> list[Any]:
@@ -335,10 +337,12 @@ def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
 def _without_ignored(batch: Batch) -> Batch:
     """Labels of all tokens: the ids, shifted as the labels are."""
     labels, ids = batch.labels, batch.ids
-    counted = labels >= 0
-    shifted = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
-    aligned = ids if bool((labels == ids)[counted].all()) else shifted
-    return batch.with_labels(torch.where(counted, labels, aligned))
+    counts = labels >= 0
+    is_shifted = not bool((labels == ids)[counts].all())
+    all_labels = ids
+    if is_shifted:
+        all_labels = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
+    return batch.with_labels(torch.where(counts, labels, all_labels))
 
 
 def _without_mask(batch: Batch) -> Batch:
@@ -373,28 +377,46 @@ class _NoCausalMask(TorchFunctionMode):  # type: ignore[misc]  # torch has no ty
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.nn.functional.scaled_dot_product_attention:
-            kwargs["is_causal"] = False
-            args = (*args[:3], *(None if _is_causal(x) else x for x in args[3:4]))
-            if _is_causal(kwargs.get("attn_mask")):
-                kwargs["attn_mask"] = None
-        elif func in (torch.tril, torch.Tensor.tril):
+            return func(*_without_causal_mask(args), **_of_all_tokens(kwargs))
+        if func in (torch.tril, torch.Tensor.tril):
             return args[0].clone()
-        elif func in (torch.triu, torch.Tensor.triu):
-            diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-            return torch.zeros_like(args[0]) if diagonal > 0 else args[0].clone()
+        if func in (torch.triu, torch.Tensor.triu):
+            x, diagonal = args[0], kwargs.get("diagonal", 0)
+            if len(args) > 1 and "diagonal" not in kwargs:
+                diagonal = args[1]
+            # entries above the diagonal are those of later tokens
+            return torch.zeros_like(x) if diagonal > 0 else x.clone()
         return func(*args, **kwargs)
 
 
+def _without_causal_mask(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments query, key, value and mask of attention, without a causal mask."""
+    if len(args) > 3 and _is_causal(args[3]):
+        return (*args[:3], None)
+    return args[:4]
+
+
+def _of_all_tokens(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of attention by name, without a causal mask."""
+    without_mask = {**kwargs, "is_causal": False}
+    if _is_causal(kwargs.get("attn_mask")):
+        without_mask["attn_mask"] = None
+    return without_mask
+
+
 def _is_causal(mask: Any) -> bool:
-    """Whether a mask takes out what comes later, and nothing else."""
+    """Whether a mask takes out what comes later, and nothing else.
+
+    A mask (…, queries, keys) is True, or 0, where a key takes part.
+    """
     if not isinstance(mask, torch.Tensor) or mask.ndim < 2:
         return False
-    rows, columns = mask.shape[-2:]
-    if rows != columns or rows < 2:
+    queries, keys = mask.shape[-2:]
+    if queries != keys or queries < 2:
         return False
-    kept = mask if mask.dtype == torch.bool else mask == 0
-    lower = torch.ones_like(kept).tril()
-    return bool((kept == lower).all())
+    takes_part = mask if mask.dtype == torch.bool else mask == 0
+    lower_triangle = torch.ones_like(takes_part).tril()
+    return bool((takes_part == lower_triangle).all())
 
 
 def _fill_causal_buffers(module: Any) -> None:
@@ -469,25 +491,26 @@ def _frozen(paths: Iterable[str]) -> Callable[[Any, Any], None]:
 def _of_ties(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Weights that are tied, or not."""
     tied = probe.tied()
-    for first, second in tied[:MOST_PARTS]:
+    for name, other_name in tied[:MOST_PARTS]:
         yield Hypothesis(
             "untied",
-            f"are {first} and {second} not tied?",
-            replace(loop, of_module=_untied(second)),
+            f"are {name} and {other_name} not tied?",
+            replace(loop, of_module=_untied(other_name)),
         )
-    if not tied:
-        for first, second in probe.could_tie()[:MOST_PARTS]:
-            yield Hypothesis(
-                "tied",
-                f"are {first} and {second} tied?",
-                replace(loop, of_module=_tied(first, second)),
-            )
+    if tied:
+        return
+    for table, matrix in probe.could_tie()[:MOST_PARTS]:
+        yield Hypothesis(
+            "tied",
+            f"are {table} and {matrix} tied?",
+            replace(loop, of_module=_tied(table, matrix)),
+        )
 
 
 def _owner(module: Any, name: str) -> tuple[Any, str]:
-    """The part that holds a parameter, and the parameter's name in it."""
-    path, _, last = name.rpartition(".")
-    return module.get_submodule(path), last
+    """The submodule that holds a parameter, and the parameter's name in it."""
+    path, _, name_in_owner = name.rpartition(".")
+    return module.get_submodule(path), name_in_owner
 
 
 def _untied(name: str) -> Callable[[Any], None]:
@@ -497,22 +520,22 @@ def _untied(name: str) -> Callable[[Any], None]:
     """
 
     def of_module(module: Any) -> None:
-        part, last = _owner(module, name)
-        shared = getattr(part, last).detach()
+        owner, attribute = _owner(module, name)
+        shared = getattr(owner, attribute).detach()
         order = torch.randperm(shared.numel(), device=shared.device)
         entries = shared.reshape(-1)[order].reshape(shared.shape)
-        setattr(part, last, torch.nn.Parameter(entries))
+        setattr(owner, attribute, torch.nn.Parameter(entries))
 
     return of_module
 
 
-def _tied(first: str, second: str) -> Callable[[Any], None]:
-    """A function that lets two parameters be one."""
+def _tied(name: str, other_name: str) -> Callable[[Any], None]:
+    """A function that lets two parameters be one: that of `name`."""
 
     def of_module(module: Any) -> None:
-        part, last = _owner(module, second)
-        other, name = _owner(module, first)
-        setattr(part, last, getattr(other, name))
+        owner, attribute = _owner(module, name)
+        other_owner, other_attribute = _owner(module, other_name)
+        setattr(other_owner, other_attribute, getattr(owner, attribute))
 
     return of_module
 
@@ -551,19 +574,21 @@ def _of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     parts = _trained(probe.module, [*probe.tables(), *children])[:MOST_PARTS]
     blocks = _trained(probe.module, probe.blocks())
     if len(blocks) > MOST_BLOCKS:
-        blocks = blocks[: MOST_BLOCKS // 2] + blocks[-MOST_BLOCKS // 2 :]
+        half = MOST_BLOCKS // 2
+        blocks = blocks[:half] + blocks[-half:]
     for path in [*parts, *blocks]:
         yield Hypothesis(
             "frozen",
             f"is {path} frozen (requires_grad=False)?",
             replace(loop, of_optimiser=_frozen([path])),
         )
-    for path in parts if len(parts) > 1 else []:
-        yield Hypothesis(
-            "part left out",
-            f"is {path} left out of the optimiser?",
-            replace(loop, of_optimiser=_left_out(path), zero="held"),
-        )
+    if len(parts) > 1:
+        for path in parts:
+            yield Hypothesis(
+                "part left out",
+                f"is {path} left out of the optimiser?",
+                replace(loop, of_optimiser=_left_out(path), zero="held"),
+            )
     if len(parts) > 2:
         yield Hypothesis(
             "all but the last frozen",
@@ -644,10 +669,13 @@ def _with_rates(make: Callable[[Any], Any], factor: float) -> Callable[[Any], An
 def _forgetful(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """An optimiser that loses its state after each step."""
 
+    def forget(optimiser: Any, *_: Any) -> None:
+        optimiser.state.clear()
+
     def of_module(module: Any) -> Setup:
         setup = setup_of(make, module)
-        for each in setup.optimisers:
-            each.register_step_post_hook(lambda optimiser, *_: optimiser.state.clear())
+        for optimiser in setup.optimisers:
+            optimiser.register_step_post_hook(forget)
         return setup
 
     return of_module
@@ -668,13 +696,16 @@ def _of_rates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     rates: dict[str, float] = {}
     for name, group in zip(probe.groups(), probe.setup.param_groups, strict=False):
         rates[name] = float(group.get("initial_lr", group["lr"]))
-    for rate in dict.fromkeys(rates.values()) if len(set(rates.values())) > 1 else ():
-        others = [name for name, own in rates.items() if own != rate]
-        groups = f"group{'s' if len(others) > 1 else ''} {' and '.join(others)}"
+    different_rates = list(dict.fromkeys(rates.values()))
+    if len(different_rates) < 2:
+        return
+    for rate in different_rates:
+        others = [name for name in rates if rates[name] != rate]
+        plural = "s" if len(others) > 1 else ""
         yield Hypothesis(
             "one learning rate",
-            f"is the learning rate of {groups} that of the other groups: does the"
-            " schedule overwrite it?",
+            f"is the learning rate of group{plural} {' and '.join(others)} that of the"
+            " other groups: does the schedule overwrite it?",
             replace(loop, optimiser=_with_one_rate(loop.optimiser, rate)),
         )
 
@@ -702,16 +733,18 @@ def _of_rate_factor(loop: Loop, factors: Mapping[str, float]) -> Iterator[Hypoth
         factor for name, factor in factors.items() if name.partition("/")[0] == UPDATE
     ]
     factor = factors.get(RATE, min(of_updates, default=1.0))
-    count = round(max(factor, 1 / factor)) if factor > 0 else 1
-    if count in (1, 2, 10) or count > LARGEST_RATE:
+    if factor <= 0:
         return
-    times, value = (f"{count} times", float(count))
+    count = round(max(factor, 1 / factor))
+    if count in (1, 2, 10) or count > LARGEST_RATE:  # `_of_updates` tries 2 and 10
+        return
+    whole_factor, text = float(count), f"{count} times"
     if factor < 1:
-        times, value = (f"1/{count} of", 1 / count)
+        whole_factor, text = 1 / count, f"1/{count} of"
     yield Hypothesis(
         "learning rate",
-        f"is the learning rate {times} what it should be?",
-        replace(loop, optimiser=_with_rates(loop.optimiser, value)),
+        f"is the learning rate {text} what it should be?",
+        replace(loop, optimiser=_with_rates(loop.optimiser, whole_factor)),
     )
 
 

@@ -182,7 +182,7 @@ def _step(
     setup: Setup,
     groups: Mapping[str, Sequence[Any]],
 ) -> dict[str, Any]:
-    """One step of training; the numbers of it."""
+    """One step of training; the numbers of it. `groups` are parameters by group."""
     parameters = list(module.parameters())
     row = {LOSS: _passes(loop, step, module, setup)}
     row[GRADIENT] = gradient_norm(parameters)
@@ -199,9 +199,8 @@ def _step(
     }
     row[UPDATE] = norm(list(updates.values()))
     for name, members in groups.items():
-        row[f"{UPDATE}/{name}"] = norm(
-            [updates[id(p)] for p in members if id(p) in updates]
-        )
+        of_group = [updates[id(p)] for p in members if id(p) in updates]
+        row[f"{UPDATE}/{name}"] = norm(of_group)
     if loop.zero == "step":
         module.zero_grad(set_to_none=True)
     if loop.zero == "held":
@@ -229,13 +228,14 @@ def _updated(loop: Loop, step: int, setup: Setup) -> Any:
 
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
     """The forward and backward passes of a step; the loss that is logged."""
-    first = step * loop.accumulation
-    batches = [loop.batch(first + part) for part in range(loop.accumulation)]
-    weights = _weights(batches, loop.by_tokens)
+    first_pass = step * loop.accumulation
+    batches = [loop.batch(first_pass + k) for k in range(loop.accumulation)]
     if loop.weight is not None:
         weights = [loop.weight(batch) for batch in batches]
+    else:
+        weights = _weights(batches, loop.by_tokens)
     losses = []
-    for part, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+    for k, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
         if loop.zero == "pass":
             module.zero_grad(set_to_none=True)
         if loop.clip_each_pass and loop.clip is not None:
@@ -244,18 +244,20 @@ def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
             loss = weight * loss_of(module, batch, loop.loss)
         (loss * (loop.gradient_factor / loop.accumulation)).backward()
         losses.append(loss.detach())
-        if loop.schedule == "pass" and part < loop.accumulation - 1:
+        is_last = k == loop.accumulation - 1
+        if loop.schedule == "pass" and not is_last:
             setup.step_schedules()  # after the last pass, the optimiser steps first
     logged = losses[-1:] if loop.logged_last else losses
     return torch.stack(logged).mean() * loop.logged_factor
 
 
 def _weights(batches: Sequence[Batch], by_tokens: bool) -> list[float]:
-    """The weights of passes, whose mean is 1."""
-    counts = [batch.label_count for batch in batches] if by_tokens else []
-    if not sum(counts):
+    """The weights of passes, whose mean is 1: equal, or in proportion to labels."""
+    counts = [batch.label_count for batch in batches]
+    total = sum(counts)
+    if not by_tokens or not total:
         return [1.0] * len(batches)
-    return [count * len(counts) / sum(counts) for count in counts]
+    return [count * len(counts) / total for count in counts]
 
 
 def loss_of(
