@@ -112,9 +112,7 @@ def test_fewest_directions_of_all_numbers_that_can_be_kept(seed):
     vectors_of_reach = Counter(rng.integers(1, 30, size=12).tolist())
     every_choice = []
     for kept in range(max(vectors_of_reach)):
-        new = sum(
-            count for reach, count in vectors_of_reach.items() if reach > kept
-        )
+        new = sum(count for reach, count in vectors_of_reach.items() if reach > kept)
         every_choice.append((kept + new, -kept, Replacement(kept, new)))
     assert fewest_directions(vectors_of_reach) == min(every_choice)[2]
 

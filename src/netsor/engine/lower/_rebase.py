@@ -146,9 +146,7 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     elif _has_output(state, group):
         replacement = Replacement(kept=0, new=vectors.per_frame)
     else:
-        replacement = fewest_directions(
-            _vectors_of_reach(state, group, vectors.values)
-        )
+        replacement = fewest_directions(_vectors_of_reach(state, group, vectors.values))
     kept, new = replacement
     replaced = frame.directions - kept
     too_many = replaced > DIRECTIONS_PER_VECTOR * new
