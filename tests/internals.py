@@ -110,11 +110,13 @@ _NAMES = {
         "VECTORS as LOWERING_VECTORS",
     ),
     "netsor.engine.lower._components": (
+        "Clusters",
         "connected",
         "FrameBatch",
     ),
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
     "netsor.engine.lower._infinite_frames": ("NodeFrame",),
+    "netsor.engine.lower._rebase": ("Replacement", "fewest_directions"),
     "netsor.engine.lower._residual_features": (
         "has_mean_zero",
         "SignFactor",
