@@ -194,7 +194,7 @@ class _Runs:
         graph, batch = self.graph, self.model.batch
         values_before = graph.values(parameters_before, batch)
         values_after = graph.values(parameters_after, batch)
-        free_modules = set()
+        free_modules: set[str] = set()
         for pattern in self.training.free:
             free_modules.update(map(module_of, matches(pattern, parameters_before)))
         changes = {}
