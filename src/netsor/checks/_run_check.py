@@ -296,12 +296,10 @@ class RunCheck:
     def verdict(self) -> str:
         """What is wrong first, and its probable cause, in one sentence."""
         if not self.findings:
-            subject = ", ".join(
-                words(name) for name in self.compared if "/" not in name
-            )
+            compared = [words(name) for name in self.compared if "/" not in name]
             return (
-                f"{OK}: {counted(self.numbers, 'number')} as expected ({subject};"
-                f" {self.steps})"
+                f"{OK}: {counted(self.numbers, 'number')} as expected"
+                f" ({', '.join(compared)}; {self.steps})"
             )
         first = self.findings[0]
         text = f"{FLAG}: step {first.step} {words(first.quantity)} {first.text}"
@@ -309,8 +307,9 @@ class RunCheck:
             return text
         if not self.explanations:
             return f"{text}; no hypothesis explains it"
-        second = f" Or: {self.explanations[1]}" if len(self.explanations) > 1 else ""
-        return f"{text}; {self.explanations[0]}{second}"
+        likeliest, *others = self.explanations
+        text = f"{text}; {likeliest}"
+        return f"{text} Or: {others[0]}" if others else text
 
     def metrics(self) -> list[dict[str, float]]:
         """The bands for a tracker: one mapping for each step."""
@@ -518,23 +517,22 @@ class RunLaw:
         return notes
 
     def _power(self, bands: Mapping[str, Sequence[Band]]) -> RunPower:
-        """What would have been detected."""
+        """What would have been detected: factors of numbers, and of matrices."""
         factors = {}
         for name, steps in bands.items():
-            shifts = [b.detected for b in steps if b.is_log]
+            shifts = [at_step.detected for at_step in steps if at_step.is_log]
             if shifts:
                 factors[name] = float(np.exp(min(shifts)))
-        steps_needed = []
+        # by which power of STD_FACTOR the matrices must change
+        powers = []
         for name, steps in bands.items():
-            changes = _mean_log_ratio(
-                self.scaled[name], self.values[name][: len(self.scaled[name])]
-            )
-            for b, change in zip(steps, changes, strict=True):
-                if b.is_log and abs(change) > 1e-6:
-                    steps_needed.append(b.detected / abs(change))
-        std = None
-        if steps_needed:
-            std = float(STD_FACTOR ** min(steps_needed))
+            scaled = self.scaled[name]
+            same_seeds = self.values[name][: len(scaled)]
+            changes = _mean_log_ratio(scaled, same_seeds)
+            for at_step, change in zip(steps, changes, strict=True):
+                if at_step.is_log and abs(change) > 1e-6:
+                    powers.append(at_step.detected / abs(change))
+        std = float(STD_FACTOR ** min(powers)) if powers else None
         return RunPower(factors, std)
 
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
@@ -543,28 +541,28 @@ class RunLaw:
         All are tried with a few runs up to the step after the `first` finding, and the
         best of them with more runs of all steps.
         """
-        last = min(first + 1, self.loop.steps)
-        beginning = _up_to(logged, last)
         mistakes = self.loop.mistakes(self._first_factors(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        scored = []
+        last = min(first + 1, self.loop.steps)
+        beginning = _up_to(logged, last)
+        misfits: list[tuple[float, Hypothesis]] = []
         for mistake in mistakes:
             values = self._with_mistake(mistake, FEW, last)
             if values:
                 misfit = self._misfit(self._shifted(values), beginning)
-                scored.append((misfit, mistake))
-        best = min((score for score, _ in scored), default=0.0)
-        likely = [each for each in scored if each[0] < best + DECISIVE]
-        likely.sort(key=lambda each: each[0])
-        confirmed = []
-        for _, mistake in likely[:MOST_TRIED]:
+                misfits.append((misfit, mistake))
+        misfits.sort(key=lambda scored: scored[0])
+        confirmed: list[tuple[float, str]] = []
+        for misfit, mistake in misfits[:MOST_TRIED]:
+            if misfit >= misfits[0][0] + DECISIVE:
+                break
             values = self._with_mistake(mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
                 confirmed.append((self._misfit(values, logged), mistake.question))
-        confirmed.sort(key=lambda each: each[0])
+        confirmed.sort(key=lambda scored: scored[0])
         return list(dict.fromkeys(question for _, question in confirmed))
 
     def _first_factors(self, logged: RunLog) -> dict[str, float]:
@@ -607,19 +605,20 @@ class RunLaw:
         """The law of a mistake, from few runs that share their seeds with healthy ones.
 
         Most of the spread is that of the seeds, so the mean change of few runs shifts
-        the healthy law. Numbers that are the same in all of them are constants.
+        the healthy law: positive numbers by a factor, others by a difference. Numbers
+        that are the same in all of them are constants.
         """
         shifted = {}
-        for name, all_steps in self.values.items():
-            runs, steps = few[name].shape
-            healthy = all_steps[:, :steps]
-            change = (few[name] - healthy[:runs]).mean(axis=0)
-            numbers = healthy + change
-            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
-            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
-            numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0)
-            shifted[name] = np.where(is_constant, few[name][0], numbers)
+        for name, of_few in few.items():  # (runs, steps)
+            runs, steps = of_few.shape
+            healthy = self.values[name][:, :steps]
+            same_seeds = healthy[:runs]
+            difference = (of_few - same_seeds).mean(axis=0)
+            factor = np.exp(_mean_log_ratio(of_few, same_seeds))
+            is_positive = (of_few > 0).all(axis=0) & (healthy > 0).all(axis=0)
+            numbers = np.where(is_positive, healthy * factor, healthy + difference)
+            is_constant = (of_few == of_few[0]).all(axis=0)
+            shifted[name] = np.where(is_constant, of_few[0], numbers)
         return shifted
 
     def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
