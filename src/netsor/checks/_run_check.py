@@ -609,9 +609,10 @@ class RunLaw:
         that are the same in all of them are constants.
         """
         shifted = {}
-        for name, of_few in few.items():  # (runs, steps)
+        for name, all_steps in self.values.items():
+            of_few = few[name]  # (runs, steps)
             runs, steps = of_few.shape
-            healthy = self.values[name][:, :steps]
+            healthy = all_steps[:, :steps]
             same_seeds = healthy[:runs]
             difference = (of_few - same_seeds).mean(axis=0)
             factor = np.exp(_mean_log_ratio(of_few, same_seeds))

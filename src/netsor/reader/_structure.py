@@ -187,7 +187,7 @@ def _given_tokens(graph: Graph, stacks: int, stack: int) -> Bools | None:
 
     `stack` is one of `stacks` stacks: of two, the first one is the encoder.
     """
-    names = OF_TOKENS
+    names: tuple[str, ...] = OF_TOKENS
     if stacks == 2:
         names = OF_TOKENS[:1] if stack == 0 else OF_TOKENS[1:]
     for node in graph.inputs:

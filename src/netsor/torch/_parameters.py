@@ -252,7 +252,7 @@ def _check_initialised(name: str, p: Any, samples: list[Sample]) -> None:
     error = math.sqrt(1 / (2 * present.size) + 1 / (2 * new.size))
     differs = abs(present_rms - new_rms) > 8 * max([present_rms, new_rms]) * error
     if not differs and all(sample.drawn for sample in samples):
-        beyond = np.count_nonzero(np.abs(present) > np.abs(new).max())
+        beyond = int(np.count_nonzero(np.abs(present) > np.abs(new).max()))
         differs = _chance_of_largest(beyond, present.size, new.size) < OTHER_LAW
     if differs:
         raise ValueError(
